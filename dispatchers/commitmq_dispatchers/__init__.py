@@ -1,0 +1,1 @@
+"""Built-in dispatchers; each uses only what a third party could use."""

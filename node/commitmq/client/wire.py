@@ -1,0 +1,65 @@
+"""Headers of the native protocol: one orjson object a message, packed and checked here for clients and workers alike.
+
+The protocol itself is described in PROTOCOL.md beside this file. This module must stay light: orjson only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import orjson
+
+from commitmq.errors import ProtocolError
+
+PROTOCOL_VERSION = 1
+MAX_HEADER_BYTES = 1 << 20
+
+
+def pack(header: dict[str, Any]) -> bytes:
+    """Encode a request header; ``v`` is added."""
+    return orjson.dumps({"v": PROTOCOL_VERSION, **header})
+
+
+def parse_request(frame: bytes) -> dict[str, Any]:
+    """The request header in ``frame``, with ``op`` (str) and ``id`` (int) present.
+
+    Raises ProtocolError with BAD_HEADER or UNSUPPORTED_VERSION; the caller answers with it and goes on.
+    """
+    if len(frame) > MAX_HEADER_BYTES:
+        raise ProtocolError("BAD_HEADER", f"the header has {len(frame)} bytes, at most {MAX_HEADER_BYTES} are allowed")
+    try:
+        header = orjson.loads(frame)
+    except orjson.JSONDecodeError as error:
+        raise ProtocolError("BAD_HEADER", f"the first frame must be a JSON object: {error}") from error
+    if type(header) is not dict:
+        raise ProtocolError("BAD_HEADER", "the first frame must be a JSON object")
+    version = header.get("v")
+    if type(version) is not int:
+        raise ProtocolError("BAD_HEADER", "the header needs v, the protocol version as an integer")
+    if version != PROTOCOL_VERSION:
+        raise ProtocolError("UNSUPPORTED_VERSION", f"this node speaks version {PROTOCOL_VERSION}, not {version}")
+    if type(header.get("op")) is not str:
+        raise ProtocolError("BAD_HEADER", "the header needs op, the operation's name as a string")
+    if type(header.get("id")) is not int:
+        raise ProtocolError("BAD_HEADER", "the header needs id, an integer that the answer repeats")
+    return header
+
+
+def request_id(frame: bytes) -> int | None:
+    """The ``id`` of a header that :func:`parse_request` refused, if it has one: the error answer repeats it."""
+    try:
+        header = orjson.loads(frame)
+    except orjson.JSONDecodeError:
+        return None
+    identity = header.get("id") if type(header) is dict else None
+    return identity if type(identity) is int else None
+
+
+def ok(identity: int, **fields: Any) -> bytes:
+    """A positive answer to request ``identity``."""
+    return orjson.dumps({"v": PROTOCOL_VERSION, "id": identity, "ok": True, **fields})
+
+
+def error(identity: int | None, code: str, sentence: str, **fields: Any) -> bytes:
+    """A refusal: a stable ``code``, a sentence for people, and what else helps (``outcome``, ``retry_after_ms``)."""
+    return orjson.dumps({"v": PROTOCOL_VERSION, "id": identity, "ok": False, "code": code, "error": sentence, **fields})

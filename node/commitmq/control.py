@@ -1,0 +1,150 @@
+"""The control block: one mapped page of positions that every process of a node reads and exactly one writes, each.
+
+Layout: 512 signed 8-byte words in host byte order (the page never leaves the machine, and is made anew at each start).
+
+    word 0         magic and layout version
+    words 1..63    positions and flags of the node, one named word each (:class:`Word`)
+    words 64..191  16 dispatcher slots of 8 words (:class:`DispatcherWord`)
+    words 192..447 32 worker slots of 8 words (:class:`WorkerWord`)
+
+Why single words: a load or store through ``memoryview.cast('q')`` is one aligned 8-byte machine access, so no reader can
+see half a value. ``struct.pack_into`` must not be used here: it zeroes its target first, and readers saw the zero.
+
+Why no locks: every word has one writing process (named beside it). Positions only grow while a node runs. Order that
+must hold: ``min <= dispatched[consume_queue] <= reput <= visible <= written <= allocated``.
+
+A wake-up (see :mod:`commitmq.workers.doorbell`) only says "look again": it may be lost, so every loop also polls.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from enum import IntEnum
+from pathlib import Path
+
+from commitmq.errors import StoreError
+
+PAGE_BYTES = 4096
+MAGIC = 0x434D_5100_0000_0001
+DISPATCHER_SLOTS = 16
+WORKER_SLOTS = 32
+_SLOT_WORDS = 8
+_DISPATCHER_BASE = 64
+_WORKER_BASE = 192
+
+
+class Word(IntEnum):
+    """Node-wide words; the comment names the one process that writes the word."""
+
+    MAGIC = 0  # recovery, when the page is made
+    EPOCH = 1  # supervisor: counts starts of the node
+    WRITTEN = 2  # writer: end of the last complete record in the log
+    WRITTEN_TIMESTAMP = 3  # writer: store timestamp (ms) of that record, stored before WRITTEN
+    FLUSHED = 4  # flush: everything below is on the device
+    FLUSH_ERRNO = 5  # flush: errno of a failed fdatasync; never cleared while the node runs
+    ALLOCATED = 6  # allocate: end of the last segment file that exists in full
+    DISK_FLAGS = 7  # allocate: bits of DiskFlag
+    REPUT = 8  # reput: everything below was handed to the dispatchers
+    MIN_OFFSET = 9  # cleanup (recovery until then): smallest physical offset still in the log
+    REDISPATCH_FROM = 10  # recovery: where built-in dispatchers start when their own position is newer or unknown
+    FLUSH_WANTED = 11  # writer: highest end offset a sender waits for with ack=flushed
+    WRITER_GENERATION = 12  # writer: counts its own starts, so that others notice a restart
+    TOPICS_VERSION = 13  # coordinator: grows with every change of topics.json
+    RECOVERED_END = 14  # recovery: end of the log it found
+
+
+class DiskFlag(IntEnum):
+    """Why sends are refused although the writer is well."""
+
+    NO_SEGMENT = 1  # the next segment could not be allocated
+    DISK_FULL = 16  # use of the disk is above disk.warning_ratio (RocketMQ's running flag of the same value)
+
+
+class DispatcherWord(IntEnum):
+    """Words of one dispatcher slot; all written by that dispatcher."""
+
+    DISPATCHED = 0  # everything below is in its files (and may be shown to readers)
+    DURABLE = 1  # everything below survives a power cut
+    TIMESTAMP = 2  # store timestamp (ms) of the newest record dispatched
+    DURABLE_TIMESTAMP = 3  # the same for DURABLE: what checkpoint.logicsMsgTimestamp confirms
+    FLAGS = 4  # 1: its disk is full, 2: parked
+
+
+class WorkerWord(IntEnum):
+    """Words of one worker slot."""
+
+    PID = 0  # the worker
+    HEARTBEAT_MS = 1  # the worker: CLOCK_MONOTONIC in ms at its last loop
+    STATE = 2  # the worker: WorkerState
+    ASLEEP = 3  # the worker: 1 while it waits; a wake-up to one that is awake is not sent
+    RESTARTS = 4  # supervisor
+
+
+class WorkerState(IntEnum):
+    """Life of a worker, in order."""
+
+    ABSENT = 0
+    STARTING = 1
+    READY = 2
+    DRAINING = 3
+    STOPPED = 4
+
+
+class ControlBlock:
+    """The mapped page. Positions are bytes of the CommitLog unless a word says otherwise."""
+
+    def __init__(self, path: Path, *, create: bool = False) -> None:
+        """Map ``path``; with ``create`` make it anew, zeroed. Raises StoreError when it is no control block."""
+        self.path = path
+        flags = os.O_RDWR | (os.O_CREAT | os.O_TRUNC if create else 0)
+        try:
+            fd = os.open(path, flags, 0o600)
+        except FileNotFoundError as error:
+            raise StoreError("no control block: the node is not running", path=path) from error
+        try:
+            if create:
+                os.ftruncate(fd, PAGE_BYTES)
+            elif os.fstat(fd).st_size != PAGE_BYTES:
+                raise StoreError("not a control block: it must be 4096 bytes", path=path)
+            self._map = mmap.mmap(fd, PAGE_BYTES)
+        finally:
+            os.close(fd)
+        self._words = memoryview(self._map).cast("q")
+        if create:
+            self._words[Word.MAGIC] = MAGIC
+        elif self._words[Word.MAGIC] != MAGIC:
+            raise StoreError("the control block was made by another version", path=path)
+
+    def get(self, word: int) -> int:
+        """One node-wide word."""
+        return self._words[word]
+
+    def put(self, word: int, value: int) -> None:
+        """Store one node-wide word; only its owning process may."""
+        self._words[word] = value
+
+    def dispatcher(self, slot: int, word: int) -> int:
+        """One word of dispatcher ``slot`` (0..15; slot 0 is the ConsumeQueue dispatcher)."""
+        return self._words[_DISPATCHER_BASE + slot * _SLOT_WORDS + word]
+
+    def put_dispatcher(self, slot: int, word: int, value: int) -> None:
+        """Store one word of dispatcher ``slot``."""
+        self._words[_DISPATCHER_BASE + slot * _SLOT_WORDS + word] = value
+
+    def worker(self, slot: int, word: int) -> int:
+        """One word of worker ``slot`` (0..31)."""
+        return self._words[_WORKER_BASE + slot * _SLOT_WORDS + word]
+
+    def put_worker(self, slot: int, word: int, value: int) -> None:
+        """Store one word of worker ``slot``."""
+        self._words[_WORKER_BASE + slot * _SLOT_WORDS + word] = value
+
+    def visible(self, sync_flush: bool) -> int:
+        """End of what a consumer may see: flushed in synchronous mode, written in asynchronous mode."""
+        return self._words[Word.FLUSHED if sync_flush else Word.WRITTEN]
+
+    def close(self) -> None:
+        """Unmap. The object must not be used afterwards."""
+        self._words.release()
+        self._map.close()

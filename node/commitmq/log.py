@@ -1,0 +1,69 @@
+"""Structured logs: one line an event, ``time level process message key=value …``, to standard error.
+
+Nothing in the library prints. The supervisor points standard error of all processes at ``run/../commitmq/node.log`` when
+a node runs in the background.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from typing import Any
+
+
+class _Formatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        fields: dict[str, Any] = getattr(record, "fields", {})
+        tail = "".join(f" {key}={_quoted(value)}" for key, value in fields.items())
+        line = f"{stamp}.{int(record.msecs):03d}Z {record.levelname.lower()} {record.name.removeprefix('commitmq.')} {record.getMessage()}{tail}"
+        if record.exc_info:
+            # One line an event: the traceback is kept, its line ends are not.
+            line += " traceback=" + _quoted(self.formatException(record.exc_info))
+        return line
+
+
+def _quoted(value: Any) -> str:
+    text = str(value)
+    if text and not any(character in text for character in ' "=\n\t\\'):
+        return text
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t")
+    return f'"{escaped}"'
+
+
+class Log:
+    """A logger whose calls take key=value fields."""
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
+
+    def debug(self, message: str, **fields: Any) -> None:
+        self._logger.debug(message, extra={"fields": fields})
+
+    def info(self, message: str, **fields: Any) -> None:
+        self._logger.info(message, extra={"fields": fields})
+
+    def warning(self, message: str, **fields: Any) -> None:
+        self._logger.warning(message, extra={"fields": fields})
+
+    def error(self, message: str, **fields: Any) -> None:
+        self._logger.error(message, extra={"fields": fields})
+
+    def exception(self, message: str, **fields: Any) -> None:
+        self._logger.error(message, extra={"fields": fields}, exc_info=True)
+
+
+def get_log(process: str) -> Log:
+    """The log of one process (``writer``, ``flush`` …) or library part."""
+    return Log(logging.getLogger(f"commitmq.{process}"))
+
+
+def configure(level: str = "INFO") -> None:
+    """Send this process's logs to standard error. Called once by a process's entry point, never by the library."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_Formatter())
+    root = logging.getLogger("commitmq")
+    root.handlers[:] = [handler]
+    root.setLevel(level)
+    root.propagate = False

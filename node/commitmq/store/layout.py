@@ -1,0 +1,96 @@
+"""Where everything of a store lives: RocketMQ's paths (spec 1.1) and the two folders that are only ours.
+
+    commitlog/ consumequeue/ index/ config/ checkpoint abort lock      RocketMQ's, byte for byte
+    commitmq/     durable and ours: position sidecars, the offsets journal, tombstones of deleted topics
+    run/          volatile and ours: control block, role locks, sockets, segments being made; emptied at each start
+
+RocketMQ ignores folders it does not know, so a store with ours in it still opens there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+# A Unix socket's path must fit 108 bytes with its final zero; the longest file name we put behind the folder is below 40.
+_MAX_SOCKET_FOLDER_BYTES = 66
+
+
+@dataclass(frozen=True, slots=True)
+class StoreLayout:
+    """Paths under one store root."""
+
+    root: Path
+
+    @property
+    def commit_log(self) -> Path:
+        return self.root / "commitlog"
+
+    @property
+    def consume_queue(self) -> Path:
+        return self.root / "consumequeue"
+
+    @property
+    def index(self) -> Path:
+        return self.root / "index"
+
+    @property
+    def config(self) -> Path:
+        return self.root / "config"
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.root / "checkpoint"
+
+    @property
+    def abort(self) -> Path:
+        return self.root / "abort"
+
+    @property
+    def lock(self) -> Path:
+        return self.root / "lock"
+
+    @property
+    def own(self) -> Path:
+        return self.root / "commitmq"
+
+    @property
+    def run(self) -> Path:
+        return self.root / "run"
+
+    @property
+    def control(self) -> Path:
+        return self.run / "control"
+
+    @property
+    def node_file(self) -> Path:
+        """JSON about the live node: pid, admin endpoints, token. Present only while a node runs (or died)."""
+        return self.run / "node.json"
+
+    def role_lock(self, role: str) -> Path:
+        """The file that the worker of ``role`` holds locked while it lives."""
+        return self.run / f"{role}.lock"
+
+    @property
+    def sockets(self) -> Path:
+        """Folder of Unix sockets: ``run/`` itself, or a short folder of this user's when its path is too long."""
+        if len(os.fsencode(self.run)) <= _MAX_SOCKET_FOLDER_BYTES:
+            return self.run
+        digest = hashlib.sha256(os.fsencode(self.root.resolve())).hexdigest()[:16]
+        return Path(tempfile.gettempdir()) / f"commitmq-{os.getuid()}-{digest}"
+
+    def doorbell(self, role: str) -> Path:
+        """Unix datagram socket that wakes the worker of ``role``."""
+        return self.sockets / f"{role}.bell"
+
+    def ipc(self, name: str) -> str:
+        """ZeroMQ ipc endpoint called ``name``."""
+        return f"ipc://{self.sockets / name}.ipc"
+
+
+def segment_name(base_offset: int) -> str:
+    """File name of the segment that starts at ``base_offset`` bytes: 20 decimal digits (spec 1.2)."""
+    return f"{base_offset:020d}"

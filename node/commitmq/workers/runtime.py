@@ -1,0 +1,280 @@
+"""What every worker process has in common: its context, its lifeline to the supervisor, and one way to wait.
+
+A worker module has ``ROLE`` and ``run(context)``; ``run`` returns when it has drained after ``context.stopping`` became
+true. The forkserver calls :func:`main`, which holds the role's lock, sets up logging and maps every end of a worker to a
+named exit code.
+
+The lifeline is one end of a Unix socket pair; the supervisor holds the other. ``stop`` on it asks the worker to drain. End
+of file means the supervisor is dead: the worker exits at once, without draining, because a new supervisor may already be
+waiting for its lock and recovery is made for exactly that.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import IntEnum
+from pathlib import Path
+from typing import Any
+
+import orjson
+import zmq
+
+from commitmq.config import NodeConfig
+from commitmq.control import ControlBlock, WorkerState, WorkerWord
+from commitmq.log import Log, get_log
+from commitmq.store.layout import StoreLayout
+from commitmq.workers.doorbell import Doorbell, Ringer
+
+
+class ExitCode(IntEnum):
+    """How a worker ended; shown by ``status`` and documented for service managers."""
+
+    CLEAN = 0
+    CRASHED = 70  # an unexpected exception; its traceback is in the log
+    STORE_UNUSABLE = 74  # the store's files cannot be used as they are; restarting will not help
+    SUPERVISOR_GONE = 75
+    ROLE_TAKEN = 76  # another process of this role still holds its lock
+    FAILPOINT = 77
+
+
+# One slot of the control block a role; dispatchers other than the ConsumeQueue's take slots from DISPATCHER_BASE on.
+ROLE_SLOTS = {
+    "supervisor": 0,
+    "recovery": 1,
+    "coordinator": 2,
+    "dispatcher-consume_queue": 3,
+    "reput": 4,
+    "flush": 5,
+    "allocate": 6,
+    "writer": 7,
+    "cleanup": 8,
+    "reader-0": 12,  # reader-i is 12 + i, up to 16 readers share slots 12..27 with nobody
+}
+
+
+def role_slot(role: str) -> int:
+    """Worker slot of ``role`` in the control block."""
+    if role.startswith("reader-"):
+        return ROLE_SLOTS["reader-0"] + int(role.removeprefix("reader-"))
+    return ROLE_SLOTS[role]
+
+
+class SupervisorGone(Exception):  # noqa: N818  (not an error of this process: its end)
+    """The lifeline closed."""
+
+
+def monotonic_ms() -> int:
+    """Clock for heartbeats and time-outs: never set back, the same in all processes of the machine."""
+    return time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1_000_000
+
+
+@dataclass
+class WorkerContext:
+    """All a worker gets from outside."""
+
+    role: str
+    layout: StoreLayout
+    config: NodeConfig
+    control: ControlBlock
+    lifeline: socket.socket
+    doorbell: Doorbell
+    log: Log
+    params: dict[str, Any] = field(default_factory=dict)  # from the supervisor: ports to bind, slots, plugin names
+    stopping: bool = False
+    _zmq: zmq.Context[zmq.Socket[bytes]] | None = None
+    _poller: zmq.Poller = field(default_factory=zmq.Poller)
+    _commands: list[dict[str, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.slot = role_slot(self.role)
+        self._poller.register(self.lifeline.fileno(), zmq.POLLIN)
+        self._poller.register(self.doorbell.fileno(), zmq.POLLIN)
+        self._lifeline_fd = self.lifeline.fileno()
+        self._doorbell_fd = self.doorbell.fileno()
+
+    @property
+    def zmq(self) -> zmq.Context[zmq.Socket[bytes]]:
+        """The process's ZeroMQ context, made at first use (never before the fork)."""
+        if self._zmq is None:
+            self._zmq = zmq.Context(io_threads=1)
+        return self._zmq
+
+    def ringer(self, role: str) -> Ringer:
+        """A way to wake the worker of ``role``."""
+        return Ringer(self.layout.doorbell(role), self.control, role_slot(role))
+
+    def bind_router(self, name: str) -> tuple[zmq.Socket[bytes], list[str]]:
+        """A ROUTER bound to ``ipc`` and ``tcp`` as the supervisor asked; returns it and its endpoints.
+
+        ``params["port"]`` is the tcp port: 0 takes a free one, which the supervisor hands to every later incarnation.
+        Limits: ``network.max_frame_bytes`` a frame (libzmq drops the connection of a larger one); the high-water marks
+        bound what one peer can queue.
+        """
+        router: zmq.Socket[bytes] = self.zmq.socket(zmq.ROUTER)
+        router.setsockopt(zmq.LINGER, 500)
+        router.setsockopt(zmq.MAXMSGSIZE, self.config.network.max_frame_bytes)
+        router.setsockopt(zmq.RCVHWM, 64)
+        router.setsockopt(zmq.SNDHWM, 0)  # answers are bounded by the requests a peer may have outstanding
+        router.setsockopt(zmq.BACKLOG, 1024)
+        # Without hand-over a client that reconnects with its old identity would be ignored until TCP notices the loss.
+        router.setsockopt(zmq.ROUTER_HANDOVER, 1)
+        ipc = self.layout.ipc(name)
+        router.bind(ipc)
+        host = self.config.network.host
+        if ":" in host:
+            router.setsockopt(zmq.IPV6, 1)
+            host = f"[{host}]"
+        port = int(self.params.get("port", 0))
+        router.bind(f"tcp://{host}:{port if port else '*'}")
+        tcp = router.getsockopt_string(zmq.LAST_ENDPOINT)
+        return router, [tcp, ipc]
+
+    def register(self, sock: zmq.Socket[bytes] | int) -> None:
+        """Let :meth:`wait` also return when ``sock`` can be read."""
+        self._poller.register(sock, zmq.POLLIN)
+
+    def unregister(self, sock: zmq.Socket[bytes] | int) -> None:
+        self._poller.unregister(sock)
+
+    def ready(self, **info: Any) -> None:
+        """Tell the supervisor that this worker serves; ``info`` (endpoints …) becomes part of its status."""
+        self.control.put_worker(self.slot, WorkerWord.STATE, WorkerState.READY)
+        self._tell({"event": "ready", **info})
+
+    def tell(self, **info: Any) -> None:
+        """Send the supervisor something worth showing in ``status`` (a reason, a state, a gap)."""
+        self._tell({"event": "info", **info})
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        try:
+            self.lifeline.send(orjson.dumps(message))
+        except OSError as error:
+            raise SupervisorGone from error
+
+    def heartbeat(self) -> None:
+        """Show the supervisor that this loop turns; :meth:`wait` does it by itself."""
+        self.control.put_worker(self.slot, WorkerWord.HEARTBEAT_MS, monotonic_ms())
+
+    def wait(self, timeout_ms: float, unless: Callable[[], bool] | None = None) -> set[Any]:
+        """Sleep until a registered socket, the doorbell or the lifeline has something, or ``timeout_ms`` is over.
+
+        ``unless`` is evaluated after this worker has published that it sleeps: true means there is work already, and
+        the wait becomes a look. That closes the race with a peer that moved a position but saw us awake.
+        Returns the readable sockets (and descriptors). Handles the lifeline itself; raises SupervisorGone at its end.
+        """
+        control = self.control
+        control.put_worker(self.slot, WorkerWord.HEARTBEAT_MS, monotonic_ms())
+        if timeout_ms > 0:
+            control.put_worker(self.slot, WorkerWord.ASLEEP, 1)
+            if unless is not None and unless():
+                timeout_ms = 0
+        events = self._poller.poll(int(timeout_ms))
+        control.put_worker(self.slot, WorkerWord.ASLEEP, 0)
+        readable = {sock for sock, _ in events}
+        if self._doorbell_fd in readable:
+            self.doorbell.clear()
+        if self._lifeline_fd in readable:
+            self._read_lifeline()
+        return readable
+
+    def command(self) -> dict[str, Any] | None:
+        """The oldest command of the supervisor other than ``stop`` that was not taken yet."""
+        return self._commands.pop(0) if self._commands else None
+
+    def _read_lifeline(self) -> None:
+        try:
+            data = self.lifeline.recv(1 << 16, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise SupervisorGone from error
+        if not data:
+            raise SupervisorGone
+        message = orjson.loads(data)
+        if message["command"] == "stop":
+            self.stopping = True
+            self.control.put_worker(self.slot, WorkerWord.STATE, WorkerState.DRAINING)
+        else:
+            self._commands.append(message)
+
+    def close(self) -> None:
+        if self._zmq is not None:
+            self._zmq.destroy(linger=500)
+        self.doorbell.close()
+
+
+def acquire_role_lock(path: Path) -> int:
+    """Take the POSIX lock of a role, without waiting; returns the descriptor that holds it.
+
+    POSIX and not flock: ``F_GETLK`` names the holder's pid, so a supervisor can end exactly the orphan that holds it.
+    Raises BlockingIOError when another process has it. The descriptor must stay open, and the process must not open and
+    close the same file again: closing any descriptor of it would drop the lock.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(fd)
+        raise BlockingIOError(f"{path} is held by another process") from error
+    return fd
+
+
+def main(
+    role: str,
+    run: Callable[[WorkerContext], None],
+    store: Path,
+    config: NodeConfig,
+    lifeline: socket.socket,
+    params: dict[str, Any],
+) -> int:
+    """Run one worker from lock to exit code. Called in the forked child; never raises."""
+    from commitmq.errors import StoreError  # noqa: PLC0415
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; only the supervisor acts on it
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    log = get_log(role)
+    layout = StoreLayout(store)
+    context: WorkerContext | None = None
+    try:
+        acquire_role_lock(layout.role_lock(role))
+        control = ControlBlock(layout.control)
+        context = WorkerContext(
+            role, layout, config, control, lifeline, Doorbell(layout.doorbell(role)), log, dict(params)
+        )
+        control.put_worker(context.slot, WorkerWord.PID, os.getpid())
+        control.put_worker(context.slot, WorkerWord.STATE, WorkerState.STARTING)
+        context.heartbeat()
+        run(context)
+        control.put_worker(context.slot, WorkerWord.STATE, WorkerState.STOPPED)
+        context.close()
+    except SupervisorGone:
+        log.warning("supervisor is gone, exiting")
+        return ExitCode.SUPERVISOR_GONE
+    except BlockingIOError as error:
+        log.error("role is taken", error=str(error))
+        return ExitCode.ROLE_TAKEN
+    except StoreError as error:
+        log.error("store is unusable", error=str(error))
+        _last_words(lifeline, str(error))
+        return ExitCode.STORE_UNUSABLE
+    except BaseException as error:  # noqa: BLE001  the exit code must be right whatever happened
+        log.exception("worker crashed", error=repr(error))
+        _last_words(lifeline, repr(error))
+        return ExitCode.CRASHED
+    finally:
+        gc.enable()
+    return ExitCode.CLEAN
+
+
+def _last_words(lifeline: socket.socket, error: str) -> None:
+    try:
+        lifeline.send(orjson.dumps({"event": "error", "error": error[:4096]}))
+    except OSError:
+        pass

@@ -1,0 +1,1 @@
+"""Built-in plugins: whatever rides on hooks and is not a dispatcher."""
