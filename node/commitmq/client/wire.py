@@ -9,7 +9,7 @@ from typing import Any
 
 import orjson
 
-from commitmq.errors import ProtocolError
+from commitmq.errors import FencedError, Outcome, ProtocolError, SendError
 
 PROTOCOL_VERSION = 1
 MAX_HEADER_BYTES = 1 << 20
@@ -63,3 +63,38 @@ def ok(identity: int, **fields: Any) -> bytes:
 def error(identity: int | None, code: str, sentence: str, **fields: Any) -> bytes:
     """A refusal: a stable ``code``, a sentence for people, and what else helps (``outcome``, ``retry_after_ms``)."""
     return orjson.dumps({"v": PROTOCOL_VERSION, "id": identity, "ok": False, "code": code, "error": sentence, **fields})
+
+
+def parse_answer(frame: bytes | memoryview) -> dict[str, Any]:
+    """The header of an answer. Raises ProtocolError BAD_ANSWER when it is none: the peer is no CommitMQ node."""
+    try:
+        header = orjson.loads(frame)
+    except orjson.JSONDecodeError as error:
+        raise ProtocolError("BAD_ANSWER", f"the peer does not speak this protocol: {error}") from error
+    if type(header) is not dict or type(header.get("ok")) is not bool:
+        raise ProtocolError("BAD_ANSWER", "the peer does not speak this protocol: its answer has no field ok")
+    return header
+
+
+def refusal(answer: dict[str, Any]) -> ProtocolError:
+    """The exception for an answer with ``ok: false`` (of a request that is no send)."""
+    code = str(answer.get("code", "SYSTEM_ERROR"))
+    sentence = str(answer.get("error", "the node gave no reason"))
+    if code == "FENCED":
+        return FencedError(sentence)
+    return ProtocolError(code, sentence, retry_after_ms=answer.get("retry_after_ms"))
+
+
+def send_refusal(answer: dict[str, Any]) -> SendError:
+    """The exception for a send that the node refused or could not complete."""
+    code = str(answer.get("code", "SYSTEM_ERROR"))
+    try:
+        outcome = Outcome(answer.get("outcome", Outcome.NOT_STORED))
+    except ValueError:
+        outcome = Outcome.UNKNOWN
+    return SendError(
+        code,
+        str(answer.get("error", "the node gave no reason")),
+        outcome=outcome,
+        retry_after_ms=answer.get("retry_after_ms"),
+    )

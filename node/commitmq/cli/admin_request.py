@@ -1,0 +1,36 @@
+"""One request to a node's admin socket, for the verbs that need no more than that."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import zmq
+
+from commitmq.client import wire
+from commitmq.errors import NodeUnavailableError
+
+
+def request(address: str, op: str, *, timeout_s: float | None) -> dict[str, Any]:
+    """The positive answer to ``op``; waits ``timeout_s`` seconds (None: for ever).
+
+    Raises NodeUnavailableError when none comes, ProtocolError when the node refuses.
+    """
+    context = zmq.Context(io_threads=1)
+    try:
+        dealer = context.socket(zmq.DEALER)
+        dealer.setsockopt(zmq.LINGER, 0)
+        if address.startswith("tcp://["):
+            dealer.setsockopt(zmq.IPV6, 1)
+        try:
+            dealer.connect(address)
+        except zmq.ZMQError as error:
+            raise NodeUnavailableError(f"{address!r} is no address of a node: {error.strerror}") from error
+        dealer.send(wire.pack({"op": op, "id": 1}))
+        if not dealer.poll(None if timeout_s is None else int(timeout_s * 1000)):
+            raise NodeUnavailableError(f"no answer from {address} within {timeout_s:g} s; is a node running there?")
+        answer = wire.parse_answer(dealer.recv())
+    finally:
+        context.destroy(linger=0)
+    if not answer["ok"]:
+        raise wire.refusal(answer)
+    return answer

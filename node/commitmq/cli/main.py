@@ -1,0 +1,123 @@
+"""Entry point of ``commitmq``: a table of verbs whose modules are imported only when used.
+
+``commitmq --help`` must answer in under 200 ms, so the one-line summaries live here and not in the verbs' modules; a test
+holds the two together.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+
+import click
+
+from commitmq.cli.exit_codes import MEANINGS, CliExit
+from commitmq.errors import (
+    CommitMQError,
+    ConfigError,
+    NodeUnavailableError,
+    StoreError,
+    StoreLockedError,
+)
+
+# verb -> one-line summary. The module is commitmq.cli.VERB, the click command in it is called VERB too.
+VERBS = {
+    "start": "Start a node on a store folder.",
+    "stop": "Stop a node; returns when everything is flushed.",
+    "status": "Show a node's processes, positions and lags.",
+    "topic": "Create, list, describe and delete topics.",
+    "produce": "Send lines or JSON lines to a topic.",
+    "consume": "Read messages of a topic.",
+    "group": "List consumer groups and their lag.",
+    "store": "Look into a store folder, offline.",
+    "bench": "Measure a node: produce, consume, latency.",
+    "plugins": "List plugins and what they add.",
+}
+
+_EPILOG = "Exit codes: " + "; ".join(f"{int(code)} {meaning}" for code, meaning in MEANINGS.items()) + "."
+
+
+class LazyGroup(click.Group):
+    """A group that knows its commands' summaries without importing them."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*VERBS, *super().list_commands(ctx)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in VERBS:
+            return super().get_command(ctx, cmd_name)
+        command = getattr(import_module(f"commitmq.cli.{cmd_name}"), cmd_name)
+        assert isinstance(command, click.Command)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        # click looks up near misses by importing every command; ours is a plain table.
+        if args and args[0] not in VERBS and super().get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+            ctx.fail(f"there is no verb {args[0]!r}; verbs are {', '.join(VERBS)}")
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Verbs"):
+            formatter.write_dl(list(VERBS.items()))
+
+
+def _print_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
+    if not wanted:
+        return
+    try:
+        click.echo(f"commitmq {version('commitmq')}")
+    except PackageNotFoundError:
+        click.echo("commitmq (not installed)")
+    ctx.exit()
+
+
+@click.group(cls=LazyGroup, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--version", is_flag=True, expose_value=False, is_eager=True, callback=_print_version, help="Show the version."
+)
+def cli() -> None:
+    """A message storage node whose files are RocketMQ's, byte for byte."""
+
+
+def exit_code_of(error: CommitMQError) -> CliExit:
+    """The exit code that a typed error ends a verb with."""
+    if isinstance(error, ConfigError):
+        return CliExit.CONFIG_ERROR
+    if isinstance(error, StoreLockedError):
+        return CliExit.STORE_LOCKED
+    if isinstance(error, StoreError):
+        return CliExit.STORE_UNUSABLE
+    if isinstance(error, NodeUnavailableError):
+        return CliExit.NODE_UNAVAILABLE
+    return CliExit.FAILURE
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one verb and exit: every typed error becomes one sentence and its exit code, never a traceback."""
+    try:
+        code = cli.main(args=None if arguments is None else list(arguments), prog_name="commitmq", standalone_mode=False)
+        sys.stdout.flush()
+    except click.exceptions.Abort:
+        sys.exit(CliExit.INTERRUPTED)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except CommitMQError as error:
+        click.echo(f"commitmq: {error}", err=True)
+        sys.exit(exit_code_of(error))
+    except KeyboardInterrupt:
+        sys.exit(CliExit.INTERRUPTED)
+    except BrokenPipeError:
+        # The reader of our output (head, less) has gone; Python would complain once more while it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(CliExit.OK)
+    sys.exit(code if isinstance(code, int) else CliExit.OK)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,75 @@
+"""How every verb writes: tables for people, JSON for programs, errors as one sentence on standard error."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, TypeVar
+
+import click
+
+from commitmq.cli.exit_codes import CliExit
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+DEFAULT_NODE = "tcp://127.0.0.1:7310"
+
+
+def node_option(function: _Function) -> _Function:
+    """``--node ADDRESS``: the admin address of the node a client verb talks to."""
+    return click.option(
+        "--node",
+        metavar="ADDRESS",
+        default=DEFAULT_NODE,
+        show_default=True,
+        envvar="COMMITMQ_NODE",
+        help="Admin address of the node.",
+    )(function)
+
+
+def json_option(function: _Function) -> _Function:
+    """``--json``: machine-readable output; the parameter is called ``as_json``."""
+    return click.option("--json", "as_json", is_flag=True, help="Write JSON.")(function)
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on standard output, on one line, so that several of them are JSON lines."""
+    import orjson  # noqa: PLC0415  (not needed for --help)
+
+    sys.stdout.buffer.write(orjson.dumps(value, option=orjson.OPT_APPEND_NEWLINE))
+    sys.stdout.flush()
+
+
+def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]], *, left: Sequence[int] = (0,)) -> None:
+    """Aligned columns; those with an index in ``left`` are left-aligned, all others right."""
+    cells = [[str(header) for header in headers], *(["" if cell is None else str(cell) for cell in row] for row in rows)]
+    widths = [max(len(row[index]) for row in cells) for index in range(len(headers))]
+    for row in cells:
+        line = "  ".join(
+            cell.ljust(width) if index in left else cell.rjust(width)
+            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        click.echo(line.rstrip())
+
+
+def human_bytes(count: int | None) -> str:
+    """``count`` bytes in the largest binary unit that keeps a digit before the point; ``-`` for None."""
+    if count is None:
+        return "-"
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(size) < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def complain(sentence: str) -> None:
+    """An error or warning for the person at the terminal."""
+    click.echo(f"commitmq: {sentence}", err=True)
+
+
+def fail(sentence: str, code: CliExit = CliExit.FAILURE) -> NoReturn:
+    """Say why and leave with ``code``."""
+    complain(sentence)
+    raise SystemExit(int(code))

@@ -1,0 +1,94 @@
+"""``commitmq status``: the processes of a node, what they cost, where they are and how far behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from commitmq.cli.admin_request import request
+from commitmq.cli.exit_codes import CliExit
+from commitmq.cli.output import DEFAULT_NODE, fail, human_bytes, json_option, print_json, print_table
+from commitmq.node_files import read_node_file
+from commitmq.store.layout import StoreLayout
+from commitmq.store.store_lock import lock_holder
+
+
+@click.command()
+@click.option("--node", metavar="ADDRESS", envvar="COMMITMQ_NODE", help=f"Admin address.  [default: {DEFAULT_NODE}]")
+@click.option("--store", type=click.Path(path_type=Path, file_okay=False), help="Store folder of a node of this machine.")
+@click.option("--timeout", "timeout_s", type=float, default=5.0, show_default=True, help="Seconds to wait for the answer.")
+@json_option
+def status(node: str | None, store: Path | None, timeout_s: float, as_json: bool) -> None:
+    """Show every process of a node: pid, state, restarts, CPU, memory, position and lag."""
+    if node is not None and store is not None:
+        raise click.UsageError("give either --store DIR or --node ADDRESS")
+    answer = request(_address_of(store) if store else node or DEFAULT_NODE, "status", timeout_s=timeout_s)
+    report = {key: answer[key] for key in ("node", "processes", "positions", "disk_flags")}
+    if as_json:
+        print_json(report)
+    else:
+        _print(report)
+
+
+def _address_of(store: Path) -> str:
+    """The Unix-socket address of the node on ``store``; leaves with a sentence when none runs there."""
+    layout = StoreLayout(store.absolute())
+    admin = read_node_file(layout).get("admin")
+    if not lock_holder(layout.lock) or not admin:
+        fail(f"no node runs on the store {layout.root}", CliExit.NODE_UNAVAILABLE)
+    return str(admin[1])
+
+
+def _print(report: dict[str, Any]) -> None:
+    node, processes = report["node"], report["processes"]
+    click.echo(f"node {node['admin'][0]}  {node['state']}  epoch {node['epoch']}  {node['flush_mode']} flush")
+    click.echo(f"store {node['store']}")
+    if node["keeper"] == "gone":
+        click.echo("keeper is gone: nothing starts this node's supervisor again if it is killed")
+    if report["disk_flags"]:
+        click.echo(f"sends are refused: {', '.join(report['disk_flags'])}")
+    rows = [
+        (
+            row["role"],
+            row["state"],
+            row["pid"] or "-",
+            row["restarts"],
+            "-" if row["cpu_percent"] is None else f"{row['cpu_percent']:.1f}",
+            human_bytes(row["memory_bytes"]),
+            row.get("position", ""),
+            "" if row.get("lag_bytes") is None else human_bytes(row["lag_bytes"]),
+        )
+        for row in processes
+    ]
+    rows.append(
+        (
+            "total",
+            "",
+            "",
+            sum(row["restarts"] for row in processes),
+            f"{sum(row['cpu_percent'] or 0 for row in processes):.1f}",
+            human_bytes(sum(row["memory_bytes"] or 0 for row in processes)),
+            "",
+            "",
+        )
+    )
+    click.echo()
+    print_table(("process", "state", "pid", "restarts", "cpu %", "memory", "position", "lag"), rows, left=(0, 1))
+    troubles = [
+        f"{row['role']}: {row['last_exit']}{': ' + row['last_error'] if row.get('last_error') else ''}"
+        for row in processes
+        if row.get("last_exit")
+    ]
+    if troubles:
+        click.echo("\nlast ends:")
+        for trouble in troubles:
+            click.echo(f"  {trouble}")
+    words = report["positions"]
+    click.echo(
+        "\nlog "
+        + "  ".join(
+            f"{name} {words[name]}" for name in ("min_offset", "dispatched", "reput", "flushed", "written", "allocated")
+        )
+    )

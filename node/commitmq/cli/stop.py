@@ -1,0 +1,93 @@
+"""``commitmq stop``: ask a node to drain, and return when it has and all of its processes are gone."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import click
+
+from commitmq.cli.exit_codes import CliExit
+from commitmq.cli.output import fail
+from commitmq.node_files import read_node_file
+from commitmq.processes import free_locks, open_process, wait_for_exit
+from commitmq.store import abort_file
+from commitmq.store.layout import StoreLayout
+from commitmq.store.store_lock import lock_holder
+
+_ORPHAN_PATIENCE_S = 5.0
+
+
+@click.command()
+@click.option("--store", type=click.Path(path_type=Path, file_okay=False), help="Store folder of a node of this machine.")
+@click.option("--node", metavar="ADDRESS", help="Admin address of a node, for example tcp://127.0.0.1:7310.")
+def stop(store: Path | None, node: str | None) -> None:
+    """Stop a node in order: what was accepted is flushed and dispatched, then every process ends.
+
+    Exit code 75 means that the node is gone but did not end in order; its next start recovers the store.
+    """
+    if (store is None) == (node is None):
+        raise click.UsageError("give either --store DIR or --node ADDRESS")
+    clean = stop_store(store) if store is not None else _stop_address(str(node))
+    if not clean:
+        fail("the node is gone but did not stop in order; its next start recovers the store", CliExit.UNCLEAN_STOP)
+    click.echo("node stopped")
+
+
+def stop_store(store: Path) -> bool:
+    """Stop the node on the folder ``store``; True when it left the store closed in order."""
+    layout = StoreLayout(store.absolute())
+    known = read_node_file(layout)
+    pids = _open_processes(known)
+    holder = lock_holder(layout.lock)
+    if not pids:
+        if holder:
+            fail(f"process {holder} holds the store {layout.root}, and it is no node that this command can stop")
+        fail(f"no node runs on the store {layout.root}", CliExit.NODE_UNAVAILABLE)
+    # The keeper first: it passes the signal on, and it is what would start a supervisor that dies meanwhile again.
+    for pidfd in pids:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(pidfd, signal.SIGTERM)
+    _wait_for_all(pids)
+    _end_orphans(layout)
+    return not abort_file.exists(layout.abort)
+
+
+def _open_processes(known: dict[str, Any]) -> list[int]:
+    """pidfds of the keeper and the supervisor that ``run/node.json`` names, as far as they live."""
+    found = [
+        open_process(int(known.get(f"{name}pid") or 0), known.get(f"{name}started_ticks")) for name in ("keeper_", "")
+    ]
+    return [pidfd for pidfd in found if pidfd is not None]
+
+
+def _wait_for_all(pids: list[int]) -> None:
+    for pidfd in pids:
+        wait_for_exit(pidfd, None)
+        os.close(pidfd)
+
+
+def _end_orphans(layout: StoreLayout) -> None:
+    """Workers exit when their supervisor does; one that hangs must not survive a stop."""
+    try:
+        free_locks(layout.run.glob("*.lock"), _ORPHAN_PATIENCE_S)
+    except BlockingIOError as error:
+        fail(f"a process of the node is still there: {error}", CliExit.UNCLEAN_STOP)
+
+
+def _stop_address(address: str) -> bool:
+    """Stop the node at ``address``; of a node of this machine also wait for its processes."""
+    from commitmq.cli.admin_request import request  # zmq is not needed to stop by store
+
+    node = request(address, "status", timeout_s=5)["node"]
+    layout = StoreLayout(Path(node["store"]))
+    known = read_node_file(layout)
+    pids = _open_processes(known) if known.get("token") == node["token"] else []
+    clean = bool(request(address, "stop", timeout_s=None)["clean"])
+    _wait_for_all(pids)
+    if pids:
+        _end_orphans(layout)
+    return clean

@@ -1,0 +1,74 @@
+"""``commitmq store``: look into a store folder without a node, changing nothing in it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from commitmq.cli.exit_codes import CliExit
+from commitmq.cli.output import complain
+from commitmq.errors import CorruptRecordError, StoreError
+
+if TYPE_CHECKING:
+    from commitmq.store.record import Record
+
+
+@click.group()
+def store() -> None:
+    """Look into a store folder, offline."""
+
+
+@store.command()
+@click.argument("folder", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Write JSON lines, which dump does anyway.")
+def dump(folder: Path, as_json: bool) -> None:
+    """Write every message of the store in DIR, one JSON line each, in the order of the CommitLog.
+
+    DIR is opened read-only; the node need not run, and may. The size of a segment is taken from the files. At a torn
+    tail (what a crash cut short) the dump ends with a note on standard error; at damage before the end it exits 74.
+    """
+    from commitmq.store.commit_log import TornTailError
+
+    del as_json
+    out = sys.stdout
+    try:
+        for record in _records(folder):
+            out.write(json.dumps(record.to_json(), separators=(",", ":")))
+            out.write("\n")
+    except TornTailError as error:
+        out.flush()
+        complain(f"stopped at the end of what is whole: {error}")
+    except CorruptRecordError as error:
+        out.flush()
+        complain(f"stopped at damage: {error}")
+        raise SystemExit(int(CliExit.STORE_UNUSABLE)) from None
+    out.flush()
+
+
+def _records(folder: Path) -> Iterator[Record]:
+    from commitmq.store.commit_log import CommitLog
+    from commitmq.store.layout import StoreLayout
+
+    segments = StoreLayout(folder).commit_log
+    if not segments.is_dir():
+        raise StoreError("this is no store: it has no folder commitlog", path=folder)
+    size = _segment_bytes(segments)
+    if not size:
+        return
+    # Two maps suffice for a walk from front to back, so the dump of a large store stays small.
+    log = CommitLog(segments, size, max_mapped=2)
+    try:
+        yield from log.iter_records()
+    finally:
+        log.close()
+
+
+def _segment_bytes(segments: Path) -> int:
+    """Size of the first segment; the CommitLog itself checks that the others have the same. 0 without a segment."""
+    names = sorted(entry.name for entry in segments.iterdir() if len(entry.name) == 20 and entry.name.isdigit())
+    return (segments / names[0]).stat().st_size if names else 0

@@ -1,0 +1,383 @@
+"""Connections of a client to the processes of a node.
+
+* :func:`acquire_context` / :func:`release_context`: one ZeroMQ context (one I/O thread) for all clients of a process,
+  ended when the last of them is closed.
+* :class:`Directory`: the node's admin address and what it said about the others (``metadata``).
+* :class:`Channel`: one DEALER socket to one process, with requests, answers, and losses noticed.
+
+A socket never holds a request back behind its user's back: it is connected with ``IMMEDIATE``, so a request is accepted
+only while the connection stands, and it is closed with ``LINGER`` 0 as soon as an answer is overdue or the connection is
+lost. Hence "the socket did not take it" means *not sent*, and "taken, no answer" means *unknown*.
+
+Losses are told by ZeroMQ's monitor. It is looked at only when an answer takes longer than one wait slice, or when the
+socket was idle that long before a request, so it costs a fast request nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import orjson
+import zmq
+
+from commitmq.client import wire
+from commitmq.errors import CommitMQError, NodeUnavailableError, ProtocolError
+
+DEFAULT_NODE: Final = "tcp://127.0.0.1:7310"
+WAIT_SLICE_MS: Final = 50
+_WAIT_SLICE_S: Final = WAIT_SLICE_MS / 1000
+_CONNECT_ATTEMPT_S: Final = 1.0
+_RETRY_PAUSE_S: Final = 0.05
+
+ZmqContext = zmq.Context[zmq.Socket[bytes]]
+Frames = Sequence[bytes | memoryview]
+
+
+class ConnectionLost(NodeUnavailableError):  # noqa: N818  (named for what happened, as ConnectionError's kin are)
+    """The connection ended, or the time was over, after the request was handed over: its fate is unknown."""
+
+
+# ---------------------------------------------------------------- the process's context
+
+_context_lock = threading.Lock()
+_context: ZmqContext | None = None
+_context_users = 0
+_context_pid = 0
+
+
+def acquire_context() -> ZmqContext:
+    """The context all clients of this process share; pair with :func:`release_context`."""
+    global _context, _context_users, _context_pid
+    with _context_lock:
+        if _context is None or _context_pid != os.getpid():
+            # After a fork the parent's context is not ours: its I/O thread does not exist here.
+            _context = zmq.Context(io_threads=1)
+            _context_users = 0
+            _context_pid = os.getpid()
+        _context_users += 1
+        return _context
+
+
+def release_context() -> None:
+    """Give the context back; the last user ends it (all sockets must be closed by then)."""
+    global _context, _context_users
+    with _context_lock:
+        if _context_pid != os.getpid() or _context is None:
+            return
+        _context_users -= 1
+        if _context_users == 0:
+            context, _context = _context, None
+            context.term()
+
+
+def check_fork(pid: int, what: str) -> None:
+    """Raise CommitMQError when this process is not the one that made ``what``."""
+    if pid != os.getpid():
+        raise CommitMQError(
+            f"this {what} was made before a fork, in process {pid}; its connections and threads do not exist in process "
+            f"{os.getpid()}. Make a new {what} in the child."
+        )
+
+
+def node_address(node: str | None) -> str:
+    """``node``, else the environment's COMMITMQ_NODE, else the local default. Raises ValueError for nonsense."""
+    address = node or os.environ.get("COMMITMQ_NODE") or DEFAULT_NODE
+    if "://" not in address:
+        address = f"tcp://{address}"
+    scheme = address.partition("://")[0]
+    if scheme not in ("tcp", "ipc"):
+        raise ValueError(f"node address {address!r} must start with tcp:// or ipc://")
+    if scheme == "tcp":
+        try:
+            port = urlsplit(address).port
+        except ValueError as error:
+            raise ValueError(f"node address {address!r}: {error}") from error
+        if not port:
+            raise ValueError(f"node address {address!r} needs a port, for example {DEFAULT_NODE}")
+    return address
+
+
+# ---------------------------------------------------------------- one socket
+
+
+class Channel:
+    """A DEALER socket to one endpoint. Not thread-safe: the owner serialises its use."""
+
+    __slots__ = ("_last_use", "_lost", "_monitor", "_next_id", "endpoint", "socket")
+
+    def __init__(self, endpoint: str) -> None:
+        """Start to connect to ``endpoint``; a request waits for the connection."""
+        self.endpoint = endpoint
+        self._next_id = 0
+        self._lost = False
+        self._last_use = time.monotonic()
+        context = acquire_context()
+        try:
+            self.socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
+        except BaseException:
+            release_context()
+            raise
+        option = self.socket.setsockopt
+        option(zmq.LINGER, 0)
+        option(zmq.IMMEDIATE, 1)
+        option(zmq.RCVTIMEO, WAIT_SLICE_MS)
+        option(zmq.SNDTIMEO, WAIT_SLICE_MS)
+        option(zmq.RCVHWM, 0)  # answers are bounded by the requests this client has outstanding
+        option(zmq.SNDHWM, 64)
+        option(zmq.RECONNECT_IVL, 10)
+        option(zmq.RECONNECT_IVL_MAX, 200)
+        if endpoint.startswith("tcp"):
+            if "[" in endpoint:
+                option(zmq.IPV6, 1)
+            # A node that vanished without a word (power, cable) is noticed by missing pongs.
+            option(zmq.HEARTBEAT_IVL, 5_000)
+            option(zmq.HEARTBEAT_TIMEOUT, 15_000)
+        self._monitor: zmq.Socket[bytes] = self.socket.get_monitor_socket(
+            zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
+        )
+        self._monitor.setsockopt(zmq.LINGER, 0)
+        try:
+            self.socket.connect(endpoint)
+        except zmq.ZMQError as error:
+            self.close()
+            raise NodeUnavailableError(f"cannot connect to {endpoint}: {error}") from error
+
+    def close(self) -> None:
+        """Close now; nothing that was queued is sent any more."""
+        if self.socket.closed:
+            return
+        self.socket.disable_monitor()
+        self._monitor.close(0)
+        self.socket.close(0)
+        release_context()
+
+    @property
+    def closed(self) -> bool:
+        return bool(self.socket.closed)
+
+    def next_id(self) -> int:
+        """A request id that this channel has not used."""
+        self._next_id += 1
+        return self._next_id
+
+    def lost(self) -> bool:
+        """True once the connection has ended, even if ZeroMQ made a new one since; then close this channel."""
+        while not self._lost:
+            try:
+                event = self._monitor.recv_multipart(zmq.DONTWAIT)
+            except zmq.Again:
+                break
+            if int.from_bytes(event[0][:2], "little") == zmq.EVENT_DISCONNECTED:
+                self._lost = True
+        return self._lost
+
+    def lost_while_idle(self) -> bool:
+        """Like :meth:`lost`, but looks only when the channel was not used for a wait slice: cheap before each request."""
+        now = time.monotonic()
+        idle = now - self._last_use
+        self._last_use = now
+        return idle > _WAIT_SLICE_S and self.lost()
+
+    def put(self, frames: Frames, deadline: float) -> None:
+        """Hand over one request. ``deadline`` is in ``time.monotonic()`` seconds.
+
+        Raises NodeUnavailableError when the connection does not take it in time: then it was not sent.
+        """
+        sock = self.socket
+        while True:
+            try:
+                sock.send_multipart(frames)
+                return
+            except zmq.Again:
+                if self.lost():
+                    raise NodeUnavailableError(f"the connection to {self.endpoint} ended") from None
+                if time.monotonic() >= deadline:
+                    raise NodeUnavailableError(f"no connection to {self.endpoint}") from None
+
+    def wait(self, deadline: float) -> bytes:
+        """First frame of the next answer. Raises ConnectionLost when the connection ends or the time is over."""
+        while True:
+            try:
+                return self.socket.recv()
+            except zmq.Again:
+                if self.lost():
+                    raise ConnectionLost(f"the connection to {self.endpoint} ended before its answer") from None
+                if time.monotonic() >= deadline:
+                    raise ConnectionLost(f"no answer from {self.endpoint} in time") from None
+
+    def rest(self) -> list[zmq.Frame]:
+        """The further frames of the answer whose first one was just read, without copying them."""
+        frames = []
+        while self.socket.getsockopt(zmq.RCVMORE):
+            frames.append(self.socket.recv(copy=False))
+        return frames
+
+    def request(
+        self, op: str, fields: dict[str, Any] | None = None, payload: Frames = (), *, timeout_s: float
+    ) -> tuple[dict[str, Any], list[zmq.Frame]]:
+        """One request and its answer, answers to earlier requests of this channel being dropped.
+
+        Raises ProtocolError for a refusal, ConnectionLost without an answer, NodeUnavailableError if it was not sent.
+        """
+        deadline = time.monotonic() + timeout_s
+        identity = self.next_id()
+        header = orjson.dumps({"v": wire.PROTOCOL_VERSION, "op": op, "id": identity, **(fields or {})})
+        self._last_use = time.monotonic()
+        self.put([header, *payload], deadline)
+        while True:
+            answer = wire.parse_answer(self.wait(deadline))
+            frames = self.rest()
+            if answer.get("id") not in (identity, None):
+                continue
+            self._last_use = time.monotonic()
+            if not answer["ok"]:
+                raise wire.refusal(answer)
+            return answer, frames
+
+
+# ---------------------------------------------------------------- the node
+
+
+@dataclass(frozen=True, slots=True)
+class Metadata:
+    """What the node says about itself, and whether it is on this host."""
+
+    node: str
+    epoch: int
+    store: Path
+    segment_bytes: int
+    properties_crc: bool
+    same_host: bool
+    endpoints: dict[str, list[list[str]]]
+    raw: dict[str, Any]
+
+    def endpoint(self, role: str, index: int = 0) -> str:
+        """The best way to the ``index``-th process of ``role`` (modulo their number): ipc on the same host, else tcp."""
+        choices = self.endpoints.get(role) or []
+        if not choices:
+            raise NodeUnavailableError(f"the node {self.node} has no {role} at the moment")
+        tcp_or_ipc = choices[index % len(choices)]
+        if self.same_host:
+            for one in tcp_or_ipc:
+                if one.startswith("ipc://") and os.access(one.removeprefix("ipc://"), os.W_OK):
+                    return one
+        for one in tcp_or_ipc:
+            if one.startswith("tcp://"):
+                return one
+        raise NodeUnavailableError(f"the {role} of the node {self.node} cannot be reached from this host")
+
+    def count(self, role: str) -> int:
+        """Number of processes of ``role``."""
+        return len(self.endpoints.get(role) or [])
+
+
+class Directory:
+    """The admin endpoint of one node and its last metadata. Not thread-safe."""
+
+    def __init__(self, node: str | None) -> None:
+        self.address = node_address(node)
+        self._channel: Channel | None = None
+        self._metadata: Metadata | None = None
+
+    def close(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+    def request(self, op: str, fields: dict[str, Any] | None = None, *, timeout_s: float) -> dict[str, Any]:
+        """One request to the supervisor. Raises NodeUnavailableError or ProtocolError."""
+        if self._channel is None or self._channel.lost():
+            self.close()
+            self._channel = Channel(self.address)
+        try:
+            return self._channel.request(op, fields, timeout_s=timeout_s)[0]
+        except NodeUnavailableError as error:
+            self.close()
+            raise NodeUnavailableError(
+                f"no answer from the node at {self.address} within {timeout_s:.1f} s; is it started? ({error.message})"
+            ) from error
+
+    def metadata(self, *, timeout_s: float, refresh: bool = False) -> Metadata:
+        """The node's metadata; asks unless it is known and ``refresh`` is false."""
+        if self._metadata is None or refresh:
+            self._metadata = self._parse(self.request("metadata", timeout_s=timeout_s))
+        return self._metadata
+
+    def connect(self, role: str, deadline: float, *, index: int = 0, hello: bool = False) -> tuple[Channel, dict[str, Any]]:
+        """A channel to a process of ``role``, trying until ``deadline`` (``time.monotonic()`` seconds).
+
+        With ``hello`` the process is asked ``hello`` and its answer is returned. A node that is restarting keeps its
+        addresses: if the supervisor does not answer, the last known address is tried too.
+        """
+        problem: ProtocolError | None = None
+        while True:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0 and problem is not None:
+                raise NodeUnavailableError(problem.message) from problem
+            attempt_s = min(max(remaining, 0.01), _CONNECT_ATTEMPT_S)
+            channel: Channel | None = None
+            try:
+                try:
+                    metadata = self.metadata(timeout_s=attempt_s, refresh=True)
+                except NodeUnavailableError:
+                    if self._metadata is None:
+                        raise
+                    metadata = self._metadata
+                channel = Channel(metadata.endpoint(role, index))
+                answer = channel.request("hello", timeout_s=attempt_s)[0] if hello else {}
+                return channel, answer
+            except ProtocolError as error:
+                problem = error
+                if channel is not None:
+                    channel.close()
+                if not isinstance(error, NodeUnavailableError) and error.code != "SERVICE_NOT_AVAILABLE":
+                    raise
+            except BaseException:
+                if channel is not None:
+                    channel.close()
+                raise
+            time.sleep(min(_RETRY_PAUSE_S, max(deadline - time.monotonic(), 0)))
+
+    def _parse(self, answer: dict[str, Any]) -> Metadata:
+        store = Path(answer["store"])
+        endpoints: dict[str, list[list[str]]] = {}
+        for role, value in answer["endpoints"].items():
+            # One process is given as [tcp, ipc], several of a role as a list of those.
+            several = value if value and isinstance(value[0], list) else [value]
+            endpoints[role] = [[self._reachable(one) for one in pair if one] for pair in several if pair]
+        return Metadata(
+            node=str(answer["node"]),
+            epoch=int(answer["epoch"]),
+            store=store,
+            segment_bytes=int(answer["segment_bytes"]),
+            properties_crc=bool(answer["properties_crc"]),
+            same_host=_token_matches(store, str(answer["token"])),
+            endpoints=endpoints,
+            raw=answer,
+        )
+
+    def _reachable(self, endpoint: str) -> str:
+        """``endpoint`` with the host we know the node by, where the node only said that it listens everywhere."""
+        for wildcard in ("tcp://0.0.0.0:", "tcp://[::]:", "tcp://*:"):
+            if endpoint.startswith(wildcard) and self.address.startswith("tcp://"):
+                host = self.address.removeprefix("tcp://").rpartition(":")[0]
+                return f"tcp://{host}:{endpoint.removeprefix(wildcard)}"
+        return endpoint
+
+
+def _token_matches(store: Path, token: str) -> bool:
+    """True when the store's token file can be read here and says what the node said: same host, same file system.
+
+    The token is random for each start of the node, so a copy of the store on another host does not match.
+    """
+    try:
+        return bool(token) and (store / "run" / "token").read_text(encoding="ascii").strip() == token
+    except (OSError, UnicodeDecodeError):
+        return False

@@ -1,0 +1,219 @@
+"""Committed offsets of consumer groups: what is acknowledged, where it lies, and how a crash leaves it.
+
+Two files hold them. ``config/consumerOffset.json`` is RocketMQ's (spec 1.4, 12.10): a snapshot, written every
+``groups.offsets_interval_ms`` when something changed and at stop. ``commitmq/offsets.journal`` has every change since
+(:mod:`commitmq.coordination.journal`). A change is staged first, becomes durable by :meth:`GroupOffsets.sync`, and only
+then visible and acknowledged; a failed sync forgets everything staged.
+
+Crash points, and what the next :meth:`GroupOffsets.open` finds:
+
+* before the sync ends: the change was not acknowledged; its record is whole (then it counts, which its consumer had asked
+  for) or torn (then it is cut);
+* after the sync: the record is replayed over the snapshot;
+* while the snapshot is written: the old one is still there or in ``.bak``, and it is the one the journal names as its base;
+* between snapshot and new journal: the snapshot is not the named base, and holds all that the journal says.
+
+A snapshot that is not the base may also be RocketMQ's, which used the store after a crash of ours and never saw the journal.
+Both cases have one rule: of the journal only each queue's last value counts, and only where it is ahead of the snapshot. In
+our own case that changes nothing, in RocketMQ's case no group goes back behind what either side acknowledged. (A reset to a
+lower offset that was never written to a snapshot is lost in that one case: a crash followed by RocketMQ.)
+
+After a replay the snapshot is written and the journal begun anew at once: its last record may have been read from the page
+cache of a machine whose disk never got it, and nothing durable may be appended behind such a record.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from pathlib import Path
+
+import orjson
+
+from commitmq.coordination.journal import Change, DropTopic, OffsetsJournal, SetOffsets
+from commitmq.errors import StoreError
+from commitmq.log import get_log
+from commitmq.store.consumer_offsets import ConsumerOffsets
+from commitmq.store.layout import StoreLayout
+
+NONE = -1  # what fetch answers for a queue without a committed offset
+COMMITS_A_VERSION = 500  # RocketMQ's consumerOffsetUpdateVersionStep (spec 1.4)
+_log = get_log("coordinator")
+
+
+def fingerprint(table: ConsumerOffsets) -> str:
+    """Names the content of a snapshot, whatever the order or the spelling of the file."""
+    entries = sorted([topic, group, sorted(queues.items())] for (topic, group), queues in table.offsets.items())
+    version = table.version
+    content = orjson.dumps([version.counter, version.state_version, version.timestamp, entries])
+    return hashlib.sha256(content).hexdigest()[:32]
+
+
+def replay(table: ConsumerOffsets, changes: Iterable[Change], *, same_base: bool) -> None:
+    """Bring the snapshot ``table`` to what the journal says; see the module's rules for ``same_base`` False."""
+    journaled = table if same_base else ConsumerOffsets()
+    for change in changes:
+        _apply(journaled, change)
+    if journaled is not table:
+        for (topic, group), queues in journaled.offsets.items():
+            for queue, offset in queues.items():
+                known = table.get(group, topic, queue)
+                if known is None or offset > known:
+                    table.put(group, topic, queue, offset)
+
+
+def _apply(table: ConsumerOffsets, change: Change) -> None:
+    if isinstance(change, DropTopic):
+        table.remove_topic(change.topic)
+    else:
+        for queue, offset in change.offsets:
+            table.put(change.group, change.topic, queue, offset)
+
+
+class GroupOffsets:
+    """The offsets of all groups. Every change goes stage → sync; reads see what is synced."""
+
+    def __init__(self, table: ConsumerOffsets, snapshot: Path, journal: OffsetsJournal) -> None:
+        """Use :meth:`open`."""
+        self.table = table
+        self._snapshot = snapshot
+        self._journal = journal
+        self._staged: list[Change] = []
+        # What the staged changes make of a topic's offsets in a group; an entry here hides the table's.
+        self._overlay: dict[tuple[str, str], dict[int, int]] = {}
+        self._commits = 0
+        self._commits_since_version = 0
+        self.dirty = False
+
+    @classmethod
+    def open(cls, layout: StoreLayout) -> GroupOffsets:
+        """Load snapshot and journal of a store. Raises StoreError when either is damaged beyond a torn tail.
+
+        A full disk is no error here: reads work, and commits are refused until :meth:`recover` succeeds.
+        """
+        snapshot = layout.config / "consumerOffset.json"
+        path = layout.own / "offsets.journal"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        table = ConsumerOffsets.load(snapshot)
+        base = fingerprint(table)
+        found = OffsetsJournal.open(path)
+        if found is None:
+            try:
+                return cls(table, snapshot, OffsetsJournal.create(path, base))
+            except StoreError as error:
+                _log.error("offsets cannot be committed", error=str(error))
+                return cls(table, snapshot, OffsetsJournal.absent(path))
+        journal, content = found
+        if content.torn_copy is not None:
+            _log.warning("torn tail of the offsets journal cut", bytes=content.torn_bytes, copy=content.torn_copy)
+        same_base = content.base == base
+        if not same_base and content.changes:
+            _log.warning("offsets journal laid over a snapshot that is not its base", changes=len(content.changes))
+        replay(table, content.changes, same_base=same_base)
+        offsets = cls(table, snapshot, journal)
+        if content.changes or not same_base:
+            # Until the new journal is there nothing may be appended to this one.
+            journal.failed = True
+            offsets.dirty = bool(content.changes)
+            try:
+                if offsets.dirty:
+                    offsets.snapshot()
+                else:
+                    journal.restart(base)
+            except StoreError as error:
+                _log.error("offsets cannot be committed", error=str(error))
+        return offsets
+
+    @property
+    def failed(self) -> bool:
+        """True while commits are refused because a write or sync failed."""
+        return self._journal.failed
+
+    @property
+    def staged(self) -> bool:
+        return bool(self._staged)
+
+    @property
+    def journal_bytes(self) -> int:
+        """Size of the journal file."""
+        return self._journal.size_bytes
+
+    def fetch(self, group: str, topic: str, queue: int) -> int:
+        """The acknowledged next offset, or NONE."""
+        offset = self.table.get(group, topic, queue)
+        return NONE if offset is None else offset
+
+    def stage(
+        self, group: str, offsets: Iterable[tuple[str, int, int]], *, reset: bool = False
+    ) -> list[tuple[str, int, int]]:
+        """Stage ``(topic, queue, next offset)`` values; returns what will be stored for each.
+
+        A value behind the stored one changes nothing unless ``reset``: answers may arrive out of order, and an
+        acknowledged offset never goes back by accident.
+        """
+        stored: list[tuple[str, int, int]] = []
+        changed: dict[str, dict[int, int]] = {}
+        for topic, queue, offset in offsets:
+            known = self._staged_queues(group, topic)
+            if not reset and known.get(queue, NONE) > offset:
+                offset = known[queue]
+            elif known.get(queue) != offset:
+                known = self._overlay[topic, group] = dict(known) if (topic, group) not in self._overlay else known
+                known[queue] = offset
+                changed.setdefault(topic, {})[queue] = offset
+            stored.append((topic, queue, offset))
+        self._staged += [SetOffsets(group, topic, tuple(queues.items())) for topic, queues in changed.items()]
+        self._commits += 1
+        return stored
+
+    def stage_drop(self, topic: str) -> None:
+        """Stage that all groups forget ``topic``. Staging it twice is harmless."""
+        self._staged.append(DropTopic(topic))
+        for key in [*self.table.offsets, *self._overlay]:
+            if key[0] == topic:
+                self._overlay[key] = {}
+
+    def sync(self) -> None:
+        """Make everything staged durable and visible. Raises StoreError: then nothing of it happened."""
+        staged, commits = self._staged, self._commits
+        self._staged, self._overlay, self._commits = [], {}, 0
+        if not staged:
+            if self.failed and commits:
+                # A commit that changes nothing could be answered, but "refused until the disk works" is one clear rule.
+                raise StoreError("the offsets journal could not be written before", path=self._journal.path)
+            return
+        self._journal.append(staged)
+        for change in staged:
+            _apply(self.table, change)
+        self._count(commits)
+        self.dirty = True
+
+    def _count(self, commits: int) -> None:
+        self._commits_since_version += commits
+        if self._commits_since_version >= COMMITS_A_VERSION:
+            self._commits_since_version %= COMMITS_A_VERSION
+            self.table.version.advance()
+
+    def snapshot(self) -> None:
+        """Write ``consumerOffset.json``, then begin the journal anew, if anything changed. Raises StoreError.
+
+        The order matters: until the snapshot is durable the journal is all that holds the changes.
+        """
+        if not self.dirty:
+            return
+        self.table.persist(self._snapshot)
+        self._journal.restart(fingerprint(self.table))
+        self.dirty = False
+
+    def recover(self) -> None:
+        """After a failure: write both files anew from what is acknowledged. Raises StoreError while that fails."""
+        self.dirty = True
+        self.snapshot()
+
+    def close(self) -> None:
+        """Let the journal go. Call :meth:`snapshot` first for a store that RocketMQ reads up to date."""
+        self._journal.close()
+
+    def _staged_queues(self, group: str, topic: str) -> dict[int, int]:
+        overlay = self._overlay.get((topic, group))
+        return self.table.offsets.get((topic, group), {}) if overlay is None else overlay

@@ -1,0 +1,118 @@
+"""Reading the fields of a request's header: each function returns a value of the right kind or refuses by name.
+
+All raise ProtocolError INVALID_PARAMETER, which says the field, what it must be and what it was.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from commitmq.coordination.membership import Queue
+from commitmq.errors import ProtocolError
+
+Header = dict[str, Any]
+MAX_NAME_CHARACTERS = 255
+_MAX_OFFSET = (1 << 63) - 1
+_SHOWN_CHARACTERS = 60
+
+
+def refuse(field: str, wanted: str, value: Any) -> ProtocolError:
+    """The error for ``field``; the value is shown, shortened."""
+    shown = repr(value)
+    if len(shown) > _SHOWN_CHARACTERS:
+        shown = shown[:_SHOWN_CHARACTERS] + "…"
+    return ProtocolError("INVALID_PARAMETER", f"{field} must be {wanted}, not {shown}")
+
+
+def text(header: Header, field: str) -> str:
+    """A non-empty string of at most 255 characters."""
+    value = header.get(field)
+    if type(value) is not str or not 0 < len(value) <= MAX_NAME_CHARACTERS:
+        raise refuse(field, f"a string of 1 to {MAX_NAME_CHARACTERS} characters", value)
+    return value
+
+
+def optional_text(header: Header, field: str) -> str | None:
+    """Like :func:`text`; None when the field is absent or null."""
+    return None if header.get(field) is None else text(header, field)
+
+
+def flag(header: Header, field: str) -> bool:
+    """True or false; false when absent."""
+    value = header.get(field, False)
+    if type(value) is not bool:
+        raise refuse(field, "true or false", value)
+    return value
+
+
+def optional_integer(header: Header, field: str, low: int, high: int) -> int | None:
+    """An integer in ``low..high``; None when the field is absent or null."""
+    value = header.get(field)
+    if value is None:
+        return None
+    if type(value) is not int or not low <= value <= high:
+        raise refuse(field, f"an integer from {low} to {high}", value)
+    return value
+
+
+def integer(header: Header, field: str, low: int, high: int) -> int:
+    """Like :func:`optional_integer`, but the field must be there."""
+    value = optional_integer(header, field, low, high)
+    if value is None:
+        raise refuse(field, f"an integer from {low} to {high}", None)
+    return value
+
+
+def names(header: Header, field: str) -> list[str]:
+    """A non-empty list of strings of 1 to 255 characters."""
+    value = header.get(field)
+    if type(value) is not list or not value:
+        raise refuse(field, "a non-empty list of names", value)
+    for one in value:
+        if type(one) is not str or not 0 < len(one) <= MAX_NAME_CHARACTERS:
+            raise refuse(field, f"a list of names of 1 to {MAX_NAME_CHARACTERS} characters", one)
+    return value
+
+
+def mapping(header: Header, field: str) -> dict[str, str]:
+    """An object of strings; empty when absent."""
+    value = header.get(field)
+    if value is None:
+        return {}
+    if type(value) is not dict or not all(type(one) is str for one in value.values()):
+        raise refuse(field, "an object with strings as values", value)
+    return value
+
+
+def queues(header: Header, field: str, *, optional: bool = False) -> list[Queue]:
+    """A list of ``[topic, queue]``; with ``optional`` empty when absent."""
+    value = header.get(field)
+    if value is None and optional:
+        return []
+    if type(value) is not list:
+        raise refuse(field, "a list of [topic, queue]", value)
+    return [_queue(field, one, 2) for one in value]
+
+
+def offsets(header: Header, field: str) -> list[tuple[str, int, int]]:
+    """A list of ``[topic, queue, next offset]``."""
+    value = header.get(field)
+    if type(value) is not list:
+        raise refuse(field, "a list of [topic, queue, next offset]", value)
+    found = []
+    for one in value:
+        topic, queue = _queue(field, one, 3)
+        if type(one[2]) is not int or not 0 <= one[2] <= _MAX_OFFSET:
+            raise refuse(field, "a list of [topic, queue, next offset] with offsets from 0 to 2^63 - 1", one)
+        found.append((topic, queue, one[2]))
+    return found
+
+
+def _queue(field: str, one: Any, length: int) -> Queue:
+    shape = "[topic, queue]" if length == 2 else "[topic, queue, next offset]"
+    if type(one) is not list or len(one) != length:
+        raise refuse(field, f"a list of {shape}", one)
+    topic, queue = one[0], one[1]
+    if type(topic) is not str or not 0 < len(topic) <= MAX_NAME_CHARACTERS or type(queue) is not int or queue < 0:
+        raise refuse(field, f"a list of {shape}", one)
+    return topic, queue

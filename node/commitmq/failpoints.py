@@ -1,0 +1,111 @@
+"""Named places where a test can make a process die, stop, wait or fail; nothing at all in a normal run.
+
+``COMMITMQ_FAILPOINTS="writer.after_append=kill@3;flush.before_fdatasync=delay:50ms"`` names them. Actions:
+
+    kill            SIGKILL to this process: what the out-of-memory killer does
+    stop            SIGSTOP to this process: a hang that only a heartbeat shows
+    exit            end at once with exit code 77, without clean-up
+    delay:50ms      sleep (``us``, ``ms`` or ``s``)
+    errno:ENOSPC    raise OSError with that errno, as the system call at this place would
+
+``@n`` fires at the n-th hit of a process only; without it every hit fires. A restarted worker counts anew, so
+``COMMITMQ_FAILPOINTS_ONCE=FOLDER`` lets each point with ``@n`` fire once over all processes: it leaves a file of its name
+there when it fires, and does not fire while that file exists.
+
+Code at such a place reads ``if failpoints.ACTIVE: failpoints.hit("name")``: without the variable that is one load of a
+module attribute, and no call.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from commitmq.errors import ConfigError
+
+VARIABLE = "COMMITMQ_FAILPOINTS"
+ONCE_VARIABLE = "COMMITMQ_FAILPOINTS_ONCE"
+EXIT_CODE = 77  # workers.runtime.ExitCode.FAILPOINT, repeated because this module must not import the runtime
+
+_UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
+
+
+@dataclass(slots=True)
+class Failpoint:
+    """One configured point: what happens, with which argument, at which hit (0: at every one)."""
+
+    name: str
+    action: str
+    delay_s: float = 0.0
+    errno: int = 0
+    at_hit: int = 0
+    hits: int = 0
+
+
+def parse(text: str) -> dict[str, Failpoint]:
+    """The points that ``text`` names. Raises ConfigError with the part that cannot be understood."""
+    points: dict[str, Failpoint] = {}
+    for part in filter(None, (piece.strip() for piece in text.split(";"))):
+        name, equals, rest = part.partition("=")
+        action, at, nth = rest.partition("@")
+        action, _, argument = action.partition(":")
+        if not name or not equals or (at and not (nth.isdecimal() and int(nth) > 0)):
+            raise ConfigError(f"{VARIABLE}: {part!r} is not name=action[:argument][@hit]")
+        points[name] = Failpoint(name, action, at_hit=int(nth) if at else 0)
+        if action == "delay":
+            points[name].delay_s = _seconds(argument, part)
+        elif action == "errno":
+            number = getattr(errno, argument, None)
+            if not isinstance(number, int):
+                raise ConfigError(f"{VARIABLE}: {part!r} names no errno; write for example errno:ENOSPC")
+            points[name].errno = number
+        elif action not in ("kill", "stop", "exit") or argument:
+            raise ConfigError(f"{VARIABLE}: {part!r} has no action of kill, stop, exit, delay:TIME, errno:NAME")
+    return points
+
+
+def _seconds(text: str, part: str) -> float:
+    for unit, factor in _UNITS_S.items():
+        number = text.removesuffix(unit)
+        if number != text and number.replace(".", "", 1).isdecimal():
+            return float(number) * factor
+    raise ConfigError(f"{VARIABLE}: {part!r} needs a time such as delay:50ms")
+
+
+def hit(name: str) -> None:
+    """Reach the place ``name``: act if it is configured and due. May raise OSError (action ``errno``)."""
+    point = _points.get(name)
+    if point is None:
+        return
+    point.hits += 1
+    if point.at_hit and (point.hits != point.at_hit or not _first_over_all_processes(name)):
+        return
+    if point.action == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif point.action == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif point.action == "exit":
+        os._exit(EXIT_CODE)
+    elif point.action == "delay":
+        time.sleep(point.delay_s)
+    else:
+        raise OSError(point.errno, os.strerror(point.errno))
+
+
+def _first_over_all_processes(name: str) -> bool:
+    folder = os.environ.get(ONCE_VARIABLE)
+    if not folder:
+        return True
+    try:
+        os.close(os.open(Path(folder) / name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    except FileExistsError:
+        return False
+    return True
+
+
+_points = parse(os.environ.get(VARIABLE, ""))
+ACTIVE = bool(_points)

@@ -1,0 +1,227 @@
+"""Runs: checking what a client sent, and copying it into the log (architecture section 3.2).
+
+A run is CommitLog records of one topic and queue, encoded by the client, zeros where only the writer knows the value.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from commitmq.kernels.raw import (
+    CRC_SLOT_BYTES,
+    OK,
+    REASON_BODY_CRC,
+    REASON_BODY_SIZE,
+    REASON_CRC_SLOT,
+    REASON_FORBIDDEN_PROPERTY,
+    REASON_LENGTHS,
+    REASON_PROPERTIES,
+    REASON_QUEUE,
+    REASON_RECORD_SIZE,
+    REASON_RESERVED_FIELD,
+    REASON_SYS_FLAG,
+    REASON_TOPIC,
+    REASON_UTF8,
+    crc32,
+    has_crc_slot,
+    layout,
+    load4,
+    load8,
+    same_bytes,
+    store8,
+)
+
+# What a client may set in sysFlag: compressed, and the compression type.
+CLIENT_SYS_FLAGS = 0x1 | 0x700
+_V6_FLAGS = 0x30
+
+
+@njit("int64(Array(uint8, 1, 'C', readonly=True), int64, int64)", cache=True, nogil=True)
+def utf8_error(buf, start, end):  # type: ignore[no-untyped-def]
+    """Position of the first byte that is not UTF-8 (RFC 3629: no overlong forms, no surrogates); -1 when all is well."""
+    at = start
+    while at < end:
+        first = buf[at]
+        if first < 0x80:
+            at += 1
+            continue
+        if 0xC2 <= first <= 0xDF:
+            more = 1
+        elif 0xE0 <= first <= 0xEF:
+            more = 2
+        elif 0xF0 <= first <= 0xF4:
+            more = 3
+        else:
+            return at
+        if at + more >= end:
+            return at
+        second = buf[at + 1]
+        if (
+            (first == 0xE0 and second < 0xA0)
+            or (first == 0xED and second > 0x9F)
+            or (first == 0xF0 and second < 0x90)
+            or (first == 0xF4 and second > 0x8F)
+        ):
+            return at
+        for index in range(1, more + 1):
+            if buf[at + index] & 0xC0 != 0x80:
+                return at
+        at += more + 1
+    return -1
+
+
+@njit(
+    "int64(Array(uint8, 1, 'C', readonly=True), int64, int64, Array(uint8, 1, 'C', readonly=True),"
+    " Array(int64, 1, 'C', readonly=True))",
+    cache=True,
+    nogil=True,
+)
+def properties_reason(buf, start, end, names, name_ends):  # type: ignore[no-untyped-def]
+    """Whether ``buf[start:end]`` is well-formed properties (``name 1 value 2`` repeated) without a forbidden name.
+
+    ``names`` are the forbidden names, one after the other; ``name_ends`` their ends. Returns a reason, OK when well.
+    """
+    at = start
+    ascii_only = True
+    while at < end:
+        name = at
+        while at < end and buf[at] > 2:
+            if buf[at] >= 0x80:
+                ascii_only = False
+            at += 1
+        if at >= end or buf[at] != 1 or at == name:
+            return REASON_PROPERTIES
+        size = at - name
+        begin = 0
+        for index in range(name_ends.size):
+            stop = name_ends[index]
+            if stop - begin == size and same_bytes(names, begin, buf, name, size):
+                return REASON_FORBIDDEN_PROPERTY
+            begin = stop
+        at += 1
+        value = at
+        while at < end and (buf[at] > 2 or buf[at] == 0):
+            if buf[at] >= 0x80:
+                ascii_only = False
+            at += 1
+        if at >= end or buf[at] != 2 or at == value:
+            return REASON_PROPERTIES
+        at += 1
+    if not ascii_only and utf8_error(buf, start, end) >= 0:
+        return REASON_UTF8
+    return OK
+
+
+@njit(
+    "int64(Array(uint8, 1, 'C', readonly=True), Array(uint8, 1, 'C', readonly=True), int64, int64, int64, int64,"
+    " boolean, Array(uint8, 1, 'C', readonly=True), Array(int64, 1, 'C', readonly=True), Array(int64, 1, 'C'),"
+    " Array(int64, 1, 'C'))",
+    cache=True,
+    nogil=True,
+)
+def check_run(  # type: ignore[no-untyped-def]
+    buf, topic, queue_id, max_body, max_record, v6_flags, crc_slot, names, name_ends, ends, out
+):
+    """Check every record of the run ``buf``; trusts nothing.
+
+    ``ends[i]`` becomes the end of record i in the run (int64, at least ``buf.size // 91 + 1`` long); ``out[0]`` the
+    number of good records, ``out[1]`` the position of the first bad one. ``v6_flags`` are the sysFlag bits 0x30 the
+    layout must have, ``crc_slot`` whether each record must end with an empty ``__CRC32#`` slot.
+    Returns OK or the reason.
+    """
+    at = np.int64(0)
+    count = 0
+    size = buf.size
+    while at < size:
+        out[0] = count
+        out[1] = at
+        (reason, total, born, host, body, body_size, topic_at, topic_size, properties, properties_size) = layout(
+            buf, at, size
+        )
+        if reason != OK:
+            return reason
+        if total > max_record:
+            return REASON_RECORD_SIZE
+        if body_size > max_body:
+            return REASON_BODY_SIZE
+        if topic_size != topic.size or not same_bytes(buf, topic_at, topic, 0, topic_size):
+            return REASON_TOPIC
+        if load4(buf, at + 12) != queue_id:
+            return REASON_QUEUE
+        flags = load4(buf, at + 36)
+        if flags & ~(CLIENT_SYS_FLAGS | _V6_FLAGS) or (flags & 0x700) > 0x300 or (flags & 0x701) == 0x100:
+            return REASON_SYS_FLAG
+        if (flags & _V6_FLAGS) != v6_flags:
+            return REASON_SYS_FLAG
+        if (
+            load8(buf, at + 20) != 0
+            or load8(buf, at + 28) != 0
+            or load8(buf, at + 48 + born) != 0
+            or load8(buf, at + 60 + born + host) != 0
+        ):
+            return REASON_RESERVED_FIELD
+        if load4(buf, at + 56 + born + host) < 0 or load8(buf, at + 40) < 0:
+            return REASON_RESERVED_FIELD
+        stop = properties + properties_size
+        if crc_slot:
+            if not has_crc_slot(buf, properties, properties_size):
+                return REASON_CRC_SLOT
+            stop -= CRC_SLOT_BYTES
+        reason = properties_reason(buf, properties, stop, names, name_ends)
+        if reason != OK:
+            return reason
+        expected = np.int64(crc32(buf, body, body_size, np.uint32(0))) & 0x7FFFFFFF if body_size else np.int64(0)
+        if load4(buf, at + 8) != expected:
+            return REASON_BODY_CRC
+        at += total
+        ends[count] = at
+        count += 1
+    out[0] = count
+    out[1] = at
+    if count == 0:
+        return REASON_LENGTHS
+    return OK
+
+
+@njit(
+    "void(Array(uint8, 1, 'C', readonly=True), int64, int64, Array(uint8, 1, 'C'), int64, int64, int64, int64,"
+    " Array(uint8, 1, 'C', readonly=True), Array(uint8, 1, 'C', readonly=True), boolean)",
+    cache=True,
+    nogil=True,
+)
+def store_run(  # type: ignore[no-untyped-def]
+    run, start, end, segment, at, base_offset, queue_offset, store_timestamp, born_host, store_host, crc_slot
+):
+    """Copy the checked records ``run[start:end]`` to ``segment[at:]`` and fill in what only the writer knows.
+
+    The first record's size and magic (8 bytes) are left as they are in the segment, zeros: the caller stores them last,
+    so that a writer killed anywhere in here leaves nothing a reader would take for a record. Fills queueOffset,
+    physicalOffset (``base_offset`` + position in the segment), storeTimestamp, hosts and the digits of ``__CRC32#``.
+    """
+    size = end - start
+    segment[at + 8 : at + size] = run[start + 8 : end]
+    source = start
+    target = at
+    number = queue_offset
+    while source < end:
+        total = load4(run, source)
+        store8(segment, target + 20, number)
+        store8(segment, target + 28, base_offset + target)
+        for index in range(born_host.size):
+            segment[target + 48 + index] = born_host[index]
+        stamp = target + 48 + born_host.size
+        store8(segment, stamp, store_timestamp)
+        for index in range(store_host.size):
+            segment[stamp + 8 + index] = store_host[index]
+        if crc_slot:
+            # The covered bytes include size and magic, which for the first record are only in the run as yet.
+            head = crc32(run, source, 8, np.uint32(0))
+            value = np.int64(crc32(segment, target + 8, total - CRC_SLOT_BYTES - 8, head)) & 0x7FFFFFFF
+            slot = target + total - CRC_SLOT_BYTES + 9
+            for index in range(10):
+                segment[slot + index] = np.uint8(48 + value % 10)
+                value //= 10
+        source += total
+        target += total
+        number += 1

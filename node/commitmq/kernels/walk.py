@@ -1,0 +1,306 @@
+"""Walking the log: the columns of a DispatchBatch, and the scan of a recovery."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import from_dtype, njit, types
+
+from commitmq.kernels.raw import (
+    CRC_SLOT_BYTES,
+    MAGIC_BLANK,
+    OK,
+    REASON_BODY_CRC,
+    REASON_PHYSICAL_OFFSET,
+    REASON_PROPERTIES,
+    REASON_RECORD_CRC,
+    REASON_RECORD_CRC_MISSING,
+    REASON_SHORT,
+    crc32,
+    crc_slot_value,
+    has_crc_slot,
+    layout,
+    load4,
+    load8,
+    same_bytes,
+)
+
+# One row a record. Spans are (start, size) in bytes from the record's first byte; a missing part has size 0.
+ROW = np.dtype(
+    [
+        ("physical_offset", np.int64),
+        ("queue_offset", np.int64),
+        ("tags_code", np.int64),
+        ("store_timestamp", np.int64),
+        ("born_timestamp", np.int64),
+        ("prepared_offset", np.int64),
+        ("size", np.int32),
+        ("queue_id", np.int32),
+        ("topic", np.int32),  # index into the batch's list of topics
+        ("sys_flag", np.int32),
+        ("delay_level", np.int32),  # value of DELAY, 0 when absent or no number
+        ("reconsume_times", np.int32),
+        ("body_start", np.int32),
+        ("body_size", np.int32),
+        ("properties_start", np.int32),
+        ("properties_size", np.int32),
+        ("keys_start", np.int32),
+        ("keys_size", np.int32),
+        ("uniq_start", np.int32),
+        ("uniq_size", np.int32),
+        ("tags_start", np.int32),
+        ("tags_size", np.int32),
+        ("topic_start", np.int32),
+        ("topic_size", np.int32),
+    ],
+    align=True,
+)
+_ROWS = from_dtype(ROW)[::1]
+
+# How a walk ended.
+WALK_LIMIT = 0  # the limit was reached exactly
+WALK_FULL = 1  # as many rows as were asked for
+WALK_BLANK = 2  # a filler: the log goes on in the next segment
+WALK_BAD = 3  # no record here, see the reason
+
+_KEYS = np.frombuffer(b"KEYS", np.uint8)
+_TAGS = np.frombuffer(b"TAGS", np.uint8)
+_UNIQ = np.frombuffer(b"UNIQ_KEY", np.uint8)
+_DELAY = np.frombuffer(b"DELAY", np.uint8)
+
+
+@njit("int64(Array(uint8, 1, 'C', readonly=True), int64, int64)", cache=True, nogil=True)
+def string_hash(buf, start, end):  # type: ignore[no-untyped-def]
+    """Java's hash of the string whose UTF-8 is ``buf[start:end]``: over UTF-16 units, 32 bits, signed (spec 0.1)."""
+    value = np.uint32(0)
+    thirty_one = np.uint32(31)
+    at = start
+    while at < end:
+        first = np.uint32(buf[at])
+        if first < 0x80:
+            value = value * thirty_one + first
+            at += 1
+        elif first < 0xE0 and at + 1 < end:
+            value = value * thirty_one + (((first & np.uint32(0x1F)) << np.uint32(6)) | (np.uint32(buf[at + 1]) & np.uint32(0x3F)))
+            at += 2
+        elif first < 0xF0 and at + 2 < end:
+            unit = (
+                ((first & np.uint32(0x0F)) << np.uint32(12))
+                | ((np.uint32(buf[at + 1]) & np.uint32(0x3F)) << np.uint32(6))
+                | (np.uint32(buf[at + 2]) & np.uint32(0x3F))
+            )
+            value = value * thirty_one + unit
+            at += 3
+        elif at + 3 < end:
+            point = (
+                ((first & np.uint32(0x07)) << np.uint32(18))
+                | ((np.uint32(buf[at + 1]) & np.uint32(0x3F)) << np.uint32(12))
+                | ((np.uint32(buf[at + 2]) & np.uint32(0x3F)) << np.uint32(6))
+                | (np.uint32(buf[at + 3]) & np.uint32(0x3F))
+            )
+            point -= np.uint32(0x10000)
+            value = value * thirty_one + (np.uint32(0xD800) + (point >> np.uint32(10)))
+            value = value * thirty_one + (np.uint32(0xDC00) + (point & np.uint32(0x3FF)))
+            at += 4
+        else:
+            # A cut sequence: Java decodes it to the replacement character.
+            value = value * thirty_one + np.uint32(0xFFFD)
+            at = end
+    return np.int64(np.int32(value))
+
+
+@njit(inline="always")
+def _is(buf, at, size, name):  # type: ignore[no-untyped-def]
+    return size == name.size and same_bytes(buf, at, name, 0, size)
+
+
+def _walk_signature():  # type: ignore[no-untyped-def]
+    readonly = types.Array(types.uint8, 1, "C", readonly=True)
+    i8 = types.int64
+    return i8(
+        readonly, i8, i8, i8, _ROWS, types.Array(types.int64, 2, "C"), types.Array(types.int32, 1, "C"), types.Array(i8, 1, "C")
+    )
+
+
+@njit(_walk_signature(), cache=True, nogil=True)
+def walk(segment, start, limit, base_offset, rows, topics, table, out):  # type: ignore[no-untyped-def]
+    """Fill ``rows`` with the records of ``segment[start:limit]``, without looking at bodies or CRCs (spec 7.4).
+
+    ``topics[k]`` becomes (position in the segment, size) of the k-th different topic; ``table`` is scratch for finding
+    them: a power of two of -1, at least twice as long as ``rows``. ``out`` becomes (rows filled, topics found, position
+    reached, reason). Returns one of WALK_*.
+    """
+    count = 0
+    known = 0
+    at = start
+    mask = table.size - 1
+    last_topic = np.int64(-1)
+    result = WALK_LIMIT
+    reason = OK
+    while True:
+        if at >= limit:
+            break
+        if count >= rows.size:
+            result = WALK_FULL
+            break
+        if at + 8 <= limit and load4(segment, at + 4) == MAGIC_BLANK:
+            result = WALK_BLANK
+            break
+        (why, total, born, host, body, body_size, topic, topic_size, properties, properties_size) = layout(segment, at, limit)
+        if why != OK:
+            result = WALK_BAD
+            reason = why
+            break
+        if load8(segment, at + 28) != base_offset + at:
+            result = WALK_BAD
+            reason = REASON_PHYSICAL_OFFSET
+            break
+        row = rows[count]
+        row.physical_offset = base_offset + at
+        row.size = total
+        row.queue_id = load4(segment, at + 12)
+        row.queue_offset = load8(segment, at + 20)
+        row.sys_flag = load4(segment, at + 36)
+        row.born_timestamp = load8(segment, at + 40)
+        row.store_timestamp = load8(segment, at + 48 + born)
+        row.reconsume_times = load4(segment, at + 56 + born + host)
+        row.prepared_offset = load8(segment, at + 60 + born + host)
+        row.body_start = body - at
+        row.body_size = body_size
+        row.topic_start = topic - at
+        row.topic_size = topic_size
+        row.properties_start = properties - at
+        row.properties_size = properties_size
+        row.keys_start = 0
+        row.keys_size = 0
+        row.uniq_start = 0
+        row.uniq_size = 0
+        row.tags_start = 0
+        row.tags_size = 0
+        row.tags_code = 0
+        row.delay_level = 0
+
+        # Which topic: mostly the one before.
+        number = last_topic
+        if number < 0 or topics[number, 1] != topic_size or not same_bytes(segment, topics[number, 0], segment, topic, topic_size):
+            mixed = np.uint64(1469598103934665603)
+            for index in range(topic_size):
+                mixed = (mixed ^ np.uint64(segment[topic + index])) * np.uint64(1099511628211)
+            slot = np.int64((mixed ^ (mixed >> np.uint64(32))) & np.uint64(mask))
+            while True:
+                number = np.int64(table[slot])
+                if number < 0:
+                    number = known
+                    table[slot] = number
+                    topics[number, 0] = topic
+                    topics[number, 1] = topic_size
+                    known += 1
+                    break
+                if topics[number, 1] == topic_size and same_bytes(segment, topics[number, 0], segment, topic, topic_size):
+                    break
+                slot = (slot + 1) & mask
+            last_topic = number
+        row.topic = number
+
+        # Properties: the last pair of a name wins; a pair needs a name and a value (spec 2.5).
+        position = properties
+        stop = properties + properties_size
+        while position < stop:
+            name = position
+            while position < stop and segment[position] != 1 and segment[position] != 2:
+                position += 1
+            name_size = position - name
+            if position >= stop or segment[position] == 2:
+                position += 1
+                continue
+            position += 1
+            value = position
+            while position < stop and segment[position] != 2:
+                position += 1
+            value_size = position - value
+            position += 1
+            if name_size == 0 or value_size == 0:
+                continue
+            if _is(segment, name, name_size, _TAGS):
+                row.tags_start = value - at
+                row.tags_size = value_size
+            elif _is(segment, name, name_size, _KEYS):
+                row.keys_start = value - at
+                row.keys_size = value_size
+            elif _is(segment, name, name_size, _UNIQ):
+                row.uniq_start = value - at
+                row.uniq_size = value_size
+            elif _is(segment, name, name_size, _DELAY) and value_size <= 9:
+                level = np.int64(0)
+                for index in range(value_size):
+                    digit = np.int64(segment[value + index]) - 48
+                    if digit < 0 or digit > 9:
+                        level = np.int64(0)
+                        break
+                    level = level * 10 + digit
+                row.delay_level = level
+        if row.tags_size > 0:
+            begin = at + np.int64(row.tags_start)
+            row.tags_code = string_hash(segment, begin, begin + np.int64(row.tags_size))
+        at += total
+        count += 1
+    out[0] = count
+    out[1] = known
+    out[2] = at
+    out[3] = reason
+    return result
+
+
+@njit(
+    "int64(Array(uint8, 1, 'C', readonly=True), int64, int64, int64, boolean, Array(int64, 1, 'C'))",
+    cache=True,
+    nogil=True,
+)
+def scan(segment, start, end, base_offset, require_crc, out):  # type: ignore[no-untyped-def]
+    """Check records of ``segment[start:end]`` one by one, bodies and CRCs included, as a recovery does (spec 8.3).
+
+    A record counts when its length chain, magic, physical offset and body CRC are right, and its ``__CRC32#`` too when it
+    has one; with ``require_crc`` it must have one. ``out`` becomes (records, end of the last good one, its start, its
+    store timestamp, reason of the stop). Returns WALK_LIMIT, WALK_BLANK or WALK_BAD.
+    """
+    at = start
+    out[0] = 0
+    out[1] = start
+    out[2] = -1
+    out[3] = 0
+    out[4] = OK
+    while at < end:
+        if at + 8 <= end and load4(segment, at + 4) == MAGIC_BLANK:
+            return WALK_BLANK
+        (reason, total, born, _host, body, body_size, topic, topic_size, properties, properties_size) = layout(segment, at, end)
+        if reason == OK and load8(segment, at + 28) != base_offset + at:
+            reason = REASON_PHYSICAL_OFFSET
+        if reason == OK:
+            crc = np.int64(crc32(segment, body, body_size, np.uint32(0))) & 0x7FFFFFFF if body_size else np.int64(0)
+            if crc != load4(segment, at + 8):
+                reason = REASON_BODY_CRC
+        if reason == OK:
+            if has_crc_slot(segment, properties, properties_size):
+                crc = np.int64(crc32(segment, at, total - CRC_SLOT_BYTES, np.uint32(0))) & 0x7FFFFFFF
+                if crc != crc_slot_value(segment, at + total - CRC_SLOT_BYTES):
+                    reason = REASON_RECORD_CRC
+            elif require_crc:
+                reason = REASON_RECORD_CRC_MISSING
+            else:
+                # Without that CRC a page that never reached the disk still shows: it reads as zeros, which no topic
+                # and no property holds.
+                for index in range(topic, topic + topic_size):
+                    if segment[index] == 0:
+                        reason = REASON_PROPERTIES
+                for index in range(properties, properties + properties_size):
+                    if segment[index] == 0:
+                        reason = REASON_PROPERTIES
+        if reason != OK:
+            out[4] = reason
+            return WALK_BAD
+        out[0] += 1
+        out[2] = at
+        out[3] = load8(segment, at + 48 + born)
+        at += total
+        out[1] = at
+    out[4] = REASON_SHORT
+    return WALK_LIMIT

@@ -1,0 +1,134 @@
+"""System calls about processes that the supervisor and the command line share: lock holders, pidfds, subreaper.
+
+Nothing here trusts a bare pid. A pid may be reused between looking and acting, so a process is first pinned by a pidfd and
+then checked again (it still holds the lock, it still has the start time we noted) before a signal goes through that pidfd.
+Linux only (kernel 5.4 or later for pidfds that can be waited for).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import select
+import signal
+import struct
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+_PR_SET_NAME = 15
+_PR_SET_CHILD_SUBREAPER = 36
+# struct flock of 64-bit Linux: type, whence, start, length, pid, and the padding the kernel writes too.
+_FLOCK = struct.Struct("hhqqi4x")
+
+
+def become_subreaper() -> None:
+    """Make this process the parent of orphaned grandchildren, so that it can wait for them. Raises OSError."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def set_process_name(name: str) -> None:
+    """Name shown by ``ps`` and ``top``; the kernel keeps 15 bytes of it."""
+    with contextlib.suppress(OSError):
+        _prctl(_PR_SET_NAME, name.encode()[:15])
+
+
+def _prctl(option: int, argument: int | bytes) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    value = ctypes.c_char_p(argument) if isinstance(argument, bytes) else ctypes.c_ulong(argument)
+    if libc.prctl(ctypes.c_int(option), value, ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0)) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+
+
+def lock_holder(path: Path) -> int | None:
+    """Pid of the process that holds a POSIX lock on ``path``; None when nobody does, 0 when the system hides it.
+
+    Must not be called by the holder itself: closing any descriptor of a file drops all of the process's locks on it.
+    """
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(fd, fcntl.F_GETLK, asked))
+    finally:
+        os.close(fd)
+    return None if kind == fcntl.F_UNLCK else max(0, pid)
+
+
+def kill_lock_holder(path: Path) -> int | None:
+    """SIGKILL the process that holds ``path``, and no other; returns its pid, None when there was none to kill."""
+    pid = lock_holder(path)
+    if not pid or pid == os.getpid():
+        return None
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return None
+    try:
+        # The pidfd pins whoever has this pid now; if the lock still names it, that is the holder and not a newcomer.
+        if lock_holder(path) != pid:
+            return None
+        signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        wait_for_exit(pidfd, 5.0)
+    except ProcessLookupError:
+        return None
+    finally:
+        os.close(pidfd)
+    return pid
+
+
+def free_locks(paths: Iterable[Path], patience_s: float) -> list[tuple[str, int]]:
+    """Wait until nobody holds any of ``paths``; SIGKILL who still does after ``patience_s`` seconds.
+
+    Returns ``(file name, pid)`` of each process killed. Raises BlockingIOError when a lock stays held even so (its holder
+    is in another pid namespace, or in an uninterruptible system call).
+    """
+    deadline = time.monotonic() + patience_s
+    held = list(paths)
+    pause_s = 0.005
+    while held := [path for path in held if lock_holder(path) is not None]:
+        if time.monotonic() >= deadline:
+            break
+        time.sleep(pause_s)
+        pause_s = min(pause_s * 2, 0.1)
+    killed = [(path.name, pid) for path in held if (pid := kill_lock_holder(path)) is not None]
+    for path in held:
+        if (pid := lock_holder(path)) is not None:
+            raise BlockingIOError(f"{path} stays locked by process {pid or 'in another pid namespace'}")
+    return killed
+
+
+def wait_for_exit(pidfd: int, timeout_s: float | None) -> bool:
+    """True once the process behind ``pidfd`` has ended; False after ``timeout_s`` seconds (None waits for ever)."""
+    poller = select.poll()
+    poller.register(pidfd, select.POLLIN)
+    return bool(poller.poll(None if timeout_s is None else timeout_s * 1000))
+
+
+def start_time_ticks(pid: int) -> int | None:
+    """When ``pid`` started, in clock ticks since boot: with the pid it names one process for good. None if it is gone."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return None
+    # The second field is the name in parentheses and may hold anything; what follows its last ')' is plain.
+    return int(stat[stat.rindex(b")") + 2 :].split()[19])
+
+
+def open_process(pid: int, started_ticks: int | None) -> int | None:
+    """A pidfd of process ``pid`` if it is still the one that started at ``started_ticks``, else None."""
+    if pid <= 0:
+        return None
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:
+        return None
+    if started_ticks is not None and start_time_ticks(pid) != started_ticks:
+        os.close(pidfd)
+        return None
+    return pidfd

@@ -1,0 +1,129 @@
+"""What ``status`` reports: processes with their CPU, memory, position and lag, and the positions of the node.
+
+Memory is the proportional set size (PSS) without the mapped files of the store: pages that workers share count once in
+the sum, and the page cache of the log, which the kernel takes back at will, does not count at all.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from commitmq.control import ControlBlock, DiskFlag, DispatcherWord, Word
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+# A mapping's first line in smaps (address range, permissions, offset, device, inode, path), or its Pss line.
+_SMAPS = re.compile(rb"^(?:[0-9a-f]+-[0-9a-f]+ \S+ \S+ \S+ \S+ *([^\n]*)|Pss: +([0-9]+) kB)$", re.MULTILINE)
+
+# What a worker's own position is, and what it follows: lag is the difference in bytes of the CommitLog.
+_Position = Callable[[ControlBlock, bool], tuple[int, int]]
+_POSITIONS: dict[str, _Position] = {
+    "writer": lambda control, _sync: (control.get(Word.WRITTEN), control.get(Word.WRITTEN)),
+    "flush": lambda control, _sync: (control.get(Word.FLUSHED), control.get(Word.WRITTEN)),
+    "allocate": lambda control, _sync: (control.get(Word.ALLOCATED), control.get(Word.ALLOCATED)),
+    "reput": lambda control, sync: (control.get(Word.REPUT), control.visible(sync)),
+    "dispatcher-consume_queue": lambda control, _sync: (
+        control.dispatcher(0, DispatcherWord.DISPATCHED),
+        control.get(Word.REPUT),
+    ),
+}
+
+
+def position_and_lag(role: str, control: ControlBlock, sync_flush: bool) -> tuple[int | None, int | None]:
+    """Position and lag of ``role`` in bytes; both None for a role that follows no position.
+
+    The two words are read one after the other, so a lag may be a moment old; it is never shown below zero.
+    """
+    read = _POSITIONS.get(role)
+    if read is None:
+        return None, None
+    position, followed = read(control, sync_flush)
+    return position, max(0, followed - position)
+
+
+def positions(control: ControlBlock) -> dict[str, int]:
+    """The node-wide words that people ask for, by name; bytes of the CommitLog unless the name says otherwise."""
+    names = (
+        Word.MIN_OFFSET, Word.REPUT, Word.FLUSHED, Word.WRITTEN, Word.ALLOCATED, Word.WRITTEN_TIMESTAMP,
+        Word.FLUSH_ERRNO, Word.WRITER_GENERATION, Word.TOPICS_VERSION, Word.RECOVERED_END,
+    )  # fmt: skip
+    words = {name.name.lower(): control.get(name) for name in names}
+    words["dispatched"] = control.dispatcher(0, DispatcherWord.DISPATCHED)
+    words["dispatched_durable"] = control.dispatcher(0, DispatcherWord.DURABLE)
+    words["dispatcher_flags"] = control.dispatcher(0, DispatcherWord.FLAGS)
+    return words
+
+
+def disk_flags(control: ControlBlock) -> list[str]:
+    """Names of the reasons for which sends are refused right now."""
+    flags = control.get(Word.DISK_FLAGS)
+    return [flag.name for flag in DiskFlag if flags & flag]
+
+
+def cpu_seconds(pid: int) -> float | None:
+    """User plus system time of process ``pid`` since it started; None when it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
+            stat = file.read(4096)
+    except OSError:
+        return None
+    fields = stat[stat.rindex(b")") + 2 :].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+
+
+def memory_bytes(pid: int, store: Path) -> int | None:
+    """PSS of ``pid`` without mappings of files under ``store``; None when it is gone or not ours to look at."""
+    try:
+        smaps = Path(f"/proc/{pid}/smaps").read_bytes()
+    except OSError:
+        return None
+    inside = os.fsencode(store) + b"/"
+    total_kib = 0
+    counts = True
+    for path, pss in _SMAPS.findall(smaps):
+        if pss:
+            total_kib += int(pss) if counts else 0
+        else:
+            counts = not path.startswith(inside)
+    return total_kib * 1024
+
+
+@dataclass(slots=True)
+class CpuMeter:
+    """CPU use of one process over the last two samples, in percent of one core."""
+
+    pid: int = 0
+    seconds: float = 0.0
+    at_ms: int = 0
+    percent: float = 0.0
+
+    def sample(self, pid: int, now_ms: int) -> None:
+        """Look again at ``pid`` at monotonic time ``now_ms``; a new pid starts from zero."""
+        seconds = cpu_seconds(pid) if pid else None
+        if seconds is None:
+            self.pid, self.percent = 0, 0.0
+            return
+        if pid == self.pid and now_ms > self.at_ms:
+            self.percent = round((seconds - self.seconds) * 100_000 / (now_ms - self.at_ms), 1)
+        elif pid != self.pid:
+            self.percent = 0.0
+        self.pid, self.seconds, self.at_ms = pid, seconds, now_ms
+
+
+def process_row(
+    role: str, pid: int, state: str, restarts: int, cpu: CpuMeter, store: Path, **details: Any
+) -> dict[str, Any]:
+    """What every process's row has in common; ``details`` adds position, lag, last error, endpoints."""
+    return {
+        "role": role,
+        "pid": pid or None,
+        "state": state,
+        "restarts": restarts,
+        "cpu_percent": cpu.percent if pid else None,
+        "memory_bytes": memory_bytes(pid, store) if pid else None,
+        **details,
+    }

@@ -1,0 +1,419 @@
+"""Appending to the CommitLog: the tail, its segment, and the order of stores that makes a killed writer harmless.
+
+Invariants
+    * ``position`` is the end of the last complete record (or of a filler: then the base of the next segment).
+    * A record is complete only when its first 8 bytes (size, magic) are there, and they are stored last. Whoever is killed
+      before that leaves zeros where a reader looks for the next record.
+    * Everything behind ``position`` in the last segment is zero: recovery and :meth:`CommitLogAppender.open` see to it.
+      Otherwise a stale record behind a cut could link up again with a new one of the right length.
+    * A record never straddles segments: before one that does not fit (``size + 8 > rest``, spec 2.11) an 8-byte filler is
+      stored, and only after the next segment is there: a full disk therefore leaves the log as it was.
+    * A run may be split at a segment's end; its parts are in order and nothing comes between them.
+
+Not here: sockets, queue offsets, acks, making segment files. ``open_segment`` is given by the caller.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from isal import isal_zlib
+
+from commitmq.errors import CommitMQError, StoreError
+from commitmq.kernels import raw
+from commitmq.kernels.run import check_run, properties_reason, store_run
+
+CRC_SLOT = b"__CRC32#\x01" + b"0" * 10 + b"\x02"
+FILLER_BYTES = 8
+MAX_PROPERTIES_BYTES = 32_767
+MAX_RECORD_OVERHEAD_BYTES = 65_536
+PREBUILT_FLAGS_V6_BORN = 0x10
+PREBUILT_FLAGS_V6_STORE = 0x20
+
+# Marks that change what a message is. A plain send must not forge them (architecture section 3.2): they belong to
+# delay, transactions, timers, inner batches and multi-dispatch, which have operations of their own.
+FORBIDDEN_PROPERTIES = (
+    "DELAY",
+    "TRAN_MSG",
+    "INNER_NUM",
+    "INNER_BASE",
+    "INNER_MULTI_DISPATCH",
+    "INNER_MULTI_QUEUE_OFFSET",
+    "TIMER_DELAY_SEC",
+    "TIMER_DELAY_MS",
+    "TIMER_DELIVER_MS",
+    "TIMER_OUT_MS",
+    "TIMER_DEL_UNIQKEY",
+    "__CRC32#",
+)
+
+_MADV_POPULATE_WRITE = 23  # Linux 5.14; the mmap module has no name for it yet
+_POPULATE_CHUNK_BYTES = 256 * 1024
+
+_SENTENCES = {
+    raw.REASON_SHORT: "its size or the sizes inside point past the end",
+    raw.REASON_MAGIC: "its magic is not that of a record",
+    raw.REASON_LENGTHS: "the sizes of its parts do not add up to its size",
+    raw.REASON_BODY_CRC: "its bodyCRC does not match its body",
+    raw.REASON_PROPERTIES: "its properties are not name 0x01 value 0x02 pairs with non-empty names and values",
+    raw.REASON_TOPIC: "it names another topic than the request",
+    raw.REASON_QUEUE: "it names another queue than the request",
+    raw.REASON_SYS_FLAG: "its sysFlag has bits that a plain send must not set, or another host layout than hello said",
+    raw.REASON_RESERVED_FIELD: "a field that the node fills in is not zero",
+    raw.REASON_RECORD_SIZE: "it is larger than commit_log.max_message_bytes + 65536",
+    raw.REASON_BODY_SIZE: "its body is larger than commit_log.max_message_bytes",
+    raw.REASON_FORBIDDEN_PROPERTY: "it carries a property that only the node may set",
+    raw.REASON_CRC_SLOT: "its properties do not end with the 20-byte __CRC32# slot that hello asked for",
+    raw.REASON_UTF8: "its properties are not UTF-8",
+}
+
+_FIXED = struct.Struct(">iiiiiqqiq")  # totalSize … bornTimestamp: 48 bytes
+
+
+class MessageIllegalError(CommitMQError):
+    """A message or run breaks a rule; nothing of it was stored. ``code`` is RocketMQ's PutMessageStatus name."""
+
+    def __init__(self, sentence: str, *, code: str = "MESSAGE_ILLEGAL") -> None:
+        super().__init__(sentence)
+        self.code = code
+
+
+class SegmentUnavailableError(StoreError):
+    """The next segment is not there (yet); nothing was stored."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Neighbouring records of one run: ``count`` from ``physical_offset`` on, ``size_bytes`` together."""
+
+    count: int
+    physical_offset: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """What an append did. Offsets in bytes of the log, time in ms, ``end`` is the offset after the last record."""
+
+    parts: list[Part]
+    end: int
+    store_timestamp: int
+
+    @property
+    def physical_offset(self) -> int:
+        return self.parts[0].physical_offset
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedRun:
+    """A run that :meth:`CommitLogAppender.check_run` found good. ``ends[i]`` is the end of record i in it."""
+
+    data: np.ndarray[Any, np.dtype[np.uint8]]
+    ends: np.ndarray[Any, np.dtype[np.int64]]
+    count: int
+
+
+class CommitLogAppender:
+    """The only writer of a CommitLog's tail."""
+
+    def __init__(
+        self,
+        position: int,
+        *,
+        segment_bytes: int,
+        open_segment: Callable[[int], mmap.mmap | None],
+        store_host: bytes,
+        max_message_bytes: int,
+        properties_crc: bool,
+        last_timestamp: int = 0,
+        populate_window_bytes: int = 0,
+        clock: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        """``position``: the log's end. ``store_host``: 4 or 16 address bytes and a 4-byte port, big-endian.
+
+        ``open_segment(base)`` returns a writable mapping of the segment at ``base``, None while it does not exist.
+        ``last_timestamp``: store timestamp of the newest record, below which no new one goes even if the clock does.
+        """
+        self.position = position
+        self.segment_bytes = segment_bytes
+        self.max_message_bytes = max_message_bytes
+        self.properties_crc = properties_crc
+        self.store_host = store_host
+        self._store_host_array = np.frombuffer(store_host, np.uint8)
+        self._open_segment = open_segment
+        self._clock = clock
+        self.last_timestamp = last_timestamp
+        self._map: mmap.mmap | None = None
+        self._array = np.empty(0, np.uint8)
+        self._base = -1
+        self._populate_window_bytes = populate_window_bytes
+        self._populated = 0
+        names = [name.encode() for name in FORBIDDEN_PROPERTIES]
+        self._names = np.frombuffer(b"".join(names), np.uint8)
+        self._name_ends = np.cumsum([len(name) for name in names], dtype=np.int64)
+        self._ends = np.zeros(4096, np.int64)
+        self._out = np.zeros(2, np.int64)
+
+    # ------------------------------------------------------------ checks
+
+    def check_run(self, data: Any, topic: bytes, queue_id: int, *, born_v6: bool) -> CheckedRun:
+        """Check all of a run (any buffer); raises MessageIllegalError that names the record. Stores nothing."""
+        buffer = np.frombuffer(data, np.uint8)
+        if buffer.size < 91:
+            raise MessageIllegalError("the run is shorter than one record")
+        most = buffer.size // 91 + 1
+        if self._ends.size < most:
+            self._ends = np.zeros(most, np.int64)
+        flags = (PREBUILT_FLAGS_V6_BORN if born_v6 else 0) | (PREBUILT_FLAGS_V6_STORE if len(self.store_host) == 20 else 0)
+        reason = check_run(
+            buffer,
+            np.frombuffer(topic, np.uint8),
+            queue_id,
+            self.max_message_bytes,
+            self.max_message_bytes + MAX_RECORD_OVERHEAD_BYTES,
+            flags,
+            self.properties_crc,
+            self._names,
+            self._name_ends,
+            self._ends,
+            self._out,
+        )
+        count = int(self._out[0])
+        if reason != raw.OK:
+            sentence = _SENTENCES.get(reason, f"reason {reason}")
+            raise MessageIllegalError(f"record {count} of the run, at byte {int(self._out[1])}: {sentence}")
+        return CheckedRun(buffer, self._ends[:count], count)
+
+    def encode(
+        self,
+        topic: bytes,
+        queue_id: int,
+        body: Any,
+        properties: bytes,
+        *,
+        sys_flag: int,
+        flag: int,
+        born_timestamp: int,
+        born_host: bytes,
+        reconsume_times: int = 0,
+    ) -> bytearray:
+        """One record of a single send, complete but for what :meth:`append_record` fills in.
+
+        ``properties`` are encoded pairs without a CRC slot; ``topic`` is checked by the caller. Raises
+        MessageIllegalError for sizes over the limits and for malformed or forbidden properties.
+        """
+        size = len(body)
+        if size > self.max_message_bytes:
+            raise MessageIllegalError(f"the body has {size} bytes, commit_log.max_message_bytes allows {self.max_message_bytes}")
+        room = MAX_PROPERTIES_BYTES - (len(CRC_SLOT) if self.properties_crc else 0)
+        if len(properties) > room:
+            raise MessageIllegalError(
+                f"the properties have {len(properties)} bytes, at most {room} fit", code="PROPERTIES_SIZE_EXCEEDED"
+            )
+        if sys_flag & ~0x701 or (sys_flag & 0x700) > 0x300:
+            raise MessageIllegalError("sys_flag may carry only the compression bits 0x1 and 0x700")
+        if properties:
+            reason = properties_reason(np.frombuffer(properties, np.uint8), 0, len(properties), self._names, self._name_ends)
+            if reason != raw.OK:
+                raise MessageIllegalError("the message: " + _SENTENCES[reason].replace("its ", "", 1))
+        if self.properties_crc:
+            properties += CRC_SLOT
+        long_topic = len(topic) > 127
+        host_flags = (0x10 if len(born_host) == 20 else 0) | (0x20 if len(self.store_host) == 20 else 0)
+        total = 74 + len(born_host) + len(self.store_host) + size + (2 if long_topic else 1) + len(topic) + len(properties)
+        record = bytearray(
+            b"".join(
+                (
+                    _FIXED.pack(
+                        total,
+                        raw.MAGIC_V2 if long_topic else raw.MAGIC_V1,
+                        isal_zlib.crc32(body) & 0x7FFFFFFF if size else 0,
+                        queue_id,
+                        flag,
+                        0,
+                        0,
+                        sys_flag | host_flags,
+                        born_timestamp,
+                    ),
+                    born_host,
+                    b"\0\0\0\0\0\0\0\0",
+                    self.store_host,
+                    struct.pack(">iqi", reconsume_times, 0, size),
+                    body,
+                    len(topic).to_bytes(2 if long_topic else 1, "big"),
+                    topic,
+                    len(properties).to_bytes(2, "big"),
+                    properties,
+                )
+            )
+        )
+        return record
+
+    # ------------------------------------------------------------ appends
+
+    def append_record(self, record: bytearray, queue_offset: int, born_host_bytes: int) -> Appended:
+        """Append one record of :meth:`encode` as queue offset ``queue_offset``.
+
+        Raises SegmentUnavailableError, having stored nothing.
+        """
+        size = len(record)
+        at = self._room_for(size)
+        stamp = self._timestamp()
+        offset = self._base + at
+        struct.pack_into(">qq", record, 20, queue_offset, offset)
+        struct.pack_into(">q", record, 48 + born_host_bytes, stamp)
+        if self.properties_crc:
+            value = isal_zlib.crc32(memoryview(record)[: size - 20]) & 0x7FFFFFFF
+            record[-11:-1] = f"{value:010d}"[::-1].encode()
+        target = self._map
+        assert target is not None
+        target[at + 8 : at + size] = memoryview(record)[8:]
+        target[at : at + 8] = record[:8]
+        self.position = offset + size
+        return Appended([Part(1, offset, size)], self.position, stamp)
+
+    def append_run(self, run: CheckedRun, queue_offset: int, born_host: bytes) -> Appended:
+        """Append a checked run; its records get ``queue_offset`` and the following numbers.
+
+        All or nothing: when a segment is missing in the middle, what was copied is zeroed again before
+        SegmentUnavailableError is raised. Nobody has seen it, because the caller publishes the position afterwards.
+        """
+        parts: list[Part] = []
+        before = self.position
+        stamp = self._timestamp()
+        ends = run.ends
+        host = np.frombuffer(born_host, np.uint8)
+        done = 0
+        start = 0
+        while done < run.count:
+            first = int(ends[done]) - start
+            try:
+                at = self._room_for(first)
+            except SegmentUnavailableError:
+                self._undo(before, parts)
+                raise
+            room = self.segment_bytes - at - FILLER_BYTES
+            fits = int(np.searchsorted(ends, start + room, side="right"))
+            stop = int(ends[fits - 1])
+            store_run(
+                run.data,
+                start,
+                stop,
+                self._array,
+                at,
+                self._base,
+                queue_offset + done,
+                stamp,
+                host,
+                self._store_host_array,
+                self.properties_crc,
+            )
+            target = self._map
+            assert target is not None
+            target[at : at + 8] = run.data[start : start + 8].tobytes()
+            parts.append(Part(fits - done, self._base + at, stop - start))
+            self.position = self._base + at + stop - start
+            done = fits
+            start = stop
+        return Appended(parts, self.position, stamp)
+
+    def _undo(self, position: int, parts: list[Part]) -> None:
+        """Zero ``parts`` and the fillers between them, last first, and go back to ``position``."""
+        for part in reversed(parts):
+            self._switch(part.physical_offset - part.physical_offset % self.segment_bytes)
+            assert self._map is not None
+            at = part.physical_offset - self._base
+            self._map[at : at + part.size_bytes] = bytes(part.size_bytes)
+            if part is not parts[-1] or self.position % self.segment_bytes == 0:
+                # A segment that was left behind ends with a filler after its part.
+                rest = self.segment_bytes - at - part.size_bytes
+                self._map[at + part.size_bytes : at + part.size_bytes + min(rest, FILLER_BYTES)] = bytes(min(rest, FILLER_BYTES))
+        if parts and position % self.segment_bytes + FILLER_BYTES <= self.segment_bytes:
+            first_base = position - position % self.segment_bytes
+            if parts[0].physical_offset >= first_base + self.segment_bytes:
+                self._switch(first_base)
+                assert self._map is not None
+                at = position - first_base
+                self._map[at : at + FILLER_BYTES] = bytes(FILLER_BYTES)
+        self.position = position
+
+    def populate_ahead(self) -> None:
+        """Have the kernel map pages a little ahead of the tail, so that a store does not fault page by page.
+
+        Cheap to call after every turn; does at most one chunk. Populating marks pages dirty, so only a small window.
+        """
+        if self._map is None or not self._populate_window_bytes:
+            return
+        at = self.position - self._base
+        if self._populated >= min(self.segment_bytes, at + self._populate_window_bytes // 2):
+            return
+        start = max(self._populated, at & ~4095)
+        size = min(_POPULATE_CHUNK_BYTES, self._populate_window_bytes, self.segment_bytes - start)
+        if size <= 0:
+            return
+        try:
+            self._map.madvise(_MADV_POPULATE_WRITE, start, size)
+        except OSError:
+            self._populate_window_bytes = 0  # an older kernel: stores fault one by one instead
+            return
+        self._populated = start + size
+
+    def close(self) -> None:
+        """Drop the mapping of the last segment."""
+        self._array = np.empty(0, np.uint8)
+        if self._map is not None:
+            self._map.close()
+        self._map = None
+        self._base = -1
+
+    def _timestamp(self) -> int:
+        # Never below the newest record's: the clock may be set back, store timestamps in the log must not (spec 5.1).
+        self.last_timestamp = max(self.last_timestamp, self._clock())
+        return self.last_timestamp
+
+    def _room_for(self, size: int) -> int:
+        """Position in the mapped segment where ``size`` bytes can go, rolling to the next segment if they must."""
+        at = self.position - self._base
+        if self._map is not None and at + size + FILLER_BYTES <= self.segment_bytes:
+            return at
+        if size + FILLER_BYTES > self.segment_bytes:
+            raise MessageIllegalError(
+                f"the record has {size} bytes and cannot fit a segment of {self.segment_bytes} (commit_log.segment_bytes)"
+            )
+        base = self.position - self.position % self.segment_bytes
+        at = self.position - base
+        if at + size + FILLER_BYTES <= self.segment_bytes:
+            self._switch(base)
+            return at
+        following = self._open(base + self.segment_bytes)
+        if base != self._base:
+            self._switch(base)
+        assert self._map is not None
+        rest = self.segment_bytes - at
+        # Size and magic in one store: half a filler must never be seen.
+        self._map[at : at + FILLER_BYTES] = struct.pack(">ii", rest, raw.MAGIC_BLANK)
+        self._adopt(following, base + self.segment_bytes)
+        self.position = self._base
+        return 0
+
+    def _switch(self, base: int) -> None:
+        self._adopt(self._open(base), base)
+
+    def _open(self, base: int) -> mmap.mmap:
+        mapping = self._open_segment(base)
+        if mapping is None:
+            raise SegmentUnavailableError(f"the segment at {base} has not been allocated")
+        return mapping
+
+    def _adopt(self, mapping: mmap.mmap, base: int) -> None:
+        self.close()
+        self._map = mapping
+        self._array = np.frombuffer(mapping, np.uint8)
+        self._base = base
+        self._populated = 0

@@ -1,0 +1,108 @@
+"""Constants of the on-disk format: magics, sysFlag bits, property names, limits (spec 2.1, 2.3, 2.6, 2.7).
+
+Every number that two modules must agree on lives here, so that a reader of the format has one place to look.
+All integers on disk are big-endian; offsets and sizes are bytes, time stamps milliseconds since the epoch.
+"""
+
+from __future__ import annotations
+
+from typing import Final, NamedTuple
+
+# Signed, because RocketMQ's integers are: comparing an unpacked ">i" with an unsigned literal would never match.
+MAGIC_V1: Final = 0xDAA320A7 - (1 << 32)
+MAGIC_V2: Final = 0xDAA320AB - (1 << 32)
+MAGIC_FILLER: Final = 0xCBD43194 - (1 << 32)
+
+FILLER_BYTES: Final = 8
+"""What must stay free behind every record so that the end of a segment can be marked (spec 2.11)."""
+
+UNIT_BYTES: Final = 20
+"""One ConsumeQueue unit: physical offset i8, record size i4, tags code i8 (spec 3.1)."""
+
+PREBLANK_SIZE: Final = 0x7FFFFFFF
+"""Size field of a unit that only fills the queue up to its first real offset (spec 3.3)."""
+
+SIZE_OFFSET: Final = 0
+MAGIC_OFFSET: Final = 4
+BODY_CRC_OFFSET: Final = 8
+QUEUE_ID_OFFSET: Final = 12
+FLAG_OFFSET: Final = 16
+QUEUE_OFFSET_OFFSET: Final = 20
+PHYSICAL_OFFSET_OFFSET: Final = 28
+SYS_FLAG_OFFSET: Final = 36
+BORN_TIMESTAMP_OFFSET: Final = 40
+BORN_HOST_OFFSET: Final = 48
+
+MIN_RECORD_BYTES: Final = 91
+"""A v1 record with two IPv4 hosts and neither body, topic nor properties."""
+
+
+class SysFlag:
+    """Bits of a record's sysFlag (spec 2.3)."""
+
+    COMPRESSED: Final = 0x001
+    MULTI_TAGS: Final = 0x002
+    TRANSACTION_MASK: Final = 0x00C
+    TRANSACTION_PREPARED: Final = 0x004
+    TRANSACTION_COMMIT: Final = 0x008
+    TRANSACTION_ROLLBACK: Final = 0x00C
+    BORN_HOST_V6: Final = 0x010
+    STORE_HOST_V6: Final = 0x020
+    NEED_UNWRAP: Final = 0x040
+    INNER_BATCH: Final = 0x080
+    COMPRESSION_MASK: Final = 0x700
+    COMPRESSION_LZ4: Final = 0x100
+    COMPRESSION_ZSTD: Final = 0x200
+    COMPRESSION_ZLIB: Final = 0x300
+
+
+class Property:
+    """Names of properties with a meaning to the store or the client (spec 2.6)."""
+
+    KEYS: Final = "KEYS"
+    TAGS: Final = "TAGS"
+    WAIT: Final = "WAIT"
+    DELAY: Final = "DELAY"
+    RETRY_TOPIC: Final = "RETRY_TOPIC"
+    REAL_TOPIC: Final = "REAL_TOPIC"
+    REAL_QUEUE_ID: Final = "REAL_QID"
+    TRANSACTION_PREPARED: Final = "TRAN_MSG"
+    PRODUCER_GROUP: Final = "PGROUP"
+    UNIQUE_KEY: Final = "UNIQ_KEY"
+    CLUSTER: Final = "CLUSTER"
+    REGION: Final = "MSG_REGION"
+    TRACE_ON: Final = "TRACE_ON"
+    SHARDING_KEY: Final = "__SHARDINGKEY"
+    INNER_NUM: Final = "INNER_NUM"
+    INNER_BASE: Final = "INNER_BASE"
+    TIMER_DELAY_SECONDS: Final = "TIMER_DELAY_SEC"
+    TIMER_DELAY_MS: Final = "TIMER_DELAY_MS"
+    TIMER_DELIVER_MS: Final = "TIMER_DELIVER_MS"
+    INNER_MULTI_DISPATCH: Final = "INNER_MULTI_DISPATCH"
+    CRC32: Final = "__CRC32#"
+
+
+KEY_SEPARATOR: Final = " "
+NAME_VALUE_SEPARATOR: Final = b"\x01"
+PROPERTY_SEPARATOR: Final = b"\x02"
+
+CRC_PROPERTY_PREFIX: Final = b"__CRC32#\x01"
+CRC_PROPERTY_BYTES: Final = 20
+"""``__CRC32#`` 0x01, ten digits, 0x02: always the record's last bytes (spec 2.9)."""
+
+MAX_PROPERTIES_BYTES: Final = 32_767
+MAX_TOPIC_UNITS: Final = 127
+MAX_LONG_TOPIC_UNITS: Final = 255
+MAX_GROUP_UNITS: Final = 120
+V1_TOPIC_UNITS: Final = 127
+"""A topic longer than this many UTF-16 units makes the record a v2 one (spec 2.1)."""
+
+RETRY_PREFIX: Final = "%RETRY%"
+DLQ_PREFIX: Final = "%DLQ%"
+
+
+class Host(NamedTuple):
+    """A socket address as a record holds it: ``ip`` is IPv4 or IPv6 text, ``port`` a signed 32-bit number."""
+
+    ip: str
+    port: int

@@ -1,0 +1,456 @@
+"""Reading queues by offset and time, as RocketMQ's getMessage does (spec 3.4 - 3.7, 9.1), without owning a file.
+
+Another process appends to the ConsumeQueues; this one looks. What may be shown is decided by two physical offsets that the
+caller passes with every call: ``bound`` (a unit counts when its record ends at or below it) and ``floor`` (a unit counts
+when its record begins at or above it: the log's minimum, or where a deleted topic's namesake may begin). Along a queue
+both are monotone, so the visible part is an interval, found by bisection and then only extended.
+
+What a queue costs here is one small object: descriptors are bounded by an FdCache, maps by the CommitLog.
+Nothing here writes; the minimum of spec 3.6 is a number in memory. Pre-blank units are passed over.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from commitmq.errors import StoreError
+from commitmq.kernels.tags import MATCH, NO_RECORD, match_tags
+from commitmq.store.commit_log import CommitLog
+from commitmq.store.fd_cache import FdCache
+from commitmq.store.format import PREBLANK_SIZE, UNIT_BYTES
+from commitmq.store.layout import segment_name
+from commitmq.store.tag_filter import TagFilter
+
+UNIT: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
+Units = NDArray[np.void]
+"""Array of :data:`UNIT`: the 20 bytes of each ConsumeQueue unit as they are on disk."""
+
+_UNIT: Final = struct.Struct(">qiq")
+# Units examined by one filtered read: 1.3 MB of index, about a millisecond, so that no pull holds up the others.
+SCAN_UNITS: Final = 65_536
+_CHUNK_UNITS: Final = 8_192
+_TAIL_UNITS: Final = 128
+MAX_CACHED_QUEUES: Final = 65_536
+# A frame sent from the mapping costs its own bookkeeping in ZeroMQ; below this size copying is cheaper.
+ZERO_COPY_BYTES: Final = 16 * 1024
+MAX_FRAMES: Final = 64
+
+
+class PullStatus(StrEnum):
+    """Outcome of a read, by RocketMQ's names (spec 9.1)."""
+
+    FOUND = "FOUND"
+    NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
+    NO_MESSAGE_IN_QUEUE = "NO_MESSAGE_IN_QUEUE"
+    OFFSET_OVERFLOW_ONE = "OFFSET_OVERFLOW_ONE"
+    OFFSET_OVERFLOW_BADLY = "OFFSET_OVERFLOW_BADLY"
+    OFFSET_TOO_SMALL = "OFFSET_TOO_SMALL"
+    MESSAGE_WAS_REMOVING = "MESSAGE_WAS_REMOVING"
+    NO_MATCHED_LOGIC_QUEUE = "NO_MATCHED_LOGIC_QUEUE"
+
+
+@dataclass(slots=True)
+class PullResult:
+    """``units`` are the matched messages in queue order; reading goes on at ``next_offset``."""
+
+    status: PullStatus
+    next_offset: int
+    min_offset: int
+    max_offset: int
+    units: Units
+
+    @property
+    def count(self) -> int:
+        return len(self.units)
+
+
+_NOTHING: Units = np.empty(0, UNIT)
+
+
+class _Queue:
+    """What is known of one queue. ``first``/``last``: bytes at which its files begin; offsets are queue offsets."""
+
+    __slots__ = ("bound", "first", "floor", "folder", "last", "max", "min")
+
+    def __init__(self, folder: str, first: int, last: int) -> None:
+        self.folder = folder
+        self.first = first
+        self.last = last
+        self.min = self.max = first // UNIT_BYTES
+        self.bound = self.floor = -1
+
+
+class QueueReader:
+    """Reads of all queues under one ``consumequeue/`` folder. Not thread-safe."""
+
+    def __init__(
+        self,
+        commit_log: CommitLog,
+        folder: Path,
+        file_bytes: int,
+        *,
+        max_open_files: int = 512,
+        max_queues: int = MAX_CACHED_QUEUES,
+    ) -> None:
+        self.commit_log = commit_log
+        self.folder = os.fspath(folder)
+        self.file_bytes = file_bytes
+        self.max_queues = max_queues
+        self._fds = FdCache(max_open_files)
+        self._queues: OrderedDict[tuple[str, int], _Queue] = OrderedDict()
+
+    # ------------------------------------------------------------ bounds
+
+    def bounds(self, topic: str, queue: int, *, bound: int, floor: int = 0) -> tuple[int, int] | None:
+        """``(min offset, max offset)`` of what may be shown; max is the next offset. None when the queue has no file."""
+        found = self._synced(topic, queue, bound, floor)
+        return None if found is None else (found.min, found.max)
+
+    def forget(self, topic: str) -> None:
+        """Drop what is known of a topic that was deleted or made anew."""
+        for key in [key for key in self._queues if key[0] == topic]:
+            del self._queues[key]
+
+    def __len__(self) -> int:
+        """Queues that are remembered."""
+        return len(self._queues)
+
+    def close(self) -> None:
+        self._fds.close()
+
+    def _synced(self, topic: str, queue: int, bound: int, floor: int) -> _Queue | None:
+        key = (topic, queue)
+        state = self._queues.get(key)
+        if state is not None:
+            self._queues.move_to_end(key)
+            if state.bound == bound and state.floor == floor:
+                return state
+            if not self._extend(state, bound) or floor < state.floor:
+                del self._queues[key]  # its files were replaced: start again from the folder
+                state = None
+        if state is None:
+            state = self._opened(topic, queue)
+            if state is None:
+                return None
+            self._extend(state, bound)
+            self._queues[key] = state
+            if len(self._queues) > self.max_queues:
+                self._queues.popitem(last=False)
+        if state.floor != floor:
+            self._raise_min(state, floor)
+        return state
+
+    def _opened(self, topic: str, queue: int) -> _Queue | None:
+        folder = f"{self.folder}/{topic}/{queue}"
+        try:
+            names = [entry.name for entry in os.scandir(folder)]
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise StoreError(f"cannot list the queue: {error.strerror}", path=folder) from error
+        bases = [int(name) for name in names if len(name) == 20 and name.isascii() and name.isdigit()]
+        bases = [base for base in bases if base % self.file_bytes == 0]
+        return _Queue(folder, min(bases), max(bases)) if bases else None
+
+    def _extend(self, state: _Queue, bound: int) -> bool:
+        """Move ``state.max`` to the end of what lies below ``bound``; False when the files are no longer those known."""
+        if state.bound == bound:
+            return True
+        was_empty = state.min == state.max
+        known = state.max
+        # The last unit known is read again: when it is gone, the folder was deleted and made anew.
+        start = max(known - 1, state.first // UNIT_BYTES)
+        tail = self._tail(state, start, bound)
+        if known > start and not tail:
+            return False
+        state.max = max(known, start + tail)
+        if tail == _TAIL_UNITS or (tail and (start + tail) * UNIT_BYTES % self.file_bytes == 0):
+            while os.path.exists(f"{state.folder}/{segment_name(state.last + self.file_bytes)}"):
+                state.last += self.file_bytes
+            state.max = self._end(state, state.max, bound)
+        state.bound = bound
+        if was_empty and state.max > state.min:
+            state.floor = -1  # what min points at was not there to be looked at before
+        return True
+
+    def _tail(self, state: _Queue, start: int, bound: int) -> int:
+        """How many of the units from ``start`` on, within one file and _TAIL_UNITS, lie below ``bound``."""
+        data = self._pread(state, start, _TAIL_UNITS)
+        count = 0
+        for physical, size, _ in _UNIT.iter_unpack(data):
+            if not _is_below(physical, size, bound):
+                break
+            count += 1
+        return count
+
+    def _end(self, state: _Queue, known: int, bound: int) -> int:
+        """First queue offset at or after ``known`` that does not lie below ``bound``; all before ``known`` do."""
+        base = state.last
+        while base // UNIT_BYTES > known and not self._unit_is_below(state, base // UNIT_BYTES, bound):
+            base -= self.file_bytes
+        low = max(known, base // UNIT_BYTES)
+        high = (base + self.file_bytes) // UNIT_BYTES
+        return _bisect(low, high, lambda offset: not self._unit_is_below(state, offset, bound))
+
+    def _unit_is_below(self, state: _Queue, offset: int, bound: int) -> bool:
+        unit = self._unit(state, offset)
+        return unit is not None and _is_below(unit[0], unit[1], bound)
+
+    def _raise_min(self, state: _Queue, floor: int) -> None:
+        """Move ``state.min`` to the first real unit at or above ``floor`` (spec 3.6); a missing file counts as below."""
+
+        def is_above(offset: int) -> bool:
+            unit = self._unit(state, offset)
+            return unit is not None and unit[1] != PREBLANK_SIZE and unit[0] >= floor
+
+        if state.min < state.max and not is_above(state.min):
+            state.min = _bisect(state.min, state.max, is_above)
+        state.floor = floor
+
+    # ------------------------------------------------------------ units
+
+    def _pread(self, state: _Queue, offset: int, count: int) -> bytes:
+        """Up to ``count`` units from ``offset`` of the one file that holds it; empty when it is not there."""
+        at = offset * UNIT_BYTES
+        base = at - at % self.file_bytes
+        try:
+            fd = self._fds.read_fd(f"{state.folder}/{segment_name(base)}")
+            data = os.pread(fd, min(count * UNIT_BYTES, base + self.file_bytes - at), at - base)
+        except FileNotFoundError:
+            return b""
+        except OSError as error:
+            raise StoreError(f"cannot read the queue: {error.strerror}", path=state.folder, offset=at) from error
+        return data if len(data) % UNIT_BYTES == 0 else data[: len(data) // UNIT_BYTES * UNIT_BYTES]
+
+    def _unit(self, state: _Queue, offset: int) -> tuple[int, int, int] | None:
+        data = self._pread(state, offset, 1)
+        return _UNIT.unpack(data) if data else None
+
+    def _units(self, state: _Queue, offset: int, count: int) -> Units:
+        """Up to ``count`` units from ``offset`` on, over file borders; fewer when a file is missing."""
+        data = self._pread(state, offset, count)
+        while 0 < len(data) < count * UNIT_BYTES:
+            more = self._pread(state, offset + len(data) // UNIT_BYTES, count - len(data) // UNIT_BYTES)
+            if not more:
+                break
+            data += more
+        return np.frombuffer(data, UNIT)
+
+    # ------------------------------------------------------------ pulls
+
+    def read(
+        self,
+        topic: str,
+        queue: int,
+        offset: int,
+        *,
+        bound: int,
+        floor: int = 0,
+        max_messages: int,
+        max_bytes: int,
+        tags: TagFilter | None = None,
+    ) -> PullResult:
+        """The messages from queue offset ``offset`` on, at least one however large, else as the limits say (spec 9.1).
+
+        With ``tags``, units of other tags are examined and passed over, SCAN_UNITS of them at most in one call.
+        """
+        state = self._synced(topic, queue, bound, floor)
+        if state is None:
+            return PullResult(PullStatus.NO_MATCHED_LOGIC_QUEUE, 0, 0, 0, _NOTHING)
+        low, high = state.min, state.max
+        if high == 0:
+            return PullResult(PullStatus.NO_MESSAGE_IN_QUEUE, 0, 0, 0, _NOTHING)
+        if offset < low:
+            return PullResult(PullStatus.OFFSET_TOO_SMALL, low, low, high, _NOTHING)
+        if offset >= high:
+            if offset == high:
+                return PullResult(PullStatus.OFFSET_OVERFLOW_ONE, offset, low, high, _NOTHING)
+            return PullResult(PullStatus.OFFSET_OVERFLOW_BADLY, high, low, high, _NOTHING)
+        if tags is None:
+            units, following, missing = self._read_all(state, offset, bound, floor, max_messages, max_bytes)
+        else:
+            units, following, missing = self._read_tagged(state, offset, bound, floor, max_messages, max_bytes, tags)
+        if len(units):
+            status = PullStatus.FOUND
+        else:
+            status = PullStatus.MESSAGE_WAS_REMOVING if missing else PullStatus.NO_MATCHED_MESSAGE
+        return PullResult(status, following, low, high, units)
+
+    def _gap(self, state: _Queue, offset: int) -> int:
+        """Where to go on after a file that is missing although the queue goes on behind it."""
+        file_units = self.file_bytes // UNIT_BYTES
+        return min(offset + file_units - offset % file_units, state.max)
+
+    def _read_all(
+        self, state: _Queue, offset: int, bound: int, floor: int, max_messages: int, max_bytes: int
+    ) -> tuple[Units, int, bool]:
+        count = min(max_messages, state.max - offset)
+        # Half a kilobyte a message is a guess that keeps a pull of few large messages from reading a long index.
+        guess = min(count, max(64, max_bytes // 512))
+        units = self._units(state, offset, guess)
+        if not len(units):
+            return _NOTHING, self._gap(state, offset), True
+        readable, sizes = _readable(units, bound, floor)
+        if not readable.all():
+            kept = np.flatnonzero(readable)
+            if not len(kept):
+                return _NOTHING, offset + len(units), True
+            taken = _fitting(sizes[kept], max_bytes)
+            following = offset + (len(units) if taken == len(kept) else int(kept[taken]))
+            return units[kept[:taken]], following, False
+        taken = _fitting(sizes, max_bytes)
+        return units[:taken], offset + taken, False
+
+    def _read_tagged(
+        self, state: _Queue, offset: int, bound: int, floor: int, max_messages: int, max_bytes: int, tags: TagFilter
+    ) -> tuple[Units, int, bool]:
+        found: list[Units] = []
+        count = total = 0
+        missing = False
+        at = offset
+        stop = min(state.max, offset + SCAN_UNITS)
+        # Records are looked at a slice at a time: a pull of ten messages must not touch eight thousand of them.
+        slice_units = min(_CHUNK_UNITS, max(64, 2 * max_messages))
+        while at < stop and count < max_messages and total < max_bytes:
+            units = self._units(state, at, min(_CHUNK_UNITS, stop - at))
+            if not len(units):
+                return (np.concatenate(found) if found else _NOTHING), self._gap(state, at), True
+            readable, _ = _readable(units, bound, floor)
+            missing = missing or not readable.all()
+            candidates = np.flatnonzero(readable & tags.may_match(units["tags_code"].astype(np.int64)))
+            for first in range(0, len(candidates), slice_units):
+                part = candidates[first : first + slice_units]
+                verdicts = self._verdicts(units[part], tags)
+                missing = missing or bool((verdicts == NO_RECORD).any())
+                matched = part[verdicts == MATCH]
+                if not len(matched):
+                    continue
+                sizes = units["size"][matched].astype(np.int64)
+                taken = min(_fitting(sizes, max_bytes - total, at_least=not count), max_messages - count)
+                found.append(units[matched[:taken]])
+                count += taken
+                total += int(sizes[:taken].sum())
+                if taken < len(matched):
+                    return np.concatenate(found), at + int(matched[taken]), missing
+                if count >= max_messages or total >= max_bytes:
+                    return np.concatenate(found), at + int(matched[-1]) + 1, missing
+            at += len(units)
+        return (np.concatenate(found) if found else _NOTHING), at, missing
+
+    def _verdicts(self, units: Units, tags: TagFilter) -> NDArray[np.uint8]:
+        """For each unit: MATCH, NO_MATCH or NO_RECORD, from the records themselves."""
+        verdicts = np.full(len(units), NO_RECORD, np.uint8)
+        physical = units["physical_offset"].astype(np.int64)
+        sizes = units["size"].astype(np.int64)
+        for first, end, base, segment in self._by_segment(physical, sizes):
+            # The slice of verdicts is filled in place.
+            match_tags(
+                np.frombuffer(segment, np.uint8),
+                physical[first:end] - base,
+                sizes[first:end],
+                tags.wanted,
+                tags.bounds,
+                verdicts[first:end],
+            )
+        return verdicts
+
+    def _by_segment(
+        self, physical: NDArray[np.int64], sizes: NDArray[np.int64]
+    ) -> Iterator[tuple[int, int, int, memoryview]]:
+        """``(first, end, physical offset of the view, view)`` for each run of records in one segment that is there."""
+        numbers = physical // self.commit_log.segment_bytes
+        first = 0
+        while first < len(numbers):
+            end = first + int(np.searchsorted(numbers[first:], numbers[first], side="right"))
+            base = int(physical[first])
+            try:
+                view = self.commit_log.read(base, int(physical[end - 1] + sizes[end - 1]) - base)
+            except StoreError:
+                first = end  # expired between the look at its unit and now, or a unit that lies
+                continue
+            yield first, end, base, view
+            first = end
+
+    # ------------------------------------------------------------ bytes
+
+    def frames(self, units: Units) -> list[memoryview | bytes]:
+        """The records of ``units`` in queue order as few buffers, and whether these are views of the mapping.
+
+        Neighbours in the log become one buffer. When those are large they are views (no copy; the segment stays mapped
+        while they live), else everything is gathered into one ``bytes``. Raises OffsetOutOfRangeError when a record is
+        no longer there.
+        """
+        physical = units["physical_offset"].astype(np.int64)
+        ends = physical + units["size"].astype(np.int64)
+        breaks = np.flatnonzero(physical[1:] != ends[:-1]) + 1
+        starts: list[int] = physical[np.concatenate(([0], breaks))].tolist()
+        stops: list[int] = ends[np.concatenate((breaks - 1, [-1]))].tolist()
+        total = sum(stops) - sum(starts)
+        read = self.commit_log.read
+        views = [read(start, stop - start) for start, stop in zip(starts, stops, strict=True)]
+        if len(views) <= MAX_FRAMES and total >= len(views) * ZERO_COPY_BYTES:
+            return list(views)
+        return [b"".join(views)]
+
+    # ------------------------------------------------------------ time
+
+    def offset_by_time(
+        self, topic: str, queue: int, timestamp: int, *, upper: bool = False, bound: int, floor: int = 0
+    ) -> int | None:
+        """First queue offset stored at ``timestamp`` (ms) or later, with ``upper`` the last one stored then or earlier;
+        clamped into [min, max] (spec 3.7). None when the queue has no file.
+
+        Store times do not fall along a queue, so one bisection over all of it finds what the rule finds file by file.
+        A record that cannot be read counts as earlier than everything.
+        """
+        state = self._synced(topic, queue, bound, floor)
+        if state is None:
+            return None
+        limit = timestamp + 1 if upper else timestamp
+
+        def is_later(offset: int) -> bool:
+            unit = self._unit(state, offset)
+            return unit is not None and self.commit_log.store_timestamp(unit[0], unit[1]) >= limit
+
+        found = _bisect(state.min, state.max, is_later)
+        return max(state.min, found - 1) if upper else found
+
+
+def _is_below(physical: int, size: int, bound: int) -> bool:
+    """Whether a unit is written and its record, if it is no pre-blank, ends at or below ``bound``."""
+    if size == PREBLANK_SIZE:
+        return True
+    return size > 0 and physical >= 0 and physical + size <= bound
+
+
+def _readable(units: Units, bound: int, floor: int) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    """Which units may be shown, and all sizes."""
+    physical = units["physical_offset"].astype(np.int64)
+    sizes = units["size"].astype(np.int64)
+    return (sizes > 0) & (sizes != PREBLANK_SIZE) & (physical >= floor) & (physical + sizes <= bound), sizes
+
+
+def _fitting(sizes: NDArray[np.int64], max_bytes: int, at_least: bool = True) -> int:
+    """How many of the first ``sizes`` fit into ``max_bytes``; with ``at_least`` never none."""
+    return max(int(np.searchsorted(np.cumsum(sizes), max_bytes, side="right")), 1 if at_least else 0)
+
+
+def _bisect(low: int, high: int, is_true: Callable[[int], Any]) -> int:
+    """First number in [low, high) for which ``is_true`` holds (it stays true from there on); ``high`` when none."""
+    while low < high:
+        middle = (low + high) // 2
+        if is_true(middle):
+            high = middle
+        else:
+            low = middle + 1
+    return low

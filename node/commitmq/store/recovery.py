@@ -1,0 +1,320 @@
+"""Finding the end of the log after a start, and making the store agree with it (spec section 8).
+
+What a recovery decides
+    end             behind the last valid record; everything behind is cut (kept in a copy first)
+    redispatch_from where dispatchers start again; everything below is in the ConsumeQueues and durable
+
+Rules
+    * Clean stop (no ``abort``): ConsumeQueues cover the log; the scan starts in the segment that holds their newest record.
+    * Otherwise: the scan starts at the newest segment whose first record is older than the checkpoint's least timestamp
+      (minus 3 s), because what is older was flushed, in the log and in the ConsumeQueues. Everything from there on is
+      checked record by record (length chain, magic, physical offset, body CRC, ``__CRC32#`` when present) and dispatched
+      again, which is idempotent.
+    * Zeros end the log. Something invalid in the last written segment is a torn tail: cut. Something invalid with records
+      in a later segment is corruption: nothing is touched and the start is refused.
+
+Crash-safe in itself: a recovery killed anywhere is simply run again. It copies what it cuts before it zeroes it, zeroes
+before it removes segments behind, and syncs both before positions are published.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from commitmq.errors import CorruptRecordError, StoreError
+from commitmq.kernels import raw
+from commitmq.kernels import walk as kernel
+from commitmq.log import Log
+from commitmq.store.checkpoint import Checkpoint
+from commitmq.store.commit_log import CommitLog
+from commitmq.store.consume_queue import ConsumeQueue, list_queues
+from commitmq.store.layout import StoreLayout, segment_name
+
+_CHUNK_BYTES = 1 << 20
+_REASONS = {
+    raw.REASON_SHORT: "a record ends behind the segment, or is cut",
+    raw.REASON_MAGIC: "no record's magic",
+    raw.REASON_LENGTHS: "the sizes of its parts do not add up",
+    raw.REASON_BODY_CRC: "the body does not match its CRC",
+    raw.REASON_RECORD_CRC: "the record does not match its __CRC32#",
+    raw.REASON_PHYSICAL_OFFSET: "a record that belongs elsewhere",
+    raw.REASON_PROPERTIES: "topic or properties hold zero bytes: parts of the record never reached the disk",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What :func:`recover` found: offsets in bytes of the log, ``last_timestamp`` in ms, ``scanned_bytes`` it checked."""
+
+    min_offset: int
+    end: int
+    redispatch_from: int
+    last_timestamp: int
+    records: int
+    scanned_bytes: int
+    cut_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScanEnd:
+    """Where a scan stopped. ``torn`` is None at a clean end of log, else why the bytes there are no record."""
+
+    end: int
+    last_timestamp: int
+    records: int
+    torn: str | None
+
+
+def recover(layout: StoreLayout, *, segment_bytes: int, consume_queue_bytes: int, clean: bool, log: Log) -> Recovered:
+    """Run the recovery. Only while no other process of the node lives. Raises StoreError when the store needs a person."""
+    layout.commit_log.mkdir(parents=True, exist_ok=True)
+    commit_log = CommitLog(layout.commit_log, segment_bytes)
+    try:
+        bases = commit_log.segments()
+        if not bases:
+            _refuse_orphaned_queues(layout)
+            return Recovered(0, 0, 0, 0, 0, 0, 0)
+        checkpoint = Checkpoint.load(layout.checkpoint)
+        covered = _covered_by_queues(layout, consume_queue_bytes) if clean else -1
+        start = _start_segment(commit_log, bases, covered if clean else None, checkpoint.min_timestamp)
+        found = scan_to_end(commit_log, start)
+    finally:
+        commit_log.close()
+    cut = _cut_tail(layout, found, segment_bytes, bases, log)
+    _sync_segments(layout, start, found.end, segment_bytes)
+    redispatch = min(found.end, covered) if clean and covered >= 0 else start
+    if clean and covered < found.end and covered >= 0:
+        log.warning("the stop was clean but the queues are behind the log, they catch up", queues=covered, log_end=found.end)
+    stamp = max(found.last_timestamp, checkpoint.physic_msg_timestamp if found.records == 0 else 0)
+    return Recovered(bases[0], found.end, max(bases[0], redispatch), stamp, found.records, found.end - start, cut)
+
+
+def scan_to_end(commit_log: CommitLog, start: int) -> ScanEnd:
+    """Check every record from the segment at ``start`` to the end of the log. Changes nothing.
+
+    Raises CorruptRecordError when something invalid has records behind it in a later segment.
+    """
+    out = np.zeros(5, np.int64)
+    bases = [base for base in commit_log.segments() if base >= start]
+    end, stamp, records = start, 0, 0
+    for number, base in enumerate(bases):
+        segment = np.frombuffer(commit_log.read(base, commit_log.segment_bytes), np.uint8)
+        result = kernel.scan(segment, 0, segment.size, base, False, out)
+        found, good_end, _last, last_stamp, reason = (int(value) for value in out)
+        records += found
+        stamp = max(stamp, last_stamp)
+        if found:
+            end = base + good_end
+        elif number == 0:
+            end = base
+        if result == kernel.WALK_BLANK:
+            if number + 1 == len(bases):
+                # The next segment went with the crash, or was removed unused by a clean stop.
+                end = base + commit_log.segment_bytes
+            continue
+        head = segment[good_end : good_end + 8]
+        empty = not segment[good_end:].any() if not head.any() else False
+        later = [one for one in bases[number + 1 :] if any(commit_log.read(one, 8))]
+        if later:
+            raise CorruptRecordError(
+                f"corruption in the middle of the log: {_REASONS.get(reason, reason)}, and records follow in segment "
+                f"{segment_name(later[0])}. Nothing was changed. Restore this segment from a copy, or cut the log here",
+                path=commit_log.folder / segment_name(base),
+                offset=good_end,
+            )
+        return ScanEnd(end if found or number == 0 else base, stamp, records, None if empty else _REASONS.get(reason, str(reason)))
+    return ScanEnd(end, stamp, records, None)
+
+
+def _start_segment(commit_log: CommitLog, bases: list[int], covered: int | None, min_timestamp: int) -> int:
+    """The segment a scan starts in: see the rules in the module's text."""
+    out = np.zeros(5, np.int64)
+    rows = np.zeros(1, kernel.ROW)
+    for base in reversed(bases):
+        segment = np.frombuffer(commit_log.read(base, commit_log.segment_bytes), np.uint8)
+        # One record only: its end bounds the scan.
+        topics, table = np.zeros((1, 2), np.int64), np.full(4, -1, np.int32)
+        walked = np.zeros(4, np.int64)
+        result = kernel.walk(segment, 0, segment.size, base, rows, topics, table, walked)
+        if int(walked[0]) != 1 or result == kernel.WALK_BAD:
+            continue
+        if kernel.scan(segment, 0, int(rows["size"][0]), base, False, out) != kernel.WALK_LIMIT or not int(out[0]):
+            continue
+        if covered is not None:
+            if base <= covered:
+                return base
+        elif 0 < int(rows["store_timestamp"][0]) <= min_timestamp:
+            return base
+    return bases[0]
+
+
+def _covered_by_queues(layout: StoreLayout, file_bytes: int) -> int:
+    """End of the newest record that any ConsumeQueue points to; -1 when there is no unit at all."""
+    covered = -1
+    for _topic, _queue, folder in list_queues(layout.consume_queue):
+        queue = ConsumeQueue(folder, file_bytes)
+        queue.refresh()
+        covered = max(covered, queue.max_physical_offset)
+    return covered
+
+
+def _refuse_orphaned_queues(layout: StoreLayout) -> None:
+    if any(True for _ in list_queues(layout.consume_queue)):
+        raise StoreError(
+            "there are ConsumeQueues but no CommitLog: the log was moved or deleted. Put it back, or remove consumequeue/",
+            path=layout.commit_log,
+        )
+
+
+def _cut_tail(layout: StoreLayout, found: ScanEnd, segment_bytes: int, bases: list[int], log: Log) -> int:
+    """Zero what lies behind the end in its segment, remove the segments behind; returns the bytes that were not zero."""
+    base = found.end - found.end % segment_bytes
+    cut = 0
+    path = layout.commit_log / segment_name(base)
+    if path.exists():
+        cut += _zero_tail(layout, path, base, found, log)
+    for later in [one for one in bases if one >= found.end and one != base]:
+        segment = layout.commit_log / segment_name(later)
+        segment.unlink()
+        log.info("removed a segment that holds no records", segment=str(segment))
+    _sync_folder(layout.commit_log)
+    return cut
+
+
+def _zero_tail(layout: StoreLayout, path: Path, base: int, found: ScanEnd, log: Log) -> int:
+    start = found.end - base
+    fd = os.open(path, os.O_RDWR)
+    try:
+        size = os.fstat(fd).st_size
+        extents = [(position, chunk) for position, chunk in _nonzero_chunks(fd, start, size)]
+        if not extents:
+            return 0
+        total = sum(len(chunk) for _, chunk in extents)
+        copy = layout.own / "cut" / f"{base:020d}-{start}-{time.time_ns() // 1_000_000}"
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        with copy.open("wb") as target:
+            for position, chunk in extents:
+                target.seek(position - start)
+                target.write(chunk)
+            target.flush()
+            os.fsync(target.fileno())
+        _sync_folder(copy.parent)
+        for position, chunk in extents:
+            os.pwrite(fd, bytes(len(chunk)), position)
+        os.fdatasync(fd)
+    finally:
+        os.close(fd)
+    log.warning(
+        "cut the unfinished tail of the log", segment=path.name, offset=start, reason=found.torn or "stale bytes", copy=str(copy)
+    )
+    return total
+
+
+def _nonzero_chunks(fd: int, start: int, size: int) -> list[tuple[int, bytes]]:
+    """``(position, bytes)`` of each chunk of [start, size) that is not all zero; holes are not read."""
+    chunks = []
+    position = start
+    while position < size:
+        try:
+            position = max(position, os.lseek(fd, position, os.SEEK_DATA))
+        except OSError:
+            break  # only a hole is left
+        data = os.pread(fd, min(_CHUNK_BYTES, size - position), position)
+        if not data:
+            break
+        if np.frombuffer(data, np.uint8).any():
+            chunks.append((position, data))
+        position += len(data)
+    return chunks
+
+
+def _sync_segments(layout: StoreLayout, start: int, end: int, segment_bytes: int) -> None:
+    """Make what the scan accepted durable: after kill -9 it may only be in the page cache."""
+    base = start
+    while base < end:
+        path = layout.commit_log / segment_name(base)
+        if path.exists():
+            fd = os.open(path, os.O_RDWR)
+            try:
+                os.fdatasync(fd)
+            finally:
+                os.close(fd)
+        base += segment_bytes
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def writer_tail(commit_log: CommitLog, segment_bytes: int, *, start: int, published: int) -> tuple[int, int]:
+    """End of the log for a writer that was restarted alone, and its last store timestamp (0 when nothing was scanned).
+
+    ``start`` is a record boundary at or below ``published``, what the dead writer had published. Records that were complete
+    but not published are taken over; the log never ends below ``published``. Raises StoreError if it would.
+    """
+    out = np.zeros(5, np.int64)
+    position, stamp = start, 0
+    while True:
+        base = position - position % segment_bytes
+        commit_log.refresh()
+        if base not in commit_log.segments():
+            break
+        segment = np.frombuffer(commit_log.read(base, segment_bytes), np.uint8)
+        result = kernel.scan(segment, position - base, segment.size, base, False, out)
+        position = base + int(out[1])
+        stamp = max(stamp, int(out[3]))
+        if result != kernel.WALK_BLANK:
+            break
+        following = base + segment_bytes
+        if following not in commit_log.segments():
+            break  # the filler was stored, the move to the next segment was not: the next append stores it again
+        position = following
+    if position < published:
+        raise StoreError(
+            f"the log is valid up to {position} only, but {published} was published: the segment was damaged while the node ran",
+            path=commit_log.folder / segment_name(position - position % segment_bytes),
+            offset=position % segment_bytes,
+        )
+    return position, stamp
+
+
+def zero_behind(path: Path, position: int) -> int:
+    """Zero what is not zero behind ``position`` in a segment, without a copy; returns how many bytes were looked at anew.
+
+    For a restarted writer: what lies there was never published, acknowledged or seen.
+    """
+    fd = os.open(path, os.O_RDWR)
+    try:
+        chunks = _nonzero_chunks(fd, position, os.fstat(fd).st_size)
+        for at, chunk in chunks:
+            os.pwrite(fd, bytes(len(chunk)), at)
+        return sum(len(chunk) for _, chunk in chunks)
+    finally:
+        os.close(fd)
+
+
+def map_segment(path: Path, segment_bytes: int) -> mmap.mmap | None:
+    """A writable mapping of a segment; None while the file does not exist. Raises StoreError for a wrong size."""
+    try:
+        fd = os.open(path, os.O_RDWR)
+    except FileNotFoundError:
+        return None
+    try:
+        size = os.fstat(fd).st_size
+        if size != segment_bytes:
+            raise StoreError(f"the segment has {size} bytes, the configuration says {segment_bytes}", path=path)
+        return mmap.mmap(fd, segment_bytes)
+    finally:
+        os.close(fd)
+
+

@@ -1,0 +1,170 @@
+"""flush: makes the CommitLog durable; one fdatasync acknowledges everything written before it began.
+
+Owns: fdatasync of the CommitLog, ``checkpoint``. Reads: ``written``, ``flush_wanted``, the dispatchers' durable timestamps.
+Advances: ``flushed``. Sockets: doorbell (rung by the writer), rings writer and reput. Exit codes: workers.runtime.ExitCode.
+
+Synchronous mode: flushes at once when a sender waits, otherwise a moment later, so that sends with ack=memory share one
+fdatasync. Asynchronous mode: RocketMQ's rules (spec 6.3: every 500 ms, at least 4 pages, everything after 10 s), and at
+once when a sender asked for ack=flushed all the same.
+
+A failed fdatasync is never retried: the kernel has marked the pages clean and the next call would lie. The errno goes to
+``flush_errno``, which makes the store read-only until the node is started again.
+"""
+
+from __future__ import annotations
+
+import os
+
+from commitmq import failpoints
+from commitmq.control import DispatcherWord, Word
+from commitmq.store.checkpoint import Checkpoint
+from commitmq.store.layout import segment_name
+from commitmq.workers.runtime import WorkerContext, monotonic_ms
+
+ROLE = "flush"
+_PAGE_BYTES = 4096
+_CHECKPOINT_MS = 1000
+
+
+class LogFlusher:
+    """The work without the loop."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        self._control = context.control
+        self._layout = context.layout
+        self._log = context.log
+        self._segment_bytes = context.config.commit_log.segment_bytes
+        self._files: dict[int, int] = {}
+        self._checkpoint = Checkpoint.load(context.layout.checkpoint)
+        self._checkpoint_on_disk: tuple[int, int, int] | None = None
+        self._next_checkpoint_ms = 0
+        if self._control.get(Word.FLUSHED) < 0:
+            self._control.put(Word.FLUSHED, 0)
+
+    @property
+    def failed(self) -> bool:
+        """True once an fdatasync failed."""
+        return self._control.get(Word.FLUSH_ERRNO) != 0
+
+    def pending_bytes(self) -> int:
+        return self._control.get(Word.WRITTEN) - self._control.get(Word.FLUSHED)
+
+    def pages_due(self, least_pages: int) -> bool:
+        """Spec 6.1: a full segment, or at least ``least_pages`` pages behind."""
+        written, flushed = self._control.get(Word.WRITTEN), self._control.get(Word.FLUSHED)
+        if written // self._segment_bytes > flushed // self._segment_bytes:
+            return True
+        return written // _PAGE_BYTES - flushed // _PAGE_BYTES >= max(1, least_pages)
+
+    def flush(self) -> bool:
+        """Sync everything written up to now; False (and read-only from then on) when the device refuses."""
+        control = self._control
+        # The timestamp first: it may then be older than the newest record covered, never newer (spec 1.6).
+        stamp = control.get(Word.WRITTEN_TIMESTAMP)
+        target = control.get(Word.WRITTEN)
+        start = control.get(Word.FLUSHED)
+        base = start - start % self._segment_bytes
+        try:
+            while base < target:
+                if failpoints.ACTIVE:
+                    failpoints.hit("flush.before_fdatasync")
+                os.fdatasync(self._file(base))
+                if failpoints.ACTIVE:
+                    failpoints.hit("flush.after_fdatasync")
+                base += self._segment_bytes
+        except OSError as error:
+            control.put(Word.FLUSH_ERRNO, error.errno or 5)
+            self._log.error(
+                "fdatasync failed: the store is read-only until it is started again",
+                segment=segment_name(base),
+                error=os.strerror(error.errno or 5),
+            )
+            return False
+        control.put(Word.FLUSHED, target)
+        self._checkpoint.physic_msg_timestamp = max(self._checkpoint.physic_msg_timestamp, stamp)
+        self._drop_files_below(target)
+        return True
+
+    def save_checkpoint(self, *, force: bool = False) -> None:
+        """Write ``checkpoint`` when it changed and a second is over, or at once with ``force``."""
+        now = monotonic_ms()
+        if not force and now < self._next_checkpoint_ms:
+            return
+        self._next_checkpoint_ms = now + _CHECKPOINT_MS
+        point = self._checkpoint
+        logics = self._control.dispatcher(0, DispatcherWord.DURABLE_TIMESTAMP)
+        point.logics_msg_timestamp = max(point.logics_msg_timestamp, logics)
+        values = (point.physic_msg_timestamp, point.logics_msg_timestamp, point.index_msg_timestamp)
+        if values == self._checkpoint_on_disk:
+            return
+        if failpoints.ACTIVE:
+            failpoints.hit("flush.before_checkpoint")
+        try:
+            point.save(self._layout.checkpoint)
+        except OSError as error:
+            # An old checkpoint only makes the next recovery start earlier; it is written again a second later.
+            self._log.warning("cannot write the checkpoint", error=os.strerror(error.errno or 5))
+            return
+        self._checkpoint_on_disk = values
+
+    def _file(self, base: int) -> int:
+        fd = self._files.get(base)
+        if fd is None:
+            fd = self._files[base] = os.open(self._layout.commit_log / segment_name(base), os.O_RDWR)
+        return fd
+
+    def _drop_files_below(self, offset: int) -> None:
+        if len(self._files) > 1:
+            for base in [base for base in self._files if base + self._segment_bytes <= offset]:
+                os.close(self._files.pop(base))
+
+    def close(self) -> None:
+        for fd in self._files.values():
+            os.close(fd)
+        self._files.clear()
+
+
+def run(context: WorkerContext) -> None:
+    """The loop; see the module's text for when it flushes."""
+    flusher = LogFlusher(context)
+    writer, reput = context.ringer("writer"), context.ringer("reput")
+    control, log_config = context.control, context.config.commit_log
+    sync = context.config.sync_flush
+    pause_ms = max(1, context.config.dispatch.coalesce_us // 1000)
+    last_flush_ms = last_thorough_ms = monotonic_ms()
+    context.ready()
+    while True:
+        now = monotonic_ms()
+        due = False
+        wait_ms: float = 100
+        if flusher.failed:
+            wait_ms = 1000
+        elif (pending := flusher.pending_bytes()) > 0:
+            if control.get(Word.FLUSH_WANTED) > control.get(Word.FLUSHED) or context.stopping:
+                due = True
+            elif sync:
+                due = now - last_flush_ms >= pause_ms
+                wait_ms = pause_ms
+            else:
+                thorough = now - last_thorough_ms >= log_config.flush_thorough_interval_ms
+                interval_over = now - last_flush_ms >= log_config.flush_interval_ms
+                due = thorough or (interval_over and flusher.pages_due(log_config.flush_least_pages))
+        else:
+            last_thorough_ms = now
+        if due:
+            if flusher.flush():
+                writer.ring()
+                if sync:
+                    reput.ring()
+            else:
+                writer.ring()
+            last_flush_ms = last_thorough_ms = monotonic_ms()
+        flusher.save_checkpoint()
+        if context.stopping and (flusher.failed or flusher.pending_bytes() <= 0):
+            break
+        context.wait(
+            0 if due and flusher.pending_bytes() > 0 else wait_ms,
+            unless=lambda: control.get(Word.FLUSH_WANTED) > control.get(Word.FLUSHED) and not flusher.failed,
+        )
+    flusher.save_checkpoint(force=True)
+    flusher.close()

@@ -1,0 +1,113 @@
+"""Long polls that wait: by queue for wake-ups, by deadline for time-outs, counted by client.
+
+A pull that was answered leaves its heap entry behind; the heap is rebuilt when such entries outnumber the live ones, so
+memory follows what is parked and not what ever was.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from commitmq.store.tag_filter import TagFilter
+
+QueueKey = tuple[str, int]
+
+# A deadline further away than this is rounded up to whole steps, so that thousands of idle pulls cause few wake-ups.
+_COARSE_FROM_MS = 1_000
+_COARSE_STEP_MS = 200
+
+
+@dataclass(slots=True, eq=False)
+class Pull:
+    """One pull request. ``offset`` moves on over messages that the filter rejects; ``asked`` is what was asked for."""
+
+    client: bytes
+    request: int
+    topic: str
+    queue: int
+    offset: int
+    asked: int
+    max_messages: int
+    max_bytes: int
+    wait_ms: int
+    ranges: bool
+    tags: TagFilter | None
+    deadline_ms: int = 0
+    done: bool = False
+
+    @property
+    def key(self) -> QueueKey:
+        return self.topic, self.queue
+
+
+@dataclass(slots=True)
+class ParkedPulls:
+    """The pulls of one reader that wait, ``limit`` in all and ``client_limit`` of one client."""
+
+    limit: int
+    client_limit: int
+    _by_queue: dict[QueueKey, list[Pull]] = field(default_factory=dict)
+    _heap: list[tuple[int, int, Pull]] = field(default_factory=list)
+    _by_client: dict[bytes, int] = field(default_factory=dict)
+    _count: int = 0
+    _serial: int = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def has_room(self, client: bytes) -> bool:
+        return self._count < self.limit and self._by_client.get(client, 0) < self.client_limit
+
+    def add(self, pull: Pull, now_ms: int) -> None:
+        """Park ``pull`` for its ``wait_ms``."""
+        deadline = now_ms + pull.wait_ms
+        if pull.wait_ms >= _COARSE_FROM_MS:
+            deadline = -(-deadline // _COARSE_STEP_MS) * _COARSE_STEP_MS
+        pull.deadline_ms = deadline
+        self._by_queue.setdefault(pull.key, []).append(pull)
+        self._by_client[pull.client] = self._by_client.get(pull.client, 0) + 1
+        self._count += 1
+        self._serial += 1
+        heapq.heappush(self._heap, (deadline, self._serial, pull))
+
+    def waiting(self, key: QueueKey) -> list[Pull]:
+        """The pulls that wait for a queue, oldest first (a copy: they may be removed meanwhile)."""
+        found = self._by_queue.get(key)
+        return [] if found is None else list(found)
+
+    def queues(self) -> list[QueueKey]:
+        """Queues that somebody waits for."""
+        return list(self._by_queue)
+
+    def remove(self, pull: Pull) -> None:
+        """Take a parked pull out; it is about to be answered."""
+        pull.done = True
+        waiting = self._by_queue[pull.key]
+        waiting.remove(pull)
+        if not waiting:
+            del self._by_queue[pull.key]
+        left = self._by_client[pull.client] - 1
+        if left:
+            self._by_client[pull.client] = left
+        else:
+            del self._by_client[pull.client]
+        self._count -= 1
+        if len(self._heap) > 2 * self._count + 1_024:
+            self._heap = [entry for entry in self._heap if not entry[2].done]
+            heapq.heapify(self._heap)
+
+    def next_deadline_ms(self) -> int | None:
+        """When the next pull's time is up."""
+        heap = self._heap
+        while heap and heap[0][2].done:
+            heapq.heappop(heap)
+        return heap[0][0] if heap else None
+
+    def due(self, now_ms: int) -> Iterator[Pull]:
+        """Remove and give the pulls whose time is up, in the order of their deadlines."""
+        while (deadline := self.next_deadline_ms()) is not None and deadline <= now_ms:
+            pull = heapq.heappop(self._heap)[2]
+            self.remove(pull)
+            yield pull

@@ -1,0 +1,451 @@
+"""reader-N: answers pulls, long polls, and look-ups of offsets and single messages.
+
+Owns       nothing on disk.
+Reads      CommitLog and ConsumeQueue files; dispatcher(0, DISPATCHED), the bound of what may be shown; MIN_OFFSET; the
+           topic table.
+Advances   nothing.
+Sockets    ROUTER ``reader-N`` (ipc and tcp) for clients; SUB ``queues-changed`` (the ConsumeQueue dispatcher: which queues
+           grew) and SUB ``topics`` (the coordinator: which topics changed). Both only say "look": a sweep and a version in
+           the control block cover what they lose.
+Exit       0 after ``stop``: parked pulls are answered empty first. 74 when topics or segments cannot be used as they are.
+
+One loop, never blocked by a client: requests are answered as they come, answers leave through ZeroMQ's own queues, and
+what one client, or all, may leave unread there is bounded (SYSTEM_BUSY beyond).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import orjson
+import zmq
+
+from commitmq.client import wire
+from commitmq.control import DispatcherWord, Word
+from commitmq.errors import CommitMQError, OffsetOutOfRangeError, ProtocolError, StoreError
+from commitmq.store.commit_log import CommitLog
+from commitmq.store.queue_reader import PullResult, PullStatus, QueueReader
+from commitmq.store.tag_filter import TagFilter
+from commitmq.workers.parked_pulls import ParkedPulls, Pull, QueueKey
+from commitmq.workers.runtime import WorkerContext, monotonic_ms
+from commitmq.workers.topic_view import TopicView, TopicViews
+from commitmq.workers.unsent import UnsentAnswers
+
+ROLE = "reader"
+
+# One client may park this share of what the reader parks at all, so that one cannot keep the others from waiting.
+_CLIENT_SHARE: Final = 4
+_REQUESTS_A_TURN: Final = 256
+_SWEEP_QUEUES: Final = 2_000
+_HEARTBEAT_MS: Final = 1_000
+# Answers up to this size are copied into ZeroMQ; larger ones are handed over and counted until they have left.
+_COPY_BYTES: Final = 4_096
+_NO_QUEUE: Final = (PullStatus.NO_MATCHED_LOGIC_QUEUE, PullStatus.NO_MESSAGE_IN_QUEUE)
+_SCANNED: Final = (PullStatus.NO_MATCHED_MESSAGE, PullStatus.MESSAGE_WAS_REMOVING)
+
+
+def run(ctx: WorkerContext) -> None:
+    """Serve until told to stop. Raises StoreError when the store's files cannot be used."""
+    reader = Reader(ctx)
+    ctx.ready(endpoints=reader.endpoints)
+    try:
+        while not ctx.stopping:
+            reader.turn()
+        reader.drain()
+    finally:
+        reader.close()
+
+
+class Reader:
+    """The process's state; :meth:`turn` is one round of its loop."""
+
+    def __init__(self, ctx: WorkerContext) -> None:
+        self._ctx = ctx
+        config = ctx.config
+        self._limits = config.reader
+        self._log = CommitLog(
+            ctx.layout.commit_log, config.commit_log.segment_bytes, max_mapped=config.commit_log.max_mapped_segments
+        )
+        self._queues = QueueReader(
+            self._log,
+            ctx.layout.consume_queue,
+            config.consume_queue.file_bytes,
+            max_open_files=config.consume_queue.max_open_files,
+        )
+        self._changes = self._subscribe("queues-changed")
+        self._topic_changes = self._subscribe("topics")
+        self._topics = TopicViews(ctx.layout, ctx.control)
+        limit = self._limits.max_parked_pulls
+        self._parked = ParkedPulls(limit, max(1, limit // _CLIENT_SHARE))
+        self._unsent = UnsentAnswers()
+        self._sweep: list[QueueKey] = []
+        self._sweep_bound = -1
+        self._next_sweep_ms = 0
+        self._operations: dict[str, Callable[[bytes, dict[str, Any]], None]] = {
+            "pull": self._pull,
+            "offsets": self._offsets,
+            "view": self._view,
+        }
+        self._router, self.endpoints = ctx.bind_router(ctx.role)
+        # Whether a frame is copied is decided here, not by pyzmq's own threshold.
+        self._router.copy_threshold = 0
+        ctx.register(self._router)
+
+    def _subscribe(self, name: str) -> zmq.Socket[bytes]:
+        sock: zmq.Socket[bytes] = self._ctx.zmq.socket(zmq.SUB)
+        sock.setsockopt(zmq.LINGER, 0)
+        sock.setsockopt(zmq.SUBSCRIBE, b"")
+        sock.connect(self._ctx.layout.ipc(name))
+        self._ctx.register(sock)
+        return sock
+
+    def close(self) -> None:
+        self._queues.close()
+
+    # ------------------------------------------------------------ the loop
+
+    def turn(self) -> None:
+        """Wait for something to do, and do it."""
+        readable = self._ctx.wait(self._timeout_ms())
+        if self._topic_changes in readable:
+            self._hear_topics()
+        if self._topics.stale:
+            self._topics_changed(self._topics.reload)
+        if self._router in readable:
+            self._serve()
+        if self._changes in readable:
+            self._hear_changes()
+        now = monotonic_ms()
+        for pull in self._parked.due(now):
+            self._guarded(pull.client, pull.request, self._time_up, pull)
+        if now >= self._next_sweep_ms:
+            self._next_sweep_ms = now + self._limits.sweep_interval_ms
+            self._sweep_some()
+
+    def drain(self) -> None:
+        """Answer what has arrived and what is parked, without waiting for messages."""
+        self._serve()
+        for key in self._parked.queues():
+            for pull in self._parked.waiting(key):
+                self._parked.remove(pull)
+                self._guarded(pull.client, pull.request, self._time_up, pull)
+
+    def _timeout_ms(self) -> int:
+        timeout = _HEARTBEAT_MS
+        now = monotonic_ms()
+        if len(self._parked):
+            timeout = min(timeout, self._next_sweep_ms - now)
+            deadline = self._parked.next_deadline_ms()
+            if deadline is not None:
+                timeout = min(timeout, deadline - now)
+        return max(0, timeout)
+
+    def _serve(self) -> None:
+        for _ in range(_REQUESTS_A_TURN):
+            try:
+                frames = self._router.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            client = frames[0]
+            if len(frames) < 2:
+                self._send(client, wire.error(None, "BAD_HEADER", "a request needs a header frame"))
+                continue
+            try:
+                header = wire.parse_request(frames[1])
+            except ProtocolError as error:
+                self._send(client, wire.error(wire.request_id(frames[1]), error.code, error.message))
+                continue
+            operation = self._operations.get(header["op"])
+            if operation is None:
+                sentence = f"a reader does not know the op {header['op']!r:.100}"
+                self._send(client, wire.error(header["id"], "UNKNOWN_OP", sentence))
+                continue
+            self._guarded(client, header["id"], operation, client, header)
+
+    def _guarded(self, client: bytes, request: int, work: Callable[..., None], *arguments: Any) -> None:
+        """Do ``work``; whatever goes wrong becomes the answer to this one request."""
+        try:
+            work(*arguments)
+        except ProtocolError as error:
+            more = {} if error.retry_after_ms is None else {"retry_after_ms": error.retry_after_ms}
+            self._send(client, wire.error(request, error.code, error.message, **more))
+        except (CommitMQError, OSError) as error:
+            self._ctx.log.error("request failed", error=str(error))
+            self._send(client, wire.error(request, "SYSTEM_ERROR", str(error)))
+        except Exception as error:
+            self._ctx.log.exception("request failed unexpectedly", error=repr(error))
+            self._send(client, wire.error(request, "SYSTEM_ERROR", f"unexpected: {error!r}"))
+
+    def _send(self, client: bytes, header: bytes, frames: list[Any] | None = None) -> None:
+        """Answer ``client``; one that is gone costs nothing, the ROUTER drops what cannot be routed."""
+        if not frames:
+            self._router.send_multipart([client, header])
+            return
+        size = sum(map(len, frames))
+        if size <= _COPY_BYTES:
+            self._router.send_multipart([client, header, *frames])
+            return
+        send = self._router.send
+        send(client, zmq.SNDMORE)
+        send(header, zmq.SNDMORE)
+        for frame in frames[:-1]:
+            send(frame, zmq.SNDMORE, copy=False)
+        # Frames leave in order, so the last one tells when the whole answer has left.
+        tracker = send(frames[-1], copy=False, track=True)
+        if tracker is not None:
+            self._unsent.add(client, tracker, size)
+
+    # ------------------------------------------------------------ what may be shown
+
+    def _bound(self) -> int:
+        return self._ctx.control.dispatcher(0, DispatcherWord.DISPATCHED)
+
+    def _floor(self, topic: str) -> int:
+        return max(self._ctx.control.get(Word.MIN_OFFSET), self._topics.tombstone(topic))
+
+    def _topic(self, name: str) -> TopicView:
+        topic = self._topics.get(name)
+        if topic is None and self._topics.stale:
+            self._topics_changed(self._topics.reload)
+            topic = self._topics.get(name)
+        if topic is None:
+            raise ProtocolError("TOPIC_NOT_EXIST", f"there is no topic {name!r:.300}")
+        return topic
+
+    def _checked_queue(self, name: str, topic: TopicView, queue: int) -> None:
+        if not 0 <= queue < topic.read_queues:
+            raise ProtocolError(
+                "INVALID_PARAMETER", f"topic {name!r} has the queues 0 to {topic.read_queues - 1}, not {queue}"
+            )
+
+    # ------------------------------------------------------------ pull
+
+    def _pull(self, client: bytes, header: dict[str, Any]) -> None:
+        limits = self._limits
+        mode = header.get("mode", "bytes")
+        if mode not in ("bytes", "ranges"):
+            raise ProtocolError("INVALID_PARAMETER", "mode must be bytes or ranges")
+        expression = header.get("filter")
+        if expression is not None and type(expression) is not str:
+            raise ProtocolError("INVALID_PARAMETER", "filter must be a string")
+        try:
+            tags = TagFilter.parse(expression)
+        except ValueError as error:
+            raise ProtocolError("INVALID_PARAMETER", str(error)) from error
+        offset = _integer(header, "offset")
+        pull = Pull(
+            client=client,
+            request=header["id"],
+            topic=_text(header, "topic"),
+            queue=_integer(header, "queue"),
+            offset=offset,
+            asked=offset,
+            max_messages=min(limits.max_pull_messages, _integer(header, "max_messages", limits.max_pull_messages, 1)),
+            max_bytes=min(limits.max_pull_bytes, _integer(header, "max_bytes", limits.max_pull_bytes, 1)),
+            wait_ms=min(limits.max_wait_ms, _integer(header, "wait_ms", 0, 0)),
+            ranges=mode == "ranges",
+            tags=tags,
+        )
+        if self._unsent.is_over(client):
+            raise ProtocolError(
+                "SYSTEM_BUSY", "too many answers were not taken off the connection yet", retry_after_ms=50
+            )
+        result = self._read(pull)
+        if pull.wait_ms and not self._ctx.stopping and self._is_nothing_yet(pull, result):
+            if not self._parked.has_room(client):
+                raise ProtocolError("SYSTEM_BUSY", "too many pulls wait for messages already", retry_after_ms=1_000)
+            pull.offset = result.next_offset
+            self._parked.add(pull, monotonic_ms())
+            return
+        self._answer(pull, result)
+
+    def _read(self, pull: Pull) -> PullResult:
+        topic = self._topic(pull.topic)
+        if not topic.readable:
+            raise ProtocolError("NO_PERMISSION", f"topic {pull.topic!r} may not be read")
+        self._checked_queue(pull.topic, topic, pull.queue)
+        bound = self._bound()
+        result = self._queues.read(
+            pull.topic,
+            pull.queue,
+            pull.offset,
+            bound=bound,
+            floor=self._floor(pull.topic),
+            max_messages=pull.max_messages,
+            max_bytes=pull.max_bytes,
+            tags=pull.tags,
+        )
+        if pull.offset > result.max_offset and bound < self._ctx.control.get(Word.RECOVERED_END):
+            # After a crash the dispatcher catches up with the log. Messages above this queue's end may have been shown
+            # before: sending the consumer back to that end would make it read them twice.
+            result.status = PullStatus.OFFSET_OVERFLOW_ONE
+            result.next_offset = pull.offset
+        return result
+
+    def _is_nothing_yet(self, pull: Pull, result: PullResult) -> bool:
+        """Whether only a new message can change the answer."""
+        if result.status is PullStatus.OFFSET_OVERFLOW_ONE:
+            return True
+        if result.status in _NO_QUEUE:
+            return pull.offset == 0
+        return result.status in _SCANNED and result.next_offset >= result.max_offset
+
+    def _answer(self, pull: Pull, result: PullResult) -> None:
+        frames: list[Any] = []
+        if result.count:
+            if pull.ranges:
+                frames = [result.units.tobytes()]
+            else:
+                try:
+                    frames = self._queues.frames(result.units)
+                except OffsetOutOfRangeError:
+                    # The segment went between the look at the units and now; the consumer goes on behind it.
+                    result.status, result.units = PullStatus.MESSAGE_WAS_REMOVING, result.units[:0]
+        if not result.count and result.status is PullStatus.OFFSET_OVERFLOW_ONE and pull.offset > pull.asked:
+            result.status = PullStatus.NO_MATCHED_MESSAGE
+        header = wire.ok(
+            pull.request,
+            status=result.status,
+            next_offset=result.next_offset,
+            min_offset=result.min_offset,
+            max_offset=result.max_offset,
+            count=result.count,
+        )
+        self._send(pull.client, header, frames)
+
+    def _retry(self, pull: Pull) -> None:
+        """Answer a parked pull if there is something to say now."""
+        try:
+            result = self._read(pull)
+        except BaseException:
+            self._parked.remove(pull)
+            raise
+        if self._is_nothing_yet(pull, result):
+            pull.offset = result.next_offset
+            return
+        self._parked.remove(pull)
+        if self._unsent.is_over(pull.client):
+            result.status, result.units = PullStatus.NO_MATCHED_MESSAGE, result.units[:0]
+            result.next_offset = pull.offset
+        self._answer(pull, result)
+
+    def _time_up(self, pull: Pull) -> None:
+        self._answer(pull, self._read(pull))
+
+    def _wake(self, key: QueueKey) -> None:
+        for pull in self._parked.waiting(key):
+            self._guarded(pull.client, pull.request, self._retry, pull)
+
+    # ------------------------------------------------------------ changes
+
+    def _hear_changes(self) -> None:
+        for _ in range(_REQUESTS_A_TURN):
+            try:
+                frames = self._changes.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            if not len(self._parked):
+                continue  # nobody waits: what changed will be seen by the next pull
+            for topic, queue in orjson.loads(frames[-1]):
+                self._wake((topic, queue))
+
+    def _hear_topics(self) -> None:
+        while True:
+            try:
+                frames = self._topic_changes.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._topics_changed(lambda frame=frames[-1]: self._topics.hear(frame))
+
+    def _topics_changed(self, update: Callable[[], set[str]]) -> None:
+        """Bring the topic table up to date; what is cached of the topics that changed goes."""
+        try:
+            changed = update()
+        except StoreError as error:
+            # Old knowledge is better than none; the next turn tries again because the version is still ahead.
+            self._ctx.log.error("cannot read the topics again", error=str(error))
+            return
+        for name in changed:
+            self._queues.forget(name)
+        for key in self._parked.queues():
+            if key[0] in changed:
+                self._wake(key)
+
+    def _sweep_some(self) -> None:
+        """Look at parked queues as if a wake-up had come, some of them each time."""
+        if not self._sweep:
+            bound = self._bound()
+            if bound == self._sweep_bound:
+                return
+            self._sweep_bound = bound
+            self._sweep = self._parked.queues()
+        part, self._sweep = self._sweep[:_SWEEP_QUEUES], self._sweep[_SWEEP_QUEUES:]
+        for key in part:
+            self._wake(key)
+
+    # ------------------------------------------------------------ look-ups
+
+    def _offsets(self, client: bytes, header: dict[str, Any]) -> None:
+        name = _text(header, "topic")
+        topic = self._topic(name)
+        queues = header.get("queues")
+        if queues is None:
+            queues = list(range(topic.read_queues))
+        if type(queues) is not list or any(type(queue) is not int for queue in queues):
+            raise ProtocolError("INVALID_PARAMETER", "queues must be a list of integers")
+        if len(queues) > topic.read_queues:
+            raise ProtocolError("INVALID_PARAMETER", f"topic {name!r} has only {topic.read_queues} queues")
+        timestamp = header.get("timestamp")
+        if timestamp is not None:
+            timestamp = _integer(header, "timestamp")
+        boundary = header.get("boundary", "lower")
+        if boundary not in ("lower", "upper"):
+            raise ProtocolError("INVALID_PARAMETER", "boundary must be lower or upper")
+        bound, floor = self._bound(), self._floor(name)
+        answer: list[list[int | None]] = []
+        for queue in queues:
+            self._checked_queue(name, topic, queue)
+            low, high = self._queues.bounds(name, queue, bound=bound, floor=floor) or (0, 0)
+            by_time = None
+            if timestamp is not None:
+                by_time = self._queues.offset_by_time(
+                    name, queue, timestamp, upper=boundary == "upper", bound=bound, floor=floor
+                )
+                by_time = low if by_time is None else by_time
+            answer.append([queue, low, high, by_time])
+        self._send(client, wire.ok(header["id"], queues=answer))
+
+    def _view(self, client: bytes, header: dict[str, Any]) -> None:
+        offset = _integer(header, "physical_offset")
+        bound = self._bound()
+        record = None
+        if self._ctx.control.get(Word.MIN_OFFSET) <= offset < bound:
+            try:
+                record = self._log.record(offset)
+            except StoreError:
+                record = None
+        if record is None or offset + record.total_size > bound or offset < self._topics.tombstone(record.topic):
+            raise ProtocolError("INVALID_PARAMETER", f"no message begins at physical offset {offset}")
+        topic = self._topics.get(record.topic)
+        if topic is not None and not topic.readable:
+            raise ProtocolError("NO_PERMISSION", f"topic {record.topic!r} may not be read")
+        self._send(client, wire.ok(header["id"], size=record.total_size), [bytes(self._log.read(offset, record.total_size))])
+
+
+def _integer(header: dict[str, Any], name: str, default: int | None = None, least: int | None = None) -> int:
+    value = header.get(name)
+    if value is None and default is not None:
+        return default
+    if type(value) is not int:
+        raise ProtocolError("INVALID_PARAMETER", f"{name} must be an integer")
+    if least is not None and value < least:
+        raise ProtocolError("INVALID_PARAMETER", f"{name} must be {least} or more, not {value}")
+    return value
+
+
+def _text(header: dict[str, Any], name: str) -> str:
+    value = header.get(name)
+    if type(value) is not str or not value:
+        raise ProtocolError("INVALID_PARAMETER", f"{name} must be a string")
+    return value

@@ -1,0 +1,94 @@
+"""reput: walks what is visible and hands it to every dispatcher as DispatchBatches (spec section 7).
+
+Owns: nothing on disk. Reads: the CommitLog, ``visible``. Advances: ``reput``. Sockets: one PUSH a dispatcher, connected to
+its ipc endpoint; doorbell (rung by flush, or by the writer in asynchronous mode). Exit codes: workers.runtime.ExitCode.
+
+A PUSH has room for ``dispatch.queue_batches``; a dispatcher that does not take its batches misses them, and reads the gap
+from the log by itself. So neither a slow nor a dead dispatcher holds up reput or the others.
+
+A record that cannot be parsed below the end of the log is corruption: reput stops there, says so, and looks again each
+second. It never skips: what it skipped would be acknowledged and invisible.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+
+import zmq
+
+from commitmq import failpoints
+from commitmq.control import Word
+from commitmq.errors import CorruptRecordError
+from commitmq.store.commit_log import CommitLog
+from commitmq.store.dispatch_batch import DispatchBatch, LogWalker
+from commitmq.workers.runtime import WorkerContext
+
+ROLE = "reput"
+_POLL_MS = 100
+
+
+def dispatch_endpoint(context: WorkerContext, name: str) -> str:
+    """Where the dispatcher called ``name`` takes its batches."""
+    return context.layout.ipc(f"dispatch-{name}")
+
+
+def run(context: WorkerContext) -> None:
+    """The loop: while there is something visible, walk and push; else sleep until rung."""
+    config, control = context.config, context.control
+    log = CommitLog(context.layout.commit_log, config.commit_log.segment_bytes, config.commit_log.max_mapped_segments)
+    walker = LogWalker(log, max_rows=config.dispatch.batch_messages, max_bytes=config.dispatch.batch_bytes)
+    pushers: list[zmq.Socket[bytes]] = []
+    for name in context.params.get("dispatchers", ["consume_queue"]):
+        pusher: zmq.Socket[bytes] = context.zmq.socket(zmq.PUSH)
+        pusher.setsockopt(zmq.LINGER, 0)
+        pusher.setsockopt(zmq.SNDHWM, config.dispatch.queue_batches)
+        # Nothing is queued for a dispatcher that is not there: it will read the log from where it was.
+        pusher.setsockopt(zmq.IMMEDIATE, 1)
+        pusher.setsockopt(zmq.RECONNECT_IVL, 20)
+        pusher.connect(dispatch_endpoint(context, name))
+        pushers.append(pusher)
+    sync = config.sync_flush
+    coalesce_s = config.dispatch.coalesce_us / 1e6
+    position = control.get(Word.REPUT)
+    context.ready()
+    stuck = ""
+    last_walk = 0.0
+    while True:
+        limit = control.visible(sync)
+        if position < limit:
+            pause = last_walk + coalesce_s - time.perf_counter()
+            if pause > 0 and limit - position < 65_536:
+                # Under a stream of small sends one batch for several of them costs a fraction of one each.
+                time.sleep(pause)
+                limit = control.visible(sync)
+            try:
+                batch = walker.walk(position, limit)
+            except CorruptRecordError as error:
+                if str(error) != stuck:
+                    stuck = str(error)
+                    context.log.error("the log cannot be read, dispatching stops here", error=stuck)
+                    context.tell(stuck=stuck)
+                if context.stopping:
+                    break
+                context.wait(1000)
+                continue
+            last_walk = time.perf_counter()
+            if failpoints.ACTIVE:
+                failpoints.hit("reput.before_push")
+            _push(pushers, batch)
+            position = batch.end
+            control.put(Word.REPUT, position)
+            context.wait(0)
+            continue
+        if context.stopping:
+            break
+        context.wait(_POLL_MS, unless=lambda: control.visible(sync) > position)  # noqa: B023
+    walker.release()
+
+
+def _push(pushers: list[zmq.Socket[bytes]], batch: DispatchBatch) -> None:
+    frames = batch.to_frames()
+    for pusher in pushers:
+        with contextlib.suppress(zmq.Again):
+            pusher.send_multipart(frames, zmq.NOBLOCK, copy=len(batch) < 256)

@@ -1,0 +1,306 @@
+"""What the writer does with one ``send`` or ``append``: check everything, append, build the answer.
+
+No socket here but the frames' metadata; the loop around it is workers.writer. All checks come before the first byte is
+stored, so a refused request has ``outcome`` not_stored.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import zmq
+
+from commitmq import failpoints
+from commitmq.client import wire
+from commitmq.control import DiskFlag, DispatcherWord, Word
+from commitmq.errors import InvalidMessageError, StoreError
+from commitmq.store.append import Appended, CommitLogAppender, MessageIllegalError, SegmentUnavailableError
+from commitmq.store.message_id import UniqueIdGenerator, offset_message_id, pack_host
+from commitmq.store.record import Host
+from commitmq.store.topic_config import PERM_WRITE, TopicConfig
+from commitmq.store.topic_name import is_send_forbidden, validate_topic
+from commitmq.workers.runtime import WorkerContext, monotonic_ms
+from commitmq.workers.topic_view import TopicView
+
+_PERSISTED_RETRY_MS = 200
+_SEGMENT_PATIENCE_MS = 1_000
+_MAX_KNOWN_PEERS = 65_536
+_MAX_TIME_MS = 1 << 62
+_ACKS = ("flushed", "memory")
+
+
+@dataclass(slots=True)
+class Waiting:
+    """An answer that goes out once ``end`` is flushed. ``fields`` is what an answer about a missed flush still tells."""
+
+    identity: bytes
+    end: int
+    answer: bytes
+    request_id: int
+    deadline_ms: int
+    fields: dict[str, Any]
+
+
+class Refusal(Exception):  # noqa: N818  (control flow inside one request, never seen outside)
+    """This request is refused; nothing was stored."""
+
+    def __init__(self, code: str, sentence: str, retry_after_ms: int | None = None) -> None:
+        super().__init__(sentence)
+        self.code = code
+        self.sentence = sentence
+        self.retry_after_ms = retry_after_ms
+
+
+class SendRequests:
+    """Queue offsets, peers, and the two ways of sending."""
+
+    def __init__(
+        self,
+        context: WorkerContext,
+        appender: CommitLogAppender,
+        offsets: dict[tuple[str, int], int],
+        topics: TopicView,
+        publish: Callable[[], None],
+    ) -> None:
+        self._context = context
+        self._control = context.control
+        self._appender = appender
+        self._offsets = offsets
+        self._topics = topics
+        self._publish = publish
+        self._config = context.config
+        self._unique_ids = UniqueIdGenerator()
+        self._peers: dict[bytes, bytes] = {}
+        self._next_queue: dict[str, int] = {}
+        network = context.config.network
+        self._local_host = pack_host(Host("127.0.0.1", 0))
+        self._message_id_prefix = offset_message_id(network.store_host, network.store_port, 0)[:-16]
+        self._timeout_ms = context.config.commit_log.sync_flush_timeout_ms
+
+    def hello(self, header: dict[str, Any], frame: zmq.Frame) -> bytes:
+        """What a client must know to lay out runs."""
+        host = _peer_address(frame)
+        network = self._config.network
+        return wire.ok(
+            header["id"],
+            epoch=self._control.get(Word.EPOCH),
+            generation=self._control.get(Word.WRITER_GENERATION),
+            born_host={"ip": host or "127.0.0.1", "v6": bool(host) and ":" in str(host)},
+            store_host={"ip": network.store_host, "port": network.store_port, "v6": ":" in network.store_host},
+            max_message_bytes=self._config.commit_log.max_message_bytes,
+            max_run_bytes=self._config.commit_log.max_run_bytes,
+            properties_crc=self._config.commit_log.append_properties_crc,
+        )
+
+    def forget_topic(self, topic: str, _below: int) -> None:
+        """A topic was deleted: its queues begin at 0 when it is made again."""
+        for key in [key for key in self._offsets if key[0] == topic]:
+            del self._offsets[key]
+        self._next_queue.pop(topic, None)
+
+    def send(self, identity: bytes, header: dict[str, Any], frames: list[zmq.Frame]) -> bytes | Waiting:
+        """Handle one ``send`` or ``append``; the answer, or what waits for the flush."""
+        try:
+            if header["op"] == "send":
+                return self._send(identity, header, frames)
+            return self._append(identity, header, frames)
+        except Refusal as refusal:
+            more = {} if refusal.retry_after_ms is None else {"retry_after_ms": refusal.retry_after_ms}
+            return wire.error(header["id"], refusal.code, refusal.sentence, outcome="not_stored", **more)
+        except MessageIllegalError as error:
+            return wire.error(header["id"], error.code, str(error), outcome="not_stored")
+
+    # ------------------------------------------------------------ the two ways
+
+    def _send(self, identity: bytes, header: dict[str, Any], frames: list[zmq.Frame]) -> bytes | Waiting:
+        topic, queue_id, ack = self._checked(header, frames)
+        properties = self._encoded_properties(header.get("properties"))
+        flag = _integer(header, "flag", 0, -(1 << 31), (1 << 31) - 1)
+        sys_flag = _integer(header, "sys_flag", 0, 0, 0x7FFF)
+        born = _integer(header, "born", -1, -1, _MAX_TIME_MS)
+        if born < 0:
+            born = time.time_ns() // 1_000_000
+        host = self._born_host(identity, frames[1])
+        record = self._appender.encode(
+            topic.encode(),
+            queue_id,
+            frames[1].buffer,
+            properties,
+            sys_flag=sys_flag,
+            flag=flag,
+            born_timestamp=born,
+            born_host=host,
+        )
+        number = self._offsets.get((topic, queue_id), 0)
+        done = self._stored(lambda: self._appender.append_record(record, number, len(host)))
+        self._offsets[topic, queue_id] = number + 1
+        return self._acknowledged(identity, header, topic, queue_id, number, 1, done, ack)
+
+    def _append(self, identity: bytes, header: dict[str, Any], frames: list[zmq.Frame]) -> bytes | Waiting:
+        topic, queue_id, ack = self._checked(header, frames)
+        size = len(frames[1])
+        if size > self._config.commit_log.max_run_bytes:
+            raise Refusal("FRAME_TOO_LARGE", f"the run has {size} bytes, commit_log.max_run_bytes is {self._config.commit_log.max_run_bytes}")
+        count = _integer(header, "count", -1, -1, 1 << 31)
+        host = self._born_host(identity, frames[1])
+        run = self._appender.check_run(frames[1].buffer, topic.encode(), queue_id, born_v6=len(host) == 20)
+        if count != run.count:
+            raise Refusal("MESSAGE_ILLEGAL", f"the header says {count} records, the run holds {run.count}")
+        number = self._offsets.get((topic, queue_id), 0)
+        done = self._stored(lambda: self._appender.append_run(run, number, host))
+        self._offsets[topic, queue_id] = number + run.count
+        return self._acknowledged(identity, header, topic, queue_id, number, run.count, done, ack)
+
+    # ------------------------------------------------------------ steps
+
+    def _checked(self, header: dict[str, Any], frames: list[zmq.Frame]) -> tuple[str, int, str]:
+        if len(frames) != 2:
+            raise Refusal("BAD_HEADER", f"{header['op']} takes the header and one payload frame, not {len(frames)} frames")
+        ack = header.get("ack", "flushed")
+        if ack not in _ACKS:
+            raise Refusal("INVALID_PARAMETER", f"ack must be one of {', '.join(_ACKS)}, not {ack!r}")
+        name = header.get("topic")
+        if type(name) is not str:
+            raise Refusal("INVALID_PARAMETER", "topic must be a string")
+        topic = self._topics.get(name)
+        if topic is None:
+            try:
+                validate_topic(name)
+            except InvalidMessageError as error:
+                raise Refusal("INVALID_PARAMETER", str(error)) from error
+            raise Refusal("TOPIC_NOT_EXIST", f"there is no topic {name!r}")
+        if is_send_forbidden(name):
+            raise Refusal("NO_PERMISSION", f"{name!r} is a system topic that takes no sends")
+        if not topic.perm & PERM_WRITE:
+            raise Refusal("NO_PERMISSION", f"topic {name!r} is not writable")
+        self._refuse_when_unwritable()
+        return name, self._queue_of(header, topic), ack
+
+    def _queue_of(self, header: dict[str, Any], topic: TopicConfig) -> int:
+        queue_id = _integer(header, "queue", -1, -1, 1 << 20)
+        if queue_id >= max(topic.write_queues, topic.read_queues):
+            raise Refusal("INVALID_PARAMETER", f"queue {queue_id} of {topic.name!r} does not exist, it has {topic.write_queues}")
+        if queue_id < 0:
+            if header["op"] == "append":
+                raise Refusal("INVALID_PARAMETER", "append needs the queue that its records name")
+            number = self._next_queue.get(topic.name, 0)
+            self._next_queue[topic.name] = number + 1
+            queue_id = number % max(1, topic.write_queues)
+        return queue_id
+
+    def _refuse_when_unwritable(self) -> None:
+        control = self._control
+        flags = control.get(Word.DISK_FLAGS)
+        retry = self._config.disk.check_interval_ms
+        if flags & DiskFlag.DISK_FULL:
+            raise Refusal("SERVICE_NOT_AVAILABLE", "the disk is fuller than disk.warning_ratio allows; reads go on", retry)
+        if control.dispatcher(0, DispatcherWord.FLAGS):
+            raise Refusal("SERVICE_NOT_AVAILABLE", "ConsumeQueues cannot be written (disk full or failing); reads go on", retry)
+        if control.get(Word.FLUSH_ERRNO):
+            raise Refusal("SERVICE_NOT_AVAILABLE", "a flush failed; the store is read-only until the node is started again")
+
+    def _stored(self, append: Callable[[], Appended]) -> Appended:
+        """Append and publish. A missing segment is waited for a moment, unless the disk is known to be full."""
+        deadline = monotonic_ms() + _SEGMENT_PATIENCE_MS
+        while True:
+            try:
+                done = append()
+                break
+            except SegmentUnavailableError:
+                if self._control.get(Word.DISK_FLAGS) & DiskFlag.NO_SEGMENT:
+                    raise Refusal(
+                        "CREATE_MAPPED_FILE_FAILED",
+                        "no space for the next segment of the log; reads go on",
+                        self._config.disk.check_interval_ms,
+                    ) from None
+                if monotonic_ms() >= deadline:
+                    raise Refusal(
+                        "CREATE_MAPPED_FILE_FAILED", "the next segment is not ready yet", _PERSISTED_RETRY_MS
+                    ) from None
+                self._context.heartbeat()
+                time.sleep(0.002)
+            except StoreError as error:
+                raise Refusal("SYSTEM_ERROR", str(error)) from error
+        if failpoints.ACTIVE:
+            failpoints.hit("writer.after_append")
+        self._publish()
+        return done
+
+    def _acknowledged(
+        self,
+        identity: bytes,
+        header: dict[str, Any],
+        topic: str,
+        queue_id: int,
+        queue_offset: int,
+        count: int,
+        done: Appended,
+        ack: str,
+    ) -> bytes | Waiting:
+        physical = done.parts[0].physical_offset
+        fields: dict[str, Any] = {
+            "queue": queue_id,
+            "queue_offset": queue_offset,
+            "physical_offset": physical,
+            "msg_id": f"{self._message_id_prefix}{physical:016X}",
+            "store_timestamp": done.store_timestamp,
+        }
+        if header["op"] == "append":
+            fields["count"] = count
+            fields["end_offset"] = done.end
+            fields["parts"] = [[part.count, part.physical_offset] for part in done.parts]
+        answer = wire.ok(header["id"], status="PUT_OK", ack=ack, **fields)
+        if ack == "memory":
+            return answer
+        return Waiting(identity, done.end, answer, header["id"], monotonic_ms() + self._timeout_ms, fields)
+
+    def _encoded_properties(self, properties: Any) -> bytes:
+        if properties is None:
+            properties = {}
+        if type(properties) is not dict:
+            raise Refusal("INVALID_PARAMETER", "properties must be an object of strings")
+        pieces = []
+        for name, value in properties.items():
+            if type(value) is not str:
+                raise Refusal("INVALID_PARAMETER", f"property {name!r} must be a string")
+            if not value:
+                continue  # RocketMQ's decoders drop empty values; storing one would only waste space
+            pieces.append(f"{name}\x01{value}\x02")
+        if "UNIQ_KEY" not in properties:
+            pieces.append(f"UNIQ_KEY\x01{self._unique_ids.next()}\x02")
+        return "".join(pieces).encode("utf-8", "surrogatepass")
+
+    def _born_host(self, identity: bytes, frame: zmq.Frame) -> bytes:
+        host = self._peers.get(identity)
+        if host is None:
+            if len(self._peers) >= _MAX_KNOWN_PEERS:
+                self._peers.clear()
+            address = _peer_address(frame)
+            try:
+                host = pack_host(Host(address, 0)) if address else self._local_host
+            except ValueError:
+                host = self._local_host
+            self._peers[identity] = host
+        return host
+
+
+def _peer_address(frame: zmq.Frame) -> str | None:
+    """The peer's IP as ZeroMQ knows it; None over ipc. IPv4 in IPv6 clothes counts as IPv4."""
+    try:
+        text = str(frame.get("Peer-Address"))
+        address = ipaddress.ip_address(text.partition("%")[0])
+    except (zmq.ZMQError, ValueError, KeyError):
+        return None
+    mapped = getattr(address, "ipv4_mapped", None)
+    return str(mapped or address)
+
+
+def _integer(header: dict[str, Any], key: str, default: int, low: int, high: int) -> int:
+    value = header.get(key, default)
+    if type(value) is not int or not low <= value <= high:
+        raise Refusal("INVALID_PARAMETER", f"{key} must be an integer from {low} to {high}")
+    return value

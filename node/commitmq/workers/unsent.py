@@ -1,0 +1,57 @@
+"""Answers that ZeroMQ still holds because their client does not read: counted, so that they can be bounded.
+
+A ROUTER must not block for one slow peer, so its queues have no high-water mark; without this count a client that asks
+and never reads could make a node hold any amount of memory.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Final
+
+from zmq import MessageTracker
+
+MAX_CLIENT_BYTES: Final = 64 * 1024 * 1024
+MAX_TOTAL_BYTES: Final = 512 * 1024 * 1024
+
+
+class UnsentAnswers:
+    """Bytes handed to ZeroMQ and not yet out, by client."""
+
+    def __init__(self, max_client_bytes: int = MAX_CLIENT_BYTES, max_total_bytes: int = MAX_TOTAL_BYTES) -> None:
+        self._max_client_bytes = max_client_bytes
+        self._max_total_bytes = max_total_bytes
+        self._answers: dict[bytes, deque[tuple[MessageTracker, int]]] = {}
+        self._bytes: dict[bytes, int] = {}
+        self._total = 0
+
+    def __len__(self) -> int:
+        """Bytes in all, as of the last look."""
+        return self._total
+
+    def add(self, client: bytes, tracker: MessageTracker, size: int) -> None:
+        """Count an answer of ``size`` bytes until ``tracker`` is done."""
+        self._settle(client)
+        self._answers.setdefault(client, deque()).append((tracker, size))
+        self._bytes[client] = self._bytes.get(client, 0) + size
+        self._total += size
+
+    def is_over(self, client: bytes) -> bool:
+        """Whether ``client`` must read before it gets more."""
+        if self._bytes.get(client, 0) >= self._max_client_bytes:
+            self._settle(client)
+        if self._total >= self._max_total_bytes:
+            for one in list(self._answers):
+                self._settle(one)
+        return self._bytes.get(client, 0) >= self._max_client_bytes or self._total >= self._max_total_bytes
+
+    def _settle(self, client: bytes) -> None:
+        answers = self._answers.get(client)
+        if answers is None:
+            return
+        while answers and answers[0][0].done:
+            size = answers.popleft()[1]
+            self._bytes[client] -= size
+            self._total -= size
+        if not answers:
+            del self._answers[client], self._bytes[client]

@@ -1,0 +1,357 @@
+"""writer: the only process that appends to the CommitLog, and the address producers talk to.
+
+Owns: the CommitLog's tail, queue offsets. Reads: the topic table, ``flushed``, disk flags, the ConsumeQueue dispatcher's
+flags. Advances: ``written``, ``written_timestamp``, ``flush_wanted``. Sockets: ROUTER (ipc and tcp) for producers; DEALER to
+the coordinator (unknown topics are created there); SUB ``topics``; doorbell (rung by flush and allocate); rings flush, and in
+asynchronous mode reput. Exit codes: workers.runtime.ExitCode.
+
+Start: the tail is scanned from min(flushed, dispatched) and never ends below ``written``; what lies behind it is zeroed;
+queue offsets are the ConsumeQueue ends (units below ``dispatched``) plus the records from there on. That is the whole state,
+so a writer may die between any two lines: a record is published or it is not, and only published ones are acknowledged.
+
+Queue offsets of a topic that was deleted begin at 0 again: records below its tombstone do not count.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from typing import Any
+
+import orjson
+import zmq
+
+from commitmq import failpoints
+from commitmq.client import wire
+from commitmq.control import DispatcherWord, Word
+from commitmq.errors import ProtocolError
+from commitmq.store.append import CommitLogAppender
+from commitmq.store.commit_log import CommitLog
+from commitmq.store.consume_queue import ConsumeQueue, list_queues
+from commitmq.store.dispatch_batch import LogWalker, consumable
+from commitmq.store.fd_cache import FdCache
+from commitmq.store.layout import segment_name
+from commitmq.store.message_id import pack_host
+from commitmq.store.record import Host
+from commitmq.store.recovery import map_segment, writer_tail, zero_behind
+from commitmq.workers.runtime import WorkerContext, monotonic_ms
+from commitmq.workers.send_requests import SendRequests, Waiting
+from commitmq.workers.topic_view import TopicView
+
+ROLE = "writer"
+_POLL_MS = 200
+_TURN_REQUESTS = 256
+_TURN_BYTES = 8 * 1024 * 1024
+_TOPIC_TIMEOUT_MS = 5_000
+_MAX_WAITING_FOR_TOPIC = 10_000
+_DRAIN_MS = 10_000
+
+
+class Writer:
+    """The loop's state: sockets, what waits for a flush, what waits for a topic."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
+        self._control = context.control
+        config = context.config
+        self._topics = TopicView(context)
+        offsets, position, stamp = recover_tail(context)
+        appender = CommitLogAppender(
+            position,
+            segment_bytes=config.commit_log.segment_bytes,
+            open_segment=lambda base: map_segment(
+                context.layout.commit_log / segment_name(base), config.commit_log.segment_bytes
+            ),
+            store_host=pack_host(Host(config.network.store_host, config.network.store_port)),
+            max_message_bytes=config.commit_log.max_message_bytes,
+            properties_crc=config.commit_log.append_properties_crc,
+            last_timestamp=max(stamp, self._control.get(Word.WRITTEN_TIMESTAMP)),
+            populate_window_bytes=config.commit_log.populate_window_bytes,
+        )
+        self.appender = appender
+        self._flush, self._reput = context.ringer("flush"), context.ringer("reput")
+        self._allocate = context.ringer("allocate")
+        self._control.put(Word.WRITER_GENERATION, self._control.get(Word.WRITER_GENERATION) + 1)
+        self._publish()
+        self.router, self.endpoints = context.bind_router("writer")
+        context.register(self.router)
+        self.requests = SendRequests(context, appender, offsets, self._topics, self._publish)
+        self._coordinator: zmq.Socket[bytes] = context.zmq.socket(zmq.DEALER)
+        self._coordinator.setsockopt(zmq.LINGER, 0)
+        self._coordinator.connect(context.layout.ipc("coordinator"))
+        context.register(self._coordinator)
+        context.register(self._topics.socket)
+        self._waiting: deque[Waiting] = deque()
+        self._for_topic: dict[str, list[tuple[bytes, dict[str, Any], list[zmq.Frame]]]] = {}
+        self._topic_deadlines: dict[str, int] = {}
+        self._asked: dict[int, str] = {}
+        self._next_ask = 0
+        self._segment = self.appender.position // config.commit_log.segment_bytes
+
+    def _publish(self) -> None:
+        """Make what was appended known; the timestamp first, so that it never belongs to a newer record."""
+        if failpoints.ACTIVE:
+            failpoints.hit("writer.before_publish")
+        if self.appender.position > self._control.get(Word.WRITTEN):
+            self._control.put(Word.WRITTEN_TIMESTAMP, self.appender.last_timestamp)
+            self._control.put(Word.WRITTEN, self.appender.position)
+        if failpoints.ACTIVE:
+            failpoints.hit("writer.after_publish")
+
+    # ------------------------------------------------------------ one turn
+
+    def take_requests(self) -> bool:
+        """Handle what has arrived, up to a turn's limits; True when there may be more."""
+        budget = _TURN_BYTES
+        before = self.appender.position
+        wanted = 0
+        for _ in range(_TURN_REQUESTS):
+            try:
+                identity = self.router.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                more = False
+                break
+            frames = self.router.recv_multipart(zmq.NOBLOCK, copy=False)
+            answer = self._handle(identity, frames)
+            if isinstance(answer, Waiting):
+                self._waiting.append(answer)
+                wanted = answer.end
+            elif answer is not None:
+                self._answer(identity, answer)
+            budget -= sum(len(frame) for frame in frames)
+            if budget <= 0:
+                more = True
+                break
+        else:
+            more = True
+        if wanted:
+            self._control.put(Word.FLUSH_WANTED, wanted)
+        if self.appender.position != before:
+            self._wake_followers()
+        return more
+
+    def _wake_followers(self) -> None:
+        self._flush.ring()
+        if not self._context.config.sync_flush:
+            self._reput.ring()
+        segment = self.appender.position // self.appender.segment_bytes
+        if segment != self._segment:
+            self._segment = segment
+            self._allocate.ring()
+
+    def _handle(self, identity: bytes, frames: list[zmq.Frame]) -> bytes | Waiting | None:
+        header_frame = frames[0].bytes
+        try:
+            header = wire.parse_request(header_frame)
+        except ProtocolError as error:
+            return wire.error(wire.request_id(header_frame), error.code, error.message, outcome="not_stored")
+        try:
+            return self._dispatch(identity, header, frames)
+        except Exception as error:
+            # A bug must not stop the node; whether the message was stored is then not known.
+            self._context.log.exception("a request failed", op=header["op"], error=repr(error))
+            return wire.error(header["id"], "SYSTEM_ERROR", f"the node failed on this request: {error!r}", outcome="unknown")
+
+    def _dispatch(self, identity: bytes, header: dict[str, Any], frames: list[zmq.Frame]) -> bytes | Waiting | None:
+        op = header["op"]
+        if op == "hello":
+            return self.requests.hello(header, frames[0])
+        if op not in ("send", "append"):
+            return wire.error(header["id"], "UNKNOWN_OP", f"the writer knows send, append and hello, not {op!r}", outcome="not_stored")
+        topic = header.get("topic")
+        if type(topic) is str and self._topics.unknown(topic) and len(frames) == 2:
+            return self._ask_for_topic(identity, topic, header, frames)
+        return self.requests.send(identity, header, frames)
+
+    def _answer(self, identity: bytes, answer: bytes) -> None:
+        with contextlib.suppress(zmq.ZMQError):  # the peer went away; its answer is nobody's
+            self.router.send(identity, zmq.SNDMORE | zmq.NOBLOCK)
+            self.router.send(answer, zmq.NOBLOCK)
+
+    # ------------------------------------------------------------ waiting for the flush
+
+    def answer_flushed(self) -> None:
+        """Answer every send whose end is flushed, whose time is up, or whose flush failed."""
+        waiting = self._waiting
+        if not waiting:
+            return
+        flushed = self._control.get(Word.FLUSHED)
+        while waiting and waiting[0].end <= flushed:
+            one = waiting.popleft()
+            self._answer(one.identity, one.answer)
+        if not waiting:
+            return
+        if self._control.get(Word.FLUSH_ERRNO):
+            sentence = "the message is in the log, but the device refused to make it durable"
+            while waiting:
+                self._fail(waiting.popleft(), "FLUSH_DISK_TIMEOUT", sentence, "unknown")
+            return
+        now = monotonic_ms()
+        while waiting and waiting[0].deadline_ms <= now:
+            self._fail(
+                waiting.popleft(),
+                "FLUSH_DISK_TIMEOUT",
+                f"stored, but not flushed within {self._context.config.commit_log.sync_flush_timeout_ms} ms",
+                "stored",
+            )
+
+    def _fail(self, one: Waiting, code: str, sentence: str, outcome: str) -> None:
+        self._answer(one.identity, wire.error(one.request_id, code, sentence, outcome=outcome, **one.fields))
+
+    # ------------------------------------------------------------ unknown topics
+
+    def _ask_for_topic(
+        self, identity: bytes, topic: str, header: dict[str, Any], frames: list[zmq.Frame]
+    ) -> bytes | Waiting | None:
+        waiting = self._for_topic.get(topic)
+        if waiting is None:
+            if sum(len(one) for one in self._for_topic.values()) >= _MAX_WAITING_FOR_TOPIC:
+                return wire.error(
+                    header["id"], "SYSTEM_BUSY", "too many sends wait for new topics", outcome="not_stored", retry_after_ms=100
+                )
+            waiting = self._for_topic[topic] = []
+            self._topic_deadlines[topic] = monotonic_ms() + _TOPIC_TIMEOUT_MS
+            self._next_ask += 1
+            self._asked[self._next_ask] = topic
+            self._coordinator.send(
+                wire.pack({"op": "topic.route", "id": self._next_ask, "topic": topic, "create": True}), zmq.NOBLOCK
+            )
+        waiting.append((identity, header, frames))
+        return None
+
+    def hear_coordinator(self) -> None:
+        """Answers about topics, and news of changed ones."""
+        with contextlib.suppress(zmq.Again):
+            while True:
+                reply = orjson.loads(self._coordinator.recv(zmq.NOBLOCK))
+                topic = self._asked.pop(reply.get("id"), None)
+                if topic is None:
+                    continue
+                if reply.get("ok"):
+                    self._topics.learn(topic, reply["topic"])
+                    self._release(topic, None)
+                else:
+                    self._release(topic, reply)
+        for topic, offset in self._topics.hear():
+            self.requests.forget_topic(topic, offset)
+        if self._topic_deadlines:
+            now = monotonic_ms()
+            for topic in [topic for topic, deadline in self._topic_deadlines.items() if deadline <= now]:
+                self._release(
+                    topic,
+                    {"code": "SYSTEM_BUSY", "error": "the coordinator did not answer about this topic", "retry_after_ms": 500},
+                )
+
+    def _release(self, topic: str, refusal: dict[str, Any] | None) -> None:
+        self._topic_deadlines.pop(topic, None)
+        wanted = 0
+        for identity, header, frames in self._for_topic.pop(topic, []):
+            answer: bytes | Waiting
+            if refusal is not None:
+                more = {key: refusal[key] for key in ("retry_after_ms",) if key in refusal}
+                answer = wire.error(header["id"], refusal["code"], refusal["error"], outcome="not_stored", **more)
+            else:
+                answer = self.requests.send(identity, header, frames)
+            if isinstance(answer, Waiting):
+                self._waiting.append(answer)
+                wanted = answer.end
+            else:
+                self._answer(identity, answer)
+        if wanted:
+            self._control.put(Word.FLUSH_WANTED, max(wanted, self._control.get(Word.FLUSH_WANTED)))
+            self._wake_followers()
+
+    # ------------------------------------------------------------ the end
+
+    def drain(self) -> None:
+        """Take no more; wait until what is acknowledged as flushed is flushed."""
+        for name in self.endpoints:
+            with contextlib.suppress(zmq.ZMQError):
+                self.router.unbind(name)
+        while self.take_requests():
+            pass
+        deadline = monotonic_ms() + _DRAIN_MS
+        while self._waiting and monotonic_ms() < deadline:
+            self._context.wait(10)
+            self.answer_flushed()
+        for one in self._waiting:
+            self._fail(one, "SERVICE_NOT_AVAILABLE", "the node stops before this was flushed", "stored")
+        self.appender.close()
+
+    def step(self) -> None:
+        """One turn of the loop."""
+        more = self.take_requests()
+        self.answer_flushed()
+        if more:
+            self._context.wait(0)
+        else:
+            self.appender.populate_ahead()
+            wait_ms = _POLL_MS if not self._waiting and not self._topic_deadlines else 20
+            control, waiting = self._control, self._waiting
+            self._context.wait(
+                wait_ms, unless=lambda: bool(waiting) and control.get(Word.FLUSHED) >= waiting[0].end
+            )
+            self.answer_flushed()
+        self.hear_coordinator()
+
+
+def recover_tail(context: WorkerContext) -> tuple[dict[tuple[str, int], int], int, int]:
+    """Queue offsets by (topic, queue), the log's end and the newest store timestamp; see the module's text."""
+    config, control, layout = context.config, context.control, context.layout
+    segment_bytes = config.commit_log.segment_bytes
+    started = time.monotonic()
+    dispatched = control.dispatcher(0, DispatcherWord.DISPATCHED)
+    published = control.get(Word.WRITTEN)
+    log = CommitLog(layout.commit_log, segment_bytes, config.commit_log.max_mapped_segments)
+    start = min(published, control.get(Word.FLUSHED), dispatched)
+    position, stamp = writer_tail(log, segment_bytes, start=start, published=published)
+    segment = layout.commit_log / segment_name(position - position % segment_bytes)
+    if segment.exists():
+        zero_behind(segment, position % segment_bytes)
+    following = layout.commit_log / segment_name(position - position % segment_bytes + segment_bytes)
+    if following.exists():
+        # A dead writer may have got as far as the next segment before it published anything of it.
+        zero_behind(following, 0)
+    deleted = _tombstones(context)
+    offsets: dict[tuple[str, int], int] = {}
+    fds = FdCache(config.consume_queue.max_open_files)
+    for topic, queue_id, folder in list_queues(layout.consume_queue):
+        queue = ConsumeQueue(folder, config.consume_queue.file_bytes, fds)
+        if queue.refresh():
+            offsets[topic, queue_id] = queue.last_offset_below(dispatched)
+    fds.close()
+    walker = LogWalker(log, max_rows=16_384, max_bytes=32 * 1024 * 1024)
+    at = dispatched
+    while at < position:
+        batch = walker.walk(at, position)
+        rows = batch.rows[consumable(batch.rows)]
+        for index in range(len(rows)):
+            key = (batch.topics[int(rows["topic"][index])], int(rows["queue_id"][index]))
+            if int(rows["physical_offset"][index]) >= deleted.get(key[0], -1):
+                offsets[key] = max(offsets.get(key, 0), int(rows["queue_offset"][index]) + 1)
+        at = batch.end
+        context.heartbeat()
+    walker.release()
+    log.close()
+    context.log.info(
+        "tail found", end=position, scanned_bytes=position - start, queues=len(offsets), seconds=round(time.monotonic() - started, 3)
+    )
+    return offsets, position, stamp
+
+
+def _tombstones(context: WorkerContext) -> dict[str, int]:
+    try:
+        found: dict[str, int] = orjson.loads((context.layout.own / "deleted_topics.json").read_bytes())
+    except FileNotFoundError:
+        return {}
+    return found
+
+
+def run(context: WorkerContext) -> None:
+    """The loop: requests, answers whose flush is done, news of topics."""
+    writer = Writer(context)
+    context.ready(endpoints=writer.endpoints)
+    while not context.stopping:
+        writer.step()
+    writer.drain()

@@ -1,0 +1,166 @@
+"""Makes this project's environment where it is missing or out of date, then runs a script in it.
+
+    python _env.py SCRIPT [ARGUMENT…]
+
+Runs under any Python ≥ 3.11 with nothing but its standard library. The environment is ``.venv`` in the project, or the
+folder that ``COMMITMQ_VENV`` names. A stamp in it says from which pyproject.toml, constraints.txt, Python and project
+folder it was made; while that holds nothing is installed and no network is touched. Compiled kernels have a stamp of
+their own, so that a changed kernel is compiled here, with a message, and not inside the first node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parent.parent
+EXIT_UNAVAILABLE = 69  # sysexits.h EX_UNAVAILABLE: what the environment is made of could not be had
+# hatchling builds the editable install and needs editables for it. Both are installed first, by the same constraints,
+# because pip does not apply constraints to the build environments that it makes by itself.
+BUILD_REQUIREMENTS = ["hatchling", "editables"]
+# Settings of the caller's shell that would redirect an installation or let other code into the environment.
+FOREIGN_SETTINGS = ["PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PIP_USER", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_PYTHON"]
+
+
+class EnvironmentUnavailable(Exception):  # noqa: N818
+    """The environment could not be made; the text says why and what to do."""
+
+
+def main(arguments: list[str]) -> int:
+    """Prepare the environment and replace this process by ``arguments`` run in it; returns only on failure."""
+    for name in FOREIGN_SETTINGS:
+        os.environ.pop(name, None)
+    folder = Path(os.environ.get("COMMITMQ_VENV") or PROJECT / ".venv").absolute()
+    try:
+        with only_one_at_a_time():
+            ensure_environment(folder)
+            ensure_kernels(folder)
+    except EnvironmentUnavailable as error:
+        print(f"commitmq: {error}", file=sys.stderr)
+        return EXIT_UNAVAILABLE
+    except KeyboardInterrupt:
+        return 130
+    # Commands of the environment (commitmq, ruff …) are found first, as if it had been activated.
+    os.environ["VIRTUAL_ENV"] = str(folder)
+    os.environ["PATH"] = os.pathsep.join([str(folder / "bin"), os.environ.get("PATH", os.defpath)])
+    python = str(interpreter(folder))
+    os.execv(python, [python, *arguments])
+
+
+@contextlib.contextmanager
+def only_one_at_a_time() -> Iterator[None]:
+    """Hold off other scripts of this project meanwhile: two installations into one folder would spoil it."""
+    fd = os.open(PROJECT, os.O_RDONLY)  # the folder itself can be locked, so no lock file is left behind
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("another script prepares the environment, waiting for it …")
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def ensure_environment(folder: Path) -> None:
+    """Make ``folder`` an environment with the project installed as it is now, unless its stamp says that it is one."""
+    stamp = folder / "commitmq-environment"
+    wanted = environment_digest()
+    if read_text(stamp) == wanted and works(folder):
+        return
+    with contextlib.suppress(OSError):
+        stamp.unlink()  # from here on the folder counts as unfinished, whatever interrupts us
+    if not works(folder):
+        if folder.exists() and not (folder / "pyvenv.cfg").exists() and any(folder.iterdir()):
+            raise EnvironmentUnavailable(f"{folder} is not empty and no virtual environment; it stays untouched")
+        say(f"making a Python {sysconfig.get_python_version()} environment in {folder} …")
+        shutil.rmtree(folder, ignore_errors=True)
+        run([sys.executable, "-I", "-m", "venv", str(folder)], "the environment could not be made")
+    say("installing what commitmq needs, once …")
+    pip = [str(interpreter(folder)), "-I", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    if not os.access(Path.home(), os.W_OK):
+        pip.append("--no-cache-dir")
+    pip += ["--constraint", str(PROJECT / "constraints.txt")]
+    hint = "the installation failed: the first run needs a Python package index that pip can reach; later ones need none"
+    run([*pip, *BUILD_REQUIREMENTS], hint)
+    run([*pip, "--no-build-isolation", "--editable", f"{PROJECT}[test]"], hint)
+    stamp.write_text(wanted, encoding="ascii")
+
+
+def ensure_kernels(folder: Path) -> None:
+    """Compile the numba kernels if one of them changed since they were compiled from this environment."""
+    kernels = PROJECT / "node" / "commitmq" / "kernels"
+    stamp = folder / "commitmq-kernels"
+    # numba keys its cache by the modification time and size of a source file; so does the stamp.
+    facts = sorted((path.name, path.stat().st_mtime_ns, path.stat().st_size) for path in kernels.glob("*.py"))
+    wanted = hashlib.sha256(repr(facts).encode()).hexdigest()
+    cache_is_there = not os.access(kernels, os.W_OK) or any(kernels.glob("__pycache__/*.nbi"))
+    if read_text(stamp) == wanted and cache_is_there:
+        return
+    say("compiling the kernels, once; this takes up to a minute …")
+    run([str(interpreter(folder)), "-m", "commitmq.kernels.warm"], "the kernels could not be compiled")
+    stamp.write_text(wanted, encoding="ascii")
+
+
+def environment_digest() -> str:
+    """What an environment depends on, as one text: requirements, pins, the Python's version and the project's place."""
+    digest = hashlib.sha256()
+    for name in ("pyproject.toml", "constraints.txt"):
+        digest.update((PROJECT / name).read_bytes())
+    digest.update(f"{sys.version_info[:3]} {PROJECT}".encode())
+    return digest.hexdigest()
+
+
+def interpreter(folder: Path) -> Path:
+    """The Python of the environment ``folder``."""
+    return folder / "bin" / "python"
+
+
+def works(folder: Path) -> bool:
+    """True when ``folder`` holds an environment of the running Python's version that starts.
+
+    A copied or moved environment starts but points to its old place; ``sys.prefix`` tells.
+    """
+    check = "import sys; print(sys.prefix, *sys.version_info[:2])"
+    try:
+        answer = subprocess.run(
+            [interpreter(folder), "-I", "-c", check], capture_output=True, text=True, timeout=60, check=False
+        )
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return answer.stdout.strip() == f"{folder} {sys.version_info[0]} {sys.version_info[1]}"
+
+
+def run(command: list[str], problem: str) -> None:
+    """Run ``command``; raises EnvironmentUnavailable with ``problem`` when it fails."""
+    try:
+        code = subprocess.run(command, stdin=subprocess.DEVNULL, check=False, cwd=PROJECT).returncode
+    except OSError as error:
+        raise EnvironmentUnavailable(f"{problem}: {error}") from error
+    if code:
+        raise EnvironmentUnavailable(f"{problem} (exit code {code})")
+
+
+def read_text(path: Path) -> str | None:
+    """The text of a small file, None when it cannot be read."""
+    try:
+        return path.read_text(encoding="ascii")
+    except (OSError, ValueError):
+        return None
+
+
+def say(text: str) -> None:
+    """Progress goes to standard error, so that what the script itself prints can be piped."""
+    print(f"commitmq: {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

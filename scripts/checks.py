@@ -1,0 +1,54 @@
+"""The checks that every change must pass, in the order in which they fail fastest: ruff, mypy, pytest.
+
+    checks.py lint [--fix]
+    checks.py test [--no-lint] [PYTEST ARGUMENT…]
+
+Run through scripts/lint and scripts/test, which prepare the environment. Exit code: that of the first check that failed.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+PROJECT = Path(__file__).resolve().parent.parent
+SOURCES = ["node", "plugins", "dispatchers", "tests", "scripts"]
+
+
+def main(arguments: list[str]) -> int:
+    """Run what the first argument names; returns the exit code."""
+    os.chdir(PROJECT)  # settings of all tools are in the project's pyproject.toml
+    command, *rest = arguments
+    if command == "lint":
+        return lint(fix="--fix" in rest)
+    if rest[:1] == ["--no-lint"]:
+        rest = rest[1:]
+    elif code := lint(fix=False):
+        return code
+    if not any(argument.startswith("-m") for argument in rest):
+        rest = ["-m", "not slow", *rest]
+    return check("pytest", *rest)
+
+
+def lint(*, fix: bool) -> int:
+    """Linter, formatter and type checker; with ``fix`` the first two repair what they can."""
+    format_mode = [] if fix else ["--check", "--diff"]
+    return (
+        check("ruff", "check", "--quiet", *(["--fix"] if fix else []), *SOURCES)
+        or check("ruff", "format", "--quiet", *format_mode, *SOURCES)
+        or check("mypy")
+    )
+
+
+def check(tool: str, *arguments: str) -> int:
+    """Run one tool as a module of this environment; returns its exit code."""
+    print(f"── {tool} {' '.join(arguments)}", flush=True)
+    code = subprocess.run([sys.executable, "-m", tool, *arguments], check=False).returncode
+    # A tool ended by a signal has a negative code; a shell would see it as 128 + the signal, and so do our callers.
+    return code if code >= 0 else 128 - code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

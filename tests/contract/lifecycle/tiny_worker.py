@@ -1,0 +1,42 @@
+"""A worker with no work: it does nothing but what every worker must, so that tests see the supervisor and nothing else.
+
+``params`` come from the supervisor; what else a test wants is read from files in the store's ``own`` folder, named after
+the role: ``ROLE.fail`` (raise StoreError with its text), ``ROLE.deaf`` (ignore ``stop``), ``ROLE.silent`` (stop to beat).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+
+from commitmq.control import DispatcherWord, Word
+from commitmq.errors import StoreError
+from commitmq.workers.runtime import WorkerContext
+
+
+def run(context: WorkerContext) -> None:
+    own = context.layout.own
+    with open(own / "order", "ab", buffering=0) as order:
+        order.write(f"start {context.role} {os.getpid()} {context.params.get('clean')}\n".encode())
+    if (own / f"{context.role}.fail").exists():
+        raise StoreError((own / f"{context.role}.fail").read_text(), path=context.layout.root)
+    if (own / f"{context.role}.crash").exists():
+        raise RuntimeError("crash wanted")
+    if context.role == "recovery":
+        for word in (Word.WRITTEN, Word.FLUSHED, Word.REPUT):
+            context.control.put(word, 1000)
+        context.control.put_dispatcher(0, DispatcherWord.DISPATCHED, 1000)
+        context.ready()
+        return
+    if context.role in ("writer", "coordinator") or context.role.startswith("reader"):
+        router, endpoints = context.bind_router(context.role)
+        context.register(router)
+        context.ready(endpoints=endpoints)
+    else:
+        context.ready()
+    while not context.stopping or (own / f"{context.role}.deaf").exists():
+        context.wait(100)
+        if (own / f"{context.role}.silent").exists():
+            time.sleep(60)
+    with open(own / "order", "ab", buffering=0) as order:
+        order.write(f"stop {context.role} {os.getpid()}\n".encode())

@@ -1,0 +1,190 @@
+package commitmq.interop;
+
+import com.alibaba.fastjson2.JSON;
+import java.io.PrintStream;
+import java.nio.ByteBuffer;
+import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.ArrayDeque;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.Deque;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.Properties;
+import java.util.TreeMap;
+import org.apache.rocketmq.common.BoundaryType;
+import org.apache.rocketmq.common.message.MessageExt;
+import org.apache.rocketmq.store.DefaultMessageStore;
+import org.apache.rocketmq.store.GetMessageResult;
+import org.apache.rocketmq.store.GetMessageStatus;
+import org.apache.rocketmq.store.QueryMessageResult;
+import org.apache.rocketmq.store.queue.ConsumeQueueInterface;
+
+/**
+ * Opens a store root with RocketMQ's own classes and prints what they see, one JSON object a line.
+ *
+ * <pre>
+ *   StoreTool ROOT [--set key=value]... [--report FILE] [--hosts] [--inflate] VERB
+ *     read                        every message of every queue, through its ConsumeQueue
+ *     query TOPIC KEY             what store.queryMessage finds
+ *     times TOPIC QUEUE MS...     queue offset by time, both boundaries
+ *     append TOPIC QUEUE COUNT    COUNT single messages and one batch of COUNT
+ *     config                      topics, groups and offsets as a broker decodes their files; the store is not opened
+ * </pre>
+ *
+ * --hosts adds the hosts of each message, --inflate prints bodies as RocketMQ's compressors inflate them. The report tells the log's and the queues' bounds right after recovery and again before the stop.
+ */
+public final class StoreTool {
+    private static final int PULL_MESSAGES = 32;
+    private static final String GROUP = "interop";
+
+    private final PrintStream out = new PrintStream(System.out, false, StandardCharsets.UTF_8);
+    private final Properties settings = new Properties();
+    private Path report;
+    private final MessageJson json = new MessageJson();
+
+    private StoreTool() {
+    }
+
+    public static void main(String[] arguments) {
+        int status = 0;
+        try {
+            new StoreTool().run(new ArrayDeque<>(Arrays.asList(arguments)));
+        } catch (Throwable error) {
+            error.printStackTrace();
+            status = 1;
+        }
+        // A failed load leaves RocketMQ threads behind that are no daemons; they must not keep this process.
+        System.out.flush();
+        Runtime.getRuntime().halt(status);
+    }
+
+    private void run(Deque<String> arguments) throws Exception {
+        Path root = Path.of(arguments.removeFirst());
+        while (arguments.getFirst().startsWith("--")) {
+            String option = arguments.removeFirst();
+            switch (option) {
+                case "--set" -> {
+                    String[] pair = arguments.removeFirst().split("=", 2);
+                    settings.setProperty(pair[0], pair[1]);
+                }
+                case "--report" -> report = Path.of(arguments.removeFirst());
+                case "--hosts" -> json.withHosts = true;
+                case "--inflate" -> json.inflate = true;
+                default -> throw new IllegalArgumentException("unknown option " + option);
+            }
+        }
+        String verb = arguments.removeFirst();
+        if (verb.equals("config")) {
+            out.println(ConfigFiles.line(root.resolve("config")));
+        } else {
+            withStore(root, verb, arguments);
+        }
+        out.flush();
+    }
+
+    private void withStore(Path root, String verb, Deque<String> arguments) throws Exception {
+        Map<String, Object> told = new LinkedHashMap<>();
+        try (OpenStore open = OpenStore.open(root, settings)) {
+            told.put("abort_file_found", open.abortFileFound);
+            told.put("recovered", bounds(open.store));
+            switch (verb) {
+                case "read" -> readAll(open.store);
+                case "query" -> query(open.store, arguments.removeFirst(), arguments.removeFirst());
+                case "times" -> times(open.store, arguments);
+                case "append" -> {
+                    String topic = arguments.removeFirst();
+                    int queue = Integer.parseInt(arguments.removeFirst());
+                    int count = Integer.parseInt(arguments.removeFirst());
+                    new Append(open.store, topic, queue).run(count).forEach(out::println);
+                    open.awaitDispatch();
+                }
+                default -> throw new IllegalArgumentException("unknown verb " + verb);
+            }
+            told.put("stopped", bounds(open.store));
+        }
+        told.put("abort_file_left", Files.exists(root.resolve("abort")));
+        if (report != null) {
+            Files.writeString(report, JSON.toJSONString(told), StandardCharsets.UTF_8);
+        }
+    }
+
+    private static Map<String, Object> bounds(DefaultMessageStore store) {
+        List<Object> queues = new ArrayList<>();
+        forEachQueue(store, queue -> queues.add(List.of(queue.getTopic(), queue.getQueueId(),
+            queue.getMinOffsetInQueue(), queue.getMaxOffsetInQueue(), queue.getMaxPhysicOffset())));
+        Map<String, Object> bounds = new LinkedHashMap<>();
+        bounds.put("min_physical_offset", store.getMinPhyOffset());
+        bounds.put("max_physical_offset", store.getMaxPhyOffset());
+        bounds.put("flushed_offset", store.getFlushedWhere());
+        bounds.put("confirm_offset", store.getConfirmOffset());
+        bounds.put("reput_offset", store.getReputFromOffset());
+        bounds.put("writeable", store.getRunningFlags().isWriteable());
+        // Each: topic, queue id, min and max queue offset, end of the last message in the log.
+        bounds.put("queues", queues);
+        return bounds;
+    }
+
+    private interface QueueVisitor {
+        void visit(ConsumeQueueInterface queue);
+    }
+
+    private static void forEachQueue(DefaultMessageStore store, QueueVisitor visitor) {
+        new TreeMap<>(store.getConsumeQueueTable()).values()
+            .forEach(queues -> new TreeMap<>(queues).values().forEach(visitor::visit));
+    }
+
+    private void readAll(DefaultMessageStore store) {
+        forEachQueue(store, queue -> readQueue(store, queue.getTopic(), queue.getQueueId()));
+    }
+
+    /** Pull one queue as a consumer's requests do: from the least offset on, each time from where the last answer ended. */
+    private void readQueue(DefaultMessageStore store, String topic, int queue) {
+        long offset = store.getMinOffsetInQueue(topic, queue);
+        while (true) {
+            GetMessageResult result = store.getMessage(GROUP, topic, queue, offset, PULL_MESSAGES, null);
+            if (result.getStatus() == GetMessageStatus.OFFSET_OVERFLOW_ONE) {
+                return;
+            }
+            if (result.getStatus() != GetMessageStatus.FOUND || result.getNextBeginOffset() <= offset) {
+                throw new IllegalStateException("pull of " + topic + " queue " + queue + " at " + offset + ": " + result);
+            }
+            for (ByteBuffer record : result.getMessageBufferList()) {
+                MessageExt message = json.decode(record);
+                // The unit's place must be the record's own number, or consumers would count wrongly.
+                if (message.getQueueOffset() != offset || message.getQueueId() != queue || !message.getTopic().equals(topic)) {
+                    throw new IllegalStateException("unit " + offset + " of " + topic + " queue " + queue + " leads to " + message);
+                }
+                out.println(json.line(message));
+                offset++;
+            }
+            if (offset != result.getNextBeginOffset()) {
+                throw new IllegalStateException("pull of " + topic + " queue " + queue + " skipped to " + result.getNextBeginOffset());
+            }
+            result.release();
+        }
+    }
+
+    private void query(DefaultMessageStore store, String topic, String key) {
+        QueryMessageResult result = store.queryMessage(topic, key, 64, 0, Long.MAX_VALUE);
+        for (ByteBuffer record : result.getMessageBufferList()) {
+            out.println(json.line(json.decode(record)));
+        }
+        result.release();
+    }
+
+    private void times(DefaultMessageStore store, Deque<String> arguments) {
+        String topic = arguments.removeFirst();
+        int queue = Integer.parseInt(arguments.removeFirst());
+        for (String time : arguments) {
+            Map<String, Object> fields = new LinkedHashMap<>();
+            fields.put("timestamp", Long.parseLong(time));
+            fields.put("lower", store.getOffsetInQueueByTime(topic, queue, Long.parseLong(time), BoundaryType.LOWER));
+            fields.put("upper", store.getOffsetInQueueByTime(topic, queue, Long.parseLong(time), BoundaryType.UPPER));
+            out.println(JSON.toJSONString(fields));
+        }
+    }
+}

@@ -1,0 +1,146 @@
+"""Runs RocketMQ's own store classes on a store root, through the small Java program in ``java/``."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+JAVA_PROJECT = Path(__file__).resolve().parent / "java"
+TARGET = JAVA_PROJECT / "target"
+_BUILD_TIMEOUT_S = 300
+_RUN_TIMEOUT_S = 100
+# These processes live for seconds: the first compiler tier and the plainest collector start fastest.
+_JVM_FLAGS = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx256m", "-Xshare:auto", "-Dfile.encoding=UTF-8"]
+
+# The golden stores' settings (specification, section 17). Small files, so that a few hundred messages need several.
+SETTINGS = {
+    "mappedFileSizeCommitLog": 131072,
+    "mappedFileSizeConsumeQueue": 1000,
+    "maxHashSlotNum": 200,
+    "maxIndexNum": 500,
+    "flushDiskType": "SYNC_FLUSH",
+}
+
+# What RocketMQ logs at WARN on every healthy store. Anything else is a complaint.
+_USUAL = re.compile(
+    r"No resource file with name"
+    r"|Load default HA Service"
+    # The zeros behind the last record; every recovery ends there.
+    r"|found a illegal magic code 0x0$"
+    # Logged whenever the queues reach the log's end, which after any orderly stop they do.
+    r"|maxPhyOffsetOfConsumeQueue\((\d+)\) >= processOffset\(\1\), truncate dirty logic files"
+    r"|interrupted, (this may caused|possibly) by shutdown"
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one run of the Java program said."""
+
+    lines: list[dict[str, Any]]
+    report: dict[str, Any]
+    complaints: list[str] = field(default_factory=list)
+
+    @property
+    def recovered(self) -> dict[str, Any]:
+        """Bounds of log and queues right after RocketMQ's recovery."""
+        return self.report["recovered"]
+
+    @property
+    def queues(self) -> dict[tuple[str, int], tuple[int, int, int]]:
+        """By (topic, queue): min and max queue offset and end of the last message, right after recovery."""
+        return {(one[0], one[1]): (one[2], one[3], one[4]) for one in self.recovered["queues"]}
+
+
+class RocketMQRefusedError(AssertionError):
+    """RocketMQ could not open or serve the store; the text is its own."""
+
+
+def missing_tools() -> list[str]:
+    """Names of the programs this needs and PATH does not have."""
+    return [name for name in ("java", "javac", "mvn") if shutil.which(name) is None]
+
+
+def build() -> str:
+    """Build the program unless its sources are unchanged since the last time; returns the class path."""
+    TARGET.mkdir(exist_ok=True)
+    sources = sorted(path for path in (JAVA_PROJECT / "src").rglob("*") if path.is_file())
+    digest = hashlib.sha256()
+    for path in [JAVA_PROJECT / "pom.xml", *sources]:
+        digest.update(str(path.relative_to(JAVA_PROJECT)).encode() + b"\0" + path.read_bytes() + b"\0")
+    stamp = TARGET / "built-from"
+    with _only_one_at_a_time(TARGET / "build.lock"):
+        if not (_is_built() and stamp.exists() and stamp.read_text() == digest.hexdigest()):
+            stamp.unlink(missing_ok=True)
+            _maven()
+            stamp.write_text(digest.hexdigest())
+    return f"{TARGET / 'interop.jar'}{os.pathsep}{TARGET / 'dependency'}/*"
+
+
+def run(
+    class_path: str,
+    root: Path,
+    *arguments: str,
+    settings: dict[str, Any] | None = None,
+    options: tuple[str, ...] = (),
+) -> Run:
+    """Open ``root`` as a broker with ``SETTINGS`` and ``settings`` does and run one verb of StoreTool on it.
+
+    Raises RocketMQRefusedError with RocketMQ's own words when it does not end well.
+    """
+    # Beside the store, never in it: the store's folder must hold nothing that a node did not put there.
+    report, log = (root.with_name(f"{root.name}.{name}") for name in ("report.json", "rocketmq.log"))
+    for path in (report, log):
+        path.unlink(missing_ok=True)
+    command = ["java", *_JVM_FLAGS, f"-Dinterop.log={log}", f"-Duser.home={root.parent}", "-cp", class_path]
+    command += ["commitmq.interop.StoreTool", str(root)]
+    for key, value in {**SETTINGS, **(settings or {})}.items():
+        command += ["--set", f"{key}={value}"]
+    command += ["--report", str(report), *options, *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", timeout=_RUN_TIMEOUT_S, check=False)
+    said = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
+    if done.returncode:
+        raise RocketMQRefusedError("\n".join([f"{' '.join(arguments)} on {root}:", done.stderr[-3000:], *said[-40:]]))
+    complaints = [line for line in said if not _USUAL.search(line)]
+    told = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
+    return Run([json.loads(line) for line in done.stdout.splitlines()], told, complaints)
+
+
+def _is_built() -> bool:
+    return (TARGET / "interop.jar").exists() and any((TARGET / "dependency").glob("rocketmq-store-*.jar"))
+
+
+def _maven() -> None:
+    """Build without the network if everything was fetched before, else with it."""
+    said = ""
+    for mode in (["--offline"], []):
+        done = subprocess.run(
+            ["mvn", *mode, "--quiet", "--batch-mode", "package"],
+            cwd=JAVA_PROJECT,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_BUILD_TIMEOUT_S,
+            check=False,
+        )
+        if done.returncode == 0 and _is_built():
+            return
+        said = (done.stdout + done.stderr)[-4000:]
+    raise RuntimeError(f"Maven could not build {JAVA_PROJECT}:\n{said}")
+
+
+@contextlib.contextmanager
+def _only_one_at_a_time(path: Path) -> Iterator[None]:
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
