@@ -153,7 +153,8 @@ def worker_environment() -> dict[str, str]:
 
 def main(arguments: list[str]) -> int:
     """Preload, then fork on request until the supervisor is gone. Returns the exit code."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole terminal group; the supervisor decides
+    for number in (signal.SIGINT, signal.SIGTERM):  # they may go to a whole group of processes; the supervisor decides
+        signal.signal(number, signal.SIG_IGN)
     set_process_name("cmq-forkserver")
     log_module.configure()
     log = log_module.get_log("forkserver")

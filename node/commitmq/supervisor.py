@@ -56,7 +56,7 @@ from commitmq.workers.runtime import ExitCode, monotonic_ms, role_slot
 START_ATTEMPTS = 3
 ORPHAN_PATIENCE_S = 5.0
 _CPU_SAMPLE_MS = 2_000
-_SLOW_PRELOAD_MS = 4_000
+_SLOW_PRELOAD_MS = 8_000
 _CLOSED_LIFELINE_MS = 5_000
 _FORKSERVER_EXIT_S = 2.0
 

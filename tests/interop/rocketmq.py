@@ -107,7 +107,9 @@ def run(
     for key, value in {**SETTINGS, **(settings or {})}.items():
         command += ["--set", f"{key}={value}"]
     command += ["--report", str(report), *options, *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", timeout=_RUN_TIMEOUT_S, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, encoding="utf-8", timeout=_RUN_TIMEOUT_S, check=False
+    )
     said = log.read_text(encoding="utf-8").splitlines() if log.exists() else []
     if done.returncode:
         raise RocketMQRefusedError("\n".join([f"{' '.join(arguments)} on {root}:", done.stderr[-3000:], *said[-40:]]))

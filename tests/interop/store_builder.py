@@ -44,8 +44,9 @@ def write_store(root: Path, records: Iterable[Record], *, properties_crc: bool, 
         written.append(record)
     _write_queues(layout, written[: len(written) * 3 // 4] if killed else written)
     if killed:
-        torn = encode_record(written[-1], properties_crc=properties_crc)
-        log += torn[: len(torn) // 2]
+        # Torn inside its body. Where only properties are torn, RocketMQ notices with forceVerifyPropCRC alone.
+        torn = encode_record(Record("Torn", physical_offset=len(log), body=b"x" * 1000), properties_crc=properties_crc)
+        log += torn[:500]
         abort_file.create(layout.abort, 1)
     for base in range(0, len(log), SEGMENT_BYTES):
         segment = bytes(log[base : base + SEGMENT_BYTES]).ljust(SEGMENT_BYTES, b"\0")

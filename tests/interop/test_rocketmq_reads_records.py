@@ -75,7 +75,9 @@ def all_shapes(count: int = 400, seed: int = 20_260) -> Iterator[Record]:
     rng = random.Random(seed)
     topics = ["Plain", "With-all_chars|1%", "x" * 127, "%RETRY%" + "g" * 150, "%DLQ%group"]
     bodies = [b"", b"\0", b"x", "żółw 🚀".encode(), rng.randbytes(700), rng.randbytes(5_000), rng.randbytes(40_000)]
-    compressed = [(compress(b"compress me " * 300, kind), 1 | compression_flags(kind)) for kind in ("zlib", "lz4", "zstd")]
+    compressed = [
+        (compress(b"compress me " * 300, kind), 1 | compression_flags(kind)) for kind in ("zlib", "lz4", "zstd")
+    ]
     next_offsets: dict[tuple[str, int], int] = {}
     for number in range(count):
         topic = topics[number % len(topics)]
@@ -85,7 +87,9 @@ def all_shapes(count: int = 400, seed: int = 20_260) -> Iterator[Record]:
         next_offsets[topic, queue] = offset + 1
         properties = {"UNIQ_KEY": f"{number:032X}", "WAIT": "true"}
         if number % 2:
-            properties["TAGS"] = rng.choice(["TagA", "🚀", "标签", "e\u0301", "A-much-longer-tag-name-to-hash", "polygenelubricants"])
+            properties["TAGS"] = rng.choice(
+                ["TagA", "🚀", "标签", "e\u0301", "A-much-longer-tag-name-to-hash", "polygenelubricants"]
+            )
         if number % 3:
             properties["KEYS"] = f"key-{number} 🔑{number}"
         if number % 7 == 0:

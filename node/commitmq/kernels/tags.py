@@ -1,7 +1,7 @@
 """The exact half of a tag filter: does the record at this place carry one of these tags, byte for byte?
 
-A ConsumeQueue unit holds only a 32-bit hash of the tag (spec 3.2), so two tags can share it; what passes the hash test is
-compared here with the ``TAGS`` property of the record itself.
+A ConsumeQueue unit holds only a 32-bit hash of the tag (spec 3.2), so two tags can share it; what passes the hash test
+is compared here with the ``TAGS`` property of the record itself.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def match_tags(log, positions, sizes, wanted, bounds, verdicts):  # type: ignore
     """Judge the records at ``positions`` of ``log``; returns how many match.
 
     ``log`` is part of a mapped segment, ``positions`` and ``sizes`` are bytes in it (equal length). Wanted tag ``k`` is
-    ``wanted[bounds[k]:bounds[k + 1]]``; none may be empty. ``verdicts[i]`` becomes NO_MATCH, MATCH or NO_RECORD. A record
-    without TAGS, or with an empty one, matches nothing; of several TAGS the last one counts (spec 2.5).
+    ``wanted[bounds[k]:bounds[k + 1]]``; none may be empty. ``verdicts[i]`` becomes NO_MATCH, MATCH or NO_RECORD. A
+    record without TAGS, or with an empty one, matches nothing; of several TAGS the last one counts (spec 2.5).
     """
     matched = 0
     tags = bounds.size - 1

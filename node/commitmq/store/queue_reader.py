@@ -1,9 +1,9 @@
 """Reading queues by offset and time, as RocketMQ's getMessage does (spec 3.4 - 3.7, 9.1), without owning a file.
 
-Another process appends to the ConsumeQueues; this one looks. What may be shown is decided by two physical offsets that the
-caller passes with every call: ``bound`` (a unit counts when its record ends at or below it) and ``floor`` (a unit counts
-when its record begins at or above it: the log's minimum, or where a deleted topic's namesake may begin). Along a queue
-both are monotone, so the visible part is an interval, found by bisection and then only extended.
+Another process appends to the ConsumeQueues; this one looks. What may be shown is decided by two physical offsets that
+the caller passes with every call: ``bound`` (a unit counts when its record ends at or below it) and ``floor`` (a unit
+counts when its record begins at or above it: the log's minimum, or where a deleted topic's namesake may begin). Along a
+queue both are monotone, so the visible part is an interval, found by bisection and then only extended.
 
 What a queue costs here is one small object: descriptors are bounded by an FdCache, maps by the CommitLog.
 Nothing here writes; the minimum of spec 3.6 is a number in memory. Pre-blank units are passed over.
@@ -112,7 +112,7 @@ class QueueReader:
     # ------------------------------------------------------------ bounds
 
     def bounds(self, topic: str, queue: int, *, bound: int, floor: int = 0) -> tuple[int, int] | None:
-        """``(min offset, max offset)`` of what may be shown; max is the next offset. None when the queue has no file."""
+        """``(min offset, max offset)`` of what may be shown; max is the next offset. None without a file."""
         found = self._synced(topic, queue, bound, floor)
         return None if found is None else (found.min, found.max)
 
@@ -163,7 +163,7 @@ class QueueReader:
         return _Queue(folder, min(bases), max(bases)) if bases else None
 
     def _extend(self, state: _Queue, bound: int) -> bool:
-        """Move ``state.max`` to the end of what lies below ``bound``; False when the files are no longer those known."""
+        """Move ``state.max`` to the end of what lies below ``bound``; False when the files known are gone."""
         if state.bound == bound:
             return True
         was_empty = state.min == state.max
@@ -207,7 +207,7 @@ class QueueReader:
         return unit is not None and _is_below(unit[0], unit[1], bound)
 
     def _raise_min(self, state: _Queue, floor: int) -> None:
-        """Move ``state.min`` to the first real unit at or above ``floor`` (spec 3.6); a missing file counts as below."""
+        """Move ``state.min`` to the first real unit from ``floor`` on (spec 3.6); a missing file counts as below."""
 
         def is_above(offset: int) -> bool:
             unit = self._unit(state, offset)

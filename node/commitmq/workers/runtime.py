@@ -237,13 +237,16 @@ def main(
     """Run one worker from lock to exit code. Called in the forked child; never raises."""
     from commitmq.errors import StoreError  # noqa: PLC0415
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole group; only the supervisor acts on it
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # Ctrl-C goes to the whole terminal group, a service manager's SIGTERM to the whole control group: only the supervisor
+    # acts on them, or workers would be gone before they were asked to drain.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     log = get_log(role)
     layout = StoreLayout(store)
     context: WorkerContext | None = None
     try:
         acquire_role_lock(layout.role_lock(role))
+        _check_supervisor(lifeline)
         control = ControlBlock(layout.control)
         context = WorkerContext(
             role, layout, config, control, lifeline, Doorbell(layout.doorbell(role)), log, dict(params)
@@ -271,6 +274,22 @@ def main(
     finally:
         gc.enable()
     return ExitCode.CLEAN
+
+
+def _check_supervisor(lifeline: socket.socket) -> None:
+    """Raise SupervisorGone if the supervisor died before this worker had its lock.
+
+    A new supervisor waits for the locks it finds, so it cannot have seen ours; but if the old one lives now, with the lock
+    already held, then every later one will.
+    """
+    try:
+        ended = lifeline.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+    except BlockingIOError:
+        return
+    except OSError:
+        ended = True
+    if ended:
+        raise SupervisorGone
 
 
 def _last_words(lifeline: socket.socket, error: str) -> None:

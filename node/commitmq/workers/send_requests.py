@@ -21,10 +21,9 @@ from commitmq.errors import InvalidMessageError, StoreError
 from commitmq.store.append import Appended, CommitLogAppender, MessageIllegalError, SegmentUnavailableError
 from commitmq.store.message_id import UniqueIdGenerator, offset_message_id, pack_host
 from commitmq.store.record import Host
-from commitmq.store.topic_config import PERM_WRITE, TopicConfig
 from commitmq.store.topic_name import is_send_forbidden, validate_topic
 from commitmq.workers.runtime import WorkerContext, monotonic_ms
-from commitmq.workers.topic_view import TopicView
+from commitmq.workers.topic_view import TopicView, TopicViews
 
 _PERSISTED_RETRY_MS = 200
 _SEGMENT_PATIENCE_MS = 1_000
@@ -63,7 +62,7 @@ class SendRequests:
         context: WorkerContext,
         appender: CommitLogAppender,
         offsets: dict[tuple[str, int], int],
-        topics: TopicView,
+        topics: TopicViews,
         publish: Callable[[], None],
     ) -> None:
         self._context = context
@@ -96,7 +95,7 @@ class SendRequests:
             properties_crc=self._config.commit_log.append_properties_crc,
         )
 
-    def forget_topic(self, topic: str, _below: int) -> None:
+    def forget_topic(self, topic: str) -> None:
         """A topic was deleted: its queues begin at 0 when it is made again."""
         for key in [key for key in self._offsets if key[0] == topic]:
             del self._offsets[key]
@@ -175,12 +174,12 @@ class SendRequests:
             raise Refusal("TOPIC_NOT_EXIST", f"there is no topic {name!r}")
         if is_send_forbidden(name):
             raise Refusal("NO_PERMISSION", f"{name!r} is a system topic that takes no sends")
-        if not topic.perm & PERM_WRITE:
+        if not topic.writable:
             raise Refusal("NO_PERMISSION", f"topic {name!r} is not writable")
         self._refuse_when_unwritable()
         return name, self._queue_of(header, topic), ack
 
-    def _queue_of(self, header: dict[str, Any], topic: TopicConfig) -> int:
+    def _queue_of(self, header: dict[str, Any], topic: TopicView) -> int:
         queue_id = _integer(header, "queue", -1, -1, 1 << 20)
         if queue_id >= max(topic.write_queues, topic.read_queues):
             raise Refusal("INVALID_PARAMETER", f"queue {queue_id} of {topic.name!r} does not exist, it has {topic.write_queues}")

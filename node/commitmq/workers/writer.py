@@ -37,7 +37,7 @@ from commitmq.store.record import Host
 from commitmq.store.recovery import map_segment, writer_tail, zero_behind
 from commitmq.workers.runtime import WorkerContext, monotonic_ms
 from commitmq.workers.send_requests import SendRequests, Waiting
-from commitmq.workers.topic_view import TopicView
+from commitmq.workers.topic_view import TopicViews
 
 ROLE = "writer"
 _POLL_MS = 200
@@ -55,7 +55,11 @@ class Writer:
         self._context = context
         self._control = context.control
         config = context.config
-        self._topics = TopicView(context)
+        self._topics = TopicViews(context.layout, context.control)
+        self._news: zmq.Socket[bytes] = context.zmq.socket(zmq.SUB)
+        self._news.setsockopt(zmq.SUBSCRIBE, b"topics")
+        self._news.connect(context.layout.ipc("topics"))
+        self._forgotten = self._topics.tombstones()
         offsets, position, stamp = recover_tail(context)
         appender = CommitLogAppender(
             position,
@@ -81,7 +85,7 @@ class Writer:
         self._coordinator.setsockopt(zmq.LINGER, 0)
         self._coordinator.connect(context.layout.ipc("coordinator"))
         context.register(self._coordinator)
-        context.register(self._topics.socket)
+        context.register(self._news)
         self._waiting: deque[Waiting] = deque()
         self._for_topic: dict[str, list[tuple[bytes, dict[str, Any], list[zmq.Frame]]]] = {}
         self._topic_deadlines: dict[str, int] = {}
@@ -160,7 +164,7 @@ class Writer:
         if op not in ("send", "append"):
             return wire.error(header["id"], "UNKNOWN_OP", f"the writer knows send, append and hello, not {op!r}", outcome="not_stored")
         topic = header.get("topic")
-        if type(topic) is str and self._topics.unknown(topic) and len(frames) == 2:
+        if type(topic) is str and self._topics.get(topic) is None and len(frames) == 2:
             return self._ask_for_topic(identity, topic, header, frames)
         return self.requests.send(identity, header, frames)
 
@@ -233,8 +237,7 @@ class Writer:
                     self._release(topic, None)
                 else:
                     self._release(topic, reply)
-        for topic, offset in self._topics.hear():
-            self.requests.forget_topic(topic, offset)
+        self._hear_news()
         if self._topic_deadlines:
             now = monotonic_ms()
             for topic in [topic for topic, deadline in self._topic_deadlines.items() if deadline <= now]:
@@ -242,6 +245,19 @@ class Writer:
                     topic,
                     {"code": "SYSTEM_BUSY", "error": "the coordinator did not answer about this topic", "retry_after_ms": 500},
                 )
+
+    def _hear_news(self) -> None:
+        changed: set[str] = set()
+        with contextlib.suppress(zmq.Again):
+            while True:
+                changed |= self._topics.hear(self._news.recv_multipart(zmq.NOBLOCK)[-1])
+        if self._topics.stale:
+            changed |= self._topics.reload()
+        for topic in changed:
+            gone_below = self._topics.tombstone(topic)
+            if gone_below > self._forgotten.get(topic, 0):
+                self._forgotten[topic] = gone_below
+                self.requests.forget_topic(topic)
 
     def _release(self, topic: str, refusal: dict[str, Any] | None) -> None:
         self._topic_deadlines.pop(topic, None)
@@ -313,7 +329,7 @@ def recover_tail(context: WorkerContext) -> tuple[dict[tuple[str, int], int], in
     if following.exists():
         # A dead writer may have got as far as the next segment before it published anything of it.
         zero_behind(following, 0)
-    deleted = _tombstones(context)
+    deleted = TopicViews(layout, control).tombstones()
     offsets: dict[tuple[str, int], int] = {}
     fds = FdCache(config.consume_queue.max_open_files)
     for topic, queue_id, folder in list_queues(layout.consume_queue):
@@ -338,14 +354,6 @@ def recover_tail(context: WorkerContext) -> tuple[dict[tuple[str, int], int], in
         "tail found", end=position, scanned_bytes=position - start, queues=len(offsets), seconds=round(time.monotonic() - started, 3)
     )
     return offsets, position, stamp
-
-
-def _tombstones(context: WorkerContext) -> dict[str, int]:
-    try:
-        found: dict[str, int] = orjson.loads((context.layout.own / "deleted_topics.json").read_bytes())
-    except FileNotFoundError:
-        return {}
-    return found
 
 
 def run(context: WorkerContext) -> None:

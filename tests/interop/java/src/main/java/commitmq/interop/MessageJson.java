@@ -40,7 +40,9 @@ final class MessageJson {
         fields.put("reconsume_times", message.getReconsumeTimes());
         fields.put("prepared_transaction_offset", message.getPreparedTransactionOffset());
         fields.put("offset_msg_id", message.getMsgId());
-        fields.put("properties", new TreeMap<>(message.getProperties()));
+        // A record without properties has no map at all.
+        Map<String, String> properties = message.getProperties();
+        fields.put("properties", properties == null ? Map.of() : new TreeMap<>(properties));
         byte[] body = message.getBody();
         fields.put("body_hex", HexFormat.of().formatHex(body == null ? new byte[0] : body));
         if (withHosts) {
