@@ -1,15 +1,15 @@
 """The consumer groups of a node: their names (``config/subscriptionGroup.json``, RocketMQ's) and who is in them.
 
-A group enters the file when it is first used. Members are in memory only: they tell every second that they live, and after
-a restart of the coordinator they join again. What must outlive the coordinator is only *who was there*, so that the queues
-of a consumer that has not come back yet are not given to another one (see :mod:`commitmq.coordination.membership`):
-``commitmq/group_members.json`` has ``{group: {member: session time-out in ms}}``, written without a sync at the end of each
-turn that changed it. It survives the death of the process; after a power cut it may be missing or old, which costs at most
-a rebalance that waits for one session time-out, or a queue that two consumers read until one of them hears that it is
-fenced. Commits are fenced in any case.
+A group enters the file when it is first used. Members are in memory only: they tell every second that they live, and
+after a restart of the coordinator they join again. What must outlive the coordinator is only *who was there*, so that
+the queues of a consumer that has not come back yet are not given to another one (see
+:mod:`commitmq.coordination.membership`): ``commitmq/group_members.json`` has ``{group: {member: session time-out in
+ms}}``, written without a sync at the end of each turn that changed it. It survives the death of the process; after a
+power cut it may be missing or old, which costs at most a rebalance that waits for one session time-out, or a queue
+that two consumers read until one of them hears that it is fenced. Commits are fenced in any case.
 
-The file of names is written behind the answers: a group that a crash takes out of it comes back with its next use, and its
-offsets do not depend on it.
+The file of names is written behind the answers: a group that a crash takes out of it comes back with its next use,
+and its offsets do not depend on it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import os
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import orjson
 
@@ -192,7 +191,10 @@ class Groups:
         if not self._members_changed:
             return
         current = {
-            name: {member: one.session_timeout_ms for member, one in [*group.awaited.items(), *group.members.items()]}
+            name: {
+                **{member: one.session_timeout_ms for member, one in group.awaited.items()},
+                **{member: one.session_timeout_ms for member, one in group.members.items()},
+            }
             for name, group in self._live.items()
         }
         if current != self._written_members:

@@ -1,7 +1,8 @@
 """The offsets journal: what consumer groups were told is committed, between two writings of ``consumerOffset.json``.
 
 RocketMQ writes its offsets every five seconds and loses what came between on a crash; here an offset that was
-acknowledged must survive. So every commit is first appended here and synced, and the JSON file stays what RocketMQ reads.
+acknowledged must survive. So every commit is first appended here and synced, and the JSON file stays what RocketMQ
+reads.
 
 File ``commitmq/offsets.journal``, integers big-endian, records back to back, the first one at byte 0::
 
@@ -11,12 +12,12 @@ File ``commitmq/offsets.journal``, integers big-endian, records back to back, th
     16  u4  CRC-32    of bytes 4..15 and the payload
     20      payload   JSON (one line)
 
-Record 0 is ``{"base": digest}``: the fingerprint of the snapshot that the changes build on. Every further record is the
-list of all changes of one turn of the coordinator's loop, ``["set", group, topic, [[queue, next offset], …]]`` or
+Record 0 is ``{"base": digest}``: the fingerprint of the snapshot that the changes build on. Every further record is
+the list of all changes of one turn of the coordinator's loop, ``["set", group, topic, [[queue, next offset], …]]`` or
 ``["drop", topic]``, in order. Changes name absolute values, so replaying them twice is the same as once.
 
-One record a sync, and the next one is appended only after the sync of the last: so after a crash at most the last record
-is incomplete, and nobody was told of it. The three outcomes of reading are
+One record a sync, and the next one is appended only after the sync of the last: so after a crash at most the last
+record is incomplete, and nobody was told of it. The three outcomes of reading are
 
 * end of log: the file ends with a complete record;
 * torn tail: what follows the last good record is not a record, and no good record comes after it. It is copied to
@@ -128,7 +129,7 @@ def _change_from_json(entry: Any) -> Change:
 
 
 def store_error(error: OSError, what: str, path: Path) -> StoreError:
-    """The typed error for a failed system call on ``path``: DiskFullError when space, quota or size limit is used up."""
+    """The typed error for a failed system call on ``path``: DiskFullError when space, quota or file size ran out."""
     kind = DiskFullError if error.errno in _NO_SPACE else StoreError
     return kind(f"{what}: {error.strerror}", path=path)
 
@@ -146,7 +147,7 @@ class OffsetsJournal:
 
     @classmethod
     def create(cls, path: Path, base: str) -> OffsetsJournal:
-        """An empty journal on the snapshot with fingerprint ``base``, replacing what has the name, durable on return."""
+        """A durable journal without changes on the snapshot with fingerprint ``base``, in place of what has the name."""
         fd, size_bytes = cls._new_file(path, base)
         try:
             os.replace(path.with_name(path.name + ".new"), path)
@@ -209,8 +210,8 @@ class OffsetsJournal:
             later = _good_record_behind(data, position, sequence)
             if later is not None:
                 raise StoreError(
-                    f"the offsets journal is damaged: record {sequence} is not readable, but a good one follows at offset "
-                    f"{later}. Restore the file from a copy, or move it away to go on with the offsets of consumerOffset.json",
+                    f"the offsets journal is damaged: record {sequence} is not readable, but a good one follows at "
+                    f"offset {later}. Restore the file from a copy, or move it away to go on with consumerOffset.json",
                     path=path,
                     offset=position,
                 )

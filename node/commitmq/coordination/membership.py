@@ -2,22 +2,24 @@
 
 Pure: the caller brings the clock (milliseconds, monotonic) and the queues of a topic.
 
-Two tables decide. ``target`` says who *should* have a queue: for each topic its queues in order are cut into consecutive
-shares, as even as possible, for the members subscribed to it in the order of their names (RocketMQ's average allocation).
-``holders`` says who *has* it: only the holder may commit, and a queue has at most one. They differ during a rebalance:
+Two tables decide. ``target`` says who *should* have a queue: for each topic its queues in order are cut into
+consecutive shares, as even as possible, for the members subscribed to it in the order of their names (RocketMQ's
+average allocation). ``holders`` says who *has* it: only the holder may commit, and a queue has at most one. They
+differ during a rebalance:
 
 * a queue without a holder is given to its target in the answer to the target's next join or heartbeat;
-* a queue held by another than its target is named in ``revoke`` of the holder's answers, and becomes free when the holder
-  no longer lists it in ``owned``, leaves, or its session ends.
+* a queue held by another than its target is named in ``revoke`` of the holder's answers, and becomes free when the
+  holder no longer lists it in ``owned``, leaves, or its session ends.
 
-Answers cross requests on the wire: a heartbeat sent before the answer that gave a queue was read does not list that queue,
-and must not count as giving it back. So every gift has the group's ``generation`` (which grows with each gift and each
-new target), members repeat the newest generation they read, and an absent queue is free only when that is not older than
-the gift.
+Answers cross requests on the wire: a heartbeat sent before the answer that gave a queue was read does not list that
+queue, and must not count as giving it back. So every gift has the group's ``generation`` (which grows with each gift
+and each new target), members repeat the newest generation they read, and an absent queue is free only when that is
+not older than the gift.
 
-After a restart of the coordinator nobody is a member, yet consumers go on consuming until they hear so. They join again and
-name what they own (``owned``), which is theirs as long as nobody else holds it. Those who were members before the restart
-are *awaited*: until they have all come back, left, or missed a session time-out, no queue that nobody claims is given away.
+After a restart of the coordinator nobody is a member, yet consumers go on consuming until they hear so. They join
+again and name what they own (``owned``), which is theirs as long as nobody else holds it. Those who were members
+before the restart are *awaited*: until they have all come back, left, or missed a session time-out, no queue that
+nobody claims is given away.
 """
 
 from __future__ import annotations

@@ -2,24 +2,26 @@
 
 Two files hold them. ``config/consumerOffset.json`` is RocketMQ's (spec 1.4, 12.10): a snapshot, written every
 ``groups.offsets_interval_ms`` when something changed and at stop. ``commitmq/offsets.journal`` has every change since
-(:mod:`commitmq.coordination.journal`). A change is staged first, becomes durable by :meth:`GroupOffsets.sync`, and only
-then visible and acknowledged; a failed sync forgets everything staged.
+(:mod:`commitmq.coordination.journal`). A change is staged first, becomes durable by :meth:`GroupOffsets.sync`, and
+only then visible and acknowledged; a failed sync forgets everything staged.
 
 Crash points, and what the next :meth:`GroupOffsets.open` finds:
 
-* before the sync ends: the change was not acknowledged; its record is whole (then it counts, which its consumer had asked
-  for) or torn (then it is cut);
+* before the sync ends: the change was not acknowledged; its record is whole (then it counts, which its consumer had
+  asked for) or torn (then it is cut);
 * after the sync: the record is replayed over the snapshot;
-* while the snapshot is written: the old one is still there or in ``.bak``, and it is the one the journal names as its base;
+* while the snapshot is written: the old one is still there or in ``.bak``, and it is the one the journal names as its
+  base;
 * between snapshot and new journal: the snapshot is not the named base, and holds all that the journal says.
 
-A snapshot that is not the base may also be RocketMQ's, which used the store after a crash of ours and never saw the journal.
-Both cases have one rule: of the journal only each queue's last value counts, and only where it is ahead of the snapshot. In
-our own case that changes nothing, in RocketMQ's case no group goes back behind what either side acknowledged. (A reset to a
-lower offset that was never written to a snapshot is lost in that one case: a crash followed by RocketMQ.)
+A snapshot that is not the base may also be RocketMQ's, which used the store after a crash of ours and never saw the
+journal. Both cases have one rule: of the journal only each queue's last value counts, and only where it is ahead of
+the snapshot. In our own case that changes nothing, in RocketMQ's case no group goes back behind what either side
+acknowledged. (A reset to a lower offset that was never written to a snapshot is lost in that one case: a crash
+followed by RocketMQ.)
 
-After a replay the snapshot is written and the journal begun anew at once: its last record may have been read from the page
-cache of a machine whose disk never got it, and nothing durable may be appended behind such a record.
+After a replay the snapshot is written and the journal begun anew at once: its last record may have been read from the
+page cache of a machine whose disk never got it, and nothing durable may be appended behind such a record.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """The coordinator's operations: headers in, fields of answers out, no sockets.
 
 Requests are handled in turns. :meth:`Service.handle` changes what is in memory and stages what must be durable;
-:meth:`Service.end_turn` writes it, one sync for all group commits of the turn, and only then the answers are made and sent.
-So many clients share the cost of a sync, and nobody hears of anything that a crash could still take back.
+:meth:`Service.end_turn` writes it, one sync for all group commits of the turn, and only then the answers are made and
+sent. So many clients share the cost of a sync, and nobody hears of anything that a crash could still take back.
 
-A failed write refuses exactly the requests that depended on it (``SERVICE_NOT_AVAILABLE``); everything else goes on. What
-must be finished (a decided deletion, a journal that failed) is tried again every RETRY_MS.
+A failed write refuses exactly the requests that depended on it (``SERVICE_NOT_AVAILABLE``); everything else goes on.
+What must be finished (a decided deletion, a journal that failed) is tried again every RETRY_MS.
 """
 
 from __future__ import annotations

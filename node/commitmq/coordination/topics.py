@@ -1,28 +1,29 @@
 """The topics of a node: ``config/topics.json`` (RocketMQ's), their limits, and how one is deleted without a trace of it
 coming back.
 
-Creations of one turn of the coordinator's loop are staged and written together by :meth:`Topics.write`: at 100,000 topics
-the file is 25 MB, so writing it once a topic would make creating many of them quadratic.
+Creations of one turn of the coordinator's loop are staged and written together by :meth:`Topics.write`: at 100,000
+topics the file is 25 MB, so writing it once a topic would make creating many of them quadratic.
 
-Deleting takes more than one file. ``commitmq/deleted_topics.json`` has the tombstones ``{name: physical offset}``: records
-of that topic below that offset belong to a topic that is gone, also after a new one of the same name was created. The
-steps, each durable before the next begins:
+Deleting takes more than one file. ``commitmq/deleted_topics.json`` has the tombstones ``{name: physical offset}``:
+records of that topic below that offset belong to a topic that is gone, also after a new one of the same name was
+created. The steps, each durable before the next begins:
 
-1. ``commitmq/deleting_topics.json``, the intent, gets ``{name: offset}``. From here on the topic is deleted: every later
-   failure is repaired by doing the rest again, never by bringing it back.
+1. ``commitmq/deleting_topics.json``, the intent, gets ``{name: offset}``. From here on the topic is deleted: every
+   later failure is repaired by doing the rest again, never by bringing it back.
 2. The tombstone is written.
 3. ``topics.json`` is written without the topic.
 4. The groups' offsets of it are dropped through the offsets journal.
 5. The intent is taken back.
 
-A crash before 1 leaves the topic as it was. A crash between any later two leaves an intent, and :meth:`Topics.load` has the
-topic in :attr:`Topics.deleting`: the coordinator does steps 2 to 5 before it serves. All of them can be done twice: the
-tombstone only grows, and what is gone cannot go again. While an intent is there no topic of that name can be created, so
-the repair never meets a newer topic. Without the intent a crash between 2 and 3 would leave a topic whose messages had
-vanished, and one between 3 and 4 a topic whose next incarnation starts with its predecessor's group offsets.
+A crash before 1 leaves the topic as it was. A crash between any later two leaves an intent, and :meth:`Topics.load`
+has the topic in :attr:`Topics.deleting`: the coordinator does steps 2 to 5 before it serves. All of them can be done
+twice: the tombstone only grows, and what is gone cannot go again. While an intent is there no topic of that name can
+be created, so the repair never meets a newer topic. Without the intent a crash between 2 and 3 would leave a topic
+whose messages had vanished, and one between 3 and 4 a topic whose next incarnation starts with its predecessor's
+group offsets.
 
-Sends go on until the writer hears of the deletion, so records of the topic may lie above the tombstone; a new topic of the
-name would show them. They were sent to a topic while it was being deleted, where either outcome is right.
+Sends go on until the writer hears of the deletion, so records of the topic may lie above the tombstone; a new topic
+of the name would show them. They were sent to a topic while it was being deleted, where either outcome is right.
 """
 
 from __future__ import annotations

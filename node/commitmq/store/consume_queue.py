@@ -117,11 +117,16 @@ class ConsumeQueue:
         """Find the end as the writing process, and clear away what lies behind it (spec 3.5).
 
         Begins at the third-last file. Files behind the end are deleted, bytes behind it are zeroed and synced: a stale
-        unit left there would link up again once the queue has grown to it. Raises SegmentSizeError.
+        unit left there would link up again once the queue has grown to it. :attr:`min_offset` is the first file's
+        begin until :meth:`correct_min_offset`. Raises SegmentSizeError.
         """
         bases = self._list_files(repair=True)
         self._scan(bases, max(0, len(bases) - 3))
-        self._cut(bases)
+        if self.max_physical_offset < 0:
+            # Made, perhaps pre-blanked, but no unit came: the next append must begin the queue as if it were new.
+            self._forget(bases)
+        else:
+            self._cut(bases)
 
     def refresh(self) -> int:
         """Find the current end as a reader, which changes nothing on disk; returns :attr:`max_offset`.
@@ -383,17 +388,15 @@ class ConsumeQueue:
         """Remove every unit whose record begins at or above ``physical_offset``, durably (spec 3.5).
 
         Files left without a unit are deleted; what is cut of the last one is zeroed and synced. A unit that RocketMQ
-        keeps unconditionally, the first of a file, begins below the offset here too. Appending afterwards continues
-        from ``physical_offset``: records below it need no unit.
+        keeps unconditionally, the first of a file, begins below the offset here too. A queue that keeps no unit is as
+        one that never had any: units of records below the offset may be appended again.
         """
         bases = self._list_files(repair=True)
         self._end = self.last_offset_below(physical_offset) * UNIT_BYTES
         last = self.unit(self._end // UNIT_BYTES - 1) if self._end else None
         if last is None or last[1] == PREBLANK_SIZE:
             # Only blanks (or nothing) stay: without a file the next append begins the queue as if it were new.
-            self._end = self._first if self._first >= 0 else 0
             self._forget(bases)
-            self.max_physical_offset = physical_offset if bases else -1
             return
         self.max_physical_offset = last[0] + last[1]
         self._cut(bases)
@@ -446,9 +449,9 @@ class ConsumeQueue:
             self.flush()
 
     def _cut(self, bases: list[int]) -> None:
-        """Delete the files that begin at or behind the end (the only one stays when it is empty), zero the rest."""
+        """Delete the files that begin at or behind the end, zero what is behind it in the one before."""
         for base in reversed(bases):
-            if base < self._end or base == self._first:
+            if base < self._end:
                 self._zero_behind_end(base)
                 break
             self._delete(base)

@@ -132,7 +132,8 @@ def replace_text(path: Path, text: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(fresh, "wb") as file:
-            file.write(text.encode())
+            # What is no Unicode becomes "?", as in Java.
+            file.write(text.encode(errors="replace"))
             file.flush()
             os.fsync(file.fileno())
         if _looks_whole(path):

@@ -14,6 +14,7 @@ import secrets
 import socket
 import struct
 import time
+import weakref
 from functools import lru_cache
 
 from commitmq.store.format import Host
@@ -71,7 +72,7 @@ class UniqueIdGenerator:
         # next() on an itertools.count is one bytecode into C, so threads share it without a lock.
         self._counter = itertools.count()
         self._reseed()
-        os.register_at_fork(after_in_child=self._reseed)
+        _generators.add(self)
 
     def _reseed(self) -> None:
         head = _local_address() + struct.pack(">H", os.getpid() & 0xFFFF) + secrets.token_bytes(4)
@@ -87,6 +88,17 @@ class UniqueIdGenerator:
     def take(self, count: int) -> list[str]:
         """``count`` ids at once, for a batch."""
         return [self.next() for _ in range(count)]
+
+
+_generators: weakref.WeakSet[UniqueIdGenerator] = weakref.WeakSet()
+
+
+def _reseed_all() -> None:
+    for generator in _generators:
+        generator._reseed()
+
+
+os.register_at_fork(after_in_child=_reseed_all)
 
 
 def _month_bounds_ms(now_ms: int) -> tuple[int, int]:

@@ -9,9 +9,9 @@ Sockets: ROUTER ``coordinator`` (ipc and tcp) for requests; PUB ipc ``topics`` f
     ``[b"topics", {"version", "topics": {name: settings}, "deleted": [[name, physical offset]]}]``.
 Exit codes: :class:`commitmq.workers.runtime.ExitCode`; STORE_UNUSABLE when a file of it is damaged.
 
-A change of topics is durable first, then counted in TOPICS_VERSION, then published. A worker that sees the word ahead of
-what it heard (a message was lost, or this process died between file and message) reads ``topics.json``. A new coordinator
-advances the word at once, because it cannot know whether its predecessor still did.
+A change of topics is durable first, then counted in TOPICS_VERSION, then published. A worker that sees the word ahead
+of what it heard (a message was lost, or this process died between file and message) reads ``topics.json``. A new
+coordinator advances the word at once, because it cannot know whether its predecessor still did.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Long polls that wait: by queue for wake-ups, by deadline for time-outs, counted by client.
+"""Pull requests, and those that wait (long polls): by queue for wake-ups, by deadline for time-outs, counted by client.
 
 A pull that was answered leaves its heap entry behind; the heap is rebuilt when such entries outnumber the live ones, so
 memory follows what is parked and not what ever was.
@@ -9,7 +9,10 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
+from commitmq.config import ReaderConfig
+from commitmq.errors import ProtocolError
 from commitmq.store.tag_filter import TagFilter
 
 QueueKey = tuple[str, int]
@@ -40,6 +43,54 @@ class Pull:
     @property
     def key(self) -> QueueKey:
         return self.topic, self.queue
+
+
+def parse_pull(client: bytes, header: dict[str, Any], limits: ReaderConfig) -> Pull:
+    """The pull that ``header`` asks for, its wishes cut down to ``limits``. Raises ProtocolError INVALID_PARAMETER."""
+    mode = header.get("mode", "bytes")
+    if mode not in ("bytes", "ranges"):
+        raise ProtocolError("INVALID_PARAMETER", "mode must be bytes or ranges")
+    expression = header.get("filter")
+    if expression is not None and type(expression) is not str:
+        raise ProtocolError("INVALID_PARAMETER", "filter must be a string")
+    try:
+        tags = TagFilter.parse(expression)
+    except ValueError as error:
+        raise ProtocolError("INVALID_PARAMETER", str(error)) from error
+    offset = integer_field(header, "offset")
+    return Pull(
+        client=client,
+        request=header["id"],
+        topic=text_field(header, "topic"),
+        queue=integer_field(header, "queue"),
+        offset=offset,
+        asked=offset,
+        max_messages=min(limits.max_pull_messages, integer_field(header, "max_messages", limits.max_pull_messages, 1)),
+        max_bytes=min(limits.max_pull_bytes, integer_field(header, "max_bytes", limits.max_pull_bytes, 1)),
+        wait_ms=min(limits.max_wait_ms, integer_field(header, "wait_ms", 0, 0)),
+        ranges=mode == "ranges",
+        tags=tags,
+    )
+
+
+def integer_field(header: dict[str, Any], name: str, default: int | None = None, least: int | None = None) -> int:
+    """An integer of a request, ``default`` when it is absent. Raises ProtocolError INVALID_PARAMETER."""
+    value = header.get(name)
+    if value is None and default is not None:
+        return default
+    if type(value) is not int:
+        raise ProtocolError("INVALID_PARAMETER", f"{name} must be an integer")
+    if least is not None and value < least:
+        raise ProtocolError("INVALID_PARAMETER", f"{name} must be {least} or more, not {value}")
+    return value
+
+
+def text_field(header: dict[str, Any], name: str) -> str:
+    """A non-empty string of a request. Raises ProtocolError INVALID_PARAMETER."""
+    value = header.get(name)
+    if type(value) is not str or not value:
+        raise ProtocolError("INVALID_PARAMETER", f"{name} must be a string")
+    return value
 
 
 @dataclass(slots=True)

@@ -4,10 +4,11 @@ Owns       nothing on disk.
 Reads      CommitLog and ConsumeQueue files; dispatcher(0, DISPATCHED), the bound of what may be shown; MIN_OFFSET; the
            topic table.
 Advances   nothing.
-Sockets    ROUTER ``reader-N`` (ipc and tcp) for clients; SUB ``queues-changed`` (the ConsumeQueue dispatcher: which queues
-           grew) and SUB ``topics`` (the coordinator: which topics changed). Both only say "look": a sweep and a version in
-           the control block cover what they lose.
-Exit       0 after ``stop``: parked pulls are answered empty first. 74 when topics or segments cannot be used as they are.
+Sockets    ROUTER ``reader-N`` (ipc and tcp) for clients; SUB ``queues-changed`` (the ConsumeQueue dispatcher: which
+           queues grew) and SUB ``topics`` (the coordinator: which topics changed). Both only say "look": a sweep and a
+           version in the control block cover what they lose.
+Exit       0 after ``stop``: parked pulls are answered empty first. 74 when topics or segments cannot be used as they
+           are.
 
 One loop, never blocked by a client: requests are answered as they come, answers leave through ZeroMQ's own queues, and
 what one client, or all, may leave unread there is bounded (SYSTEM_BUSY beyond).
@@ -16,6 +17,7 @@ what one client, or all, may leave unread there is bounded (SYSTEM_BUSY beyond).
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Final
 
 import orjson
@@ -26,10 +28,9 @@ from commitmq.control import DispatcherWord, Word
 from commitmq.errors import CommitMQError, OffsetOutOfRangeError, ProtocolError, StoreError
 from commitmq.store.commit_log import CommitLog
 from commitmq.store.queue_reader import PullResult, PullStatus, QueueReader
-from commitmq.store.tag_filter import TagFilter
-from commitmq.workers.parked_pulls import ParkedPulls, Pull, QueueKey
+from commitmq.workers.parked_pulls import ParkedPulls, Pull, QueueKey, integer_field, parse_pull, text_field
+from commitmq.workers.readable_topics import ReadableTopic, ReadableTopics
 from commitmq.workers.runtime import WorkerContext, monotonic_ms
-from commitmq.workers.topic_view import TopicView, TopicViews
 from commitmq.workers.unsent import UnsentAnswers
 
 ROLE = "reader"
@@ -75,7 +76,7 @@ class Reader:
         )
         self._changes = self._subscribe("queues-changed")
         self._topic_changes = self._subscribe("topics")
-        self._topics = TopicViews(ctx.layout, ctx.control)
+        self._topics = ReadableTopics(ctx.layout, ctx.control)
         limit = self._limits.max_parked_pulls
         self._parked = ParkedPulls(limit, max(1, limit // _CLIENT_SHARE))
         self._unsent = UnsentAnswers()
@@ -110,7 +111,7 @@ class Reader:
         readable = self._ctx.wait(self._timeout_ms())
         if self._topic_changes in readable:
             self._hear_topics()
-        if self._topics.stale:
+        if self._topics.is_stale:
             self._topics_changed(self._topics.reload)
         if self._router in readable:
             self._serve()
@@ -204,16 +205,16 @@ class Reader:
     def _floor(self, topic: str) -> int:
         return max(self._ctx.control.get(Word.MIN_OFFSET), self._topics.tombstone(topic))
 
-    def _topic(self, name: str) -> TopicView:
+    def _topic(self, name: str) -> ReadableTopic:
         topic = self._topics.get(name)
-        if topic is None and self._topics.stale:
+        if topic is None and self._topics.is_stale:
             self._topics_changed(self._topics.reload)
             topic = self._topics.get(name)
         if topic is None:
             raise ProtocolError("TOPIC_NOT_EXIST", f"there is no topic {name!r:.300}")
         return topic
 
-    def _checked_queue(self, name: str, topic: TopicView, queue: int) -> None:
+    def _checked_queue(self, name: str, topic: ReadableTopic, queue: int) -> None:
         if not 0 <= queue < topic.read_queues:
             raise ProtocolError(
                 "INVALID_PARAMETER", f"topic {name!r} has the queues 0 to {topic.read_queues - 1}, not {queue}"
@@ -222,31 +223,7 @@ class Reader:
     # ------------------------------------------------------------ pull
 
     def _pull(self, client: bytes, header: dict[str, Any]) -> None:
-        limits = self._limits
-        mode = header.get("mode", "bytes")
-        if mode not in ("bytes", "ranges"):
-            raise ProtocolError("INVALID_PARAMETER", "mode must be bytes or ranges")
-        expression = header.get("filter")
-        if expression is not None and type(expression) is not str:
-            raise ProtocolError("INVALID_PARAMETER", "filter must be a string")
-        try:
-            tags = TagFilter.parse(expression)
-        except ValueError as error:
-            raise ProtocolError("INVALID_PARAMETER", str(error)) from error
-        offset = _integer(header, "offset")
-        pull = Pull(
-            client=client,
-            request=header["id"],
-            topic=_text(header, "topic"),
-            queue=_integer(header, "queue"),
-            offset=offset,
-            asked=offset,
-            max_messages=min(limits.max_pull_messages, _integer(header, "max_messages", limits.max_pull_messages, 1)),
-            max_bytes=min(limits.max_pull_bytes, _integer(header, "max_bytes", limits.max_pull_bytes, 1)),
-            wait_ms=min(limits.max_wait_ms, _integer(header, "wait_ms", 0, 0)),
-            ranges=mode == "ranges",
-            tags=tags,
-        )
+        pull = parse_pull(client, header, self._limits)
         if self._unsent.is_over(client):
             raise ProtocolError(
                 "SYSTEM_BUSY", "too many answers were not taken off the connection yet", retry_after_ms=50
@@ -262,7 +239,7 @@ class Reader:
 
     def _read(self, pull: Pull) -> PullResult:
         topic = self._topic(pull.topic)
-        if not topic.readable:
+        if not topic.is_readable:
             raise ProtocolError("NO_PERMISSION", f"topic {pull.topic!r} may not be read")
         self._checked_queue(pull.topic, topic, pull.queue)
         bound = self._bound()
@@ -353,10 +330,10 @@ class Reader:
     def _hear_topics(self) -> None:
         while True:
             try:
-                frames = self._topic_changes.recv_multipart(zmq.NOBLOCK)
+                frame = self._topic_changes.recv_multipart(zmq.NOBLOCK)[-1]
             except zmq.Again:
                 return
-            self._topics_changed(lambda frame=frames[-1]: self._topics.hear(frame))
+            self._topics_changed(partial(self._topics.hear, frame))
 
     def _topics_changed(self, update: Callable[[], set[str]]) -> None:
         """Bring the topic table up to date; what is cached of the topics that changed goes."""
@@ -387,7 +364,7 @@ class Reader:
     # ------------------------------------------------------------ look-ups
 
     def _offsets(self, client: bytes, header: dict[str, Any]) -> None:
-        name = _text(header, "topic")
+        name = text_field(header, "topic")
         topic = self._topic(name)
         queues = header.get("queues")
         if queues is None:
@@ -398,7 +375,7 @@ class Reader:
             raise ProtocolError("INVALID_PARAMETER", f"topic {name!r} has only {topic.read_queues} queues")
         timestamp = header.get("timestamp")
         if timestamp is not None:
-            timestamp = _integer(header, "timestamp")
+            timestamp = integer_field(header, "timestamp")
         boundary = header.get("boundary", "lower")
         if boundary not in ("lower", "upper"):
             raise ProtocolError("INVALID_PARAMETER", "boundary must be lower or upper")
@@ -417,7 +394,7 @@ class Reader:
         self._send(client, wire.ok(header["id"], queues=answer))
 
     def _view(self, client: bytes, header: dict[str, Any]) -> None:
-        offset = _integer(header, "physical_offset")
+        offset = integer_field(header, "physical_offset")
         bound = self._bound()
         record = None
         if self._ctx.control.get(Word.MIN_OFFSET) <= offset < bound:
@@ -428,24 +405,7 @@ class Reader:
         if record is None or offset + record.total_size > bound or offset < self._topics.tombstone(record.topic):
             raise ProtocolError("INVALID_PARAMETER", f"no message begins at physical offset {offset}")
         topic = self._topics.get(record.topic)
-        if topic is not None and not topic.readable:
+        if topic is not None and not topic.is_readable:
             raise ProtocolError("NO_PERMISSION", f"topic {record.topic!r} may not be read")
-        self._send(client, wire.ok(header["id"], size=record.total_size), [bytes(self._log.read(offset, record.total_size))])
-
-
-def _integer(header: dict[str, Any], name: str, default: int | None = None, least: int | None = None) -> int:
-    value = header.get(name)
-    if value is None and default is not None:
-        return default
-    if type(value) is not int:
-        raise ProtocolError("INVALID_PARAMETER", f"{name} must be an integer")
-    if least is not None and value < least:
-        raise ProtocolError("INVALID_PARAMETER", f"{name} must be {least} or more, not {value}")
-    return value
-
-
-def _text(header: dict[str, Any], name: str) -> str:
-    value = header.get(name)
-    if type(value) is not str or not value:
-        raise ProtocolError("INVALID_PARAMETER", f"{name} must be a string")
-    return value
+        frame = bytes(self._log.read(offset, record.total_size))
+        self._send(client, wire.ok(header["id"], size=record.total_size), [frame])

@@ -1,0 +1,96 @@
+"""What readers know of topics: ``config/topics.json`` and the tombstones, kept fresh by the coordinator's news.
+
+The coordinator stores its changes, then moves ``Word.TOPICS_VERSION``, then publishes them. News may be lost, so a
+version that is ahead of what was heard, or news that skip one, mean: read the files again. Every change names the topics
+it touched, because what is cached of their queues must go.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import orjson
+
+from commitmq.control import ControlBlock, Word
+from commitmq.store import json_config
+from commitmq.store.layout import StoreLayout
+from commitmq.store.topic_config import PERM_READ, TopicTable
+
+
+class ReadableTopic(NamedTuple):
+    """What a reader needs to know of a topic; small, for there may be a hundred thousand."""
+
+    read_queues: int
+    perm: int
+
+    @property
+    def is_readable(self) -> bool:
+        return bool(self.perm & PERM_READ)
+
+
+class ReadableTopics:
+    """Topics by name, and the tombstones of deleted ones: records below them belong to nobody."""
+
+    def __init__(self, layout: StoreLayout, control: ControlBlock) -> None:
+        """Raises StoreError when the files cannot be read."""
+        self._topics_path = layout.config / "topics.json"
+        self._deleted_path = layout.own / "deleted_topics.json"
+        self._control = control
+        self._topics: dict[str, ReadableTopic] = {}
+        self._tombstones: dict[str, int] = {}
+        self._version = -1
+        self.reload()
+
+    def get(self, name: str) -> ReadableTopic | None:
+        return self._topics.get(name)
+
+    def tombstone(self, name: str) -> int:
+        """Physical offset below which nothing belongs to the topic of this name; 0 when it was never deleted."""
+        return self._tombstones.get(name, 0)
+
+    @property
+    def is_stale(self) -> bool:
+        """True when the coordinator is ahead of what is known here."""
+        return self._control.get(Word.TOPICS_VERSION) > self._version
+
+    def reload(self) -> set[str]:
+        """Read the files; returns the names whose entry or tombstone changed. Raises StoreError, changing nothing."""
+        # The version is taken before the files are read: a change in between is then read once more, not missed.
+        version = self._control.get(Word.TOPICS_VERSION)
+        table = TopicTable.load(self._topics_path)
+        deleted = json_config.load(self._deleted_path) or {}
+        topics = {
+            name: ReadableTopic(one.read_queues, one.perm) for name, one in table.topics.items() if _is_folder(name)
+        }
+        tombstones = {str(name): int(offset) for name, offset in deleted.items()}
+        changed = {name for name, _ in topics.items() ^ self._topics.items()}
+        changed |= {name for name, _ in tombstones.items() ^ self._tombstones.items()}
+        self._topics, self._tombstones, self._version = topics, tombstones, version
+        return changed
+
+    def hear(self, frame: bytes) -> set[str]:
+        """Take one piece of news; returns the names it changed. Raises StoreError when the files had to be read."""
+        news: dict[str, Any] = orjson.loads(frame)
+        version = int(news["version"])
+        if version <= self._version:
+            return set()
+        if version != self._version + 1:
+            changed = self.reload()
+            self._version = max(self._version, version)
+            return changed
+        self._version = version
+        changed = set()
+        for name, offset in news.get("deleted", ()):
+            self._topics.pop(name, None)
+            self._tombstones[name] = int(offset)
+            changed.add(name)
+        for name, one in news.get("topics", {}).items():
+            if _is_folder(name):
+                self._topics[name] = ReadableTopic(int(one["read_queues"]), int(one["perm"]))
+                changed.add(name)
+        return changed
+
+
+def _is_folder(name: str) -> bool:
+    """A topic's name becomes a folder's; one that would lead elsewhere is not served, whoever put it into the file."""
+    return bool(name) and "/" not in name and "\0" not in name and name not in (".", "..")
