@@ -27,15 +27,16 @@ EXIT_UNAVAILABLE = 69  # sysexits.h EX_UNAVAILABLE: what the environment is made
 # because pip does not apply constraints to the build environments that it makes by itself.
 BUILD_REQUIREMENTS = ["hatchling", "editables"]
 # Settings of the caller's shell that would redirect an installation or let other code into the environment.
-FOREIGN_SETTINGS = ["PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "PIP_USER", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_PYTHON"]
+FOREIGN_SETTINGS = ["PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"]
+FOREIGN_SETTINGS += ["PIP_USER", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_PYTHON"]
 
 
-class EnvironmentUnavailable(Exception):  # noqa: N818
+class EnvironmentUnavailable(Exception):
     """The environment could not be made; the text says why and what to do."""
 
 
 def main(arguments: list[str]) -> int:
-    """Prepare the environment and replace this process by ``arguments`` run in it; returns only on failure."""
+    """Prepare the environment and replace this process by ``arguments`` run in it; returns an exit code on failure."""
     for name in FOREIGN_SETTINGS:
         os.environ.pop(name, None)
     folder = Path(os.environ.get("COMMITMQ_VENV") or PROJECT / ".venv").absolute()
@@ -52,7 +53,7 @@ def main(arguments: list[str]) -> int:
     os.environ["VIRTUAL_ENV"] = str(folder)
     os.environ["PATH"] = os.pathsep.join([str(folder / "bin"), os.environ.get("PATH", os.defpath)])
     python = str(interpreter(folder))
-    os.execv(python, [python, *arguments])
+    return os.execv(python, [python, *arguments])
 
 
 @contextlib.contextmanager
@@ -86,10 +87,12 @@ def ensure_environment(folder: Path) -> None:
         run([sys.executable, "-I", "-m", "venv", str(folder)], "the environment could not be made")
     say("installing what commitmq needs, once …")
     pip = [str(interpreter(folder)), "-I", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    if not os.access(Path.home(), os.W_OK):
+    if not os.access(os.path.expanduser("~"), os.W_OK):
         pip.append("--no-cache-dir")
     pip += ["--constraint", str(PROJECT / "constraints.txt")]
-    hint = "the installation failed: the first run needs a Python package index that pip can reach; later ones need none"
+    hint = (
+        "the installation failed: the first run needs a Python package index that pip can reach; later ones need none"
+    )
     run([*pip, *BUILD_REQUIREMENTS], hint)
     run([*pip, "--no-build-isolation", "--editable", f"{PROJECT}[test]"], hint)
     stamp.write_text(wanted, encoding="ascii")

@@ -3,7 +3,8 @@
     checks.py lint [--fix]
     checks.py test [--no-lint] [PYTEST ARGUMENT…]
 
-Run through scripts/lint and scripts/test, which prepare the environment. Exit code: that of the first check that failed.
+Run through scripts/lint and scripts/test, which prepare the environment. The exit code is that of the first check that
+failed.
 """
 
 from __future__ import annotations

@@ -117,5 +117,5 @@ def exposure_warning(host: str, port: int) -> str:
     """What to say, loudly, when a node listens on something else than loopback."""
     return (
         f"this node listens on {host}:{port} WITHOUT AUTHENTICATION OR ENCRYPTION: everybody who can reach that "
-        "address can read, write and delete everything in it. Use network.host=127.0.0.1 unless the network itself is closed."
+        "address can read, write and delete everything in it. Use network.host=127.0.0.1 unless the network is closed."
     )

@@ -77,7 +77,7 @@ class WorkerWord(IntEnum):
     PID = 0  # the worker
     HEARTBEAT_MS = 1  # the worker: CLOCK_MONOTONIC in ms at its last loop
     STATE = 2  # the worker: WorkerState
-    ASLEEP = 3  # the worker: 1 while it waits; a wake-up to one that is awake is not sent
+    ASLEEP = 3  # the worker: 0 awake, 1 asleep, 2 napping (see workers.doorbell)
     RESTARTS = 4  # supervisor
 
 

@@ -9,8 +9,8 @@
     errno:ENOSPC    raise OSError with that errno, as the system call at this place would
 
 ``@n`` fires at the n-th hit of a process only; without it every hit fires. A restarted worker counts anew, so
-``COMMITMQ_FAILPOINTS_ONCE=FOLDER`` lets each point with ``@n`` fire once over all processes: it leaves a file of its name
-there when it fires, and does not fire while that file exists.
+``COMMITMQ_FAILPOINTS_ONCE=FOLDER`` lets each point with ``@n`` fire once over all processes: it leaves a file of its
+name there when it fires, and does not fire while that file exists.
 
 Code at such a place reads ``if failpoints.ACTIVE: failpoints.hit("name")``: without the variable that is one load of a
 module attribute, and no call.

@@ -1,12 +1,12 @@
-"""The process all workers are forked from: it has loaded what they share, so one starts in milliseconds at little memory.
+"""The process all workers are forked from: it has loaded what they share, so each starts fast and costs little memory.
 
-``python -m commitmq.forkserver FD`` where FD is a SOCK_SEQPACKET socket to the supervisor. The first message says what to
-preload; then each ``{"role", "module", "params"}`` comes with the worker's end of its lifeline (SCM_RIGHTS) and is
-answered with ``{"pid"}``. End of file means the supervisor is dead, and ends this process.
+``python -m commitmq.forkserver FD`` where FD is a SOCK_SEQPACKET socket to the supervisor. The first message says
+what to preload; then each ``{"role", "module", "params"}`` comes with the worker's end of its lifeline (SCM_RIGHTS)
+and is answered with ``{"pid"}``. End of file means the supervisor is dead, and ends this process.
 
-A worker is forked twice: the process in between ends at once, which makes the supervisor (a child subreaper) the worker's
-parent. So the supervisor can wait for every worker and learn how it ended, whatever becomes of this process. The answer is
-sent after that hand-over, so its pid stays valid until the supervisor itself has waited for it.
+A worker is forked twice: the process in between ends at once, which makes the supervisor (a child subreaper) the
+worker's parent. So the supervisor can wait for every worker and learn how it ended, whatever becomes of this process.
+The answer is sent after that hand-over, so its pid stays valid until the supervisor itself has waited for it.
 
 Everything heavy is imported inside functions: the supervisor imports this module for :class:`ForkServer`.
 """
@@ -38,7 +38,7 @@ _REQUEST_TIMEOUT_S = 5.0
 _SHARED_MODULES = ("numpy", "zmq", "orjson", "isal.isal_zlib", "commitmq.client.wire", "commitmq.workers.runtime")
 
 
-class ForkServerDied(Exception):  # noqa: N818  (an event, handled by starting another one)
+class ForkServerDied(Exception):
     """The forkserver ended or does not answer."""
 
 
@@ -165,8 +165,9 @@ def main(arguments: list[str]) -> int:
     settings = orjson.loads(first)
     layout = StoreLayout(Path(settings["store"]))
     config = from_mapping(settings["config"])
-    # Held so that the next supervisor can find and end a forkserver that hangs; released by the kernel at exit.
-    lock = _lock(layout)
+    # Held to the very end, by the kernel's hand: the next supervisor finds and ends a forkserver that hangs, and
+    # whoever waits for the lock waits for the end of the process.
+    _lock(layout)
     try:
         if kernel_cache_is_cold():
             connection.send(orjson.dumps({"event": "compiling"}))
@@ -188,14 +189,12 @@ def main(arguments: list[str]) -> int:
             connection.send(orjson.dumps(answer))
     except (BrokenPipeError, ConnectionResetError):
         return 0
-    finally:
-        os.close(lock)
 
 
-def _lock(layout: StoreLayout) -> int:
-    from commitmq.workers.runtime import acquire_role_lock  # noqa: PLC0415
+def _lock(layout: StoreLayout) -> None:
+    from commitmq.workers.runtime import acquire_role_lock
 
-    return acquire_role_lock(layout.role_lock("forkserver"))
+    acquire_role_lock(layout.role_lock("forkserver"))
 
 
 def kernel_cache_is_cold() -> bool:
@@ -209,11 +208,11 @@ def kernel_cache_is_cold() -> bool:
 
 
 def _preload(worker_modules: list[str]) -> float:
-    """Import what workers share; returns seconds. A worker module that does not import fails in its own process only."""
+    """Import what workers share; returns seconds. A worker module that does not import fails in its process only."""
     started = time.perf_counter()
     for name in _SHARED_MODULES:
         importlib.import_module(name)
-    from commitmq.kernels.warm import warm  # noqa: PLC0415
+    from commitmq.kernels.warm import warm
 
     warm()
     for name in worker_modules:
@@ -257,7 +256,7 @@ def _fork_twice(request: dict[str, Any], lifeline: int, layout: StoreLayout, con
 
 
 def _become_worker(request: dict[str, Any], lifeline_fd: int, layout: StoreLayout, config: NodeConfig) -> int:
-    """In the worker: drop everything inherited but its lifeline and standard streams, then run. Returns the exit code."""
+    """In the worker: drop all it inherited but lifeline and standard streams, then run. Returns the exit code."""
     role = str(request["role"])
     os.closerange(3, lifeline_fd)
     os.closerange(lifeline_fd + 1, max(map(int, os.listdir("/proc/self/fd"))) + 1)
@@ -280,4 +279,6 @@ def _become_worker(request: dict[str, Any], lifeline_fd: int, layout: StoreLayou
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    exit_code = main(sys.argv[1:])
+    # Taking the interpreter and all it has loaded apart would only make every stop of a node longer.
+    os._exit(exit_code)

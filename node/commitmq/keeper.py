@@ -1,7 +1,7 @@
 """The small parent of a supervisor: starts it again when something killed it, and passes everything else through.
 
-``python -m commitmq.keeper STORE CONFIG_FD READY_FD MODE`` is what ``commitmq start`` becomes (in the foreground) or leaves
-behind (in the background). It only waits in ``wait`` all its life and loads nothing but the standard library.
+``python -m commitmq.keeper STORE CONFIG_FD READY_FD MODE`` is what ``commitmq start`` becomes (in the foreground) or
+leaves behind (in the background). It only waits in ``wait`` all its life and loads nothing but the standard library.
 
 * SIGTERM and SIGINT are passed to the supervisor as SIGTERM and remembered: a supervisor that dies after that is not
   started again, so a stop stays a stop even when it goes wrong.
@@ -9,12 +9,13 @@ behind (in the background). It only waits in ``wait`` all its life and loads not
   100 ms again after it ran for a minute. It recovers the store like after any crash.
 * An exit code is passed through.
 
-CONFIG_FD is a memory file with the configuration, read by every supervisor: a healed node runs with the very values it was
-started with. READY_FD (-1: none) is a pipe on which the supervisor tells a waiting ``start`` how it went.
+CONFIG_FD is a memory file with the configuration, read by every supervisor: a healed node runs with the very values
+it was started with. READY_FD (-1: none) is a pipe on which the supervisor tells a waiting ``start`` how it went.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -106,10 +107,8 @@ def _say(message: str) -> None:
     now = time.time()
     stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now))
     line = f"{stamp}.{int(now % 1 * 1000):03d}Z warning keeper {message}\n"
-    try:
+    with contextlib.suppress(OSError):
         os.write(2, line.encode())
-    except OSError:
-        pass
 
 
 if __name__ == "__main__":

@@ -86,7 +86,8 @@ def next_epoch(layout: StoreLayout) -> int:
     except FileNotFoundError:
         last = 0
     except ValueError as error:
-        raise StoreError("the count of starts is not a number; write one at least as high as before", path=path) from error
+        sentence = "the count of starts is not a number; write one at least as high as before"
+        raise StoreError(sentence, path=path) from error
     write_atomically(path, f"{last + 1}\n".encode(), durable=True)
     return last + 1
 

@@ -1,8 +1,8 @@
 """System calls about processes that the supervisor and the command line share: lock holders, pidfds, subreaper.
 
-Nothing here trusts a bare pid. A pid may be reused between looking and acting, so a process is first pinned by a pidfd and
-then checked again (it still holds the lock, it still has the start time we noted) before a signal goes through that pidfd.
-Linux only (kernel 5.4 or later for pidfds that can be waited for).
+Nothing here trusts a bare pid. A pid may be reused between looking and acting, so a process is first pinned by a
+pidfd and then checked again (it still holds the lock, it still has the start time we noted) before a signal goes
+through that pidfd. Linux only (kernel 5.4 or later for pidfds that can be waited for).
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ def kill_lock_holder(path: Path) -> int | None:
 def free_locks(paths: Iterable[Path], patience_s: float) -> list[tuple[str, int]]:
     """Wait until nobody holds any of ``paths``; SIGKILL who still does after ``patience_s`` seconds.
 
-    Returns ``(file name, pid)`` of each process killed. Raises BlockingIOError when a lock stays held even so (its holder
-    is in another pid namespace, or in an uninterruptible system call).
+    Returns ``(file name, pid)`` of each process killed. Raises BlockingIOError when a lock stays held even so (its
+    holder is in another pid namespace, or in an uninterruptible system call).
     """
     deadline = time.monotonic() + patience_s
     held = list(paths)
@@ -111,7 +111,7 @@ def wait_for_exit(pidfd: int, timeout_s: float | None) -> bool:
 
 
 def start_time_ticks(pid: int) -> int | None:
-    """When ``pid`` started, in clock ticks since boot: with the pid it names one process for good. None if it is gone."""
+    """When ``pid`` started, in ticks since boot: with the pid it names one process for good. None if it is gone."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
@@ -128,7 +128,8 @@ def open_process(pid: int, started_ticks: int | None) -> int | None:
         pidfd = os.pidfd_open(pid)
     except OSError:
         return None
-    if started_ticks is not None and start_time_ticks(pid) != started_ticks:
+    # A process that has ended but was not waited for yet still has its pid and its start time.
+    if wait_for_exit(pidfd, 0) or (started_ticks is not None and start_time_ticks(pid) != started_ticks):
         os.close(pidfd)
         return None
     return pidfd

@@ -39,6 +39,11 @@ _USUAL = re.compile(
     r"|found a illegal magic code 0x0$"
     # Logged whenever the queues reach the log's end, which after any orderly stop they do.
     r"|maxPhyOffsetOfConsumeQueue\((\d+)\) >= processOffset\(\1\), truncate dirty logic files"
+    # A queue whose last file is exactly full, asked for its next message; RocketMQ says so of its own queues too.
+    r"|Offset not matched. Request offset: (\d+), firstOffset: 0, lastOffset: \2,"
+    # An index file is full and the next one begins.
+    r"|Over index file capacity: index count = (\d+); index max num = \3$"
+    r"|Index file \[.*\] is full, trying to create another one"
     r"|interrupted, (this may caused|possibly) by shutdown"
 )
 

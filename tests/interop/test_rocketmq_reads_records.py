@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Iterator
 
 import pytest
-from conftest import store_digests
+from interop_checks import CRC_NAME, assert_queues_are_whole, store_digests, without_crc
 from store_builder import QUEUE_FILE_BYTES, SEGMENT_BYTES, write_store
 
 from commitmq.store.commit_log import CommitLog
@@ -27,25 +27,10 @@ pytestmark = [pytest.mark.interop, pytest.mark.timeout(420)]
 
 V4 = Host("127.0.0.1", 10911)
 V6 = Host("fd00::1:2", 40001)
-CRC_NAME = "__CRC32#"
 
 
 def by_place(lines):
     return {line["physical_offset"]: line for line in lines}
-
-
-def without_crc(lines):
-    """Lines of the Java program without the property that protects the record and is none of the message's."""
-    return [{**line, "properties": {k: v for k, v in line["properties"].items() if k != CRC_NAME}} for line in lines]
-
-
-def assert_queues_are_whole(lines):
-    """Each queue's lines come in its order: offsets 0, 1, 2 … without a gap."""
-    counts: dict[tuple[str, int], int] = {}
-    for line in lines:
-        key = line["topic"], line["queue_id"]
-        assert line["queue_offset"] == counts.get(key, 0), f"queue {key} is out of order at {line}"
-        counts[key] = counts.get(key, 0) + 1
 
 
 def as_java_tells(record):
@@ -114,9 +99,10 @@ def all_shapes(count: int = 400, seed: int = 20_260) -> Iterator[Record]:
 
 
 @pytest.mark.parametrize("kind", ["clean", "crash"])
-def test_golden_store_is_read_as_its_messages_say(kind, golden, run_rocketmq):
+def test_golden_store_is_read_as_its_messages_say(kind, golden_copy, run_rocketmq):
     """Goal: the Java program reports what RocketMQ's client reported when the store was made."""
-    root, expected = golden(kind)
+    store = golden_copy(kind)
+    root, expected = store.root, store.messages
     run = run_rocketmq(root, "read")
 
     seen = [line for line in run.lines if not line["topic"].startswith("%DLQ%")]
@@ -213,9 +199,10 @@ def test_rocketmq_recovers_a_killed_store(tmp_path, run_rocketmq):
 # ---------------------------------------------------------------- look-ups and config files
 
 
-def test_offsets_by_time_agree(golden, run_rocketmq):
+def test_offsets_by_time_agree(golden_copy, run_rocketmq):
     """Goal: our look-up by store time gives RocketMQ's answer, at, between, before and after every time stamp."""
-    root, expected = golden("clean")
+    store = golden_copy("clean")
+    root, expected = store.root, store.messages
     log = CommitLog(root / "commitlog", SEGMENT_BYTES)
     queue = ConsumeQueue(root / "consumequeue" / "GoldenNormal" / "1", QUEUE_FILE_BYTES)
     queue.refresh()

@@ -192,7 +192,7 @@ def test_no_text_after_set_raises_anything_but_a_config_error(section: str, valu
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "absent.toml"
-    with pytest.raises(ConfigError, match="absent.toml"):
+    with pytest.raises(ConfigError, match=r"absent\.toml"):
         load(path)
 
 
@@ -200,7 +200,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_a_file_that_is_no_toml_is_named(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "broken.toml"
     path.write_bytes(data)
-    with pytest.raises(ConfigError, match="broken.toml"):
+    with pytest.raises(ConfigError, match=r"broken\.toml"):
         load(path)
 
 
@@ -224,7 +224,7 @@ def test_an_unknown_name_in_a_file_is_an_error_with_the_files_name(tmp_path: Pat
 
 
 def test_a_segment_is_a_whole_number_of_pages() -> None:
-    with pytest.raises(ConfigError, match="segment_bytes=131073.*4096"):
+    with pytest.raises(ConfigError, match=r"segment_bytes=131073 .*4096"):
         load(overrides=["commit_log.segment_bytes=131073"])
 
 

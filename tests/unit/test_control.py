@@ -22,9 +22,9 @@ from commitmq.control import (
     WORKER_SLOTS,
     ControlBlock,
     DispatcherWord,
+    Word,
     WorkerState,
     WorkerWord,
-    Word,
 )
 from commitmq.errors import StoreError
 from commitmq.workers.runtime import ROLE_SLOTS, role_slot

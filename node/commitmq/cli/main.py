@@ -1,7 +1,7 @@
 """Entry point of ``commitmq``: a table of verbs whose modules are imported only when used.
 
-``commitmq --help`` must answer in under 200 ms, so the one-line summaries live here and not in the verbs' modules; a test
-holds the two together.
+``commitmq --help`` must answer in under 200 ms, so the one-line summaries live here and not in the verbs' modules; a
+test holds the two together.
 """
 
 from __future__ import annotations
@@ -100,7 +100,8 @@ def exit_code_of(error: CommitMQError) -> CliExit:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one verb and exit: every typed error becomes one sentence and its exit code, never a traceback."""
     try:
-        code = cli.main(args=None if arguments is None else list(arguments), prog_name="commitmq", standalone_mode=False)
+        words = None if arguments is None else list(arguments)
+        code = cli.main(args=words, prog_name="commitmq", standalone_mode=False)
         sys.stdout.flush()
     except click.exceptions.Abort:
         sys.exit(CliExit.INTERRUPTED)

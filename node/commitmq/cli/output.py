@@ -34,7 +34,7 @@ def json_option(function: _Function) -> _Function:
 
 def print_json(value: Any) -> None:
     """One JSON document on standard output, on one line, so that several of them are JSON lines."""
-    import orjson  # noqa: PLC0415  (not needed for --help)
+    import orjson
 
     sys.stdout.buffer.write(orjson.dumps(value, option=orjson.OPT_APPEND_NEWLINE))
     sys.stdout.flush()
@@ -42,7 +42,7 @@ def print_json(value: Any) -> None:
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[object]], *, left: Sequence[int] = (0,)) -> None:
     """Aligned columns; those with an index in ``left`` are left-aligned, all others right."""
-    cells = [[str(header) for header in headers], *(["" if cell is None else str(cell) for cell in row] for row in rows)]
+    cells = [["" if cell is None else str(cell) for cell in row] for row in (headers, *rows)]
     widths = [max(len(row[index]) for row in cells) for index in range(len(headers))]
     for row in cells:
         line = "  ".join(

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import click
 import orjson
@@ -27,11 +27,9 @@ _LOG_TAIL_LINES = 5
 
 @click.command()
 @click.option("--store", "store", required=True, type=click.Path(path_type=Path, file_okay=False), help="Store folder.")
-@click.option(
-    "--config", "config_file", type=click.Path(path_type=Path, dir_okay=False), help="TOML file with configuration keys."
-)
+@click.option("--config", "config_file", type=click.Path(path_type=Path, dir_okay=False), help="TOML file of keys.")
 @click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="One configuration key; repeatable.")
-@click.option("--background", is_flag=True, help="Return when the node accepts messages; log to STORE/commitmq/node.log.")
+@click.option("--background", is_flag=True, help="Return when the node accepts messages; log to commitmq/node.log.")
 def start(store: Path, config_file: Path | None, overrides: tuple[str, ...], background: bool) -> None:
     """Start a node on the store folder STORE, which is created if it does not exist.
 
@@ -41,7 +39,8 @@ def start(store: Path, config_file: Path | None, overrides: tuple[str, ...], bac
     layout = StoreLayout(store.absolute())
     make_folders(layout)
     if not is_loopback(config.network.host):
-        click.secho(f"WARNING: {exposure_warning(config.network.host, config.network.port)}", fg="red", bold=True, err=True)
+        warning = exposure_warning(config.network.host, config.network.port)
+        click.secho(f"WARNING: {warning}", fg="red", bold=True, err=True)
     # A memory file instead of arguments: every supervisor that the keeper starts reads these very values.
     config_fd = os.memfd_create("commitmq-config", 0)
     os.write(config_fd, orjson.dumps(config.to_dict()))
@@ -77,7 +76,8 @@ def _start_in_background(layout: StoreLayout, config: NodeConfig, config_fd: int
         keeper.wait()
         fail("interrupted; the node was stopped", CliExit.INTERRUPTED)
     if outcome.get("event") == "ready":
-        click.echo(f"node is ready at {outcome['admin'][0]} (store {layout.root}, pid {outcome['pid']}, log {log_path})")
+        click.echo(f"node is ready at {outcome['admin'][0]}")
+        click.echo(f"store {layout.root}, supervisor {outcome['pid']}, log {log_path}")
         keeper.returncode = 0  # it lives on; nobody here waits for it
         return
     code = keeper.wait()
@@ -89,7 +89,7 @@ def _start_in_background(layout: StoreLayout, config: NodeConfig, config_fd: int
     raise SystemExit(int(_known(code)))
 
 
-def _wait_until_ready(reports: IO[bytes], keeper: subprocess.Popen[bytes]) -> dict[str, object]:
+def _wait_until_ready(reports: IO[bytes], keeper: subprocess.Popen[bytes]) -> dict[str, Any]:
     """The report that says how the start ended: ``ready`` or ``failed``; an empty dict when everybody died silently.
 
     The pipe alone is not enough: a supervisor of a start that was killed may leave workers that still hold its end.
@@ -106,7 +106,7 @@ def _wait_until_ready(reports: IO[bytes], keeper: subprocess.Popen[bytes]) -> di
             pending += chunk or b""
             *lines, pending = pending.split(b"\n")
             for line in lines:
-                report: dict[str, object] = orjson.loads(line)
+                report: dict[str, Any] = orjson.loads(line)
                 if report["event"] != "info":
                     return report
                 click.echo(str(report["message"]), err=True)

@@ -17,8 +17,8 @@ from commitmq.store.store_lock import lock_holder
 
 @click.command()
 @click.option("--node", metavar="ADDRESS", envvar="COMMITMQ_NODE", help=f"Admin address.  [default: {DEFAULT_NODE}]")
-@click.option("--store", type=click.Path(path_type=Path, file_okay=False), help="Store folder of a node of this machine.")
-@click.option("--timeout", "timeout_s", type=float, default=5.0, show_default=True, help="Seconds to wait for the answer.")
+@click.option("--store", type=click.Path(path_type=Path, file_okay=False), help="Store folder of a node here.")
+@click.option("--timeout", "timeout_s", type=float, default=5.0, show_default=True, help="Seconds to wait.")
 @json_option
 def status(node: str | None, store: Path | None, timeout_s: float, as_json: bool) -> None:
     """Show every process of a node: pid, state, restarts, CPU, memory, position and lag."""
@@ -79,7 +79,7 @@ def _print(report: dict[str, Any]) -> None:
     troubles = [
         f"{row['role']}: {row['last_exit']}{': ' + row['last_error'] if row.get('last_error') else ''}"
         for row in processes
-        if row.get("last_exit")
+        if row.get("last_exit") and row["state"] != "done"
     ]
     if troubles:
         click.echo("\nlast ends:")

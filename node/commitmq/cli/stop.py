@@ -22,7 +22,7 @@ _ORPHAN_PATIENCE_S = 5.0
 
 
 @click.command()
-@click.option("--store", type=click.Path(path_type=Path, file_okay=False), help="Store folder of a node of this machine.")
+@click.option("--store", type=click.Path(path_type=Path, file_okay=False), help="Store folder of a node here.")
 @click.option("--node", metavar="ADDRESS", help="Admin address of a node, for example tcp://127.0.0.1:7310.")
 def stop(store: Path | None, node: str | None) -> None:
     """Stop a node in order: what was accepted is flushed and dispatched, then every process ends.

@@ -130,11 +130,12 @@ class Groups:
         owned: Iterable[Queue],
         session_timeout_ms: int,
         now_ms: int,
+        generation: int = 0,
     ) -> View:
         """See :meth:`Membership.join`; the group is created on first use."""
         self.use(name)
         self._members_changed = True
-        return self._membership(name).join(member, topics, owned, session_timeout_ms, now_ms)
+        return self._membership(name).join(member, topics, owned, session_timeout_ms, now_ms, generation)
 
     def heartbeat(self, name: str, member: str, generation: int, owned: Iterable[Queue], now_ms: int) -> View:
         """See :meth:`Membership.heartbeat`."""

@@ -103,11 +103,11 @@ def _record_at(data: bytes, position: int) -> tuple[int, bytes] | None:
 
 
 def _good_record_behind(data: bytes, position: int, sequence: int) -> int | None:
-    """Where a record numbered above ``sequence`` starts behind ``position``, or None."""
-    found = data.find(MAGIC, position + 1)
+    """Where a record numbered ``sequence`` or above starts at or behind ``position``, or None."""
+    found = data.find(MAGIC, position)
     while found >= 0:
         record = _record_at(data, found)
-        if record is not None and record[0] > sequence:
+        if record is not None and record[0] >= sequence:
             return found
         found = data.find(MAGIC, found + 1)
     return None
@@ -147,7 +147,7 @@ class OffsetsJournal:
 
     @classmethod
     def create(cls, path: Path, base: str) -> OffsetsJournal:
-        """A durable journal without changes on the snapshot with fingerprint ``base``, in place of what has the name."""
+        """A durable journal without changes on the snapshot named ``base``, in place of what has the name."""
         fd, size_bytes = cls._new_file(path, base)
         try:
             os.replace(path.with_name(path.name + ".new"), path)

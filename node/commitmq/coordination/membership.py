@@ -88,11 +88,19 @@ class Membership:
                 self.awaited[name] = Awaited(now_ms + session_timeout_ms, session_timeout_ms)
 
     def join(
-        self, name: str, topics: Iterable[str], owned: Iterable[Queue], session_timeout_ms: int, now_ms: int
+        self,
+        name: str,
+        topics: Iterable[str],
+        owned: Iterable[Queue],
+        session_timeout_ms: int,
+        now_ms: int,
+        generation: int = 0,
     ) -> View:
         """Enter, or enter anew with another subscription. ``owned`` is what the member still consumes.
 
-        ``topics`` must not be empty. Raises ProtocolError LIMIT_EXCEEDED when the group is full.
+        ``topics`` must not be empty. ``generation`` is the newest that the member read, 0 for none: a join that is sent
+        again while the first one's answer is under way gives nothing back, just like a heartbeat.
+        Raises ProtocolError LIMIT_EXCEEDED when the group is full.
         """
         member = self.members.get(name)
         if member is None:
@@ -106,8 +114,7 @@ class Membership:
         wanted = frozenset(topics)
         changed = member.topics != wanted
         member.topics = wanted
-        # A join starts the member's life anew: what it does not name here it does not consume.
-        self._settle(member, frozenset(owned), self.generation, now_ms)
+        self._settle(member, frozenset(owned), generation, now_ms)
         if changed:
             self.rebalance()
         return self._view(member)
@@ -162,8 +169,8 @@ class Membership:
     def check_owner(self, name: str | None, queue: Queue) -> None:
         """Raise unless ``name`` may commit offsets of ``queue``.
 
-        Without a name (a tool, a consumer with explicit queues) the queue must have no holder. ProtocolError FENCED when
-        another holds the queue, UNKNOWN_MEMBER when ``name`` has no session.
+        Without a name (a tool, a consumer with explicit queues) the queue must have no holder. ProtocolError FENCED
+        when another holds the queue, UNKNOWN_MEMBER when ``name`` has no session.
         """
         if name is not None:
             self.member(name)

@@ -46,7 +46,7 @@ class Answer(NamedTuple):
 
 
 class TopicNews(NamedTuple):
-    """What changed for the other workers: the topics as the protocol shows them, and ``[name, tombstone]`` of deleted ones."""
+    """What other workers must hear: changed topics as the protocol shows them, deleted ones and their tombstones."""
 
     topics: dict[str, Fields]
     deleted: list[tuple[str, int]]
@@ -79,8 +79,9 @@ class Service:
             now_ms=now_ms,
         )
         self._faults: dict[Part, StoreError] = {}
-        self._last_topics_error: StoreError | None = None  # why deletions wait for _retry_ms
-        self._retry_ms = now_ms
+        self._last_errors: dict[Part, StoreError] = {}
+        self._retry_ms: dict[Part, int] = {"topics": now_ms, "offsets": now_ms}  # no attempt before
+        self._unwritten: set[str] = set()  # what of the groups' files waits for a disk that works
         self._next_snapshot_ms = now_ms + config.groups.offsets_interval_ms
         self._operations: dict[str, Callable[[Header, int], Answer]] = {
             "topic.route": self._topic_route,
@@ -111,39 +112,58 @@ class Service:
 
         Afterwards :meth:`fault` says which parts failed, until the next call.
         """
-        due = now_ms >= self._retry_ms
-        deleted: list[str] = []
-        if self.topics.deleting and self._last_topics_error is not None and not due:
-            self._faults["topics"] = self._last_topics_error
-        elif self.topics.deleting:
-            try:
-                deleted = self.topics.write_deletions(
-                    self._control.get(Word.WRITTEN), self._control.get(Word.MIN_OFFSET)
-                )
-                self._last_topics_error = None
-            except StoreError as error:
-                self._fail("topics", error, now_ms)
-        if self.offsets.failed and due:
+        deleted = self._write_deletions(now_ms)
+        if self.offsets.failed and now_ms >= self._retry_ms["offsets"]:
             self._recover_offsets(now_ms)
         for name in deleted:
             self.offsets.stage_drop(name)
-        try:
-            self.offsets.sync()
-            if deleted:
+        if self._sync_offsets(now_ms) and deleted:
+            try:
                 self.topics.finish_deletions()
-        except StoreError as error:
-            self._fail("offsets", error, now_ms)
-            if deleted:
+            except StoreError as error:
                 self._fail("topics", error, now_ms)
                 deleted = []
+        elif deleted:
+            self._fail("topics", self._faults["offsets"], now_ms)
+            deleted = []
         try:
             if "topics" in self._faults:
                 self.topics.take_back()
             self.topics.write()
         except StoreError as error:
             self._fail("topics", error, now_ms)
-        self._write_groups(now_ms)
+        self._write_groups()
         return self._news(deleted)
+
+    def _write_deletions(self, now_ms: int) -> list[str]:
+        """Tombstones and the topics file for what is being deleted; returns the names that got that far."""
+        if not self.topics.deleting:
+            return []
+        if now_ms < self._retry_ms["topics"]:
+            # The last attempt failed a moment ago: whatever depends on the files is refused for the same reason.
+            self._faults["topics"] = self._last_errors["topics"]
+            return []
+        try:
+            names = self.topics.write_deletions(self._control.get(Word.WRITTEN), self._control.get(Word.MIN_OFFSET))
+        except StoreError as error:
+            self._fail("topics", error, now_ms)
+            return []
+        self._last_errors.pop("topics", None)
+        return names
+
+    def _sync_offsets(self, now_ms: int) -> bool:
+        """Sync what is staged; False when that is refused."""
+        failed_before = self.offsets.failed
+        try:
+            self.offsets.sync()
+        except StoreError as error:
+            if failed_before:
+                # No new failure: it must neither put off the next attempt nor fill the log.
+                self._faults["offsets"] = self._last_errors.get("offsets", error)
+            else:
+                self._fail("offsets", error, now_ms)
+            return False
+        return True
 
     def fault(self, part: Part | None) -> StoreError | None:
         """Why the last turn's writes of ``part`` failed, or None."""
@@ -177,8 +197,10 @@ class Service:
         times = [self.groups.next_expiry_ms()]
         if self.offsets.dirty:
             times.append(self._next_snapshot_ms)
-        if self.offsets.failed or self.topics.deleting:
-            times.append(self._retry_ms)
+        if self.offsets.failed:
+            times.append(self._retry_ms["offsets"])
+        if self.topics.deleting:
+            times.append(self._retry_ms["topics"])
         return min((one for one in times if one is not None), default=None)
 
     def close(self) -> None:
@@ -187,31 +209,34 @@ class Service:
             self._recover_offsets(0)
         else:
             self.snapshot()
-        self._write_groups(0)
+        self._write_groups()
         self.offsets.close()
 
     def _recover_offsets(self, now_ms: int) -> None:
         try:
             self.offsets.recover()
+            self._last_errors.pop("offsets", None)
             self._log.info("offsets can be committed again")
         except StoreError as error:
             self._fail("offsets", error, now_ms)
 
-    def _write_groups(self, now_ms: int) -> None:
+    def _write_groups(self) -> None:
         for write in (self.groups.write, self.groups.write_members):
             try:
                 write()
+                self._unwritten.discard(write.__name__)
             except StoreError as error:
                 # Neither decides about an answer; both are written with the next turn.
-                self._log.error("groups could not be written", error=str(error))
+                if write.__name__ not in self._unwritten:
+                    self._log.error("groups could not be written", error=str(error))
+                self._unwritten.add(write.__name__)
 
     def _fail(self, part: Part, error: StoreError, now_ms: int) -> None:
-        if part not in self._faults:
+        last = self._last_errors.get(part)
+        if last is None or str(last) != str(error):
             self._log.error(f"{part} could not be written", error=str(error))
-        self._faults[part] = error
-        if part == "topics":
-            self._last_topics_error = error
-        self._retry_ms = now_ms + RETRY_MS
+        self._faults[part] = self._last_errors[part] = error
+        self._retry_ms[part] = now_ms + RETRY_MS
 
     def _news(self, deleted: list[str]) -> TopicNews | None:
         changed = list(dict.fromkeys(self.topics.changed))
@@ -278,7 +303,8 @@ class Service:
         )
         timeout_ms = self._config.session_timeout_ms if timeout_ms is None else timeout_ms
         owned = requests.queues(header, "owned", optional=True)
-        view = self.groups.join(group, member, wanted, owned, timeout_ms, now_ms)
+        generation = requests.optional_integer(header, "generation", 0, _MAX_GENERATION) or 0
+        view = self.groups.join(group, member, wanted, owned, timeout_ms, now_ms, generation)
         self._log.info("member joined", group=group, member=member, topics=len(wanted))
         return Answer(lambda: self._view(view, timeout_ms))
 

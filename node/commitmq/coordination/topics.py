@@ -129,7 +129,7 @@ class Topics:
     # ------------------------------------------------------------ changing
 
     def route(self, name: str, *, create: bool) -> TopicConfig:
-        """The topic for a send or a pull; with ``create`` it is made when it is unknown and ``topics.auto_create`` is on.
+        """The topic for a send or a pull; ``create`` makes an unknown one, if ``topics.auto_create`` is on.
 
         ProtocolError INVALID_PARAMETER (bad name), TOPIC_NOT_EXIST, NO_PERMISSION (a system topic), LIMIT_EXCEEDED.
         """
@@ -181,7 +181,8 @@ class Topics:
         if not update:
             raise ProtocolError(
                 "INVALID_PARAMETER",
-                f"topic {name} exists with other settings: {known.read_queues} read and {known.write_queues} write queues, "
+                f"topic {name} exists with other settings: "
+                f"{known.read_queues} read and {known.write_queues} write queues, "
                 f"perm {known.perm}, attributes {known.attributes}",
             )
         self._put(replace(known, read_queues=queues, write_queues=queues, perm=perm, attributes=wanted))
@@ -202,7 +203,7 @@ class Topics:
         return topic
 
     def write(self) -> None:
-        """Make staged creations and changes durable and note them in :attr:`changed`. StoreError: they are taken back."""
+        """Make staged changes durable and note them in :attr:`changed`. StoreError: they are taken back."""
         if self._undo:
             try:
                 self.table.persist(self._path)

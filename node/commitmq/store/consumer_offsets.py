@@ -17,7 +17,8 @@ from commitmq.store.java import hash_map_order
 from commitmq.store.json_config import DataVersion
 
 SEPARATOR: Final = "@"
-_JAVA_BUCKETS: Final = 16
+_GROUP_BUCKETS: Final = 64
+_TOPIC_BUCKETS: Final = 16
 
 
 @dataclass(slots=True)
@@ -56,9 +57,9 @@ class ConsumerOffsets:
             topics.setdefault(group, []).append(topic)
         members = {
             "dataVersion": self.version.to_json(),
-            # RocketMQ fills plain hash maps and sets here; their order costs nothing and makes equal bytes.
+            # RocketMQ fills hash maps here; their order is not promised, but costs nothing and makes equal bytes.
             "groupTopicMap": {
-                group: hash_map_order(topics[group], _JAVA_BUCKETS) for group in hash_map_order(topics, _JAVA_BUCKETS)
+                group: hash_map_order(topics[group], _TOPIC_BUCKETS) for group in hash_map_order(topics, _GROUP_BUCKETS)
             },
             "offsetTable": {
                 f"{topic}{SEPARATOR}{group}": dict(sorted(queues.items()))

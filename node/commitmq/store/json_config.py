@@ -22,8 +22,11 @@ from typing import Any
 from commitmq.errors import DiskFullError, StoreError
 
 # A string is matched as a whole so that digits and braces inside one are never taken for a key.
-_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|([{,]\s*)(-?\d+)(?=\s*:)', re.DOTALL)
-_MARK = "\x00i"  # no config file has a key that begins with NUL; json.loads would refuse it unescaped
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"(\s*:)?|([{,]\s*)(-?\d+)(?=\s*:)', re.DOTALL)
+# An integer key is handed to the JSON parser as a string that begins with this mark; a real key that begins with NUL
+# gets a second NUL in front, so that the two can never be mixed up.
+_MARK = "\x00i"
+_ESCAPED_NUL = '"\\u0000'
 
 
 @dataclass(slots=True)
@@ -56,11 +59,21 @@ def loads(text: str) -> Any:
 
 
 def _quote_key(match: re.Match[str]) -> str:
-    return match[0] if match[2] is None else f'{match[1]}"\\u0000i{match[2]}"'
+    if match[3] is not None:
+        return f'{match[2]}"\\u0000i{match[3]}"'
+    if match[1] is not None and match[0].startswith(_ESCAPED_NUL):
+        return f"{_ESCAPED_NUL}{match[0][1:]}"
+    return match[0]
 
 
 def _build_object(pairs: list[tuple[str, Any]]) -> dict[Any, Any]:
-    return {int(name[2:]) if name.startswith(_MARK) else name: value for name, value in pairs}
+    return {_real_key(name): value for name, value in pairs}
+
+
+def _real_key(name: str) -> str | int:
+    if not name.startswith("\x00"):
+        return name
+    return int(name[2:]) if name.startswith(_MARK) else name[1:]
 
 
 def dumps(data: Any) -> str:

@@ -41,8 +41,10 @@ SCAN_UNITS: Final = 65_536
 _CHUNK_UNITS: Final = 8_192
 _TAIL_UNITS: Final = 128
 MAX_CACHED_QUEUES: Final = 65_536
-# A frame sent from the mapping costs its own bookkeeping in ZeroMQ; below this size copying is cheaper.
-ZERO_COPY_BYTES: Final = 16 * 1024
+# Sending a view of the mapping costs a hand-over between threads in pyzmq (about 100 us); below this size a copy is
+# cheaper. What is gathered is cut into parts of this size: malloc serves them without fresh pages each time.
+VIEW_BYTES: Final = 256 * 1024
+GATHER_BYTES: Final = 128 * 1024
 MAX_FRAMES: Final = 64
 
 
@@ -78,16 +80,18 @@ _NOTHING: Units = np.empty(0, UNIT)
 
 
 class _Queue:
-    """What is known of one queue. ``first``/``last``: bytes at which its files begin; offsets are queue offsets."""
+    """What is known of one queue. ``first``/``last``: bytes at which its files begin; ``min``/``max``: queue offsets;
+    ``mark``: physical offset in the unit before ``max``, by which a queue that was made anew betrays itself.
+    """
 
-    __slots__ = ("bound", "first", "floor", "folder", "last", "max", "min")
+    __slots__ = ("bound", "first", "floor", "folder", "last", "mark", "max", "min")
 
     def __init__(self, folder: str, first: int, last: int) -> None:
         self.folder = folder
         self.first = first
         self.last = last
         self.min = self.max = first // UNIT_BYTES
-        self.bound = self.floor = -1
+        self.bound = self.floor = self.mark = -1
 
 
 class QueueReader:
@@ -168,30 +172,35 @@ class QueueReader:
             return True
         was_empty = state.min == state.max
         known = state.max
-        # The last unit known is read again: when it is gone, the folder was deleted and made anew.
         start = max(known - 1, state.first // UNIT_BYTES)
-        tail = self._tail(state, start, bound)
-        if known > start and not tail:
+        tail, mark = self._tail(state, start, bound)
+        # The last unit known is read again: when it is another one, the folder was deleted and made anew.
+        if known > start and mark != state.mark:
             return False
         state.max = max(known, start + tail)
         if tail == _TAIL_UNITS or (tail and (start + tail) * UNIT_BYTES % self.file_bytes == 0):
             while os.path.exists(f"{state.folder}/{segment_name(state.last + self.file_bytes)}"):
                 state.last += self.file_bytes
             state.max = self._end(state, state.max, bound)
+        if state.max > known:
+            unit = self._unit(state, state.max - 1)
+            state.mark = -1 if unit is None else unit[0]
         state.bound = bound
         if was_empty and state.max > state.min:
             state.floor = -1  # what min points at was not there to be looked at before
         return True
 
-    def _tail(self, state: _Queue, start: int, bound: int) -> int:
-        """How many of the units from ``start`` on, within one file and _TAIL_UNITS, lie below ``bound``."""
+    def _tail(self, state: _Queue, start: int, bound: int) -> tuple[int, int]:
+        """How many of the units from ``start`` on, within one file and _TAIL_UNITS, lie below ``bound``; and the
+        physical offset in the first of them, -1 when it is not there.
+        """
         data = self._pread(state, start, _TAIL_UNITS)
         count = 0
         for physical, size, _ in _UNIT.iter_unpack(data):
             if not _is_below(physical, size, bound):
                 break
             count += 1
-        return count
+        return count, _UNIT.unpack_from(data)[0] if data else -1
 
     def _end(self, state: _Queue, known: int, bound: int) -> int:
         """First queue offset at or after ``known`` that does not lie below ``bound``; all before ``known`` do."""
@@ -384,11 +393,11 @@ class QueueReader:
     # ------------------------------------------------------------ bytes
 
     def frames(self, units: Units) -> list[memoryview | bytes]:
-        """The records of ``units`` in queue order as few buffers, and whether these are views of the mapping.
+        """The records of ``units`` in queue order as few buffers.
 
         Neighbours in the log become one buffer. When those are large they are views (no copy; the segment stays mapped
-        while they live), else everything is gathered into one ``bytes``. Raises OffsetOutOfRangeError when a record is
-        no longer there.
+        while they live), else records are gathered into ``bytes``. At most MAX_FRAMES. Raises OffsetOutOfRangeError
+        when a record is no longer there.
         """
         physical = units["physical_offset"].astype(np.int64)
         ends = physical + units["size"].astype(np.int64)
@@ -397,10 +406,27 @@ class QueueReader:
         stops: list[int] = ends[np.concatenate((breaks - 1, [-1]))].tolist()
         total = sum(stops) - sum(starts)
         read = self.commit_log.read
-        views = [read(start, stop - start) for start, stop in zip(starts, stops, strict=True)]
-        if len(views) <= MAX_FRAMES and total >= len(views) * ZERO_COPY_BYTES:
-            return list(views)
-        return [b"".join(views)]
+        if len(starts) == 1 or (len(starts) <= MAX_FRAMES and total >= len(starts) * VIEW_BYTES):
+            return [read(start, stop - start) for start, stop in zip(starts, stops, strict=True)]
+        frames: list[memoryview | bytes] = []
+        part_bytes = max(GATHER_BYTES, -(-total // (MAX_FRAMES // 2)))
+        part: list[memoryview] = []
+        size = 0
+        base = end = 0
+        segment = memoryview(b"")
+        for start, stop in zip(starts, stops, strict=True):
+            if not base <= start < end:
+                base = start - start % self.commit_log.segment_bytes
+                end = base + self.commit_log.segment_bytes
+                segment = read(base, end - base)
+            part.append(segment[start - base : stop - base])
+            size += stop - start
+            if size >= part_bytes:
+                frames.append(b"".join(part))
+                part, size = [], 0
+        if part:
+            frames.append(b"".join(part))
+        return frames
 
     # ------------------------------------------------------------ time
 

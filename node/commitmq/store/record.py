@@ -254,29 +254,31 @@ def decode_record(
         if found != crc:
             raise _corrupt(offset, f"the body's CRC is {found:#010x}, the record says {crc:#010x}")
     properties = decode_properties(view[at:end])
-    has_crc = False
-    if Property.CRC32 in properties:
-        has_crc = _take_properties_crc(view, offset, end, properties, check_crc)
+    has_crc = properties_bytes >= CRC_PROPERTY_BYTES and _check_properties_crc(view, offset, end, check_crc)
+    if has_crc:
+        properties.pop(Property.CRC32, None)
     return Record(
         topic, queue_id, queue_offset, physical_offset, total, sys_flag, flag, born_timestamp, store_timestamp, crc,
         reconsume_times, prepared, properties, body, born_host, store_host, has_crc, 2 if wide else 1,
     )  # fmt: skip
 
 
-def _take_properties_crc(view: memoryview, offset: int, end: int, properties: dict[str, str], check_crc: bool) -> bool:
-    """Verify the CRC of the whole record when it is where the format puts it, and take it out of ``properties``.
+def _check_properties_crc(view: memoryview, offset: int, end: int, check_crc: bool) -> bool:
+    """True when the record ends with the CRC of the whole; with ``check_crc`` it is verified.
 
-    A property of that name elsewhere is a producer's own text (RocketMQ stores it when the feature is off there).
+    The last 20 bytes decide, not the decoded properties: damage to the separator before them must not hide the CRC. A
+    property of that name elsewhere is a producer's own text (RocketMQ stores it when the feature is off there).
     """
     slot = bytes(view[end - CRC_PROPERTY_BYTES : end])
+    if not slot.startswith(CRC_PROPERTY_PREFIX) or slot[19] != 2:
+        return False
     stored = parse_crc_digits(slot[9:19])
-    if not slot.startswith(CRC_PROPERTY_PREFIX) or stored is None or slot[19:] != b"\x02":
+    if stored is None:
         return False
     if check_crc:
         found = body_crc(view[offset : end - CRC_PROPERTY_BYTES])
         if found != stored:
             raise _corrupt(offset, f"the CRC of the whole record is {found:#010x}, its property says {stored:#010x}")
-    del properties[Property.CRC32]
     return True
 
 

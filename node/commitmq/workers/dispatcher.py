@@ -61,7 +61,7 @@ class DispatcherHost:
         self.topics: zmq.Socket[bytes] = context.zmq.socket(zmq.SUB)
         self.topics.setsockopt(zmq.SUBSCRIBE, b"topics")
         self.topics.connect(context.layout.ipc("topics"))
-        context.register(self.topics)
+        context.register(self.topics, quiet=True)
         self._publisher: zmq.Socket[bytes] | None = None
         if name == CONSUME_QUEUE:
             self._publisher = context.zmq.socket(zmq.PUB)
@@ -214,13 +214,13 @@ def run(context: WorkerContext) -> None:
     control = context.control
     context.ready()
     idle_since = monotonic_ms()
+    readable: set[Any] = set()
     while True:
         took = False
         for _ in range(16):
-            try:
-                frames = host.pull.recv_multipart(zmq.NOBLOCK, copy=False)
-            except zmq.Again:
+            if not host.pull.getsockopt(zmq.EVENTS) & zmq.POLLIN:
                 break
+            frames = host.pull.recv_multipart(zmq.NOBLOCK, copy=False)
             host.take([frame.buffer for frame in frames])
             took = True
         now = monotonic_ms()
@@ -230,11 +230,12 @@ def run(context: WorkerContext) -> None:
         if not took and host.position < reput and (now - idle_since >= _CATCH_UP_AFTER_MS or context.stopping):
             host.read_log(reput)
             idle_since = monotonic_ms()
-        host.hear_topics()
+        if host.topics in readable:
+            host.hear_topics()
         host.check_topics()
         host.flush()
         if context.stopping and host.position >= reput:
             break
         behind = host.position < reput
-        context.wait(0 if took else _CATCH_UP_AFTER_MS if behind else _POLL_MS)
+        readable = context.wait(0 if took else _CATCH_UP_AFTER_MS if behind else _POLL_MS)
     host.close()

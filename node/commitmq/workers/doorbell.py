@@ -19,6 +19,10 @@ from pathlib import Path
 from commitmq.control import ControlBlock, WorkerWord
 
 
+SLEEPING = 1
+NAPPING = 2
+
+
 class Doorbell:
     """The receiving end; one a worker. Its file descriptor can be polled."""
 
@@ -52,9 +56,13 @@ class Ringer:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         self._connected = False
 
-    def ring(self) -> None:
-        """Wake the peer if it sleeps; never blocks, never fails."""
-        if not self._control.worker(self._slot, WorkerWord.ASLEEP):
+    def ring(self, *, urgent: bool = True) -> None:
+        """Wake the peer if it sleeps; never blocks, never fails.
+
+        Not ``urgent``: a peer that only naps (it looks again within a millisecond or two) is left alone.
+        """
+        asleep = self._control.worker(self._slot, WorkerWord.ASLEEP)
+        if not asleep or (asleep == NAPPING and not urgent):
             return
         try:
             if not self._connected:

@@ -24,6 +24,7 @@ from commitmq.workers.runtime import WorkerContext, monotonic_ms
 ROLE = "flush"
 _PAGE_BYTES = 4096
 _CHECKPOINT_MS = 1000
+_STAY_NEAR_MS = 10
 
 
 class LogFlusher:
@@ -151,11 +152,13 @@ def run(context: WorkerContext) -> None:
                 due = thorough or (interval_over and flusher.pages_due(log_config.flush_least_pages))
         else:
             last_thorough_ms = now
+            if sync and now - last_flush_ms < _STAY_NEAR_MS:
+                wait_ms = pause_ms  # more is likely to come, and a nap costs the writer less than a ring
         if due:
             if flusher.flush():
                 writer.ring()
                 if sync:
-                    reput.ring()
+                    reput.ring(urgent=False)
             else:
                 writer.ring()
             last_flush_ms = last_thorough_ms = monotonic_ms()

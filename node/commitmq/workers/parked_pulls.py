@@ -103,6 +103,7 @@ class ParkedPulls:
     _heap: list[tuple[int, int, Pull]] = field(default_factory=list)
     _by_client: dict[bytes, int] = field(default_factory=dict)
     _count: int = 0
+    _used: bool = False
     _serial: int = 0
 
     def __len__(self) -> int:
@@ -120,8 +121,15 @@ class ParkedPulls:
         self._by_queue.setdefault(pull.key, []).append(pull)
         self._by_client[pull.client] = self._by_client.get(pull.client, 0) + 1
         self._count += 1
+        self._used = True
         self._serial += 1
         heapq.heappush(self._heap, (deadline, self._serial, pull))
+
+    def was_used(self) -> bool:
+        """Whether any pull is parked, or was parked since the last call."""
+        used = self._used or self._count > 0
+        self._used = False
+        return used
 
     def waiting(self, key: QueueKey) -> list[Pull]:
         """The pulls that wait for a queue, oldest first (a copy: they may be removed meanwhile)."""

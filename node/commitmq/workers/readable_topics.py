@@ -1,8 +1,8 @@
 """What readers know of topics: ``config/topics.json`` and the tombstones, kept fresh by the coordinator's news.
 
 The coordinator stores its changes, then moves ``Word.TOPICS_VERSION``, then publishes them. News may be lost, so a
-version that is ahead of what was heard, or news that skip one, mean: read the files again. Every change names the topics
-it touched, because what is cached of their queues must go.
+version that is ahead of what was heard, or news that skip one, mean: read the files again. Every change names the
+topics it touched, because what is cached of their queues must go.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ what one client, or all, may leave unread there is bounded (SYSTEM_BUSY beyond).
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
@@ -27,7 +28,7 @@ from commitmq.client import wire
 from commitmq.control import DispatcherWord, Word
 from commitmq.errors import CommitMQError, OffsetOutOfRangeError, ProtocolError, StoreError
 from commitmq.store.commit_log import CommitLog
-from commitmq.store.queue_reader import PullResult, PullStatus, QueueReader
+from commitmq.store.queue_reader import VIEW_BYTES, PullResult, PullStatus, QueueReader
 from commitmq.workers.parked_pulls import ParkedPulls, Pull, QueueKey, integer_field, parse_pull, text_field
 from commitmq.workers.readable_topics import ReadableTopic, ReadableTopics
 from commitmq.workers.runtime import WorkerContext, monotonic_ms
@@ -40,8 +41,6 @@ _CLIENT_SHARE: Final = 4
 _REQUESTS_A_TURN: Final = 256
 _SWEEP_QUEUES: Final = 2_000
 _HEARTBEAT_MS: Final = 1_000
-# Answers up to this size are copied into ZeroMQ; larger ones are handed over and counted until they have left.
-_COPY_BYTES: Final = 4_096
 _NO_QUEUE: Final = (PullStatus.NO_MATCHED_LOGIC_QUEUE, PullStatus.NO_MESSAGE_IN_QUEUE)
 _SCANNED: Final = (PullStatus.NO_MATCHED_MESSAGE, PullStatus.MESSAGE_WAS_REMOVING)
 
@@ -80,6 +79,7 @@ class Reader:
         limit = self._limits.max_parked_pulls
         self._parked = ParkedPulls(limit, max(1, limit // _CLIENT_SHARE))
         self._unsent = UnsentAnswers()
+        self._is_listening = True
         self._sweep: list[QueueKey] = []
         self._sweep_bound = -1
         self._next_sweep_ms = 0
@@ -102,6 +102,11 @@ class Reader:
         return sock
 
     def close(self) -> None:
+        # A subscription that no publisher has taken yet would hold up the end for as long as answers may linger.
+        for sock in (self._changes, self._topic_changes):
+            if sock is self._topic_changes or self._is_listening:
+                self._ctx.unregister(sock)
+            sock.close()
         self._queues.close()
 
     # ------------------------------------------------------------ the loop
@@ -123,6 +128,10 @@ class Reader:
         if now >= self._next_sweep_ms:
             self._next_sweep_ms = now + self._limits.sweep_interval_ms
             self._sweep_some()
+            if self._is_listening and not self._parked.was_used():
+                # Producers without waiting consumers must not wake this process for every batch.
+                self._ctx.unregister(self._changes)
+                self._is_listening = False
 
     def drain(self) -> None:
         """Answer what has arrived and what is parked, without waiting for messages."""
@@ -183,19 +192,16 @@ class Reader:
         if not frames:
             self._router.send_multipart([client, header])
             return
-        size = sum(map(len, frames))
-        if size <= _COPY_BYTES:
-            self._router.send_multipart([client, header, *frames])
-            return
         send = self._router.send
         send(client, zmq.SNDMORE)
         send(header, zmq.SNDMORE)
         for frame in frames[:-1]:
-            send(frame, zmq.SNDMORE, copy=False)
-        # Frames leave in order, so the last one tells when the whole answer has left.
-        tracker = send(frames[-1], copy=False, track=True)
-        if tracker is not None:
-            self._unsent.add(client, tracker, size)
+            send(frame, zmq.SNDMORE, copy=len(frame) < VIEW_BYTES)
+        last = frames[-1]
+        if self._unsent.wants_tracker(client, sum(map(len, frames))):
+            self._unsent.add(client, send(last, copy=False, track=True))
+        else:
+            send(last, copy=len(last) < VIEW_BYTES)
 
     # ------------------------------------------------------------ what may be shown
 
@@ -234,6 +240,9 @@ class Reader:
                 raise ProtocolError("SYSTEM_BUSY", "too many pulls wait for messages already", retry_after_ms=1_000)
             pull.offset = result.next_offset
             self._parked.add(pull, monotonic_ms())
+            if not self._is_listening:
+                self._listen()
+                self._guarded(client, pull.request, self._retry, pull)
             return
         self._answer(pull, result)
 
@@ -315,6 +324,14 @@ class Reader:
             self._guarded(pull.client, pull.request, self._retry, pull)
 
     # ------------------------------------------------------------ changes
+
+    def _listen(self) -> None:
+        """Take part in wake-ups again. What came while nobody waited is thrown away: look at the queue afterwards."""
+        self._ctx.register(self._changes)
+        self._is_listening = True
+        with contextlib.suppress(zmq.Again):
+            while True:
+                self._changes.recv_multipart(zmq.NOBLOCK)
 
     def _hear_changes(self) -> None:
         for _ in range(_REQUESTS_A_TURN):

@@ -26,6 +26,7 @@ from commitmq.workers.runtime import WorkerContext
 
 ROLE = "reput"
 _POLL_MS = 100
+_STAY_NEAR_S = 0.010
 
 
 def dispatch_endpoint(context: WorkerContext, name: str) -> str:
@@ -83,7 +84,8 @@ def run(context: WorkerContext) -> None:
             continue
         if context.stopping:
             break
-        context.wait(_POLL_MS, unless=lambda: control.visible(sync) > position)  # noqa: B023
+        near = time.perf_counter() - last_walk < _STAY_NEAR_S
+        context.wait(1 if near else _POLL_MS, unless=lambda: control.visible(sync) > position)  # noqa: B023
     walker.release()
 
 

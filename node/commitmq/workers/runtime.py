@@ -14,6 +14,7 @@ from __future__ import annotations
 import fcntl
 import gc
 import os
+import select
 import signal
 import socket
 import time
@@ -30,7 +31,7 @@ from commitmq.config import NodeConfig
 from commitmq.control import ControlBlock, WorkerState, WorkerWord
 from commitmq.log import Log, get_log
 from commitmq.store.layout import StoreLayout
-from commitmq.workers.doorbell import Doorbell, Ringer
+from commitmq.workers.doorbell import NAPPING, SLEEPING, Doorbell, Ringer
 
 
 class ExitCode(IntEnum):
@@ -43,6 +44,11 @@ class ExitCode(IntEnum):
     ROLE_TAKEN = 76  # another process of this role still holds its lock
     FAILPOINT = 77
 
+
+# Plain ints, because this is on the way of every message and an enum's look-ups and operators are slow.
+_EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
+_HEARTBEAT, _ASLEEP = int(WorkerWord.HEARTBEAT_MS), int(WorkerWord.ASLEEP)
+_NAP_MS = 5  # waits up to this long are naps, which only urgent rings end
 
 # One slot of the control block a role; dispatchers other than the ConsumeQueue's take slots from DISPATCHER_BASE on.
 ROLE_SLOTS = {
@@ -72,7 +78,7 @@ class SupervisorGone(Exception):  # noqa: N818  (not an error of this process: i
 
 def monotonic_ms() -> int:
     """Clock for heartbeats and time-outs: never set back, the same in all processes of the machine."""
-    return time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1_000_000
+    return time.monotonic_ns() // 1_000_000
 
 
 @dataclass
@@ -89,15 +95,17 @@ class WorkerContext:
     params: dict[str, Any] = field(default_factory=dict)  # from the supervisor: ports to bind, slots, plugin names
     stopping: bool = False
     _zmq: zmq.Context[zmq.Socket[bytes]] | None = None
-    _poller: zmq.Poller = field(default_factory=zmq.Poller)
+    _epoll: select.epoll = field(default_factory=select.epoll)
+    _sources: dict[int, zmq.Socket[bytes] | int] = field(default_factory=dict)
+    _watched: list[zmq.Socket[bytes]] = field(default_factory=list)
     _commands: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.slot = role_slot(self.role)
-        self._poller.register(self.lifeline.fileno(), zmq.POLLIN)
-        self._poller.register(self.doorbell.fileno(), zmq.POLLIN)
         self._lifeline_fd = self.lifeline.fileno()
         self._doorbell_fd = self.doorbell.fileno()
+        self.register(self._lifeline_fd)
+        self.register(self._doorbell_fd)
 
     @property
     def zmq(self) -> zmq.Context[zmq.Socket[bytes]]:
@@ -136,12 +144,28 @@ class WorkerContext:
         tcp = router.getsockopt_string(zmq.LAST_ENDPOINT)
         return router, [tcp, ipc]
 
-    def register(self, sock: zmq.Socket[bytes] | int) -> None:
-        """Let :meth:`wait` also return when ``sock`` can be read."""
-        self._poller.register(sock, zmq.POLLIN)
+    def register(self, sock: zmq.Socket[bytes] | int, *, quiet: bool = False) -> None:
+        """Let :meth:`wait` also return when ``sock`` (or a plain file descriptor) can be read.
+
+        A ZeroMQ socket's descriptor only signals that something changed, and any call on the socket may take the signal.
+        So before it sleeps, ``wait`` asks each socket (about 1.5 us). ``quiet`` leaves that out: for sockets that are read
+        until Again whenever they are reported, and are not sent on (or whose sender looks by itself).
+        """
+        if isinstance(sock, int):
+            fd = sock
+        else:
+            fd = sock.getsockopt(zmq.FD)
+            if not quiet:
+                self._watched.append(sock)
+        self._sources[fd] = sock
+        self._epoll.register(fd, select.EPOLLIN)
 
     def unregister(self, sock: zmq.Socket[bytes] | int) -> None:
-        self._poller.unregister(sock)
+        """Undo :meth:`register`; before the socket is closed."""
+        fd = sock if isinstance(sock, int) else sock.getsockopt(zmq.FD)
+        del self._sources[fd]
+        self._epoll.unregister(fd)
+        self._watched = [one for one in self._watched if one is not sock]
 
     def ready(self, **info: Any) -> None:
         """Tell the supervisor that this worker serves; ``info`` (endpoints …) becomes part of its status."""
@@ -167,17 +191,18 @@ class WorkerContext:
 
         ``unless`` is evaluated after this worker has published that it sleeps: true means there is work already, and
         the wait becomes a look. That closes the race with a peer that moved a position but saw us awake.
-        Returns the readable sockets (and descriptors). Handles the lifeline itself; raises SupervisorGone at its end.
+        Returns the sockets (and descriptors) to look at; one may turn out to have nothing, so read with NOBLOCK. Handles the lifeline itself; raises SupervisorGone at its end.
         """
         control = self.control
-        control.put_worker(self.slot, WorkerWord.HEARTBEAT_MS, monotonic_ms())
+        control.put_worker(self.slot, _HEARTBEAT, monotonic_ms())
         if timeout_ms > 0:
-            control.put_worker(self.slot, WorkerWord.ASLEEP, 1)
+            control.put_worker(self.slot, _ASLEEP, SLEEPING if timeout_ms > _NAP_MS else NAPPING)
             if unless is not None and unless():
                 timeout_ms = 0
-        events = self._poller.poll(int(timeout_ms))
-        control.put_worker(self.slot, WorkerWord.ASLEEP, 0)
-        readable = {sock for sock, _ in events}
+        readable: set[Any] = {sock for sock in self._watched if sock.getsockopt(_EVENTS) & _POLLIN}
+        for fd, _ in self._epoll.poll(0 if readable else timeout_ms / 1000):
+            readable.add(self._sources[fd])
+        control.put_worker(self.slot, _ASLEEP, 0)
         if self._doorbell_fd in readable:
             self.doorbell.clear()
         if self._lifeline_fd in readable:
@@ -208,6 +233,7 @@ class WorkerContext:
         if self._zmq is not None:
             self._zmq.destroy(linger=500)
         self.doorbell.close()
+        self._epoll.close()
 
 
 def acquire_role_lock(path: Path) -> int:
@@ -237,8 +263,8 @@ def main(
     """Run one worker from lock to exit code. Called in the forked child; never raises."""
     from commitmq.errors import StoreError  # noqa: PLC0415
 
-    # Ctrl-C goes to the whole terminal group, a service manager's SIGTERM to the whole control group: only the supervisor
-    # acts on them, or workers would be gone before they were asked to drain.
+    # Ctrl-C goes to the whole terminal group, a service manager's SIGTERM to the whole control group: only the
+    # supervisor acts on them, or workers would be gone before they were asked to drain.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     log = get_log(role)
@@ -279,8 +305,8 @@ def main(
 def _check_supervisor(lifeline: socket.socket) -> None:
     """Raise SupervisorGone if the supervisor died before this worker had its lock.
 
-    A new supervisor waits for the locks it finds, so it cannot have seen ours; but if the old one lives now, with the lock
-    already held, then every later one will.
+    A new supervisor waits for the locks it finds, so it cannot have seen ours; but if the old one lives now, with the
+    lock already held, then every later one will.
     """
     try:
         ended = lifeline.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""

@@ -2,17 +2,23 @@
 
 A ROUTER must not block for one slow peer, so its queues have no high-water mark; without this count a client that asks
 and never reads could make a node hold any amount of memory.
+
+What tells that an answer has left is a tracker on its last frame, which costs a hand-over between threads. Answers to
+one client leave in order, so one tracker stands for everything sent before it: small answers are summed up until they
+are worth one.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, deque
 from typing import Final
 
 from zmq import MessageTracker
 
 MAX_CLIENT_BYTES: Final = 64 * 1024 * 1024
 MAX_TOTAL_BYTES: Final = 512 * 1024 * 1024
+_TRACK_BYTES: Final = 1024 * 1024
+_MAX_UNTRACKED_CLIENTS: Final = 4_096
 
 
 class UnsentAnswers:
@@ -24,13 +30,26 @@ class UnsentAnswers:
         self._answers: dict[bytes, deque[tuple[MessageTracker, int]]] = {}
         self._bytes: dict[bytes, int] = {}
         self._total = 0
+        # Clients come and go: those that sent nothing for longest are forgotten with the little they may hold.
+        self._untracked: OrderedDict[bytes, int] = OrderedDict()
 
     def __len__(self) -> int:
-        """Bytes in all, as of the last look."""
+        """Bytes in all that have a tracker, as of the last look."""
         return self._total
 
-    def add(self, client: bytes, tracker: MessageTracker, size: int) -> None:
-        """Count an answer of ``size`` bytes until ``tracker`` is done."""
+    def wants_tracker(self, client: bytes, size: int) -> bool:
+        """Count an answer of ``size`` bytes that is about to be sent; True when it must be sent with a tracker."""
+        size += self._untracked.pop(client, 0)
+        self._untracked[client] = size
+        if len(self._untracked) > _MAX_UNTRACKED_CLIENTS:
+            self._untracked.popitem(last=False)
+        return size >= _TRACK_BYTES
+
+    def add(self, client: bytes, tracker: MessageTracker | None) -> None:
+        """``tracker`` stands for all that was counted for ``client`` since the last one."""
+        size = self._untracked.pop(client, 0)
+        if tracker is None:
+            return
         self._settle(client)
         self._answers.setdefault(client, deque()).append((tracker, size))
         self._bytes[client] = self._bytes.get(client, 0) + size

@@ -1,7 +1,8 @@
 """A worker with no work: it does nothing but what every worker must, so that tests see the supervisor and nothing else.
 
-``params`` come from the supervisor; what else a test wants is read from files in the store's ``own`` folder, named after
-the role: ``ROLE.fail`` (raise StoreError with its text), ``ROLE.deaf`` (ignore ``stop``), ``ROLE.silent`` (stop to beat).
+``params`` come from the supervisor; what a test wants is read from files in the store's ``own`` folder, named after the
+role: ``ROLE.fail`` (raise StoreError with its text), ``ROLE.crash`` (raise RuntimeError), ``ROLE.deaf`` (ignore
+``stop``), ``ROLE.stuck`` and ``recovery.silent`` (do not turn the loop for a minute).
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ def run(context: WorkerContext) -> None:
     if (own / f"{context.role}.crash").exists():
         raise RuntimeError("crash wanted")
     if context.role == "recovery":
+        time.sleep(60 if (own / "recovery.silent").exists() else 0)
         for word in (Word.WRITTEN, Word.FLUSHED, Word.REPUT):
             context.control.put(word, 1000)
         context.control.put_dispatcher(0, DispatcherWord.DISPATCHED, 1000)
@@ -36,7 +38,6 @@ def run(context: WorkerContext) -> None:
         context.ready()
     while not context.stopping or (own / f"{context.role}.deaf").exists():
         context.wait(100)
-        if (own / f"{context.role}.silent").exists():
-            time.sleep(60)
+        time.sleep(60 if (own / f"{context.role}.stuck").exists() else 0)
     with open(own / "order", "ab", buffering=0) as order:
         order.write(f"stop {context.role} {os.getpid()}\n".encode())

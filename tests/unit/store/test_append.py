@@ -85,7 +85,9 @@ def a_record(body: bytes, *, properties: dict[str, str] | None = None, queue_id:
 
 
 def append(log: Log, run: bytes, *, queue_offset: int = 0, queue_id: int = 3):  # type: ignore[no-untyped-def]
-    return log.appender.append_run(log.appender.check_run(run, TOPIC.encode(), queue_id, born_v6=False), queue_offset, HOST)
+    return log.appender.append_run(
+        log.appender.check_run(run, TOPIC.encode(), queue_id, born_v6=False), queue_offset, HOST
+    )
 
 
 def test_run_is_stored_as_it_was_sent_with_the_writers_fields(tmp_path: Path) -> None:
@@ -107,7 +109,14 @@ def test_run_is_stored_as_it_was_sent_with_the_writers_fields(tmp_path: Path) ->
 def test_single_record_equals_the_same_record_sent_as_a_run(tmp_path: Path) -> None:
     single, run = Log(tmp_path / "single"), Log(tmp_path / "run")
     record = single.appender.encode(
-        TOPIC.encode(), 3, b"body", b"TAGS\x01A\x02", sys_flag=0, flag=7, born_timestamp=1_600_000_000_000, born_host=HOST
+        TOPIC.encode(),
+        3,
+        b"body",
+        b"TAGS\x01A\x02",
+        sys_flag=0,
+        flag=7,
+        born_timestamp=1_600_000_000_000,
+        born_host=HOST,
     )
     single.appender.append_record(record, 5, len(HOST))
     append(run, a_record(b"body", properties={"TAGS": "A"}), queue_offset=5)
@@ -227,7 +236,9 @@ _RUN = b"".join(a_record(bytes([65 + i]) * (i * 37), properties={"TAGS": "äß",
 
 
 @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.tuples(st.integers(0, len(_RUN) - 1), st.integers(0, 255)), min_size=1, max_size=6), st.integers(0, 40))
+@given(
+    st.lists(st.tuples(st.integers(0, len(_RUN) - 1), st.integers(0, 255)), min_size=1, max_size=6), st.integers(0, 40)
+)
 def test_a_mutated_run_is_refused_or_decodes_to_valid_messages(
     tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[int, int]], cut: int
 ) -> None:

@@ -1,0 +1,92 @@
+"""CommitMQ: a message storage node whose files are RocketMQ's, byte for byte, and its clients.
+
+This is the public API. Names are loaded when they are first used: a program that only produces does not pay for what a
+consumer needs, and ``import commitmq`` itself costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from commitmq.client.admin import Admin
+    from commitmq.client.aio import AsyncAdmin, AsyncConsumer, AsyncProducer
+    from commitmq.client.batch import MessageBatch
+    from commitmq.client.consumer import Consumer
+    from commitmq.client.message import Message
+    from commitmq.client.producer import Producer
+    from commitmq.client.results import BatchResult, BatchSendError, SendResult
+    from commitmq.errors import (
+        CommitMQError,
+        ConfigError,
+        CorruptRecordError,
+        DiskFullError,
+        FencedError,
+        InvalidMessageError,
+        NodeUnavailableError,
+        OffsetOutOfRangeError,
+        Outcome,
+        ProtocolError,
+        SegmentSizeError,
+        SendError,
+        StoreError,
+        StoreLockedError,
+    )
+    from commitmq.hookspecs import hookimpl
+
+__all__ = [
+    "Admin",
+    "AsyncAdmin",
+    "AsyncConsumer",
+    "AsyncProducer",
+    "BatchResult",
+    "BatchSendError",
+    "CommitMQError",
+    "ConfigError",
+    "Consumer",
+    "CorruptRecordError",
+    "DiskFullError",
+    "FencedError",
+    "InvalidMessageError",
+    "Message",
+    "MessageBatch",
+    "NodeUnavailableError",
+    "OffsetOutOfRangeError",
+    "Outcome",
+    "Producer",
+    "ProtocolError",
+    "SegmentSizeError",
+    "SendError",
+    "SendResult",
+    "StoreError",
+    "StoreLockedError",
+    "hookimpl",
+]
+
+_HOMES = {
+    "Admin": "commitmq.client.admin",
+    "AsyncAdmin": "commitmq.client.aio",
+    "AsyncConsumer": "commitmq.client.aio",
+    "AsyncProducer": "commitmq.client.aio",
+    "BatchResult": "commitmq.client.results",
+    "BatchSendError": "commitmq.client.results",
+    "Consumer": "commitmq.client.consumer",
+    "Message": "commitmq.client.message",
+    "MessageBatch": "commitmq.client.batch",
+    "Producer": "commitmq.client.producer",
+    "SendResult": "commitmq.client.results",
+    "hookimpl": "commitmq.hookspecs",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOMES.get(name, "commitmq.errors")), name)
+    globals()[name] = value  # the next look-up does not come here
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,190 @@
+"""Sending a planned batch: runs pipelined over the producer's connection, and the account of what happened to each."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+import orjson
+
+from commitmq.client import wire
+from commitmq.client.batch_plan import BatchPlan, PlannedRun
+from commitmq.client.connection import ConnectionLost
+from commitmq.client.results import BatchResult, BatchSendError, RunAck
+from commitmq.client.run_encoder import EncodedRun, encode_run
+from commitmq.client.send_core import SendCore, not_stored, unknown
+from commitmq.client.unique_ids import UniqueIds
+from commitmq.errors import NodeUnavailableError, Outcome, ProtocolError, SendError
+from commitmq.store.java import java_string_hash
+
+_WINDOW: Final = 4
+
+
+def shard(sharding_key: str, queues: int) -> int:
+    """The queue for a sharding key: as RocketMQ's hash selector, so that programs of both kinds agree."""
+    return abs(java_string_hash(sharding_key)) % queues
+
+
+class BatchSender:
+    """One batch on its way. The producer's connection must be owned (``SendCore.guest``) while it lives."""
+
+    def __init__(self, core: SendCore, plan: BatchPlan, ids: UniqueIds, *, ack: str, limit_s: float) -> None:
+        self._core = core
+        self._plan = plan
+        self._ids = ids
+        self._ack = ack
+        self._limit_s = limit_s
+        self._born = time.time_ns() // 1_000_000
+        self._flying: dict[int, tuple[int, EncodedRun]] = {}  # request id -> number and data of the run
+        self._planned: list[PlannedRun] = []
+        self._acks: dict[int, RunAck] = {}
+        self._stored = 0
+        self._unknown = 0
+        self._problem: SendError | None = None
+
+    def send(self, queue: int | None) -> BatchResult:
+        """Send all runs; ``queue`` None lets sharding keys or the turn decide. Raises BatchSendError."""
+        core, plan = self._core, self._plan
+        deadline = self._deadline()
+        groups = [(-1 if queue is None else queue, 0, len(plan))]
+        if queue is None and plan.sharding_keys is not None:
+            count = core.queues(plan.topic, deadline)
+            groups = plan.sort_by_queue([shard(key, count) if key else -1 for key in plan.sharding_keys])
+        layout = core.layout(plan.topic)
+        max_run_bytes = int(core.hello["max_run_bytes"])
+        for run in plan.runs(layout, groups, max_run_bytes):
+            try:
+                self._send_run(len(self._planned), run)
+            except SendError as error:
+                self._problem = self._problem or error
+            self._planned.append(run)
+            while len(self._flying) >= _WINDOW:
+                self._take_answer()
+            if self._problem is not None:
+                break
+        while self._flying:
+            self._take_answer()
+        if self._problem is not None:
+            raise self._error(self._problem)
+        return BatchResult([self._acks[number] for number in range(len(self._planned))], self._order())
+
+    def _deadline(self) -> float:
+        return time.monotonic() + self._limit_s
+
+    def _send_run(self, number: int, run: PlannedRun) -> None:
+        """Encode and hand over one run. Raises SendError: then it was not sent, or not stored."""
+        core, plan = self._core, self._plan
+        deadline = self._deadline()
+        queue = run.queue if run.queue >= 0 else core.next_queue(plan.topic, deadline)
+        encoded: EncodedRun | None = None
+        while True:
+            channel = core.channel
+            if channel is None or not self._flying:
+                if self._flying or self._problem:
+                    return
+                before = channel
+                channel = core.connected(deadline)
+                if channel is not before:
+                    encoded = None  # another connection may want another layout
+            if encoded is None:
+                encoded = encode_run(core.layout(plan.topic), queue, unique_ids=self._ids, born=self._born, **plan.slice(run))
+            identity = channel.next_id()
+            header = {
+                "v": wire.PROTOCOL_VERSION,
+                "op": "append",
+                "id": identity,
+                "topic": plan.topic,
+                "queue": queue,
+                "count": encoded.count,
+                "ack": self._ack,
+            }
+            try:
+                channel.put([orjson.dumps(header), encoded.data], deadline)
+            except NodeUnavailableError as error:
+                # This run was not taken; with the connection went the answers to those before it.
+                core.disconnect()
+                if self._flying:
+                    self._lose(unknown(error.message))
+                    raise not_stored(error.code, error.message) from error
+                if time.monotonic() >= deadline:
+                    raise not_stored(error.code, error.message) from error
+                continue
+            except BaseException:
+                core.disconnect()
+                raise
+            self._flying[identity] = (number, encoded)
+            return
+
+    def _take_answer(self) -> None:
+        """The next answer; a refusal or a loss becomes the batch's problem, and no further run is sent."""
+        channel = self._core.channel
+        assert channel is not None
+        deadline = self._deadline()
+        try:
+            while True:
+                answer = wire.parse_answer(channel.wait(deadline))
+                identity = answer.get("id")
+                if identity is None or identity in self._flying:
+                    break
+        except ConnectionLost as error:
+            self._core.disconnect()
+            self._lose(unknown(error.message))
+            return
+        except ProtocolError as error:
+            self._core.disconnect()
+            self._lose(unknown(error.message, error.code))
+            return
+        except BaseException:
+            # Interrupted: answers on their way must not meet a later request.
+            self._core.disconnect()
+            raise
+        if identity is None:
+            self._core.disconnect()
+            self._lose(unknown(str(answer.get("error")), str(answer.get("code"))))
+            return
+        number, run = self._flying.pop(identity)
+        if answer["ok"]:
+            self._acks[number] = run.acknowledged(self._ack, answer)
+            self._stored += run.count
+            return
+        refusal = wire.send_refusal(answer)
+        self._problem = self._problem or refusal
+        if refusal.outcome is Outcome.STORED:
+            self._stored += run.count
+            if "queue_offset" in answer:
+                self._acks[number] = run.acknowledged("memory", answer)
+        elif refusal.outcome is Outcome.UNKNOWN:
+            self._unknown += run.count
+        self._core.forget_route(self._plan.topic)
+
+    def _lose(self, error: SendError) -> None:
+        self._unknown += sum(run.count for _, run in self._flying.values())
+        self._flying.clear()
+        self._problem = self._problem or error
+
+    def _order(self) -> list[tuple[int, int]] | None:
+        """(run, index within it) of each message of the caller, where sharding sorted them; else None."""
+        places = self._plan.order
+        if places is None:
+            return None
+        order: list[tuple[int, int]] = [(0, 0)] * len(places)
+        for number, run in enumerate(self._planned):
+            for within, at in enumerate(range(run.start, run.stop)):
+                order[places[at]] = (number, within)
+        return order
+
+    def _error(self, problem: SendError) -> BatchSendError:
+        prefix = 0
+        if self._plan.order is None:
+            for number, run in enumerate(self._planned):
+                if number not in self._acks:
+                    break
+                prefix = run.stop
+        return BatchSendError(
+            problem,
+            acks=[self._acks[number] for number in sorted(self._acks)],
+            stored=self._stored,
+            unknown=self._unknown,
+            total=len(self._plan),
+            stored_prefix=prefix,
+        )

@@ -1,0 +1,413 @@
+"""The producer: synchronous sends in the calling thread, asynchronous ones through a pump, batches as runs."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from types import TracebackType
+from typing import Any, Final, Self
+
+import orjson
+import zmq
+
+from commitmq.client import wire
+from commitmq.client.connection import Channel, check_fork
+from commitmq.client.message import (
+    Keys,
+    Message,
+    build_properties,
+    check_body,
+    check_flag,
+    check_topic,
+    sendable,
+)
+from commitmq.client.results import BatchResult, SendResult
+from commitmq.client.run_encoder import encode_user_properties
+from commitmq.client.send_core import SendCore, not_stored, unknown
+from commitmq.client.send_future import SendFuture
+from commitmq.client.unique_ids import UniqueIds
+from commitmq.errors import CommitMQError, InvalidMessageError, SendError
+from commitmq.store.compression import compress, compression_flags
+from commitmq.store.format import Property
+from commitmq.store.java import java_string_hash
+
+_ACKS: Final = ("flushed", "memory")
+# What a message costs besides its body, for the bound on pending bytes; it need not be exact.
+_OVERHEAD_BYTES: Final = 512
+
+_loads = orjson.loads
+_dumps = orjson.dumps
+
+
+class Producer:
+    """Sends messages to one node. Thread-safe; threads that send at the same time share runs.
+
+    The first send connects. ``node`` is the admin address (default: the environment's COMMITMQ_NODE, else
+    tcp://127.0.0.1:7310). ``ack`` is what a send waits for: ``flushed`` (survives power loss) or ``memory`` (survives
+    the death of any process). ``timeout_s`` bounds each send; a send that fails raises SendError, whose ``outcome`` says
+    whether the message is stored. ``compress`` (zlib, lz4 or zstd) applies to bodies of more than
+    ``compress_over_bytes`` that become smaller by it. ``max_pending`` and ``max_pending_bytes`` bound what asynchronous
+    sends may pile up; beyond, ``send_async`` blocks.
+
+    Order: messages that one thread sends to one queue are stored in that order. Without ``queue`` or ``sharding_key`` a
+    message may go to any queue.
+    """
+
+    def __init__(
+        self,
+        node: str | None = None,
+        *,
+        ack: str = "flushed",
+        timeout_s: float = 10.0,
+        compress: str | None = None,
+        compress_over_bytes: int = 4096,
+        max_pending: int = 100_000,
+        max_pending_bytes: int = 128 * 1024 * 1024,
+    ) -> None:
+        """Raises ValueError for a setting out of range; nothing is connected yet."""
+        if timeout_s <= 0:
+            raise ValueError(f"timeout_s must be positive, not {timeout_s}")
+        if max_pending < 1 or max_pending_bytes < 1:
+            raise ValueError("max_pending and max_pending_bytes must be at least 1")
+        self._closed = True  # until everything is made: __del__ must not complain about a producer that never was
+        self._ack = _check_ack(ack)
+        self._timeout_s = timeout_s
+        self._compress = compress
+        self._compress_flags = 0 if compress is None else compression_flags(compress)
+        self._compress_over = compress_over_bytes
+        self._ids = UniqueIds()
+        self._core = SendCore(node, timeout_s=timeout_s, max_pending=max_pending, max_pending_bytes=max_pending_bytes)
+        self._pid = self._core.pid
+        self._closed = False
+
+    # ------------------------------------------------------------ one message
+
+    def send(
+        self,
+        topic: str,
+        body: bytes | Message,
+        *,
+        tags: str | None = None,
+        keys: Keys | None = None,
+        properties: Mapping[str, str] | None = None,
+        sharding_key: str | None = None,
+        queue: int | None = None,
+        flag: int = 0,
+        timeout_s: float | None = None,
+        ack: str | None = None,
+    ) -> SendResult:
+        """Send one message and wait for its ack.
+
+        ``keys`` is one key, several with spaces between, or a list. The queue is ``queue``, else the one that the hash
+        of ``sharding_key`` picks (as RocketMQ's hash selector), else the node's round robin. Raises InvalidMessageError
+        for what cannot be sent, SendError when it was not acknowledged.
+        """
+        deadline = time.monotonic() + (timeout_s or self._timeout_s)
+        core = self._core
+        if core.outstanding or not core.io.acquire(blocking=False):
+            # Others are sending. Joining their runs is faster than taking turns.
+            return self._send_along(topic, body, tags, keys, properties, sharding_key, queue, flag, ack, deadline)
+        try:
+            if self._closed or self._pid != core.pid:
+                self._check_usable()
+            if isinstance(body, Message):
+                body, all_properties, flag = body.body, sendable(body.properties), body.flag
+                sharding_key = all_properties.get(Property.SHARDING_KEY)
+            else:
+                body = check_body(body)
+                if properties is None and keys is None and sharding_key is None and tags is None:
+                    all_properties = {}
+                else:
+                    all_properties = build_properties(tags, keys, properties, sharding_key)
+            unique_id = self._ids.next()
+            all_properties[Property.UNIQUE_KEY] = unique_id
+            ack = self._ack if ack is None else _check_ack(ack)
+            header: dict[str, Any] = {
+                "v": wire.PROTOCOL_VERSION,
+                "op": "send",
+                "id": 0,
+                "topic": check_topic(topic),
+                "properties": all_properties,
+                "born": time.time_ns() // 1_000_000,
+                "ack": ack,
+            }
+            if flag:
+                header["flag"] = check_flag(flag)
+            channel = core.channel
+            if channel is None or channel.lost_while_idle():
+                channel = core.connected(deadline)
+            if self._compress is not None:
+                body, header["sys_flag"] = self._compressed(body)
+            if len(body) > core.max_message_bytes:
+                raise _too_large(len(body), core.max_message_bytes)
+            if queue is not None:
+                header["queue"] = queue
+            elif sharding_key:
+                header["queue"] = _shard(sharding_key, core.queues(topic, deadline))
+
+            header["id"] = identity = channel.next_id()
+            answer = None
+            try:
+                channel.socket.send(_dumps(header), zmq.SNDMORE)
+                channel.socket.send(body)
+            except zmq.Again:
+                # No connection at the moment: nothing was sent; this way waits for one and tells the outcome.
+                answer = core.exchange(header, [body], deadline)
+            else:
+                try:
+                    answer = _loads(channel.socket.recv())
+                    if answer["id"] != identity or not answer["ok"]:
+                        answer = self._unusual_answer(channel, answer, identity, deadline)
+                except zmq.Again:
+                    answer = core.answer(channel, identity, deadline)
+                except BaseException as error:
+                    if not isinstance(error, SendError):
+                        core.disconnect()  # interrupted: the answer on its way must not meet the next send
+                    raise
+        finally:
+            core.io.release()
+        return SendResult(
+            topic,
+            answer["queue"],
+            answer["queue_offset"],
+            answer["physical_offset"],
+            answer["store_timestamp"],
+            answer["msg_id"],
+            unique_id,
+            answer["ack"],
+        )
+
+    def send_async(
+        self,
+        topic: str,
+        body: bytes | Message,
+        *,
+        tags: str | None = None,
+        keys: Keys | None = None,
+        properties: Mapping[str, str] | None = None,
+        sharding_key: str | None = None,
+        queue: int | None = None,
+        flag: int = 0,
+        timeout_s: float | None = None,
+        ack: str | None = None,
+    ) -> Future[SendResult]:
+        """Send one message without waiting; the future gets a SendResult or a SendError.
+
+        Raises InvalidMessageError at once for what cannot be sent. Blocks while ``max_pending`` messages are pending.
+        Cancelling the future withdraws a message that was not handed to the connection yet. Callbacks run in the
+        producer's thread: they may send asynchronously, but must not wait for a send.
+        """
+        if self._closed or self._pid != self._core.pid:
+            self._check_usable()
+        deadline = time.monotonic() + (timeout_s or self._timeout_s)
+        return self._submit(topic, body, tags, keys, properties, sharding_key, queue, flag, ack, deadline)
+
+    def flush(self, timeout_s: float | None = None) -> None:
+        """Wait until every asynchronous send is done (its future resolved, for good or bad).
+
+        Raises TimeoutError when that takes longer than ``timeout_s`` (default: the producer's).
+        """
+        self._check_usable()
+        limit = self._timeout_s if timeout_s is None else timeout_s
+        if not self._core.flush(time.monotonic() + limit):
+            raise TimeoutError(f"{self._core.outstanding} messages are still pending after {limit} s")
+
+    # ------------------------------------------------------------ batches
+
+    def send_batch(
+        self,
+        topic: str,
+        messages: Sequence[bytes | Message],
+        *,
+        tags: str | Sequence[str | None] | None = None,
+        keys: Sequence[Keys | None] | None = None,
+        properties: Mapping[str, str] | None = None,
+        sharding_keys: Sequence[str | None] | None = None,
+        queue: int | None = None,
+        timeout_s: float | None = None,
+        ack: str | None = None,
+    ) -> BatchResult:
+        """Send many messages and wait for all acks. The fastest way in: they are encoded and stored as runs.
+
+        ``tags`` is one for all or a list, ``keys`` and ``sharding_keys`` are lists, one entry a message; ``properties``
+        apply to all. Message objects bring their own. A run goes to one queue: ``queue``, or the sharding key's, else the
+        next in turn. ``timeout_s`` is how long the node may take for the next answer. Raises InvalidMessageError before
+        anything is sent, BatchSendError when not all of it was acknowledged.
+        """
+        self._check_usable()
+        core = self._core
+        limit = timeout_s or self._timeout_s
+        deadline = time.monotonic() + limit
+        if not messages:
+            return BatchResult([])
+        ordered = queue is not None or sharding_keys is not None
+        if core.outstanding and (ordered or core.in_pump()):
+            if core.in_pump():
+                raise CommitMQError("a callback of a send must not wait for a send; use send_async")
+            # Messages this thread sent before must come before this batch in their queue.
+            core.flush(deadline)
+        # Only batches need numpy: a producer of single messages starts without it.
+        from commitmq.client.batch_plan import plan_batch  # noqa: PLC0415
+        from commitmq.client.batch_sender import BatchSender  # noqa: PLC0415
+
+        ack = self._ack if ack is None else _check_ack(ack)
+        plan = plan_batch(
+            check_topic(topic),
+            messages,
+            tags=tags,
+            keys=keys,
+            properties=properties,
+            sharding_keys=sharding_keys,
+            compressed=None if self._compress is None else self._compressed,
+        )
+        with core.guest(deadline):
+            core.connected(deadline)
+            plan.check_sizes(core.max_message_bytes)
+            return BatchSender(core, plan, self._ids, ack=ack, limit_s=limit).send(queue)
+
+    # ------------------------------------------------------------ the end
+
+    def close(self, timeout_s: float | None = None) -> None:
+        """Send what is pending (for at most ``timeout_s``, default the producer's), then close every connection.
+
+        Sends that are still pending then fail: not stored if they were not handed over, unknown otherwise. Closing twice
+        is allowed.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        limit = self._timeout_s if timeout_s is None else timeout_s
+        self._core.close(time.monotonic() + limit)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True):
+            warnings.warn(f"unclosed producer {self!r}", ResourceWarning, source=self, stacklevel=2)
+            self.close(timeout_s=0)
+
+    def __repr__(self) -> str:
+        return f"Producer({self._core.directory.address!r}, ack={self._ack!r})"
+
+    # ------------------------------------------------------------ steps
+
+    def _check_usable(self) -> None:
+        check_fork(self._pid, "producer")
+        if self._closed:
+            raise CommitMQError("the producer is closed")
+
+    def _compressed(self, body: bytes) -> tuple[bytes, int]:
+        """``body`` as stored, and the sysFlag bits that say how."""
+        if self._compress is None or len(body) <= self._compress_over:
+            return body, 0
+        smaller = compress(body, self._compress)
+        return (smaller, self._compress_flags) if len(smaller) < len(body) else (body, 0)
+
+    def _submit(
+        self,
+        topic: str,
+        body: bytes | Message,
+        tags: str | None,
+        keys: Keys | None,
+        properties: Mapping[str, str] | None,
+        sharding_key: str | None,
+        queue: int | None,
+        flag: int,
+        ack: str | None,
+        deadline: float,
+    ) -> SendFuture:
+        core = self._core
+        if isinstance(body, Message):
+            own = sendable(body.properties)
+            flag = body.flag
+            sharding_key = own.get(Property.SHARDING_KEY)
+            body = body.body
+            encoded = encode_user_properties(own)
+        else:
+            if type(body) is not bytes or not body:
+                body = check_body(body)
+            if tags is None and keys is None and properties is None and sharding_key is None:
+                encoded = b""
+            else:
+                encoded = encode_user_properties(build_properties(tags, keys, properties, sharding_key))
+        if flag:
+            check_flag(flag)
+        check_topic(topic)
+        if queue is None:
+            queue = _shard(sharding_key, core.queues(topic, deadline)) if sharding_key else -1
+        elif queue < 0:
+            raise InvalidMessageError(f"queue {queue} is negative")
+        sys_flag = 0
+        if self._compress is not None:
+            body, sys_flag = self._compressed(body)
+        if core.max_message_bytes and len(body) > core.max_message_bytes:
+            raise _too_large(len(body), core.max_message_bytes)
+        future = SendFuture(
+            core.condition,
+            body,
+            encoded,
+            self._ids.next(),
+            flag,
+            sys_flag,
+            time.time_ns() // 1_000_000,
+            len(body) + len(encoded) + _OVERHEAD_BYTES,
+            deadline,
+            core.forget,
+        )
+        core.submit(topic, queue, self._ack if ack is None else _check_ack(ack), future)
+        return future
+
+    def _send_along(self, *arguments: Any) -> SendResult:
+        """A synchronous send while others are under way: as a pending one, waited for."""
+        self._check_usable()
+        if self._core.in_pump():
+            raise CommitMQError("a callback of a send must not wait for a send; use send_async")
+        deadline: float = arguments[-1]
+        future = self._submit(*arguments)
+        try:
+            # The pump ends it at its deadline; the grace is for a pump that waits for the connection itself.
+            return future.result(max(deadline - time.monotonic(), 0) + 0.25)
+        except FutureTimeoutError:
+            if future.done():
+                return future.result(0)
+            if future.cancel():
+                raise not_stored("TIMEOUT", "other sends of this producer held its connection for too long") from None
+            raise unknown("no answer in time", "TIMEOUT") from None
+        except BaseException:
+            future.cancel()
+            raise
+
+    def _unusual_answer(
+        self, channel: Channel, answer: dict[str, Any], identity: int, deadline: float
+    ) -> dict[str, Any]:
+        """An answer that is a refusal, or to an earlier request: the fast path looked no further."""
+        if answer.get("id") not in (identity, None):
+            return self._core.answer(channel, identity, deadline)
+        if "ok" not in answer:
+            raise unknown("the peer does not speak this protocol", "BAD_ANSWER")
+        raise wire.send_refusal(answer)
+
+
+def _check_ack(ack: str) -> str:
+    if ack not in _ACKS:
+        raise ValueError(f"ack must be one of {', '.join(_ACKS)}, not {ack!r}")
+    return ack
+
+
+def _shard(sharding_key: str, queues: int) -> int:
+    return abs(java_string_hash(sharding_key)) % queues
+
+
+def _too_large(size_bytes: int, limit: int) -> InvalidMessageError:
+    return InvalidMessageError(
+        f"the body has {size_bytes} bytes, the node allows {limit} (commit_log.max_message_bytes)"
+    )

@@ -1,0 +1,184 @@
+"""What a send returns: where the message lies, for one message and for runs of many."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from typing import Any, overload
+
+from commitmq.errors import Outcome, SendError
+
+
+class SendResult:
+    """Where a message was stored. Offsets: ``queue_offset`` counts messages, ``physical_offset`` bytes of the log.
+
+    ``ack`` is what was reached (``flushed`` or ``memory``), ``msg_id`` the offset message id, ``unique_id`` the id that
+    the producer gave the message.
+    """
+
+    __slots__ = ("ack", "msg_id", "physical_offset", "queue", "queue_offset", "store_timestamp", "topic", "unique_id")
+
+    def __init__(
+        self,
+        topic: str,
+        queue: int,
+        queue_offset: int,
+        physical_offset: int,
+        store_timestamp: int,
+        msg_id: str,
+        unique_id: str,
+        ack: str,
+    ) -> None:
+        self.topic = topic
+        self.queue = queue
+        self.queue_offset = queue_offset
+        self.physical_offset = physical_offset
+        self.store_timestamp = store_timestamp
+        self.msg_id = msg_id
+        self.unique_id = unique_id
+        self.ack = ack
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SendResult) and self.to_json() == other.to_json()
+
+    def __hash__(self) -> int:
+        return hash((self.topic, self.queue, self.queue_offset))
+
+    def __repr__(self) -> str:
+        return f"SendResult({self.topic}/{self.queue}@{self.queue_offset}, physical_offset={self.physical_offset}, {self.ack})"
+
+
+class RunAck:
+    """The node's answer to one run. Results of its messages are made when they are looked at."""
+
+    __slots__ = ("_offsets", "ack", "answer", "count", "queue", "sizes", "topic", "unique")
+
+    def __init__(
+        self, topic: str, queue: int, ack: str, sizes: Sequence[int], unique: tuple[str, int] | list[str], answer: dict[str, Any]
+    ) -> None:
+        """``sizes``: bytes of each record; ``unique``: (28 characters, first counter) of a block of ids, or all ids."""
+        self.topic = topic
+        self.queue = queue
+        self.ack = str(answer.get("ack", ack))
+        self.sizes = sizes
+        self.unique = unique
+        self.answer = answer
+        self.count = len(sizes)
+        self._offsets: list[int] | None = None
+
+    def result(self, index: int) -> SendResult:
+        """The result of message ``index`` of the run."""
+        offsets = self._offsets
+        if offsets is None:
+            offsets = self._offsets = self._physical_offsets()
+        answer = self.answer
+        physical = offsets[index]
+        # An id is the store's host, the same for the whole run, and the physical offset as 16 digits.
+        msg_id = f"{answer['msg_id'][:-16]}{physical:016X}"
+        unique = self.unique
+        if isinstance(unique, tuple):
+            unique_id = f"{unique[0]}{(unique[1] + index) & 0xFFFF:04X}"
+        else:
+            unique_id = unique[index]
+        return SendResult(
+            self.topic,
+            self.queue,
+            answer["queue_offset"] + index,
+            physical,
+            answer["store_timestamp"],
+            msg_id,
+            unique_id,
+            self.ack,
+        )
+
+    def _physical_offsets(self) -> list[int]:
+        # A run that met a segment's end lies in parts: [[count, physical offset of the first], …].
+        parts = self.answer.get("parts") or [[self.count, self.answer["physical_offset"]]]
+        offsets: list[int] = []
+        for count, start in parts:
+            done = len(offsets)
+            offsets.extend(accumulate(map(int, self.sizes[done : done + count - 1]), initial=int(start)))
+        return offsets
+
+
+class BatchResult(Sequence[SendResult]):
+    """Results of a batch, in the order of its messages.
+
+    ``positions`` maps messages to places where a sharding key sent them to different queues; None when the runs hold the
+    messages in order.
+    """
+
+    __slots__ = ("_ends", "_order", "acks")
+
+    def __init__(self, acks: list[RunAck], order: list[tuple[int, int]] | None = None) -> None:
+        self.acks = acks
+        self._order = order
+        self._ends = list(accumulate(ack.count for ack in acks))
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    @overload
+    def __getitem__(self, index: int) -> SendResult: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[SendResult]: ...
+    def __getitem__(self, index: int | slice) -> SendResult | list[SendResult]:
+        if isinstance(index, slice):
+            return [self._at(one) for one in range(*index.indices(len(self)))]
+        if index < 0:
+            index += len(self)
+        if not 0 <= index < len(self):
+            raise IndexError("batch result index out of range")
+        return self._at(index)
+
+    def __iter__(self) -> Iterator[SendResult]:
+        return (self._at(index) for index in range(len(self)))
+
+    def _at(self, index: int) -> SendResult:
+        if self._order is not None:
+            run, within = self._order[index]
+            return self.acks[run].result(within)
+        run = bisect_right(self._ends, index)
+        return self.acks[run].result(index - (self._ends[run - 1] if run else 0))
+
+    @property
+    def end_offset(self) -> int:
+        """Physical offset after the last record of the batch."""
+        return max((int(ack.answer["end_offset"]) for ack in self.acks), default=0)
+
+    def __repr__(self) -> str:
+        return f"BatchResult({len(self)} messages in {len(self.acks)} runs)"
+
+
+class BatchSendError(SendError):
+    """A batch was not stored as a whole.
+
+    ``stored`` counts the messages known to be in the log, ``unknown`` those whose fate is not known; all others are not
+    stored. ``acks`` are the runs that were acknowledged; ``stored_prefix`` is how many messages from the batch's start on
+    are stored without a gap (0 when sharding keys spread the batch over queues). ``outcome`` is NOT_STORED only if
+    nothing of the batch was stored, UNKNOWN if any run's fate is unknown, else STORED: part of it is in the log.
+    """
+
+    def __init__(
+        self, cause: SendError, *, acks: list[RunAck], stored: int, unknown: int, total: int, stored_prefix: int
+    ) -> None:
+        if unknown:
+            outcome = Outcome.UNKNOWN
+        else:
+            outcome = Outcome.STORED if stored else Outcome.NOT_STORED
+        rest = total - stored - unknown
+        super().__init__(
+            cause.code,
+            f"{cause.message} (of {total} messages {stored} are stored, {unknown} unknown, {rest} not stored)",
+            outcome=outcome,
+            retry_after_ms=cause.retry_after_ms,
+        )
+        self.acks = acks
+        self.stored = stored
+        self.unknown = unknown
+        self.total = total
+        self.stored_prefix = stored_prefix

@@ -1,0 +1,224 @@
+"""Runs: many messages of one topic and queue, encoded here as CommitLog records (architecture section 3.1).
+
+A record of a run is an ordinary one (see :mod:`commitmq.store.record`) with zeros where only the node knows the value:
+queueOffset, physicalOffset, both hosts, storeTimestamp. With ``properties_crc`` its properties end with an empty
+``__CRC32#`` slot of 20 bytes.
+
+Two encoders make the same bytes:
+
+* :class:`RunLayout` with ``record_parts``: plain struct code for single records of asynchronous sends, no numpy;
+* :func:`encode_run`: whole runs with numpy. What stands between two bodies (the tail of one record and the head of the
+  next) has one length in a run whose messages share their properties, so all of it is one array of fixed-size pieces,
+  filled column by column, and the run is a join of pieces and bodies: no Python code runs per message.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from isal import isal_zlib
+
+from commitmq.client.unique_ids import MAX_BLOCK, UniqueIds
+from commitmq.errors import InvalidMessageError
+from commitmq.store.format import (
+    CRC_PROPERTY_PREFIX,
+    MAGIC_V1,
+    MAGIC_V2,
+    MAX_PROPERTIES_BYTES,
+    MIN_RECORD_BYTES,
+    V1_TOPIC_UNITS,
+    Property,
+    SysFlag,
+)
+from commitmq.store.properties import encode_properties
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from commitmq.client.results import RunAck
+
+CRC_SLOT: Final = CRC_PROPERTY_PREFIX + b"0" * 10 + b"\x02"
+UNIQUE_PREFIX: Final = Property.UNIQUE_KEY.encode() + b"\x01"
+UNIQUE_BYTES: Final = len(UNIQUE_PREFIX) + 32 + 1
+MAX_RUN_MESSAGES: Final = MAX_BLOCK
+_SHORT: Final = struct.Struct(">h")
+
+_crc32 = isal_zlib.crc32
+
+
+@dataclass(slots=True)
+class EncodedRun:
+    """A run ready to be sent, and what is needed to make results of its answer. ``sizes``: bytes of each record."""
+
+    topic: str
+    queue: int
+    data: bytes
+    sizes: Sequence[int]
+    unique: tuple[str, int] | list[str]
+
+    @property
+    def count(self) -> int:
+        return len(self.sizes)
+
+    def acknowledged(self, ack: str, answer: dict[str, Any]) -> RunAck:
+        """The results, once the node has answered."""
+        from commitmq.client.results import RunAck  # noqa: PLC0415
+
+        return RunAck(self.topic, self.queue, ack, self.sizes, self.unique, answer)
+
+
+class RunLayout:
+    """The layout of records as one node wants it (its ``hello``), and for one topic.
+
+    ``head`` packs everything before the body: see :func:`record_parts`.
+    """
+
+    __slots__ = ("crc_slot", "fixed_bytes", "head", "magic", "sys_flag", "tail", "topic", "topic_bytes", "v6_bytes")
+
+    def __init__(self, topic: str, *, born_v6: bool, store_v6: bool, properties_crc: bool) -> None:
+        name = topic.encode()
+        wide = len(topic) > V1_TOPIC_UNITS
+        self.topic = topic
+        self.topic_bytes = name
+        self.magic = MAGIC_V2 if wide else MAGIC_V1
+        self.sys_flag = (SysFlag.BORN_HOST_V6 if born_v6 else 0) | (SysFlag.STORE_HOST_V6 if store_v6 else 0)
+        born, store = (20 if born_v6 else 8), (20 if store_v6 else 8)
+        self.v6_bytes = born + store - 16
+        # size, magic, crc, queue id, flag, [queue offset, physical offset], sysFlag, born, [born host, store time,
+        # store host], reconsume times, [prepared offset], body length; the bracketed are zeros.
+        self.head = struct.Struct(f">iiiii16xiq{born + 8 + store}xi8xi")
+        self.tail = (_SHORT.pack(len(name)) if wide else bytes((len(name),))) + name
+        self.crc_slot = CRC_SLOT if properties_crc else b""
+        # Everything but the body and the properties.
+        self.fixed_bytes = MIN_RECORD_BYTES + wide + self.v6_bytes + len(name)
+
+    def record_bytes(self, body_bytes: int, properties_bytes: int) -> int:
+        """Size of a record whose properties (without unique id and slot) take ``properties_bytes``."""
+        return self.fixed_bytes + body_bytes + properties_bytes + UNIQUE_BYTES + len(self.crc_slot)
+
+
+def record_parts(
+    layout: RunLayout, queue: int, body: bytes, properties: bytes, unique_id: str, flag: int, sys_flag: int, born: int
+) -> tuple[int, bytes, bytes]:
+    """``(size, head, tail)`` of one record: head + body + tail are its bytes. ``properties`` without the unique id."""
+    slot = layout.crc_slot
+    properties_bytes = len(properties) + UNIQUE_BYTES + len(slot)
+    body_bytes = len(body)
+    size = layout.fixed_bytes + body_bytes + properties_bytes
+    head = layout.head.pack(
+        size, layout.magic, _crc32(body) & 0x7FFFFFFF, queue, flag, layout.sys_flag | sys_flag, born, 0, body_bytes
+    )
+    tail = b"%b%b%b%b%b\x02%b" % (
+        layout.tail,
+        _SHORT.pack(properties_bytes),
+        properties,
+        UNIQUE_PREFIX,
+        unique_id.encode(),
+        slot,
+    )
+    return size, head, tail
+
+
+_HEX = b"0123456789ABCDEF"
+_head_types: dict[int, Any] = {}
+
+
+def _head_type(v6_bytes: int) -> np.dtype[np.void]:
+    """numpy's view of the bytes before the body; ``v6_bytes`` is what IPv6 hosts add. What stays zero needs no name."""
+    import numpy as np  # noqa: PLC0415
+
+    if v6_bytes not in _head_types:
+        _head_types[v6_bytes] = np.dtype({
+            "names": ["size", "magic", "crc", "queue", "flag", "sys_flag", "born", "body"],
+            "formats": [">i4", ">i4", ">i4", ">i4", ">i4", ">i4", ">i8", ">i4"],
+            "offsets": [0, 4, 8, 12, 16, 36, 40, 84 + v6_bytes],
+            "itemsize": 88 + v6_bytes,
+        })
+    return _head_types[v6_bytes]
+
+
+def encode_run(
+    layout: RunLayout,
+    queue: int,
+    bodies: Sequence[bytes],
+    properties: bytes | Sequence[bytes],
+    unique_ids: UniqueIds,
+    *,
+    born: int,
+    flags: int | Sequence[int] = 0,
+    sys_flags: int | Sequence[int] = 0,
+    body_sizes: np.ndarray[Any, np.dtype[np.int64]] | None = None,
+) -> EncodedRun:
+    """Encode ``bodies`` (1 to MAX_RUN_MESSAGES) as one run.
+
+    ``properties`` are encoded, without the unique id: one for all, or one per message. ``sys_flags``: compression bits.
+    Limits of sizes are the caller's business; properties beyond 32,767 bytes raise InvalidMessageError.
+    """
+    import numpy as np  # noqa: PLC0415
+
+    count = len(bodies)
+    sizes_of_bodies = np.fromiter(map(len, bodies), np.int64, count) if body_sizes is None else body_sizes
+    prefix, counter = unique_ids.block(count)
+    slot = layout.crc_slot
+    if isinstance(properties, bytes):
+        properties_bytes: Any = len(properties) + UNIQUE_BYTES + len(slot)
+        longest = properties_bytes
+    else:
+        properties_bytes = np.fromiter(map(len, properties), np.int64, count) + (UNIQUE_BYTES + len(slot))
+        longest = int(properties_bytes.max())
+    if longest > MAX_PROPERTIES_BYTES:
+        raise InvalidMessageError(f"the properties take {longest} bytes, at most {MAX_PROPERTIES_BYTES} are allowed")
+    sizes = sizes_of_bodies + (layout.fixed_bytes + properties_bytes)
+
+    head_type = _head_type(layout.v6_bytes)
+    head_bytes = head_type.itemsize
+    # The four hex digits of each unique id, as columns.
+    numbers = (np.arange(counter, counter + count, dtype=np.uint32) & 0xFFFF).astype(np.uint16)
+    digits = np.frombuffer(_HEX, np.uint8)[(numbers[:, None] >> np.array([12, 8, 4, 0], np.uint16)) & 0xF]
+
+    before = UNIQUE_PREFIX + prefix
+    if isinstance(properties, bytes):
+        before = layout.tail + _SHORT.pack(longest) + properties + before
+    after = b"\x02" + slot
+    tail_bytes = len(before) + 4 + len(after)
+    # Piece i is the tail of message i-1 followed by the head of message i; the first has no tail, the last no head.
+    pieces = np.zeros((count + 1, tail_bytes + head_bytes), np.uint8)
+    pieces[1:, :tail_bytes] = np.frombuffer(before + b"0000" + after, np.uint8)
+    pieces[1:, len(before) : len(before) + 4] = digits
+    heads = np.ndarray((count,), head_type, pieces, tail_bytes, (pieces.strides[0],))
+    heads["size"] = sizes
+    heads["magic"] = layout.magic
+    heads["crc"] = np.fromiter(map(_crc32, bodies), np.uint32, count) & 0x7FFFFFFF
+    heads["queue"] = queue
+    heads["flag"] = flags
+    heads["sys_flag"] = np.asarray(sys_flags) | layout.sys_flag
+    heads["born"] = born
+    heads["body"] = sizes_of_bodies
+
+    glue: list[bytes] = pieces.view(f"V{tail_bytes + head_bytes}").ravel().tolist()
+    glue[0] = glue[0][tail_bytes:]
+    glue[-1] = glue[-1][:tail_bytes]
+    if isinstance(properties, bytes):
+        parts: list[bytes] = [b""] * (2 * count + 1)
+        parts[0::2] = glue
+        parts[1::2] = bodies
+    else:
+        # The properties' own length and bytes differ per message, so they are pieces of their own.
+        topic = layout.tail
+        own = [
+            topic + _SHORT.pack(length) + encoded
+            for length, encoded in zip(properties_bytes.tolist(), properties, strict=True)
+        ]
+        parts = [b""] * (3 * count + 1)
+        parts[0::3] = glue
+        parts[1::3] = bodies
+        parts[2::3] = own
+    return EncodedRun(layout.topic, queue, b"".join(parts), sizes, (prefix.decode(), counter))
+
+
+def encode_user_properties(properties: dict[str, str]) -> bytes:
+    """The properties of a message without its unique id, as a run holds them (insertion order)."""
+    return encode_properties(properties, buckets=None) if properties else b""

@@ -1,0 +1,58 @@
+"""Read-only mappings of the node's CommitLog segments, for consumers on the same host."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections import OrderedDict
+from pathlib import Path
+
+from commitmq.errors import SegmentSizeError
+from commitmq.store.layout import StoreLayout, segment_name
+
+
+class SegmentMaps:
+    """At most ``max_mapped`` mappings, least recently used first out. Not thread-safe.
+
+    A mapping that goes out is only forgotten here: batches that were made from it keep it alive, and it is unmapped when
+    the last of them goes. The same holds when the node deletes a segment: the file's pages live on in the mapping.
+    """
+
+    def __init__(self, store: Path, segment_bytes: int, *, max_mapped: int = 16) -> None:
+        self._folder = StoreLayout(store).commit_log
+        self._segment_bytes = segment_bytes
+        self._max_mapped = max_mapped
+        self._maps: OrderedDict[int, mmap.mmap] = OrderedDict()
+
+    @property
+    def segment_bytes(self) -> int:
+        return self._segment_bytes
+
+    def map(self, base_offset: int) -> mmap.mmap:
+        """The mapping of the segment that starts at ``base_offset``.
+
+        Raises OSError when it cannot be opened (deleted, no permission), SegmentSizeError when its size is not the node's.
+        """
+        found = self._maps.get(base_offset)
+        if found is not None:
+            self._maps.move_to_end(base_offset)
+            return found
+        path = self._folder / segment_name(base_offset)
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            size = os.fstat(fd).st_size
+            if size != self._segment_bytes:
+                raise SegmentSizeError(
+                    f"the segment has {size} bytes, the node says {self._segment_bytes}", path=path
+                )
+            found = mmap.mmap(fd, size, prot=mmap.PROT_READ)
+        finally:
+            os.close(fd)
+        self._maps[base_offset] = found
+        while len(self._maps) > self._max_mapped:
+            self._maps.popitem(last=False)
+        return found
+
+    def close(self) -> None:
+        """Forget all mappings; those in use live as long as their batches."""
+        self._maps.clear()

@@ -1,0 +1,599 @@
+"""The sending side of a producer: its connection, the messages that wait, and the thread that moves them.
+
+Who owns the connection (the ``io`` lock):
+
+* the calling thread of a synchronous send, for the time of its round trip: no thread hop is on that path;
+* the calling thread of a batch, for the time of the batch;
+* the pump thread, while asynchronous sends are pending. Synchronous sends that find the connection taken become pending
+  ones, so that many sending threads coalesce into runs like asynchronous sends do.
+
+The pump sends the first pending message at once. While runs are in flight, what arrives is collected: the next run goes
+when an answer comes back, or when :data:`FULL_RUN_BYTES` are there and fewer than :data:`WINDOW` runs are in flight. So a
+lone message waits for nobody, and a stream of them travels in runs.
+
+What happens to pending sends when the connection ends: those handed to it are of *unknown* fate and fail at once; those
+not handed over stay pending, are sent on the next connection, and fail as *not stored* when their time is over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections import deque
+from typing import Any, Final
+
+import orjson
+import zmq
+
+from commitmq.client import wire
+from commitmq.client.connection import Channel, ConnectionLost, Directory, Frames, check_fork
+from commitmq.client.results import RunAck
+from commitmq.client.run_encoder import RunLayout, record_parts
+from commitmq.client.send_future import SendFuture, fail_all, finish_run, run_callbacks
+from commitmq.errors import CommitMQError, NodeUnavailableError, Outcome, ProtocolError, SendError
+
+WINDOW: Final = 4
+FULL_RUN_BYTES: Final = 256 * 1024
+MAX_PUMP_RUN_BYTES: Final = 1024 * 1024
+MAX_PUMP_RUN_MESSAGES: Final = 4096
+_ROUTE_TTL_S: Final = 10.0
+_TICK_MS: Final = 50
+
+_Group = tuple[str, int, str]  # topic, queue or -1, ack
+
+_log = logging.getLogger("commitmq.client")
+
+
+def not_stored(code: str, sentence: str) -> SendError:
+    return SendError(code, sentence, outcome=Outcome.NOT_STORED)
+
+
+def unknown(sentence: str, code: str = "CONNECTION_LOST") -> SendError:
+    return SendError(code, f"{sentence}; whether it is stored is not known", outcome=Outcome.UNKNOWN)
+
+
+class _InFlight:
+    """One run on its way."""
+
+    __slots__ = ("ack", "bytes", "futures", "queue", "sizes", "topic")
+
+    def __init__(self, topic: str, queue: int, ack: str, futures: list[SendFuture], sizes: list[int]) -> None:
+        self.topic = topic
+        self.queue = queue
+        self.ack = ack
+        self.futures = futures
+        self.sizes = sizes
+
+
+class SendCore:
+    """See the module. Methods that say "io held" must be called by the owner of ``io``."""
+
+    def __init__(self, node: str | None, *, timeout_s: float, max_pending: int, max_pending_bytes: int) -> None:
+        self.pid = os.getpid()
+        self.directory = Directory(node)
+        self.timeout_s = timeout_s
+        self.max_pending = max_pending
+        self.max_pending_bytes = max_pending_bytes
+        self.io = threading.Lock()
+        self.condition = threading.Condition()
+        self.channel: Channel | None = None
+        self.hello: dict[str, Any] = {}
+        self.max_message_bytes = 0
+        self.outstanding = 0  # messages pending or in flight; condition held to change
+        self.closed = False
+        self._outstanding_bytes = 0
+        self._waiting = 0  # threads waiting for space or for a flush
+        self._guests = 0  # batches that want the connection
+        self._groups: dict[_Group, deque[SendFuture]] = {}
+        self._pending_bytes = 0
+        self._flying: dict[int, _InFlight] = {}
+        self._earliest = float("inf")
+        self._thread: threading.Thread | None = None
+        self._asleep = False
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._layouts: dict[str, RunLayout] = {}
+        self._routes: dict[str, tuple[int, float]] = {}
+        self._route_lock = threading.Lock()
+        self._route_directory = Directory(node)
+        self._coordinator: Channel | None = None
+        self._turn = int.from_bytes(os.urandom(2), "big")
+
+    # ------------------------------------------------------------ connection (io held)
+
+    def connected(self, deadline: float) -> Channel:
+        """The writer's channel, connecting if need be. Raises SendError (not stored) when there is none in time."""
+        channel = self.channel
+        if channel is not None:
+            if not channel.lost_while_idle():
+                return channel
+            self.disconnect()
+        try:
+            channel, hello = self.directory.connect("writer", deadline, hello=True)
+        except ProtocolError as error:
+            raise not_stored(error.code, error.message) from error
+        self.channel = channel
+        self.hello = hello
+        self.max_message_bytes = int(hello["max_message_bytes"])
+        self._layouts.clear()
+        return channel
+
+    def disconnect(self) -> None:
+        """Close the connection; nothing that was queued in it is sent any more."""
+        if self.channel is not None:
+            self.channel.close()
+            self.channel = None
+
+    def exchange(self, header: dict[str, Any], payload: Frames, deadline: float) -> dict[str, Any]:
+        """One request and its answer on an otherwise quiet connection. Raises SendError with the outcome."""
+        while True:
+            channel = self.connected(deadline)
+            header["id"] = identity = channel.next_id()
+            try:
+                channel.put([orjson.dumps(header), *payload], deadline)
+                break
+            except NodeUnavailableError as error:
+                self.disconnect()
+                if time.monotonic() >= deadline:
+                    raise not_stored(error.code, error.message) from error
+        return self.answer(channel, identity, deadline)
+
+    def answer(self, channel: Channel, identity: int, deadline: float) -> dict[str, Any]:
+        """The answer to request ``identity``, which was handed over. Raises SendError."""
+        try:
+            while True:
+                answer = wire.parse_answer(channel.wait(deadline))
+                if answer.get("id") in (identity, None):
+                    break
+        except ConnectionLost as error:
+            self.disconnect()
+            raise unknown(error.message) from error
+        except BaseException:
+            # Interrupted (Ctrl-C) with an answer on its way: the next request must not meet it.
+            self.disconnect()
+            raise
+        if not answer["ok"]:
+            raise wire.send_refusal(answer)
+        return answer
+
+    def layout(self, topic: str) -> RunLayout:
+        """How records of ``topic`` are laid out for this connection's node."""
+        layout = self._layouts.get(topic)
+        if layout is None:
+            hello = self.hello
+            layout = self._layouts[topic] = RunLayout(
+                topic,
+                born_v6=bool(hello["born_host"]["v6"]),
+                store_v6=bool(hello["store_host"]["v6"]),
+                properties_crc=bool(hello["properties_crc"]),
+            )
+        return layout
+
+    @contextlib.contextmanager
+    def guest(self, deadline: float) -> Any:
+        """Own the connection for a batch; the pump steps aside when what it has in flight is answered."""
+        with self.condition:
+            self._guests += 1
+        try:
+            if not self.io.acquire(timeout=max(deadline - time.monotonic(), 0.001)):
+                raise not_stored("CLIENT_BUSY", "other sends of this producer held its connection for too long")
+        finally:
+            with self.condition:
+                self._guests -= 1
+        try:
+            yield
+        finally:
+            self.io.release()
+
+    # ------------------------------------------------------------ routes
+
+    def queues(self, topic: str, deadline: float) -> int:
+        """Number of queues of ``topic`` that can be written to; the topic is created if the node does that.
+
+        Raises SendError (not stored). A known number is used while the coordinator is away.
+        """
+        known = self._routes.get(topic)
+        if known is not None and time.monotonic() - known[1] < _ROUTE_TTL_S:
+            return known[0]
+        with self._route_lock:
+            try:
+                answer = self._ask_coordinator("topic.route", {"topic": topic, "create": True}, deadline)
+            except NodeUnavailableError as error:
+                if known is not None:
+                    self._routes[topic] = (known[0], time.monotonic())
+                    return known[0]
+                raise not_stored(error.code, error.message) from error
+            except ProtocolError as error:
+                raise SendError(
+                    error.code, error.message, outcome=Outcome.NOT_STORED, retry_after_ms=error.retry_after_ms
+                ) from error
+        count = int(answer["topic"]["write_queues"])
+        if count < 1:
+            raise not_stored("NO_PERMISSION", f"topic {topic!r} has no queue that can be written to")
+        self._routes[topic] = (count, time.monotonic())
+        return count
+
+    def forget_route(self, topic: str) -> None:
+        """Ask again before the next send to ``topic``: its queues may have changed."""
+        self._routes.pop(topic, None)
+
+    def next_queue(self, topic: str, deadline: float) -> int:
+        """Round robin over the topic's queues."""
+        self._turn += 1
+        return self._turn % self.queues(topic, deadline)
+
+    def _ask_coordinator(self, op: str, fields: dict[str, Any], deadline: float) -> dict[str, Any]:
+        while True:
+            if self._coordinator is None or self._coordinator.lost_while_idle():
+                self._close_coordinator()
+                self._coordinator, _ = self._route_directory.connect("coordinator", deadline)
+            try:
+                return self._coordinator.request(op, fields, timeout_s=max(deadline - time.monotonic(), 0.01))[0]
+            except NodeUnavailableError:
+                self._close_coordinator()
+                if time.monotonic() >= deadline:
+                    raise
+
+    def _close_coordinator(self) -> None:
+        if self._coordinator is not None:
+            self._coordinator.close()
+            self._coordinator = None
+
+    # ------------------------------------------------------------ submitting
+
+    def submit(self, topic: str, queue: int, ack: str, future: SendFuture) -> None:
+        """Add a message to what the pump sends. Blocks while too much is pending; raises SendError when that lasts."""
+        condition = self.condition
+        with condition:
+            if self.outstanding >= self.max_pending or self._outstanding_bytes >= self.max_pending_bytes:
+                self._wait_for_space(future.deadline)
+            if self.closed:
+                raise CommitMQError("the producer is closed")
+            self.outstanding += 1
+            size = future.size_bytes
+            self._outstanding_bytes += size
+            self._pending_bytes += size
+            if future.deadline < self._earliest:
+                self._earliest = future.deadline
+            group = (topic, queue, ack)
+            waiting = self._groups.get(group)
+            if waiting is None:
+                waiting = self._groups[group] = deque()
+            waiting.append(future)
+            if self._asleep and (not self._flying or self._pending_bytes >= FULL_RUN_BYTES):
+                self._asleep = False
+                os.eventfd_write(self._bell, 1)
+            if self._thread is None:
+                check_fork(self.pid, "producer")
+                self._thread = threading.Thread(target=self._pump, name="commitmq-producer", daemon=True)
+                self._thread.start()
+
+    def forget(self, future: SendFuture) -> None:
+        """A pending message was cancelled (condition held)."""
+        self._settle(1, future.size_bytes)
+        self._pending_bytes -= future.size_bytes
+
+    def in_pump(self) -> bool:
+        """True in the pump's own thread, where waiting for a send would wait for itself."""
+        return threading.current_thread() is self._thread
+
+    def flush(self, deadline: float) -> bool:
+        """Wait until nothing is pending or in flight; False when ``deadline`` passed before that."""
+        with self.condition:
+            self._waiting += 1
+            try:
+                while self.outstanding:
+                    remaining = deadline - time.monotonic()
+                    if remaining <= 0:
+                        return False
+                    self.condition.wait(remaining)
+            finally:
+                self._waiting -= 1
+        return True
+
+    def _wait_for_space(self, deadline: float) -> None:
+        self._waiting += 1
+        try:
+            while self.outstanding >= self.max_pending or self._outstanding_bytes >= self.max_pending_bytes:
+                remaining = deadline - time.monotonic()
+                if remaining <= 0 or self.in_pump():
+                    raise not_stored("CLIENT_BUFFER_FULL", f"{self.outstanding} messages of this producer are still pending")
+                self.condition.wait(remaining)
+        finally:
+            self._waiting -= 1
+
+    def _settle(self, count: int, size_bytes: int) -> None:
+        self.outstanding -= count
+        self._outstanding_bytes -= size_bytes
+        if self._waiting:
+            self.condition.notify_all()
+
+    # ------------------------------------------------------------ the pump
+
+    def _pump(self) -> None:
+        poller = zmq.Poller()
+        poller.register(self._bell, zmq.POLLIN)
+        while True:
+            with self.condition:
+                if self.closed and not self._groups:
+                    return
+                idle = not self._groups
+                self._asleep = idle
+            if idle:
+                poller.poll()
+                self._clear_bell()
+                continue
+            for _ in range(50):
+                # A batch that waits for the connection goes first; the bound keeps batches from starving the pump.
+                if not self._guests:
+                    break
+                time.sleep(0.0002)
+            with self.io:
+                try:
+                    self._drive()
+                except Exception as error:
+                    # Nothing here should raise; if it does, no future may be left hanging.
+                    _log.exception("the producer's sending thread failed", extra={"fields": {}})
+                    self._lose(f"the client failed: {error!r}")
+                    self._fail_pending(True, "CLIENT_ERROR", f"the client failed: {error!r}")
+
+    def _drive(self) -> None:
+        """Send and receive until nothing is in flight and nothing may be sent now (io held)."""
+        while not self.closed:
+            if not self._guests:
+                self._fill()
+            with self.condition:
+                if not self._flying:
+                    if not self._groups or self._guests:
+                        return
+                    continue
+                self._asleep = len(self._flying) < WINDOW and not self._guests
+            self._receive()
+            if time.monotonic() >= self._earliest:
+                self._expire()
+
+    def _fill(self) -> None:
+        flying = self._flying
+        while self._groups and len(flying) < WINDOW:
+            if flying and self._pending_bytes < FULL_RUN_BYTES:
+                return
+            now = time.monotonic()
+            try:
+                channel = self.connected(now + 0.5)
+            except SendError as error:
+                # Stay pending: the node may come back within their time.
+                self._fail_pending(False, error.code, error.message)
+                if error.code not in ("NODE_UNAVAILABLE", "SERVICE_NOT_AVAILABLE"):
+                    self._fail_pending(True, error.code, error.message)
+                return
+            group = next(iter(self._groups))
+            topic, queue, ack = group
+            if queue < 0:
+                try:
+                    queue = self.next_queue(topic, now + 1.0)
+                except SendError as error:
+                    if error.code == "NODE_UNAVAILABLE":
+                        self._fail_pending(False, error.code, error.message)
+                    else:
+                        self._fail_group(group, error)
+                    continue
+            futures = self._take(group)
+            if futures:
+                self._send_run(channel, topic, queue, ack, group, futures)
+                if self.channel is not channel:
+                    return
+
+    def _take(self, group: _Group) -> list[SendFuture]:
+        """The next messages of ``group``, now running; those too large for the node fail here."""
+        futures: list[SendFuture] = []
+        refused: list[SendFuture] = []
+        limit = self.max_message_bytes
+        with self.condition:
+            waiting = self._groups.pop(group)
+            size = 0
+            while waiting and len(futures) < MAX_PUMP_RUN_MESSAGES:
+                future = waiting[0]
+                if futures and size + future.size_bytes > MAX_PUMP_RUN_BYTES:
+                    break
+                waiting.popleft()
+                if len(future.body) > limit:
+                    self._pending_bytes -= future.size_bytes
+                    refused.append(future)
+                elif future.start():
+                    size += future.size_bytes
+                    futures.append(future)
+            self._pending_bytes -= size
+            if waiting:
+                self._groups[group] = waiting  # at the end: other topics and queues have their turn first
+        if refused:
+            self._fail(refused, lambda: not_stored("MESSAGE_ILLEGAL", f"the body is larger than the {limit} bytes allowed"))
+        return futures
+
+    def _send_run(
+        self, channel: Channel, topic: str, queue: int, ack: str, group: _Group, futures: list[SendFuture]
+    ) -> None:
+        layout = self.layout(topic)
+        parts: list[bytes] = []
+        sizes = []
+        for one in futures:
+            size, head, tail = record_parts(
+                layout, queue, one.body, one.properties, one.unique_id, one.flag, one.sys_flag, one.born
+            )
+            sizes.append(size)
+            parts += (head, one.body, tail)
+        identity = channel.next_id()
+        header = {
+            "v": wire.PROTOCOL_VERSION,
+            "op": "append",
+            "id": identity,
+            "topic": topic,
+            "queue": queue,
+            "count": len(futures),
+            "ack": ack,
+        }
+        try:
+            channel.put([orjson.dumps(header), b"".join(parts)], time.monotonic() + 0.5)
+        except NodeUnavailableError as error:
+            # Not taken: these wait for the next connection, before those that came after them.
+            with self.condition:
+                for one in futures:
+                    one._state = "PENDING"
+                    self._pending_bytes += one.size_bytes
+                waiting = self._groups.get(group)
+                if waiting is None:
+                    waiting = self._groups[group] = deque()
+                waiting.extendleft(reversed(futures))
+            self._lose(error.message)
+            return
+        self._flying[identity] = _InFlight(topic, queue, ack, futures, sizes)
+
+    def _receive(self) -> None:
+        """Wait for answers, a ring of the bell or one tick; take all answers that are there."""
+        channel = self.channel
+        assert channel is not None
+        poller = zmq.Poller()
+        poller.register(channel.socket, zmq.POLLIN)
+        poller.register(self._bell, zmq.POLLIN)
+        ready = {sock for sock, _ in poller.poll(_TICK_MS)}
+        if self._bell in ready:
+            self._clear_bell()
+        if not ready and channel.lost():
+            self._lose("the connection ended before the answer")
+            return
+        if channel.socket not in ready:
+            return
+        while True:
+            try:
+                frame = channel.socket.recv(zmq.DONTWAIT)
+            except zmq.Again:
+                return
+            try:
+                answer = wire.parse_answer(frame)
+            except ProtocolError as error:
+                self._lose(error.message)
+                return
+            run = self._flying.pop(answer.get("id", -1), None)
+            if run is None:
+                if not answer["ok"] and answer.get("id") is None:
+                    self._lose(f"the node could not read a request: {answer.get('error')}")
+                    return
+                continue
+            self._answered(run, answer)
+            if not self._flying:
+                return
+
+    def _answered(self, run: _InFlight, answer: dict[str, Any]) -> None:
+        if not answer["ok"]:
+            self.forget_route(run.topic)
+            self._fail(run.futures, lambda: wire.send_refusal(answer))
+            return
+        futures = run.futures
+        ack = RunAck(run.topic, run.queue, run.ack, run.sizes, [one.unique_id for one in futures], answer)
+        with self.condition:
+            # Some may have run out of time before: they are settled already.
+            live = [one for one in futures if one._state == "RUNNING"]
+            called = finish_run(futures, ack)
+            self._settle(len(live), sum(one.size_bytes for one in live))
+        if called:
+            run_callbacks(called)
+
+    def _lose(self, sentence: str) -> None:
+        """The connection is of no more use: everything in flight is of unknown fate."""
+        self.disconnect()
+        flying, self._flying = self._flying, {}
+        for run in flying.values():
+            self._fail(run.futures, lambda: unknown(sentence))
+
+    def _expire(self) -> None:
+        """Fail what is out of time; a run of which nobody waits any more takes the connection with it."""
+        now = time.monotonic()
+        self._fail_pending(False, "TIMEOUT", "not sent in time")
+        earliest = float("inf")
+        stuck = False
+        for run in list(self._flying.values()):
+            late = [one for one in run.futures if one._state == "RUNNING" and one.deadline <= now]
+            self._fail(late, lambda: unknown("no answer in time", "TIMEOUT"))
+            left = [one.deadline for one in run.futures if one._state == "RUNNING"]
+            stuck |= not left
+            earliest = min(left, default=earliest)
+        if stuck:
+            self._lose("no answer in time")
+        with self.condition:
+            pending = min((one.deadline for waiting in self._groups.values() for one in waiting), default=float("inf"))
+            self._earliest = min(earliest, pending)
+
+    def _fail_pending(self, everything: bool, code: str, sentence: str) -> None:
+        """Fail pending messages as not stored: ``everything``, else those out of time."""
+        now = time.monotonic()
+        failed: list[SendFuture] = []
+        with self.condition:
+            for group, waiting in list(self._groups.items()):
+                late = [one for one in waiting if everything or one.deadline <= now]
+                if not late:
+                    continue
+                gone = set(map(id, late))
+                left = deque(one for one in waiting if id(one) not in gone)
+                if left:
+                    self._groups[group] = left
+                else:
+                    del self._groups[group]
+                late = [one for one in late if one._state == "PENDING"]
+                self._pending_bytes -= sum(one.size_bytes for one in late)
+                failed += late
+        self._fail(failed, lambda: not_stored(code, sentence))
+
+    def _fail_group(self, group: _Group, error: SendError) -> None:
+        with self.condition:
+            waiting = [one for one in self._groups.pop(group, ()) if one._state == "PENDING"]
+            self._pending_bytes -= sum(one.size_bytes for one in waiting)
+        self._fail(
+            waiting,
+            lambda: SendError(error.code, error.message, outcome=error.outcome, retry_after_ms=error.retry_after_ms),
+        )
+
+    def _fail(self, futures: list[SendFuture], make_error: Any) -> None:
+        if not futures:
+            return
+        with self.condition:
+            live = [one for one in futures if not one.done()]
+            called = fail_all(live, make_error)
+            self._settle(len(live), sum(one.size_bytes for one in live))
+        run_callbacks(called)
+
+    def _clear_bell(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._bell)
+
+    # ------------------------------------------------------------ the end
+
+    def close(self, deadline: float) -> None:
+        """Send what is pending until ``deadline``, fail the rest, end the thread, close every socket."""
+        if self.pid != os.getpid():
+            self.closed = True  # the sockets are the parent's
+            return
+        with self.condition:
+            if self.closed:
+                return
+        if not self.in_pump():
+            self.flush(deadline)
+        with self.condition:
+            self.closed = True
+            thread = self._thread
+            os.eventfd_write(self._bell, 1)
+        self._fail_pending(True, "CLIENT_CLOSED", "the producer was closed before the message was sent")
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(1.0)
+        locked = self.io.acquire(timeout=1.0)
+        try:
+            self._lose("the producer was closed before the answer")
+            self.directory.close()
+            with self._route_lock:
+                self._close_coordinator()
+                self._route_directory.close()
+            if thread is None or not thread.is_alive():
+                os.close(self._bell)
+        finally:
+            if locked:
+                self.io.release()

@@ -1,0 +1,69 @@
+"""The long answers of the admin socket: where clients find the workers, and what every process is doing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from commitmq.config import NodeConfig
+from commitmq.control import ControlBlock
+from commitmq.crew import Crew
+from commitmq.status import position_and_lag, process_row
+
+
+def endpoints(crew: Crew) -> dict[str, Any]:
+    """Endpoints by kind of worker: ``[tcp, ipc]`` of writer and coordinator, a list of such pairs of the readers.
+
+    A worker that is down keeps its last ones: it comes back at the same place.
+    """
+    found: dict[str, Any] = {
+        role: crew.workers[role].endpoints for role in ("writer", "coordinator") if role in crew.workers
+    }
+    found["reader"] = [worker.endpoints for role, worker in crew.workers.items() if role.startswith("reader-")]
+    return found
+
+
+def settings(config: NodeConfig) -> dict[str, Any]:
+    """What a client must know of the configuration; sizes in bytes."""
+    return {
+        "segment_bytes": config.commit_log.segment_bytes,
+        "file_bytes": config.consume_queue.file_bytes,
+        "flush_mode": config.commit_log.flush_mode,
+        "properties_crc": config.commit_log.append_properties_crc,
+        "limits": {
+            "max_message_bytes": config.commit_log.max_message_bytes,
+            "max_run_bytes": config.commit_log.max_run_bytes,
+            "max_frame_bytes": config.network.max_frame_bytes,
+            "max_pull_messages": config.reader.max_pull_messages,
+            "max_pull_bytes": config.reader.max_pull_bytes,
+            "max_wait_ms": config.reader.max_wait_ms,
+        },
+    }
+
+
+def worker_rows(crew: Crew, control: ControlBlock, config: NodeConfig, store: Path) -> list[dict[str, Any]]:
+    """One row for the forkserver and one for each worker, in start order."""
+    rows = []
+    if crew.forkserver is not None:
+        phase = "ready" if crew.forkserver.ready else "starting"
+        pid, deaths = crew.forkserver.pid, crew.forkserver_deaths
+        rows.append(process_row("forkserver", pid, phase, deaths, crew.forkserver_cpu, store))
+    for worker in crew.workers.values():
+        position, lag = position_and_lag(worker.role, control, config.sync_flush)
+        rows.append(
+            process_row(
+                worker.role,
+                worker.pid,
+                str(worker.phase),
+                worker.restarts,
+                worker.cpu,
+                store,
+                position=position,
+                lag_bytes=lag,
+                endpoints=worker.endpoints,
+                last_exit=worker.last_exit or None,
+                last_error=worker.last_error or None,
+                info=worker.info,
+            )
+        )
+    return rows

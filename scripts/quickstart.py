@@ -1,0 +1,279 @@
+"""CommitMQ in one minute: start a node, send it a month of real flights, read them back, look at the files, stop it.
+
+Run through scripts/quickstart, which prepares the environment. Leaves nothing behind: the node lives in a temporary
+folder and is stopped however this ends, also by Ctrl-C. With --keep it stays, and the last lines say how to talk to it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import gzip
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NoReturn
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from commitmq import Admin, Consumer, Message, Producer
+
+FLIGHTS = Path(__file__).resolve().parent / "data" / "flights-2013-01.csv.gz"
+COMMITMQ = Path(sys.executable).with_name("commitmq")
+TOPIC = "flights"
+GROUP = "punctuality"
+BATCH_MESSAGES = 1_000
+# Small segments, so that a few megabytes already roll over several files; RocketMQ's default is 1 GiB.
+SEGMENT_BYTES = 4 * 1024 * 1024
+PATIENCE_S = 60.0
+
+console = Console(highlight=False)
+
+
+def main(arguments: list[str]) -> int:
+    """The whole tour; returns 0 when every flight came back."""
+    options = parse(arguments)
+    signal.signal(signal.SIGTERM, interrupted)
+    signal.signal(signal.SIGHUP, interrupted)
+    try:
+        flights = load_flights(options.rows)
+        with temporary_node(keep=options.keep) as (store, address):
+            send(address, flights)
+            receive(address, flights)
+            receive_some(address, flights)
+            show_files(store)
+            if options.keep:
+                show_what_next(store, address)
+    except KeyboardInterrupt:
+        console.print("interrupted", style="red")
+        return 130
+    return 0
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="scripts/quickstart", description=__doc__)
+    parser.add_argument("--keep", action="store_true", help="leave the node running and say how to talk to it")
+    parser.add_argument("--rows", type=int, metavar="N", help="send only the first N flights (default: all 27,004)")
+    options = parser.parse_args(arguments)
+    if options.rows is not None and options.rows < 1:
+        parser.error("--rows must be at least 1")
+    return options
+
+
+def interrupted(_signal: int, _frame: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+# ---------------------------------------------------------------- the node
+
+
+@contextmanager
+def temporary_node(*, keep: bool) -> Iterator[tuple[Path, str]]:
+    """A node on a new folder, as (store folder, address); stopped and removed afterwards unless it is to be kept."""
+    store = Path(tempfile.mkdtemp(prefix="commitmq-quickstart-"))
+    heading(f"start a node on {store}")
+    processes: list[psutil.Process] = []
+    try:
+        settings = ["network.port=0", f"commit_log.segment_bytes={SEGMENT_BYTES}"]
+        run("start", "--background", "--store", store, *(part for one in settings for part in ("--set", one)))
+        status = json.loads(run("status", "--store", store, "--json", show=False))
+        # Noted now: psutil keeps start times with the pids, so that what is looked for later is these very processes.
+        processes = [psutil.Process(row["pid"]) for row in status["processes"] if row["pid"]]
+        console.print(f"{len(processes)} processes: " + ", ".join(r["role"] for r in status["processes"] if r["pid"]))
+        yield store, status["node"]["admin"][0]
+    except BaseException:
+        keep = False
+        raise
+    finally:
+        if not keep:
+            # A second Ctrl-C must not leave half a node behind.
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                signal.signal(number, signal.SIG_IGN)
+            stop(store, processes)
+
+
+def stop(store: Path, processes: list[psutil.Process]) -> None:
+    """Stop the node, make sure that it is gone, remove its folder."""
+    heading("stop the node")
+    try:
+        run("stop", "--store", store)
+    except subprocess.CalledProcessError:
+        console.print("the node did not stop in order", style="red")
+    _, left = psutil.wait_procs(processes, timeout=5)
+    for process in left:
+        console.print(f"{process} was still running and is ended", style="red")
+        process.kill()
+    shutil.rmtree(store, ignore_errors=True)
+    if left:
+        sys.exit(1)
+    console.print("nothing is left running" + ("" if store.exists() else f", {store} is removed"))
+
+
+def run(*arguments: object, show: bool = True) -> str:
+    """Run ``commitmq`` with ``arguments`` and return what it printed. Raises CalledProcessError."""
+    # A session of its own: Ctrl-C must reach this script only, which then stops the node in order.
+    command = [str(COMMITMQ), *map(str, arguments)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    if show:
+        console.print(f"[dim]$ commitmq {' '.join(command[1:])}[/dim]\n{done.stdout.rstrip()}", soft_wrap=True)
+    return done.stdout
+
+
+# ---------------------------------------------------------------- the data
+
+
+def load_flights(limit: int | None) -> list[Message]:
+    """One message a flight: a JSON body, the airport it leaves from as its tag, airline, number and day as its key."""
+    heading("read the data set")
+    flights = []
+    with gzip.open(FLIGHTS, "rt", encoding="ascii", newline="") as file:
+        for row in csv.DictReader(file):
+            key = f"{row['carrier']}{row['flight']}@{row['year']}-{int(row['month']):02}-{int(row['day']):02}"
+            flights.append(Message(json.dumps(row).encode(), tags=row["origin"], keys=key))
+            if len(flights) == limit:
+                break
+    console.print(f"{len(flights):,} flights that were to leave New York City in January 2013 ({FLIGHTS.name})")
+    return flights
+
+
+# ---------------------------------------------------------------- send and receive
+
+
+def send(address: str, flights: list[Message]) -> None:
+    """Send all flights in batches; each send returns once its batch is on the device."""
+    heading(f"send {len(flights):,} flights to the topic {TOPIC!r}")
+    started = time.perf_counter()
+    with Producer(address) as producer:
+        for first in range(0, len(flights), BATCH_MESSAGES):
+            results = producer.send_batch(TOPIC, flights[first : first + BATCH_MESSAGES])
+    report_rate("stored and flushed", len(flights), time.perf_counter() - started)
+    last = results[-1]
+    console.print(f"the last one is queue {last.queue}, offset {last.queue_offset}; its message id is {last.msg_id}")
+
+
+def receive(address: str, flights: list[Message]) -> None:
+    """Read everything as a consumer group, sum up delays by airline, commit the position, and look at the lag."""
+    heading(f"read them as the consumer group {GROUP!r}")
+    missing = {(message.keys[0], message.body) for message in flights}
+    delays: dict[str, list[int]] = {}
+    sample: Message | None = None
+    received = 0
+    started = time.perf_counter()
+    with Consumer(GROUP, TOPIC, node=address, start="earliest") as consumer:
+        deadline = time.monotonic() + PATIENCE_S
+        while received < len(flights) and time.monotonic() < deadline:
+            for message in consumer.poll(timeout_s=1.0):
+                received += 1
+                flight = json.loads(message.body)
+                if flight["dep_delay"] != "NA":
+                    delays.setdefault(flight["carrier"], []).append(int(flight["dep_delay"]))
+                missing.discard((message.keys[0], message.body))
+                sample = sample or message
+        seconds = time.perf_counter() - started
+        consumer.commit()
+    report_rate("joined the group, read and decoded", received, seconds)
+    if missing or received != len(flights) or sample is None:
+        sys.exit(f"{received:,} messages came back, {len(missing):,} of {len(flights):,} flights are missing")
+    show_message(sample)
+    show_delays(delays)
+    with Admin(address) as admin:
+        show_lag(admin)
+
+
+def receive_some(address: str, flights: list[Message]) -> None:
+    """The node filters by tag: only the flights of one airport leave it."""
+    heading("read only what left from JFK, filtered by the node")
+    wanted = sum(message.tags == "JFK" for message in flights)
+    received = 0
+    with Consumer("jfk-only", TOPIC, node=address, start="earliest", filter="JFK") as consumer:
+        deadline = time.monotonic() + PATIENCE_S
+        while received < wanted and time.monotonic() < deadline:
+            received += sum(message.tags == "JFK" for message in consumer.poll(timeout_s=1.0))
+    console.print(f"{received:,} of {len(flights):,} messages")
+    if received != wanted:
+        sys.exit(f"{wanted:,} flights left from JFK")
+
+
+# ---------------------------------------------------------------- what is shown
+
+
+def heading(text: str) -> None:
+    console.print(f"\n[bold cyan]▸ {text}[/bold cyan]", soft_wrap=True)
+
+
+def report_rate(what: str, count: int, seconds: float) -> None:
+    console.print(f"{what}: {count:,} messages in {seconds:.2f} s, {count / seconds:,.0f} a second")
+
+
+def show_message(message: Message) -> None:
+    """Every field of one message."""
+    table = Table("field", "value", title="one message", title_justify="left", show_edge=False)
+    fields: dict[str, Any] = {
+        "topic, queue": f"{message.topic}, {message.queue_id}",
+        "queue offset": message.queue_offset,
+        "physical offset": message.physical_offset,
+        "stored at": time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(message.store_timestamp / 1000)) + " UTC",
+        "tag": message.tags,
+        "key": message.keys[0],
+        "body": message.body.decode(),
+    }
+    for name, value in fields.items():
+        table.add_row(name, str(value))
+    console.print(table)
+
+
+def show_delays(delays: dict[str, list[int]]) -> None:
+    """What the data says: mean departure delay by airline, the busiest ones."""
+    table = Table(title="departure delay", title_justify="left", show_edge=False)
+    for name in ("airline", "flights", "mean minutes late"):
+        table.add_column(name, justify="left" if name == "airline" else "right")
+    for carrier, minutes in sorted(delays.items(), key=lambda item: -len(item[1]))[:5]:
+        table.add_row(carrier, f"{len(minutes):,}", f"{sum(minutes) / len(minutes):.1f}")
+    console.print(table)
+
+
+def show_lag(admin: Admin) -> None:
+    """Where the group stands in each queue."""
+    raise NotImplementedError
+
+
+def show_files(store: Path) -> None:
+    """RocketMQ's files of the store, as they would be found by RocketMQ."""
+    heading("the files on disk, in RocketMQ's format")
+    table = Table(show_edge=False)
+    for name in ("file", "size", "on disk"):
+        table.add_column(name, justify="left" if name == "file" else "right")
+    for path in sorted(store.rglob("*")):
+        if path.is_file() and path.relative_to(store).parts[0] not in ("run", "commitmq"):
+            facts = path.stat()
+            table.add_row(str(path.relative_to(store)), f"{facts.st_size:,}", f"{facts.st_blocks * 512:,}")
+    console.print(table)
+
+
+def show_what_next(store: Path, address: str) -> None:
+    """How to go on with a node that was kept."""
+    heading("the node stays; talk to it like this")
+    here = os.path.relpath(COMMITMQ)
+    command = here if not here.startswith("..") else str(COMMITMQ)
+    console.print(
+        f"{command} status --node {address}\n"
+        f"{command} consume {TOPIC} --node {address} --from earliest --limit 3\n"
+        f"echo hello | {command} produce greetings --node {address}\n"
+        f"{command} stop --store {store}",
+        soft_wrap=True,
+    )
+    console.print(f"stopping keeps the messages; remove {store} when you are done", soft_wrap=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

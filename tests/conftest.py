@@ -1,0 +1,36 @@
+"""Fixtures that every suite may use: the golden stores, unpacked once, and copies that a test may write to."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from golden_stores import GOLDEN_NAMES, GoldenStore, unpack
+
+
+@pytest.fixture(scope="session")
+def golden_stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, GoldenStore]:
+    """Both golden stores by name ("clean", "crash"). Shared by all tests: read only."""
+    return {name: unpack(name, tmp_path_factory.mktemp(f"golden-{name}")) for name in GOLDEN_NAMES}
+
+
+@pytest.fixture(params=GOLDEN_NAMES)
+def golden(request: pytest.FixtureRequest, golden_stores: dict[str, GoldenStore]) -> GoldenStore:
+    """Each golden store in turn. Read only."""
+    return golden_stores[request.param]
+
+
+@pytest.fixture
+def golden_copy(golden_stores: dict[str, GoldenStore], tmp_path: Path) -> Callable[[str], GoldenStore]:
+    """``golden_copy(name)``: a golden store in a folder of this test's own, which it may change."""
+
+    def copy(name: str) -> GoldenStore:
+        original = golden_stores[name]
+        root = tmp_path / f"golden-{name}"
+        shutil.copytree(original.root, root)
+        return GoldenStore(name, root, original.messages, original.lines)
+
+    return copy

@@ -1,0 +1,514 @@
+"""Goal: a node starts, heals from the death of any of its processes, and stops, and says truly how that went.
+
+Method: the real command in real processes on a temporary store. Where a worker must misbehave in a way that real ones
+do not (refuse to stop, crash at every start), the real supervisor runs over the do-nothing workers of ``lifecycle/``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commitmq.cli.exit_codes import CliExit
+
+LIFECYCLE = Path(__file__).parent / "lifecycle"
+SEGMENT_BYTES = 1 << 20
+ROLES = ("coordinator", "dispatcher-consume_queue", "reput", "flush", "allocate", "reader-0", "writer")
+DEADLINE_S = 30.0
+
+
+def environment(**extra: str) -> dict[str, str]:
+    """Ours, with what this process can import importable in the node's processes too."""
+    paths = [str(LIFECYCLE), *(path for path in sys.path if path)]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **extra}
+
+
+def commitmq(*arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "commitmq.cli.main", *arguments],
+        env=environment(**extra),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def alive(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return False
+    return stat[stat.rindex(b")") + 2 :][:1] != b"Z"
+
+
+def eventually(condition: Callable[[], Any], what: str, timeout_s: float = DEADLINE_S) -> Any:
+    deadline = time.monotonic() + timeout_s
+    while True:
+        found = condition()
+        if found:
+            return found
+        assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
+        time.sleep(0.05)
+
+
+class Node:
+    """A node on one store, driven by the command; remembers every pid it saw so that none is left behind."""
+
+    def __init__(self, store: Path) -> None:
+        self.store = store
+        self.foreground_log = store.parent / "foreground.log"
+        self.seen: set[int] = set()
+        self.keeper: subprocess.Popen[bytes] | None = None
+        self.settings = ["network.port=0", f"commit_log.segment_bytes={SEGMENT_BYTES}"]
+
+    def arguments(self, *more: str) -> list[str]:
+        pairs = [part for setting in (*self.settings, *more) for part in ("--set", setting)]
+        return ["start", "--store", str(self.store), *pairs]
+
+    def start(self, *more: str, **extra: str) -> subprocess.CompletedProcess[str]:
+        ended = commitmq(*self.arguments(*more), "--background", **extra)
+        if ended.returncode == 0:
+            self.pids()
+        return ended
+
+    def start_in_foreground(self) -> subprocess.Popen[bytes]:
+        with open(self.foreground_log, "wb") as log:
+            keeper = subprocess.Popen(
+                [sys.executable, "-m", "commitmq.cli.main", *self.arguments()],
+                env=environment(),
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                start_new_session=True,
+            )
+        self.keeper = keeper
+        self.seen.add(keeper.pid)
+        eventually(lambda: self.report()["node"].get("state") == "ready", "the node is ready")
+        self.pids()
+        return keeper
+
+    def stop(self) -> subprocess.CompletedProcess[str]:
+        return commitmq("stop", "--store", str(self.store))
+
+    def report(self) -> dict[str, Any]:
+        ended = commitmq("status", "--store", str(self.store), "--json")
+        found: dict[str, Any] = json.loads(ended.stdout) if ended.returncode == 0 else {"node": {}, "processes": []}
+        self.seen |= {row["pid"] for row in found["processes"] if row["pid"]}
+        return found
+
+    def pids(self) -> dict[str, int]:
+        return {row["role"]: row["pid"] for row in self.report()["processes"] if row["pid"]}
+
+    def row(self, role: str) -> dict[str, Any]:
+        return next((row for row in self.report()["processes"] if row["role"] == role), {})
+
+    def healed(self, role: str, old_pid: int) -> bool:
+        row = self.row(role)
+        return row.get("state") == "ready" and row["pid"] not in (None, old_pid)
+
+    def log(self) -> str:
+        return (self.store / "commitmq" / "node.log").read_text()
+
+    def end(self) -> None:
+        """Whatever a failed test left: by pid, the keeper first (it would start others again)."""
+        if (self.store / "run" / "node.json").exists():
+            self.stop()
+        for pid in sorted(self.seen):
+            if alive(pid) and self.is_ours(pid):
+                os.kill(pid, signal.SIGKILL)
+        if self.keeper is not None:
+            self.keeper.wait(DEADLINE_S)
+
+    def is_ours(self, pid: int) -> bool:
+        return b"commitmq" in Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    made = Node(tmp_path / "store")
+    yield made
+    made.end()
+
+
+@pytest.fixture
+def running(node: Node) -> Node:
+    ended = node.start()
+    assert ended.returncode == 0, ended.stderr
+    return node
+
+
+# ---------------------------------------------------------------- start, status, stop
+
+
+def test_start_status_and_stop(running: Node) -> None:
+    report = running.report()
+    assert report["node"]["state"] == "ready"
+    assert {row["role"] for row in report["processes"]} == {"keeper", "supervisor", "forkserver", "recovery", *ROLES}
+    for row in report["processes"]:
+        assert row["state"] == ("done" if row["role"] == "recovery" else "ready"), row
+        assert row["restarts"] == 0
+    assert (running.store / "abort").exists()
+    pids = running.pids()
+
+    ended = running.stop()
+
+    assert ended.returncode == 0, ended.stderr + running.log()
+    assert not [role for role, pid in pids.items() if alive(pid)]
+    assert not (running.store / "abort").exists()
+    assert not (running.store / "run" / "node.json").exists()
+    assert commitmq("status", "--store", str(running.store)).returncode == CliExit.NODE_UNAVAILABLE
+    assert running.stop().returncode == CliExit.NODE_UNAVAILABLE
+
+
+def test_stop_by_address_waits_for_the_processes_of_this_machine(running: Node) -> None:
+    pids = running.pids()
+    ended = commitmq("stop", "--node", running.report()["node"]["admin"][0])
+    assert ended.returncode == 0, ended.stderr
+    assert not [role for role, pid in pids.items() if alive(pid)]
+
+
+def test_a_second_node_is_refused_by_the_pid_of_the_first(running: Node) -> None:
+    before = running.pids()
+    ended = commitmq(*running.arguments(), "--background")
+    assert ended.returncode == CliExit.STORE_LOCKED
+    assert str(before["supervisor"]) in ended.stderr
+    assert running.pids() == before
+
+
+def test_a_store_of_another_segment_size_is_refused_with_both_numbers(node: Node) -> None:
+    segment = node.store / "commitlog" / "00000000000000000000"
+    segment.parent.mkdir(parents=True)
+    segment.write_bytes(bytes(2 * SEGMENT_BYTES))
+    ended = node.start()
+    assert ended.returncode == CliExit.STORE_UNUSABLE
+    assert str(SEGMENT_BYTES) in ended.stderr
+    assert str(2 * SEGMENT_BYTES) in ended.stderr
+    assert not (node.store / "abort").exists(), "a refused store must be left as it was found"
+    assert segment.stat().st_size == 2 * SEGMENT_BYTES
+
+
+def test_a_wrong_key_is_named(node: Node) -> None:
+    ended = node.start("commit_log.segmnt_bytes=4096")
+    assert ended.returncode == CliExit.CONFIG_ERROR
+    assert "segmnt_bytes" in ended.stderr
+
+
+def test_a_taken_port_is_named(node: Node) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        ended = node.start(f"network.port={port}")
+    assert ended.returncode == CliExit.ADDRESS_IN_USE
+    assert str(port) in ended.stderr
+
+
+def test_a_node_open_to_the_network_says_so(node: Node) -> None:
+    ended = node.start("network.host=0.0.0.0")
+    assert ended.returncode == 0, ended.stderr
+    assert "WITHOUT AUTHENTICATION" in ended.stderr
+    assert "WITHOUT AUTHENTICATION" in node.log()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stops_a_node_in_the_foreground_in_order(node: Node, number: signal.Signals) -> None:
+    keeper = node.start_in_foreground()
+    pids = node.pids()
+    keeper.send_signal(number)
+    assert keeper.wait(DEADLINE_S) == 0
+    assert not [role for role, pid in pids.items() if alive(pid)]
+    assert not (node.store / "abort").exists()
+    assert "stopped; everything written is flushed" in node.foreground_log.read_text()
+
+
+def test_a_signal_to_every_process_at_once_still_stops_in_order(node: Node) -> None:
+    # What a service manager does: SIGTERM to the whole control group.
+    keeper = node.start_in_foreground()
+    for pid in node.pids().values():
+        with contextlib.suppress(ProcessLookupError):  # the first signal already stops the node
+            os.kill(pid, signal.SIGTERM)
+    assert keeper.wait(DEADLINE_S) == 0
+    assert not (node.store / "abort").exists()
+
+
+def test_an_idle_supervisor_wakes_at_most_five_times_a_second(running: Node) -> None:
+    def switches() -> int:
+        text = Path(f"/proc/{pid}/status").read_text()
+        return int(text.split("voluntary_ctxt_switches:")[1].split()[0])
+
+    pid = running.pids()["supervisor"]
+    time.sleep(0.5)
+    before, started = switches(), time.monotonic()
+    time.sleep(2)
+    a_second = (switches() - before) / (time.monotonic() - started)
+    assert 1 <= a_second <= 6.5  # five, and what the CPU samples' file reads may add
+
+
+# ---------------------------------------------------------------- deaths
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_killed_worker_is_started_again_and_the_others_go_on(running: Node, role: str) -> None:
+    before = running.pids()
+    endpoints = running.row(role).get("endpoints")
+    os.kill(before[role], signal.SIGKILL)
+    eventually(lambda: running.healed(role, before[role]), f"{role} is back")
+    after = running.pids()
+    assert {name: pid for name, pid in after.items() if name != role} == {
+        name: pid for name, pid in before.items() if name != role
+    }
+    row = running.row(role)
+    assert row["restarts"] == 1
+    assert row["last_exit"] == "killed by SIGKILL"
+    assert row["endpoints"] == endpoints, "clients must find it at the same address"
+    assert running.stop().returncode == 0
+
+
+def test_a_killed_forkserver_leaves_the_workers_alone_and_serves_again(running: Node) -> None:
+    before = running.pids()
+    os.kill(before["forkserver"], signal.SIGKILL)
+    eventually(lambda: running.healed("forkserver", before["forkserver"]), "the forkserver is back")
+    after = running.pids()
+    assert {role: after[role] for role in ROLES} == {role: before[role] for role in ROLES}
+    # Workers of a dead forkserver can still be waited for, and the new one forks their successors.
+    os.kill(before["reput"], signal.SIGKILL)
+    eventually(lambda: running.healed("reput", before["reput"]), "reput is back")
+    assert not alive(before["reput"])
+    assert running.stop().returncode == 0
+
+
+def test_a_worker_killed_together_with_the_forkserver_comes_back(running: Node) -> None:
+    before = running.pids()
+    os.kill(before["forkserver"], signal.SIGKILL)
+    os.kill(before["writer"], signal.SIGKILL)
+    eventually(lambda: running.healed("writer", before["writer"]), "the writer is back")
+    assert running.stop().returncode == 0
+
+
+def test_a_killed_supervisor_is_started_again_at_the_same_addresses(running: Node) -> None:
+    before = running.report()
+    pids = running.pids()
+    os.kill(pids["supervisor"], signal.SIGKILL)
+    eventually(lambda: running.healed("supervisor", pids["supervisor"]), "the supervisor is back")
+    after = running.report()
+    assert after["node"]["admin"] == before["node"]["admin"]
+    assert after["node"]["epoch"] == before["node"]["epoch"] + 1
+    assert after["node"]["token"] != before["node"]["token"]
+    for old, new in zip(before["processes"], after["processes"], strict=True):
+        assert old.get("endpoints") == new.get("endpoints")
+    assert running.pids()["keeper"] == pids["keeper"]
+    assert not [role for role in ROLES if alive(pids[role])]
+    assert running.stop().returncode == 0
+
+
+def test_a_background_node_outlives_its_keeper_and_says_so(running: Node) -> None:
+    os.kill(running.pids()["keeper"], signal.SIGKILL)
+    eventually(lambda: running.report()["node"]["keeper"] == "gone", "the supervisor notices")
+    assert "keeper is gone" in commitmq("status", "--store", str(running.store)).stdout
+    assert running.stop().returncode == 0
+
+
+def test_a_foreground_node_stops_in_order_when_its_keeper_is_killed(node: Node) -> None:
+    keeper = node.start_in_foreground()
+    pids = node.pids()
+    keeper.kill()
+    keeper.wait()
+    eventually(lambda: not [role for role, pid in pids.items() if alive(pid)], "every process is gone")
+    assert not (node.store / "abort").exists()
+
+
+def test_a_node_killed_as_a_whole_starts_again(running: Node) -> None:
+    pids = running.pids()
+    for role in ("keeper", "supervisor", *ROLES, "forkserver"):
+        os.kill(pids[role], signal.SIGKILL)
+    eventually(lambda: not [role for role, pid in pids.items() if alive(pid)], "every process is gone")
+    assert (running.store / "abort").exists()
+    assert running.stop().returncode == CliExit.NODE_UNAVAILABLE
+    ended = running.start()
+    assert ended.returncode == 0, ended.stderr
+    assert "store recovered clean=False" in running.log()
+    assert running.stop().returncode == 0
+
+
+def test_a_worker_that_hangs_is_killed_and_started_again(node: Node) -> None:
+    assert node.start("supervisor.hang_timeout_s=2").returncode == 0
+    pid = node.pids()["reader-0"]
+    os.kill(pid, signal.SIGSTOP)
+    eventually(lambda: node.healed("reader-0", pid), "the reader is back")
+    assert "no heartbeat" in node.row("reader-0")["last_exit"]
+    assert node.stop().returncode == 0
+
+
+def test_a_supervisor_killed_during_start_heals_and_start_still_returns_when_ready(node: Node, tmp_path: Path) -> None:
+    ended = node.start(COMMITMQ_FAILPOINTS="supervisor.before_abort=kill@1", COMMITMQ_FAILPOINTS_ONCE=str(tmp_path))
+    assert ended.returncode == 0, ended.stderr
+    assert "supervisor was killed by signal 9" in node.log()
+    assert node.stop().returncode == 0
+
+
+def test_a_supervisor_killed_during_stop_stays_down_and_leaves_abort(node: Node, tmp_path: Path) -> None:
+    assert node.start(COMMITMQ_FAILPOINTS="supervisor.before_abort_removed=kill@1").returncode == 0
+    pids = node.pids()
+    assert node.stop().returncode == CliExit.UNCLEAN_STOP
+    assert not [role for role, pid in pids.items() if alive(pid)]
+    assert (node.store / "abort").exists()
+    assert node.start().returncode == 0
+    assert node.stop().returncode == 0
+
+
+# ---------------------------------------------------------------- workers that misbehave
+
+
+class TinyNode:
+    """The real supervisor, without a keeper, over workers that do nothing."""
+
+    def __init__(self, store: Path, *settings: str) -> None:
+        self.own = store / "commitmq"
+        self.own.mkdir(parents=True, exist_ok=True)
+        self.store = store
+        self.process = subprocess.Popen(
+            [sys.executable, str(LIFECYCLE / "tiny_node.py"), str(store), "0", "network.port=0", *settings],
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+
+    def outcome(self) -> dict[str, Any]:
+        """The first report that says how the start ended."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            report: dict[str, Any] = json.loads(line)
+            if report["event"] != "info":
+                return report
+        raise AssertionError(f"no report; exit code {self.process.wait()}")
+
+    def order(self) -> list[list[str]]:
+        return [line.split() for line in (self.own / "order").read_text().splitlines()]
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(DEADLINE_S)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()  # the workers end with their lifelines
+        self.process.communicate()
+
+
+@pytest.fixture
+def tiny(tmp_path: Path) -> Iterator[Callable[..., TinyNode]]:
+    made: list[TinyNode] = []
+
+    def make(*settings: str) -> TinyNode:
+        made.append(TinyNode(tmp_path / "store", *settings))
+        return made[-1]
+
+    (tmp_path / "store" / "commitmq").mkdir(parents=True)
+    yield make
+    for one in made:
+        one.close()
+
+
+def test_workers_stop_in_the_reverse_order_of_their_start(tiny: Callable[..., TinyNode]) -> None:
+    one = tiny("reader.count=2")
+    assert one.outcome()["event"] == "ready"
+    assert one.stop() == 0
+    roles = ["coordinator", "dispatcher-consume_queue", "reput", "flush", "allocate", "reader-0", "reader-1", "writer"]
+    assert [(words[0], words[1]) for words in one.order()] == [
+        *(("start", role) for role in ("recovery", *roles)),
+        *(("stop", role) for role in reversed(roles)),
+    ]
+    assert not (one.store / "abort").exists()
+
+
+def test_a_worker_that_does_not_stop_is_killed_and_abort_stays(tiny: Callable[..., TinyNode], tmp_path: Path) -> None:
+    one = tiny("supervisor.stop_timeout_s=1")
+    assert one.outcome()["event"] == "ready"
+    (one.own / "flush.deaf").touch()
+    assert one.stop() == CliExit.UNCLEAN_STOP
+    assert (one.store / "abort").exists()
+    assert "reput" in [words[1] for words in one.order() if words[0] == "stop"], "those after it still drain"
+    again = tiny()
+    assert again.outcome()["event"] == "ready"
+    assert again.order()[-8][:2] == ["start", "recovery"]
+    assert again.order()[-8][3] == "False", "recovery must be told that the last stop was not clean"
+
+
+def test_a_worker_that_crashes_at_every_start_fails_the_start_with_its_reason(tiny: Callable[..., TinyNode]) -> None:
+    one = tiny()
+    (one.own / "reput.crash").touch()
+    outcome = one.outcome()
+    assert outcome["event"] == "failed"
+    assert "crash wanted" in outcome["error"]
+    assert "reput" in outcome["error"]
+    assert one.process.wait(DEADLINE_S) == CliExit.START_FAILED
+    started = [words[1] for words in one.order() if words[0] == "start"]
+    assert started.count("reput") == 3
+    assert "writer" not in started
+
+
+def test_a_store_that_a_worker_calls_unusable_fails_the_start_at_once(tiny: Callable[..., TinyNode]) -> None:
+    one = tiny()
+    (one.own / "recovery.fail").write_text("sizes differ")
+    outcome = one.outcome()
+    assert outcome["code"] == CliExit.STORE_UNUSABLE
+    assert "sizes differ" in outcome["error"]
+    assert one.process.wait(DEADLINE_S) == CliExit.STORE_UNUSABLE
+    assert len(one.order()) == 1
+    assert not (one.store / "abort").exists()
+
+
+def test_a_dying_worker_is_started_again_ever_more_slowly(tiny: Callable[..., TinyNode]) -> None:
+    one = tiny("supervisor.restart_backoff_ms=200")
+    assert one.outcome()["event"] == "ready"
+    ends = []
+    for count in range(1, 4):
+        pid = next(int(words[2]) for words in reversed(one.order()) if words[1] == "reput")
+        eventually(lambda pid=pid: alive(pid), "reput lives")
+        time.sleep(0.2)
+        killed = time.monotonic()
+        os.kill(pid, signal.SIGKILL)
+        wanted = count + 1
+        eventually(lambda wanted=wanted: [w[1] for w in one.order()].count("reput") == wanted, "reput is started again")
+        ends.append(time.monotonic() - killed)
+    assert ends[0] >= 0.2
+    assert ends[1] >= 0.4
+    assert ends[2] >= 0.8
+    assert one.stop() == 0, "a worker that died and came back drains like any other"
+
+
+def test_a_stop_does_not_wait_long_for_a_recovery(tiny: Callable[..., TinyNode], tmp_path: Path) -> None:
+    (tmp_path / "store" / "commitmq" / "recovery.silent").touch()
+    one = tiny()
+    eventually(lambda: (one.own / "order").exists(), "recovery runs")
+    started = time.monotonic()
+    assert one.stop() == CliExit.UNCLEAN_STOP
+    assert time.monotonic() - started < 10
+    assert (one.store / "abort").exists()
+    assert one.outcome()["event"] == "failed"
+
+
+def test_an_orphan_that_hangs_is_killed_before_a_new_node_starts(tiny: Callable[..., TinyNode]) -> None:
+    one = tiny()
+    assert one.outcome()["event"] == "ready"
+    stuck = next(int(words[2]) for words in one.order() if words[1] == "flush")
+    (one.own / "flush.stuck").touch()
+    time.sleep(0.5)  # until its loop has come round to look
+    one.process.kill()
+    one.process.wait()
+    (one.own / "flush.stuck").unlink()
+    started = time.monotonic()
+    again = tiny()
+    assert again.outcome()["event"] == "ready"
+    assert time.monotonic() - started >= 4.5, "an orphan gets time to exit by itself"
+    assert not alive(stuck)
+    assert again.stop() == 0

@@ -1,0 +1,234 @@
+"""Goal: topics are RocketMQ's file, limits hold, and a deletion is whole after a crash between any two of its writes.
+Method: real files; a crash is an error at the n-th write, after which everything is loaded again.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from commitmq.coordination.topics import MAX_QUEUES, Topics
+from commitmq.errors import ProtocolError, StoreError
+from commitmq.store import json_config
+from commitmq.store.layout import StoreLayout
+from commitmq.store.topic_config import TopicTable
+from golden_stores import GoldenStore
+
+
+def _load(layout: StoreLayout, *, auto_create: bool = True, max_topics: int = 1_000) -> Topics:
+    return Topics.load(layout, auto_create=auto_create, default_queues=4, max_topics=max_topics)
+
+
+@pytest.fixture
+def layout(tmp_path: Path) -> StoreLayout:
+    return StoreLayout(tmp_path / "store")
+
+
+def _code(call: Callable[[], object]) -> str:
+    with pytest.raises(ProtocolError) as caught:
+        call()
+    return caught.value.code
+
+
+def test_created_topics_are_there_after_the_write(layout: StoreLayout) -> None:
+    topics = _load(layout)
+    assert topics.create("orders", 3)
+    assert topics.is_staged("orders")
+    assert not topics.create("orders", 3)
+    topics.write()
+    assert not topics.is_staged("orders")
+    assert topics.changed == ["orders"]
+    data = json_config.load(layout.config / "topics.json")
+    assert data["dataVersion"]["counter"] == 1
+    assert data["topicConfigTable"]["orders"] == {
+        "attributes": {},
+        "order": False,
+        "perm": 6,
+        "readQueueNums": 3,
+        "topicFilterType": "SINGLE_TAG",
+        "topicName": "orders",
+        "topicSysFlag": 0,
+        "writeQueueNums": 3,
+    }
+    assert _load(layout).get("orders").read_queues == 3
+
+
+def test_a_failed_write_takes_creations_back(layout: StoreLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+    topics = _load(layout)
+    topics.create("kept", 1)
+    topics.write()
+    topics.changed.clear()
+    topics.create("lost", 1)
+    topics.create("kept", 5, update=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(json_config, "replace_text", _no_space)
+        with pytest.raises(StoreError):
+            topics.write()
+    assert topics.names() == ["kept"]
+    assert topics.get("kept").read_queues == 1
+    assert topics.table.version.counter == 1
+    topics.write()
+    assert _load(layout).names() == ["kept"]
+
+
+def _no_space(path: Path, text: str) -> None:
+    raise StoreError("no space", path=path)
+
+
+def test_names_numbers_and_attributes_are_checked(layout: StoreLayout) -> None:
+    topics = _load(layout)
+    for name in ("", "a b", "é", "a/b", "..", "x" * 128, "%RETRY%" + "x" * 249):
+        assert _code(lambda name=name: topics.create(name, 1)) == "INVALID_PARAMETER"
+        assert _code(lambda name=name: topics.route(name, create=True)) == "INVALID_PARAMETER"
+    for queues in (0, -1, MAX_QUEUES + 1):
+        assert _code(lambda queues=queues: topics.create("t", queues)) == "INVALID_PARAMETER"
+    assert _code(lambda: topics.create("t", 1, perm=8)) == "INVALID_PARAMETER"
+    for attributes in (
+        {"queue.type": "BatchCQ"},
+        {"cleanup.policy": "COMPACTION"},
+        {"colour": "red"},
+        {"reserve.time": "x"},
+    ):
+        assert _code(lambda attributes=attributes: topics.create("t", 1, attributes=attributes)) == "INVALID_PARAMETER"
+    assert topics.names() == []
+    assert topics.create("x" * 127, 1, attributes={"message.type": "FIFO", "reserve.time": "-1"})
+    assert topics.create("%RETRY%" + "x" * 248, 1)
+
+
+@pytest.mark.parametrize("name", ["SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC", "rmq_sys_wheel_timer", "TBW102"])
+def test_system_topics_are_nobodys(layout: StoreLayout, name: str) -> None:
+    topics = _load(layout)
+    assert _code(lambda: topics.create(name, 1)) == "NO_PERMISSION"
+    assert _code(lambda: topics.route(name, create=True)) == "NO_PERMISSION"
+    topics.table.topics[name] = TopicTable.from_json({"topicConfigTable": {name: {}}}).topics[name]
+    assert topics.route(name, create=False).name == name
+    assert _code(lambda: topics.delete(name, 0)) == "NO_PERMISSION"
+
+
+def test_auto_creation_follows_the_configuration(layout: StoreLayout) -> None:
+    topics = _load(layout)
+    assert topics.route("t", create=True).write_queues == 4
+    assert _code(lambda: topics.route("u", create=False)) == "TOPIC_NOT_EXIST"
+    assert _code(lambda: _load(layout, auto_create=False).route("u", create=True)) == "TOPIC_NOT_EXIST"
+
+
+def test_the_number_of_topics_is_limited(layout: StoreLayout) -> None:
+    topics = _load(layout, max_topics=2)
+    topics.create("a", 1)
+    topics.route("b", create=True)
+    assert _code(lambda: topics.route("c", create=True)) == "LIMIT_EXCEEDED"
+    assert not topics.create("a", 1)
+
+
+def test_other_settings_are_refused_unless_they_are_an_update(layout: StoreLayout) -> None:
+    topics = _load(layout)
+    topics.create("t", 2)
+    assert _code(lambda: topics.create("t", 3)) == "INVALID_PARAMETER"
+    topics.table.topics["t"].unknown["future"] = 1
+    assert topics.create("t", 3, update=True)
+    topics.write()
+    again = _load(layout).get("t")
+    assert (again.read_queues, again.unknown) == (3, {"future": 1})
+
+
+def _delete(topics: Topics, name: str, end: int = 1_000) -> None:
+    topics.delete(name, end)
+    topics.write_deletions(end, 0)
+    topics.finish_deletions()
+
+
+def test_a_deleted_topic_leaves_a_tombstone_that_outlives_its_successor(layout: StoreLayout) -> None:
+    topics = _load(layout)
+    topics.create("t", 2)
+    _delete(topics, "t")
+    assert _code(lambda: topics.get("t")) == "TOPIC_NOT_EXIST"
+    assert _code(lambda: topics.delete("t", 5)) == "TOPIC_NOT_EXIST"
+    topics.create("t", 2)
+    topics.write()
+    again = _load(layout)
+    assert again.get("t").read_queues == 2
+    assert again.tombstones == {"t": 1_000}
+    assert json_config.load(layout.own / "deleted_topics.json") == {"t": 1_000}
+    again.create("u", 1)
+    again.delete("u", 2_000)
+    again.write_deletions(2_000, 1_000)
+    assert again.tombstones == {"u": 2_000}, "nothing below the log's minimum needs a tombstone"
+
+
+def test_no_topic_of_the_name_while_its_deletion_is_unfinished(layout: StoreLayout) -> None:
+    topics = _load(layout)
+    topics.create("t", 2)
+    topics.delete("t", 10)
+    assert _code(lambda: topics.create("t", 2)) == "SERVICE_NOT_AVAILABLE"
+    topics.write_deletions(10, 0)
+    assert _code(lambda: topics.route("t", create=True)) == "SERVICE_NOT_AVAILABLE"
+    topics.finish_deletions()
+    assert topics.create("t", 2)
+
+
+@pytest.mark.parametrize("failing_write", range(1, 6))
+def test_a_crash_between_any_two_writes_leaves_the_topic_whole_or_gone(
+    layout: StoreLayout, monkeypatch: pytest.MonkeyPatch, failing_write: int
+) -> None:
+    topics = _load(layout)
+    topics.create("t", 2)
+    topics.create("other", 1)
+    topics.write()
+    real, writes = json_config.replace_text, 0
+
+    def crashing(path: Path, text: str) -> None:
+        nonlocal writes
+        writes += 1
+        if writes >= failing_write:
+            raise StoreError("crash", path=path)
+        real(path, text)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(json_config, "replace_text", crashing)
+        try:
+            _delete(topics, "t")
+        except StoreError:
+            assert failing_write <= 4
+        else:
+            assert failing_write == 5, "a deletion has four writes"
+    again = _load(layout)
+    if failing_write == 1:
+        assert again.names() == ["other", "t"]
+        assert (again.tombstones, again.deleting) == ({}, {})
+        return
+    assert again.names() == ["other"]
+    assert again.deleting == ({"t": 1_000} if failing_write <= 4 else {})
+    again.write_deletions(1_500, 0)
+    again.finish_deletions()
+    final = _load(layout)
+    assert (final.names(), final.deleting) == (["other"], {})
+    assert final.tombstones["t"] >= 1_000
+
+
+@pytest.mark.parametrize("name", ["deleted_topics.json", "deleting_topics.json"])
+def test_unreadable_files_are_named(layout: StoreLayout, name: str) -> None:
+    layout.own.mkdir(parents=True)
+    (layout.own / name).write_text('["t"]')
+    with pytest.raises(StoreError, match=name):
+        _load(layout)
+
+
+def test_a_topics_file_of_rocketmq_is_served_unchanged_in_meaning(
+    tmp_path: Path, golden_stores: dict[str, GoldenStore]
+) -> None:
+    for name, store in golden_stores.items():
+        root = tmp_path / name
+        shutil.copytree(store.root / "config", root / "config")
+        layout = StoreLayout(root)
+        before = json_config.load(layout.config / "topics.json")
+        topics = _load(layout)
+        assert set(topics.names()) == set(before["topicConfigTable"])
+        topics.create("ours", 2)
+        topics.write()
+        after = json_config.load(layout.config / "topics.json")
+        assert after["topicConfigTable"].pop("ours")
+        assert after["topicConfigTable"] == before["topicConfigTable"]
+        assert after["dataVersion"]["counter"] == before["dataVersion"]["counter"] + 1

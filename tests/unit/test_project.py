@@ -1,0 +1,272 @@
+"""Goal: the shape of the project stays as it was drawn: who imports whom, what stays light, what files may not contain.
+
+Method: imports are read from the syntax trees, so that one inside a function counts as well; lightness is looked at in
+processes of their own; text rules go over every file that is, or is about to be, under version control.
+"""
+
+from __future__ import annotations
+
+import ast
+import csv
+import gzip
+import hashlib
+import io
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+PROJECT = Path(__file__).resolve().parents[2]
+ROOTS = {
+    "commitmq": PROJECT / "node" / "commitmq",
+    "commitmq_dispatchers": PROJECT / "dispatchers" / "commitmq_dispatchers",
+    "commitmq_plugins": PROJECT / "plugins" / "commitmq_plugins",
+}
+
+
+def modules() -> dict[str, Path]:
+    """Every module of the three source roots by its full name."""
+    found = {}
+    for package, root in ROOTS.items():
+        for path in sorted(root.rglob("*.py")):
+            parts = [package, *path.relative_to(root).with_suffix("").parts]
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+MODULES = modules()
+
+
+def imports_of(name: str) -> set[str]:
+    """Full names of the modules that module ``name`` imports, anywhere in it."""
+    path = MODULES[name]
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                above = package.rsplit(".", node.level - 1)[0] if node.level > 1 else package
+                base = f"{above}.{base}".rstrip(".")
+            # `from package import module` imports the module; for other names the package is what counts.
+            found.update(f"{base}.{alias.name}" if f"{base}.{alias.name}" in MODULES else base for alias in node.names)
+    return found
+
+
+def below(name: str, *packages: str) -> bool:
+    return any(name == package or name.startswith(f"{package}.") for package in packages)
+
+
+def offences(importers: str, *forbidden: str, allowed: tuple[str, ...] = ()) -> list[str]:
+    """ "module imports module" for each import of ``forbidden`` in the modules at or below ``importers``."""
+    return [
+        f"{name} imports {imported}"
+        for name in MODULES
+        if below(name, importers)
+        for imported in sorted(imports_of(name))
+        if below(imported, *forbidden) and not below(imported, *allowed)
+    ]
+
+
+# ---------------------------------------------------------------- who imports whom
+
+
+def test_the_reader_of_imports_sees_them() -> None:
+    # The rules below pass on an empty graph too, so the graph itself is checked first.
+    assert len(MODULES) > 20
+    assert "commitmq.control" in imports_of("commitmq.workers.doorbell")
+    assert "commitmq.errors" in imports_of("commitmq.workers.runtime"), "an import inside a function was missed"
+    assert "zmq" in imports_of("commitmq.workers.runtime")
+
+
+def test_the_node_knows_neither_dispatchers_nor_plugins() -> None:
+    assert offences("commitmq", "commitmq_dispatchers", "commitmq_plugins") == []
+
+
+def test_dispatchers_and_plugins_use_what_a_third_party_can() -> None:
+    inner = ("commitmq.workers", "commitmq.cli", "commitmq.supervisor", "commitmq.forkserver", "commitmq.coordination")
+    assert offences("commitmq_dispatchers", *inner, "commitmq_plugins") == []
+    assert offences("commitmq_plugins", *inner, "commitmq_dispatchers") == []
+
+
+def test_the_store_has_no_sockets_and_no_processes() -> None:
+    forbidden = ("zmq", "asyncio", "multiprocessing", "subprocess", "click", "rich", "psutil")
+    assert offences("commitmq.store", *forbidden) == []
+    # The socket module itself may be there: it is where Python keeps the conversions of addresses.
+    opening = re.compile(r"socket\.(socket|socketpair|create_)")
+    texts = {name: path.read_text(encoding="utf-8") for name, path in MODULES.items() if below(name, "commitmq.store")}
+    assert [name for name, text in texts.items() if opening.search(text)] == []
+
+
+def test_the_store_stands_alone() -> None:
+    allowed = ("commitmq.store", "commitmq.kernels", "commitmq.errors", "commitmq.log", "commitmq.failpoints")
+    assert offences("commitmq.store", "commitmq", allowed=allowed) == []
+
+
+def test_kernels_know_nothing_but_bytes() -> None:
+    assert offences("commitmq.kernels", "commitmq", allowed=("commitmq.kernels",)) == []
+    assert offences("commitmq.kernels", "zmq", "socket", "subprocess", "logging", "orjson") == []
+
+
+def test_clients_know_nothing_of_the_nodes_processes() -> None:
+    inner = ("commitmq.workers", "commitmq.coordination", "commitmq.supervisor", "commitmq.forkserver", "commitmq.cli")
+    assert offences("commitmq.client", *inner) == []
+
+
+@pytest.mark.parametrize("package", ["commitmq.errors", "commitmq.config", "commitmq.control", "commitmq.log"])
+def test_what_everyone_imports_needs_nothing_but_python(package: str) -> None:
+    names = {name.partition(".")[0] for name in imports_of(package)}
+    assert names <= set(sys.stdlib_module_names) | {"commitmq"}
+
+
+# ---------------------------------------------------------------- what stays light
+
+LIGHT = [
+    ("import commitmq; commitmq.Producer; commitmq.Consumer; commitmq.Admin; commitmq.Message", ["numpy", "numba"]),
+    ("import commitmq", ["numpy", "numba", "zmq", "click", "rich", "psutil"]),
+    ("import commitmq.cli.main", ["numpy", "numba", "zmq", "rich", "psutil"]),
+    ("import commitmq.keeper", ["numpy", "numba", "zmq", "click", "rich", "psutil", "orjson"]),
+    ("import commitmq.client.wire", ["numpy", "numba", "zmq"]),
+    ("import commitmq.store.layout", ["numpy", "numba"]),
+]
+
+
+@pytest.mark.parametrize(("code", "heavy"), LIGHT, ids=[code for code, _ in LIGHT])
+def test_an_import_does_not_load_what_it_does_not_need(code: str, heavy: list[str]) -> None:
+    report = f"{code}\nimport sys; print(*[name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", report], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == []
+
+
+# ---------------------------------------------------------------- what files contain
+
+
+def project_files() -> list[Path]:
+    """Files under version control or about to be, without those that git is told to ignore."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=PROJECT,
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    if listed.returncode:
+        pytest.skip("not a git checkout: there is no list of the project's files")
+    paths = [PROJECT / os.fsdecode(name) for name in listed.stdout.split(b"\0") if name]
+    return [path for path in paths if path.is_file()]
+
+
+def project_texts() -> list[tuple[Path, str]]:
+    texts = []
+    for path in project_files():
+        data = path.read_bytes()
+        if b"\0" not in data[:8192] and not data.startswith(b"\x1f\x8b"):
+            texts.append((path.relative_to(PROJECT), data.decode("utf-8")))
+    assert len(texts) > 50, "the list of files is not what it should be"
+    return texts
+
+
+def lines_with(pattern: str) -> list[str]:
+    compiled = re.compile(pattern)
+    return [
+        f"{path}:{number}: {line.strip()[:100]}"
+        for path, text in project_texts()
+        if path.name != "LICENSE"
+        for number, line in enumerate(text.splitlines(), 1)
+        if compiled.search(line)
+    ]
+
+
+def test_no_file_names_a_place_on_somebodys_machine() -> None:
+    # Written in pieces, or this file would be the first to break the rule.
+    homes = "|".join(["/ro" + "ot/", "/ho" + "me/[a-z]", "/Us" + "ers/[A-Za-z]", "/wo" + "rk/", "site-" + "packages/"])
+    assert lines_with(rf"(?<![\w.$}}])({homes})") == []
+
+
+def test_no_file_names_the_host_of_a_package_registry() -> None:
+    hosts = ["pypi" + r"\.org", "pythonhosted" + r"\.org", "npmjs" + r"\.(org|com)", "crates" + r"\.io"]
+    hosts += ["golang" + r"\.org", "repo1?" + r"\.maven\.", "maven" + r"\.org", "deb" + r"\.debian\.org"]
+    assert lines_with("|".join(hosts)) == []
+
+
+def test_every_module_says_what_it_is() -> None:
+    paths = [path for path in project_files() if path.suffix == ".py"]
+    silent = [
+        str(path.relative_to(PROJECT))
+        for path in paths
+        if (text := path.read_text(encoding="utf-8")).strip() and not ast.get_docstring(ast.parse(text))
+    ]
+    assert len(paths) > 50
+    assert silent == []
+
+
+def test_scripts_can_be_executed() -> None:
+    for name in ("scripts/quickstart", "scripts/test", "scripts/lint", ".ci/run"):
+        path = PROJECT / name
+        assert os.access(path, os.X_OK), f"{name} is not executable"
+        assert path.read_text(encoding="utf-8").startswith("#!/bin/sh\n")
+
+
+# ---------------------------------------------------------------- pinned versions
+
+
+def pins() -> dict[str, str]:
+    found: dict[str, str] = {}
+    for line in (PROJECT / "constraints.txt").read_text(encoding="utf-8").splitlines():
+        if line and not line.startswith("#"):
+            name, _, version = line.partition("==")
+            assert re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.+!]+", line), f"not a plain pin: {line}"
+            found[canonicalize_name(name)] = version
+    return found
+
+
+def test_everything_the_project_pulls_in_is_pinned() -> None:
+    pyproject = tomllib.loads((PROJECT / "pyproject.toml").read_text(encoding="utf-8"))
+    wanted = [*pyproject["project"]["dependencies"], *pyproject["build-system"]["requires"]]
+    for extra in pyproject["project"]["optional-dependencies"].values():
+        wanted += extra
+    pinned = pins()
+    seen: set[str] = set()
+    open_requirements = [Requirement(text) for text in wanted]
+    while open_requirements:
+        requirement = open_requirements.pop()
+        name = canonicalize_name(requirement.name)
+        assert name in pinned, f"{name} is not in constraints.txt"
+        assert requirement.specifier.contains(pinned[name]), f"{requirement} does not allow {pinned[name]}"
+        if name in seen:
+            continue
+        seen.add(name)
+        for text in metadata.requires(name) or []:
+            further = Requirement(text)
+            if further.marker is None or further.marker.evaluate({"extra": ""}):
+                open_requirements.append(further)
+    assert len(seen) > 20
+    # editables is asked for by the build backend at build time only, so no metadata leads to it.
+    assert set(pinned) - seen <= {"editables"}, "pins that nothing needs"
+
+
+# ---------------------------------------------------------------- the data set of the quickstart
+
+
+def test_the_sample_data_is_what_its_readme_says() -> None:
+    folder = PROJECT / "scripts" / "data"
+    packed = (folder / "flights-2013-01.csv.gz").read_bytes()
+    assert len(packed) < 1024**2
+    data = gzip.decompress(packed)
+    rows = list(csv.DictReader(io.StringIO(data.decode("ascii"))))
+    readme = (folder / "README.md").read_text(encoding="utf-8")
+    assert f"{len(rows):,} rows" in readme
+    assert hashlib.sha256(data).hexdigest() in readme
+    assert all(f"`{column}`" in readme for column in rows[0])
+    assert len(rows) >= 10_000
+    assert {(row["year"], row["month"]) for row in rows} == {("2013", "1")}

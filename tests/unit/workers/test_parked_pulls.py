@@ -1,0 +1,134 @@
+"""Goal: parked pulls cost memory only while they are parked, and answers that a client leaves unread are counted right.
+
+Method: both containers are driven directly; what they still hold is looked at after everything was answered.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import cast
+
+from zmq import MessageTracker
+
+from commitmq.workers import unsent
+from commitmq.workers.parked_pulls import ParkedPulls, Pull
+from commitmq.workers.unsent import UnsentAnswers
+
+
+def pull(client: bytes = b"c", queue: int = 0, wait_ms: int = 30_000) -> Pull:
+    return Pull(client, 1, "t", queue, 0, 0, 1, 1, wait_ms, False, None)
+
+
+def test_answered_pulls_leave_nothing_behind() -> None:
+    """A busy consumer parks and is woken a hundred thousand times before the first deadline."""
+    parked = ParkedPulls(100, 100)
+    stays = pull(b"other")
+    parked.add(stays, 0)
+    for number in range(100_000):
+        one = pull(queue=number % 7)
+        parked.add(one, number % 100)
+        assert parked.waiting(one.key)[-1] is one
+        parked.remove(one)
+    assert len(parked) == 1
+    assert parked.queues() == [stays.key]
+    assert len(parked._heap) < 2_000
+    assert parked._by_client == {b"other": 1}
+    assert list(parked.due(30_199)) == [stays]
+    assert parked.next_deadline_ms() is None
+    assert (parked._by_queue, parked._by_client, parked._heap) == ({}, {}, [])
+
+
+def test_deadlines() -> None:
+    """Never early; short waits to the millisecond, long ones in steps of 200 ms so that they end together."""
+    parked = ParkedPulls(100, 100)
+    waits = [5_000 + 7 * number for number in range(50)] + [3, 999]
+    for wait in waits:
+        parked.add(pull(wait_ms=wait), 1)
+    times = set()
+    answered = 0
+    while (deadline := parked.next_deadline_ms()) is not None:
+        assert list(parked.due(deadline - 1)) == []
+        due = list(parked.due(deadline))
+        answered += len(due)
+        times.add(deadline)
+        assert all(1 + one.wait_ms <= deadline < 1 + one.wait_ms + 200 for one in due)
+    assert answered == len(waits)
+    assert {4, 1_000} < times
+    assert len(times) <= 2 + 3
+
+
+def test_room() -> None:
+    parked = ParkedPulls(3, 2)
+    first, second = pull(), pull()
+    parked.add(first, 0)
+    assert parked.has_room(b"c")
+    parked.add(second, 0)
+    assert not parked.has_room(b"c")
+    assert parked.has_room(b"d")
+    parked.add(pull(b"d"), 0)
+    assert not parked.has_room(b"e")
+    parked.remove(first)
+    assert parked.has_room(b"c")
+    assert parked.was_used()
+    assert parked.was_used()  # still parked
+    for one in (second, *parked.waiting(("t", 0))):
+        if not one.done:
+            parked.remove(one)
+    assert not parked.was_used()
+
+
+class Tracker:
+    """Stands for pyzmq's tracker of one message: done once the socket let go of it."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    def leave(self) -> None:
+        self._event.set()
+
+    @property
+    def done(self) -> bool:
+        return self._event.is_set()
+
+
+def send(answers: UnsentAnswers, client: bytes, size: int) -> Tracker | None:
+    """Count one answer as the reader does; its tracker if it needed one."""
+    if not answers.wants_tracker(client, size):
+        return None
+    tracker = Tracker()
+    answers.add(client, cast("MessageTracker", tracker))
+    return tracker
+
+
+def test_unread_answers_are_counted() -> None:
+    answers = UnsentAnswers(max_client_bytes=10 << 20, max_total_bytes=15 << 20)
+    trackers = []
+    sent = 0
+    while not answers.is_over(b"a"):  # small ones, of which only every few have a tracker
+        trackers.append(send(answers, b"a", 100_000))
+        sent += 100_000
+    assert 10 << 20 <= sent <= 12 << 20
+    assert sum(one is not None for one in trackers) <= 10
+    assert not answers.is_over(b"b")
+    large = send(answers, b"b", 6 << 20)
+    assert answers.is_over(b"b")  # all together are too much
+    assert answers.is_over(b"c")
+    assert large is not None
+    large.leave()
+    assert not answers.is_over(b"b")
+    assert answers.is_over(b"a")
+    for one in trackers:
+        if one is not None:
+            one.leave()
+    assert not answers.is_over(b"a")
+    assert len(answers) == 0
+
+
+def test_clients_that_come_and_go_are_forgotten() -> None:
+    answers = UnsentAnswers()
+    for number in range(10_000):
+        tracker = send(answers, b"%d" % number, 2 << 20 if number % 100 == 0 else 500)
+        if tracker is not None:
+            tracker.leave()
+    assert answers.is_over(b"x") is False
+    assert len(answers._untracked) == unsent._MAX_UNTRACKED_CLIENTS
