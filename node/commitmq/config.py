@@ -162,7 +162,9 @@ def load(path: Path | None = None, overrides: Iterable[str] = ()) -> NodeConfig:
     return validated(config)
 
 
-def from_mapping(data: Mapping[str, Any], *, base: NodeConfig | None = None, where: str = "configuration") -> NodeConfig:
+def from_mapping(
+    data: Mapping[str, Any], *, base: NodeConfig | None = None, where: str = "configuration"
+) -> NodeConfig:
     """A config with the values of ``{section: {key: value}}`` laid over ``base`` (default: the defaults)."""
     config = base or NodeConfig()
     for section_name, values in data.items():

@@ -81,9 +81,7 @@ class SendError(ProtocolError):
     ``code`` is a RocketMQ PutMessageStatus name where the store refused, else a protocol code.
     """
 
-    def __init__(
-        self, code: str, message: str, *, outcome: Outcome, retry_after_ms: int | None = None
-    ) -> None:
+    def __init__(self, code: str, message: str, *, outcome: Outcome, retry_after_ms: int | None = None) -> None:
         super().__init__(code, message, retry_after_ms=retry_after_ms)
         self.outcome = outcome
 

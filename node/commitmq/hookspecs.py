@@ -84,4 +84,3 @@ def commitmq_dispatchers(config: NodeConfig) -> list[DispatcherSpec]:  # type: i
     Fires in the supervisor, once at every start of a node, before any worker runs; it fires again when the supervisor
     itself is restarted. Must not touch the store. Raising leaves this plugin's dispatchers out, named in ``status``.
     """
-

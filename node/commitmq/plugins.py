@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import importlib
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib import metadata
 
 import pluggy
@@ -45,7 +46,7 @@ class Plugins:
         for implementation in self.manager.hook.commitmq_dispatchers.get_hookimpls():
             report = next((one for one in self.reports if one.name == implementation.plugin_name), None)
             try:
-                specs = list(implementation.function(config))
+                specs: list[DispatcherSpec] = list(implementation.function(config))  # type: ignore[call-overload]
             except Exception:
                 if report is None or report.distribution == "commitmq":
                     raise
@@ -70,7 +71,7 @@ def load() -> Plugins:
     own_version = _own_version()
     for module_name in BUILT_IN:
         report = PluginReport(module_name, "commitmq", own_version)
-        _register(manager, report, lambda name=module_name: importlib.import_module(name))  # type: ignore[misc]
+        _register(manager, report, partial(importlib.import_module, module_name))
         reports.append(report)
     for point in metadata.entry_points(group=ENTRY_POINT_GROUP):
         distribution = point.dist
@@ -84,9 +85,9 @@ def load() -> Plugins:
     return Plugins(manager, reports)
 
 
-def _register(manager: pluggy.PluginManager, report: PluginReport, load_module: object) -> None:
+def _register(manager: pluggy.PluginManager, report: PluginReport, load_module: Callable[[], object]) -> None:
     try:
-        plugin = load_module()  # type: ignore[operator]
+        plugin = load_module()
         manager.register(plugin, report.name)
         report.hooks = sorted(caller.name for caller in manager.get_hookcallers(plugin) or [])
     except Exception:

@@ -417,7 +417,8 @@ class Member:
     def __init__(self, node: Node, name: str) -> None:
         self.node, self.name = node, name
         self.client = node.client()
-        self.generation, self.owned, self.pause_ms = 0, [], 0  # type: int, list[list[Any]], int
+        self.owned: list[list[Any]] = []
+        self.generation = self.pause_ms = 0
 
     def join(self) -> None:
         self._take(
@@ -487,6 +488,20 @@ def test_a_silent_member_loses_its_session(node: Node) -> None:
     _until(b_has_all, "the hand-over from a silent member")
     assert a.heartbeat() == "UNKNOWN_MEMBER"
     assert a.client.refused("offset.commit", group="g", member="a", offsets=[["t", 0, 1]]) == "UNKNOWN_MEMBER"
+
+
+def test_a_coordinator_that_was_stopped_for_a_while_does_not_end_sessions(node: Node) -> None:
+    node.start({"groups": FAST})
+    node.client().ok("topic.create", topic="t", queues=2)
+    a = Member(node, "a")
+    a.join()
+    assert node.process is not None
+    node.process.send_signal(signal.SIGSTOP)
+    time.sleep(1.5)
+    identity = a.client.send("group.heartbeat", group="g", member="a", generation=a.generation, owned=a.owned)
+    node.process.send_signal(signal.SIGCONT)
+    answer = a.client.answer()
+    assert (answer["ok"], answer["id"], answer["assigned"]) == (True, identity, a.owned)
 
 
 def test_new_topics_and_queues_reach_running_members(node: Node) -> None:

@@ -47,7 +47,8 @@ class QueueState:
 
     ``position``: the next to ask the node for; ``delivered``: behind what poll has returned; ``confirmed``: what
     ``delivered`` was when poll was last called, so what the program has certainly seen and worked on; ``committed``:
-    what the group's offset was last known to be (-1: never committed).
+    what the group's offset was last known to be (-1: never committed); ``settled``: what ``delivered`` was at the last
+    commit or at the start, so nothing handed out is uncommitted while the two are equal.
     """
 
     topic: str
@@ -56,6 +57,7 @@ class QueueState:
     delivered: int
     confirmed: int
     committed: int
+    settled: int
     request: int = -1  # id of the pull under way
     channel: int = -1  # reader that got it
     answer_by: float = 0.0
@@ -143,6 +145,6 @@ def check_start(start: Start) -> Start:
 
 
 def new_state(queue: Queue, offset: int, committed: int) -> QueueState:
-    return QueueState(queue[0], queue[1], offset, offset, offset, committed)
+    return QueueState(queue[0], queue[1], offset, offset, offset, committed, offset)
 
 

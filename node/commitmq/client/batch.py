@@ -328,7 +328,7 @@ class MessageBatch(Sequence[Message]):
         Raises CommitMQError when pyarrow is not installed.
         """
         try:
-            import pyarrow as pa  # noqa: PLC0415
+            import pyarrow as pa
         except ImportError:
             raise CommitMQError("to_arrow() needs the package pyarrow: pip install pyarrow") from None
         messages = self.messages()

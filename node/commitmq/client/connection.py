@@ -40,7 +40,7 @@ ZmqContext = zmq.Context[zmq.Socket[bytes]]
 Frames = Sequence[bytes | memoryview]
 
 
-class ConnectionLost(NodeUnavailableError):  # noqa: N818  (named for what happened, as ConnectionError's kin are)
+class ConnectionLost(NodeUnavailableError):
     """The connection ended, or the time was over, after the request was handed over: its fate is unknown."""
 
 

@@ -46,6 +46,7 @@ class GroupMember:
         *,
         session_timeout_ms: int | None,
         rebalance_timeout_s: float,
+        commit_start: bool,
     ) -> None:
         self.group = group
         self.member = member
@@ -57,6 +58,7 @@ class GroupMember:
         self._assignment = assignment
         self._session_timeout_ms = session_timeout_ms
         self._rebalance_timeout_s = rebalance_timeout_s
+        self._commit_start = commit_start
         self._directory = Directory(node)
         self._coordinator: Channel | None = None
         self._reader: Channel | None = None
@@ -161,7 +163,7 @@ class GroupMember:
                     continue
                 state.revoked_at = state.revoked_at or now
                 late = now - state.revoked_at > self._rebalance_timeout_s
-                if state.delivered == max(state.committed, 0) or state.committed < 0 == state.delivered or late:
+                if state.delivered == state.settled or late:
                     if late:
                         _log.warning(
                             "queue given back without a commit: the program did not poll in time",
@@ -177,11 +179,15 @@ class GroupMember:
         answer = self._ask("offset.fetch", {"queues": queues})
         committed = {(topic, queue): int(offset) for topic, queue, offset in answer["offsets"]}
         fresh = [queue for queue in queues if committed[queue] < 0]
-        begin = {}
+        begin: dict[Queue, int] = {}
         if fresh:
             begin = start_offsets(self._reader_channel(), fresh, self._start, timeout_s=_REQUEST_S)
+            if self._commit_start:
+                # Otherwise the next owner would look for "latest" anew, and miss what came in between.
+                self._ask("offset.commit", {"offsets": [[*queue, begin[queue]] for queue in fresh]})
+                committed.update(begin)
         self._assignment.add(
-            new_state(queue, committed[queue] if committed[queue] >= 0 else begin[queue], committed[queue])
+            new_state(queue, begin.get(queue, committed[queue]), committed[queue])
             for queue in queues
         )
         _log.info("queues assigned", group=self.group, member=self.member, queues=len(queues))

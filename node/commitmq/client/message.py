@@ -130,7 +130,7 @@ class Message:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values for JSON; the body is ``body`` where it is UTF-8 text, else ``body_base64``."""
-        import base64  # noqa: PLC0415
+        import base64
 
         result: dict[str, Any] = {
             "topic": self.topic,

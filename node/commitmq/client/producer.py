@@ -250,8 +250,8 @@ class Producer:
             # Messages this thread sent before must come before this batch in their queue.
             core.flush(deadline)
         # Only batches need numpy: a producer of single messages starts without it.
-        from commitmq.client.batch_plan import plan_batch  # noqa: PLC0415
-        from commitmq.client.batch_sender import BatchSender  # noqa: PLC0415
+        from commitmq.client.batch_plan import plan_batch
+        from commitmq.client.batch_sender import BatchSender
 
         ack = self._ack if ack is None else _check_ack(ack)
         plan = plan_batch(

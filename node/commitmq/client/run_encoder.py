@@ -65,7 +65,7 @@ class EncodedRun:
 
     def acknowledged(self, ack: str, answer: dict[str, Any]) -> RunAck:
         """The results, once the node has answered."""
-        from commitmq.client.results import RunAck  # noqa: PLC0415
+        from commitmq.client.results import RunAck
 
         return RunAck(self.topic, self.queue, ack, self.sizes, self.unique, answer)
 
@@ -128,7 +128,7 @@ _head_types: dict[int, Any] = {}
 
 def _head_type(v6_bytes: int) -> np.dtype[np.void]:
     """numpy's view of the bytes before the body; ``v6_bytes`` is what IPv6 hosts add. What stays zero needs no name."""
-    import numpy as np  # noqa: PLC0415
+    import numpy as np
 
     if v6_bytes not in _head_types:
         _head_types[v6_bytes] = np.dtype({
@@ -157,7 +157,7 @@ def encode_run(
     ``properties`` are encoded, without the unique id: one for all, or one per message. ``sys_flags``: compression bits.
     Limits of sizes are the caller's business; properties beyond 32,767 bytes raise InvalidMessageError.
     """
-    import numpy as np  # noqa: PLC0415
+    import numpy as np
 
     count = len(bodies)
     sizes_of_bodies = np.fromiter(map(len, bodies), np.int64, count) if body_sizes is None else body_sizes

@@ -173,12 +173,12 @@ class Service:
         """Begin a new turn: to be called once the answers of the last one are made."""
         self._faults.clear()
 
-    def tick(self, now_ms: int) -> None:
+    def tick(self, now_ms: int, *, expire: bool = True) -> None:
         """What time brings: ended sessions, the snapshot of the offsets. Call it when no request waits.
 
-        Heartbeats that wait in the socket while this process was stopped or slow must be read first.
+        Without ``expire`` no session ends: heartbeats may wait that were sent while this process did not run.
         """
-        for group, member in self.groups.expire(now_ms):
+        for group, member in self.groups.expire(now_ms) if expire else ():
             self._log.info("session ended", group=group, member=member)
         if now_ms >= self._next_snapshot_ms:
             self._next_snapshot_ms = now_ms + self._config.offsets_interval_ms

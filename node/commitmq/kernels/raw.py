@@ -94,10 +94,7 @@ else:
 def load4(buf, at):  # type: ignore[no-untyped-def]
     """Signed 4-byte big-endian integer at ``at``, as int64."""
     value = (
-        (np.int64(buf[at]) << 24)
-        | (np.int64(buf[at + 1]) << 16)
-        | (np.int64(buf[at + 2]) << 8)
-        | np.int64(buf[at + 3])
+        (np.int64(buf[at]) << 24) | (np.int64(buf[at + 1]) << 16) | (np.int64(buf[at + 2]) << 8) | np.int64(buf[at + 3])
     )
     return np.int64(np.int32(value))
 

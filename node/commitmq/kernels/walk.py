@@ -80,7 +80,9 @@ def string_hash(buf, start, end):  # type: ignore[no-untyped-def]
             value = value * thirty_one + first
             at += 1
         elif first < 0xE0 and at + 1 < end:
-            value = value * thirty_one + (((first & np.uint32(0x1F)) << np.uint32(6)) | (np.uint32(buf[at + 1]) & np.uint32(0x3F)))
+            value = value * thirty_one + (
+                ((first & np.uint32(0x1F)) << np.uint32(6)) | (np.uint32(buf[at + 1]) & np.uint32(0x3F))
+            )
             at += 2
         elif first < 0xF0 and at + 2 < end:
             unit = (
@@ -117,7 +119,14 @@ def _walk_signature():  # type: ignore[no-untyped-def]
     readonly = types.Array(types.uint8, 1, "C", readonly=True)
     i8 = types.int64
     return i8(
-        readonly, i8, i8, i8, _ROWS, types.Array(types.int64, 2, "C"), types.Array(types.int32, 1, "C"), types.Array(i8, 1, "C")
+        readonly,
+        i8,
+        i8,
+        i8,
+        _ROWS,
+        types.Array(types.int64, 2, "C"),
+        types.Array(types.int32, 1, "C"),
+        types.Array(i8, 1, "C"),
     )
 
 
@@ -145,7 +154,9 @@ def walk(segment, start, limit, base_offset, rows, topics, table, out):  # type:
         if at + 8 <= limit and load4(segment, at + 4) == MAGIC_BLANK:
             result = WALK_BLANK
             break
-        (why, total, born, host, body, body_size, topic, topic_size, properties, properties_size) = layout(segment, at, limit)
+        (why, total, born, host, body, body_size, topic, topic_size, properties, properties_size) = layout(
+            segment, at, limit
+        )
         if why != OK:
             result = WALK_BAD
             reason = why
@@ -181,7 +192,11 @@ def walk(segment, start, limit, base_offset, rows, topics, table, out):  # type:
 
         # Which topic: mostly the one before.
         number = last_topic
-        if number < 0 or topics[number, 1] != topic_size or not same_bytes(segment, topics[number, 0], segment, topic, topic_size):
+        if (
+            number < 0
+            or topics[number, 1] != topic_size
+            or not same_bytes(segment, topics[number, 0], segment, topic, topic_size)
+        ):
             mixed = np.uint64(1469598103934665603)
             for index in range(topic_size):
                 mixed = (mixed ^ np.uint64(segment[topic + index])) * np.uint64(1099511628211)
@@ -195,7 +210,9 @@ def walk(segment, start, limit, base_offset, rows, topics, table, out):  # type:
                     topics[number, 1] = topic_size
                     known += 1
                     break
-                if topics[number, 1] == topic_size and same_bytes(segment, topics[number, 0], segment, topic, topic_size):
+                if topics[number, 1] == topic_size and same_bytes(
+                    segment, topics[number, 0], segment, topic, topic_size
+                ):
                     break
                 slot = (slot + 1) & mask
             last_topic = number
@@ -271,7 +288,9 @@ def scan(segment, start, end, base_offset, require_crc, out):  # type: ignore[no
     while at < end:
         if at + 8 <= end and load4(segment, at + 4) == MAGIC_BLANK:
             return WALK_BLANK
-        (reason, total, born, _host, body, body_size, topic, topic_size, properties, properties_size) = layout(segment, at, end)
+        (reason, total, born, _host, body, body_size, topic, topic_size, properties, properties_size) = layout(
+            segment, at, end
+        )
         if reason == OK and load8(segment, at + 28) != base_offset + at:
             reason = REASON_PHYSICAL_OFFSET
         if reason == OK:

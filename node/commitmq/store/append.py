@@ -170,7 +170,9 @@ class CommitLogAppender:
         most = buffer.size // 91 + 1
         if self._ends.size < most:
             self._ends = np.zeros(most, np.int64)
-        flags = (PREBUILT_FLAGS_V6_BORN if born_v6 else 0) | (PREBUILT_FLAGS_V6_STORE if len(self.store_host) == 20 else 0)
+        flags = (PREBUILT_FLAGS_V6_BORN if born_v6 else 0) | (
+            PREBUILT_FLAGS_V6_STORE if len(self.store_host) == 20 else 0
+        )
         reason = check_run(
             buffer,
             np.frombuffer(topic, np.uint8),
@@ -210,7 +212,9 @@ class CommitLogAppender:
         """
         size = len(body)
         if size > self.max_message_bytes:
-            raise MessageIllegalError(f"the body has {size} bytes, commit_log.max_message_bytes allows {self.max_message_bytes}")
+            raise MessageIllegalError(
+                f"the body has {size} bytes, commit_log.max_message_bytes allows {self.max_message_bytes}"
+            )
         room = MAX_PROPERTIES_BYTES - (len(CRC_SLOT) if self.properties_crc else 0)
         if len(properties) > room:
             raise MessageIllegalError(
@@ -219,14 +223,18 @@ class CommitLogAppender:
         if sys_flag & ~0x701 or (sys_flag & 0x700) > 0x300:
             raise MessageIllegalError("sys_flag may carry only the compression bits 0x1 and 0x700")
         if properties:
-            reason = properties_reason(np.frombuffer(properties, np.uint8), 0, len(properties), self._names, self._name_ends)
+            reason = properties_reason(
+                np.frombuffer(properties, np.uint8), 0, len(properties), self._names, self._name_ends
+            )
             if reason != raw.OK:
                 raise MessageIllegalError("the message: " + _SENTENCES[reason].replace("its ", "", 1))
         if self.properties_crc:
             properties += CRC_SLOT
         long_topic = len(topic) > 127
         host_flags = (0x10 if len(born_host) == 20 else 0) | (0x20 if len(self.store_host) == 20 else 0)
-        total = 74 + len(born_host) + len(self.store_host) + size + (2 if long_topic else 1) + len(topic) + len(properties)
+        total = (
+            74 + len(born_host) + len(self.store_host) + size + (2 if long_topic else 1) + len(topic) + len(properties)
+        )
         record = bytearray(
             b"".join(
                 (
@@ -333,7 +341,9 @@ class CommitLogAppender:
             if part is not parts[-1] or self.position % self.segment_bytes == 0:
                 # A segment that was left behind ends with a filler after its part.
                 rest = self.segment_bytes - at - part.size_bytes
-                self._map[at + part.size_bytes : at + part.size_bytes + min(rest, FILLER_BYTES)] = bytes(min(rest, FILLER_BYTES))
+                self._map[at + part.size_bytes : at + part.size_bytes + min(rest, FILLER_BYTES)] = bytes(
+                    min(rest, FILLER_BYTES)
+                )
         if parts and position % self.segment_bytes + FILLER_BYTES <= self.segment_bytes:
             first_base = position - position % self.segment_bytes
             if parts[0].physical_offset >= first_base + self.segment_bytes:

@@ -333,7 +333,7 @@ class QueueReader:
         while at < stop and count < max_messages and total < max_bytes:
             units = self._units(state, at, min(_CHUNK_UNITS, stop - at))
             if not len(units):
-                return (np.concatenate(found) if found else _NOTHING), self._gap(state, at), True
+                return (np.concatenate(found, dtype=UNIT) if found else _NOTHING), self._gap(state, at), True
             readable, _ = _readable(units, bound, floor)
             missing = missing or not readable.all()
             candidates = np.flatnonzero(readable & tags.may_match(units["tags_code"].astype(np.int64)))
@@ -350,11 +350,11 @@ class QueueReader:
                 count += taken
                 total += int(sizes[:taken].sum())
                 if taken < len(matched):
-                    return np.concatenate(found), at + int(matched[taken]), missing
+                    return np.concatenate(found, dtype=UNIT), at + int(matched[taken]), missing
                 if count >= max_messages or total >= max_bytes:
-                    return np.concatenate(found), at + int(matched[-1]) + 1, missing
+                    return np.concatenate(found, dtype=UNIT), at + int(matched[-1]) + 1, missing
             at += len(units)
-        return (np.concatenate(found) if found else _NOTHING), at, missing
+        return (np.concatenate(found, dtype=UNIT) if found else _NOTHING), at, missing
 
     def _verdicts(self, units: Units, tags: TagFilter) -> NDArray[np.uint8]:
         """For each unit: MATCH, NO_MATCH or NO_RECORD, from the records themselves."""

@@ -90,7 +90,9 @@ def recover(layout: StoreLayout, *, segment_bytes: int, consume_queue_bytes: int
     _sync_segments(layout, start, found.end, segment_bytes)
     redispatch = min(found.end, covered) if clean and covered >= 0 else start
     if clean and covered < found.end and covered >= 0:
-        log.warning("the stop was clean but the queues are behind the log, they catch up", queues=covered, log_end=found.end)
+        log.warning(
+            "the stop was clean but the queues are behind the log, they catch up", queues=covered, log_end=found.end
+        )
     stamp = max(found.last_timestamp, checkpoint.physic_msg_timestamp if found.records == 0 else 0)
     return Recovered(bases[0], found.end, max(bases[0], redispatch), stamp, found.records, found.end - start, cut)
 
@@ -128,7 +130,9 @@ def scan_to_end(commit_log: CommitLog, start: int) -> ScanEnd:
                 path=commit_log.folder / segment_name(base),
                 offset=good_end,
             )
-        return ScanEnd(end if found or number == 0 else base, stamp, records, None if empty else _REASONS.get(reason, str(reason)))
+        return ScanEnd(
+            end if found or number == 0 else base, stamp, records, None if empty else _REASONS.get(reason, str(reason))
+        )
     return ScanEnd(end, stamp, records, None)
 
 
@@ -211,7 +215,11 @@ def _zero_tail(layout: StoreLayout, path: Path, base: int, found: ScanEnd, log: 
     finally:
         os.close(fd)
     log.warning(
-        "cut the unfinished tail of the log", segment=path.name, offset=start, reason=found.torn or "stale bytes", copy=str(copy)
+        "cut the unfinished tail of the log",
+        segment=path.name,
+        offset=start,
+        reason=found.torn or "stale bytes",
+        copy=str(copy),
     )
     return total
 
@@ -316,5 +324,3 @@ def map_segment(path: Path, segment_bytes: int) -> mmap.mmap | None:
         return mmap.mmap(fd, segment_bytes)
     finally:
         os.close(fd)
-
-

@@ -30,6 +30,10 @@ from commitmq.workers.runtime import WorkerContext, monotonic_ms
 ROLE = "coordinator"
 
 _MAX_WAIT_MS = 500  # a heartbeat for the supervisor at least this often
+# After a stall (this process was stopped, or a sync took seconds) no session ends for this long: the heartbeats of that
+# time are on their way through kernel and I/O thread, and an empty socket does not say that they are not.
+_STALL_MS = 2 * _MAX_WAIT_MS
+_GRACE_MS = 500
 # A turn ends when nothing waits or at one of these limits, which bound its memory and the wait of its first answer.
 _TURN_REQUESTS = 512
 _TURN_BYTES = 4 * 1024 * 1024
@@ -43,6 +47,8 @@ class Coordinator:
         self._context = context
         self._log = context.log
         self._service = Service(context.layout, context.config, context.control, monotonic_ms())
+        self._last_turn_ms = monotonic_ms()
+        self._no_expiry_before_ms = 0
         self._version = context.control.get(Word.TOPICS_VERSION) + 1
         self._publisher: zmq.Socket[bytes] = context.zmq.socket(zmq.PUB)
         self._publisher.setsockopt(zmq.LINGER, 500)
@@ -70,14 +76,20 @@ class Coordinator:
         self._router.close()
 
     def _timeout_ms(self) -> int:
-        due_ms = self._service.next_ms()
-        return _MAX_WAIT_MS if due_ms is None else max(0, min(_MAX_WAIT_MS, due_ms - monotonic_ms()))
+        due_ms, now_ms = self._service.next_ms(), monotonic_ms()
+        wait_ms = _MAX_WAIT_MS if due_ms is None else max(0, min(_MAX_WAIT_MS, due_ms - now_ms))
+        # What is due may be a session that must not end yet; looking for it without a pause would burn the grace.
+        return max(wait_ms, _GRACE_MS // 20) if now_ms < self._no_expiry_before_ms else wait_ms
 
     def _turn(self) -> bool:
         """Take the requests that wait, write once, answer them all; False when none waited."""
         answers: list[tuple[bytes, int | None, Answer | bytes]] = []
         taken_bytes = 0
         drained = False
+        now_ms = monotonic_ms()
+        if now_ms - self._last_turn_ms > _STALL_MS:
+            self._no_expiry_before_ms = now_ms + _GRACE_MS
+        self._last_turn_ms = now_ms
         while len(answers) < _TURN_REQUESTS and taken_bytes < _TURN_BYTES:
             try:
                 frames = self._router.recv_multipart(zmq.NOBLOCK)
@@ -87,8 +99,7 @@ class Coordinator:
             taken_bytes += sum(map(len, frames))
             answers.append((frames[0], *self._handle(frames[1:])))
         if drained:
-            # Heartbeats that waited longer than a session, because this process did not run, have been read by now.
-            self._service.tick(monotonic_ms())
+            self._service.tick(now_ms, expire=now_ms >= self._no_expiry_before_ms)
         self._end_turn(answers)
         return bool(answers)
 

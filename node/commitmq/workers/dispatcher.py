@@ -29,6 +29,7 @@ from commitmq.workers.reput import dispatch_endpoint
 from commitmq.workers.runtime import WorkerContext, monotonic_ms
 
 ROLE = "dispatcher"
+_EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
 _POLL_MS = 100
 _CATCH_UP_AFTER_MS = 30
 _DISK_RETRY_MS = 500
@@ -50,7 +51,9 @@ class DispatcherHost:
         self._log = CommitLog(
             context.layout.commit_log, config.commit_log.segment_bytes, config.commit_log.max_mapped_segments
         )
-        self._walker = LogWalker(self._log, max_rows=config.dispatch.batch_messages, max_bytes=config.dispatch.batch_bytes)
+        self._walker = LogWalker(
+            self._log, max_rows=config.dispatch.batch_messages, max_bytes=config.dispatch.batch_bytes
+        )
         self._changed: list[tuple[str, int]] = []
         self._deleted = self._load_tombstones()
         self._flags = 0
@@ -121,9 +124,7 @@ class DispatcherHost:
         if failpoints.ACTIVE:
             failpoints.hit(f"dispatcher.{self._name}.before_publish")
         if len(batch):
-            self._control.put_dispatcher(
-                self._slot, DispatcherWord.TIMESTAMP, int(batch.rows["store_timestamp"][-1])
-            )
+            self._control.put_dispatcher(self._slot, DispatcherWord.TIMESTAMP, int(batch.rows["store_timestamp"][-1]))
         self._set_position(batch.end)
         if self._changed and self._publisher is not None:
             with contextlib.suppress(zmq.Again):
@@ -218,7 +219,7 @@ def run(context: WorkerContext) -> None:
     while True:
         took = False
         for _ in range(16):
-            if not host.pull.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            if not host.pull.getsockopt(_EVENTS) & _POLLIN:
                 break
             frames = host.pull.recv_multipart(zmq.NOBLOCK, copy=False)
             host.take([frame.buffer for frame in frames])

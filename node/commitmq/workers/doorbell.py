@@ -18,7 +18,6 @@ from pathlib import Path
 
 from commitmq.control import ControlBlock, WorkerWord
 
-
 SLEEPING = 1
 NAPPING = 2
 

@@ -30,8 +30,8 @@ from commitmq.errors import CommitMQError, OffsetOutOfRangeError, ProtocolError,
 from commitmq.store.commit_log import CommitLog
 from commitmq.store.queue_reader import VIEW_BYTES, PullResult, PullStatus, QueueReader
 from commitmq.workers.parked_pulls import ParkedPulls, Pull, QueueKey, integer_field, parse_pull, text_field
-from commitmq.workers.readable_topics import ReadableTopic, ReadableTopics
 from commitmq.workers.runtime import WorkerContext, monotonic_ms
+from commitmq.workers.topic_view import TopicView, TopicViews
 from commitmq.workers.unsent import UnsentAnswers
 
 ROLE = "reader"
@@ -75,7 +75,7 @@ class Reader:
         )
         self._changes = self._subscribe("queues-changed")
         self._topic_changes = self._subscribe("topics")
-        self._topics = ReadableTopics(ctx.layout, ctx.control)
+        self._topics = TopicViews(ctx.layout, ctx.control)
         limit = self._limits.max_parked_pulls
         self._parked = ParkedPulls(limit, max(1, limit // _CLIENT_SHARE))
         self._unsent = UnsentAnswers()
@@ -211,7 +211,7 @@ class Reader:
     def _floor(self, topic: str) -> int:
         return max(self._ctx.control.get(Word.MIN_OFFSET), self._topics.tombstone(topic))
 
-    def _topic(self, name: str) -> ReadableTopic:
+    def _topic(self, name: str) -> TopicView:
         topic = self._topics.get(name)
         if topic is None and self._topics.is_stale:
             self._topics_changed(self._topics.reload)
@@ -220,7 +220,7 @@ class Reader:
             raise ProtocolError("TOPIC_NOT_EXIST", f"there is no topic {name!r:.300}")
         return topic
 
-    def _checked_queue(self, name: str, topic: ReadableTopic, queue: int) -> None:
+    def _checked_queue(self, name: str, topic: TopicView, queue: int) -> None:
         if not 0 <= queue < topic.read_queues:
             raise ProtocolError(
                 "INVALID_PARAMETER", f"topic {name!r} has the queues 0 to {topic.read_queues - 1}, not {queue}"

@@ -72,7 +72,7 @@ def role_slot(role: str) -> int:
     return ROLE_SLOTS[role]
 
 
-class SupervisorGone(Exception):  # noqa: N818  (not an error of this process: its end)
+class SupervisorGone(Exception):
     """The lifeline closed."""
 
 
@@ -261,7 +261,7 @@ def main(
     params: dict[str, Any],
 ) -> int:
     """Run one worker from lock to exit code. Called in the forked child; never raises."""
-    from commitmq.errors import StoreError  # noqa: PLC0415
+    from commitmq.errors import StoreError
 
     # Ctrl-C goes to the whole terminal group, a service manager's SIGTERM to the whole control group: only the
     # supervisor acts on them, or workers would be gone before they were asked to drain.
@@ -293,7 +293,7 @@ def main(
         log.error("store is unusable", error=str(error))
         _last_words(lifeline, str(error))
         return ExitCode.STORE_UNUSABLE
-    except BaseException as error:  # noqa: BLE001  the exit code must be right whatever happened
+    except BaseException as error:
         log.exception("worker crashed", error=repr(error))
         _last_words(lifeline, repr(error))
         return ExitCode.CRASHED

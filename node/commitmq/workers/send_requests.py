@@ -44,7 +44,7 @@ class Waiting:
     fields: dict[str, Any]
 
 
-class Refusal(Exception):  # noqa: N818  (control flow inside one request, never seen outside)
+class Refusal(Exception):
     """This request is refused; nothing was stored."""
 
     def __init__(self, code: str, sentence: str, retry_after_ms: int | None = None) -> None:
@@ -143,7 +143,10 @@ class SendRequests:
         topic, queue_id, ack = self._checked(header, frames)
         size = len(frames[1])
         if size > self._config.commit_log.max_run_bytes:
-            raise Refusal("FRAME_TOO_LARGE", f"the run has {size} bytes, commit_log.max_run_bytes is {self._config.commit_log.max_run_bytes}")
+            raise Refusal(
+                "FRAME_TOO_LARGE",
+                f"the run has {size} bytes, commit_log.max_run_bytes is {self._config.commit_log.max_run_bytes}",
+            )
         count = _integer(header, "count", -1, -1, 1 << 31)
         host = self._born_host(identity, frames[1])
         run = self._appender.check_run(frames[1].buffer, topic.encode(), queue_id, born_v6=len(host) == 20)
@@ -158,7 +161,9 @@ class SendRequests:
 
     def _checked(self, header: dict[str, Any], frames: list[zmq.Frame]) -> tuple[str, int, str]:
         if len(frames) != 2:
-            raise Refusal("BAD_HEADER", f"{header['op']} takes the header and one payload frame, not {len(frames)} frames")
+            raise Refusal(
+                "BAD_HEADER", f"{header['op']} takes the header and one payload frame, not {len(frames)} frames"
+            )
         ack = header.get("ack", "flushed")
         if ack not in _ACKS:
             raise Refusal("INVALID_PARAMETER", f"ack must be one of {', '.join(_ACKS)}, not {ack!r}")
@@ -174,20 +179,22 @@ class SendRequests:
             raise Refusal("TOPIC_NOT_EXIST", f"there is no topic {name!r}")
         if is_send_forbidden(name):
             raise Refusal("NO_PERMISSION", f"{name!r} is a system topic that takes no sends")
-        if not topic.writable:
+        if not topic.is_writable:
             raise Refusal("NO_PERMISSION", f"topic {name!r} is not writable")
         self._refuse_when_unwritable()
-        return name, self._queue_of(header, topic), ack
+        return name, self._queue_of(header, name, topic), ack
 
-    def _queue_of(self, header: dict[str, Any], topic: TopicView) -> int:
+    def _queue_of(self, header: dict[str, Any], name: str, topic: TopicView) -> int:
         queue_id = _integer(header, "queue", -1, -1, 1 << 20)
         if queue_id >= max(topic.write_queues, topic.read_queues):
-            raise Refusal("INVALID_PARAMETER", f"queue {queue_id} of {topic.name!r} does not exist, it has {topic.write_queues}")
+            raise Refusal(
+                "INVALID_PARAMETER", f"queue {queue_id} of {name!r} does not exist, it has {topic.write_queues}"
+            )
         if queue_id < 0:
             if header["op"] == "append":
                 raise Refusal("INVALID_PARAMETER", "append needs the queue that its records name")
-            number = self._next_queue.get(topic.name, 0)
-            self._next_queue[topic.name] = number + 1
+            number = self._next_queue.get(name, 0)
+            self._next_queue[name] = number + 1
             queue_id = number % max(1, topic.write_queues)
         return queue_id
 
@@ -196,11 +203,17 @@ class SendRequests:
         flags = control.get(Word.DISK_FLAGS)
         retry = self._config.disk.check_interval_ms
         if flags & DiskFlag.DISK_FULL:
-            raise Refusal("SERVICE_NOT_AVAILABLE", "the disk is fuller than disk.warning_ratio allows; reads go on", retry)
+            raise Refusal(
+                "SERVICE_NOT_AVAILABLE", "the disk is fuller than disk.warning_ratio allows; reads go on", retry
+            )
         if control.dispatcher(0, DispatcherWord.FLAGS):
-            raise Refusal("SERVICE_NOT_AVAILABLE", "ConsumeQueues cannot be written (disk full or failing); reads go on", retry)
+            raise Refusal(
+                "SERVICE_NOT_AVAILABLE", "ConsumeQueues cannot be written (disk full or failing); reads go on", retry
+            )
         if control.get(Word.FLUSH_ERRNO):
-            raise Refusal("SERVICE_NOT_AVAILABLE", "a flush failed; the store is read-only until the node is started again")
+            raise Refusal(
+                "SERVICE_NOT_AVAILABLE", "a flush failed; the store is read-only until the node is started again"
+            )
 
     def _stored(self, append: Callable[[], Appended]) -> Appended:
         """Append and publish. A missing segment is waited for a moment, unless the disk is known to be full."""

@@ -1,57 +1,56 @@
-"""A worker's view of the topic table, brought up to date by the coordinator's news and its version word.
+"""What the writer and readers know of topics: ``config/topics.json`` and the tombstones, kept fresh by the coordinator's news.
 
-News come over PUB/SUB and may be lost; a ``topics_version`` ahead of what was heard makes the view read the files again.
+The coordinator stores its changes, then moves ``Word.TOPICS_VERSION``, then publishes them. News may be lost, so a
+version that is ahead of what was heard, or news that skip one, mean: read the files again. Every change names the
+topics it touched, because what is cached of their queues must go.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import orjson
 
 from commitmq.control import ControlBlock, Word
-from commitmq.errors import StoreError
+from commitmq.store import json_config
 from commitmq.store.layout import StoreLayout
 from commitmq.store.topic_config import PERM_READ, PERM_WRITE, TopicTable
 
 
-@dataclass(frozen=True, slots=True)
-class TopicView:
-    """What sends and pulls need to know of a topic."""
+class TopicView(NamedTuple):
+    """What sends and pulls need to know of a topic; small, for there may be a hundred thousand."""
 
-    name: str
     read_queues: int
     write_queues: int
     perm: int
 
     @property
-    def readable(self) -> bool:
+    def is_readable(self) -> bool:
         return bool(self.perm & PERM_READ)
 
     @property
-    def writable(self) -> bool:
+    def is_writable(self) -> bool:
         return bool(self.perm & PERM_WRITE)
 
 
 class TopicViews:
-    """Topics by name, and the tombstones of deleted ones (bytes of the log below which nothing is theirs)."""
+    """Topics by name, and the tombstones of deleted ones: records below them belong to nobody."""
 
     def __init__(self, layout: StoreLayout, control: ControlBlock) -> None:
-        """Raises StoreError when ``topics.json`` cannot be read."""
-        self._path = layout.config / "topics.json"
-        self._tombstones_path = layout.own / "deleted_topics.json"
+        """Raises StoreError when the files cannot be read."""
+        self._topics_path = layout.config / "topics.json"
+        self._deleted_path = layout.own / "deleted_topics.json"
         self._control = control
         self._topics: dict[str, TopicView] = {}
         self._tombstones: dict[str, int] = {}
-        self._version = 0
+        self._version = -1
         self.reload()
 
     def get(self, name: str) -> TopicView | None:
         return self._topics.get(name)
 
     def tombstone(self, name: str) -> int:
-        """Records of topic ``name`` below this physical offset are of a deleted topic; 0 when it never was deleted."""
+        """Physical offset below which nothing belongs to the topic of this name; 0 when it was never deleted."""
         return self._tombstones.get(name, 0)
 
     def tombstones(self) -> dict[str, int]:
@@ -59,50 +58,54 @@ class TopicViews:
         return dict(self._tombstones)
 
     @property
-    def stale(self) -> bool:
-        """True when the coordinator changed something that was not heard."""
+    def is_stale(self) -> bool:
+        """True when the coordinator is ahead of what is known here."""
         return self._control.get(Word.TOPICS_VERSION) > self._version
 
     def reload(self) -> set[str]:
-        """Read the files again; returns the names of topics that changed."""
-        # The version first: a change that comes in between is then read again, never missed.
+        """Read the files; returns the names whose entry or tombstone changed. Raises StoreError, changing nothing."""
+        # The version is taken before the files are read: a change in between is then read once more, not missed.
         version = self._control.get(Word.TOPICS_VERSION)
-        tombstones = self._load_tombstones()
+        table = TopicTable.load(self._topics_path)
+        deleted = json_config.load(self._deleted_path) or {}
         topics = {
-            name: TopicView(name, one.read_queues, one.write_queues, one.perm)
-            for name, one in TopicTable.load(self._path).topics.items()
+            name: TopicView(one.read_queues, one.write_queues, one.perm)
+            for name, one in table.topics.items()
+            if _is_folder(name)
         }
-        changed = {name for name in topics.keys() | self._topics.keys() if topics.get(name) != self._topics.get(name)}
-        changed |= {name for name, offset in tombstones.items() if self._tombstones.get(name, 0) != offset}
-        self._topics, self._tombstones = topics, tombstones
-        self._version = max(self._version, version)
+        tombstones = {str(name): int(offset) for name, offset in deleted.items()}
+        changed = {name for name, _ in topics.items() ^ self._topics.items()}
+        changed |= {name for name, _ in tombstones.items() ^ self._tombstones.items()}
+        self._topics, self._tombstones, self._version = topics, tombstones, version
         return changed
 
     def hear(self, frame: bytes) -> set[str]:
-        """Take one piece of news; returns the names of topics that changed. A gap in versions is left to :attr:`stale`."""
-        news = orjson.loads(frame)
-        changed: set[str] = set()
-        for name, offset in news.get("deleted", []):
-            if self._tombstones.get(name, 0) < offset:
-                self._tombstones[name] = offset
+        """Take one piece of news; returns the names it changed. Raises StoreError when the files had to be read."""
+        news: dict[str, Any] = orjson.loads(frame)
+        version = int(news["version"])
+        if version <= self._version:
+            return set()
+        if version != self._version + 1:
+            changed = self.reload()
+            self._version = max(self._version, version)
+            return changed
+        self._version = version
+        changed = set()
+        for name, offset in news.get("deleted", ()):
             self._topics.pop(name, None)
+            self._tombstones[name] = int(offset)
             changed.add(name)
-        for name, route in news.get("topics", {}).items():
-            self.learn(name, route)
-            changed.add(name)
-        if news["version"] == self._version + 1:
-            self._version = news["version"]
+        for name, one in news.get("topics", {}).items():
+            if _is_folder(name):
+                self.learn(name, one)
+                changed.add(name)
         return changed
 
     def learn(self, name: str, route: dict[str, Any]) -> None:
-        """Take over one topic as ``topic.route`` describes it."""
-        self._topics[name] = TopicView(name, route["read_queues"], route["write_queues"], route["perm"])
+        """Take over one topic as ``topic.route`` and the news describe it."""
+        self._topics[name] = TopicView(int(route["read_queues"]), int(route["write_queues"]), int(route["perm"]))
 
-    def _load_tombstones(self) -> dict[str, int]:
-        try:
-            data = orjson.loads(self._tombstones_path.read_bytes())
-            return {str(name): int(offset) for name, offset in data.items()}
-        except FileNotFoundError:
-            return {}
-        except (ValueError, TypeError, AttributeError) as error:
-            raise StoreError(f"the tombstones of deleted topics cannot be read: {error}", path=self._tombstones_path) from error
+
+def _is_folder(name: str) -> bool:
+    """A topic's name becomes a folder's; one that would lead elsewhere is not served, whoever put it into the file."""
+    return bool(name) and "/" not in name and "\0" not in name and name not in (".", "..")

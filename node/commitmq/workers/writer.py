@@ -130,11 +130,11 @@ class Writer:
                 frame = router.recv(_NOBLOCK, copy=False)
                 frames.append(frame)
             answer = self._handle(identity, frames)
-            if type(answer) is bytes:
-                self._answer(identity, answer)
-            elif answer is not None:
+            if isinstance(answer, Waiting):
                 self._waiting.append(answer)
                 wanted = answer.end
+            elif answer is not None:
+                self._answer(identity, answer)
             budget -= len(frames[-1])
             if budget <= 0:
                 break
@@ -165,14 +165,18 @@ class Writer:
         except Exception as error:
             # A bug must not stop the node; whether the message was stored is then not known.
             self._context.log.exception("a request failed", op=header["op"], error=repr(error))
-            return wire.error(header["id"], "SYSTEM_ERROR", f"the node failed on this request: {error!r}", outcome="unknown")
+            return wire.error(
+                header["id"], "SYSTEM_ERROR", f"the node failed on this request: {error!r}", outcome="unknown"
+            )
 
     def _dispatch(self, identity: bytes, header: dict[str, Any], frames: list[zmq.Frame]) -> bytes | Waiting | None:
         op = header["op"]
         if op == "hello":
             return self.requests.hello(header, frames[0])
         if op not in ("send", "append"):
-            return wire.error(header["id"], "UNKNOWN_OP", f"the writer knows send, append and hello, not {op!r}", outcome="not_stored")
+            return wire.error(
+                header["id"], "UNKNOWN_OP", f"the writer knows send, append and hello, not {op!r}", outcome="not_stored"
+            )
         topic = header.get("topic")
         if type(topic) is str and self._topics.get(topic) is None and len(frames) == 2:
             return self._ask_for_topic(identity, topic, header, frames)
@@ -222,7 +226,11 @@ class Writer:
         if waiting is None:
             if sum(len(one) for one in self._for_topic.values()) >= _MAX_WAITING_FOR_TOPIC:
                 return wire.error(
-                    header["id"], "SYSTEM_BUSY", "too many sends wait for new topics", outcome="not_stored", retry_after_ms=100
+                    header["id"],
+                    "SYSTEM_BUSY",
+                    "too many sends wait for new topics",
+                    outcome="not_stored",
+                    retry_after_ms=100,
                 )
             waiting = self._for_topic[topic] = []
             self._topic_deadlines[topic] = monotonic_ms() + _TOPIC_TIMEOUT_MS
@@ -252,7 +260,11 @@ class Writer:
             for topic in [topic for topic, deadline in self._topic_deadlines.items() if deadline <= now]:
                 self._release(
                     topic,
-                    {"code": "SYSTEM_BUSY", "error": "the coordinator did not answer about this topic", "retry_after_ms": 500},
+                    {
+                        "code": "SYSTEM_BUSY",
+                        "error": "the coordinator did not answer about this topic",
+                        "retry_after_ms": 500,
+                    },
                 )
 
     def _hear_news(self) -> None:
@@ -260,7 +272,7 @@ class Writer:
         with contextlib.suppress(zmq.Again):
             while True:
                 changed |= self._topics.hear(self._news.recv_multipart(zmq.NOBLOCK)[-1])
-        if self._topics.stale:
+        if self._topics.is_stale:
             changed |= self._topics.reload()
         for topic in changed:
             gone_below = self._topics.tombstone(topic)
@@ -317,7 +329,7 @@ class Writer:
             self.answer_flushed()
         if self._coordinator in readable or self._topic_deadlines:
             self.hear_coordinator()
-        if self._news in readable or self._topics.stale:
+        if self._news in readable or self._topics.is_stale:
             self._hear_news()
 
     def _flush_done(self) -> bool:
@@ -363,7 +375,11 @@ def recover_tail(context: WorkerContext) -> tuple[dict[tuple[str, int], int], in
     walker.release()
     log.close()
     context.log.info(
-        "tail found", end=position, scanned_bytes=position - start, queues=len(offsets), seconds=round(time.monotonic() - started, 3)
+        "tail found",
+        end=position,
+        scanned_bytes=position - start,
+        queues=len(offsets),
+        seconds=round(time.monotonic() - started, 3),
     )
     return offsets, position, stamp
 

@@ -1,0 +1,128 @@
+"""``commitmq group list|lag|describe|reset``: the consumer groups of a running node."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import click
+
+from commitmq.cli.output import json_option, node_option, print_json, print_table
+
+
+@click.group()
+def group() -> None:
+    """List consumer groups and their lag, describe one, reset its offsets."""
+
+
+@group.command(name="list")
+@json_option
+@node_option
+def list_(as_json: bool, node: str) -> None:
+    """List the groups with their members and the topics they have consumed."""
+    from commitmq.client.admin import Admin
+
+    with Admin(node) as admin:
+        groups = admin.groups()
+    if as_json:
+        print_json(groups)
+    elif not groups:
+        click.echo("no groups")
+    else:
+        rows = [(one["name"], one["members"], ", ".join(one["topics"]) or "-") for one in groups]
+        print_table(("GROUP", "MEMBERS", "TOPICS"), rows, left=(0, 2))
+
+
+@group.command()
+@click.argument("name")
+@json_option
+@node_option
+def lag(name: str, as_json: bool, node: str) -> None:
+    """Show how far group NAME is behind in every queue that it has consumed."""
+    from commitmq.client.admin import Admin
+
+    with Admin(node) as admin:
+        rows = admin.group_lag(name)
+    total = sum(row["lag"] for row in rows)
+    if as_json:
+        print_json({"group": name, "lag": total, "queues": rows})
+        return
+    print_table(
+        ("TOPIC", "QUEUE", "COMMITTED", "NEXT OFFSET", "LAG", "MEMBER"),
+        [(row["topic"], row["queue"], row["committed"], row["end"], row["lag"], row["member"] or "-") for row in rows],
+        left=(0, 5),
+    )
+    click.echo(f"group {name} is {total} messages behind")
+
+
+@group.command()
+@click.argument("name")
+@json_option
+@node_option
+def describe(name: str, as_json: bool, node: str) -> None:
+    """Show the members of group NAME, what each of them consumes, and the committed offsets."""
+    from commitmq.client.admin import Admin
+
+    with Admin(node) as admin:
+        described = admin.group(name)
+    if as_json:
+        print_json(described)
+        return
+    click.echo(f"group {name}  {described['state']}")
+    if described["members"]:
+        print_table(
+            ("MEMBER", "TOPICS", "QUEUES", "HEARD MS AGO"),
+            [
+                (one["member"], ", ".join(one["topics"]), len(one["queues"]), one["heard_ms_ago"])
+                for one in described["members"]
+            ],
+            left=(0, 1),
+        )
+    holders = {(topic, queue): member for topic, queue, member in described["queues"]}
+    committed = {(topic, queue): offset for topic, queue, offset in described["offsets"]}
+    rows = [
+        (topic, queue, committed.get((topic, queue), "-"), holders.get((topic, queue), "-"))
+        for topic, queue in sorted({*holders, *committed})
+    ]
+    if rows:
+        print_table(("TOPIC", "QUEUE", "COMMITTED", "MEMBER"), rows, left=(0, 3))
+
+
+@group.command()
+@click.argument("name")
+@click.argument("topic")
+@click.option(
+    "--to",
+    "position",
+    required=True,
+    metavar="earliest|latest|TIME|OFFSET",
+    help="Where the group goes on: TIME is ISO 8601 (UTC unless it says otherwise), OFFSET a queue offset.",
+)
+@click.option("--queue", "queues", type=click.IntRange(min=0), multiple=True, help="Only this queue; may be repeated.")
+@json_option
+@node_option
+def reset(name: str, topic: str, position: str, queues: tuple[int, ...], as_json: bool, node: str) -> None:
+    """Set the committed offsets of group NAME in TOPIC, back or ahead. Its members of that topic must be stopped."""
+    from commitmq.client.admin import Admin
+
+    target = parse_position(position)
+    with Admin(node) as admin:
+        stored = admin.reset_offsets(name, topic, target, queues=list(queues) or None)
+    if as_json:
+        print_json({"group": name, "offsets": stored})
+        return
+    print_table(("TOPIC", "QUEUE", "COMMITTED"), stored)
+
+
+def parse_position(text: str) -> str | int | datetime:
+    """``earliest``, ``latest``, a queue offset or a time with a zone; click.BadParameter for anything else."""
+    if text in ("earliest", "latest"):
+        return text
+    if text.isascii() and text.isdigit():
+        return int(text)
+    try:
+        when = datetime.fromisoformat(text)
+    except ValueError:
+        raise click.BadParameter(
+            f"{text!r} is not earliest, latest, an ISO 8601 time or a queue offset", param_hint="--to"
+        ) from None
+    return when if when.tzinfo is not None else when.replace(tzinfo=UTC)

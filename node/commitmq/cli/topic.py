@@ -1,0 +1,106 @@
+"""``commitmq topic create|list|describe|delete``: the topics of a running node."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from commitmq.cli.output import json_option, node_option, print_json, print_table
+
+_PERMISSIONS = ((4, "r"), (2, "w"), (1, "i"))
+
+
+@click.group()
+def topic() -> None:
+    """Create, list, describe and delete topics."""
+
+
+@topic.command()
+@click.argument("name")
+@click.option("--queues", type=click.IntRange(min=1), help="Number of queues.  [default: topics.default_queues]")
+@json_option
+@node_option
+def create(name: str, queues: int | None, as_json: bool, node: str) -> None:
+    """Create topic NAME. One that exists with the same number of queues is no error."""
+    from commitmq.client.admin import Admin
+
+    with Admin(node) as admin:
+        answer = admin.topic_create(name, queues)
+    if as_json:
+        print_json({"created": answer["created"], "topic": answer["topic"]})
+        return
+    verb = "created" if answer["created"] else "exists already"
+    click.echo(f"topic {name} {verb}: {answer['topic']['write_queues']} queues")
+
+
+@topic.command(name="list")
+@click.option("--all", "with_system", is_flag=True, help="Also the topics that the node made for itself.")
+@json_option
+@node_option
+def list_(with_system: bool, as_json: bool, node: str) -> None:
+    """List the topics."""
+    from commitmq.client.admin import Admin
+
+    with Admin(node) as admin:
+        topics = [one for one in admin.topics() if with_system or not one["system"]]
+    if as_json:
+        print_json(topics)
+    elif not topics:
+        click.echo("no topics")
+    else:
+        print_table(
+            ("TOPIC", "READ QUEUES", "WRITE QUEUES", "PERM"),
+            [(one["name"], one["read_queues"], one["write_queues"], permission(one["perm"])) for one in topics],
+        )
+
+
+@topic.command()
+@click.argument("name")
+@json_option
+@node_option
+def describe(name: str, as_json: bool, node: str) -> None:
+    """Show the settings of topic NAME, its queues with their offsets, and the groups that have consumed it."""
+    from commitmq.client.admin import Admin
+
+    with Admin(node) as admin:
+        described = admin.topic(name)
+        queues = admin.offsets(name)
+    rows = [{"queue": one[0], "min": one[1], "max": one[2]} for one in queues]
+    if as_json:
+        print_json({**described, "queues": rows})
+        return
+    click.echo(f"topic {name}  perm {permission(described['perm'])}{_attributes(described)}")
+    click.echo(f"groups {', '.join(described['groups']) or 'none'}")
+    print_table(
+        ("QUEUE", "FIRST OFFSET", "NEXT OFFSET", "MESSAGES"),
+        [(row["queue"], row["min"], row["max"], row["max"] - row["min"]) for row in rows],
+    )
+
+
+@topic.command()
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@json_option
+@node_option
+def delete(name: str, yes: bool, as_json: bool, node: str) -> None:
+    """Delete topic NAME, its messages and the offsets of its groups."""
+    from commitmq.client.admin import Admin
+
+    if not yes:
+        click.confirm(f"Delete topic {name} with all its messages?", abort=True)
+    with Admin(node) as admin:
+        admin.topic_delete(name)
+    if as_json:
+        print_json({"deleted": name})
+    else:
+        click.echo(f"topic {name} deleted")
+
+
+def permission(perm: int) -> str:
+    """Permission bits as letters: r read, w write, i inherited by topics made from it (spec 1.4)."""
+    return "".join(letter for bit, letter in _PERMISSIONS if perm & bit) or "-"
+
+
+def _attributes(described: dict[str, Any]) -> str:
+    return "".join(f"  {key}={value}" for key, value in sorted(described["attributes"].items()))
