@@ -17,7 +17,9 @@ class _Formatter(logging.Formatter):
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
         fields: dict[str, Any] = getattr(record, "fields", {})
         tail = "".join(f" {key}={_quoted(value)}" for key, value in fields.items())
-        line = f"{stamp}.{int(record.msecs):03d}Z {record.levelname.lower()} {record.name.removeprefix('commitmq.')} {record.getMessage()}{tail}"
+        process = record.name.removeprefix("commitmq.")
+        head = f"{stamp}.{int(record.msecs):03d}Z {record.levelname.lower()} {process}"
+        line = f"{head} {record.getMessage()}{tail}"
         if record.exc_info:
             # One line an event: the traceback is kept, its line ends are not.
             line += " traceback=" + _quoted(self.formatException(record.exc_info))

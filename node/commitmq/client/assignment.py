@@ -8,11 +8,13 @@ import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from commitmq.client.batch import Part
 from commitmq.client.connection import Channel
 from commitmq.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from commitmq.client.batch import Part
 
 Queue = tuple[str, int]  # topic, queue id
 Start = str | datetime | int
@@ -102,9 +104,7 @@ class Assignment:
             return list(self.owned)
 
 
-def start_offsets(
-    reader: Channel, queues: Iterable[Queue], start: Start, *, timeout_s: float
-) -> dict[Queue, int]:
+def start_offsets(reader: Channel, queues: Iterable[Queue], start: Start, *, timeout_s: float) -> dict[Queue, int]:
     """Where to begin in ``queues`` that have no committed offset. Raises ProtocolError."""
     by_topic: dict[str, list[int]] = {}
     for topic, queue in queues:
@@ -146,5 +146,3 @@ def check_start(start: Start) -> Start:
 
 def new_state(queue: Queue, offset: int, committed: int) -> QueueState:
     return QueueState(queue[0], queue[1], offset, offset, offset, committed, offset)
-
-

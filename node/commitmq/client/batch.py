@@ -1,8 +1,8 @@
 """Batches of received messages: columns first, objects when asked for.
 
-A batch refers to the bytes where they are: in the node's own segments (mapped read-only, same host) or in the frames that
-came over the wire. Headers are gathered into numpy arrays in one step for the whole batch; bodies are only looked at when
-somebody asks. As long as a batch, or a view of one of its bodies, lives, so does the memory behind it.
+A batch refers to the bytes where they are: in the node's own segments (mapped read-only, same host) or in the frames
+that came over the wire. Headers are gathered into numpy arrays in one step for the whole batch; bodies are only looked
+at when somebody asks. As long as a batch, or a view of one of its bodies, lives, so does the memory behind it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from commitmq.store.compression import decompress
 from commitmq.store.format import MAGIC_V1, MAGIC_V2, MIN_RECORD_BYTES, UNIT_BYTES, SysFlag
 
 if TYPE_CHECKING:
-    import pyarrow
+    import pyarrow  # type: ignore[import-not-found,unused-ignore]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -37,12 +37,14 @@ _HEAD: Final = np.dtype({
     "offsets": [0, 4, 8, 12, 16, 20, 28, 36, 40, 56, 64, 72, 84],
     "itemsize": _HEAD_BYTES,
 })  # fmt: skip
-_UNIT: Final = np.dtype({
-    "names": ["physical_offset", "size", "tags_code"],
-    "formats": [">i8", ">i4", ">i8"],
-    "offsets": [0, 8, 12],
-    "itemsize": UNIT_BYTES,
-})
+_UNIT: Final = np.dtype(
+    {
+        "names": ["physical_offset", "size", "tags_code"],
+        "formats": [">i8", ">i4", ">i8"],
+        "offsets": [0, 8, 12],
+        "itemsize": UNIT_BYTES,
+    }
+)
 _SIZE: Final = struct.Struct(">i")
 _V6: Final = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
 
@@ -333,14 +335,18 @@ class MessageBatch(Sequence[Message]):
             raise CommitMQError("to_arrow() needs the package pyarrow: pip install pyarrow") from None
         messages = self.messages()
         columns = {name: pa.array(getattr(self, name)) for name in _ARROW_COLUMNS}
-        return pa.table({
-            "topic": pa.array(self.topic, pa.string()),
-            **columns,
-            "tags": pa.array([one.tags for one in messages], pa.string()),
-            "keys": pa.array([one.keys for one in messages], pa.list_(pa.string())),
-            "properties": pa.array([list(one.properties.items()) for one in messages], pa.map_(pa.string(), pa.string())),
-            "body": pa.array([one.body for one in messages], pa.large_binary()),
-        })
+        return pa.table(
+            {
+                "topic": pa.array(self.topic, pa.string()),
+                **columns,
+                "tags": pa.array([one.tags for one in messages], pa.string()),
+                "keys": pa.array([one.keys for one in messages], pa.list_(pa.string())),
+                "properties": pa.array(
+                    [list(one.properties.items()) for one in messages], pa.map_(pa.string(), pa.string())
+                ),
+                "body": pa.array([one.body for one in messages], pa.large_binary()),
+            }
+        )
 
 
 _ARROW_COLUMNS: Final = (

@@ -138,7 +138,9 @@ def plan_batch(
         bodies, encoded, flags, sharding_keys = _from_objects(messages, tags, keys, properties, sharding_keys)
     sizes = np.fromiter(map(len, bodies), np.int64, count)
     if not sizes.all():
-        raise InvalidMessageError(f"message {int(sizes.argmin())}: the body is empty; a message needs at least one byte")
+        raise InvalidMessageError(
+            f"message {int(sizes.argmin())}: the body is empty; a message needs at least one byte"
+        )
     sys_flags: int | list[int] = 0
     if compressed is not None:
         pairs = [compressed(body) for body in bodies]
@@ -197,7 +199,12 @@ def _from_objects(
             )
         bodies = [_body(index, one) for index, one in enumerate(messages)]
         encoded = _encode_columns(len(bodies), tags, keys, properties, sharding_keys)
-        return bodies, [encoded] * len(bodies) if isinstance(encoded, bytes) else encoded, [0] * len(bodies), sharding_keys
+        return (
+            bodies,
+            [encoded] * len(bodies) if isinstance(encoded, bytes) else encoded,
+            [0] * len(bodies),
+            sharding_keys,
+        )
     bodies = []
     result = []
     flags = []
@@ -221,5 +228,3 @@ def _body(index: int, message: Any) -> bytes:
         return check_body(message.body if isinstance(message, Message) else message)
     except InvalidMessageError as error:
         raise InvalidMessageError(f"message {index}: {error}") from error
-
-

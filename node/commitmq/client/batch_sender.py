@@ -87,7 +87,9 @@ class BatchSender:
                 if channel is not before:
                     encoded = None  # another connection may want another layout
             if encoded is None:
-                encoded = encode_run(core.layout(plan.topic), queue, unique_ids=self._ids, born=self._born, **plan.slice(run))
+                encoded = encode_run(
+                    core.layout(plan.topic), queue, unique_ids=self._ids, born=self._born, **plan.slice(run)
+                )
             identity = channel.next_id()
             header = {
                 "v": wire.PROTOCOL_VERSION,

@@ -6,8 +6,8 @@
 * :class:`Channel`: one DEALER socket to one process, with requests, answers, and losses noticed.
 
 A socket never holds a request back behind its user's back: it is connected with ``IMMEDIATE``, so a request is accepted
-only while the connection stands, and it is closed with ``LINGER`` 0 as soon as an answer is overdue or the connection is
-lost. Hence "the socket did not take it" means *not sent*, and "taken, no answer" means *unknown*.
+only while the connection stands, and it is closed with ``LINGER`` 0 as soon as an answer is overdue or the connection
+is lost. Hence "the socket did not take it" means *not sent*, and "taken, no answer" means *unknown*.
 
 Losses are told by ZeroMQ's monitor. It is looked at only when an answer takes longer than one wait slice, or when the
 socket was idle that long before a request, so it costs a fast request nothing.
@@ -81,8 +81,8 @@ def check_fork(pid: int, what: str) -> None:
     """Raise CommitMQError when this process is not the one that made ``what``."""
     if pid != os.getpid():
         raise CommitMQError(
-            f"this {what} was made before a fork, in process {pid}; its connections and threads do not exist in process "
-            f"{os.getpid()}. Make a new {what} in the child."
+            f"this {what} was made before a fork, in process {pid}; its connections and threads do not exist in"
+            f" process {os.getpid()}. Make a new {what} in the child."
         )
 
 
@@ -310,7 +310,9 @@ class Directory:
             self._metadata = self._parse(self.request("metadata", timeout_s=timeout_s))
         return self._metadata
 
-    def connect(self, role: str, deadline: float, *, index: int = 0, hello: bool = False) -> tuple[Channel, dict[str, Any]]:
+    def connect(
+        self, role: str, deadline: float, *, index: int = 0, hello: bool = False
+    ) -> tuple[Channel, dict[str, Any]]:
         """A channel to a process of ``role``, trying until ``deadline`` (``time.monotonic()`` seconds).
 
         With ``hello`` the process is asked ``hello`` and its answer is returned. A node that is restarting keeps its

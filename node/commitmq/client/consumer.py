@@ -9,16 +9,17 @@ import time
 import warnings
 from collections.abc import Iterable, Mapping
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 from commitmq.client.assignment import Assignment, Gap, Queue, QueueState, Start, check_start, new_state, start_offsets
-from commitmq.client.batch import MessageBatch
 from commitmq.client.connection import Channel, Directory, check_fork
 from commitmq.client.membership import GroupMember
-from commitmq.client.puller import Puller
 from commitmq.errors import CommitMQError, FencedError, NodeUnavailableError, ProtocolError
 from commitmq.log import get_log
 from commitmq.store.topic_name import validate_group, validate_topic
+
+if TYPE_CHECKING:
+    from commitmq.client.batch import MessageBatch
 
 _REFRESH_S: Final = 3.0
 _MODES: Final = ("auto", "ranges", "bytes")
@@ -30,8 +31,8 @@ class Consumer:
     """Reads topics of one node. Not thread-safe: one thread polls (heartbeats have a thread of their own).
 
     With a ``group``, its members share the queues of their topics, each queue is read by one of them, and the group's
-    offsets are kept by the node. Without one (``group=None``) all queues are read, or those in ``queues``, and nothing is
-    committed.
+    offsets are kept by the node. Without one (``group=None``) all queues are read, or those in ``queues``, and nothing
+    is committed.
 
     ``start`` says where to begin in a queue for which the group has no offset: ``earliest``, ``latest``, a datetime
     (first message stored then or later; without a time zone it is local time) or a queue offset. ``filter`` is a tag
@@ -39,11 +40,11 @@ class Consumer:
 
     ``auto_commit``: what a poll returned is committed when poll is called again (at most every
     ``auto_commit_interval_s``), when a queue is given back, and by ``close``. So a message counts as processed when its
-    batch was, and after a crash it is delivered again: at least once. A ``with`` block that ends by an exception does not
-    commit the batch that raised it. Without ``auto_commit`` call :meth:`commit`.
+    batch was, and after a crash it is delivered again: at least once. A ``with`` block that ends by an exception does
+    not commit the batch that raised it. Without ``auto_commit`` call :meth:`commit`.
 
-    On the node's own host messages are read from its mapped files without a copy (``mode="auto"``); ``mode="bytes"`` has
-    them sent. When offsets fell out of the log, reading goes on at the nearest message there is; ``gaps`` tells.
+    On the node's own host messages are read from its mapped files without a copy (``mode="auto"``); ``mode="bytes"``
+    has them sent. When offsets fell out of the log, reading goes on at the nearest message there is; ``gaps`` tells.
     """
 
     def __init__(
@@ -65,7 +66,12 @@ class Consumer:
         member: str | None = None,
     ) -> None:
         """Connects. Raises NodeUnavailableError without a node, ProtocolError when it refuses, ValueError for settings."""
+        # Both need numpy: whoever only imports this class, to produce, should not wait for it.
+        from commitmq.client.batch import MessageBatch
+        from commitmq.client.puller import Puller
+
         self._closed = True
+        self._new_batch = MessageBatch
         names = [topics] if isinstance(topics, str) else list(topics)
         explicit = None if queues is None else [(topic, int(queue)) for topic, queue in queues]
         if group is not None and explicit is not None:
@@ -146,14 +152,14 @@ class Consumer:
             self._puller.ask()
             parts = self._puller.take(max_messages)
             if parts:
-                return MessageBatch(parts)
+                return self._new_batch(parts)
             self._puller.raise_problem()
             remaining = deadline - time.monotonic()
             # Even without time to wait, answers that are already here are taken.
             self._puller.wait(max(remaining, 0))
             if remaining <= 0:
                 parts = self._puller.take(max_messages)
-                return MessageBatch(parts)
+                return self._new_batch(parts)
 
     def seek(self, topic: str, queue: int, offset: int) -> None:
         """Read ``queue`` from ``offset`` on; only for queues that are assigned. Raises ValueError for others."""
@@ -187,9 +193,9 @@ class Consumer:
     def commit(self, offsets: Mapping[Queue, int] | None = None) -> dict[Queue, int]:
         """Commit how far the group got; returns what the node now holds for each queue.
 
-        Without ``offsets`` everything that was polled counts as done. An offset is that of the next message to read. The
-        answer comes when it is durable. Raises FencedError when a queue is no longer this consumer's (it was given to
-        another member): nothing was committed then.
+        Without ``offsets`` everything that was polled counts as done. An offset is that of the next message to read.
+        The answer comes when it is durable. Raises FencedError when a queue is no longer this consumer's (it was given
+        to another member): nothing was committed then.
         """
         self._check_usable()
         if self._group is None:
@@ -338,7 +344,8 @@ class Consumer:
     # ------------------------------------------------------------ the end
 
     def close(self, *, commit: bool = True) -> None:
-        """Commit what was polled (automatic commits only; not with ``commit=False``), leave the group, close everything.
+        """Commit what was polled (automatic commits only; not with ``commit=False``), leave the group, close
+        everything.
 
         Closing twice is allowed.
         """
@@ -381,5 +388,3 @@ class Consumer:
         check_fork(self._pid, "consumer")
         if self._closed:
             raise CommitMQError("the consumer is closed")
-
-

@@ -6,8 +6,8 @@ wants back is given back
 * at once, when nothing of it was handed out that is not committed;
 * else at the next poll (which means that the previous batch is done), after its offset was committed if the consumer
   commits automatically;
-* else after ``rebalance_timeout_s``, with a warning: the new owner then starts from the last committed offset, and a late
-  commit of this consumer is refused (FencedError).
+* else after ``rebalance_timeout_s``, with a warning: the new owner then starts from the last committed offset, and a
+  late commit of this consumer is refused (FencedError).
 """
 
 from __future__ import annotations
@@ -186,10 +186,7 @@ class GroupMember:
                 # Otherwise the next owner would look for "latest" anew, and miss what came in between.
                 self._ask("offset.commit", {"offsets": [[*queue, begin[queue]] for queue in fresh]})
                 committed.update(begin)
-        self._assignment.add(
-            new_state(queue, begin.get(queue, committed[queue]), committed[queue])
-            for queue in queues
-        )
+        self._assignment.add(new_state(queue, begin.get(queue, committed[queue]), committed[queue]) for queue in queues)
         _log.info("queues assigned", group=self.group, member=self.member, queues=len(queues))
 
     def _ask(self, op: str, fields: dict[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 Keys = str | Iterable[str]
 
-# What the node needs of the properties' 32,767 bytes: the CRC slot and the names it puts itself (cluster, region, trace).
+# What the node needs of the properties' 32,767 bytes: the CRC slot and the names it puts itself (cluster, region,
+# trace).
 RESERVED_PROPERTIES_BYTES: Final = CRC_PROPERTY_BYTES
 
 _BY_PARAMETER: Final = {
@@ -26,8 +27,8 @@ _BY_PARAMETER: Final = {
     Property.SHARDING_KEY: "give it as sharding_key=",
     Property.UNIQUE_KEY: "the client makes it",
     Property.CRC32: "the node makes it",
-    # Marks that turn a message into a delayed one, a half message, a timer or an inner batch. The node refuses them on a
-    # plain send, and with them the whole run, so a message must not get that far.
+    # Marks that turn a message into a delayed one, a half message, a timer or an inner batch. The node refuses them on
+    # a plain send, and with them the whole run, so a message must not get that far.
     **dict.fromkeys(
         (
             Property.DELAY,
@@ -50,10 +51,10 @@ _BY_PARAMETER: Final = {
 class Message:
     """One message.
 
-    To be sent: ``body`` and optionally ``tags``, ``keys``, ``properties``, ``sharding_key``, ``flag`` (the application's
-    32-bit number). Received ones also know their place: ``topic``, ``queue_id``, ``queue_offset``, ``physical_offset``,
-    the two time stamps in milliseconds, ``sys_flag`` and ``reconsume_times``; a message made for sending has -1 and ""
-    there. The body of a received message is decompressed.
+    To be sent: ``body`` and optionally ``tags``, ``keys``, ``properties``, ``sharding_key``, ``flag`` (the
+    application's 32-bit number). Received ones also know their place: ``topic``, ``queue_id``, ``queue_offset``,
+    ``physical_offset``, the two time stamps in milliseconds, ``sys_flag`` and ``reconsume_times``; a message made for
+    sending has -1 and "" there. The body of a received message is decompressed.
     """
 
     __slots__ = (

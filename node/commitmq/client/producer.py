@@ -47,8 +47,8 @@ class Producer:
 
     The first send connects. ``node`` is the admin address (default: the environment's COMMITMQ_NODE, else
     tcp://127.0.0.1:7310). ``ack`` is what a send waits for: ``flushed`` (survives power loss) or ``memory`` (survives
-    the death of any process). ``timeout_s`` bounds each send; a send that fails raises SendError, whose ``outcome`` says
-    whether the message is stored. ``compress`` (zlib, lz4 or zstd) applies to bodies of more than
+    the death of any process). ``timeout_s`` bounds each send; a send that fails raises SendError, whose ``outcome``
+    says whether the message is stored. ``compress`` (zlib, lz4 or zstd) applies to bodies of more than
     ``compress_over_bytes`` that become smaller by it. ``max_pending`` and ``max_pending_bytes`` bound what asynchronous
     sends may pile up; beyond, ``send_async`` blocks.
 
@@ -114,7 +114,8 @@ class Producer:
             if self._closed or self._pid != core.pid:
                 self._check_usable()
             if isinstance(body, Message):
-                body, all_properties, flag = body.body, sendable(body.properties), body.flag
+                message, body = body, body.body
+                all_properties, flag = sendable(message.properties), message.flag
                 sharding_key = all_properties.get(Property.SHARDING_KEY)
             else:
                 body = check_body(body)
@@ -233,9 +234,9 @@ class Producer:
         """Send many messages and wait for all acks. The fastest way in: they are encoded and stored as runs.
 
         ``tags`` is one for all or a list, ``keys`` and ``sharding_keys`` are lists, one entry a message; ``properties``
-        apply to all. Message objects bring their own. A run goes to one queue: ``queue``, or the sharding key's, else the
-        next in turn. ``timeout_s`` is how long the node may take for the next answer. Raises InvalidMessageError before
-        anything is sent, BatchSendError when not all of it was acknowledged.
+        apply to all. Message objects bring their own. A run goes to one queue: ``queue``, or the sharding key's, else
+        the next in turn. ``timeout_s`` is how long the node may take for the next answer. Raises InvalidMessageError
+        before anything is sent, BatchSendError when not all of it was acknowledged.
         """
         self._check_usable()
         core = self._core
@@ -273,8 +274,8 @@ class Producer:
     def close(self, timeout_s: float | None = None) -> None:
         """Send what is pending (for at most ``timeout_s``, default the producer's), then close every connection.
 
-        Sends that are still pending then fail: not stored if they were not handed over, unknown otherwise. Closing twice
-        is allowed.
+        Sends that are still pending then fail: not stored if they were not handed over, unknown otherwise. Closing
+        twice is allowed.
         """
         if self._closed:
             return

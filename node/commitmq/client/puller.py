@@ -24,6 +24,7 @@ _RECONNECT_S: Final = 0.3
 _QUIET_S: Final = 0.2
 _RANGES_BYTES: Final = 16 * 1024 * 1024
 _TICK_S: Final = 0.2
+_EMPTY_QUEUE: Final = ("NO_MESSAGE_IN_QUEUE", "NO_MATCHED_LOGIC_QUEUE")
 
 _log = get_log("consumer")
 
@@ -201,10 +202,9 @@ class Puller:
     def _empty(self, state: QueueState, status: str, next_offset: int) -> None:
         before = state.position
         if next_offset == before:
-            if status not in ("OFFSET_OVERFLOW_ONE", "NO_MESSAGE_IN_QUEUE", "NO_MATCHED_LOGIC_QUEUE") or before:
-                # Nothing here is waited for by the node for as long as we asked: do not ask in a loop.
-                if status != "OFFSET_OVERFLOW_ONE":
-                    state.retry_at = time.monotonic() + _QUIET_S
+            # The node waits with an answer only where a new message can change it: elsewhere, do not ask in a loop.
+            if status != "OFFSET_OVERFLOW_ONE" and (before or status not in _EMPTY_QUEUE):
+                state.retry_at = time.monotonic() + _QUIET_S
             return
         if status not in ("NO_MATCHED_MESSAGE", "OFFSET_OVERFLOW_ONE"):
             gap = Gap(state.topic, state.queue_id, before, next_offset, status)
@@ -265,5 +265,3 @@ class Puller:
             state = self._pulls.pop(key)
             if state.request == key[1] and state.channel == index:
                 state.request = -1
-
-

@@ -49,7 +49,8 @@ class SendResult:
         return hash((self.topic, self.queue, self.queue_offset))
 
     def __repr__(self) -> str:
-        return f"SendResult({self.topic}/{self.queue}@{self.queue_offset}, physical_offset={self.physical_offset}, {self.ack})"
+        place = f"{self.topic}/{self.queue}@{self.queue_offset}"
+        return f"SendResult({place}, physical_offset={self.physical_offset}, {self.ack})"
 
 
 class RunAck:
@@ -58,7 +59,13 @@ class RunAck:
     __slots__ = ("_offsets", "ack", "answer", "count", "queue", "sizes", "topic", "unique")
 
     def __init__(
-        self, topic: str, queue: int, ack: str, sizes: Sequence[int], unique: tuple[str, int] | list[str], answer: dict[str, Any]
+        self,
+        topic: str,
+        queue: int,
+        ack: str,
+        sizes: Sequence[int],
+        unique: tuple[str, int] | list[str],
+        answer: dict[str, Any],
     ) -> None:
         """``sizes``: bytes of each record; ``unique``: (28 characters, first counter) of a block of ids, or all ids."""
         self.topic = topic
@@ -108,8 +115,8 @@ class RunAck:
 class BatchResult(Sequence[SendResult]):
     """Results of a batch, in the order of its messages.
 
-    ``positions`` maps messages to places where a sharding key sent them to different queues; None when the runs hold the
-    messages in order.
+    ``positions`` maps messages to places where a sharding key sent them to different queues; None when the runs hold
+    the messages in order.
     """
 
     __slots__ = ("_ends", "_order", "acks")
@@ -158,8 +165,8 @@ class BatchSendError(SendError):
     """A batch was not stored as a whole.
 
     ``stored`` counts the messages known to be in the log, ``unknown`` those whose fate is not known; all others are not
-    stored. ``acks`` are the runs that were acknowledged; ``stored_prefix`` is how many messages from the batch's start on
-    are stored without a gap (0 when sharding keys spread the batch over queues). ``outcome`` is NOT_STORED only if
+    stored. ``acks`` are the runs that were acknowledged; ``stored_prefix`` is how many messages from the batch's start
+    on are stored without a gap (0 when sharding keys spread the batch over queues). ``outcome`` is NOT_STORED only if
     nothing of the batch was stored, UNKNOWN if any run's fate is unknown, else STORED: part of it is in the log.
     """
 

@@ -123,7 +123,7 @@ def record_parts(
 
 
 _HEX = b"0123456789ABCDEF"
-_head_types: dict[int, Any] = {}
+_head_types: dict[int, np.dtype[np.void]] = {}
 
 
 def _head_type(v6_bytes: int) -> np.dtype[np.void]:
@@ -131,12 +131,14 @@ def _head_type(v6_bytes: int) -> np.dtype[np.void]:
     import numpy as np
 
     if v6_bytes not in _head_types:
-        _head_types[v6_bytes] = np.dtype({
-            "names": ["size", "magic", "crc", "queue", "flag", "sys_flag", "born", "body"],
-            "formats": [">i4", ">i4", ">i4", ">i4", ">i4", ">i4", ">i8", ">i4"],
-            "offsets": [0, 4, 8, 12, 16, 36, 40, 84 + v6_bytes],
-            "itemsize": 88 + v6_bytes,
-        })
+        _head_types[v6_bytes] = np.dtype(
+            {
+                "names": ["size", "magic", "crc", "queue", "flag", "sys_flag", "born", "body"],
+                "formats": [">i4", ">i4", ">i4", ">i4", ">i4", ">i4", ">i8", ">i4"],
+                "offsets": [0, 4, 8, 12, 16, 36, 40, 84 + v6_bytes],
+                "itemsize": 88 + v6_bytes,
+            }
+        )
     return _head_types[v6_bytes]
 
 

@@ -14,8 +14,8 @@ from commitmq.store.layout import StoreLayout, segment_name
 class SegmentMaps:
     """At most ``max_mapped`` mappings, least recently used first out. Not thread-safe.
 
-    A mapping that goes out is only forgotten here: batches that were made from it keep it alive, and it is unmapped when
-    the last of them goes. The same holds when the node deletes a segment: the file's pages live on in the mapping.
+    A mapping that goes out is only forgotten here: batches that were made from it keep it alive, and it is unmapped
+    when the last of them goes. The same holds when the node deletes a segment: the file's pages live on in the mapping.
     """
 
     def __init__(self, store: Path, segment_bytes: int, *, max_mapped: int = 16) -> None:
@@ -31,7 +31,8 @@ class SegmentMaps:
     def map(self, base_offset: int) -> mmap.mmap:
         """The mapping of the segment that starts at ``base_offset``.
 
-        Raises OSError when it cannot be opened (deleted, no permission), SegmentSizeError when its size is not the node's.
+        Raises OSError when it cannot be opened (deleted, no permission), SegmentSizeError when its size is not the
+        node's.
         """
         found = self._maps.get(base_offset)
         if found is not None:
@@ -42,9 +43,7 @@ class SegmentMaps:
         try:
             size = os.fstat(fd).st_size
             if size != self._segment_bytes:
-                raise SegmentSizeError(
-                    f"the segment has {size} bytes, the node says {self._segment_bytes}", path=path
-                )
+                raise SegmentSizeError(f"the segment has {size} bytes, the node says {self._segment_bytes}", path=path)
             found = mmap.mmap(fd, size, prot=mmap.PROT_READ)
         finally:
             os.close(fd)

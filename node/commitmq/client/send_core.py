@@ -8,8 +8,8 @@ Who owns the connection (the ``io`` lock):
   ones, so that many sending threads coalesce into runs like asynchronous sends do.
 
 The pump sends the first pending message at once. While runs are in flight, what arrives is collected: the next run goes
-when an answer comes back, or when :data:`FULL_RUN_BYTES` are there and fewer than :data:`WINDOW` runs are in flight. So a
-lone message waits for nobody, and a stream of them travels in runs.
+when an answer comes back, or when :data:`FULL_RUN_BYTES` are there and fewer than :data:`WINDOW` runs are in flight. So
+a lone message waits for nobody, and a stream of them travels in runs.
 
 What happens to pending sends when the connection ends: those handed to it are of *unknown* fate and fail at once; those
 not handed over stay pending, are sent on the next connection, and fail as *not stored* when their time is over.
@@ -299,7 +299,9 @@ class SendCore:
             while self.outstanding >= self.max_pending or self._outstanding_bytes >= self.max_pending_bytes:
                 remaining = deadline - time.monotonic()
                 if remaining <= 0 or self.in_pump():
-                    raise not_stored("CLIENT_BUFFER_FULL", f"{self.outstanding} messages of this producer are still pending")
+                    raise not_stored(
+                        "CLIENT_BUFFER_FULL", f"{self.outstanding} messages of this producer are still pending"
+                    )
                 self.condition.wait(remaining)
         finally:
             self._waiting -= 1
@@ -408,7 +410,9 @@ class SendCore:
             if waiting:
                 self._groups[group] = waiting  # at the end: other topics and queues have their turn first
         if refused:
-            self._fail(refused, lambda: not_stored("MESSAGE_ILLEGAL", f"the body is larger than the {limit} bytes allowed"))
+            self._fail(
+                refused, lambda: not_stored("MESSAGE_ILLEGAL", f"the body is larger than the {limit} bytes allowed")
+            )
         return futures
 
     def _send_run(

@@ -1,9 +1,9 @@
 """The future of one asynchronous send: a ``concurrent.futures.Future`` that costs a fraction of one.
 
-The standard class makes a condition variable per object, which at 60,000 sends a second is the largest single cost. Here
-all futures of a producer share the producer's lock; each keeps the fields that ``concurrent.futures.wait``,
-``as_completed`` and ``asyncio.wrap_future`` look at, and makes its lists only when somebody waits. The message to be sent
-lives in the same object, so that a send allocates once.
+The standard class makes a condition variable per object, which at 60,000 sends a second is the largest single cost.
+Here all futures of a producer share the producer's lock; each keeps the fields that ``concurrent.futures.wait``,
+``as_completed`` and ``asyncio.wrap_future`` look at, and makes its lists only when somebody waits. The message to be
+sent lives in the same object, so that a send allocates once.
 """
 
 from __future__ import annotations

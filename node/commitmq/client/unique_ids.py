@@ -5,7 +5,8 @@ Same text form as RocketMQ's client (spec 2.10): upper-case hex of
     address 4 | process id 2 | generator 4 | milliseconds since the month began 4 | counter 2
 
 The address and generator parts are random per generator: many containers share one address and one process id, and a
-store treats the id as opaque text. A fork needs a new generator, which the clients ensure by refusing to work in a child.
+store treats the id as opaque text. A fork needs a new generator, which the clients ensure by refusing to work in a
+child.
 
 An id repeats only when 65,536 of them are drawn within one millisecond; drawing one takes longer than 15 nanoseconds,
 and a block is at most :data:`MAX_BLOCK` ids, whose encoding takes milliseconds.

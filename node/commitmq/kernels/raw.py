@@ -84,7 +84,8 @@ if _ADDRESS is not None:
     @njit("uint32(Array(uint8, 1, 'C', readonly=True), int64, int64, uint32)", cache=True, nogil=True)
     def crc32(buf, start, size, seed):  # type: ignore[no-untyped-def]
         """CRC-32 of ``buf[start:start+size]`` continuing from ``seed`` (0 to begin), as ``zlib.crc32``."""
-        return _external(seed, np.uint64(buf.ctypes.data) + np.uint64(start), np.uint64(size))
+        address = np.uint64(buf.ctypes.data) + np.uint64(start)
+        return _external(seed, address, np.uint64(size))  # type: ignore[call-overload]
 
 else:
     crc32 = crc32_tables

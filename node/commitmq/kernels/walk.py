@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numba import from_dtype, njit, types
 
@@ -115,7 +117,7 @@ def _is(buf, at, size, name):  # type: ignore[no-untyped-def]
     return size == name.size and same_bytes(buf, at, name, 0, size)
 
 
-def _walk_signature():  # type: ignore[no-untyped-def]
+def _walk_signature() -> Any:
     readonly = types.Array(types.uint8, 1, "C", readonly=True)
     i8 = types.int64
     return i8(
@@ -139,7 +141,7 @@ def walk(segment, start, limit, base_offset, rows, topics, table, out):  # type:
     reached, reason). Returns one of WALK_*.
     """
     count = 0
-    known = 0
+    known = np.int64(0)
     at = start
     mask = table.size - 1
     last_topic = np.int64(-1)

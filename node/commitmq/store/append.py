@@ -235,7 +235,7 @@ class CommitLogAppender:
         total = (
             74 + len(born_host) + len(self.store_host) + size + (2 if long_topic else 1) + len(topic) + len(properties)
         )
-        record = bytearray(
+        return bytearray(
             b"".join(
                 (
                     _FIXED.pack(
@@ -261,7 +261,6 @@ class CommitLogAppender:
                 )
             )
         )
-        return record
 
     # ------------------------------------------------------------ appends
 
@@ -278,7 +277,8 @@ class CommitLogAppender:
         struct.pack_into(">q", record, 48 + born_host_bytes, stamp)
         if self.properties_crc:
             value = isal_zlib.crc32(memoryview(record)[: size - 20]) & 0x7FFFFFFF
-            record[-11:-1] = f"{value:010d}"[::-1].encode()
+            record[-11:-1] = b"%010d" % value
+            record[-11:-1] = record[-2:-12:-1]
         target = self._map
         assert target is not None
         target[at + 8 : at + size] = memoryview(record)[8:]

@@ -117,17 +117,15 @@ class LogWalker:
         end = base + reached
         if result == kernel.WALK_BLANK:
             end = base + segment_bytes
-        elif result == kernel.WALK_BAD and (count == 0 or stop == min(limit - base, segment_bytes)):
-            # With a byte limit the last record may simply cross it; otherwise nothing explains a bad record below the
-            # limit. If good ones came before it they are returned, and the next walk starts at the bad one.
-            if count == 0:
-                if stop < min(limit - base, segment_bytes):
-                    return self._wider(start, limit)
-                raise CorruptRecordError(
-                    f"no valid record below the end of the log (reason {reason})",
-                    path=self.log.folder / f"{base:020d}",
-                    offset=reached,
-                )
+        elif result == kernel.WALK_BAD and count == 0:
+            if stop < min(limit - base, segment_bytes):
+                return self._wider(start, limit)  # the record is only larger than this batch may be
+            raise CorruptRecordError(
+                f"no valid record below the end of the log (reason {reason})",
+                path=self.log.folder / f"{base:020d}",
+                offset=reached,
+            )
+        # A bad record behind good ones ends this batch; the next walk begins with it.
         names = [
             segment[int(at) : int(at) + int(size)].tobytes().decode("utf-8", "replace") for at, size in topics[:known]
         ]

@@ -289,7 +289,8 @@ def writer_tail(commit_log: CommitLog, segment_bytes: int, *, start: int, publis
         position = following
     if position < published:
         raise StoreError(
-            f"the log is valid up to {position} only, but {published} was published: the segment was damaged while the node ran",
+            f"the log is valid up to {position} only, but {published} was published: "
+            "the segment was damaged while the node ran",
             path=commit_log.folder / segment_name(position - position % segment_bytes),
             offset=position % segment_bytes,
         )

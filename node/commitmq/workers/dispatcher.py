@@ -219,7 +219,7 @@ def run(context: WorkerContext) -> None:
     while True:
         took = False
         for _ in range(16):
-            if not host.pull.getsockopt(_EVENTS) & _POLLIN:
+            if not int(host.pull.getsockopt(_EVENTS)) & _POLLIN:
                 break
             frames = host.pull.recv_multipart(zmq.NOBLOCK, copy=False)
             host.take([frame.buffer for frame in frames])

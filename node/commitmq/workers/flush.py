@@ -140,7 +140,7 @@ def run(context: WorkerContext) -> None:
         wait_ms: float = 100
         if flusher.failed:
             wait_ms = 1000
-        elif (pending := flusher.pending_bytes()) > 0:
+        elif flusher.pending_bytes() > 0:
             if control.get(Word.FLUSH_WANTED) > control.get(Word.FLUSHED) or context.stopping:
                 due = True
             elif sync:

@@ -11,6 +11,7 @@ waiting for its lock and recovery is made for exactly that.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import gc
 import os
@@ -22,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import orjson
 import zmq
@@ -32,6 +33,10 @@ from commitmq.control import ControlBlock, WorkerState, WorkerWord
 from commitmq.log import Log, get_log
 from commitmq.store.layout import StoreLayout
 from commitmq.workers.doorbell import NAPPING, SLEEPING, Doorbell, Ringer
+
+# The context has a property named zmq, which would hide the module in annotations.
+Socket: TypeAlias = zmq.Socket[bytes]
+Context: TypeAlias = zmq.Context[zmq.Socket[bytes]]
 
 
 class ExitCode(IntEnum):
@@ -94,10 +99,10 @@ class WorkerContext:
     log: Log
     params: dict[str, Any] = field(default_factory=dict)  # from the supervisor: ports to bind, slots, plugin names
     stopping: bool = False
-    _zmq: zmq.Context[zmq.Socket[bytes]] | None = None
+    _zmq: Context | None = None
     _epoll: select.epoll = field(default_factory=select.epoll)
-    _sources: dict[int, zmq.Socket[bytes] | int] = field(default_factory=dict)
-    _watched: list[zmq.Socket[bytes]] = field(default_factory=list)
+    _sources: dict[int, Socket | int] = field(default_factory=dict)
+    _watched: list[Socket] = field(default_factory=list)
     _commands: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -108,7 +113,7 @@ class WorkerContext:
         self.register(self._doorbell_fd)
 
     @property
-    def zmq(self) -> zmq.Context[zmq.Socket[bytes]]:
+    def zmq(self) -> Context:
         """The process's ZeroMQ context, made at first use (never before the fork)."""
         if self._zmq is None:
             self._zmq = zmq.Context(io_threads=1)
@@ -118,14 +123,14 @@ class WorkerContext:
         """A way to wake the worker of ``role``."""
         return Ringer(self.layout.doorbell(role), self.control, role_slot(role))
 
-    def bind_router(self, name: str) -> tuple[zmq.Socket[bytes], list[str]]:
+    def bind_router(self, name: str) -> tuple[Socket, list[str]]:
         """A ROUTER bound to ``ipc`` and ``tcp`` as the supervisor asked; returns it and its endpoints.
 
         ``params["port"]`` is the tcp port: 0 takes a free one, which the supervisor hands to every later incarnation.
         Limits: ``network.max_frame_bytes`` a frame (libzmq drops the connection of a larger one); the high-water marks
         bound what one peer can queue.
         """
-        router: zmq.Socket[bytes] = self.zmq.socket(zmq.ROUTER)
+        router: Socket = self.zmq.socket(zmq.ROUTER)
         router.setsockopt(zmq.LINGER, 500)
         router.setsockopt(zmq.MAXMSGSIZE, self.config.network.max_frame_bytes)
         router.setsockopt(zmq.RCVHWM, 64)
@@ -144,7 +149,7 @@ class WorkerContext:
         tcp = router.getsockopt_string(zmq.LAST_ENDPOINT)
         return router, [tcp, ipc]
 
-    def register(self, sock: zmq.Socket[bytes] | int, *, quiet: bool = False) -> None:
+    def register(self, sock: Socket | int, *, quiet: bool = False) -> None:
         """Let :meth:`wait` also return when ``sock`` (or a plain file descriptor) can be read.
 
         A ZeroMQ socket's descriptor only signals that something changed, and any call on the socket may take the signal.
@@ -154,15 +159,15 @@ class WorkerContext:
         if isinstance(sock, int):
             fd = sock
         else:
-            fd = sock.getsockopt(zmq.FD)
+            fd = int(sock.getsockopt(zmq.FD))
             if not quiet:
                 self._watched.append(sock)
         self._sources[fd] = sock
         self._epoll.register(fd, select.EPOLLIN)
 
-    def unregister(self, sock: zmq.Socket[bytes] | int) -> None:
+    def unregister(self, sock: Socket | int) -> None:
         """Undo :meth:`register`; before the socket is closed."""
-        fd = sock if isinstance(sock, int) else sock.getsockopt(zmq.FD)
+        fd = sock if isinstance(sock, int) else int(sock.getsockopt(zmq.FD))
         del self._sources[fd]
         self._epoll.unregister(fd)
         self._watched = [one for one in self._watched if one is not sock]
@@ -191,7 +196,8 @@ class WorkerContext:
 
         ``unless`` is evaluated after this worker has published that it sleeps: true means there is work already, and
         the wait becomes a look. That closes the race with a peer that moved a position but saw us awake.
-        Returns the sockets (and descriptors) to look at; one may turn out to have nothing, so read with NOBLOCK. Handles the lifeline itself; raises SupervisorGone at its end.
+        Returns the sockets (and descriptors) to look at; one may turn out to have nothing, so read with NOBLOCK. Handles
+        the lifeline itself; raises SupervisorGone at its end.
         """
         control = self.control
         control.put_worker(self.slot, _HEARTBEAT, monotonic_ms())
@@ -199,7 +205,7 @@ class WorkerContext:
             control.put_worker(self.slot, _ASLEEP, SLEEPING if timeout_ms > _NAP_MS else NAPPING)
             if unless is not None and unless():
                 timeout_ms = 0
-        readable: set[Any] = {sock for sock in self._watched if sock.getsockopt(_EVENTS) & _POLLIN}
+        readable: set[Any] = {sock for sock in self._watched if int(sock.getsockopt(_EVENTS)) & _POLLIN}
         for fd, _ in self._epoll.poll(0 if readable else timeout_ms / 1000):
             readable.add(self._sources[fd])
         control.put_worker(self.slot, _ASLEEP, 0)
@@ -319,7 +325,5 @@ def _check_supervisor(lifeline: socket.socket) -> None:
 
 
 def _last_words(lifeline: socket.socket, error: str) -> None:
-    try:
+    with contextlib.suppress(OSError):
         lifeline.send(orjson.dumps({"event": "error", "error": error[:4096]}))
-    except OSError:
-        pass

@@ -21,10 +21,13 @@ from commitmq.errors import InvalidMessageError, StoreError
 from commitmq.store.append import Appended, CommitLogAppender, MessageIllegalError, SegmentUnavailableError
 from commitmq.store.message_id import UniqueIdGenerator, offset_message_id, pack_host
 from commitmq.store.record import Host
-from commitmq.store.topic_name import is_send_forbidden, validate_topic
+from commitmq.store.topic_name import FORBIDDEN_TOPICS, validate_topic
 from commitmq.workers.runtime import WorkerContext, monotonic_ms
 from commitmq.workers.topic_view import TopicView, TopicViews
 
+# Plain ints, see workers.writer.
+_DISK_FLAGS, _FLUSH_ERRNO = int(Word.DISK_FLAGS), int(Word.FLUSH_ERRNO)
+_DISPATCHER_FLAGS = int(DispatcherWord.FLAGS)
 _PERSISTED_RETRY_MS = 200
 _SEGMENT_PATIENCE_MS = 1_000
 _MAX_KNOWN_PEERS = 65_536
@@ -118,9 +121,9 @@ class SendRequests:
     def _send(self, identity: bytes, header: dict[str, Any], frames: list[zmq.Frame]) -> bytes | Waiting:
         topic, queue_id, ack = self._checked(header, frames)
         properties = self._encoded_properties(header.get("properties"))
-        flag = _integer(header, "flag", 0, -(1 << 31), (1 << 31) - 1)
-        sys_flag = _integer(header, "sys_flag", 0, 0, 0x7FFF)
-        born = _integer(header, "born", -1, -1, _MAX_TIME_MS)
+        flag = _integer(header, "flag", 0, -(1 << 31), (1 << 31) - 1) if "flag" in header else 0
+        sys_flag = _integer(header, "sys_flag", 0, 0, 0x7FFF) if "sys_flag" in header else 0
+        born = _integer(header, "born", -1, -1, _MAX_TIME_MS) if "born" in header else -1
         if born < 0:
             born = time.time_ns() // 1_000_000
         host = self._born_host(identity, frames[1])
@@ -177,7 +180,7 @@ class SendRequests:
             except InvalidMessageError as error:
                 raise Refusal("INVALID_PARAMETER", str(error)) from error
             raise Refusal("TOPIC_NOT_EXIST", f"there is no topic {name!r}")
-        if is_send_forbidden(name):
+        if name in FORBIDDEN_TOPICS:
             raise Refusal("NO_PERMISSION", f"{name!r} is a system topic that takes no sends")
         if not topic.is_writable:
             raise Refusal("NO_PERMISSION", f"topic {name!r} is not writable")
@@ -200,7 +203,9 @@ class SendRequests:
 
     def _refuse_when_unwritable(self) -> None:
         control = self._control
-        flags = control.get(Word.DISK_FLAGS)
+        flags = control.get(_DISK_FLAGS)
+        if not (flags or control.dispatcher(0, _DISPATCHER_FLAGS) or control.get(_FLUSH_ERRNO)):
+            return
         retry = self._config.disk.check_interval_ms
         if flags & DiskFlag.DISK_FULL:
             raise Refusal(
@@ -217,7 +222,7 @@ class SendRequests:
 
     def _stored(self, append: Callable[[], Appended]) -> Appended:
         """Append and publish. A missing segment is waited for a moment, unless the disk is known to be full."""
-        deadline = monotonic_ms() + _SEGMENT_PATIENCE_MS
+        deadline = 0
         while True:
             try:
                 done = append()
@@ -229,6 +234,7 @@ class SendRequests:
                         "no space for the next segment of the log; reads go on",
                         self._config.disk.check_interval_ms,
                     ) from None
+                deadline = deadline or monotonic_ms() + _SEGMENT_PATIENCE_MS
                 if monotonic_ms() >= deadline:
                     raise Refusal(
                         "CREATE_MAPPED_FILE_FAILED", "the next segment is not ready yet", _PERSISTED_RETRY_MS

@@ -85,7 +85,8 @@ class Writer:
         self._control.put(Word.WRITER_GENERATION, self._control.get(Word.WRITER_GENERATION) + 1)
         self._publish()
         self.router, self.endpoints = context.bind_router("writer")
-        context.register(self.router)
+        # Every turn ends with a look for requests, and nothing touches the socket between that and the wait.
+        context.register(self.router, quiet=True)
         self.requests = SendRequests(context, appender, offsets, self._topics, self._publish)
         self._coordinator: zmq.Socket[bytes] = context.zmq.socket(zmq.DEALER)
         self._coordinator.setsockopt(zmq.LINGER, 0)
@@ -120,7 +121,7 @@ class Writer:
         more = True
         for _ in range(_TURN_REQUESTS):
             # Asking for events costs half of what an Again exception does, and every turn ends with one of the two.
-            if not router.getsockopt(_EVENTS) & _POLLIN:
+            if not int(router.getsockopt(_EVENTS)) & _POLLIN:
                 more = False
                 break
             identity = router.recv(_NOBLOCK)

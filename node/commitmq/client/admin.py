@@ -1,0 +1,232 @@
+"""The administrator's client: what a node knows of itself, its topics and its groups."""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Iterable
+from datetime import datetime
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from commitmq.client.connection import Channel, Directory, check_fork
+from commitmq.errors import CommitMQError, NodeUnavailableError, ProtocolError
+from commitmq.store.message_id import parse_offset_message_id
+
+if TYPE_CHECKING:
+    import zmq
+
+    from commitmq.client.message import Message
+
+_STOP_S = 600.0
+
+
+class Admin:
+    """Asks one node. Not thread-safe. Every method raises NodeUnavailableError without an answer within ``timeout_s``,
+    and ProtocolError, whose ``code`` says why, when the node refuses.
+    """
+
+    def __init__(self, node: str | None = None, *, timeout_s: float = 10.0) -> None:
+        """Connects at the first request. ``node``: admin address, default COMMITMQ_NODE, else tcp://127.0.0.1:7310."""
+        self._closed = True
+        self._directory = Directory(node)
+        self._timeout_s = timeout_s
+        self._channels: dict[str, Channel] = {}
+        self._pid = os.getpid()
+        self._closed = False
+
+    # ------------------------------------------------------------ the node
+
+    def metadata(self) -> dict[str, Any]:
+        """The node's name, epoch, store folder, sizes, limits and the addresses of its processes."""
+        self._check_usable()
+        return self._directory.metadata(timeout_s=self._timeout_s, refresh=True).raw
+
+    def status(self) -> dict[str, Any]:
+        """Per process: pid, state, restarts, CPU, memory, position, lag; and the log's positions."""
+        self._check_usable()
+        return _without_envelope(self._directory.request("status", timeout_s=self._timeout_s))
+
+    def stop(self, *, timeout_s: float = _STOP_S) -> dict[str, Any]:
+        """Stop the node; returns when everything is flushed."""
+        self._check_usable()
+        return _without_envelope(self._directory.request("stop", timeout_s=timeout_s))
+
+    # ------------------------------------------------------------ topics
+
+    def topic_create(
+        self, name: str, queues: int | None = None, *, perm: int | None = None, attributes: dict[str, str] | None = None
+    ) -> dict[str, Any]:
+        """Create a topic (``queues`` default: the node's). One that exists with the same settings is no error.
+
+        Returns ``created`` (bool) and ``topic``.
+        """
+        fields: dict[str, Any] = {"topic": name, "queues": queues, "perm": perm, "attributes": attributes}
+        return self._ask("coordinator", "topic.create", {k: v for k, v in fields.items() if v is not None})
+
+    def topics(self) -> list[dict[str, Any]]:
+        """All topics with their settings."""
+        return list(self._ask("coordinator", "topic.list", {})["topics"])
+
+    def topic(self, name: str) -> dict[str, Any]:
+        """One topic's settings, and the groups that have offsets in it."""
+        return dict(self._ask("coordinator", "topic.describe", {"topic": name})["topic"])
+
+    def topic_delete(self, name: str) -> None:
+        """Delete a topic: its messages cannot be read any more, its groups' offsets are dropped."""
+        self._ask("coordinator", "topic.delete", {"topic": name})
+
+    def offsets(self, topic: str, timestamp: int | datetime | None = None) -> list[list[int | None]]:
+        """For each queue ``[queue, min, max, by_time]``; ``max`` is the offset the next message will get.
+
+        ``by_time``: the first message stored at ``timestamp`` (milliseconds or a datetime) or later; None without it.
+        """
+        fields: dict[str, Any] = {"topic": topic}
+        if timestamp is not None:
+            fields["timestamp"] = int(timestamp.timestamp() * 1000) if isinstance(timestamp, datetime) else timestamp
+        return list(self._ask("reader", "offsets", fields)["queues"])
+
+    def view(self, where: int | str) -> Message:
+        """One message by its physical offset or its offset message id. Raises ProtocolError when none begins there."""
+        from commitmq.client.batch import MessageBatch, parts_of_records
+        from commitmq.store.record import decode_record
+
+        offset = parse_offset_message_id(where)[1] if isinstance(where, str) else where
+        _, frames = self._request("reader", "view", {"physical_offset": offset})
+        data = frames[0].buffer
+        record = decode_record(data, expected_physical_offset=offset)
+        return MessageBatch(parts_of_records(record.topic, record.queue_id, [data]))[0]  # type: ignore[no-any-return]
+
+    # ------------------------------------------------------------ groups
+
+    def groups(self) -> list[dict[str, Any]]:
+        """All groups: ``name``, ``members`` (number), ``topics`` (with offsets)."""
+        return list(self._ask("coordinator", "group.list", {})["groups"])
+
+    def group(self, name: str) -> dict[str, Any]:
+        """One group: state, members, which of them has which queue, committed offsets."""
+        return dict(self._ask("coordinator", "group.describe", {"group": name})["group"])
+
+    def group_lag(self, name: str) -> list[dict[str, Any]]:
+        """For each queue of the topics the group has consumed or consumes: ``topic``, ``queue``, ``committed`` (None:
+        never), ``end`` (the next message's offset), ``lag`` (messages), ``member`` (who reads it, or None).
+
+        The lag of a queue without a commit counts from its first message.
+        """
+        described = self.group(name)
+        committed = {(topic, queue): offset for topic, queue, offset in described["offsets"]}
+        holders = {(topic, queue): member for topic, queue, member in described["queues"]}
+        rows = []
+        for topic in sorted({topic for topic, _ in {*committed, *holders}}):
+            try:
+                bounds = self.offsets(topic)
+            except ProtocolError as error:
+                if error.code == "TOPIC_NOT_EXIST":
+                    continue  # deleted since
+                raise
+            for queue, low, high, _ in bounds:
+                at = committed.get((topic, queue))
+                # What expired cannot be consumed any more, so it is no lag.
+                reached = max(low or 0, at or 0)
+                rows.append(
+                    {
+                        "topic": topic,
+                        "queue": queue,
+                        "committed": at,
+                        "end": high,
+                        "lag": max((high or 0) - reached, 0),
+                        "member": holders.get((topic, queue)),
+                    }
+                )
+        return rows
+
+    def reset_offsets(
+        self, group: str, topic: str, to: str | int | datetime, *, queues: Iterable[int] | None = None
+    ) -> list[tuple[str, int, int]]:
+        """Set a group's committed offsets, back or ahead: ``earliest``, ``latest``, a datetime, or a queue offset.
+
+        Returns what is stored now, ``(topic, queue, offset)`` each. Refused (FENCED) while a member reads a queue.
+        """
+        if isinstance(to, str) and to not in ("earliest", "latest"):
+            raise ValueError(f"to must be 'earliest', 'latest', a datetime or an offset, not {to!r}")
+        wanted = None if queues is None else set(queues)
+        offsets = []
+        for queue, low, high, by_time in self.offsets(topic, to if isinstance(to, datetime) else None):
+            if wanted is not None and queue not in wanted:
+                continue
+            if isinstance(to, datetime):
+                offset = low if by_time is None else by_time
+            elif isinstance(to, int):
+                offset = min(max(to, low or 0), high or 0)
+            else:
+                offset = low if to == "earliest" else high
+            offsets.append([topic, queue, offset])
+        if wanted is not None and len(offsets) != len(wanted):
+            raise ValueError(f"topic {topic!r} does not have all of the queues {sorted(wanted)}")
+        answer = self._ask("coordinator", "offset.commit", {"group": group, "offsets": offsets, "reset": True})
+        return [(name, queue, offset) for name, queue, offset in answer["stored"]]
+
+    # ------------------------------------------------------------ the rest
+
+    def close(self) -> None:
+        """Close every connection; closing twice is allowed."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._pid != os.getpid():
+            return
+        for channel in self._channels.values():
+            channel.close()
+        self._channels.clear()
+        self._directory.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True):
+            warnings.warn(f"unclosed admin {self!r}", ResourceWarning, source=self, stacklevel=2)
+            self.close()
+
+    def __repr__(self) -> str:
+        return f"Admin({self._directory.address!r})"
+
+    def _check_usable(self) -> None:
+        check_fork(self._pid, "admin")
+        if self._closed:
+            raise CommitMQError("the admin is closed")
+
+    def _ask(self, role: str, op: str, fields: dict[str, Any]) -> dict[str, Any]:
+        return _without_envelope(self._request(role, op, fields)[0])
+
+    def _request(self, role: str, op: str, fields: dict[str, Any]) -> tuple[dict[str, Any], list[zmq.Frame]]:
+        self._check_usable()
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            channel = self._channels.get(role)
+            if channel is not None and channel.lost():
+                self._drop(role)
+                channel = None
+            if channel is None:
+                channel, _ = self._directory.connect(role, deadline)
+                self._channels[role] = channel
+            try:
+                return channel.request(op, fields, timeout_s=max(deadline - time.monotonic(), 0.01))
+            except NodeUnavailableError:
+                # All of these requests may be repeated: they say what should be, not what should change.
+                self._drop(role)
+                if time.monotonic() >= deadline:
+                    raise
+
+    def _drop(self, role: str) -> None:
+        self._channels.pop(role).close()
+
+
+def _without_envelope(answer: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in answer.items() if name not in ("v", "id", "ok")}
