@@ -77,15 +77,15 @@ class Admin:
         """Delete a topic: its messages cannot be read any more, its groups' offsets are dropped."""
         self._ask("coordinator", "topic.delete", {"topic": name})
 
-    def offsets(self, topic: str, timestamp: int | datetime | None = None) -> list[list[int | None]]:
-        """For each queue ``[queue, min, max, by_time]``; ``max`` is the offset the next message will get.
+    def offsets(self, topic: str, timestamp: int | datetime | None = None) -> list[tuple[int, int, int, int | None]]:
+        """For each queue ``(queue, min, max, by_time)``; ``max`` is the offset the next message will get.
 
         ``by_time``: the first message stored at ``timestamp`` (milliseconds or a datetime) or later; None without it.
         """
         fields: dict[str, Any] = {"topic": topic}
         if timestamp is not None:
             fields["timestamp"] = int(timestamp.timestamp() * 1000) if isinstance(timestamp, datetime) else timestamp
-        return list(self._ask("reader", "offsets", fields)["queues"])
+        return [tuple(row) for row in self._ask("reader", "offsets", fields)["queues"]]
 
     def view(self, where: int | str) -> Message:
         """One message by its physical offset or its offset message id. Raises ProtocolError when none begins there."""
@@ -128,14 +128,14 @@ class Admin:
             for queue, low, high, _ in bounds:
                 at = committed.get((topic, queue))
                 # What expired cannot be consumed any more, so it is no lag.
-                reached = max(low or 0, at or 0)
+                reached = max(low, at or 0)
                 rows.append(
                     {
                         "topic": topic,
                         "queue": queue,
                         "committed": at,
                         "end": high,
-                        "lag": max((high or 0) - reached, 0),
+                        "lag": max(high - reached, 0),
                         "member": holders.get((topic, queue)),
                     }
                 )
@@ -158,7 +158,7 @@ class Admin:
             if isinstance(to, datetime):
                 offset = low if by_time is None else by_time
             elif isinstance(to, int):
-                offset = min(max(to, low or 0), high or 0)
+                offset = min(max(to, low), high)
             else:
                 offset = low if to == "earliest" else high
             offsets.append([topic, queue, offset])

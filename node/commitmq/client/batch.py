@@ -22,7 +22,7 @@ from commitmq.store.compression import decompress
 from commitmq.store.format import MAGIC_V1, MAGIC_V2, MIN_RECORD_BYTES, UNIT_BYTES, SysFlag
 
 if TYPE_CHECKING:
-    import pyarrow  # type: ignore[import-not-found,unused-ignore]
+    import pyarrow
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -353,26 +353,26 @@ class CommitLogAppender:
                 self._map[at : at + FILLER_BYTES] = bytes(FILLER_BYTES)
         self.position = position
 
-    def populate_ahead(self) -> None:
-        """Have the kernel map pages a little ahead of the tail, so that a store does not fault page by page.
+    def populate_ahead(self) -> bool:
+        """Have the kernel map a piece of pages ahead of the tail, so that a store does not fault page by page.
 
-        Cheap to call after every turn; does at most one chunk. Populating marks pages dirty, so only a small window.
+        Returns True when it did: call it again while nothing else is to do. It stays within the window, because
+        populating marks pages dirty and what is dirty has to be flushed.
         """
         if self._map is None or not self._populate_window_bytes:
-            return
+            return False
         at = self.position - self._base
-        if self._populated >= min(self.segment_bytes, at + self._populate_window_bytes // 2):
-            return
         start = max(self._populated, at & ~4095)
-        size = min(_POPULATE_CHUNK_BYTES, self._populate_window_bytes, self.segment_bytes - start)
-        if size <= 0:
-            return
+        size = min(_POPULATE_CHUNK_BYTES, at + self._populate_window_bytes - start, self.segment_bytes - start) & ~4095
+        if size < min(_POPULATE_CHUNK_BYTES, self._populate_window_bytes):
+            return False
         try:
             self._map.madvise(_MADV_POPULATE_WRITE, start, size)
         except OSError:
             self._populate_window_bytes = 0  # an older kernel: stores fault one by one instead
-            return
+            return False
         self._populated = start + size
+        return True
 
     def close(self) -> None:
         """Drop the mapping of the last segment."""

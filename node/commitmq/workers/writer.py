@@ -320,11 +320,10 @@ class Writer:
     def step(self) -> None:
         """One turn of the loop."""
         more = self.take_requests()
-        if more:
-            timeout_ms = 0
-        else:
-            self.appender.populate_ahead()
-            timeout_ms = 20 if self._waiting or self._topic_deadlines else _POLL_MS
+        while not more and self.appender.populate_ahead():
+            # Between requests the kernel maps pages for the next ones, a piece at a time.
+            more = bool(int(self.router.getsockopt(_EVENTS)) & _POLLIN)
+        timeout_ms = 0 if more else 20 if self._waiting or self._topic_deadlines else _POLL_MS
         readable = self._context.wait(timeout_ms, self._flush_done)
         if self._waiting:
             self.answer_flushed()

@@ -1,0 +1,161 @@
+"""``commitmq consume TOPIC``: messages of a topic on standard output."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import click
+
+from commitmq.cli.output import node_option
+from commitmq.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from commitmq.client.consumer import Consumer
+    from commitmq.client.message import Message
+
+
+@click.command()
+@click.argument("topic")
+@click.option("--group", help="Read as a member of this group and commit. Default: read everything, commit nothing.")
+@click.option(
+    "--from",
+    "start",
+    metavar="earliest|latest|TIME|OFFSET",
+    help="Where to begin (with a group: in queues without a committed offset). TIME is ISO 8601, UTC unless it says "
+    "otherwise; OFFSET a queue offset.  [default: earliest]",
+)
+@click.option("--limit", type=click.IntRange(min=1), help="Stop after this many messages.")
+@click.option("--follow", "-f", is_flag=True, help="Go on waiting for new messages until interrupted.")
+@click.option("--tags", "expression", default="*", metavar="EXPR", help="Only these tags: 'TagA || TagB'.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "jsonl"]),
+    default="text",
+    show_default=True,
+    help="text: the bodies, one a line. jsonl: one JSON object a message.",
+)
+@click.option("--json", "as_json", is_flag=True, help="The same as --format jsonl.")
+@click.option(
+    "--timeout",
+    type=click.FloatRange(min=0),
+    default=5.0,
+    show_default=True,
+    help="Stop when the end was not reached and nothing came for this many seconds (not with --follow).",
+)
+@node_option
+def consume(
+    topic: str,
+    group: str | None,
+    start: str | None,
+    limit: int | None,
+    follow: bool,
+    expression: str,
+    form: str,
+    as_json: bool,
+    timeout: float,
+    node: str,
+) -> None:
+    """Read messages of TOPIC: all there are now, or with --follow also those to come."""
+    from commitmq.client.admin import Admin
+    from commitmq.client.consumer import Consumer
+
+    ends: dict[tuple[str, int], int] = {}
+    with Admin(node) as admin:
+        try:
+            ends = {(topic, queue): end for queue, _, end, _ in admin.offsets(topic)}
+        except ProtocolError as error:
+            if error.code != "TOPIC_NOT_EXIST" or not follow:
+                raise
+    write = _write_json if as_json or form == "jsonl" else _write_text
+    # Closed by hand: an interrupt between two batches is an ordinary end, and what was written is committed.
+    consumer = Consumer(group, topic, node=node, start=_parse_start(start), filter=expression)
+    whole = False
+    try:
+        _copy(consumer, write, ends, limit=limit, follow=follow, timeout=timeout)
+        whole = True
+    except _InterruptedError as error:
+        whole = error.between_batches
+        if not follow:
+            raise click.Abort from None
+    except BrokenPipeError:
+        # The reader of our output has had enough. Python would complain again when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    finally:
+        consumer.close(commit=whole)
+
+
+class _InterruptedError(Exception):
+    """Ctrl-C; ``between_batches``: everything that was polled has been written."""
+
+    def __init__(self, between_batches: bool) -> None:
+        super().__init__("interrupted")
+        self.between_batches = between_batches
+
+
+def _copy(
+    consumer: Consumer,
+    write: Callable[[Message], None],
+    ends: dict[tuple[str, int], int],
+    *,
+    limit: int | None,
+    follow: bool,
+    timeout: float,
+) -> None:
+    """Poll and write until the limit, the end or (with ``follow``) an interrupt."""
+    left = limit
+    quiet_since = time.monotonic()
+    between = True
+    try:
+        while left is None or left > 0:
+            if not follow and _at_end(consumer, ends):
+                return
+            batch = consumer.poll(0.25, 10_000 if left is None else min(left, 10_000))
+            if batch:
+                between = False
+                for message in batch:
+                    write(message)
+                sys.stdout.buffer.flush()
+                between = True
+                quiet_since = time.monotonic()
+                left = None if left is None else left - len(batch)
+            elif not follow and time.monotonic() - quiet_since >= timeout:
+                return
+    except KeyboardInterrupt:
+        raise _InterruptedError(between) from None
+
+
+def _at_end(consumer: Consumer, ends: dict[tuple[str, int], int]) -> bool:
+    """Whether everything was read that was there when the command began, in the queues this consumer has."""
+    positions = consumer.positions
+    return bool(positions) and all(offset >= ends.get(queue, 0) for queue, offset in positions.items())
+
+
+def _write_text(message: Message) -> None:
+    sys.stdout.buffer.write(message.body + b"\n")
+
+
+def _write_json(message: Message) -> None:
+    import orjson
+
+    sys.stdout.buffer.write(orjson.dumps(message.to_json(), option=orjson.OPT_APPEND_NEWLINE))
+
+
+def _parse_start(text: str | None) -> str | int | datetime:
+    if text is None or text in ("earliest", "latest"):
+        return text or "earliest"
+    if text.isascii() and text.isdigit():
+        return int(text)
+    try:
+        when = datetime.fromisoformat(text)
+    except ValueError:
+        raise click.BadParameter(
+            f"{text!r} is not earliest, latest, an ISO 8601 time or a queue offset", param_hint="--from"
+        ) from None
+    return when if when.tzinfo is not None else when.replace(tzinfo=UTC)
