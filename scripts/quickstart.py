@@ -243,8 +243,16 @@ def show_delays(delays: dict[str, list[int]]) -> None:
 
 
 def show_lag(admin: Admin) -> None:
-    """Where the group stands in each queue."""
-    raise NotImplementedError
+    """Where the group stands in each queue: committed offsets outlive the consumer and the node."""
+    table = Table(title=f"the group {GROUP!r} in each queue", title_justify="left", show_edge=False)
+    for name in ("queue", "committed", "end", "lag"):
+        table.add_column(name, justify="right")
+    rows = admin.group_lag(GROUP)
+    for row in rows:
+        table.add_row(str(row["queue"]), f"{row['committed'] or 0:,}", f"{row['end']:,}", f"{row['lag']:,}")
+    console.print(table)
+    if sum(row["lag"] for row in rows):
+        sys.exit("the group has read everything, and still lags behind")
 
 
 def show_files(store: Path) -> None:

@@ -65,6 +65,7 @@ class QueueState:
     answer_by: float = 0.0
     retry_at: float = 0.0
     chunk: Chunk | None = None
+    end: int = -1  # the queue's end as the last answer told it
     use_bytes: bool = False  # this queue's segments cannot be mapped here
     revoked_at: float = 0.0  # time.monotonic() when the coordinator asked for it back
 

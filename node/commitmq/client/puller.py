@@ -96,6 +96,9 @@ class Puller:
 
     def _pull(self, index: int, channel: Channel, state: QueueState, now: float) -> None:
         ranges = self._ranges and not state.use_bytes
+        # With a filter the node may skip much and then wait, without telling how far it is; so until the end is
+        # reached it is not asked to wait.
+        catching_up = self._filter is not None and (state.end < 0 or state.position < state.end)
         identity = channel.next_id()
         header: dict[str, Any] = {
             "v": wire.PROTOCOL_VERSION,
@@ -105,7 +108,7 @@ class Puller:
             "queue": state.queue_id,
             "offset": state.position,
             "max_bytes": _RANGES_BYTES if ranges else self._max_bytes,
-            "wait_ms": _WAIT_MS,
+            "wait_ms": 0 if catching_up else _WAIT_MS,
             "mode": "ranges" if ranges else "bytes",
         }
         if self._filter is not None:
@@ -171,6 +174,7 @@ class Puller:
     def _answered(self, state: QueueState, answer: dict[str, Any], frames: list[memoryview]) -> None:
         next_offset = int(answer["next_offset"])
         count = int(answer["count"])
+        state.end = int(answer["max_offset"])
         if not count:
             self._empty(state, str(answer["status"]), next_offset)
             return
