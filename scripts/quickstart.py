@@ -36,8 +36,9 @@ BATCH_MESSAGES = 1_000
 # Small segments, so that a few megabytes already roll over several files; RocketMQ's default is 1 GiB.
 SEGMENT_BYTES = 4 * 1024 * 1024
 PATIENCE_S = 60.0
+EXIT_NO_NODE = 69  # of `commitmq stop`, when no node runs on the store
 
-console = Console(highlight=False)
+console = Console(highlight=False, soft_wrap=True)
 
 
 def main(arguments: list[str]) -> int:
@@ -107,8 +108,9 @@ def stop(store: Path, processes: list[psutil.Process]) -> None:
     heading("stop the node")
     try:
         run("stop", "--store", store)
-    except subprocess.CalledProcessError:
-        console.print("the node did not stop in order", style="red")
+    except subprocess.CalledProcessError as error:
+        if error.returncode != EXIT_NO_NODE:  # an interrupted start has already taken its node back
+            console.print("the node did not stop in order", style="red")
     _, left = psutil.wait_procs(processes, timeout=5)
     for process in left:
         console.print(f"{process} was still running and is ended", style="red")
@@ -123,10 +125,19 @@ def run(*arguments: object, show: bool = True) -> str:
     """Run ``commitmq`` with ``arguments`` and return what it printed. Raises CalledProcessError."""
     # A session of its own: Ctrl-C must reach this script only, which then stops the node in order.
     command = [str(COMMITMQ), *map(str, arguments)]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        try:
+            output, _ = process.communicate()
+        except KeyboardInterrupt:
+            # An interrupted start takes back what it has started; a killed one would leave a node that comes up later.
+            process.send_signal(signal.SIGINT)
+            process.wait(timeout=PATIENCE_S)
+            raise
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command)
     if show:
-        console.print(f"[dim]$ commitmq {' '.join(command[1:])}[/dim]\n{done.stdout.rstrip()}", soft_wrap=True)
-    return done.stdout
+        console.print(f"[dim]$ commitmq {' '.join(command[1:])}[/dim]\n{output.rstrip()}")
+    return output
 
 
 # ---------------------------------------------------------------- the data
@@ -208,7 +219,11 @@ def receive_some(address: str, flights: list[Message]) -> None:
 
 
 def heading(text: str) -> None:
-    console.print(f"\n[bold cyan]▸ {text}[/bold cyan]", soft_wrap=True)
+    console.print(f"\n[bold cyan]▸ {text}[/bold cyan]")
+
+
+def show_table(table: Table, title: str = "") -> None:
+    console.print(*([f"\n{title}"] if title else []), table, sep="\n", soft_wrap=False)
 
 
 def report_rate(what: str, count: int, seconds: float) -> None:
@@ -217,7 +232,7 @@ def report_rate(what: str, count: int, seconds: float) -> None:
 
 def show_message(message: Message) -> None:
     """Every field of one message."""
-    table = Table("field", "value", title="one message", title_justify="left", show_edge=False)
+    table = Table("field", "value", show_edge=False)
     fields: dict[str, Any] = {
         "topic, queue": f"{message.topic}, {message.queue_id}",
         "queue offset": message.queue_offset,
@@ -229,28 +244,28 @@ def show_message(message: Message) -> None:
     }
     for name, value in fields.items():
         table.add_row(name, str(value))
-    console.print(table)
+    show_table(table, "one of the messages")
 
 
 def show_delays(delays: dict[str, list[int]]) -> None:
     """What the data says: mean departure delay by airline, the busiest ones."""
-    table = Table(title="departure delay", title_justify="left", show_edge=False)
+    table = Table(show_edge=False)
     for name in ("airline", "flights", "mean minutes late"):
         table.add_column(name, justify="left" if name == "airline" else "right")
     for carrier, minutes in sorted(delays.items(), key=lambda item: -len(item[1]))[:5]:
         table.add_row(carrier, f"{len(minutes):,}", f"{sum(minutes) / len(minutes):.1f}")
-    console.print(table)
+    show_table(table, "how late they left")
 
 
 def show_lag(admin: Admin) -> None:
     """Where the group stands in each queue: committed offsets outlive the consumer and the node."""
-    table = Table(title=f"the group {GROUP!r} in each queue", title_justify="left", show_edge=False)
+    table = Table(show_edge=False)
     for name in ("queue", "committed", "end", "lag"):
         table.add_column(name, justify="right")
     rows = admin.group_lag(GROUP)
     for row in rows:
         table.add_row(str(row["queue"]), f"{row['committed'] or 0:,}", f"{row['end']:,}", f"{row['lag']:,}")
-    console.print(table)
+    show_table(table, "where the group stands now")
     if sum(row["lag"] for row in rows):
         sys.exit("the group has read everything, and still lags behind")
 
@@ -265,7 +280,7 @@ def show_files(store: Path) -> None:
         if path.is_file() and path.relative_to(store).parts[0] not in ("run", "commitmq"):
             facts = path.stat()
             table.add_row(str(path.relative_to(store)), f"{facts.st_size:,}", f"{facts.st_blocks * 512:,}")
-    console.print(table)
+    show_table(table)
 
 
 def show_what_next(store: Path, address: str) -> None:
@@ -277,10 +292,9 @@ def show_what_next(store: Path, address: str) -> None:
         f"{command} status --node {address}\n"
         f"{command} consume {TOPIC} --node {address} --from earliest --limit 3\n"
         f"echo hello | {command} produce greetings --node {address}\n"
-        f"{command} stop --store {store}",
-        soft_wrap=True,
+        f"{command} stop --store {store}"
     )
-    console.print(f"stopping keeps the messages; remove {store} when you are done", soft_wrap=True)
+    console.print(f"stopping keeps the messages; remove {store} when you are done")
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from commitmq.hookspecs import DispatcherSpec
 
 BUILT_IN = ("commitmq_dispatchers.consume_queue",)
 ENTRY_POINT_GROUP = "commitmq"
+OWN_DISTRIBUTION = "commitmq"
 
 
 @dataclass(slots=True)
@@ -48,7 +49,7 @@ class Plugins:
             try:
                 specs: list[DispatcherSpec] = list(implementation.function(config))  # type: ignore[call-overload]
             except Exception:
-                if report is None or report.distribution == "commitmq":
+                if report is None or report.distribution == OWN_DISTRIBUTION:
                     raise
                 report.failure = traceback.format_exc()
                 continue
@@ -70,7 +71,7 @@ def load() -> Plugins:
     reports: list[PluginReport] = []
     own_version = _own_version()
     for module_name in BUILT_IN:
-        report = PluginReport(module_name, "commitmq", own_version)
+        report = PluginReport(module_name, OWN_DISTRIBUTION, own_version)
         _register(manager, report, partial(importlib.import_module, module_name))
         reports.append(report)
     for point in metadata.entry_points(group=ENTRY_POINT_GROUP):

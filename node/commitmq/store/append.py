@@ -20,7 +20,7 @@ import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from isal import isal_zlib
@@ -88,8 +88,7 @@ class SegmentUnavailableError(StoreError):
     """The next segment is not there (yet); nothing was stored."""
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(NamedTuple):
     """Neighbouring records of one run: ``count`` from ``physical_offset`` on, ``size_bytes`` together."""
 
     count: int
@@ -97,8 +96,7 @@ class Part:
     size_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Appended:
+class Appended(NamedTuple):
     """What an append did. Offsets in bytes of the log, time in ms, ``end`` is the offset after the last record."""
 
     parts: list[Part]
@@ -204,11 +202,13 @@ class CommitLogAppender:
         born_timestamp: int,
         born_host: bytes,
         reconsume_times: int = 0,
+        checked: bool = False,
     ) -> bytearray:
         """One record of a single send, complete but for what :meth:`append_record` fills in.
 
         ``properties`` are encoded pairs without a CRC slot; ``topic`` is checked by the caller. Raises
-        MessageIllegalError for sizes over the limits and for malformed or forbidden properties.
+        MessageIllegalError for sizes over the limits and for malformed or forbidden properties; ``checked`` says that
+        the caller has made sure of the latter.
         """
         size = len(body)
         if size > self.max_message_bytes:
@@ -222,7 +222,7 @@ class CommitLogAppender:
             )
         if sys_flag & ~0x701 or (sys_flag & 0x700) > 0x300:
             raise MessageIllegalError("sys_flag may carry only the compression bits 0x1 and 0x700")
-        if properties:
+        if properties and not checked:
             reason = properties_reason(
                 np.frombuffer(properties, np.uint8), 0, len(properties), self._names, self._name_ends
             )
@@ -384,7 +384,9 @@ class CommitLogAppender:
 
     def _timestamp(self) -> int:
         # Never below the newest record's: the clock may be set back, store timestamps in the log must not (spec 5.1).
-        self.last_timestamp = max(self.last_timestamp, self._clock())
+        now = self._clock()
+        if now > self.last_timestamp:
+            self.last_timestamp = now
         return self.last_timestamp
 
     def _room_for(self, size: int) -> int:

@@ -18,7 +18,13 @@ from commitmq import failpoints
 from commitmq.client import wire
 from commitmq.control import DiskFlag, DispatcherWord, Word
 from commitmq.errors import InvalidMessageError, StoreError
-from commitmq.store.append import Appended, CommitLogAppender, MessageIllegalError, SegmentUnavailableError
+from commitmq.store.append import (
+    FORBIDDEN_PROPERTIES,
+    Appended,
+    CommitLogAppender,
+    MessageIllegalError,
+    SegmentUnavailableError,
+)
 from commitmq.store.message_id import UniqueIdGenerator, offset_message_id, pack_host
 from commitmq.store.record import Host
 from commitmq.store.topic_name import FORBIDDEN_TOPICS, validate_topic
@@ -30,6 +36,7 @@ _DISK_FLAGS, _FLUSH_ERRNO = int(Word.DISK_FLAGS), int(Word.FLUSH_ERRNO)
 _DISPATCHER_FLAGS = int(DispatcherWord.FLAGS)
 _PERSISTED_RETRY_MS = 200
 _SEGMENT_PATIENCE_MS = 1_000
+_FORBIDDEN = frozenset(FORBIDDEN_PROPERTIES)
 _MAX_KNOWN_PEERS = 65_536
 _MAX_TIME_MS = 1 << 62
 _ACKS = ("flushed", "memory")
@@ -136,6 +143,7 @@ class SendRequests:
             flag=flag,
             born_timestamp=born,
             born_host=host,
+            checked=True,
         )
         number = self._offsets.get((topic, queue_id), 0)
         done = self._stored(lambda: self._appender.append_record(record, number, len(host)))
@@ -285,12 +293,20 @@ class SendRequests:
         for name, value in properties.items():
             if type(value) is not str:
                 raise Refusal("INVALID_PARAMETER", f"property {name!r} must be a string")
-            if not value:
-                continue  # RocketMQ's decoders drop empty values; storing one would only waste space
-            pieces.append(f"{name}\x01{value}\x02")
+            if name in _FORBIDDEN:
+                raise Refusal("MESSAGE_ILLEGAL", f"property {name!r} is one that only the node may set")
+            if not name:
+                raise Refusal("MESSAGE_ILLEGAL", "a property needs a name")
+            if value:  # RocketMQ's decoders drop empty values; storing one would only waste space
+                pieces.append(f"{name}\x01{value}\x02")
         if "UNIQ_KEY" not in properties:
             pieces.append(f"UNIQ_KEY\x01{self._unique_ids.next()}\x02")
-        return "".join(pieces).encode("utf-8", "surrogatepass")
+        text = "".join(pieces)
+        if text.count("\x01") != len(pieces) or text.count("\x02") != len(pieces):
+            raise Refusal(
+                "MESSAGE_ILLEGAL", "names and values of properties must not hold the separators 0x01 and 0x02"
+            )
+        return text.encode()
 
     def _born_host(self, identity: bytes, frame: zmq.Frame) -> bytes:
         host = self._peers.get(identity)

@@ -1,0 +1,239 @@
+"""Goal: a full disk refuses sends with a clear status, loses nothing, keeps reads going, and heals when space is back.
+
+Method: the store is on a tmpfs of its own, which a filler file fills to the last byte. Where mounting is not permitted
+the tests are skipped by name; ``COMMITMQ_CI=1`` forbids that.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from commitmq import Admin, Consumer, Producer, SendResult
+from commitmq.errors import Outcome, SendError
+from nodes import Node, commitmq, eventually, start_node
+
+MIB = 1 << 20
+SEGMENT_BYTES = 1 << 18
+TOPIC = "orders"
+BODY_BYTES = 2_000
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """An empty 8 MiB file system."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=8m,nr_inodes=4096", "commitmq-test", str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if mounted.returncode:
+        reason = f"mounting a tmpfs is not permitted here: {mounted.stderr.strip()}"
+        if os.environ.get("COMMITMQ_CI") == "1":
+            pytest.fail(reason)
+        pytest.skip(reason)
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def fill(folder: Path, leave_bytes: int = 0) -> Path:
+    """A file that takes all space of the file system but ``leave_bytes``."""
+    filler = folder / "filler"
+    usage = os.statvfs(folder)
+    size = usage.f_bavail * usage.f_frsize - leave_bytes
+    with open(filler, "wb") as file:
+        while size > 0:
+            try:
+                os.posix_fallocate(file.fileno(), file.seek(0, os.SEEK_END), min(size, 4096))
+            except OSError as error:
+                assert error.errno == errno.ENOSPC
+                break
+            size -= 4096
+    return filler
+
+
+class Stored:
+    """A producer, and what it was told is stored."""
+
+    def __init__(self, producer: Producer) -> None:
+        self.producer = producer
+        self.acked: dict[bytes, SendResult] = {}
+        self.refused: set[bytes] = set()
+        self._number = 0
+
+    def send(self, ack: str = "flushed") -> SendResult:
+        self._number += 1
+        body = f"{self._number} ".encode().ljust(BODY_BYTES, b".")
+        try:
+            result = self.producer.send(TOPIC, body, queue=0, ack=ack)
+        except SendError as error:
+            if error.outcome is Outcome.NOT_STORED:
+                self.refused.add(body)
+            raise
+        self.acked[body] = result
+        return result
+
+    def send_until_refused(self) -> SendError:
+        for _ in range(10_000):
+            try:
+                self.send(ack="memory")
+            except SendError as error:
+                return error
+        raise AssertionError("the disk never got full")
+
+    def send_when_possible(self) -> SendResult:
+        """Try again as an application would, until it is taken."""
+
+        def attempt() -> SendResult | None:
+            try:
+                return self.send()
+            except SendError as error:
+                assert error.outcome is Outcome.NOT_STORED, error
+                assert error.retry_after_ms, "a refusal that passes must say when to come back"
+                return None
+
+        result = eventually(attempt, "sends are accepted again", timeout_s=15)
+        assert isinstance(result, SendResult)
+        return result
+
+    def read_all(self, address: str) -> dict[int, bytes]:
+        """Body by queue offset, of all that a consumer gets."""
+        found: dict[int, bytes] = {}
+        with Consumer(None, queues=[(TOPIC, 0)], node=address) as consumer:
+            while batch := consumer.poll(1.0):
+                found.update({message.queue_offset: message.body for message in batch})
+        return found
+
+    def check(self, found: dict[int, bytes]) -> None:
+        """Every acknowledged message at its offset, no refused one, no gap."""
+        assert sorted(found) == list(range(len(found)))
+        for body, result in self.acked.items():
+            assert found[result.queue_offset] == body
+        assert not self.refused & set(found.values())
+
+
+def check_after_stop(node: Node, stored: Stored) -> None:
+    ended = node.stop()
+    assert ended.returncode == 0, ended.stderr
+    dumped = commitmq("store", "dump", str(node.store))
+    assert dumped.returncode == 0, dumped.stderr
+    assert len(dumped.stdout.splitlines()) >= len(stored.acked)
+
+
+def disk_flags(address: str) -> object:
+    with Admin(address) as admin:
+        return admin.status()["disk_flags"]
+
+
+@pytest.mark.parametrize(
+    ("ratio", "code"),
+    [("0.9", "SERVICE_NOT_AVAILABLE"), ("1.0", "CREATE_MAPPED_FILE_FAILED")],
+    ids=["fuller than the warning ratio", "no space for the next segment"],
+)
+def test_a_full_disk_refuses_sends_and_heals_by_itself(disk: Path, ratio: str, code: str) -> None:
+    settings = (
+        f"commit_log.segment_bytes={SEGMENT_BYTES}",
+        f"disk.warning_ratio={ratio}",
+        "disk.check_interval_ms=100",
+        "commit_log.preallocate_segments=1",
+    )
+    with start_node(disk, *settings) as node, Producer(node.address, timeout_s=5) as producer:
+        stored = Stored(producer)
+        for _ in range(10):
+            stored.send()
+        restarts = {row["role"]: row["restarts"] for row in node.report()["processes"]}
+        filler = fill(disk, leave_bytes=64 * 1024)  # the queue's files may still grow
+
+        error = stored.send_until_refused()
+
+        assert error.code == code, error
+        assert error.outcome is Outcome.NOT_STORED
+        assert error.retry_after_ms
+        assert "space" in error.message or "disk" in error.message
+        assert disk_flags(node.address)
+        with pytest.raises(SendError) as batch:
+            producer.send_batch(TOPIC, [b"x" * 100] * 10_000, queue=0)
+        assert batch.value.code == code
+        assert batch.value.outcome is Outcome.NOT_STORED
+        stored.check(stored.read_all(node.address))  # reads go on
+
+        filler.unlink()
+        stored.send_when_possible()
+        for _ in range(300):
+            stored.send(ack="memory")
+        assert not disk_flags(node.address)
+        assert {row["role"]: row["restarts"] for row in node.report()["processes"]} == restarts
+        eventually(lambda: len(stored.read_all(node.address)) >= len(stored.acked), "everything is readable")
+        stored.check(stored.read_all(node.address))
+        check_after_stop(node, stored)
+
+
+def test_consume_queues_that_cannot_grow_refuse_sends_and_catch_up(disk: Path) -> None:
+    settings = (
+        f"commit_log.segment_bytes={MIB}",
+        "commit_log.preallocate_segments=1",
+        "consume_queue.file_bytes=400",  # 20 units: every 20 messages need a new page of the file system
+        "disk.warning_ratio=1.0",
+        "disk.check_interval_ms=100",
+    )
+    with start_node(disk, *settings) as node, Producer(node.address, timeout_s=5) as producer:
+        stored = Stored(producer)
+        for _ in range(10):
+            stored.send()
+        filler = fill(disk)
+
+        refused: list[SendError] = []
+        for _ in range(200):
+            try:
+                stored.send()
+            except SendError as error:
+                refused.append(error)
+                break
+            time.sleep(0.01)  # one batch of units each
+        assert refused, "the ConsumeQueue did not need space"
+        assert refused[0].code == "SERVICE_NOT_AVAILABLE", refused[0]
+        assert refused[0].outcome is Outcome.NOT_STORED
+        assert refused[0].retry_after_ms
+        assert "ConsumeQueue" in refused[0].message
+        before = stored.read_all(node.address)  # reads go on, up to where the queue could be written
+        assert 20 <= len(before) <= len(stored.acked)
+
+        filler.unlink()
+        stored.send_when_possible()
+        eventually(lambda: len(stored.read_all(node.address)) >= len(stored.acked), "the queue has caught up")
+        stored.check(stored.read_all(node.address))
+        check_after_stop(node, stored)
+
+
+def test_a_node_killed_on_a_full_disk_starts_there_and_has_everything(disk: Path) -> None:
+    settings = (
+        f"commit_log.segment_bytes={SEGMENT_BYTES}",
+        "commit_log.preallocate_segments=1",
+        "disk.warning_ratio=1.0",
+        "disk.check_interval_ms=100",
+    )
+    with start_node(disk, *settings) as node, Producer(node.address, timeout_s=5) as producer:
+        stored = Stored(producer)
+        stored.send()
+        filler = fill(disk, leave_bytes=64 * 1024)
+        stored.send_until_refused()
+        node.kill_all()
+
+        ended = node.start()
+
+        assert ended.returncode == 0, ended.stderr
+        eventually(lambda: len(stored.read_all(node.address)) >= len(stored.acked), "everything is readable")
+        stored.check(stored.read_all(node.address))
+        filler.unlink()
+        stored.send_when_possible()
+        stored.check(stored.read_all(node.address))
+        check_after_stop(node, stored)

@@ -1,0 +1,163 @@
+"""Goal: SIGKILL of any process at any moment loses nothing that was acknowledged, and the node heals by itself.
+
+Method: the real node under real traffic (see ``traffic``). Processes are killed from outside at random moments, and from
+inside at the places where it matters most (failpoints). Everything random comes from one seed, which is printed;
+``COMMITMQ_SEED=… pytest …`` repeats a run's choices (not the scheduling of processes).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+
+import orjson
+import pytest
+
+from nodes import WORKERS, Node, commitmq, eventually, start_node
+from traffic import Traffic, check_reads, check_store, seed
+
+SEGMENT_BYTES = 1 << 18
+FILE_BYTES = 4_000  # 200 units, so that queues roll to new files all the time
+SETTINGS = (
+    f"commit_log.segment_bytes={SEGMENT_BYTES}",
+    f"consume_queue.file_bytes={FILE_BYTES}",
+    "commit_log.max_message_bytes=65536",
+    "supervisor.restart_backoff_max_ms=400",
+)
+VICTIMS = (*WORKERS, "forkserver", "supervisor")
+# Each kills its process once, at a hit that is drawn between the two numbers.
+FAILPOINTS = {
+    "writer.after_append": (20, 200),
+    "writer.before_publish": (20, 200),
+    "writer.after_publish": (20, 200),
+    "dispatcher.consume_queue.before_dispatch": (10, 60),
+    "dispatcher.consume_queue.before_publish": (10, 60),
+    "reput.before_push": (10, 60),
+    "flush.before_fdatasync": (10, 60),
+    "flush.after_fdatasync": (10, 60),
+    "flush.before_checkpoint": (1, 2),
+    "allocate.before_fallocate": (4, 5),
+    "allocate.before_rename": (4, 5),
+    "allocate.before_publish": (4, 5),
+}
+
+
+def check_everything(node: Node, traffic: Traffic) -> None:
+    """What can be read from the running node, then its files, then the dump of a store that is closed."""
+    check_reads(node.address, traffic)
+    ended = node.stop()
+    assert ended.returncode == 0, ended.stderr
+    check_files(node, traffic)
+
+
+def check_files(node: Node, traffic: Traffic) -> None:
+    records = check_store(node.store, traffic, segment_bytes=SEGMENT_BYTES, file_bytes=FILE_BYTES)
+    assert len(records) > 500, "too little happened to show anything"
+    dumped = commitmq("store", "dump", str(node.store))
+    assert dumped.returncode == 0, dumped.stderr
+    lines = [orjson.loads(line) for line in dumped.stdout.splitlines()]
+    assert [line["physical_offset"] for line in lines] == [record.physical_offset for record in records]
+
+
+def kill(node: Node, role: str, pids: dict[str, int]) -> None:
+    os.kill(pids[role], signal.SIGKILL)
+
+
+def wait_healed(node: Node, role: str, before: dict[str, int]) -> None:
+    eventually(lambda: node.healed(role, before[role]) and node.is_ready(), f"{role} is back")
+
+
+def test_each_process_killed_in_turn_under_traffic(tmp_path: Path) -> None:
+    number = seed()
+    chance = random.Random(number)
+    victims = list(VICTIMS)
+    chance.shuffle(victims)
+    with start_node(tmp_path, *SETTINGS) as node:
+        with Traffic(node.address, number).running() as traffic:
+            traffic.wait_for_sends(20)
+            for role in victims:
+                time.sleep(chance.random() * 0.3)
+                before = node.pids()
+                restarts = node.row(role)["restarts"]
+                epoch = node.report()["node"]["epoch"]
+                kill(node, role, before)
+                wait_healed(node, role, before)
+                if role == "supervisor":
+                    assert node.report()["node"]["epoch"] == epoch + 1
+                else:
+                    assert node.row(role)["restarts"] == restarts + 1
+                traffic.wait_for_sends()
+        check_everything(node, traffic)
+
+
+def test_everything_killed_at_once_under_traffic(tmp_path: Path) -> None:
+    number = seed()
+    chance = random.Random(number)
+    with start_node(tmp_path, *SETTINGS) as node:
+        with Traffic(node.address, number).running() as traffic:
+            for _ in range(2):
+                traffic.wait_for_sends(20)
+                time.sleep(chance.random())
+                port = node.address
+                node.kill_all()
+                assert (node.store / "abort").exists()
+                ended = node.start()
+                assert ended.returncode == 0, ended.stderr
+                assert node.address == port, "clients must find the node where it was"
+                traffic.wait_for_sends()
+            assert "store recovered clean=False" in node.log()
+        check_everything(node, traffic)
+
+
+def test_killed_at_the_worst_places(tmp_path: Path) -> None:
+    """Each failpoint fires once over all lives of its process; the traffic goes on until all have."""
+    number = seed()
+    chance = random.Random(number)
+    fired = tmp_path / "fired"
+    fired.mkdir()
+    points = ";".join(f"{name}=kill@{chance.randint(low, high)}" for name, (low, high) in FAILPOINTS.items())
+    extra = {"COMMITMQ_FAILPOINTS": points, "COMMITMQ_FAILPOINTS_ONCE": str(fired)}
+    with start_node(tmp_path, *SETTINGS, **extra) as node:
+        with Traffic(node.address, number).running() as traffic:
+            eventually(
+                lambda: len(list(fired.iterdir())) == len(FAILPOINTS) or traffic.check(),
+                f"all of {points} fire",
+                timeout_s=60,
+            )
+            eventually(node.is_ready, "the node is whole again")
+            traffic.wait_for_sends()
+        deaths = node.log().count("worker died")
+        assert deaths >= len(FAILPOINTS)
+        check_everything(node, traffic)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("run", range(6))
+@pytest.mark.parametrize("flush_mode", ["sync", "async"])
+def test_random_processes_killed_at_random_moments(tmp_path: Path, flush_mode: str, run: int) -> None:
+    number = seed() + run
+    chance = random.Random(number)
+    with start_node(tmp_path, *SETTINGS, f"commit_log.flush_mode={flush_mode}") as node:
+        with Traffic(node.address, number).running() as traffic:
+            traffic.wait_for_sends(20)
+            for _ in range(12):
+                time.sleep(chance.random() * 0.5)
+                before = node.pids()
+                victims = chance.sample([role for role in VICTIMS if role in before], chance.choice((1, 1, 2, 3)))
+                for role in victims:
+                    kill(node, role, before)
+                    time.sleep(chance.choice((0, 0, 0.05)))
+                eventually(
+                    lambda before=before, victims=victims: (
+                        node.is_ready() and all(node.pids().get(role) != before[role] for role in victims)
+                    ),
+                    f"healed after {victims}",
+                )
+                if chance.random() < 0.3:
+                    traffic.wait_for_sends()
+            traffic.wait_for_sends()
+        check_everything(node, traffic)

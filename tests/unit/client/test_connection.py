@@ -1,0 +1,235 @@
+"""Goal: a channel tells "not sent" from "no answer", and what it gave up is never sent later.
+
+Method: a real ROUTER in this process, bound late, closed early, or silent.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import orjson
+import pytest
+import zmq
+
+from commitmq import CommitMQError, NodeUnavailableError, ProtocolError
+from commitmq.client import connection, wire
+from commitmq.client.connection import (
+    Channel,
+    ConnectionLost,
+    Directory,
+    acquire_context,
+    check_fork,
+    node_address,
+    release_context,
+)
+
+
+class Server:
+    """A ROUTER that the test drives by hand."""
+
+    def __init__(self, path: Path) -> None:
+        self.endpoint = f"ipc://{path}"
+        self.context = zmq.Context(io_threads=1)
+        self.router: zmq.Socket[bytes] | None = None
+
+    def bind(self) -> None:
+        self.router = self.context.socket(zmq.ROUTER)
+        self.router.setsockopt(zmq.RCVTIMEO, 3000)
+        self.router.bind(self.endpoint)
+
+    def unbind(self) -> None:
+        if self.router is not None:
+            self.router.close(0)
+            self.router = None
+
+    def next(self) -> tuple[bytes, dict[str, object]]:
+        assert self.router is not None
+        identity, header = self.router.recv_multipart()[:2]
+        return identity, orjson.loads(header)
+
+    def nothing_more(self, wait_ms: int = 300) -> bool:
+        assert self.router is not None
+        return not self.router.poll(wait_ms)
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    made = Server(tmp_path / "s")
+    made.bind()
+    yield made
+    made.unbind()
+    made.context.term()
+
+
+@pytest.fixture
+def channel(server: Server) -> Iterator[Channel]:
+    made = Channel(server.endpoint)
+    yield made
+    made.close()
+
+
+def soon(seconds: float = 2.0) -> float:
+    return time.monotonic() + seconds
+
+
+def test_the_last_client_ends_the_context() -> None:
+    first = acquire_context()
+    assert acquire_context() is first
+    release_context()
+    assert not first.closed
+    release_context()
+    assert first.closed
+
+
+def test_answers_to_earlier_requests_are_dropped(server: Server, channel: Channel) -> None:
+    channel.put([wire.pack({"op": "slow", "id": channel.next_id()})], soon())
+    channel.put([wire.pack({"op": "fast", "id": 99})], soon())
+    identity, _ = server.next()
+    assert server.router is not None
+    server.router.send_multipart([identity, wire.ok(1, n=1), b"payload of the old one"])
+    server.next()
+    server.router.send_multipart([identity, wire.ok(99), b"late"])
+    server.router.send_multipart([identity, wire.ok(2, n=2), b"payload"])
+    answer, frames = channel.request("next", timeout_s=2)
+    assert answer["n"] == 2
+    assert [frame.bytes for frame in frames] == [b"payload"]
+
+
+def test_a_refusal_is_raised(server: Server, channel: Channel) -> None:
+    channel.put([b"x"], soon())
+    assert server.router is not None
+    identity = server.router.recv_multipart()[0]
+    server.router.send_multipart([identity, wire.error(None, "BAD_HEADER", "no JSON")])
+    with pytest.raises(ProtocolError, match="BAD_HEADER: no JSON"):
+        channel.request("x", timeout_s=2)
+
+
+def test_without_a_peer_nothing_is_sent_then_or_later(server: Server) -> None:
+    server.unbind()
+    channel = Channel(server.endpoint)
+    started = time.monotonic()
+    with pytest.raises(NodeUnavailableError) as caught:
+        channel.request("x", timeout_s=0.2)
+    assert not isinstance(caught.value, ConnectionLost)
+    assert 0.15 < time.monotonic() - started < 1
+    channel.close()
+    server.bind()
+    assert server.nothing_more()
+
+
+def test_a_silent_peer_means_unknown(server: Server, channel: Channel) -> None:
+    with pytest.raises(ConnectionLost, match="no answer"):
+        channel.request("x", timeout_s=0.2)
+
+
+def test_a_peer_that_goes_away_is_noticed_long_before_the_time_is_over(server: Server, channel: Channel) -> None:
+    channel.put([wire.pack({"op": "x", "id": 1})], soon())
+    server.next()
+    server.unbind()
+    started = time.monotonic()
+    with pytest.raises(ConnectionLost, match="ended"):
+        channel.wait(soon(10))
+    assert time.monotonic() - started < 1
+    assert channel.lost()
+
+
+def test_a_loss_while_idle_is_seen_before_the_next_request(server: Server, channel: Channel) -> None:
+    channel.put([wire.pack({"op": "x", "id": 1})], soon())
+    server.next()
+    assert not channel.lost_while_idle()
+    server.unbind()
+    server.bind()
+    time.sleep(0.3)  # long enough for ZeroMQ to have connected again by itself
+    assert channel.lost_while_idle()
+
+
+def test_what_a_closed_channel_held_is_not_sent_later(server: Server, channel: Channel) -> None:
+    channel.put([wire.pack({"op": "x", "id": 1})], soon())
+    server.next()
+    server.unbind()
+    deadline = soon()
+    while not channel.lost() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    with pytest.raises(NodeUnavailableError):
+        channel.put([wire.pack({"op": "must not come", "id": 2})], soon(0.1))
+    channel.close()
+    server.bind()
+    assert server.nothing_more()
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("tcp://10.0.0.1:5", "tcp://10.0.0.1:5"),
+        ("10.0.0.1:5", "tcp://10.0.0.1:5"),
+        ("tcp://[::1]:5", "tcp://[::1]:5"),
+        ("ipc:///tmp/x", "ipc:///tmp/x"),
+    ],
+)
+def test_node_addresses(given: str, expected: str) -> None:
+    assert node_address(given) == expected
+
+
+@pytest.mark.parametrize("given", ["http://x:1", "tcp://host", "tcp://host:", "tcp://host:99999", "tcp://host:x"])
+def test_addresses_that_are_none(given: str) -> None:
+    with pytest.raises(ValueError, match="node address"):
+        node_address(given)
+
+
+def test_the_environment_names_the_default_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COMMITMQ_NODE", raising=False)
+    assert node_address(None) == "tcp://127.0.0.1:7310"
+    monkeypatch.setenv("COMMITMQ_NODE", "tcp://h:1")
+    assert node_address(None) == "tcp://h:1"
+
+
+def test_a_fork_is_told_what_to_do() -> None:
+    check_fork(os.getpid(), "producer")
+    with pytest.raises(CommitMQError, match="Make a new producer in the child"):
+        check_fork(os.getpid() + 1, "producer")
+
+
+def metadata(
+    store: Path, token: str, *, host: str = "0.0.0.0", address: str = "tcp://10.9.8.7:7310"
+) -> connection.Metadata:
+    answer = {
+        "node": "n",
+        "token": token,
+        "epoch": 1,
+        "store": str(store),
+        "segment_bytes": 65536,
+        "properties_crc": True,
+        "endpoints": {
+            "writer": [f"tcp://{host}:1", f"ipc://{store}/w"],
+            "reader": [[f"tcp://{host}:2", f"ipc://{store}/r0"], [f"tcp://{host}:3", f"ipc://{store}/r1"]],
+            "coordinator": [],
+        },
+    }
+    return Directory(address)._parse(answer)
+
+
+def test_the_same_host_is_told_by_the_token(tmp_path: Path) -> None:
+    assert not metadata(tmp_path, "t").same_host
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "token").write_text("t\n")
+    assert metadata(tmp_path, "t").same_host
+    assert not metadata(tmp_path, "other").same_host
+    assert not metadata(tmp_path, "").same_host
+
+
+def test_endpoints_by_host(tmp_path: Path) -> None:
+    far = metadata(tmp_path, "t")
+    assert far.endpoint("writer") == "tcp://10.9.8.7:1", "a node that listens everywhere is where we found it"
+    assert far.count("reader") == 2
+    assert far.endpoint("reader", 3) == "tcp://10.9.8.7:3"
+    with pytest.raises(NodeUnavailableError, match="has no coordinator"):
+        far.endpoint("coordinator")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "token").write_text("t")
+    (tmp_path / "w").touch()
+    near = metadata(tmp_path, "t", host="127.0.0.1")
+    assert near.endpoint("writer") == f"ipc://{tmp_path}/w"
+    assert near.endpoint("reader") == "tcp://127.0.0.1:2", "its Unix socket cannot be reached"
