@@ -109,7 +109,7 @@ class Stored:
         """Body by queue offset, of all that a consumer gets."""
         found: dict[int, bytes] = {}
         with Consumer(None, queues=[(TOPIC, 0)], node=address) as consumer:
-            while batch := consumer.poll(1.0):
+            while batch := consumer.poll(0.3):
                 found.update({message.queue_offset: message.body for message in batch})
         return found
 
@@ -152,6 +152,8 @@ def test_a_full_disk_refuses_sends_and_heals_by_itself(disk: Path, ratio: str, c
             stored.send()
         restarts = {row["role"]: row["restarts"] for row in node.report()["processes"]}
         filler = fill(disk, leave_bytes=64 * 1024)  # the queue's files may still grow
+        if code == "SERVICE_NOT_AVAILABLE":
+            eventually(lambda: disk_flags(node.address), "the node has noticed")
 
         error = stored.send_until_refused()
 
@@ -189,6 +191,7 @@ def test_consume_queues_that_cannot_grow_refuse_sends_and_catch_up(disk: Path) -
         stored = Stored(producer)
         for _ in range(10):
             stored.send()
+        eventually(lambda: len(stored.read_all(node.address)) == 10, "the first messages are dispatched")
         filler = fill(disk)
 
         refused: list[SendError] = []

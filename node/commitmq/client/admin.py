@@ -41,7 +41,7 @@ class Admin:
     def metadata(self) -> dict[str, Any]:
         """The node's name, epoch, store folder, sizes, limits and the addresses of its processes."""
         self._check_usable()
-        return self._directory.metadata(timeout_s=self._timeout_s, refresh=True).raw
+        return _without_envelope(self._directory.metadata(timeout_s=self._timeout_s, refresh=True).raw)
 
     def status(self) -> dict[str, Any]:
         """Per process: pid, state, restarts, CPU, memory, position, lag; and the log's positions."""

@@ -114,12 +114,10 @@ class DispatcherHost:
                 self._dispatcher.dispatch(batch)
                 break
             except DiskFullError as error:
-                self._flag(FLAG_DISK_FULL, str(error))
-                self._context.wait(_DISK_RETRY_MS)
+                self._retry_later(FLAG_DISK_FULL, error)
             except StoreError as error:
                 # An I/O error: sends are refused meanwhile, because what is stored now could not be consumed.
-                self._flag(FLAG_STORE_ERROR, str(error))
-                self._context.wait(_DISK_RETRY_MS)
+                self._retry_later(FLAG_STORE_ERROR, error)
         self._flag(0, "")
         if failpoints.ACTIVE:
             failpoints.hit(f"dispatcher.{self._name}.before_publish")
@@ -133,6 +131,13 @@ class DispatcherHost:
     def _set_position(self, position: int) -> None:
         self.position = position
         self._control.put_dispatcher(self._slot, DispatcherWord.DISPATCHED, position)
+
+    def _retry_later(self, flag: int, error: StoreError) -> None:
+        """Say why nothing is dispatched and wait a moment. A stop does not wait: recovery dispatches the rest."""
+        self._flag(flag, str(error))
+        if self._context.stopping:
+            raise error
+        self._context.wait(_DISK_RETRY_MS)
 
     def _flag(self, flag: int, reason: str) -> None:
         if flag == self._flags:

@@ -1,0 +1,117 @@
+"""How long one synchronous send takes, beside a bare ZeroMQ echo of the same size in the same minute.
+
+Echo and sends take turns in short rounds: whatever else the machine does then slows both, and their ratio stays.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from commitmq.bench.echo import EchoPeer
+from commitmq.bench.figures import Clock, Percentiles, Progress, no_progress
+from commitmq.bench.target import BenchTopic
+from commitmq.client.producer import Producer
+
+_ROUND_SAMPLES = 200
+# The first requests after a pause pay for cold caches and a core that went to sleep; neither side's count.
+_WARM_SAMPLES = 20
+
+
+@dataclass(frozen=True, slots=True)
+class SendLatency:
+    """Sends with one ack level. ``ratio_p50``: their p50 by the echo's; ``round_ratios``: the same within each round."""
+
+    ack: str
+    send: Percentiles
+    ratio_p50: float
+    round_ratios: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyResult:
+    """One run: the echo over ``transport`` and sends of the same ``body_bytes``."""
+
+    transport: str
+    body_bytes: int
+    rounds: int
+    echo: Percentiles
+    sends: tuple[SendLatency, ...]
+    cut_short: bool
+
+
+def measure_latency(
+    topic: BenchTopic,
+    *,
+    body_bytes: int = 1024,
+    count: int = 4000,
+    acks: Sequence[str] = ("memory", "flushed"),
+    limit_s: float = 60.0,
+    progress: Progress = no_progress,
+) -> LatencyResult:
+    """Time ``count`` sends of each ack level and as many echoes, one at a time.
+
+    Raises SendError when a send fails. After ``limit_s`` seconds it stops with what it has, one round at least.
+    """
+    if count < 1:
+        raise ValueError("count must be at least 1")
+    body = os.urandom(body_bytes)
+    transport = topic.same_host_transport()
+    clock = Clock(limit_s)
+    echoes: list[list[int]] = []
+    sends: dict[str, list[list[int]]] = {ack: [] for ack in acks}
+    with EchoPeer(transport) as peer, Producer(topic.node) as producer:
+        put, get = peer.socket.send, peer.socket.recv
+
+        def echo() -> None:
+            put(body)
+            get()
+
+        def sender(ack: str) -> Callable[[], None]:
+            def send() -> None:
+                producer.send(topic.name, body, ack=ack)
+
+            return send
+
+        steps = [(echo, echoes), *((sender(ack), sends[ack]) for ack in acks)]
+        done = 0
+        while done < count and not (done and clock.over()):
+            samples = min(_ROUND_SAMPLES, count - done)
+            for step, rounds in steps:
+                rounds.append(_time(step, samples))
+            done += samples
+            progress(samples)
+    return LatencyResult(
+        transport=transport,
+        body_bytes=body_bytes,
+        rounds=len(echoes),
+        echo=_percentiles(echoes),
+        sends=tuple(_compare(ack, sends[ack], echoes) for ack in acks),
+        cut_short=done < count,
+    )
+
+
+def _time(step: Callable[[], None], samples: int) -> list[int]:
+    """Durations of ``samples`` calls in nanoseconds, after some that do not count."""
+    now = time.perf_counter_ns
+    for _ in range(_WARM_SAMPLES):
+        step()
+    durations = []
+    for _ in range(samples):
+        started = now()
+        step()
+        durations.append(now() - started)
+    return durations
+
+
+def _percentiles(rounds: list[list[int]]) -> Percentiles:
+    return Percentiles.of([sample for one in rounds for sample in one])
+
+
+def _compare(ack: str, sends: list[list[int]], echoes: list[list[int]]) -> SendLatency:
+    send, echo = _percentiles(sends), _percentiles(echoes)
+    ratios = tuple(round(median(one) / median(other), 3) for one, other in zip(sends, echoes, strict=True))
+    return SendLatency(ack, send, round(send.p50_us / echo.p50_us, 3), ratios)

@@ -1,0 +1,86 @@
+"""Where a measurement runs: a node and a topic of its own, and how many messages of it a consumer can see."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from types import TracebackType
+from typing import Self
+
+from commitmq.bench.figures import Clock
+from commitmq.client.admin import Admin
+from commitmq.errors import CommitMQError
+
+_POLL_S = 0.0005
+# After the last ack a message becomes visible within milliseconds; this bounds the wait when a dispatcher is dead.
+_VISIBLE_WITHIN_S = 30.0
+
+
+class BenchTopic:
+    """A topic on ``node``: the one named, or a fresh one that is deleted at the end of the ``with`` block.
+
+    The messages of a deleted topic stay in the log until their segments expire, like all others.
+    """
+
+    def __init__(self, node: str | None, name: str | None = None, *, queues: int = 4) -> None:
+        self.node = node
+        self.fresh = name is None
+        self.name = name or f"bench-{secrets.token_hex(6)}"
+        self._queues = queues
+        self._admin = Admin(node)
+
+    def __enter__(self) -> Self:
+        try:
+            if self.fresh:
+                self._admin.topic_create(self.name, self._queues)
+        except BaseException:
+            self._admin.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            if self.fresh:
+                self._admin.topic_delete(self.name)
+        except CommitMQError:
+            # When the node went away during the measurement, that error is the one to show.
+            if error is None:
+                raise
+        finally:
+            self._admin.close()
+
+    def visible(self) -> int:
+        """Messages that consumers could have read so far: the sum of the queues' next offsets, 0 for no such topic."""
+        try:
+            return sum(high for _, _, high, _ in self._admin.offsets(self.name))
+        except CommitMQError as error:
+            if getattr(error, "code", "") == "TOPIC_NOT_EXIST":
+                return 0
+            raise
+
+    def readable(self) -> int:
+        """Messages that consumers can read now, those that expired left out."""
+        return sum(high - low for _, low, high, _ in self._admin.offsets(self.name))
+
+    def wait_visible(self, count: int) -> None:
+        """Return when :meth:`visible` has reached ``count``. Raises CommitMQError when that takes too long."""
+        clock = Clock(_VISIBLE_WITHIN_S)
+        while (seen := self.visible()) < count:
+            if clock.over():
+                raise CommitMQError(
+                    f"{count} messages of {self.name} were acknowledged, but consumers see only {seen} after"
+                    f" {_VISIBLE_WITHIN_S:.0f} s"
+                )
+            time.sleep(_POLL_S)
+
+    def same_host_transport(self) -> str:
+        """``ipc`` when clients here reach the writer over a Unix socket, else ``tcp``."""
+        from commitmq.client.connection import Directory
+
+        directory = Directory(self.node)
+        try:
+            return directory.metadata(timeout_s=10.0).endpoint("writer").partition("://")[0]
+        finally:
+            directory.close()
