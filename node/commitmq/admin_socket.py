@@ -70,11 +70,11 @@ class AdminSocket:
                 return
             if len(frames) < 2:
                 continue  # an identity and nothing else: there is nothing to answer and no id to repeat
-            answer = self._answer(frames[0], frames[1])
+            answer = self._answer(frames[0], frames[1], len(frames) - 2)
             if answer is not None:
                 self.send(frames[0], answer)
 
-    def _answer(self, peer: bytes, frame: bytes) -> Answer:
+    def _answer(self, peer: bytes, frame: bytes, surplus: int) -> Answer:
         try:
             header = wire.parse_request(frame)
         except ProtocolError as error:
@@ -83,6 +83,9 @@ class AdminSocket:
         if handler is None:
             known = ", ".join(sorted(self._handlers))
             return wire.error(header["id"], "UNKNOWN_OP", f"the admin socket knows {known}, not {header['op']!r}")
+        if surplus:
+            sentence = f"{header['op']} takes no payload, but {surplus} frames came"
+            return wire.error(header["id"], "INVALID_PARAMETER", sentence)
         try:
             return handler(peer, header)
         except ProtocolError as error:

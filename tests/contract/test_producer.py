@@ -301,7 +301,10 @@ def test_bad_input_is_refused_before_it_is_sent(node: Node, producer: Producer) 
     with pytest.raises(ValueError, match="ack must be"):
         producer.send("bad", b"x", ack="disk")
     assert [one.body for one in read_all(node, "bad")] == [b"good"]
-    assert producer.send("bad", b"z" * limit).queue_offset == 0, "the largest body that is allowed"
+    with pytest.raises(SendError, match="cannot fit a segment") as caught:
+        producer.send("bad", b"z" * limit)
+    assert caught.value.outcome is Outcome.NOT_STORED
+    assert producer.send("bad", b"z" * 1_000_000).topic == "bad"
 
 
 def test_a_topic_that_is_not_made_by_itself(tmp_path: Path) -> None:

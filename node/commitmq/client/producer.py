@@ -212,6 +212,7 @@ class Producer:
         Raises TimeoutError when that takes longer than ``timeout_s`` (default: the producer's).
         """
         self._check_usable()
+        self._check_may_wait()
         limit = self._timeout_s if timeout_s is None else timeout_s
         if not self._core.flush(time.monotonic() + limit):
             raise TimeoutError(f"{self._core.outstanding} messages are still pending after {limit} s")
@@ -244,10 +245,8 @@ class Producer:
         deadline = time.monotonic() + limit
         if not messages:
             return BatchResult([])
-        ordered = queue is not None or sharding_keys is not None
-        if core.outstanding and (ordered or core.in_pump()):
-            if core.in_pump():
-                raise CommitMQError("a callback of a send must not wait for a send; use send_async")
+        self._check_may_wait()
+        if core.outstanding and (queue is not None or sharding_keys is not None):
             # Messages this thread sent before must come before this batch in their queue.
             core.flush(deadline)
         # Only batches need numpy: a producer of single messages starts without it.
@@ -305,6 +304,10 @@ class Producer:
         check_fork(self._pid, "producer")
         if self._closed:
             raise CommitMQError("the producer is closed")
+
+    def _check_may_wait(self) -> None:
+        if self._core.in_pump():
+            raise CommitMQError("a callback of a send must not wait for a send; use send_async")
 
     def _compressed(self, body: bytes) -> tuple[bytes, int]:
         """``body`` as stored, and the sysFlag bits that say how."""
@@ -370,8 +373,7 @@ class Producer:
     def _send_along(self, *arguments: Any) -> SendResult:
         """A synchronous send while others are under way: as a pending one, waited for."""
         self._check_usable()
-        if self._core.in_pump():
-            raise CommitMQError("a callback of a send must not wait for a send; use send_async")
+        self._check_may_wait()
         deadline: float = arguments[-1]
         future = self._submit(*arguments)
         try:

@@ -289,8 +289,9 @@ class CommitLogAppender:
     def append_run(self, run: CheckedRun, queue_offset: int, born_host: bytes) -> Appended:
         """Append a checked run; its records get ``queue_offset`` and the following numbers.
 
-        All or nothing: when a segment is missing in the middle, what was copied is zeroed again before
-        SegmentUnavailableError is raised. Nobody has seen it, because the caller publishes the position afterwards.
+        All or nothing: when a segment is missing in the middle (SegmentUnavailableError), or a record is met that no
+        segment can hold (MessageIllegalError), what was copied is zeroed again before that is raised. Nobody has seen it,
+        because the caller publishes the position afterwards.
         """
         parts: list[Part] = []
         before = self.position
@@ -303,7 +304,7 @@ class CommitLogAppender:
             first = int(ends[done]) - start
             try:
                 at = self._room_for(first)
-            except SegmentUnavailableError:
+            except (SegmentUnavailableError, MessageIllegalError):
                 self._undo(before, parts)
                 raise
             room = self.segment_bytes - at - FILLER_BYTES

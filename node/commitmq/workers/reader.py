@@ -171,6 +171,10 @@ class Reader:
                 sentence = f"a reader does not know the op {header['op']!r:.100}"
                 self._send(client, wire.error(header["id"], "UNKNOWN_OP", sentence))
                 continue
+            if len(frames) > 2:
+                sentence = f"{header['op']} takes no payload, but {len(frames) - 2} frames came"
+                self._send(client, wire.error(header["id"], "INVALID_PARAMETER", sentence))
+                continue
             self._guarded(client, header["id"], operation, client, header)
 
     def _guarded(self, client: bytes, request: int, work: Callable[..., None], *arguments: Any) -> None:
