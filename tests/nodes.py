@@ -138,6 +138,11 @@ class Node:
         """The tcp address of every socket: admin, writer, coordinator, reader-0."""
         return {role: f"tcp://127.0.0.1:{port}" for role, port in self._node_file()["ports"].items()}
 
+    @property
+    def keeper_pid(self) -> int:
+        """The process that starts the supervisor again when it was killed."""
+        return int(self._node_file()["keeper_pid"])
+
     def _node_file(self) -> dict[str, Any]:
         content: dict[str, Any] = json.loads((self.store / "run" / "node.json").read_bytes())
         return content

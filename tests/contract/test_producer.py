@@ -17,6 +17,7 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -365,7 +366,7 @@ def test_every_send_has_an_outcome_when_the_writer_is_killed(own_node: Node) -> 
                 sent[body] = producer.send_async("killed", body)
                 number += 1
             killer.join()
-            eventually(lambda pid=pid: own_node.healed("writer", pid), "the writer is back")  # type: ignore[misc]
+            eventually(partial(own_node.healed, "writer", pid), "the writer is back")
         producer.flush(30)
         assert producer.send("killed", b"last").topic == "killed"
     assert all(one.done() for one in sent.values())
@@ -483,9 +484,8 @@ def test_a_child_process_is_told_to_make_its_own(producer: Producer) -> None:
     producer.send("forked", b"x")
     read_end, write_end = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", DeprecationWarning
-        )  # this process has threads; the child does nothing with them
+        # Python 3.12 warns that this process has threads; the child does nothing with them.
+        warnings.simplefilter("ignore", DeprecationWarning)
         pid = os.fork()
     if pid == 0:
         text = "no error"

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import orjson
 import pytest
+from traffic import Traffic, check_reads, check_store, seed
 
 from nodes import WORKERS, Node, commitmq, eventually, start_node
-from traffic import Traffic, check_reads, check_store, seed
 
 SEGMENT_BYTES = 1 << 18
 FILE_BYTES = 4_000  # 200 units, so that queues roll to new files all the time

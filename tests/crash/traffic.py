@@ -263,11 +263,15 @@ def check_store(store: Path, traffic: Traffic, *, segment_bytes: int, file_bytes
 
     places: dict[bytes, Place] = {}
     for one in records:
-        assert one.body not in places, f"stored twice: {one.body[:20]!r} at {one.physical_offset} and {places[one.body]}"
+        assert one.body not in places, (
+            f"stored twice: {one.body[:20]!r} at {one.physical_offset} and {places[one.body]}"
+        )
         places[one.body] = Place(one.topic, one.queue_id, one.queue_offset, one.physical_offset)
     journal = traffic.journal
     wrong = {body[:20]: (said, places.get(body)) for body, said in journal.acked.items() if places.get(body) != said}
-    assert not wrong, f"{len(wrong)} acknowledged messages are not where they were said to be: {list(wrong.items())[:5]}"
+    assert not wrong, (
+        f"{len(wrong)} acknowledged messages are not where they were said to be: {list(wrong.items())[:5]}"
+    )
     lost = [body[:20] for body, said in journal.failed.items() if said is Outcome.STORED and body not in places]
     assert not lost, f"said to be stored, but are not: {lost[:5]}"
     ghosts = [body[:20] for body, said in journal.failed.items() if said is Outcome.NOT_STORED and body in places]

@@ -43,6 +43,11 @@ class EchoPeer:
             self.close()
             raise
 
+    @property
+    def pid(self) -> int:
+        """Of the echo process."""
+        return self._process.pid
+
     def close(self) -> None:
         """End the connection and the process."""
         self._context.destroy(linger=0)

@@ -51,7 +51,7 @@ _body_option = click.option(
 )
 
 
-@bench.command()
+@bench.command(short_help="Single synchronous sends, beside a bare ZeroMQ echo.")
 @_body_option
 @click.option("--count", type=click.IntRange(min=1), default=4000, show_default=True, help="Sends of each ack level.")
 @click.option("--ack", type=click.Choice(["memory", "flushed", "both"]), default="both", show_default=True)
@@ -96,7 +96,7 @@ def latency(
     _say_cut_short(any(run.cut_short for run in runs), seconds)
 
 
-@bench.command()
+@bench.command(short_help="Messages a second from one producer.")
 @click.option(
     "--mode",
     type=click.Choice(["batch", "async", "sync"]),
@@ -162,7 +162,7 @@ def produce(
     _say_cut_short(any(run.cut_short for run in runs), seconds)
 
 
-@bench.command()
+@bench.command(short_help="Messages a second of one consumer that catches up.")
 @click.option(
     "--as",
     "form",
@@ -244,7 +244,7 @@ def consume(
     _say_cut_short(any(run.cut_short for run in runs), seconds)
 
 
-@bench.command(name="all")
+@bench.command(name="all", short_help="Everything in one table, beside what it should be.")
 @click.option("--count", type=click.IntRange(min=1), default=4000, show_default=True, help="Sends of each ack level.")
 @click.option("--messages", type=click.IntRange(min=1), default=200_000, show_default=True, help="Messages a run.")
 @_common

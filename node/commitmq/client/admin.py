@@ -190,7 +190,7 @@ class Admin:
         self.close()
 
     def __del__(self) -> None:
-        if not getattr(self, "_closed", True):
+        if not getattr(self, "_closed", True) and self._pid == os.getpid():
             warnings.warn(f"unclosed admin {self!r}", ResourceWarning, source=self, stacklevel=2)
             self.close()
 

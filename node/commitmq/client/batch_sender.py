@@ -13,9 +13,9 @@ from commitmq.client.connection import ConnectionLost
 from commitmq.client.results import BatchResult, BatchSendError, RunAck
 from commitmq.client.run_encoder import EncodedRun, encode_run
 from commitmq.client.send_core import SendCore, not_stored, unknown
-from commitmq.client.unique_ids import UniqueIds
 from commitmq.errors import NodeUnavailableError, Outcome, ProtocolError, SendError
 from commitmq.store.java import java_string_hash
+from commitmq.store.unique_ids import UniqueIds
 
 _WINDOW: Final = 4
 

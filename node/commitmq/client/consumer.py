@@ -377,7 +377,7 @@ class Consumer:
         self.close(commit=error is None)
 
     def __del__(self) -> None:
-        if not getattr(self, "_closed", True):
+        if not getattr(self, "_closed", True) and self._pid == os.getpid():
             warnings.warn(f"unclosed consumer {self!r}", ResourceWarning, source=self, stacklevel=2)
             self.close(commit=False)
 

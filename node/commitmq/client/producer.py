@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -28,11 +29,11 @@ from commitmq.client.results import BatchResult, SendResult
 from commitmq.client.run_encoder import encode_user_properties
 from commitmq.client.send_core import SendCore, not_stored, unknown
 from commitmq.client.send_future import SendFuture
-from commitmq.client.unique_ids import UniqueIds
 from commitmq.errors import CommitMQError, InvalidMessageError, SendError
 from commitmq.store.compression import compress, compression_flags
 from commitmq.store.format import Property
 from commitmq.store.java import java_string_hash
+from commitmq.store.unique_ids import UniqueIds
 
 _ACKS: Final = ("flushed", "memory")
 # What a message costs besides its body, for the bound on pending bytes; it need not be exact.
@@ -107,12 +108,12 @@ class Producer:
         """
         deadline = time.monotonic() + (timeout_s or self._timeout_s)
         core = self._core
+        if self._closed or self._pid != os.getpid():
+            self._check_usable()
         if core.outstanding or not core.io.acquire(blocking=False):
             # Others are sending. Joining their runs is faster than taking turns.
             return self._send_along(topic, body, tags, keys, properties, sharding_key, queue, flag, ack, deadline)
         try:
-            if self._closed or self._pid != core.pid:
-                self._check_usable()
             if isinstance(body, Message):
                 message, body = body, body.body
                 all_properties, flag = sendable(message.properties), message.flag
@@ -201,7 +202,7 @@ class Producer:
         Cancelling the future withdraws a message that was not handed to the connection yet. Callbacks run in the
         producer's thread: they may send asynchronously, but must not wait for a send.
         """
-        if self._closed or self._pid != self._core.pid:
+        if self._closed or self._pid != os.getpid():
             self._check_usable()
         deadline = time.monotonic() + (timeout_s or self._timeout_s)
         return self._submit(topic, body, tags, keys, properties, sharding_key, queue, flag, ack, deadline)
@@ -291,7 +292,7 @@ class Producer:
         self.close()
 
     def __del__(self) -> None:
-        if not getattr(self, "_closed", True):
+        if not getattr(self, "_closed", True) and self._pid == os.getpid():
             warnings.warn(f"unclosed producer {self!r}", ResourceWarning, source=self, stacklevel=2)
             self.close(timeout_s=0)
 

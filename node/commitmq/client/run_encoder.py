@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from isal import isal_zlib
 
-from commitmq.client.unique_ids import MAX_BLOCK, UniqueIds
 from commitmq.errors import InvalidMessageError
 from commitmq.store.format import (
     CRC_PROPERTY_PREFIX,
@@ -34,6 +33,7 @@ from commitmq.store.format import (
     SysFlag,
 )
 from commitmq.store.properties import encode_properties
+from commitmq.store.unique_ids import MAX_BLOCK, UniqueIds
 
 if TYPE_CHECKING:
     import numpy as np

@@ -165,8 +165,12 @@ def layout(buf, at, end):  # type: ignore[no-untyped-def]
     flags = load4(buf, at + 36)
     born = np.int64(20) if flags & 0x10 else np.int64(8)
     host = np.int64(20) if flags & 0x20 else np.int64(8)
-    body_size = load4(buf, at + 68 + born + host)
     body = at + 72 + born + host
+    if body + 3 > stop:
+        # With IPv6 hosts the fields before the body need more than the 91 bytes that are there; behind them the buffer
+        # may end, and a mapping with it.
+        return (REASON_LENGTHS, total, born, host, body, zero, zero, zero, zero, zero)
+    body_size = load4(buf, body - 4)
     after = body + body_size
     if body_size < 0 or after + 3 > stop:
         return (REASON_LENGTHS, total, born, host, body, zero, zero, zero, zero, zero)

@@ -20,7 +20,7 @@ import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from isal import isal_zlib
@@ -88,7 +88,8 @@ class SegmentUnavailableError(StoreError):
     """The next segment is not there (yet); nothing was stored."""
 
 
-class Part(NamedTuple):
+@dataclass(slots=True)
+class Part:
     """Neighbouring records of one run: ``count`` from ``physical_offset`` on, ``size_bytes`` together."""
 
     count: int
@@ -96,7 +97,8 @@ class Part(NamedTuple):
     size_bytes: int
 
 
-class Appended(NamedTuple):
+@dataclass(slots=True)
+class Appended:
     """What an append did. Offsets in bytes of the log, time in ms, ``end`` is the offset after the last record."""
 
     parts: list[Part]

@@ -81,6 +81,10 @@ class SupervisorGone(Exception):
     """The lifeline closed."""
 
 
+class RoleTaken(BlockingIOError):
+    """Another process holds the lock of this role."""
+
+
 def monotonic_ms() -> int:
     """Clock for heartbeats and time-outs: never set back, the same in all processes of the machine."""
     return time.monotonic_ns() // 1_000_000
@@ -134,18 +138,23 @@ class WorkerContext:
         router.setsockopt(zmq.LINGER, 500)
         router.setsockopt(zmq.MAXMSGSIZE, self.config.network.max_frame_bytes)
         router.setsockopt(zmq.RCVHWM, 64)
-        router.setsockopt(zmq.SNDHWM, 0)  # answers are bounded by the requests a peer may have outstanding
+        # Answers to a peer that does not read them are dropped beyond this; it can only hurt itself.
+        router.setsockopt(zmq.SNDHWM, 10_000)
         router.setsockopt(zmq.BACKLOG, 1024)
         # Without hand-over a client that reconnects with its old identity would be ignored until TCP notices the loss.
         router.setsockopt(zmq.ROUTER_HANDOVER, 1)
         ipc = self.layout.ipc(name)
-        router.bind(ipc)
         host = self.config.network.host
         if ":" in host:
             router.setsockopt(zmq.IPV6, 1)
             host = f"[{host}]"
         port = int(self.params.get("port", 0))
-        router.bind(f"tcp://{host}:{port if port else '*'}")
+        try:
+            router.bind(ipc)
+            router.bind(f"tcp://{host}:{port if port else '*'}")
+        except zmq.ZMQError:
+            router.close()
+            raise
         tcp = router.getsockopt_string(zmq.LAST_ENDPOINT)
         return router, [tcp, ipc]
 
@@ -246,7 +255,7 @@ def acquire_role_lock(path: Path) -> int:
     """Take the POSIX lock of a role, without waiting; returns the descriptor that holds it.
 
     POSIX and not flock: ``F_GETLK`` names the holder's pid, so a supervisor can end exactly the orphan that holds it.
-    Raises BlockingIOError when another process has it. The descriptor must stay open, and the process must not open and
+    Raises RoleTaken when another process has it. The descriptor must stay open, and the process must not open and
     close the same file again: closing any descriptor of it would drop the lock.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -254,7 +263,7 @@ def acquire_role_lock(path: Path) -> int:
         fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
         os.close(fd)
-        raise BlockingIOError(f"{path} is held by another process") from error
+        raise RoleTaken(f"{path} is held by another process") from error
     return fd
 
 
@@ -292,7 +301,7 @@ def main(
     except SupervisorGone:
         log.warning("supervisor is gone, exiting")
         return ExitCode.SUPERVISOR_GONE
-    except BlockingIOError as error:
+    except RoleTaken as error:
         log.error("role is taken", error=str(error))
         return ExitCode.ROLE_TAKEN
     except StoreError as error:

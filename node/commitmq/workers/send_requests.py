@@ -25,9 +25,10 @@ from commitmq.store.append import (
     MessageIllegalError,
     SegmentUnavailableError,
 )
-from commitmq.store.message_id import UniqueIdGenerator, offset_message_id, pack_host
+from commitmq.store.message_id import offset_message_id, pack_host
 from commitmq.store.record import Host
 from commitmq.store.topic_name import FORBIDDEN_TOPICS, validate_topic
+from commitmq.store.unique_ids import UniqueIds
 from commitmq.workers.runtime import WorkerContext, monotonic_ms
 from commitmq.workers.topic_view import TopicView, TopicViews
 
@@ -82,7 +83,7 @@ class SendRequests:
         self._topics = topics
         self._publish = publish
         self._config = context.config
-        self._unique_ids = UniqueIdGenerator()
+        self._unique_ids = UniqueIds()
         self._peers: dict[bytes, bytes] = {}
         self._next_queue: dict[str, int] = {}
         network = context.config.network

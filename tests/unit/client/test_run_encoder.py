@@ -18,8 +18,8 @@ from commitmq.client.run_encoder import (
     encode_user_properties,
     record_parts,
 )
-from commitmq.client.unique_ids import UniqueIds
 from commitmq.store.record import Record, decode_record
+from commitmq.store.unique_ids import UniqueIds
 
 IDS = UniqueIds()
 TOPICS = ["T", "x" * 127, "%RETRY%" + "g" * 150]

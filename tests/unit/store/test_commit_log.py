@@ -122,7 +122,7 @@ def test_any_damage_ends_the_walk_or_is_a_typed_error(tmp_path: Path, at: int, d
         assert len(list(CommitLog(tmp_path, SEGMENT_BYTES).iter_records())) <= 15
     except CorruptRecordError as error:
         named = error.path is not None and error.offset is not None
-        assert named, error  # noqa: PT017  (the error is allowed here, not required)
+        assert named, error
 
 
 def test_another_size_is_refused_with_both_numbers(tmp_path: Path) -> None:

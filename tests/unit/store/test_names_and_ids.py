@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
-import threading
-import time
 
 import pytest
 from hypothesis import given
@@ -17,7 +14,6 @@ from record_strategies import hosts
 from commitmq.errors import InvalidMessageError
 from commitmq.store.format import Host
 from commitmq.store.message_id import (
-    UniqueIdGenerator,
     offset_message_id,
     pack_host,
     parse_offset_message_id,
@@ -42,38 +38,6 @@ def test_offset_message_id_example() -> None:
 def test_what_is_no_offset_message_id(text: str) -> None:
     with pytest.raises(ValueError, match="offset message id"):
         parse_offset_message_id(text)
-
-
-def test_unique_ids_are_unique_across_threads() -> None:
-    generator = UniqueIdGenerator()
-    made: list[list[str]] = []
-    threads = [threading.Thread(target=lambda: made.append(generator.take(5_000))) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    ids = [one for part in made for one in part]
-    assert len(ids) == len(set(ids)) == 20_000
-    assert all(re.fullmatch(r"[0-9A-F]{32}", one) for one in ids[:100])
-
-
-def test_parts_of_a_unique_id() -> None:
-    unique_id = UniqueIdGenerator().next()
-    assert int(unique_id[8:12], 16) == os.getpid() & 0xFFFF
-    now = time.localtime()
-    month = time.mktime((now.tm_year, now.tm_mon, 1, 0, 0, 0, 0, 0, -1))
-    assert abs(month + int(unique_id[20:28], 16) / 1000 - time.time()) < 5
-
-
-def test_a_forked_child_makes_other_ids() -> None:
-    code = (
-        "import os\nfrom commitmq.store.message_id import UniqueIdGenerator\n"
-        "g = UniqueIdGenerator()\nr, w = os.pipe()\n"
-        "if os.fork() == 0:\n    os.write(w, g.next().encode()); os._exit(0)\n"
-        "os.wait(); child = os.read(r, 99).decode(); print(child[12:20] != g.next()[12:20])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
-    assert done.stdout == "True\n"
 
 
 def test_modules_for_single_sends_are_light() -> None:

@@ -75,7 +75,7 @@ def test_a_damaged_record_is_refused_or_decodes(record: Record, data: st.DataObj
     try:
         found = decode_record(good)
     except CorruptRecordError as error:
-        assert error.offset == 0  # noqa: PT017  (the error is allowed here, not required)
+        assert error.offset == 0
     else:
         assert found.total_size == len(good)
 

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from commitmq.client import unique_ids
-from commitmq.client.unique_ids import MAX_BLOCK, UniqueIds
+from commitmq.store import unique_ids
+from commitmq.store.unique_ids import MAX_BLOCK, UniqueIds
 
 
 def test_an_id_has_the_form_of_rocketmq() -> None:
