@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -204,3 +206,21 @@ def start_node(folder: Path, *settings: str, **extra: str) -> Iterator[Node]:
         raise
     finally:
         node.end()
+
+
+def free_ports(count: int = 4) -> int:
+    """The first of ``count`` neighbouring ports that are free, for a node that must find its ports again.
+
+    Below the range that the system itself hands out: there, another program (even a client that tries to connect to the
+    absent node) may sit on a port by the time it is wanted again.
+    """
+    while True:
+        first = random.randrange(12_000, 32_000)
+        with contextlib.ExitStack() as stack:
+            try:
+                for port in range(first, first + count):
+                    probe = stack.enter_context(socket.socket())
+                    probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        return first

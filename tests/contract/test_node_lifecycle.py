@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 
+from commitmq import Producer
 from commitmq.cli.exit_codes import CliExit
 from nodes import DEADLINE_S, LIFECYCLE, SEGMENT_BYTES, WORKERS, Node, alive, commitmq, environment, eventually
 
@@ -88,6 +89,20 @@ def test_a_store_of_another_segment_size_is_refused_with_both_numbers(node: Node
     assert str(2 * SEGMENT_BYTES) in ended.stderr
     assert not (node.store / "abort").exists(), "a refused store must be left as it was found"
     assert segment.stat().st_size == 2 * SEGMENT_BYTES
+
+
+def test_a_store_of_another_queue_file_size_is_refused_with_both_numbers(node: Node) -> None:
+    assert node.start("consume_queue.file_bytes=4000").returncode == 0
+    with Producer(node.address) as producer:
+        producer.send("orders", b"body", queue=0)
+    assert node.stop().returncode == 0
+    ended = node.start("consume_queue.file_bytes=8000")
+    assert ended.returncode == CliExit.STORE_UNUSABLE
+    assert "4000" in ended.stderr
+    assert "8000" in ended.stderr
+    assert not (node.store / "abort").exists(), "a refused store must be left as it was found"
+    assert node.start("consume_queue.file_bytes=4000").returncode == 0
+    assert node.stop().returncode == 0
 
 
 def test_a_wrong_key_is_named(node: Node) -> None:

@@ -35,7 +35,7 @@ from commitmq import (
     SendError,
 )
 from commitmq.store.java import java_string_hash
-from nodes import Node, environment, eventually, start_node
+from nodes import Node, environment, eventually, free_ports, start_node
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -436,19 +436,19 @@ def test_what_was_not_sent_is_not_sent_later(own_node: Node) -> None:
     assert {one.body for one in read_all(own_node, "dead")} == {b"before", b"after"}
 
 
-def test_pending_sends_outlive_a_restart_of_the_node(own_node: Node) -> None:
+def test_pending_sends_outlive_a_restart_of_the_node(tmp_path: Path) -> None:
     """Goal: what was not handed over when the node stopped is sent to the next incarnation within its time."""
-    with Producer(own_node.address, ack="memory", timeout_s=60) as producer:
-        producer.send("restart", b"before")
-        port = own_node.endpoints()["admin"].rpartition(":")[2]
-        assert own_node.stop().returncode == 0
-        futures = [producer.send_async("restart", b"%d" % number) for number in range(100)]
-        time.sleep(0.5)
-        assert not any(one.done() for one in futures)
-        assert own_node.start(f"network.port={port}").returncode == 0
-        results = [one.result(30) for one in futures]
-    assert len({(one.queue, one.queue_offset) for one in results}) == 100
-    assert len(read_all(own_node, "restart")) == 101
+    with start_node(tmp_path, f"network.port={free_ports()}") as node:
+        with Producer(node.address, ack="memory", timeout_s=60) as producer:
+            producer.send("restart", b"before")
+            assert node.stop().returncode == 0
+            futures = [producer.send_async("restart", b"%d" % number) for number in range(100)]
+            time.sleep(0.5)
+            assert not any(one.done() for one in futures)
+            assert node.start().returncode == 0
+            results = [one.result(30) for one in futures]
+        assert len({(one.queue, one.queue_offset) for one in results}) == 100
+        assert len(read_all(node, "restart")) == 101
 
 
 def test_a_partly_stored_batch_is_counted(own_node: Node) -> None:

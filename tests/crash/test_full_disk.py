@@ -42,7 +42,7 @@ def disk(tmp_path: Path) -> Iterator[Path]:
             pytest.fail(reason)
         pytest.skip(reason)
     yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 def fill(folder: Path, leave_bytes: int = 0) -> Path:

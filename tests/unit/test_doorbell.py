@@ -48,7 +48,9 @@ def ringer(path: Path, control: ControlBlock) -> Iterator[Ringer]:
 
 
 def rang(bell: Doorbell, timeout_s: float = 0.0) -> bool:
-    return bool(select.select([bell], [], [], timeout_s)[0])
+    poller = select.poll()
+    poller.register(bell, select.POLLIN)
+    return bool(poller.poll(timeout_s * 1000))
 
 
 def test_a_ring_wakes_a_sleeping_peer(bell: Doorbell, ringer: Ringer) -> None:

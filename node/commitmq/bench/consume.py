@@ -137,12 +137,12 @@ def measure_consume(
 
 
 def _touch(body: bytes) -> int:
-    return len(body) + (body[0] if body else 0)
+    return len(body) + body[0]
 
 
 def _read_messages(batch: MessageBatch) -> int:
     total = 0
     for message in batch:
         body = message.body
-        total += len(body) + (body[0] if body else 0)
+        total += len(body) + body[0]
     return total

@@ -86,7 +86,11 @@ def measure_all(
         sends = [one.sends[index] for one in latencies]
         p50 = Spread.of([one.send.p50_us for one in sends]).median
         p99 = Spread.of([one.send.p99_us for one in sends]).median
-        yield judge(goal, [one.ratio_p50 for one in sends], f"p50 {p50:.0f} us, p99 {p99:.0f} us, {over}")
+        note = f"p50 {p50:.0f} us, p99 {p99:.0f} us"
+        syncs = [one.device.p50_us for one in latencies if one.device is not None]
+        if goal is SEND_FLUSHED and syncs:
+            note += f"; fdatasync alone {Spread.of(syncs).median:.0f} us"
+        yield judge(goal, [one.ratio_p50 for one in sends], note)
     for goal, mode, ack in (
         (BATCH_MEMORY, "batch", "memory"),
         (BATCH_FLUSHED, "batch", "flushed"),

@@ -1,16 +1,19 @@
 """How long one synchronous send takes, beside a bare ZeroMQ echo of the same size in the same minute.
 
-Echo and sends take turns in short rounds: whatever else the machine does then slows both, and their ratio stays.
+Echo and sends take turns in short rounds: whatever else the machine does then slows both, and their ratio stays. Where
+sends wait for the disk, and it is this host's, a bare fdatasync takes its turn too.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from commitmq.bench.device import FILE_BYTES, Device
 from commitmq.bench.echo import EchoPeer
 from commitmq.bench.figures import Clock, Percentiles, Progress, no_progress
 from commitmq.bench.target import BenchTopic
@@ -33,13 +36,17 @@ class SendLatency:
 
 @dataclass(frozen=True, slots=True)
 class LatencyResult:
-    """One run: the echo over ``transport`` and sends of the same ``body_bytes``."""
+    """One run: the echo over ``transport`` and sends of the same ``body_bytes``.
+
+    ``device``: one body stored and fdatasynced beside the store, None where that cannot be measured or does not matter.
+    """
 
     transport: str
     body_bytes: int
     rounds: int
     echo: Percentiles
     sends: tuple[SendLatency, ...]
+    device: Percentiles | None
     cut_short: bool
 
 
@@ -59,11 +66,16 @@ def measure_latency(
     if count < 1:
         raise ValueError("count must be at least 1")
     body = os.urandom(body_bytes)
-    transport = topic.same_host_transport()
+    metadata = topic.metadata()
+    # The way the producer takes, so that the echo takes it too.
+    transport = metadata.endpoint("writer").partition("://")[0]
     clock = Clock(limit_s)
     echoes: list[list[int]] = []
     sends: dict[str, list[list[int]]] = {ack: [] for ack in acks}
-    with EchoPeer(transport) as peer, Producer(topic.node) as producer:
+    syncs: list[list[int]] = []
+    with contextlib.ExitStack() as stack:
+        peer = stack.enter_context(EchoPeer(transport))
+        producer = stack.enter_context(Producer(topic.node))
         put, get = peer.socket.send, peer.socket.recv
 
         def echo() -> None:
@@ -77,6 +89,10 @@ def measure_latency(
             return send
 
         steps = [(echo, echoes), *((sender(ack), sends[ack]) for ack in acks)]
+        if "flushed" in acks and metadata.same_host and body_bytes <= FILE_BYTES:
+            with contextlib.suppress(OSError):  # a store that this user may not write to
+                device = stack.enter_context(Device(metadata.store))
+                steps.append((lambda: device.store(body), syncs))
         done = 0
         while done < count and not (done and clock.over()):
             samples = min(_ROUND_SAMPLES, count - done)
@@ -90,6 +106,7 @@ def measure_latency(
         rounds=len(echoes),
         echo=_percentiles(echoes),
         sends=tuple(_compare(ack, sends[ack], echoes) for ack in acks),
+        device=_percentiles(syncs) if syncs else None,
         cut_short=done < count,
     )
 

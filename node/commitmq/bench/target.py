@@ -9,6 +9,7 @@ from typing import Self
 
 from commitmq.bench.figures import Clock
 from commitmq.client.admin import Admin
+from commitmq.client.connection import Directory, Metadata
 from commitmq.errors import CommitMQError
 
 _POLL_S = 0.0005
@@ -75,12 +76,10 @@ class BenchTopic:
                 )
             time.sleep(_POLL_S)
 
-    def same_host_transport(self) -> str:
-        """``ipc`` when clients here reach the writer over a Unix socket, else ``tcp``."""
-        from commitmq.client.connection import Directory
-
+    def metadata(self) -> Metadata:
+        """What the node says of itself, and whether it is on this host."""
         directory = Directory(self.node)
         try:
-            return directory.metadata(timeout_s=10.0).endpoint("writer").partition("://")[0]
+            return directory.metadata(timeout_s=10.0)
         finally:
             directory.close()

@@ -47,7 +47,7 @@ def _common(function: _Function) -> _Function:
 
 _topic_option = click.option("--topic", metavar="TOPIC", help="Use this topic and keep it.  [default: a fresh one]")
 _body_option = click.option(
-    "--body", type=click.IntRange(0, 4 * 1024 * 1024), default=1024, show_default=True, help="Bytes of each body."
+    "--body", type=click.IntRange(1, 4 * 1024 * 1024), default=1024, show_default=True, help="Bytes of each body."
 )
 
 
@@ -83,6 +83,10 @@ def latency(
         return
     lists = [[run.echo for run in runs], *([run.sends[at].send for run in runs] for at in range(len(acks)))]
     names = [f"echo ({runs[0].transport})", *(f"send, {one}" for one in acks)]
+    devices = [run.device for run in runs if run.device is not None]
+    if devices:
+        lists.append(devices)
+        names.append("fdatasync alone")
     columns = ("p50_us", "p90_us", "p99_us", "p999_us", "max_us")
     rows = []
     for name, results in zip(names, lists, strict=True):

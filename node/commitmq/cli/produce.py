@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Final
 import click
 
 from commitmq.cli.output import complain, fail, json_option, node_option, print_json
-from commitmq.errors import CommitMQError, InvalidMessageError
+from commitmq.errors import CommitMQError, InvalidMessageError, NodeUnavailableError, SendError
 
 if TYPE_CHECKING:
     from commitmq.client.message import Message
@@ -96,7 +96,9 @@ def produce(
     except CommitMQError as error:
         # The error itself ends the command with its own exit code; this says how far it got.
         complain(f"{state.stored} messages are stored, up to line {state.line}")
-        raise error from None
+        if isinstance(error, SendError) and error.code == "NODE_UNAVAILABLE":
+            raise NodeUnavailableError(error.message) from None
+        raise
     seconds = time.perf_counter() - started
     if as_json:
         print_json({"topic": topic, "messages": state.stored, "empty_lines": state.empty, "seconds": round(seconds, 6)})

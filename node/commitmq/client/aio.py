@@ -91,15 +91,17 @@ class AsyncConsumer:
         self._poll: Future[MessageBatch] | None = None
 
     async def start(self) -> Self:
-        """Connect and join the group."""
+        """Connect and join the group. After a failure make a new consumer."""
         if self._consumer is None:
             making = self._thread.submit(self._make)
             try:
                 self._consumer = await asyncio.shield(asyncio.wrap_future(making))
             except asyncio.CancelledError:
                 making.add_done_callback(_close_unwanted)
-                self._thread.shutdown(wait=False)
                 raise
+            finally:
+                if self._consumer is None:
+                    self._thread.shutdown(wait=False)
         return self
 
     async def poll(self, timeout_s: float = 1.0, max_messages: int = 10_000) -> MessageBatch:

@@ -10,9 +10,11 @@ import orjson
 from commitmq.client import wire
 from commitmq.client.batch_plan import BatchPlan, PlannedRun
 from commitmq.client.connection import ConnectionLost
+from commitmq.client.heap import keep_freed_memory
 from commitmq.client.results import BatchResult, BatchSendError, RunAck
+from commitmq.client.routes import not_stored, unknown
 from commitmq.client.run_encoder import EncodedRun, encode_run
-from commitmq.client.send_core import SendCore, not_stored, unknown
+from commitmq.client.send_core import SendCore
 from commitmq.errors import NodeUnavailableError, Outcome, ProtocolError, SendError
 from commitmq.store.java import java_string_hash
 from commitmq.store.unique_ids import UniqueIds
@@ -44,11 +46,12 @@ class BatchSender:
 
     def send(self, queue: int | None) -> BatchResult:
         """Send all runs; ``queue`` None lets sharding keys or the turn decide. Raises BatchSendError."""
+        keep_freed_memory()
         core, plan = self._core, self._plan
         deadline = self._deadline()
         groups = [(-1 if queue is None else queue, 0, len(plan))]
         if queue is None and plan.sharding_keys is not None:
-            count = core.queues(plan.topic, deadline)
+            count = core.routes.queues(plan.topic, deadline)
             groups = plan.sort_by_queue([shard(key, count) if key else -1 for key in plan.sharding_keys])
         layout = core.layout(plan.topic)
         max_run_bytes = int(core.hello["max_run_bytes"])
@@ -75,7 +78,7 @@ class BatchSender:
         """Encode and hand over one run. Raises SendError: then it was not sent, or not stored."""
         core, plan = self._core, self._plan
         deadline = self._deadline()
-        queue = run.queue if run.queue >= 0 else core.next_queue(plan.topic, deadline)
+        queue = run.queue if run.queue >= 0 else core.routes.next_queue(plan.topic, deadline)
         encoded: EncodedRun | None = None
         while True:
             channel = core.channel
@@ -157,7 +160,7 @@ class BatchSender:
                 self._acks[number] = run.acknowledged("memory", answer)
         elif refusal.outcome is Outcome.UNKNOWN:
             self._unknown += run.count
-        self._core.forget_route(self._plan.topic)
+        self._core.routes.forget(self._plan.topic)
 
     def _lose(self, error: SendError) -> None:
         self._unknown += sum(run.count for _, run in self._flying.values())

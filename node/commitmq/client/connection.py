@@ -35,6 +35,7 @@ WAIT_SLICE_MS: Final = 50
 _WAIT_SLICE_S: Final = WAIT_SLICE_MS / 1000
 _CONNECT_ATTEMPT_S: Final = 1.0
 _RETRY_PAUSE_S: Final = 0.05
+_WORTH_A_RETRY: Final = ("SERVICE_NOT_AVAILABLE", "BAD_ANSWER")
 
 ZmqContext = zmq.Context[zmq.Socket[bytes]]
 Frames = Sequence[bytes | memoryview]
@@ -298,7 +299,11 @@ class Directory:
             self._channel = Channel(self.address)
         try:
             return self._channel.request(op, fields, timeout_s=timeout_s)[0]
-        except NodeUnavailableError as error:
+        except ProtocolError as error:
+            if not isinstance(error, NodeUnavailableError):
+                if error.code == "BAD_ANSWER":
+                    self.close()
+                raise
             self.close()
             raise NodeUnavailableError(
                 f"no answer from the node at {self.address} within {timeout_s:.1f} s; is it started? ({error.message})"
@@ -339,7 +344,9 @@ class Directory:
                 problem = error
                 if channel is not None:
                     channel.close()
-                if not isinstance(error, NodeUnavailableError) and error.code != "SERVICE_NOT_AVAILABLE":
+                # BAD_ANSWER: while nobody listens on a port of the system's own range, the kernel may connect a client to
+                # itself, and it then hears its own requests.
+                if not isinstance(error, NodeUnavailableError) and error.code not in _WORTH_A_RETRY:
                     raise
             except BaseException:
                 if channel is not None:

@@ -86,7 +86,7 @@ class Message:
         """Raises InvalidMessageError for what no message can hold."""
         self.body = check_body(body)
         self.topic = ""
-        self.flag = flag
+        self.flag = check_flag(flag)
         self.queue_id = self.queue_offset = self.physical_offset = -1
         self.store_timestamp = self.born_timestamp = -1
         self.sys_flag = self.reconsume_times = 0

@@ -26,8 +26,9 @@ from commitmq.client.message import (
     sendable,
 )
 from commitmq.client.results import BatchResult, SendResult
+from commitmq.client.routes import not_stored, unknown
 from commitmq.client.run_encoder import encode_user_properties
-from commitmq.client.send_core import SendCore, not_stored, unknown
+from commitmq.client.send_core import SendCore
 from commitmq.client.send_future import SendFuture
 from commitmq.errors import CommitMQError, InvalidMessageError, SendError
 from commitmq.store.compression import compress, compression_flags
@@ -148,7 +149,7 @@ class Producer:
             if queue is not None:
                 header["queue"] = queue
             elif sharding_key:
-                header["queue"] = _shard(sharding_key, core.queues(topic, deadline))
+                header["queue"] = _shard(sharding_key, core.routes.queues(topic, deadline))
 
             header["id"] = identity = channel.next_id()
             answer = None
@@ -348,7 +349,7 @@ class Producer:
             check_flag(flag)
         check_topic(topic)
         if queue is None:
-            queue = _shard(sharding_key, core.queues(topic, deadline)) if sharding_key else -1
+            queue = _shard(sharding_key, core.routes.queues(topic, deadline)) if sharding_key else -1
         elif queue < 0:
             raise InvalidMessageError(f"queue {queue} is negative")
         sys_flag = 0

@@ -31,28 +31,20 @@ import zmq
 from commitmq.client import wire
 from commitmq.client.connection import Channel, ConnectionLost, Directory, Frames, check_fork
 from commitmq.client.results import RunAck
+from commitmq.client.routes import Routes, not_stored, unknown
 from commitmq.client.run_encoder import RunLayout, record_parts
 from commitmq.client.send_future import SendFuture, fail_all, finish_run, run_callbacks
-from commitmq.errors import CommitMQError, NodeUnavailableError, Outcome, ProtocolError, SendError
+from commitmq.errors import CommitMQError, NodeUnavailableError, ProtocolError, SendError
 
 WINDOW: Final = 4
 FULL_RUN_BYTES: Final = 256 * 1024
 MAX_PUMP_RUN_BYTES: Final = 1024 * 1024
 MAX_PUMP_RUN_MESSAGES: Final = 4096
-_ROUTE_TTL_S: Final = 10.0
 _TICK_MS: Final = 50
 
 _Group = tuple[str, int, str]  # topic, queue or -1, ack
 
 _log = logging.getLogger("commitmq.client")
-
-
-def not_stored(code: str, sentence: str) -> SendError:
-    return SendError(code, sentence, outcome=Outcome.NOT_STORED)
-
-
-def unknown(sentence: str, code: str = "CONNECTION_LOST") -> SendError:
-    return SendError(code, f"{sentence}; whether it is stored is not known", outcome=Outcome.UNKNOWN)
 
 
 class _InFlight:
@@ -74,6 +66,7 @@ class SendCore:
     def __init__(self, node: str | None, *, timeout_s: float, max_pending: int, max_pending_bytes: int) -> None:
         self.pid = os.getpid()
         self.directory = Directory(node)
+        self.routes = Routes(node)
         self.timeout_s = timeout_s
         self.max_pending = max_pending
         self.max_pending_bytes = max_pending_bytes
@@ -95,11 +88,6 @@ class SendCore:
         self._asleep = False
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._layouts: dict[str, RunLayout] = {}
-        self._routes: dict[str, tuple[int, float]] = {}
-        self._route_lock = threading.Lock()
-        self._route_directory = Directory(node)
-        self._coordinator: Channel | None = None
-        self._turn = int.from_bytes(os.urandom(2), "big")
 
     # ------------------------------------------------------------ connection (io held)
 
@@ -186,60 +174,6 @@ class SendCore:
             yield
         finally:
             self.io.release()
-
-    # ------------------------------------------------------------ routes
-
-    def queues(self, topic: str, deadline: float) -> int:
-        """Number of queues of ``topic`` that can be written to; the topic is created if the node does that.
-
-        Raises SendError (not stored). A known number is used while the coordinator is away.
-        """
-        known = self._routes.get(topic)
-        if known is not None and time.monotonic() - known[1] < _ROUTE_TTL_S:
-            return known[0]
-        with self._route_lock:
-            try:
-                answer = self._ask_coordinator("topic.route", {"topic": topic, "create": True}, deadline)
-            except NodeUnavailableError as error:
-                if known is not None:
-                    self._routes[topic] = (known[0], time.monotonic())
-                    return known[0]
-                raise not_stored(error.code, error.message) from error
-            except ProtocolError as error:
-                raise SendError(
-                    error.code, error.message, outcome=Outcome.NOT_STORED, retry_after_ms=error.retry_after_ms
-                ) from error
-        count = int(answer["topic"]["write_queues"])
-        if count < 1:
-            raise not_stored("NO_PERMISSION", f"topic {topic!r} has no queue that can be written to")
-        self._routes[topic] = (count, time.monotonic())
-        return count
-
-    def forget_route(self, topic: str) -> None:
-        """Ask again before the next send to ``topic``: its queues may have changed."""
-        self._routes.pop(topic, None)
-
-    def next_queue(self, topic: str, deadline: float) -> int:
-        """Round robin over the topic's queues."""
-        self._turn += 1
-        return self._turn % self.queues(topic, deadline)
-
-    def _ask_coordinator(self, op: str, fields: dict[str, Any], deadline: float) -> dict[str, Any]:
-        while True:
-            if self._coordinator is None or self._coordinator.lost_while_idle():
-                self._close_coordinator()
-                self._coordinator, _ = self._route_directory.connect("coordinator", deadline)
-            try:
-                return self._coordinator.request(op, fields, timeout_s=max(deadline - time.monotonic(), 0.01))[0]
-            except NodeUnavailableError:
-                self._close_coordinator()
-                if time.monotonic() >= deadline:
-                    raise
-
-    def _close_coordinator(self) -> None:
-        if self._coordinator is not None:
-            self._coordinator.close()
-            self._coordinator = None
 
     # ------------------------------------------------------------ submitting
 
@@ -374,7 +308,7 @@ class SendCore:
             topic, queue, ack = group
             if queue < 0:
                 try:
-                    queue = self.next_queue(topic, now + 1.0)
+                    queue = self.routes.next_queue(topic, now + 1.0)
                 except SendError as error:
                     if error.code == "NODE_UNAVAILABLE":
                         self._fail_pending(False, error.code, error.message)
@@ -490,7 +424,7 @@ class SendCore:
 
     def _answered(self, run: _InFlight, answer: dict[str, Any]) -> None:
         if not answer["ok"]:
-            self.forget_route(run.topic)
+            self.routes.forget(run.topic)
             self._fail(run.futures, lambda: wire.send_refusal(answer))
             return
         futures = run.futures
@@ -593,9 +527,7 @@ class SendCore:
         try:
             self._lose("the producer was closed before the answer")
             self.directory.close()
-            with self._route_lock:
-                self._close_coordinator()
-                self._route_directory.close()
+            self.routes.close()
             if thread is None or not thread.is_alive():
                 os.close(self._bell)
         finally:

@@ -53,6 +53,10 @@ class FdCache:
         if found is not None:
             os.close(found[0])
 
+    def __del__(self) -> None:
+        # A store object that is dropped without being closed must not keep hundreds of files open.
+        self.close()
+
     def close(self) -> None:
         """Close all."""
         while self._fds:

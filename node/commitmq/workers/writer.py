@@ -173,6 +173,8 @@ class Writer:
     def _dispatch(self, identity: bytes, header: dict[str, Any], frames: list[zmq.Frame]) -> bytes | Waiting | None:
         op = header["op"]
         if op == "hello":
+            if len(frames) != 1:
+                return wire.error(header["id"], "INVALID_PARAMETER", "hello takes no payload")
             return self.requests.hello(header, frames[0])
         if op not in ("send", "append"):
             return wire.error(
@@ -233,13 +235,21 @@ class Writer:
                     outcome="not_stored",
                     retry_after_ms=100,
                 )
+            self._next_ask += 1
+            ask = wire.pack({"op": "topic.route", "id": self._next_ask, "topic": topic, "create": True})
+            try:
+                self._coordinator.send(ask, zmq.NOBLOCK)
+            except zmq.Again:
+                return wire.error(
+                    header["id"],
+                    "SYSTEM_BUSY",
+                    "the coordinator does not answer, so a new topic cannot be made",
+                    outcome="not_stored",
+                    retry_after_ms=500,
+                )
             waiting = self._for_topic[topic] = []
             self._topic_deadlines[topic] = monotonic_ms() + _TOPIC_TIMEOUT_MS
-            self._next_ask += 1
             self._asked[self._next_ask] = topic
-            self._coordinator.send(
-                wire.pack({"op": "topic.route", "id": self._next_ask, "topic": topic, "create": True}), zmq.NOBLOCK
-            )
         waiting.append((identity, header, frames))
         return None
 

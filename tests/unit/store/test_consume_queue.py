@@ -379,7 +379,7 @@ def test_thousands_of_queues_are_small_and_hold_few_descriptors(tmp_path: Path) 
     assert not hasattr(queues[0], "__dict__")
     assert sys.getsizeof(queues[0]) + sys.getsizeof(queues[0].folder) < 400
     fds.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_list_queues(tmp_path: Path) -> None:

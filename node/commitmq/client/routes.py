@@ -1,0 +1,92 @@
+"""Where messages of a topic can go: how many queues it has, asked of the coordinator and remembered for a while."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import Any, Final
+
+from commitmq.client.connection import Channel, Directory
+from commitmq.errors import NodeUnavailableError, Outcome, ProtocolError, SendError
+
+_TTL_S: Final = 10.0
+
+
+def not_stored(code: str, sentence: str) -> SendError:
+    """The error of a send that certainly left nothing in the log."""
+    return SendError(code, sentence, outcome=Outcome.NOT_STORED)
+
+
+def unknown(sentence: str, code: str = "CONNECTION_LOST") -> SendError:
+    """The error of a send that was handed over and not answered."""
+    return SendError(code, f"{sentence}; whether it is stored is not known", outcome=Outcome.UNKNOWN)
+
+
+class Routes:
+    """Thread-safe; has a connection of its own, so that asking does not disturb sends under way."""
+
+    def __init__(self, node: str | None) -> None:
+        self._directory = Directory(node)
+        self._coordinator: Channel | None = None
+        self._lock = threading.Lock()
+        self._known: dict[str, tuple[int, float]] = {}
+        self._turn = int.from_bytes(os.urandom(2), "big")
+
+    def queues(self, topic: str, deadline: float) -> int:
+        """Number of queues of ``topic`` that can be written to; the topic is created if the node does that.
+
+        Raises SendError (not stored). A known number is used while the coordinator is away.
+        """
+        known = self._known.get(topic)
+        if known is not None and time.monotonic() - known[1] < _TTL_S:
+            return known[0]
+        with self._lock:
+            try:
+                answer = self._ask("topic.route", {"topic": topic, "create": True}, deadline)
+            except NodeUnavailableError as error:
+                if known is not None:
+                    self._known[topic] = (known[0], time.monotonic())
+                    return known[0]
+                raise not_stored(error.code, error.message) from error
+            except ProtocolError as error:
+                raise SendError(
+                    error.code, error.message, outcome=Outcome.NOT_STORED, retry_after_ms=error.retry_after_ms
+                ) from error
+        count = int(answer["topic"]["write_queues"])
+        if count < 1:
+            raise not_stored("NO_PERMISSION", f"topic {topic!r} has no queue that can be written to")
+        self._known[topic] = (count, time.monotonic())
+        return count
+
+    def forget(self, topic: str) -> None:
+        """Ask again before the next send to ``topic``: its queues may have changed."""
+        self._known.pop(topic, None)
+
+    def next_queue(self, topic: str, deadline: float) -> int:
+        """Round robin over the topic's queues. Raises as :meth:`queues`."""
+        self._turn += 1
+        return self._turn % self.queues(topic, deadline)
+
+    def close(self) -> None:
+        """Close the connection."""
+        with self._lock:
+            self._drop()
+            self._directory.close()
+
+    def _ask(self, op: str, fields: dict[str, Any], deadline: float) -> dict[str, Any]:
+        while True:
+            if self._coordinator is None or self._coordinator.lost_while_idle():
+                self._drop()
+                self._coordinator, _ = self._directory.connect("coordinator", deadline)
+            try:
+                return self._coordinator.request(op, fields, timeout_s=max(deadline - time.monotonic(), 0.01))[0]
+            except NodeUnavailableError:
+                self._drop()
+                if time.monotonic() >= deadline:
+                    raise
+
+    def _drop(self) -> None:
+        if self._coordinator is not None:
+            self._coordinator.close()
+            self._coordinator = None

@@ -1,0 +1,173 @@
+"""Goal: the asyncio twins do what the clients do, and a cancelled task loses and repeats nothing silently."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import threading
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from commitmq import (
+    AsyncAdmin,
+    AsyncConsumer,
+    AsyncProducer,
+    InvalidMessageError,
+    MessageBatch,
+    NodeUnavailableError,
+    ProtocolError,
+)
+from nodes import Node, start_node
+
+pytestmark = pytest.mark.timeout(90)
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    with start_node(tmp_path_factory.mktemp("aio"), "topics.default_queues=2") as made:
+        yield made
+
+
+def run(main: Callable[[], Awaitable[Any]]) -> None:
+    """Run ``main`` and check that it left no thread and no descriptor."""
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))
+    asyncio.run(main())  # type: ignore[arg-type]
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
+    for thread in threading.enumerate():
+        if thread.name.startswith("commitmq"):
+            thread.join(5)
+            assert not thread.is_alive(), thread.name
+
+
+async def drain(consumer: AsyncConsumer, count: int) -> list[bytes]:
+    bodies: list[bytes] = []
+    async with asyncio.timeout(20):
+        while len(bodies) < count:
+            bodies += [one.body for one in await consumer.poll(0.5)]
+    return bodies
+
+
+def test_sending_and_receiving(node: Node) -> None:
+    async def main() -> None:
+        async with (
+            AsyncProducer(node.address) as producer,
+            AsyncConsumer("aio", "aio", node=node.address) as consumer,
+            AsyncAdmin(node.address) as admin,
+        ):
+            results = await asyncio.gather(*(producer.send("aio", b"%d" % n, tags="T") for n in range(500)))
+            assert len({(one.queue, one.queue_offset) for one in results}) == 500
+            future = producer.submit("aio", b"submitted")
+            await producer.flush()
+            assert (await future).topic == "aio"
+            assert len(await producer.send_batch("aio", [b"batch"] * 10)) == 10
+            bodies = await drain(consumer, 511)
+            assert sorted(bodies) == sorted([*(b"%d" % n for n in range(500)), b"submitted", *[b"batch"] * 10])
+            assert sum((await consumer.commit()).values()) <= 511
+            assert sum(row["lag"] for row in await admin.group_lag("aio")) == 0
+            assert consumer.assignment == [("aio", 0), ("aio", 1)]
+            assert sum(consumer.positions.values()) == 511
+            await consumer.seek("aio", 0, 0)
+            assert await drain(consumer, 1)
+
+    run(main)
+
+
+def test_iterating_yields_batches(node: Node) -> None:
+    async def main() -> None:
+        async with (
+            AsyncProducer(node.address) as producer,
+            AsyncConsumer(None, "iterated", node=node.address) as consumer,
+        ):
+            await producer.send_batch("iterated", [b"x"] * 20)
+            seen = 0
+            async for batch in consumer:
+                seen += len(batch)
+                if seen == 20:
+                    break
+
+    run(main)
+
+
+def test_a_cancelled_poll_loses_nothing(node: Node) -> None:
+    async def main() -> None:
+        async with (
+            AsyncProducer(node.address) as producer,
+            AsyncConsumer(None, "cancelled", node=node.address) as consumer,
+        ):
+            await producer.send("cancelled", b"0")
+            assert await drain(consumer, 1) == [b"0"]
+            for number in range(1, 6):
+                task = asyncio.create_task(consumer.poll(10))
+                await asyncio.sleep(0.05)
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+                await producer.send("cancelled", b"%d" % number)
+                await asyncio.sleep(0.1)
+                batch: MessageBatch = await consumer.poll(5)
+                assert [one.body for one in batch] == [b"%d" % number]
+
+    run(main)
+
+
+def test_a_batch_nobody_took_is_not_committed(node: Node) -> None:
+    async def main() -> None:
+        async with AsyncProducer(node.address) as producer, AsyncAdmin(node.address) as admin:
+            await producer.send_batch("untaken", [b"x"] * 10, queue=0)
+            async with AsyncConsumer("untaken", "untaken", node=node.address) as consumer:
+                task = asyncio.create_task(consumer.poll(5))
+                await asyncio.sleep(0)
+                task.cancel()
+                await asyncio.sleep(0.5)
+            assert sum(row["lag"] for row in await admin.group_lag("untaken")) == 10
+
+    run(main)
+
+
+def test_a_cancelled_send_is_told_apart(node: Node) -> None:
+    """A cancelled send was either withdrawn, or is stored; with the node gone it is certainly withdrawn."""
+
+    async def main() -> None:
+        producer = AsyncProducer("tcp://127.0.0.1:9", timeout_s=30)
+        future = producer.submit("t", b"x")
+        await asyncio.sleep(0.05)
+        future.cancel()
+        await asyncio.sleep(0.05)
+        await asyncio.wait_for(producer.flush(1), 5)
+        await producer.close(0)
+
+    run(main)
+
+
+def test_errors_arrive_where_they_belong(node: Node) -> None:
+    async def main() -> None:
+        async with AsyncProducer(node.address) as producer, AsyncAdmin(node.address) as admin:
+            with pytest.raises(InvalidMessageError):
+                await producer.send("t", b"")
+            with pytest.raises(ProtocolError, match="TOPIC_NOT_EXIST"):
+                await admin.topic("nothing-here")
+        with pytest.raises(NodeUnavailableError):
+            await AsyncConsumer("g", "t", node="tcp://127.0.0.1:9", timeout_s=0.3).start()
+        with pytest.raises(RuntimeError, match="not started"):
+            await AsyncConsumer("g", "t").poll()
+
+    run(main)
+
+
+def test_the_loop_goes_on_while_a_poll_waits(node: Node) -> None:
+    async def main() -> None:
+        async with AsyncConsumer(None, "idle", node=node.address) as consumer:
+            task = asyncio.create_task(consumer.poll(1.0))
+            turns = 0
+            while not task.done():
+                await asyncio.sleep(0.01)
+                turns += 1
+            assert turns > 30
+            assert len(await task) == 0
+
+    run(main)
