@@ -456,7 +456,7 @@ def test_a_partly_stored_batch_is_counted(own_node: Node) -> None:
     with Producer(own_node.address, ack="memory", timeout_s=5) as producer:
         producer.send("partly", b"before")
         bodies = [b"%08d" % number + b"x" * 2000 for number in range(100_000)]
-        killer = threading.Timer(0.15, os.kill, (own_node.pids()["writer"], signal.SIGKILL))
+        killer = threading.Thread(target=kill_behind, args=(own_node, own_node.pids()["writer"], 20_000_000))
         killer.start()
         error: BatchSendError | None = None
         try:
@@ -464,12 +464,20 @@ def test_a_partly_stored_batch_is_counted(own_node: Node) -> None:
         except BatchSendError as caught:
             error = caught
         killer.join()
-    assert error is not None, "the batch takes longer than the killer waits"
+    assert error is not None, "the writer was killed with most of the batch to come"
     stored = {one.body for one in read_all_healed(own_node, "partly")} - {b"before"}
     assert error.total == 100_000
     assert error.stored <= len(stored) <= error.stored + error.unknown
     assert stored >= set(bodies[: error.stored_prefix])
     assert (error.outcome is Outcome.UNKNOWN) == bool(error.unknown)
+
+
+def kill_behind(node: Node, pid: int, written: int) -> None:
+    """Kill ``pid`` once the log is longer than ``written`` bytes."""
+    with Admin(node.address) as admin:
+        while admin.status()["positions"]["written"] < written:
+            time.sleep(0.005)
+    os.kill(pid, signal.SIGKILL)
 
 
 def read_all_healed(node: Node, topic: str) -> list[Message]:

@@ -32,7 +32,7 @@ from commitmq.errors import CommitMQError, NodeUnavailableError, ProtocolError
 
 DEFAULT_NODE: Final = "tcp://127.0.0.1:7310"
 WAIT_SLICE_MS: Final = 50
-_WAIT_SLICE_S: Final = WAIT_SLICE_MS / 1000
+WAIT_SLICE_S: Final = WAIT_SLICE_MS / 1000
 _CONNECT_ATTEMPT_S: Final = 1.0
 _RETRY_PAUSE_S: Final = 0.05
 _WORTH_A_RETRY: Final = ("SERVICE_NOT_AVAILABLE", "BAD_ANSWER")
@@ -111,14 +111,14 @@ def node_address(node: str | None) -> str:
 class Channel:
     """A DEALER socket to one endpoint. Not thread-safe: the owner serialises its use."""
 
-    __slots__ = ("_last_use", "_lost", "_monitor", "_next_id", "endpoint", "socket")
+    __slots__ = ("_lost", "_monitor", "_next_id", "endpoint", "last_use", "receive", "send", "socket")
 
     def __init__(self, endpoint: str) -> None:
         """Start to connect to ``endpoint``; a request waits for the connection."""
         self.endpoint = endpoint
         self._next_id = 0
         self._lost = False
-        self._last_use = time.monotonic()
+        self.last_use = time.monotonic()
         context = acquire_context()
         try:
             self.socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
@@ -140,6 +140,9 @@ class Channel:
             # A node that vanished without a word (power, cable) is noticed by missing pongs.
             option(zmq.HEARTBEAT_IVL, 5_000)
             option(zmq.HEARTBEAT_TIMEOUT, 15_000)
+        # The methods below zmq.Socket's own Python: one call less for each frame of a single send.
+        self.send = super(zmq.Socket, self.socket).send
+        self.receive = super(zmq.Socket, self.socket).recv
         self._monitor: zmq.Socket[bytes] = self.socket.get_monitor_socket(
             zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
         )
@@ -182,9 +185,9 @@ class Channel:
     def lost_while_idle(self) -> bool:
         """Like :meth:`lost`, but looks only when the channel was not used for a wait slice: cheap before each request."""
         now = time.monotonic()
-        idle = now - self._last_use
-        self._last_use = now
-        return idle > _WAIT_SLICE_S and self.lost()
+        idle = now - self.last_use
+        self.last_use = now
+        return idle > WAIT_SLICE_S and self.lost()
 
     def put(self, frames: Frames, deadline: float) -> None:
         """Hand over one request. ``deadline`` is in ``time.monotonic()`` seconds.
@@ -230,14 +233,14 @@ class Channel:
         deadline = time.monotonic() + timeout_s
         identity = self.next_id()
         header = orjson.dumps({"v": wire.PROTOCOL_VERSION, "op": op, "id": identity, **(fields or {})})
-        self._last_use = time.monotonic()
+        self.last_use = time.monotonic()
         self.put([header, *payload], deadline)
         while True:
             answer = wire.parse_answer(self.wait(deadline))
             frames = self.rest()
             if answer.get("id") not in (identity, None):
                 continue
-            self._last_use = time.monotonic()
+            self.last_use = time.monotonic()
             if not answer["ok"]:
                 raise wire.refusal(answer)
             return answer, frames

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 import warnings
+import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -15,7 +16,7 @@ import orjson
 import zmq
 
 from commitmq.client import wire
-from commitmq.client.connection import Channel, check_fork
+from commitmq.client.connection import WAIT_SLICE_S, Channel, check_fork
 from commitmq.client.message import (
     Keys,
     Message,
@@ -30,7 +31,7 @@ from commitmq.client.routes import not_stored, unknown
 from commitmq.client.run_encoder import encode_user_properties
 from commitmq.client.send_core import SendCore
 from commitmq.client.send_future import SendFuture
-from commitmq.errors import CommitMQError, InvalidMessageError, SendError
+from commitmq.errors import CommitMQError, InvalidMessageError
 from commitmq.store.compression import compress, compression_flags
 from commitmq.store.format import Property
 from commitmq.store.java import java_string_hash
@@ -40,8 +41,23 @@ _ACKS: Final = ("flushed", "memory")
 # What a message costs besides its body, for the bound on pending bytes; it need not be exact.
 _OVERHEAD_BYTES: Final = 512
 
+_MAX_STARTS: Final = 10_000
+
 _loads = orjson.loads
 _dumps = orjson.dumps
+_monotonic = time.monotonic
+_time_ns = time.time_ns
+
+_live: weakref.WeakSet[Producer] = weakref.WeakSet()
+
+
+def _disown() -> None:
+    """In a forked child: its producers are the parent's. Marking them here keeps the check out of every send."""
+    for producer in _live:
+        producer._closed = True
+
+
+os.register_at_fork(after_in_child=_disown)
 
 
 class Producer:
@@ -83,7 +99,9 @@ class Producer:
         self._ids = UniqueIds()
         self._core = SendCore(node, timeout_s=timeout_s, max_pending=max_pending, max_pending_bytes=max_pending_bytes)
         self._pid = self._core.pid
+        self._starts: dict[tuple[str, str | None], str] = {}
         self._closed = False
+        _live.add(self)
 
     # ------------------------------------------------------------ one message
 
@@ -107,69 +125,78 @@ class Producer:
         of ``sharding_key`` picks (as RocketMQ's hash selector), else the node's round robin. Raises InvalidMessageError
         for what cannot be sent, SendError when it was not acknowledged.
         """
-        deadline = time.monotonic() + (timeout_s or self._timeout_s)
+        # Everything here is on the latency of every send, so it is written out: what is called costs, and what is not
+        # in the processor's caches after the wait for the last answer costs several times as much.
+        now = _monotonic()
         core = self._core
-        if self._closed or self._pid != os.getpid():
+        if self._closed:
             self._check_usable()
-        if core.outstanding or not core.io.acquire(blocking=False):
+        if core.outstanding or not core.io.acquire(False):
             # Others are sending. Joining their runs is faster than taking turns.
+            deadline = now + (timeout_s or self._timeout_s)
             return self._send_along(topic, body, tags, keys, properties, sharding_key, queue, flag, ack, deadline)
         try:
-            if isinstance(body, Message):
-                message, body = body, body.body
-                all_properties, flag = sendable(message.properties), message.flag
-                sharding_key = all_properties.get(Property.SHARDING_KEY)
-            else:
-                body = check_body(body)
-                if properties is None and keys is None and sharding_key is None and tags is None:
-                    all_properties = {}
-                else:
-                    all_properties = build_properties(tags, keys, properties, sharding_key)
-            unique_id = self._ids.next()
-            all_properties[Property.UNIQUE_KEY] = unique_id
-            ack = self._ack if ack is None else _check_ack(ack)
-            header: dict[str, Any] = {
-                "v": wire.PROTOCOL_VERSION,
-                "op": "send",
-                "id": 0,
-                "topic": check_topic(topic),
-                "properties": all_properties,
-                "born": time.time_ns() // 1_000_000,
-                "ack": ack,
-            }
-            if flag:
-                header["flag"] = check_flag(flag)
             channel = core.channel
-            if channel is None or channel.lost_while_idle():
-                channel = core.connected(deadline)
+            if channel is None or (now - channel.last_use > WAIT_SLICE_S and channel.lost()):
+                channel = core.connected(now + (timeout_s or self._timeout_s))
+            channel.last_use = now
+            if type(body) is not bytes or not body:
+                if isinstance(body, Message):
+                    properties, flag = sendable(body.properties), body.flag
+                    sharding_key = properties.get(Property.SHARDING_KEY)
+                    tags = keys = None
+                    own = _json_members(properties)
+                    body = body.body
+                else:
+                    own = _json_members(build_properties(tags, keys, properties, sharding_key))
+                    body = check_body(body)
+            elif tags is None and keys is None and properties is None and sharding_key is None:
+                own = ""
+            else:
+                own = _json_members(build_properties(tags, keys, properties, sharding_key))
+            more = ""
+            if flag:
+                more = f',"flag":{check_flag(flag)}'
             if self._compress is not None:
-                body, header["sys_flag"] = self._compressed(body)
+                body, sys_flag = self._compressed(body)
+                more += f',"sys_flag":{sys_flag}'
             if len(body) > core.max_message_bytes:
                 raise _too_large(len(body), core.max_message_bytes)
+            if queue is None and sharding_key:
+                queue = _shard(sharding_key, core.routes.queues(topic, now + (timeout_s or self._timeout_s)))
             if queue is not None:
-                header["queue"] = queue
-            elif sharding_key:
-                header["queue"] = _shard(sharding_key, core.routes.queues(topic, deadline))
-
-            header["id"] = identity = channel.next_id()
-            answer = None
+                more += f',"queue":{_check_queue(queue)}'
+            start = self._starts.get((topic, ack))
+            if start is None:
+                start = self._start_of(topic, ack)
+            born = _time_ns() // 1_000_000
+            unique_id = self._ids.at(born)
+            fields = f'{start},"born":{born},"properties":{{{own}"UNIQ_KEY":"{unique_id}"}}{more}'
+            identity = channel.next_id()
+            taken = False
             try:
-                channel.socket.send(_dumps(header), zmq.SNDMORE)
-                channel.socket.send(body)
+                channel.send(f'{fields},"id":{identity}}}'.encode(), zmq.SNDMORE)
+                channel.send(body)
+                taken = True
+                answer = _loads(channel.receive())
+                if answer["id"] != identity or answer["ok"] is not True:
+                    raise _Unusual(answer)
             except zmq.Again:
-                # No connection at the moment: nothing was sent; this way waits for one and tells the outcome.
-                answer = core.exchange(header, [body], deadline)
-            else:
-                try:
-                    answer = _loads(channel.socket.recv())
-                    if answer["id"] != identity or not answer["ok"]:
-                        answer = self._unusual_answer(channel, answer, identity, deadline)
-                except zmq.Again:
+                deadline = now + (timeout_s or self._timeout_s)
+                if taken:
                     answer = core.answer(channel, identity, deadline)
-                except BaseException as error:
-                    if not isinstance(error, SendError):
-                        core.disconnect()  # interrupted: the answer on its way must not meet the next send
-                    raise
+                else:
+                    # There is no connection at the moment. What the socket has of the request goes with it.
+                    core.disconnect()
+                    answer = core.exchange(lambda number: f'{fields},"id":{number}}}'.encode(), body, deadline)
+            except _Unusual as reason:
+                answer = self._unusual(channel, identity, reason.answer, now + (timeout_s or self._timeout_s))
+            except (ValueError, TypeError, KeyError) as error:
+                core.disconnect()
+                raise unknown("the peer does not speak this protocol", "BAD_ANSWER") from error
+            except BaseException:
+                core.disconnect()  # interrupted: the answer on its way must not meet the next send
+                raise
         finally:
             core.io.release()
         return SendResult(
@@ -203,7 +230,7 @@ class Producer:
         Cancelling the future withdraws a message that was not handed to the connection yet. Callbacks run in the
         producer's thread: they may send asynchronously, but must not wait for a send.
         """
-        if self._closed or self._pid != os.getpid():
+        if self._closed:
             self._check_usable()
         deadline = time.monotonic() + (timeout_s or self._timeout_s)
         return self._submit(topic, body, tags, keys, properties, sharding_key, queue, flag, ack, deadline)
@@ -391,15 +418,38 @@ class Producer:
             future.cancel()
             raise
 
-    def _unusual_answer(
-        self, channel: Channel, answer: dict[str, Any], identity: int, deadline: float
-    ) -> dict[str, Any]:
-        """An answer that is a refusal, or to an earlier request: the fast path looked no further."""
-        if answer.get("id") not in (identity, None):
+    def _unusual(self, channel: Channel, identity: int, answer: dict[str, Any], deadline: float) -> dict[str, Any]:
+        """An answer that is a refusal, or to an earlier request that was interrupted."""
+        if answer["id"] not in (identity, None):
             return self._core.answer(channel, identity, deadline)
-        if "ok" not in answer:
-            raise unknown("the peer does not speak this protocol", "BAD_ANSWER")
         raise wire.send_refusal(answer)
+
+    def _start_of(self, topic: str, ack: str | None) -> str:
+        """How the header of every send to ``topic`` begins."""
+        check_topic(topic)
+        name = _dumps(topic).decode()
+        start = f'{{"v":{wire.PROTOCOL_VERSION},"op":"send","topic":{name},"ack":"{_check_ack(ack or self._ack)}"'
+        if len(self._starts) >= _MAX_STARTS:
+            self._starts.clear()
+        self._starts[topic, ack] = start
+        return start
+
+
+class _Unusual(Exception):
+    def __init__(self, answer: dict[str, Any]) -> None:
+        super().__init__()
+        self.answer = answer
+
+
+def _json_members(properties: Mapping[str, str]) -> str:
+    """``properties`` as members of a JSON object, each followed by a comma."""
+    return _dumps(properties).decode()[1:-1] + "," if properties else ""
+
+
+def _check_queue(queue: int) -> int:
+    if type(queue) is not int or queue < 0:
+        raise InvalidMessageError(f"queue {queue!r} is no queue's number")
+    return queue
 
 
 def _check_ack(ack: str) -> str:

@@ -5,48 +5,30 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import Any, overload
+from typing import Any, NamedTuple, overload
 
 from commitmq.errors import Outcome, SendError
 
 
-class SendResult:
+class SendResult(NamedTuple):
     """Where a message was stored. Offsets: ``queue_offset`` counts messages, ``physical_offset`` bytes of the log.
 
     ``ack`` is what was reached (``flushed`` or ``memory``), ``msg_id`` the offset message id, ``unique_id`` the id that
     the producer gave the message.
     """
 
-    __slots__ = ("ack", "msg_id", "physical_offset", "queue", "queue_offset", "store_timestamp", "topic", "unique_id")
-
-    def __init__(
-        self,
-        topic: str,
-        queue: int,
-        queue_offset: int,
-        physical_offset: int,
-        store_timestamp: int,
-        msg_id: str,
-        unique_id: str,
-        ack: str,
-    ) -> None:
-        self.topic = topic
-        self.queue = queue
-        self.queue_offset = queue_offset
-        self.physical_offset = physical_offset
-        self.store_timestamp = store_timestamp
-        self.msg_id = msg_id
-        self.unique_id = unique_id
-        self.ack = ack
+    topic: str
+    queue: int
+    queue_offset: int
+    physical_offset: int
+    store_timestamp: int
+    msg_id: str
+    unique_id: str
+    ack: str
 
     def to_json(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__}
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, SendResult) and self.to_json() == other.to_json()
-
-    def __hash__(self) -> int:
-        return hash((self.topic, self.queue, self.queue_offset))
+        """The fields by name."""
+        return self._asdict()
 
     def __repr__(self) -> str:
         place = f"{self.topic}/{self.queue}@{self.queue_offset}"

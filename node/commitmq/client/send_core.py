@@ -23,13 +23,14 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any, Final
 
 import orjson
 import zmq
 
 from commitmq.client import wire
-from commitmq.client.connection import Channel, ConnectionLost, Directory, Frames, check_fork
+from commitmq.client.connection import Channel, ConnectionLost, Directory, check_fork
 from commitmq.client.results import RunAck
 from commitmq.client.routes import Routes, not_stored, unknown
 from commitmq.client.run_encoder import RunLayout, record_parts
@@ -114,13 +115,16 @@ class SendCore:
             self.channel.close()
             self.channel = None
 
-    def exchange(self, header: dict[str, Any], payload: Frames, deadline: float) -> dict[str, Any]:
-        """One request and its answer on an otherwise quiet connection. Raises SendError with the outcome."""
+    def exchange(self, header: Callable[[int], bytes], body: bytes, deadline: float) -> dict[str, Any]:
+        """One request and its answer on an otherwise quiet connection; ``header`` makes the header for a request id.
+
+        Raises SendError with the outcome.
+        """
         while True:
             channel = self.connected(deadline)
-            header["id"] = identity = channel.next_id()
+            identity = channel.next_id()
             try:
-                channel.put([orjson.dumps(header), *payload], deadline)
+                channel.put([header(identity), body], deadline)
                 break
             except NodeUnavailableError as error:
                 self.disconnect()

@@ -27,7 +27,7 @@ ID_BYTES = 32
 class UniqueIds:
     """A thread-safe source of ids."""
 
-    __slots__ = ("_counter", "_lock", "_month_end_ms", "_month_start_ms", "_prefix")
+    __slots__ = ("_counter", "_lock", "_month_end_ms", "_month_start_ms", "_prefix", "_stamped")
 
     def __init__(self) -> None:
         address = secrets.token_bytes(4)
@@ -37,16 +37,22 @@ class UniqueIds:
         self._lock = threading.Lock()
         self._month_start_ms = 0
         self._month_end_ms = 0
+        self._stamped = (-1, "")  # a millisecond, and the first 28 characters of the ids drawn in it
 
     def next(self) -> str:
         """One id: 32 characters."""
-        now_ms = time.time_ns() // 1_000_000
+        return self.at(time.time_ns() // 1_000_000)
+
+    def at(self, now_ms: int) -> str:
+        """One id drawn at ``now_ms``, for a caller that has just looked at the clock (milliseconds since 1970)."""
+        stamp_ms, start = self._stamped
         with self._lock:
             counter = self._counter
             self._counter = counter + 1
-            if not self._month_start_ms <= now_ms < self._month_end_ms:
-                self._turn_month(now_ms)
-            return f"{self._prefix}{now_ms - self._month_start_ms & 0xFFFFFFFF:08X}{counter & 0xFFFF:04X}"
+            if stamp_ms != now_ms:
+                start = self._start(now_ms)
+                self._stamped = (now_ms, start)
+        return f"{start}{counter & 0xFFFF:04X}"
 
     def block(self, count: int) -> tuple[bytes, int]:
         """The common first 28 bytes of ``count`` ids (at most MAX_BLOCK) and the first one's counter.
@@ -59,10 +65,12 @@ class UniqueIds:
         with self._lock:
             counter = self._counter
             self._counter = counter + count
-            if not self._month_start_ms <= now_ms < self._month_end_ms:
-                self._turn_month(now_ms)
-            stamp = now_ms - self._month_start_ms & 0xFFFFFFFF
-        return f"{self._prefix}{stamp:08X}".encode(), counter & 0xFFFF
+            return self._start(now_ms).encode(), counter & 0xFFFF
+
+    def _start(self, now_ms: int) -> str:
+        if not self._month_start_ms <= now_ms < self._month_end_ms:
+            self._turn_month(now_ms)
+        return f"{self._prefix}{now_ms - self._month_start_ms & 0xFFFFFFFF:08X}"
 
     def _turn_month(self, now_ms: int) -> None:
         now = datetime.fromtimestamp(now_ms / 1000, UTC)

@@ -6,6 +6,7 @@ Method: a real ROUTER in this process, bound late, closed early, or silent.
 from __future__ import annotations
 
 import os
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -41,9 +42,18 @@ class Server:
         self.router.bind(self.endpoint)
 
     def unbind(self) -> None:
+        """Close, and wait until nobody can connect any more: ZeroMQ closes in its own time."""
         if self.router is not None:
             self.router.close(0)
             self.router = None
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline:
+            with socket.socket(socket.AF_UNIX) as probe:
+                try:
+                    probe.connect(self.endpoint.removeprefix("ipc://"))
+                except OSError:
+                    return
+            time.sleep(0.01)
 
     def next(self) -> tuple[bytes, dict[str, object]]:
         assert self.router is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from commitmq import InvalidMessageError
@@ -92,6 +92,7 @@ def test_both_encoders_make_the_same_bytes(topic: str, kind: tuple[bool, bool, b
     assert singles == run.data
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     bodies=st.lists(st.binary(min_size=1, max_size=300), min_size=1, max_size=40),
     keys=st.lists(

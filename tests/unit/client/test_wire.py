@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import orjson
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from commitmq import FencedError, Outcome, ProtocolError
@@ -21,6 +21,7 @@ def test_a_request_reads_back() -> None:
     assert wire.parse_request(wire.pack({"op": "hello", "id": 3})) == {"v": 1, "op": "hello", "id": 3}
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.binary(max_size=60) | JSON.map(orjson.dumps))
 def test_any_frame_is_a_request_or_a_protocol_error(frame: bytes) -> None:
     code = "none"
@@ -32,6 +33,7 @@ def test_any_frame_is_a_request_or_a_protocol_error(frame: bytes) -> None:
     assert wire.request_id(frame) is None or type(wire.request_id(frame)) is int
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.binary(max_size=60) | JSON.map(orjson.dumps))
 def test_any_frame_is_an_answer_or_a_protocol_error(frame: bytes) -> None:
     with pytest.raises(ProtocolError, match="does not speak this protocol"):
