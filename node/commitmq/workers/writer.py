@@ -174,7 +174,7 @@ class Writer:
         op = header["op"]
         if op == "hello":
             if len(frames) != 1:
-                return wire.error(header["id"], "INVALID_PARAMETER", "hello takes no payload")
+                return wire.error(header["id"], "INVALID_PARAMETER", "hello takes no payload", outcome="not_stored")
             return self.requests.hello(header, frames[0])
         if op not in ("send", "append"):
             return wire.error(

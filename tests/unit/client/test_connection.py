@@ -5,6 +5,7 @@ Method: a real ROUTER in this process, bound late, closed early, or silent.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
@@ -119,13 +120,12 @@ def test_a_refusal_is_raised(server: Server, channel: Channel) -> None:
 
 def test_without_a_peer_nothing_is_sent_then_or_later(server: Server) -> None:
     server.unbind()
-    channel = Channel(server.endpoint)
     started = time.monotonic()
-    with pytest.raises(NodeUnavailableError) as caught:
+    with contextlib.closing(Channel(server.endpoint)) as channel, pytest.raises(NodeUnavailableError) as caught:
         channel.request("x", timeout_s=0.2)
     assert not isinstance(caught.value, ConnectionLost)
-    assert 0.15 < time.monotonic() - started < 1
-    channel.close()
+    # It may also end early: the system can accept the connection just before the socket is gone.
+    assert time.monotonic() - started < 1
     server.bind()
     assert server.nothing_more()
 
