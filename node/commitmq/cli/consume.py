@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from datetime import UTC, datetime
@@ -112,8 +113,19 @@ def _copy(
     left = limit
     quiet_since = time.monotonic()
     between = True
+    interrupted = False
+
+    def interrupt(_signal: int, _frame: object) -> None:
+        nonlocal interrupted
+        interrupted = True
+        raise KeyboardInterrupt
+
+    # The flag outlives the exception, which is lost when it happens to be raised in a finalizer.
+    previous = signal.signal(signal.SIGINT, interrupt)
     try:
         while left is None or left > 0:
+            if interrupted:
+                raise KeyboardInterrupt
             if not follow and _at_end(consumer, ends):
                 return
             batch = consumer.poll(0.25, 10_000 if left is None else min(left, 10_000))
@@ -129,6 +141,8 @@ def _copy(
                 return
     except KeyboardInterrupt:
         raise _InterruptedError(between) from None
+    finally:
+        signal.signal(signal.SIGINT, previous)
 
 
 def _at_end(consumer: Consumer, ends: dict[tuple[str, int], int]) -> bool:
