@@ -163,7 +163,8 @@ def test_what_a_closed_channel_held_is_not_sent_later(server: Server, channel: C
     deadline = soon()
     while not channel.lost() and time.monotonic() < deadline:
         time.sleep(0.01)
-    with pytest.raises(NodeUnavailableError):
+    # Mostly refused. Taken when the system still accepts connections for the socket that goes: then it is held here.
+    with contextlib.suppress(NodeUnavailableError):
         channel.put([wire.pack({"op": "must not come", "id": 2})], soon(0.1))
     channel.close()
     server.bind()
