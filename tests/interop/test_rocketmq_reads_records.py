@@ -229,6 +229,8 @@ def test_config_files_of_ours_are_read(tmp_path, run_rocketmq):
     config.mkdir(parents=True)
     topics = TopicTable()
     topics.put(TopicConfig("Orders", read_queues=8, write_queues=4, perm=6, attributes={"cleanup.policy": "DELETE"}))
+    # An attribute of ours that RocketMQ does not know must neither stop it nor be lost.
+    topics.put(TopicConfig("Cache", read_queues=2, write_queues=2, attributes={"storage.type": "memory"}))
     topics.put(TopicConfig("%RETRY%billing", read_queues=1, write_queues=1, perm=4, order=True))
     topics.persist(config / "topics.json")
     offsets = ConsumerOffsets()
@@ -244,6 +246,7 @@ def test_config_files_of_ours_are_read(tmp_path, run_rocketmq):
 
     assert seen["topics"] == [
         ["%RETRY%billing", 1, 1, 4, "SINGLE_TAG", 0, True, {}],
+        ["Cache", 2, 2, 6, "SINGLE_TAG", 0, False, {"storage.type": "memory"}],
         ["Orders", 8, 4, 6, "SINGLE_TAG", 0, False, {"cleanup.policy": "DELETE"}],
     ]
     assert seen["groups"] == [["billing", True, 1, 16, 15]]

@@ -19,19 +19,36 @@ def topic() -> None:
 @topic.command()
 @click.argument("name")
 @click.option("--queues", type=click.IntRange(min=1), help="Number of queues.  [default: topics.default_queues]")
+@click.option("--memory", is_flag=True, help="Keep its messages in memory only: they are lost when the node stops.")
+@click.option(
+    "--attribute", "pairs", metavar="KEY=VALUE", multiple=True, help="An attribute of the topic; may be repeated."
+)
 @json_option
 @node_option
-def create(name: str, queues: int | None, as_json: bool, node: str) -> None:
-    """Create topic NAME. One that exists with the same number of queues is no error."""
+def create(name: str, queues: int | None, memory: bool, pairs: tuple[str, ...], as_json: bool, node: str) -> None:
+    """Create topic NAME. One that exists with the same settings is no error.
+
+    Attributes are RocketMQ's (queue.type, message.type, cleanup.policy, reserve.time) and storage.type, which is log
+    (default) or memory; --memory is short for storage.type=memory.
+    """
     from commitmq.client.admin import Admin
 
+    attributes: dict[str, str] = {}
+    for pair in (*pairs, *(["storage.type=memory"] if memory else ())):
+        key, separator, value = pair.partition("=")
+        if not separator or not key:
+            raise click.BadParameter(f"{pair!r}: write KEY=VALUE", param_hint="--attribute")
+        if attributes.setdefault(key, value) != value:
+            raise click.BadParameter(
+                f"{key} is given twice, as {attributes[key]} and {value}", param_hint="--attribute"
+            )
     with Admin(node) as admin:
-        answer = admin.topic_create(name, queues)
+        answer = admin.topic_create(name, queues, attributes=attributes or None)
     if as_json:
         print_json({"created": answer["created"], "topic": answer["topic"]})
         return
     verb = "created" if answer["created"] else "exists already"
-    click.echo(f"topic {name} {verb}: {answer['topic']['write_queues']} queues")
+    click.echo(f"topic {name} {verb}: {answer['topic']['write_queues']} queues{_attributes(answer['topic'])}")
 
 
 @topic.command(name="list")

@@ -36,7 +36,16 @@ from typing import Any, Final
 from commitmq.errors import InvalidMessageError, ProtocolError, StoreError
 from commitmq.store import json_config
 from commitmq.store.layout import StoreLayout
-from commitmq.store.topic_config import PERM_READ, PERM_WRITE, TopicConfig, TopicTable
+from commitmq.store.topic_config import (
+    PERM_READ,
+    PERM_WRITE,
+    QUEUE_TYPE,
+    QUEUE_TYPE_SIMPLE,
+    STORAGE_MEMORY,
+    STORAGE_TYPE,
+    TopicConfig,
+    TopicTable,
+)
 from commitmq.store.topic_name import is_send_forbidden, validate_topic
 
 MAX_QUEUES: Final = 4_096  # of one topic; an assignment of them all must fit a header
@@ -44,12 +53,26 @@ _PERM_LIMIT: Final = 8  # RocketMQ's valid permissions are below its priority bi
 _SYSTEM_PREFIX: Final = "rmq_sys_"
 _SYSTEM_TOPICS: Final = frozenset({"TBW102", "BenchmarkTest", "RMQ_SYS_TRACE_TOPIC"})
 
-# Attributes that RocketMQ knows (spec 1.4) with the values that this node serves; None: any integer.
+# Attributes that RocketMQ knows (spec 1.4), and one of our own, with the values that this node serves; None: any integer.
+# RocketMQ loads a topics.json with an attribute that it does not know and keeps it: to it, a memory topic is a topic
+# without messages.
 _ATTRIBUTES: Final[Mapping[str, frozenset[str] | None]] = {
+    STORAGE_TYPE: frozenset({"log", STORAGE_MEMORY}),
     "queue.type": frozenset({"SimpleCQ"}),
     "cleanup.policy": frozenset({"DELETE"}),
     "message.type": frozenset({"UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED"}),
     "reserve.time": None,
+}
+# What a topic's messages are kept in and how cannot change under them: fixed when the topic is made, with the defaults.
+_FIXED_ATTRIBUTES: Final[Mapping[str, str]] = {
+    STORAGE_TYPE: "log",
+    QUEUE_TYPE: QUEUE_TYPE_SIMPLE,
+    "cleanup.policy": "DELETE",
+}
+# What a memory topic can be besides: plain queues of plain messages.
+_KEPT_IN_MEMORY: Final[Mapping[str, tuple[str, ...]]] = {
+    QUEUE_TYPE: (QUEUE_TYPE_SIMPLE,),
+    "message.type": ("NORMAL", "UNSPECIFIED", "FIFO"),
 }
 
 
@@ -156,7 +179,8 @@ class Topics:
     ) -> bool:
         """Create a topic; False when it exists with the same settings.
 
-        With ``update`` an existing one gets the settings: more or fewer queues, permission, changeable attributes.
+        With ``update`` an existing one gets the settings: more or fewer queues, permission, attributes. Those that
+        cannot change (``storage.type``, ``queue.type``, ``cleanup.policy``) stay when they are not named.
         ProtocolError INVALID_PARAMETER (name, number, permission, attribute, or it exists with other settings),
         NO_PERMISSION (a system topic), LIMIT_EXCEEDED.
         """
@@ -185,6 +209,15 @@ class Topics:
                 f"{known.read_queues} read and {known.write_queues} write queues, "
                 f"perm {known.perm}, attributes {known.attributes}",
             )
+        wanted = {**{key: known.attributes[key] for key in _FIXED_ATTRIBUTES if key in known.attributes}, **wanted}
+        for key, default in _FIXED_ATTRIBUTES.items():
+            if wanted.get(key, default) != known.attributes.get(key, default):
+                raise ProtocolError(
+                    "INVALID_PARAMETER",
+                    f"attribute {key} of topic {name} is {known.attributes.get(key, default)} and cannot change;"
+                    " delete the topic and make it again",
+                )
+        _check_attributes(wanted)
         self._put(replace(known, read_queues=queues, write_queues=queues, perm=perm, attributes=wanted))
         return True
 
@@ -306,3 +339,7 @@ def _check_attributes(attributes: Mapping[str, str]) -> None:
             raise ProtocolError(
                 "INVALID_PARAMETER", f"attribute {name}={value!r}: this node serves {', '.join(sorted(served))}"
             )
+    if attributes.get(STORAGE_TYPE) == STORAGE_MEMORY:
+        for name, kept in _KEPT_IN_MEMORY.items():
+            if attributes.get(name, kept[0]) not in kept:
+                raise ProtocolError("INVALID_PARAMETER", f"a memory topic cannot have {name}={attributes[name]}")

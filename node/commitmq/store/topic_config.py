@@ -17,6 +17,12 @@ PERM_READ: Final = 4
 DEFAULT_QUEUES: Final = 16
 DEFAULT_PERM: Final = PERM_READ | PERM_WRITE
 
+QUEUE_TYPE: Final = "queue.type"
+QUEUE_TYPE_SIMPLE: Final = "SimpleCQ"
+STORAGE_TYPE: Final = "storage.type"
+"""Attribute of our own: where the messages of a topic are, ``log`` (default) or STORAGE_MEMORY."""
+STORAGE_MEMORY: Final = "memory"
+
 
 @dataclass(slots=True)
 class TopicConfig:

@@ -7,6 +7,7 @@ topics it touched, because what is cached of their queues must go.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import orjson
@@ -14,7 +15,17 @@ import orjson
 from commitmq.control import ControlBlock, Word
 from commitmq.store import json_config
 from commitmq.store.layout import StoreLayout
-from commitmq.store.topic_config import PERM_READ, PERM_WRITE, TopicTable
+from commitmq.store.topic_config import (
+    PERM_READ,
+    PERM_WRITE,
+    QUEUE_TYPE,
+    QUEUE_TYPE_SIMPLE,
+    STORAGE_MEMORY,
+    STORAGE_TYPE,
+    TopicTable,
+)
+
+_IN_MEMORY = (STORAGE_TYPE, STORAGE_MEMORY)
 
 
 class TopicView(NamedTuple):
@@ -23,6 +34,26 @@ class TopicView(NamedTuple):
     read_queues: int
     write_queues: int
     perm: int
+    attributes: tuple[tuple[str, str], ...] = ()  # sorted; a tuple, because views are compared as set members
+
+    @classmethod
+    def of(cls, read_queues: int, write_queues: int, perm: int, attributes: Mapping[str, str]) -> TopicView:
+        """From the members that topics.json, ``topic.route`` and the news all have."""
+        return cls(read_queues, write_queues, perm, tuple(sorted(attributes.items())) if attributes else ())
+
+    def attribute(self, name: str, default: str) -> str:
+        """The value of a topic attribute (spec 1.4), ``default`` when the topic does not have it."""
+        return next((value for key, value in self.attributes if key == name), default)
+
+    @property
+    def is_memory(self) -> bool:
+        """True for a topic whose messages are kept by the memory dispatcher and never reach the CommitLog."""
+        return _IN_MEMORY in self.attributes
+
+    @property
+    def queue_type(self) -> str:
+        """``SimpleCQ`` or ``BatchCQ``."""
+        return self.attribute(QUEUE_TYPE, QUEUE_TYPE_SIMPLE)
 
     @property
     def is_readable(self) -> bool:
@@ -69,7 +100,7 @@ class TopicViews:
         table = TopicTable.load(self._topics_path)
         deleted = json_config.load(self._deleted_path) or {}
         topics = {
-            name: TopicView(one.read_queues, one.write_queues, one.perm)
+            name: TopicView.of(one.read_queues, one.write_queues, one.perm, one.attributes)
             for name, one in table.topics.items()
             if _is_folder(name)
         }
@@ -103,7 +134,9 @@ class TopicViews:
 
     def learn(self, name: str, route: dict[str, Any]) -> None:
         """Take over one topic as ``topic.route`` and the news describe it."""
-        self._topics[name] = TopicView(int(route["read_queues"]), int(route["write_queues"]), int(route["perm"]))
+        self._topics[name] = TopicView.of(
+            int(route["read_queues"]), int(route["write_queues"]), int(route["perm"]), route.get("attributes") or {}
+        )
 
 
 def _is_folder(name: str) -> bool:

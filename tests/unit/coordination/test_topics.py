@@ -91,6 +91,8 @@ def test_names_numbers_and_attributes_are_checked(layout: StoreLayout) -> None:
         {"cleanup.policy": "COMPACTION"},
         {"colour": "red"},
         {"reserve.time": "x"},
+        {"storage.type": "disk"},
+        {"storage.type": "memory", "message.type": "DELAY"},
     ):
         assert _code(lambda attributes=attributes: topics.create("t", 1, attributes=attributes)) == "INVALID_PARAMETER"
     assert topics.names() == []
@@ -121,6 +123,23 @@ def test_the_number_of_topics_is_limited(layout: StoreLayout) -> None:
     topics.route("b", create=True)
     assert _code(lambda: topics.route("c", create=True)) == "LIMIT_EXCEEDED"
     assert not topics.create("a", 1)
+
+
+def test_where_messages_are_kept_cannot_change(layout: StoreLayout) -> None:
+    topics = _load(layout)
+    topics.create("cache", 2, attributes={"storage.type": "memory"})
+    topics.create("plain", 2)
+    assert topics.create("cache", 3, update=True)
+    assert topics.get("cache").attributes == {"storage.type": "memory"}
+    assert _code(lambda: topics.create("cache", 3, attributes={"storage.type": "log"}, update=True)) == (
+        "INVALID_PARAMETER"
+    )
+    assert _code(lambda: topics.create("plain", 2, attributes={"storage.type": "memory"}, update=True)) == (
+        "INVALID_PARAMETER"
+    )
+    assert topics.create("plain", 2, attributes={"storage.type": "log", "message.type": "FIFO"}, update=True)
+    topics.write()
+    assert _load(layout).get("cache").attributes == {"storage.type": "memory"}
 
 
 def test_other_settings_are_refused_unless_they_are_an_update(layout: StoreLayout) -> None:
