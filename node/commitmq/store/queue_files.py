@@ -1,0 +1,260 @@
+"""The files behind a queue's units, whatever a unit is: sparse files of one size, named after their first byte.
+
+A queue grows at its end only, byte by byte (*logical bytes*, counted from the queue's beginning); what was cut is zeroed,
+because a stale unit that is left there would link up again once the queue has grown to it. Blocks come with the units:
+10,000 preallocated queues would take 60 GB.
+
+Objects are small and hold no descriptor: a node has thousands of them, all sharing one :class:`FdCache`. One process
+writes a queue, others only read it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar, Final, Protocol
+
+from commitmq.errors import DiskFullError, StoreError
+from commitmq.store.fd_cache import FdCache
+from commitmq.store.json_config import sync_folder
+from commitmq.store.layout import segment_name
+from commitmq.store.mapped_file import check_size
+
+_FILE_NAME: Final = re.compile(r"\d{20}", re.ASCII)
+_NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
+
+
+class StoreTimes(Protocol):
+    """What a look-up by time needs of the CommitLog."""
+
+    @property
+    def min_offset(self) -> int: ...
+
+    def store_timestamp(self, offset: int, size: int) -> int:
+        """Store time (ms) of a record, -1 when it cannot be read."""
+        ...
+
+
+def _default_fds() -> FdCache:
+    global _shared_fds
+    if _shared_fds is None:
+        _shared_fds = FdCache()
+    return _shared_fds
+
+
+_shared_fds: FdCache | None = None
+
+
+class QueueFiles:
+    """Files of one queue in ``folder``; the base of every kind of queue."""
+
+    __slots__ = ("_dirty", "_end", "_fds", "_first", "_made", "file_bytes", "folder", "max_physical_offset")
+
+    unit_bytes: ClassVar[int]
+
+    def __init__(self, folder: Path | str, file_bytes: int, fds: FdCache | None = None) -> None:
+        """Nothing is read yet. ``file_bytes`` must be a multiple of a unit's size."""
+        if file_bytes <= 0 or file_bytes % self.unit_bytes:
+            raise ValueError(
+                f"a {type(self).__name__} file has a multiple of {self.unit_bytes} bytes, not {file_bytes}"
+            )
+        self.folder = str(folder)
+        self.file_bytes = file_bytes
+        self._fds = fds if fds is not None else _default_fds()
+        self._first = -1  # logical byte at which the first file begins; -1 without a file
+        self._end = 0  # logical byte behind the last valid unit
+        self.max_physical_offset = -1
+        """End of the last unit's record in the log, -1 when there is none: what is below needs no unit any more."""
+        self._dirty: set[int] | None = None  # files written since the last flush
+        self._made = False  # a file was made or deleted since the last flush
+
+    @property
+    def has_files(self) -> bool:
+        """False until the first unit was appended (or found)."""
+        return self._first >= 0
+
+    @property
+    def is_dirty(self) -> bool:
+        """True when :meth:`flush` has something to do."""
+        return bool(self._dirty) or self._made
+
+    # ------------------------------------------------------------ reading
+
+    def _list_files(self, *, repair: bool) -> list[int]:
+        sizes: list[tuple[int, int]] = []
+        try:
+            with os.scandir(self.folder) as entries:
+                for entry in entries:
+                    if _FILE_NAME.fullmatch(entry.name) and entry.is_file():
+                        sizes.append((int(entry.name), entry.stat().st_size))
+        except FileNotFoundError:
+            return []
+        sizes.sort()
+        if sizes and sizes[-1][1] == 0:  # the crash came between making the file and giving it its size
+            base, _ = sizes.pop()
+            if repair:
+                self._delete(base)
+        for index, (base, size) in enumerate(sizes):
+            check_size(Path(self._path(base)), size, self.file_bytes)
+            if base != sizes[0][0] + index * self.file_bytes:
+                raise StoreError("a file of the queue is missing before this one", path=self._path(base))
+        return [base for base, _ in sizes]
+
+    def _pread(self, base: int, position: int, size: int) -> bytes:
+        try:
+            return os.pread(self._fds.read_fd(self._path(base)), size, position)
+        except FileNotFoundError:
+            return b""
+        except OSError as error:
+            path = self._path(base)
+            raise StoreError(f"cannot read the queue: {error.strerror}", path=path, offset=position) from error
+
+    def _read(self, at: int, size: int) -> bytes:
+        """Up to ``size`` bytes from logical byte ``at``, across files; fewer when a file is missing."""
+        parts = []
+        end = at + size
+        while at < end:
+            base = at - at % self.file_bytes
+            wanted = min(end, base + self.file_bytes) - at
+            data = self._pread(base, at - base, wanted)
+            parts.append(data)
+            at += wanted
+            if len(data) < wanted:
+                break
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    # ------------------------------------------------------------ appending
+
+    def _write_at(self, at: int, data: bytes | memoryview) -> None:
+        view = memoryview(data)
+        while len(view):
+            base = at - at % self.file_bytes
+            chunk = view[: base + self.file_bytes - at]
+            self._pwrite(base, at - base, chunk)
+            at += len(chunk)
+            view = view[len(chunk) :]
+
+    def _pwrite(self, base: int, position: int, data: bytes | memoryview) -> None:
+        path = self._path(base)
+        try:
+            try:
+                fd = self._fds.write_fd(path)
+            except FileNotFoundError:
+                fd = self._make_file(base)
+            if self._dirty is None:
+                self._dirty = set()
+            self._dirty.add(base)
+            while len(data):
+                written = os.pwrite(fd, data, position)
+                data = data[written:]
+                position += written
+        except OSError as error:
+            kind = DiskFullError if error.errno in _NO_SPACE else StoreError
+            raise kind(f"cannot append to the queue: {error.strerror}", path=path, offset=position) from error
+
+    def _make_file(self, base: int) -> int:
+        """Make a sparse file of full size; returns its descriptor."""
+        path = self._path(base)
+        self._made = True
+        try:
+            os.makedirs(self.folder, exist_ok=True)
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
+            fd = self._fds.write_fd(path)
+            os.ftruncate(fd, self.file_bytes)
+        except OSError as error:
+            kind = DiskFullError if error.errno in _NO_SPACE else StoreError
+            raise kind(f"cannot make a file of the queue: {error.strerror}", path=path) from error
+        return fd
+
+    def flush(self) -> None:
+        """fdatasync what was appended since the last call, and the names of files made since. Raises StoreError."""
+        try:
+            for base in sorted(self._dirty or ()):
+                os.fdatasync(self._fds.write_fd(self._path(base)))
+            if self._made and os.path.isdir(self.folder):
+                # The queue's folder may be new, and its topic's: their names lie in the two folders above.
+                folder = Path(self.folder)
+                for one in (folder, folder.parent, folder.parent.parent):
+                    sync_folder(one)
+        except OSError as error:
+            raise StoreError(f"cannot flush the queue: {error.strerror}", path=self.folder) from error
+        self._dirty = None
+        self._made = False
+
+    # ------------------------------------------------------------ cutting
+
+    def destroy(self) -> None:
+        """Delete every file of the queue and its folder."""
+        self._forget(self._list_files(repair=True))
+        try:
+            os.rmdir(self.folder)
+        except OSError:
+            return  # something that is not ours lies in it, or it was never made
+
+    def _forget(self, bases: list[int]) -> None:
+        for base in reversed(bases):
+            self._delete(base)
+        self._first, self._end = -1, 0
+        self.max_physical_offset = -1
+        self._dirty = None
+        if bases:
+            self.flush()
+
+    def _cut(self, bases: list[int]) -> None:
+        """Delete the files that begin at or behind the end, zero what is behind it in the one before."""
+        for base in reversed(bases):
+            if base < self._end:
+                self._zero_behind_end(base)
+                break
+            self._delete(base)
+        if self.is_dirty:
+            self.flush()
+
+    def _zero_behind_end(self, base: int) -> None:
+        """Write zeros over what is not zero behind the end; holes of the sparse file stay holes."""
+        position = self._end - base
+        fd = self._fds.read_fd(self._path(base))
+        while position < self.file_bytes:
+            try:
+                position = max(position, os.lseek(fd, position, os.SEEK_DATA))
+            except OSError as error:
+                if error.errno == errno.ENXIO:  # only a hole is left
+                    return
+                raise StoreError(f"cannot read the queue: {error.strerror}", path=self._path(base)) from error
+            data = self._pread(base, position, min(1 << 16, self.file_bytes - position))
+            if any(data):
+                self._pwrite(base, position, bytes(len(data)))
+            position += len(data)
+            fd = self._fds.read_fd(self._path(base))
+
+    def _delete(self, base: int) -> None:
+        path = self._path(base)
+        self._fds.drop(path)
+        self._made = True
+        if self._dirty:
+            self._dirty.discard(base)
+        try:
+            os.unlink(path)
+        except FileNotFoundError:
+            return
+
+    def _path(self, base: int) -> str:
+        return f"{self.folder}/{segment_name(base)}"
+
+
+def list_queues(folder: Path) -> Iterator[tuple[str, int, Path]]:
+    """``(topic, queue id, folder of the queue)`` of every queue under ``consumequeue/``, sorted.
+
+    A sub-folder that is no queue number is skipped, as RocketMQ does (spec 8.1).
+    """
+    try:
+        topics = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())
+    except FileNotFoundError:
+        return
+    for topic in topics:
+        numbers = [entry.name for entry in os.scandir(folder / topic) if entry.is_dir() and entry.name.isascii()]
+        for number in sorted((name for name in numbers if name.isdigit()), key=int):
+            yield topic, int(number), folder / topic / number
