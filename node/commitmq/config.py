@@ -18,6 +18,16 @@ from typing import Any
 from commitmq.errors import ConfigError
 
 
+def setting(
+    default: bool | int | float | str,
+    low: float | None = None,
+    high: float | None = None,
+    choices: tuple[str, ...] = (),
+) -> Any:
+    """A field of a plugin's configuration dataclass: its default (which gives the type) and its limits."""
+    return _key(default, low, high, choices)
+
+
 def _key(default: Any, low: float | None = None, high: float | None = None, choices: tuple[str, ...] = ()) -> Any:
     return field(default=default, metadata={"low": low, "high": high, "choices": choices})
 
@@ -95,6 +105,9 @@ class DispatchConfig:
     batch_bytes: int = _key(32 * 1024 * 1024, 65536)
     queue_batches: int = _key(8, 1)
     coalesce_us: int = _key(300, 0, 100_000)
+    park_after: int = _key(5, 2, 100)
+    plugin_memory_bytes: int = _key(1024**3, 32 * 1024 * 1024)
+    plugin_niceness: int = _key(5, 0, 19)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +125,7 @@ class SupervisorConfig:
     start_timeout_s: int = _key(120, 1)
     stop_timeout_s: int = _key(60, 1)
     hang_timeout_s: int = _key(60, 2)
+    plugin_load_timeout_s: int = _key(10, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +142,8 @@ class NodeConfig:
     dispatch: DispatchConfig = field(default_factory=DispatchConfig)
     disk: DiskConfig = field(default_factory=DiskConfig)
     supervisor: SupervisorConfig = field(default_factory=SupervisorConfig)
+    plugins: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What the sections ``[plugins.NAME]`` say; their plugins check them (see :mod:`commitmq.plugins`)."""
 
     @property
     def sync_flush(self) -> bool:
@@ -136,11 +152,14 @@ class NodeConfig:
 
     def to_dict(self) -> dict[str, dict[str, Any]]:
         """Plain ``{section: {key: value}}``, fit for JSON and for :func:`from_mapping`."""
-        return {
+        values: dict[str, dict[str, Any]] = {
             section.name: {key.name: getattr(getattr(self, section.name), key.name) for key in fields(section_value)}
             for section in fields(self)
             if is_dataclass(section_value := getattr(self, section.name))
         }
+        if self.plugins:
+            values["plugins"] = {name: dict(section) for name, section in self.plugins.items()}
+        return values
 
 
 def load(path: Path | None = None, overrides: Iterable[str] = ()) -> NodeConfig:
@@ -168,6 +187,9 @@ def from_mapping(
     """A config with the values of ``{section: {key: value}}`` laid over ``base`` (default: the defaults)."""
     config = base or NodeConfig()
     for section_name, values in data.items():
+        if section_name == "plugins":
+            config = _with_plugins(config, values, where)
+            continue
         section = _section(config, section_name, where)
         if not isinstance(values, Mapping):
             raise ConfigError(f"{where}: [{section_name}] must be a table of keys, not {type(values).__name__}")
@@ -197,22 +219,58 @@ def validated(config: NodeConfig) -> NodeConfig:
     return config
 
 
+def _with_plugins(config: NodeConfig, sections: Any, where: str) -> NodeConfig:
+    """``config`` with the values of ``[plugins.NAME]`` sections, which only their plugins can check, laid over its own."""
+    if not isinstance(sections, Mapping) or not all(isinstance(values, Mapping) for values in sections.values()):
+        raise ConfigError(f"{where}: [plugins] holds one table for each plugin, as in [plugins.NAME]")
+    merged = {name: dict(values) for name, values in config.plugins.items()}
+    for name, values in sections.items():
+        merged.setdefault(name, {}).update(values)
+    return replace(config, plugins=merged)
+
+
+def section_from(schema: type[Any], values: Mapping[str, Any], where: str) -> Any:
+    """An instance of the dataclass ``schema`` with ``values`` laid over its defaults, each checked.
+
+    Raises ConfigError for an unknown key, a wrong type, a value out of range, or what ``schema.check()`` refuses.
+    """
+    section = schema()
+    for key, value in values.items():
+        section = replace(section, **{key: _checked(section, where, key, value, "configuration")})
+    check = getattr(section, "check", None)
+    if check is not None:
+        try:
+            check()
+        except ValueError as error:
+            raise ConfigError(f"configuration: [{where}]: {error}") from error
+    return section
+
+
 def _apply_override(config: NodeConfig, override: str) -> NodeConfig:
     name, separator, text = override.partition("=")
     section_name, dot, key = name.strip().partition(".")
     if not separator or not dot:
         raise ConfigError(f"--set {override!r}: write section.key=value, for example commit_log.flush_mode=async")
+    if section_name == "plugins":
+        plugin, dot, key = key.partition(".")
+        if not dot:
+            raise ConfigError(f"--set {override!r}: write plugins.NAME.key=value")
+        return _with_plugins(config, {plugin: {key: _value_of(text)}}, "--set")
     section = _section(config, section_name, "--set")
-    try:
-        value = tomllib.loads(f"value = {text.strip()}")["value"]
-    except tomllib.TOMLDecodeError:
-        value = text.strip()  # a bare word is a string: quoting it inside shell quotes is what nobody remembers
-    checked = _checked(section, section_name, key, value, "--set")
+    checked = _checked(section, section_name, key, _value_of(text), "--set")
     return replace(config, **{section_name: replace(section, **{key: checked})})
 
 
+def _value_of(text: str) -> Any:
+    """The TOML value that ``text`` is, else the text itself."""
+    try:
+        return tomllib.loads(f"value = {text.strip()}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text.strip()  # a bare word is a string: quoting it inside shell quotes is what nobody remembers
+
+
 def _section(config: NodeConfig, name: str, where: str) -> Any:
-    names = [section.name for section in fields(config)]
+    names = [section.name for section in fields(config) if section.name != "plugins"]
     if name not in names:
         raise ConfigError(f"{where}: there is no section {name!r}; sections are {', '.join(names)}")
     return getattr(config, name)

@@ -1,11 +1,11 @@
-"""The control block: one mapped page of positions that every process of a node reads and exactly one writes, each.
+"""The control block: two mapped pages of positions that every process of a node reads and exactly one writes, each.
 
-Layout: 512 signed 8-byte words in host byte order (the page never leaves the machine, and is made anew at each start).
+Layout: 1024 signed 8-byte words in host byte order (they never leave the machine, and are made anew at each start).
 
     word 0         magic and layout version
     words 1..63    positions and flags of the node, one named word each (:class:`Word`)
     words 64..191  16 dispatcher slots of 8 words (:class:`DispatcherWord`)
-    words 192..447 32 worker slots of 8 words (:class:`WorkerWord`)
+    words 192..703 64 worker slots of 8 words (:class:`WorkerWord`)
 
 Why single words: a load or store through ``memoryview.cast('q')`` is one aligned 8-byte machine access, so no reader can
 see half a value. ``struct.pack_into`` must not be used here: it zeroes its target first, and readers saw the zero.
@@ -25,10 +25,10 @@ from pathlib import Path
 
 from commitmq.errors import StoreError
 
-PAGE_BYTES = 4096
-MAGIC = 0x434D_5100_0000_0001
+PAGE_BYTES = 8192
+MAGIC = 0x434D_5100_0000_0002
 DISPATCHER_SLOTS = 16
-WORKER_SLOTS = 32
+WORKER_SLOTS = 64
 _SLOT_WORDS = 8
 _DISPATCHER_BASE = 64
 _WORKER_BASE = 192
@@ -68,7 +68,17 @@ class DispatcherWord(IntEnum):
     DURABLE = 1  # everything below survives a power cut
     TIMESTAMP = 2  # store timestamp (ms) of the newest record dispatched
     DURABLE_TIMESTAMP = 3  # the same for DURABLE: what checkpoint.logicsMsgTimestamp confirms
-    FLAGS = 4  # 1: its disk is full, 2: parked
+    FLAGS = 4  # bits of DispatcherFlag
+    DEATHS = 5  # how often it died in the batch behind DISPATCHED; counted before the batch, taken back after it
+    SUSPECT_END = 6  # end of that batch
+
+
+class DispatcherFlag(IntEnum):
+    """Why a dispatcher does not go on."""
+
+    DISK_FULL = 1
+    PARKED = 2  # it died too often on one record, and waits for a person
+    STORE_ERROR = 4
 
 
 class WorkerWord(IntEnum):
@@ -92,7 +102,7 @@ class WorkerState(IntEnum):
 
 
 class ControlBlock:
-    """The mapped page. Positions are bytes of the CommitLog unless a word says otherwise."""
+    """The mapped pages. Positions are bytes of the CommitLog unless a word says otherwise."""
 
     def __init__(self, path: Path, *, create: bool = False) -> None:
         """Map ``path``; with ``create`` make it anew, zeroed. Raises StoreError when it is no control block."""
@@ -106,7 +116,7 @@ class ControlBlock:
             if create:
                 os.ftruncate(fd, PAGE_BYTES)
             elif os.fstat(fd).st_size != PAGE_BYTES:
-                raise StoreError("not a control block: it must be 4096 bytes", path=path)
+                raise StoreError("not a control block: it must be 8192 bytes", path=path)
             self._map = mmap.mmap(fd, PAGE_BYTES)
         finally:
             os.close(fd)
@@ -133,7 +143,7 @@ class ControlBlock:
         self._words[_DISPATCHER_BASE + slot * _SLOT_WORDS + word] = value
 
     def worker(self, slot: int, word: int) -> int:
-        """One word of worker ``slot`` (0..31)."""
+        """One word of worker ``slot`` (0..63)."""
         return self._words[_WORKER_BASE + slot * _SLOT_WORDS + word]
 
     def put_worker(self, slot: int, word: int, value: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import zmq
@@ -21,10 +21,11 @@ from commitmq.errors import CommitMQError
 from commitmq.forkserver import ForkServer, ForkServerDied
 from commitmq.log import Log
 from commitmq.processes import kill_lock_holder
+from commitmq.roster import Role
 from commitmq.status import CpuMeter
 from commitmq.store.layout import StoreLayout
 from commitmq.worker_process import Phase, WorkerProcess, describe_exit
-from commitmq.workers.runtime import ExitCode, monotonic_ms, role_slot
+from commitmq.workers.runtime import ExitCode, monotonic_ms
 
 # A role that dies this often before it is ready, while the node starts, will not come up at the next try either.
 START_ATTEMPTS = 3
@@ -32,6 +33,7 @@ CPU_SAMPLE_MS = 2_000
 _SLOW_PRELOAD_MS = 8_000
 _CLOSED_LIFELINE_MS = 5_000
 _FORKSERVER_EXIT_S = 2.0
+_DISPATCHER_PORTS = 19  # behind admin, writer, coordinator and sixteen readers
 
 
 class StartFailed(CommitMQError):
@@ -42,33 +44,24 @@ class StartFailed(CommitMQError):
         self.code = code
 
 
-def start_order(config: NodeConfig) -> dict[str, str]:
-    """Module of each role, in the order in which they start; they stop in the reverse order."""
-    return {
-        "recovery": "commitmq.workers.recovery",
-        "coordinator": "commitmq.workers.coordinator",
-        "dispatcher-consume_queue": "commitmq.workers.dispatcher",
-        "reput": "commitmq.workers.reput",
-        "flush": "commitmq.workers.flush",
-        "allocate": "commitmq.workers.allocate",
-        **{f"reader-{number}": "commitmq.workers.reader" for number in range(config.reader.count)},
-        "writer": "commitmq.workers.writer",
-    }
+def configured_port(role: str, config: NodeConfig, slot: int = 0) -> int:
+    """The tcp port that the configuration gives ``role``; 0 for a free one, or for a role without a socket.
 
-
-def configured_port(role: str, config: NodeConfig) -> int:
-    """The tcp port that the configuration gives ``role``; 0 for a free one, or for a role without a socket."""
+    ``slot`` is a dispatcher's slot in the control block: their ports follow behind those of all possible readers.
+    """
     base = config.network.port
     if base == 0:
         return 0
     if role.startswith("reader-"):
         return base + 3 + int(role.removeprefix("reader-"))
+    if role.startswith("dispatcher-"):
+        return base + _DISPATCHER_PORTS + slot
     return {"admin": base, "writer": base + 1, "coordinator": base + 2}.get(role, 0)
 
 
-def port_of(role: str, config: NodeConfig, remembered: Mapping[str, int]) -> int:
+def port_of(role: str, config: NodeConfig, remembered: Mapping[str, int], slot: int = 0) -> int:
     """The tcp port for ``role``: configured, else the free one it had before, else 0."""
-    return configured_port(role, config) or remembered.get(role, 0)
+    return configured_port(role, config, slot) or remembered.get(role, 0)
 
 
 def tcp_port(endpoints: list[str]) -> int:
@@ -112,7 +105,7 @@ class Crew:
         layout: StoreLayout,
         config: NodeConfig,
         control: ControlBlock,
-        modules: Mapping[str, str],
+        roles: Iterable[Role],
         *,
         loop: EventLoop,
         ports: dict[str, int],
@@ -121,23 +114,22 @@ class Crew:
         on_compiling: Callable[[str], None],
         log: Log,
     ) -> None:
-        """``modules`` maps each role to its module, in start order; ``ports`` is shared with the caller and kept up.
+        """``roles`` come in start order; ``ports`` is shared with the caller and kept up.
 
         ``on_new_port`` is called after a change of ``ports``, ``on_compiling`` with a sentence when the start takes
-        long because kernels are compiled. ``was_clean`` is handed to one-shot workers: no ``abort`` was there before.
+        long because kernels are compiled. ``was_clean`` is handed to workers: no ``abort`` was there before.
         """
         self._layout, self._config, self._control, self._log = layout, config, control, log
         self._timing = config.supervisor
-        self._modules = modules
         self._loop = loop
         self._ports = ports
         self._was_clean = was_clean
         self._on_new_port = on_new_port
         self._on_compiling = on_compiling
-        self.workers = {
-            role: WorkerProcess(role, module, role_slot(role), one_shot=role == "recovery")
-            for role, module in modules.items()
-        }
+        self.workers: dict[str, WorkerProcess] = {}
+        for role in roles:
+            self.add(role)
+        self.left_out: dict[str, str] = {}  # plugins that ended the discovery process, and how
         self.judging = True  # the node starts: a death that trying again cannot cure raises StartFailed
         self.forkserver: ForkServer | None = None
         self.forkserver_deaths = 0
@@ -147,6 +139,12 @@ class Crew:
         self._said_compiling = False
         self._last_tick_ms = 0
         self._hang_floor_ms = 0
+
+    def add(self, role: Role) -> WorkerProcess:
+        """Take in one more role, behind the others."""
+        worker = WorkerProcess(role)
+        self.workers[role.name] = worker
+        return worker
 
     def started(self) -> set[str]:
         """Roles of which a process was ever started."""
@@ -222,7 +220,9 @@ class Crew:
         if now_ms < self._forkserver_at_ms or not self._any_wanted():
             return
         self._forkserver_at_ms = now_ms
-        self.forkserver = started = ForkServer(self._layout, self._config, self._modules)
+        self.forkserver = started = ForkServer(
+            self._layout, self._config, {worker.module for worker in self.workers.values()}
+        )
         self._loop.watch(started.socket.fileno(), self._hear_forkserver)
         self._loop.watch(started.pidfd, self._forkserver_ended)
 
@@ -281,9 +281,12 @@ class Crew:
         stray = kill_lock_holder(self._layout.role_lock(worker.role))
         if stray is not None:
             self._log.warning("killed a stray worker", role=worker.role, pid=stray)
-        params: dict[str, Any] = {"port": port_of(worker.role, self._config, self._ports)}
-        if worker.one_shot:
-            params["clean"] = self._was_clean
+        port = port_of(worker.role, self._config, self._ports, worker.spec.dispatcher_slot)
+        params: dict[str, Any] = {**worker.spec.params, "port": port, "slot": worker.slot, "clean": self._was_clean}
+        if worker.role == "reput":
+            params["dispatchers"] = [one.spec.dispatcher for one in self.workers.values() if one.spec.takes_batches]
+        elif worker.role == "discovery":
+            params["leave_out"] = self.left_out
         try:
             worker.fork(forkserver, params, now_ms)
         except ForkServerDied as error:
@@ -306,6 +309,8 @@ class Crew:
                 self._worker_is_ready(worker, message, now_ms)
             elif event == "error":
                 worker.last_error = str(message.get("error", ""))
+            elif event == "item":
+                worker.info.setdefault(str(message.get("list")), []).append(message.get("item"))
             else:
                 worker.info.update(message)
         if worker.lifeline_ended_ms:
@@ -342,6 +347,8 @@ class Crew:
         if worker.one_shot and code == 0:
             worker.phase, worker.wanted = Phase.DONE, False
             return
+        if worker.role == "discovery" and worker.wanted and self._without_culprit(worker):
+            return
         if not worker.wanted:
             worker.phase = Phase.IDLE
             worker.unclean = worker.unclean or code != 0
@@ -350,8 +357,24 @@ class Crew:
             return
         self._restart_later(worker, pid, code)
 
+    def _without_culprit(self, worker: WorkerProcess) -> bool:
+        """Ask again at once, without the plugin that ended the discovery process; False when none is to blame."""
+        culprit = str(worker.info.get("loading", ""))
+        if not culprit or culprit in self.left_out:
+            return False
+        self.left_out[culprit] = f"the process that imported it ended: {worker.last_exit}"
+        self._log.error("a plugin is left out", plugin=culprit, why=worker.last_exit)
+        worker.info.clear()
+        worker.phase, worker.start_at_ms = Phase.WAITING, 0
+        return True
+
     def _restart_later(self, worker: WorkerProcess, pid: int, code: int) -> None:
-        if self.judging:
+        if code == ExitCode.RESTART:
+            worker.phase, worker.start_at_ms, worker.backoff_ms = Phase.WAITING, 0, 0
+            worker.last_exit = worker.last_error = ""
+            worker.info.clear()
+            return
+        if self.judging and worker.spec.essential:
             self._judge_start(worker, code)
         now_ms = monotonic_ms()
         timing = self._timing
@@ -379,7 +402,8 @@ class Crew:
         if worker.deaths_before_ready >= START_ATTEMPTS:
             in_use = "Address already in use" in reason and self._config.network.port
             if in_use:
-                reason = f"another program listens on port {port_of(worker.role, self._config, self._ports)} ({reason})"
+                port = port_of(worker.role, self._config, self._ports, worker.spec.dispatcher_slot)
+                reason = f"another program listens on port {port} ({reason})"
             raise StartFailed(
                 f"the {worker.role} process cannot start: {reason}",
                 CliExit.ADDRESS_IN_USE if in_use else CliExit.START_FAILED,
@@ -392,12 +416,15 @@ class Crew:
         heartbeat_ms = 0
         if self._control.worker(worker.slot, WorkerWord.PID) == worker.pid:
             heartbeat_ms = self._control.worker(worker.slot, WorkerWord.HEARTBEAT_MS)
-        if worker.one_shot:
+        if worker.one_shot and worker.role != "discovery":
             # A recovery is one long scan without a loop that could beat: work it does counts as life.
             heartbeat_ms = max(heartbeat_ms, worker.active_ms)
         silent_ms = now_ms - max(heartbeat_ms, worker.started_ms, self._hang_floor_ms)
         because = ""
-        if silent_ms > self._timing.hang_timeout_s * 1000:
+        load_timeout_s = self._timing.plugin_load_timeout_s
+        if worker.role == "discovery" and silent_ms > load_timeout_s * 1000:
+            because = f"the plugin {worker.info.get('loading') or '?'} took longer than {load_timeout_s} s to load"
+        elif silent_ms > self._timing.hang_timeout_s * 1000:
             because = f"no heartbeat for {silent_ms // 1000} s"
         elif worker.lifeline_ended_ms and now_ms - worker.lifeline_ended_ms > _CLOSED_LIFELINE_MS:
             because = "it closed its lifeline but lives"

@@ -22,7 +22,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +48,7 @@ class ForkServerDied(Exception):
 class ForkServer:
     """The supervisor's handle of one forkserver process."""
 
-    def __init__(self, layout: StoreLayout, config: NodeConfig, modules: Mapping[str, str]) -> None:
+    def __init__(self, layout: StoreLayout, config: NodeConfig, modules: Iterable[str]) -> None:
         """Start the process; it is :attr:`ready` after the supervisor has read that from :attr:`socket`."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
@@ -64,7 +64,7 @@ class ForkServer:
         self.ready = False
         self.ended = False  # its socket is closed; its exit is seen through the pidfd
         ours.setblocking(False)
-        first = {"store": str(layout.root), "config": config.to_dict(), "modules": sorted(set(modules.values()))}
+        first = {"store": str(layout.root), "config": config.to_dict(), "modules": sorted(modules)}
         with contextlib.suppress(OSError):  # it died already: its pidfd says so
             self.socket.send(orjson.dumps(first))
         # Only this module may wait for that child; Popen must not do so behind the supervisor's back when collected.

@@ -1,18 +1,26 @@
-"""The contract with plugins (pluggy project name ``commitmq``), and what a dispatcher is.
+"""The contract with plugins (pluggy project name ``commitmq``), and what a dispatcher and a plugin's worker are.
 
 Every hook says when it fires, in which process, whether it can fire twice, and what raising does. Hooks grow by optional
-arguments; ``HOOK_API_VERSION`` changes when one is removed or means something else.
+arguments (a plugin names only the ones it wants); ``HOOK_API_VERSION`` changes when a hook is removed or means something
+else. A plugin may say which version it was written for with ``COMMITMQ_HOOK_API = 1`` at its top level; one that names
+another version is left out with a sentence, instead of failing later.
+
+A plugin is a module (or any object) that the entry-point group ``commitmq`` names. It is imported in a process of its
+own when a node starts, and in the command line; its dispatchers, workers and filters are named as ``module:attribute``
+and imported only in the process that runs them. So a plugin can break no process but its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pluggy
 
 if TYPE_CHECKING:
+    import click
+
     from commitmq.config import NodeConfig
     from commitmq.log import Log
     from commitmq.store.commit_log import CommitLog
@@ -29,7 +37,16 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 @dataclass(frozen=True, slots=True)
 class DispatcherView:
-    """What a dispatcher may use of the node it runs in. ``position`` is where the node suggests it resumes (bytes)."""
+    """What a dispatcher may use of the node it runs in.
+
+    ``position`` is where the node suggests it resumes (bytes of the log): behind the last durable record of the
+    dispatcher's former life, the log's first byte for a new one. ``settings`` is the plugin's own section of the
+    configuration (see :func:`commitmq_config`), None without one. ``folder`` is a place for its files that nobody else
+    uses; it is made at first use by the dispatcher.
+
+    ``clean``: the dispatcher closed in order and so did the node. ``restarted``: only this process died and the node
+    lived on, so nothing of the page cache was lost. Both false: whatever was not synced may be gone.
+    """
 
     layout: StoreLayout
     config: NodeConfig
@@ -38,29 +55,50 @@ class DispatcherView:
     position: int
     topics_deleted: Callable[[], dict[str, int]]
     announce: Callable[[list[tuple[str, int]]], None]
+    settings: Any = None
+    clean: bool = True
+    restarted: bool = False
+    name: str = ""
+
+    @property
+    def folder(self) -> Any:
+        """``commitmq/dispatchers/NAME`` under the store, as a :class:`pathlib.Path`."""
+        return self.layout.own / "dispatchers" / self.name
 
 
 class Dispatcher(Protocol):
     """Sees every record of the log, in order, in a process of its own. All offsets are physical, in bytes.
 
     Replay is at least once: after a crash records at or behind the returned position come again, so ``dispatch`` must be
-    idempotent by physical offset. Raising anywhere ends the process; it is started again with back-off.
+    idempotent by physical offset. Raising in any of these methods ends the process; it is started again with back-off. A
+    plugin's dispatcher that dies ``dispatch.park_after`` times on the same record is parked: it waits for ``commitmq
+    dispatcher retry`` or ``skip`` while everything else goes on.
+
+    Two more methods are optional. ``forget(topic: str) -> None``: the topic was deleted, and all its records so far have
+    been dispatched. ``query(request: dict) -> dict``: answer a question that came with ``Admin.dispatcher_query``, JSON
+    values both ways, between two batches; raising fails the question, not the process.
     """
 
     def open(self, view: DispatcherView) -> int:
         """Called once per process. Returns the offset to resume from: everything below is in this dispatcher's files."""
 
     def dispatch(self, batch: DispatchBatch) -> None:
-        """Take the records of ``batch``, which starts where the last one ended. On return they are readable."""
+        """Take the records of ``batch``, which starts where the last one ended. On return they are readable.
+
+        A batch may be empty, and records that a person skipped are missing from it. ``batch.end`` is the new position.
+        """
 
     def flush(self, *, thorough: bool) -> tuple[int, int]:
         """Make what was dispatched durable. Returns (durable offset, store timestamp in ms of its newest record).
 
-        Not ``thorough``: the dispatcher may leave small amounts for later.
+        Called once a second, between two batches. Not ``thorough``: the dispatcher may leave small amounts for later.
         """
 
     def truncate(self, offset: int) -> None:
-        """Forget everything at or behind ``offset``."""
+        """Forget everything at or behind ``offset``; the next batch begins there.
+
+        Raise NotImplementedError if that cannot be done: a reset to an earlier offset is refused then.
+        """
 
     def expire(self, min_offset: int) -> None:
         """The log now starts at ``min_offset``: what points below may go."""
@@ -71,16 +109,78 @@ class Dispatcher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DispatcherSpec:
-    """One dispatcher of a plugin. ``factory`` is ``module:attribute``, imported in the dispatcher's own process only."""
+    """One dispatcher of a plugin. ``factory`` is ``module:attribute``, imported in the dispatcher's own process only.
+
+    ``can_undo``: the dispatcher's ``truncate`` works, so it may see records before they are flushed (which a power cut
+    can take back; in synchronous mode nothing is dispatched before it is flushed anyway).
+    """
+
+    name: str
+    factory: str
+    can_undo: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpec:
+    """One worker process of a plugin: ``factory`` is ``module:function``, imported and called in that process only.
+
+    The function takes a :class:`commitmq.workers.runtime.WorkerContext`, calls ``context.ready()`` when it serves, loops
+    over ``context.wait(timeout_ms)`` until ``context.stopping``, and returns when it has drained. The plugin's section of
+    the configuration is ``context.params["settings"]``.
+    """
 
     name: str
     factory: str
 
 
+@dataclass(frozen=True, slots=True)
+class ConfigSection:
+    """A plugin's own section ``[plugins.NAME]``: ``schema`` is a frozen dataclass whose fields all have defaults.
+
+    Types come from the defaults (bool, int, float, str); limits from :func:`commitmq.config.setting`. If the dataclass
+    has a method ``check()``, it is called with the values in place and raises ValueError for what does not fit together.
+    """
+
+    name: str
+    schema: type[Any]
+
+
 @_hookspec
 def commitmq_dispatchers(config: NodeConfig) -> list[DispatcherSpec]:  # type: ignore[empty-body]
-    """The dispatchers this plugin adds.
+    """The dispatchers this plugin adds: each sees every record of the log, in a process of its own.
 
-    Fires in the supervisor, once at every start of a node, before any worker runs; it fires again when the supervisor
-    itself is restarted. Must not touch the store. Raising leaves this plugin's dispatchers out, named in ``status``.
+    Fires in the discovery process, once at every start of a node, before any worker runs; it fires again when the
+    supervisor itself is restarted, and in ``commitmq plugins``. Must not touch the store. Raising leaves this plugin's
+    dispatchers out, named in ``status`` and ``commitmq plugins``; the node runs on.
+    """
+
+
+@_hookspec
+def commitmq_workers(config: NodeConfig) -> list[WorkerSpec]:  # type: ignore[empty-body]
+    """The worker processes this plugin adds, for instance a server for another protocol.
+
+    Fires in the discovery process, once at every start of a node, before any worker runs; it fires again when the
+    supervisor itself is restarted, and in ``commitmq plugins``. The workers start after all of the node's own and stop
+    before them; one that dies is started again with back-off. Raising leaves this plugin's workers out, named in
+    ``status`` and ``commitmq plugins``; the node runs on.
+    """
+
+
+@_hookspec
+def commitmq_register_commands(cli: click.Group) -> None:
+    """Add commands to ``commitmq``: ``@cli.command()`` on functions of the plugin.
+
+    Fires in the command line's process, at most once, when the verb asked for is not one of the node's own, and for
+    ``commitmq --help``. A verb that exists already is refused. Raising leaves this plugin's commands out, with one line
+    on standard error; the command line goes on.
+    """
+
+
+@_hookspec
+def commitmq_config() -> ConfigSection:  # type: ignore[empty-body]
+    """The plugin's own section of the configuration, ``[plugins.NAME]`` in the file or ``--set plugins.NAME.key=value``.
+
+    Fires in the discovery process, once at every start of a node, before ``commitmq_dispatchers``; it fires again in
+    every process that runs something of this plugin, and in ``commitmq plugins``. A value that does not fit refuses the
+    start with exit code CONFIG_ERROR. Raising leaves the section out, named in ``status`` and ``commitmq plugins``.
     """

@@ -6,19 +6,22 @@ from pathlib import Path
 from typing import Any
 
 from commitmq.config import NodeConfig
-from commitmq.control import ControlBlock
+from commitmq.control import ControlBlock, DispatcherFlag, DispatcherWord
 from commitmq.crew import Crew
 from commitmq.status import position_and_lag, process_row
+from commitmq.worker_process import Phase
 
 
 def endpoints(crew: Crew) -> dict[str, Any]:
-    """Endpoints by kind of worker: ``[tcp, ipc]`` of writer and coordinator, a list of such pairs of the readers.
+    """Endpoints by kind of worker: ``[tcp, ipc]`` of writer, coordinator and each dispatcher, a list of such
+    pairs of the readers.
 
     A worker that is down keeps its last ones: it comes back at the same place.
     """
     found: dict[str, Any] = {
         role: crew.workers[role].endpoints for role in ("writer", "coordinator") if role in crew.workers
     }
+    found.update({role: worker.endpoints for role, worker in crew.workers.items() if worker.spec.dispatcher})
     found["reader"] = [worker.endpoints for role, worker in crew.workers.items() if role.startswith("reader-")]
     return found
 
@@ -49,7 +52,7 @@ def worker_rows(crew: Crew, control: ControlBlock, config: NodeConfig, store: Pa
         pid, deaths = crew.forkserver.pid, crew.forkserver_deaths
         rows.append(process_row("forkserver", pid, phase, deaths, crew.forkserver_cpu, store))
     for worker in crew.workers.values():
-        position, lag = position_and_lag(worker.role, control, config.sync_flush)
+        position, lag = position_and_lag(worker.role, control, config.sync_flush, worker.spec.dispatcher_slot)
         rows.append(
             process_row(
                 worker.role,
@@ -65,5 +68,42 @@ def worker_rows(crew: Crew, control: ControlBlock, config: NodeConfig, store: Pa
                 last_error=worker.last_error or None,
                 info=worker.info,
             )
+        )
+    return rows
+
+
+def dispatcher_rows(crew: Crew, control: ControlBlock, config: NodeConfig) -> list[dict[str, Any]]:
+    """One row for each dispatcher: whose it is, how it is, where it is (bytes of the log), what it left out.
+
+    ``state`` is the process's, or ``parked``, ``catching up`` or ``running`` for one that is ready.
+    """
+    rows = []
+    for worker in crew.workers.values():
+        slot = worker.spec.dispatcher_slot
+        if slot < 0:
+            continue
+        words = {word.name.lower(): control.dispatcher(slot, word) for word in DispatcherWord}
+        position, lag = position_and_lag(worker.role, control, config.sync_flush, slot)
+        state = str(worker.phase)
+        if words["flags"] & DispatcherFlag.PARKED:
+            state = "parked"
+        elif worker.phase is Phase.READY:
+            state = "catching up" if (lag or 0) > config.dispatch.batch_bytes else "running"
+        rows.append(
+            {
+                "name": worker.spec.dispatcher,
+                "plugin": worker.spec.plugin or None,
+                "state": state,
+                "position": position,
+                "durable": words["durable"],
+                "lag_bytes": lag,
+                "restarts": worker.restarts,
+                "deaths_on_record": words["deaths"],
+                "skipped": worker.info.get("skipped") or [],
+                "parked": worker.info.get("parked"),
+                "gaps": worker.info.get("gaps") or [],
+                "last_exit": worker.last_exit or None,
+                "last_error": worker.last_error or None,
+            }
         )
     return rows

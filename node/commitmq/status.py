@@ -26,18 +26,21 @@ _POSITIONS: dict[str, _Position] = {
     "flush": lambda control, _sync: (control.get(Word.FLUSHED), control.get(Word.WRITTEN)),
     "allocate": lambda control, _sync: (control.get(Word.ALLOCATED), control.get(Word.ALLOCATED)),
     "reput": lambda control, sync: (control.get(Word.REPUT), control.visible(sync)),
-    "dispatcher-consume_queue": lambda control, _sync: (
-        control.dispatcher(0, DispatcherWord.DISPATCHED),
-        control.get(Word.REPUT),
-    ),
 }
 
 
-def position_and_lag(role: str, control: ControlBlock, sync_flush: bool) -> tuple[int | None, int | None]:
+def position_and_lag(
+    role: str, control: ControlBlock, sync_flush: bool, dispatcher_slot: int = -1
+) -> tuple[int | None, int | None]:
     """Position and lag of ``role`` in bytes; both None for a role that follows no position.
+
+    A dispatcher's is in its slot, and follows ``reput``.
 
     The two words are read one after the other, so a lag may be a moment old; it is never shown below zero.
     """
+    if dispatcher_slot >= 0:
+        position = control.dispatcher(dispatcher_slot, DispatcherWord.DISPATCHED)
+        return position, max(0, control.get(Word.REPUT) - position)
     read = _POSITIONS.get(role)
     if read is None:
         return None, None

@@ -42,9 +42,10 @@ from commitmq.cli.exit_codes import CliExit
 from commitmq.client import wire
 from commitmq.config import NodeConfig, from_mapping
 from commitmq.control import ControlBlock, DispatcherWord, Word, WorkerState, WorkerWord
-from commitmq.crew import CPU_SAMPLE_MS, Crew, EventLoop, StartFailed, port_of, start_order, tcp_port
+from commitmq.crew import CPU_SAMPLE_MS, Crew, EventLoop, StartFailed, port_of, tcp_port
 from commitmq.errors import CommitMQError, ProtocolError, StoreError, StoreLockedError
 from commitmq.processes import become_subreaper, free_locks, set_process_name, start_time_ticks
+from commitmq.roster import Roster, own_role, start_order
 from commitmq.store import abort_file
 from commitmq.store.checkpoint import Checkpoint
 from commitmq.store.layout import StoreLayout
@@ -78,7 +79,10 @@ class Supervisor:
         self._background = background
         self._report = report
         self._log = log_module.get_log("supervisor")
-        self._modules = dict(modules or start_order(config))
+        self._roles = [own_role(name, module) for name, module in (modules or start_order(config)).items()]
+        if modules is None:
+            self._roles.insert(0, own_role("discovery", "commitmq.workers.discovery"))
+        self._roster = Roster()
         self._loop = EventLoop()
         self._stop_asked = False
         self._starting = True
@@ -173,7 +177,7 @@ class Supervisor:
             layout,
             self._config,
             self._control,
-            self._modules,
+            self._roles,
             loop=self._loop,
             ports=self._ports,
             was_clean=self._was_clean,
@@ -215,19 +219,46 @@ class Supervisor:
     # ------------------------------------------------------------ start
 
     def _start(self) -> None:
-        """Bring all workers up in order. Returns early when asked to stop; raises StartFailed."""
-        for worker in self._crew.workers.values():
-            worker.wanted = True
-            worker.phase = Phase.WAITING
-            worker.start_at_ms = 0
-            while worker.phase not in (Phase.READY, Phase.DONE):
-                if self._stop_asked:
-                    return
-                self._turn()
+        """Bring all workers up in order. Returns early when asked to stop; raises StartFailed.
+
+        The node is ready when everything essential is: nobody waits for a plugin, or for an index that is behind.
+        """
+        crew = self._crew
+        for role in self._roles:
+            if not self._bring_up(crew.workers[role.name]):
+                return
+            if role.name == "discovery":
+                self._enlist(Roster(crew.workers["discovery"].info))
+        for role in [worker.spec for worker in crew.workers.values() if worker.phase is Phase.IDLE]:
+            self._bring_up(crew.workers[role.name])
         self._starting = self._crew.judging = False
         self._control.put_worker(self._slot, WorkerWord.STATE, WorkerState.READY)
         self._log.info("node is ready", admin=self._admin.endpoints[0], store=self._layout.root, epoch=self._epoch)
         self._report({"event": "ready", "admin": self._admin.endpoints, "pid": os.getpid(), "epoch": self._epoch})
+
+    def _bring_up(self, worker: WorkerProcess) -> bool:
+        """Have ``worker`` started, and wait until it is ready if it is essential; False when the node is to stop."""
+        worker.wanted = True
+        worker.phase = Phase.WAITING
+        worker.start_at_ms = 0
+        while worker.spec.essential and worker.phase not in (Phase.READY, Phase.DONE):
+            if self._stop_asked:
+                return False
+            self._turn()
+        return True
+
+    def _enlist(self, roster: Roster) -> None:
+        """Take in what plugins add: dispatchers before reput, which feeds them; workers behind all of the node's own."""
+        self._roster = roster
+        if roster.config_errors:
+            raise StartFailed("; ".join(roster.config_errors), CliExit.CONFIG_ERROR)
+        dispatchers, workers = roster.plugin_roles()
+        for report in roster.reports:
+            if report["failure"]:
+                why = report["failure"].strip().splitlines()[-1]
+                self._log.error("a plugin failed", plugin=report["name"], where=report["failed_in"], why=why)
+        for role in (*dispatchers, *workers):
+            self._crew.add(role)
 
     # ------------------------------------------------------------ stop
 
@@ -237,7 +268,7 @@ class Supervisor:
         self._crew.judging = False
         self._log.info("stopping")
         self._control.put_worker(self._slot, WorkerWord.STATE, WorkerState.DRAINING)
-        for worker in reversed(self._crew.workers.values()):
+        for worker in self._stop_order():
             self._stop_worker(worker)
         if failpoints.ACTIVE:
             failpoints.hit("supervisor.before_abort_removed")
@@ -261,6 +292,14 @@ class Supervisor:
         else:
             self._log.warning("stopped, but not in order: the abort file stays and the next start recovers")
         return clean
+
+    def _stop_order(self) -> list[WorkerProcess]:
+        """Plugins' workers first, which may be clients; their dispatchers last, when nothing more comes."""
+        workers = list(self._crew.workers.values())
+        own = [worker for worker in workers if not worker.spec.plugin]
+        dispatchers = [worker for worker in workers if worker.spec.plugin and worker.spec.dispatcher]
+        others = [worker for worker in workers if worker.spec.plugin and not worker.spec.dispatcher]
+        return [*reversed(others), *reversed(own), *reversed(dispatchers)]
 
     def _confirm_queues(self) -> None:
         """Let the checkpoint say that the ConsumeQueues are durable; flush wrote it last before their final flush.
@@ -299,8 +338,9 @@ class Supervisor:
         if self._starting:
             # Nothing was served. Only a store that recovery refused untouched goes back to how it was found.
             refused = self._failure is not None and self._failure.code is CliExit.STORE_UNUSABLE
-            return refused and self._was_clean and self._crew.started() <= {"recovery"}
-        unclean = [worker.role for worker in self._crew.workers.values() if worker.unclean]
+            return refused and self._was_clean and self._crew.started() <= {"discovery", "recovery"}
+        # A plugin that does not end in order harms nothing but itself.
+        unclean = [worker.role for worker in self._crew.workers.values() if worker.unclean and not worker.spec.plugin]
         written, flushed = self._control.get(Word.WRITTEN), self._control.get(Word.FLUSHED)
         dispatched = self._control.dispatcher(0, DispatcherWord.DISPATCHED)
         flush_errno = self._control.get(Word.FLUSH_ERRNO)
@@ -397,6 +437,8 @@ class Supervisor:
             processes=self._process_rows(state),
             positions=status.positions(self._control),
             disk_flags=status.disk_flags(self._control),
+            dispatchers=node_report.dispatcher_rows(self._crew, self._control, self._config),
+            plugins=self._roster.reports,
         )
 
     def _process_rows(self, state: str) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from typing import Any
 import orjson
 
 from commitmq.forkserver import ForkServer
+from commitmq.roster import Role
 from commitmq.status import CpuMeter
 from commitmq.workers.runtime import ExitCode
 
@@ -35,10 +36,7 @@ class Phase(StrEnum):
 class WorkerProcess:
     """One role and, while it lives, the process that plays it. Times are CLOCK_MONOTONIC milliseconds."""
 
-    role: str
-    module: str
-    slot: int
-    one_shot: bool = False
+    spec: Role
     phase: Phase = Phase.IDLE
     wanted: bool = False  # keep it alive: a death leads to a restart
     pid: int = 0
@@ -59,6 +57,22 @@ class WorkerProcess:
     endpoints: list[str] = field(default_factory=list)
     info: dict[str, Any] = field(default_factory=dict)
     cpu: CpuMeter = field(default_factory=CpuMeter)
+
+    @property
+    def role(self) -> str:
+        return self.spec.name
+
+    @property
+    def module(self) -> str:
+        return self.spec.module
+
+    @property
+    def slot(self) -> int:
+        return self.spec.slot
+
+    @property
+    def one_shot(self) -> bool:
+        return self.spec.one_shot
 
     def fork(self, forkserver: ForkServer, params: Mapping[str, Any], now_ms: int) -> None:
         """Start the process. Raises ForkServerDied, and has changed nothing then.

@@ -47,7 +47,14 @@ def running(node: Node) -> Node:
 def test_start_status_and_stop(running: Node) -> None:
     report = running.report()
     assert report["node"]["state"] == "ready"
-    assert {row["role"] for row in report["processes"]} == {"keeper", "supervisor", "forkserver", "recovery", *ROLES}
+    assert {row["role"] for row in report["processes"]} == {
+        "keeper",
+        "supervisor",
+        "forkserver",
+        "discovery",
+        "recovery",
+        *ROLES,
+    }
     for row in report["processes"]:
         assert row["state"] == ("done" if row["role"] == "recovery" else "ready"), row
         assert row["restarts"] == 0

@@ -21,9 +21,8 @@ from commitmq.errors import ConfigError
 
 NODE_TOML = Path(__file__).resolve().parents[2] / "config" / "node.toml"
 
-ALL_KEYS = [
-    (section.name, key) for section in fields(NodeConfig) for key in fields(getattr(NodeConfig(), section.name))
-]
+SECTIONS = [section for section in fields(NodeConfig) if section.name != "plugins"]
+ALL_KEYS = [(section.name, key) for section in SECTIONS for key in fields(getattr(NodeConfig(), section.name))]
 KEY_IDS = [f"{section}.{key.name}" for section, key in ALL_KEYS]
 
 

@@ -122,7 +122,7 @@ def test_without_a_file_the_error_says_that_no_node_runs(path: Path) -> None:
 @pytest.mark.parametrize("size", [0, 8, PAGE_BYTES - 1, PAGE_BYTES + 1])
 def test_a_file_of_another_size_is_refused(path: Path, size: int) -> None:
     path.write_bytes(struct.pack("=q", MAGIC).ljust(size, b"\0")[:size])
-    with pytest.raises(StoreError, match="4096"):
+    with pytest.raises(StoreError, match="8192"):
         ControlBlock(path)
 
 

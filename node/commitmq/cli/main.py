@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, entry_points, version
 
 import click
 
@@ -35,7 +35,10 @@ VERBS = {
     "store": "Look into a store folder, offline.",
     "bench": "Measure a node: produce, consume, latency.",
     "plugins": "List plugins and what they add.",
+    "dispatcher": "List dispatchers; move one that is stuck.",
 }
+
+ENTRY_POINT_GROUP = "commitmq"  # the same as in commitmq.plugins, which is too heavy to import here
 
 _EPILOG = "Exit codes: " + "; ".join(f"{int(code)} {meaning}" for code, meaning in MEANINGS.items()) + "."
 
@@ -43,11 +46,15 @@ _EPILOG = "Exit codes: " + "; ".join(f"{int(code)} {meaning}" for code, meaning 
 class LazyGroup(click.Group):
     """A group that knows its commands' summaries without importing them."""
 
+    _asked_plugins = False
+
     def list_commands(self, ctx: click.Context) -> list[str]:
+        self._ask_plugins()
         return [*VERBS, *super().list_commands(ctx)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in VERBS:
+            self._ask_plugins()
             return super().get_command(ctx, cmd_name)
         command = getattr(import_module(f"commitmq.cli.{cmd_name}"), cmd_name)
         assert isinstance(command, click.Command)
@@ -57,13 +64,24 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         # click looks up near misses by importing every command; ours is a plain table.
-        if args and args[0] not in VERBS and super().get_command(ctx, args[0]) is None and not args[0].startswith("-"):
-            ctx.fail(f"there is no verb {args[0]!r}; verbs are {', '.join(VERBS)}")
+        if args and args[0] not in VERBS and self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
+            ctx.fail(f"there is no verb {args[0]!r}; verbs are {', '.join(self.list_commands(ctx))}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        self._ask_plugins()
         with formatter.section("Verbs"):
             formatter.write_dl(list(VERBS.items()))
+        if self.commands:
+            with formatter.section("Verbs of plugins"):
+                formatter.write_dl([(name, one.get_short_help_str()) for name, one in sorted(self.commands.items())])
+
+    def _ask_plugins(self) -> None:
+        """Let the plugins add their commands, once. Nothing is imported when no plugin is installed."""
+        if not self._asked_plugins:
+            self._asked_plugins = True
+            if any(True for _ in entry_points(group=ENTRY_POINT_GROUP)):
+                import_module("commitmq.cli.plugin_commands").add_to(self, taken=set(VERBS))
 
 
 def _print_version(ctx: click.Context, _parameter: click.Parameter, wanted: bool) -> None:

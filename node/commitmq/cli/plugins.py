@@ -2,48 +2,55 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
 
 import click
 
-from commitmq.cli.output import json_option, print_json, print_table
+from commitmq.cli.output import complain, json_option, print_json, print_table
 
 
-@click.command()
+@click.group(invoke_without_command=True)
 @click.option("--all", "show_all", is_flag=True, help="Also the built-in ones.")
+@click.option("--config", "config_path", type=click.Path(path_type=Path), help="Configuration file to ask them with.")
 @json_option
-def plugins(show_all: bool, as_json: bool) -> None:
-    """List plugins and what they add."""
-    from commitmq import plugins as loader
-    from commitmq.config import NodeConfig
-
-    loaded = loader.load()
-    loaded.dispatchers(NodeConfig())  # a hook that raises shows only when it is called
-    reports = [report for report in loaded.reports if show_all or report.distribution != loader.OWN_DISTRIBUTION]
-    if as_json:
-        rows: list[dict[str, Any]] = [
-            {
-                "name": one.name,
-                "distribution": one.distribution,
-                "version": one.version,
-                "hooks": one.hooks,
-                "failure": one.failure,
-            }
-            for one in reports
-        ]
-        print_json(rows)
+@click.pass_context
+def plugins(ctx: click.Context, show_all: bool, config_path: Path | None, as_json: bool) -> None:
+    """List plugins and what they add. They are imported in a process of their own."""
+    if ctx.invoked_subcommand is not None:
         return
+    from commitmq.config import load
+    from commitmq.discovery import discover_in_child
+    from commitmq.plugins import OWN_DISTRIBUTION
+
+    config = load(config_path)
+    found = discover_in_child(config, timeout_s=config.supervisor.plugin_load_timeout_s)
+    reports = [one for one in found["plugins"] if show_all or one["distribution"] != OWN_DISTRIBUTION]
+    for report in reports:
+        for kind in ("dispatchers", "workers"):
+            report[kind] = [one["name"] for one in found[kind] if one["plugin"] == report["name"]]
+    if as_json:
+        print_json(reports)
+        return
+    for sentence in found["config_errors"]:
+        complain(sentence)
     if not reports:
         click.echo("no plugins besides the built-in ones (--all lists those)")
         return
     print_table(
         ["plugin", "distribution", "version", "hooks", "state"],
         [
-            [one.name, one.distribution, one.version, ", ".join(one.hooks), "failed" if one.failure else "loaded"]
+            [
+                one["name"],
+                one["distribution"],
+                one["version"],
+                ", ".join(one["hooks"]),
+                f"failed in {one['failed_in']}" if one["failure"] else "loaded",
+            ]
             for one in reports
         ],
         left=(0, 1, 3, 4),
     )
     for one in reports:
-        if one.failure:
-            click.echo(f"\n{one.name} ({one.distribution} {one.version}) is left out:\n{one.failure}")
+        if one["failure"]:
+            click.echo(f"\n{one['name']} ({one['distribution']} {one['version']}) failed in {one['failed_in']}:")
+            click.echo(one["failure"].rstrip())

@@ -25,7 +25,7 @@ def status(node: str | None, store: Path | None, timeout_s: float, as_json: bool
     if node is not None and store is not None:
         raise click.UsageError("give either --store DIR or --node ADDRESS")
     answer = request(_address_of(store) if store else node or DEFAULT_NODE, "status", timeout_s=timeout_s)
-    report = {key: answer[key] for key in ("node", "processes", "positions", "disk_flags")}
+    report = {key: answer[key] for key in ("node", "processes", "positions", "disk_flags", "dispatchers", "plugins")}
     if as_json:
         print_json(report)
     else:
@@ -85,6 +85,14 @@ def _print(report: dict[str, Any]) -> None:
         click.echo("\nlast ends:")
         for trouble in troubles:
             click.echo(f"  {trouble}")
+    parked = [row for row in report["dispatchers"] if row["state"] == "parked"]
+    for row in parked:
+        click.echo(f"\ndispatcher {row['name']} is parked: see `commitmq dispatcher list`")
+    for plugin in report["plugins"]:
+        if plugin["failure"]:
+            why = plugin["failure"].strip().splitlines()[-1]
+            click.echo(f"\nplugin {plugin['name']} failed in {plugin['failed_in']}: {why}")
+            click.echo("  `commitmq plugins` shows all of it")
     words = report["positions"]
     click.echo(
         "\nlog "

@@ -167,6 +167,48 @@ class Admin:
         answer = self._ask("coordinator", "offset.commit", {"group": group, "offsets": offsets, "reset": True})
         return [(name, queue, offset) for name, queue, offset in answer["stored"]]
 
+    # ------------------------------------------------------------ dispatchers
+
+    def dispatchers(self) -> list[dict[str, Any]]:
+        """For each dispatcher ``name``, ``plugin``, ``state``, ``position``, ``durable`` and ``lag_bytes`` (bytes of the log),
+        ``restarts``, ``skipped`` and ``gaps`` (stretches of the log it left out or missed), and ``parked``: the record it is
+        parked at, or None.
+        """
+        return list(self.status()["dispatchers"])
+
+    def dispatcher_query(self, name: str, request: dict[str, Any]) -> dict[str, Any]:
+        """What the dispatcher ``name`` answers to ``request``; JSON values both ways."""
+        return dict(self._ask(self._dispatcher(name), "query", {"request": request})["result"])
+
+    def dispatcher_retry(self, name: str) -> None:
+        """Have a parked dispatcher try its record again, in a new process that imports its code again."""
+        self._ask(self._dispatcher(name), "retry", {})
+
+    def dispatcher_skip(self, name: str, at: int) -> dict[str, Any]:
+        """Have a dispatcher that is parked at physical offset ``at`` leave that record out, for ever. Returns the record."""
+        return dict(self._ask(self._dispatcher(name), "skip", {"at": at})["skipped"])
+
+    def dispatcher_reset(self, name: str, to: str | int | datetime) -> dict[str, Any]:
+        """Move a dispatcher to ``begin``, ``end``, a record's physical offset, or the first record stored at a datetime.
+
+        Forwards leaves records out; backwards needs a dispatcher that can forget. Returns ``position`` and ``before``.
+        """
+        if isinstance(to, datetime):
+            return self._ask(self._dispatcher(name), "reset", {"timestamp": int(to.timestamp() * 1000)})
+        return self._ask(self._dispatcher(name), "reset", {"to": to})
+
+    def _dispatcher(self, name: str) -> str:
+        role = f"dispatcher-{name}"
+        endpoints = self.metadata()["endpoints"]
+        if role not in endpoints:
+            known = ", ".join(one.removeprefix("dispatcher-") for one in endpoints if one.startswith("dispatcher-"))
+            raise ProtocolError("INVALID_PARAMETER", f"there is no dispatcher {name!r:.100}; there are {known}")
+        if not endpoints[role]:
+            raise ProtocolError(
+                "SERVICE_NOT_AVAILABLE", f"dispatcher {name} has not started; `dispatcher list` says why"
+            )
+        return role
+
     # ------------------------------------------------------------ the rest
 
     def close(self) -> None:

@@ -210,6 +210,11 @@ class AsyncAdmin:
     group = _in_thread(Admin.group)
     group_lag = _in_thread(Admin.group_lag)
     reset_offsets = _in_thread(Admin.reset_offsets)
+    dispatchers = _in_thread(Admin.dispatchers)
+    dispatcher_query = _in_thread(Admin.dispatcher_query)
+    dispatcher_retry = _in_thread(Admin.dispatcher_retry)
+    dispatcher_skip = _in_thread(Admin.dispatcher_skip)
+    dispatcher_reset = _in_thread(Admin.dispatcher_reset)
 
     async def close(self) -> None:
         """Close every connection."""

@@ -48,6 +48,7 @@ class ExitCode(IntEnum):
     SUPERVISOR_GONE = 75
     ROLE_TAKEN = 76  # another process of this role still holds its lock
     FAILPOINT = 77
+    RESTART = 79  # it wants to begin anew: a person changed something that only a new process sees
 
 
 # Plain ints, because this is on the way of every message and an enum's look-ups and operators are slow.
@@ -55,7 +56,10 @@ _EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
 _HEARTBEAT, _ASLEEP = int(WorkerWord.HEARTBEAT_MS), int(WorkerWord.ASLEEP)
 _NAP_MS = 5  # waits up to this long are naps, which only urgent rings end
 
-# One slot of the control block a role; dispatchers other than the ConsumeQueue's take slots from DISPATCHER_BASE on.
+# One slot of the control block a role. Of the dispatchers only the ConsumeQueue's is there by name: the others are
+# DISPATCHER_BASE and their dispatcher slot, and plugins' workers follow from WORKER_BASE on; the supervisor says which.
+DISPATCHER_BASE = 28
+WORKER_BASE = 44
 ROLE_SLOTS = {
     "supervisor": 0,
     "recovery": 1,
@@ -66,7 +70,10 @@ ROLE_SLOTS = {
     "allocate": 6,
     "writer": 7,
     "cleanup": 8,
+    "discovery": 9,
     "reader-0": 12,  # reader-i is 12 + i, up to 16 readers share slots 12..27 with nobody
+    "dispatcher-index": DISPATCHER_BASE + 1,
+    "dispatcher-memory": DISPATCHER_BASE + 2,
 }
 
 
@@ -79,6 +86,10 @@ def role_slot(role: str) -> int:
 
 class SupervisorGone(Exception):
     """The lifeline closed."""
+
+
+class RestartWanted(Exception):
+    """The worker has put everything in order and wants to run again in a new process."""
 
 
 class RoleTaken(BlockingIOError):
@@ -110,7 +121,7 @@ class WorkerContext:
     _commands: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.slot = role_slot(self.role)
+        self.slot = int(self.params["slot"]) if "slot" in self.params else role_slot(self.role)
         self._lifeline_fd = self.lifeline.fileno()
         self._doorbell_fd = self.doorbell.fileno()
         self.register(self._lifeline_fd)
@@ -189,6 +200,10 @@ class WorkerContext:
     def tell(self, **info: Any) -> None:
         """Send the supervisor something worth showing in ``status`` (a reason, a state, a gap)."""
         self._tell({"event": "info", **info})
+
+    def tell_item(self, name: str, item: dict[str, Any] | str) -> None:
+        """Send the supervisor one item of the list ``name``; for what may be too long for one message."""
+        self._tell({"event": "item", "list": name, "item": item})
 
     def _tell(self, message: dict[str, Any]) -> None:
         try:
@@ -301,6 +316,8 @@ def main(
     except SupervisorGone:
         log.warning("supervisor is gone, exiting")
         return ExitCode.SUPERVISOR_GONE
+    except RestartWanted:
+        return ExitCode.RESTART
     except RoleTaken as error:
         log.error("role is taken", error=str(error))
         return ExitCode.ROLE_TAKEN

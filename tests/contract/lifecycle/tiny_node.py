@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 from commitmq import config, log
-from commitmq.supervisor import Supervisor, pipe_report, start_order
+from commitmq.roster import start_order
+from commitmq.supervisor import Supervisor, pipe_report
 
 if __name__ == "__main__":
     log.configure()

@@ -11,8 +11,9 @@ import pytest
 from commitmq import node_files
 from commitmq.admin_socket import is_loopback
 from commitmq.config import load
-from commitmq.crew import configured_port, port_of, start_order, tcp_port
+from commitmq.crew import configured_port, port_of, tcp_port
 from commitmq.errors import StoreError
+from commitmq.roster import start_order
 from commitmq.store.layout import StoreLayout
 
 

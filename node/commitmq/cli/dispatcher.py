@@ -1,0 +1,153 @@
+"""``commitmq dispatcher list|retry|skip|reset|query``: the dispatchers of a running node."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+import click
+
+from commitmq.cli.output import human_bytes, json_option, node_option, print_json, print_table
+
+
+@click.group()
+def dispatcher() -> None:
+    """List dispatchers; move one that is stuck."""
+
+
+@dispatcher.command(name="list")
+@json_option
+@node_option
+def list_(as_json: bool, node: str) -> None:
+    """List the dispatchers: where each is, how far behind, and what it is parked at."""
+    from commitmq.client.admin import Admin
+
+    with Admin(node) as admin:
+        rows = admin.dispatchers()
+    if as_json:
+        print_json(rows)
+        return
+    print_table(
+        ("DISPATCHER", "PLUGIN", "STATE", "POSITION", "LAG", "RESTARTS", "SKIPPED"),
+        [
+            (
+                row["name"],
+                row["plugin"] or "built in",
+                row["state"],
+                row["position"],
+                human_bytes(row["lag_bytes"]),
+                row["restarts"],
+                len(row["skipped"]),
+            )
+            for row in rows
+        ],
+        left=(0, 1, 2),
+    )
+    for row in rows:
+        if row["state"] == "parked" and row["parked"]:
+            click.echo(f"\n{row['name']} is parked at {_record(row['parked'])}")
+            if row["last_error"] or row["last_exit"]:
+                click.echo(f"  it died {row['parked']['deaths']} times there: {row['last_error'] or row['last_exit']}")
+            click.echo(f"  `commitmq dispatcher retry {row['name']}` tries it again, `… skip …` leaves it out for ever")
+        elif row["last_exit"] and row["restarts"]:
+            click.echo(f"\n{row['name']} died last with {row['last_exit']}: {row['last_error'] or '-'}")
+        for start, end in row["gaps"]:
+            click.echo(
+                f"\n{row['name']} missed physical offsets {start} to {end}: they were deleted before it came there"
+            )
+
+
+@dispatcher.command()
+@click.argument("name")
+@json_option
+@node_option
+def retry(name: str, as_json: bool, node: str) -> None:
+    """Have the parked dispatcher NAME try again, with its code loaded anew."""
+    from commitmq.client.admin import Admin
+
+    with Admin(node) as admin:
+        admin.dispatcher_retry(name)
+    if as_json:
+        print_json({"retried": name})
+    else:
+        click.echo(f"dispatcher {name} starts again")
+
+
+@dispatcher.command()
+@click.argument("name")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@json_option
+@node_option
+def skip(name: str, yes: bool, as_json: bool, node: str) -> None:
+    """Have the parked dispatcher NAME go on without the record it is parked at."""
+    from commitmq.client.admin import Admin
+
+    with Admin(node) as admin:
+        row = next((one for one in admin.dispatchers() if one["name"] == name), None)
+        parked: dict[str, Any] = (row or {}).get("parked") or {"physical_offset": -1}
+        if parked["physical_offset"] >= 0 and not yes:
+            click.confirm(f"Leave out {_record(parked)} for dispatcher {name}, for ever?", abort=True)
+        skipped = admin.dispatcher_skip(name, parked["physical_offset"])
+    if as_json:
+        print_json({"skipped": skipped})
+    else:
+        click.echo(f"dispatcher {name} goes on without {_record(skipped)}")
+
+
+@dispatcher.command()
+@click.argument("name")
+@click.option("--to", required=True, help="begin, end, a record's physical offset, or a time (2026-11-21T10:00).")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@json_option
+@node_option
+def reset(name: str, to: str, yes: bool, as_json: bool, node: str) -> None:
+    """Move dispatcher NAME: forwards leaves records out, backwards has it see them again."""
+    from commitmq.client.admin import Admin
+
+    target = _target(to)
+    if not yes:
+        click.confirm(f"Move dispatcher {name} to {to}?", abort=True)
+    with Admin(node) as admin:
+        moved = admin.dispatcher_reset(name, target)
+    if as_json:
+        print_json(moved)
+    else:
+        click.echo(f"dispatcher {name} moved from physical offset {moved['before']} to {moved['position']}")
+
+
+@dispatcher.command()
+@click.argument("name")
+@click.argument("request", default="{}")
+@node_option
+def query(name: str, request: str, node: str) -> None:
+    """Ask dispatcher NAME; REQUEST is a JSON object, the answer is printed as one."""
+    import orjson
+
+    from commitmq.client.admin import Admin
+
+    try:
+        wanted = orjson.loads(request)
+    except orjson.JSONDecodeError as error:
+        raise click.BadParameter(f"not JSON: {error}", param_hint="REQUEST") from error
+    if not isinstance(wanted, dict):
+        raise click.BadParameter("it must be a JSON object", param_hint="REQUEST")
+    with Admin(node) as admin:
+        print_json(admin.dispatcher_query(name, wanted))
+
+
+def _target(to: str) -> str | int | datetime:
+    if to in ("begin", "end"):
+        return to
+    if to.isdecimal():
+        return int(to)
+    try:
+        return datetime.fromisoformat(to)
+    except ValueError:
+        raise click.BadParameter(f"{to!r} is not begin, end, a physical offset or a time", param_hint="--to") from None
+
+
+def _record(record: dict[str, Any]) -> str:
+    place = f"physical offset {record['physical_offset']}"
+    if "topic" not in record:
+        return place
+    return f"message {record['queue_offset']} of {record['topic']} queue {record['queue']} ({place})"

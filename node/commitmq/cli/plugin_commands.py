@@ -1,0 +1,27 @@
+"""Commands that plugins add to ``commitmq``. Imported only when a plugin is installed and a verb is not the node's own."""
+
+from __future__ import annotations
+
+import click
+
+from commitmq import plugins
+from commitmq.cli.output import complain
+
+
+def add_to(group: click.Group, *, taken: set[str]) -> None:
+    """Call ``commitmq_register_commands`` of every plugin; verbs in ``taken`` stay what they are.
+
+    Each plugin registers into a group of its own first, so that one that raises half-way adds nothing.
+    """
+    loaded = plugins.load()
+    for report in loaded.reports:
+        own = click.Group()
+        for _ in loaded.call("commitmq_register_commands", only=report.name, cli=own):
+            for name, command in own.commands.items():
+                if name in taken or name in group.commands:
+                    complain(f"plugin {report.name}: there is a verb {name!r} already, the plugin's is left out")
+                else:
+                    group.add_command(command, name)
+        if report.failure and report.failed_in in ("import", "registration", "commitmq_register_commands"):
+            why = report.failure.strip().splitlines()[-1]
+            complain(f"plugin {report.name} failed in {report.failed_in}: {why} (`commitmq plugins` shows all of it)")

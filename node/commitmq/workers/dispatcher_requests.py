@@ -1,0 +1,183 @@
+"""What people and programs ask of one dispatcher, over a ROUTER of its own: questions, and the verbs on its position.
+
+    query {request}            the dispatcher's answer; only while it is not parked
+    retry {}                   a parked dispatcher starts anew, with its code imported again
+    skip {at}                  the same, without the record it was parked at (its physical offset, so that a request that
+                               is repeated skips nothing else)
+    reset {to} or {timestamp}  continue at the beginning, the end, a record's physical offset or a store time
+
+A request never ends the process, whatever is in it; a question that raises fails alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import orjson
+import zmq
+
+from commitmq.client import wire
+from commitmq.control import Word
+from commitmq.errors import CommitMQError, ProtocolError
+from commitmq.store.dispatch_batch import LogWalker
+from commitmq.workers.dispatch_host import CONSUME_QUEUE, DispatcherHost
+from commitmq.workers.runtime import WorkerContext
+
+_REQUESTS_A_TURN: Final = 64
+_MAX_TIME_MS: Final = 1 << 53
+
+
+class DispatcherRequests:
+    """The socket and its operations."""
+
+    def __init__(self, context: WorkerContext, host: DispatcherHost) -> None:
+        self._context = context
+        self._host = host
+        self.restart_wanted = False
+        self._operations: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+            "query": self._query,
+            "retry": self._retry,
+            "skip": self._skip,
+            "reset": self._reset,
+        }
+        self.router, self.endpoints = context.bind_router(context.role)
+        context.register(self.router)
+
+    def serve(self) -> None:
+        """Answer what has arrived."""
+        for _ in range(_REQUESTS_A_TURN):
+            try:
+                client, *frames = self.router.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self.router.send_multipart([client, self._answer(frames)])
+
+    def _answer(self, frames: list[bytes]) -> bytes:
+        if len(frames) != 1:
+            return wire.error(None, "BAD_HEADER", f"a dispatcher takes one frame, not {len(frames)}")
+        try:
+            header = wire.parse_request(frames[0])
+        except ProtocolError as error:
+            return wire.error(wire.request_id(frames[0]), error.code, error.message)
+        identity, operation = header["id"], self._operations.get(header["op"])
+        if operation is None:
+            known = ", ".join(self._operations)
+            return wire.error(identity, "UNKNOWN_OP", f"a dispatcher knows {known}, not {header['op']!r:.100}")
+        try:
+            return wire.ok(identity, **operation(header))
+        except ProtocolError as error:
+            return wire.error(identity, error.code, error.message)
+        except CommitMQError as error:
+            return wire.error(identity, "SYSTEM_ERROR", str(error))
+        except Exception as error:
+            self._context.log.exception("a request failed", op=header["op"], error=repr(error))
+            return wire.error(identity, "SYSTEM_ERROR", f"{self._host.name} failed on this request: {error!r:.1000}")
+
+    # ------------------------------------------------------------ operations
+
+    def _query(self, header: dict[str, Any]) -> dict[str, Any]:
+        request = header.get("request", {})
+        if not isinstance(request, dict):
+            raise ProtocolError("INVALID_PARAMETER", "request must be an object")
+        if self._host.is_parked:
+            raise ProtocolError("SERVICE_NOT_AVAILABLE", f"dispatcher {self._host.name} is parked")
+        query = getattr(self._host.dispatcher, "query", None)
+        if query is None:
+            raise ProtocolError("UNKNOWN_OP", f"dispatcher {self._host.name} answers no queries")
+        result = query(request)
+        try:
+            orjson.dumps(result)
+        except TypeError as error:
+            raise ProtocolError("SYSTEM_ERROR", f"the answer of {self._host.name} is not JSON: {error}") from error
+        return {"result": result, "position": self._host.position}
+
+    def _retry(self, _header: dict[str, Any]) -> dict[str, Any]:
+        self._check_parked()
+        self._host.forgive()
+        self.restart_wanted = True
+        return {"position": self._host.position}
+
+    def _skip(self, header: dict[str, Any]) -> dict[str, Any]:
+        self._check_parked()
+        if header.get("at") != self._host.position:
+            where = self._host.position
+            raise ProtocolError(
+                "INVALID_PARAMETER", f"it is parked at physical offset {where}, not {header.get('at')!r:.40}"
+            )
+        skipped = self._host.skip_suspect()
+        self.restart_wanted = True
+        return {"skipped": skipped}
+
+    def _check_parked(self) -> None:
+        if not self._host.is_parked:
+            raise ProtocolError("INVALID_PARAMETER", f"dispatcher {self._host.name} is not parked")
+
+    def _reset(self, header: dict[str, Any]) -> dict[str, Any]:
+        if self._host.name == CONSUME_QUEUE:
+            raise ProtocolError("NO_PERMISSION", "the ConsumeQueues follow the log; rebuild them offline instead")
+        was_parked, before = self._host.is_parked, self._host.position
+        to = self._target(header)
+        try:
+            self._host.move(to)
+        except NotImplementedError:
+            raise ProtocolError(
+                "INVALID_PARAMETER", f"dispatcher {self._host.name} cannot go back: its truncate() is not implemented"
+            ) from None
+        self.restart_wanted = was_parked
+        return {"position": to, "before": before}
+
+    # ------------------------------------------------------------ positions
+
+    def _target(self, header: dict[str, Any]) -> int:
+        low, high = self._context.control.get(Word.MIN_OFFSET), self._host.limit()
+        to, timestamp = header.get("to"), header.get("timestamp")
+        if timestamp is not None:
+            if type(timestamp) is not int or not 0 <= timestamp < _MAX_TIME_MS:
+                raise ProtocolError("INVALID_PARAMETER", "timestamp must be milliseconds since 1970")
+            return self._offset_by_time(timestamp, low, high)
+        if to == "begin":
+            return low
+        if to == "end":
+            return high
+        if type(to) is not int:
+            raise ProtocolError("INVALID_PARAMETER", 'to must be "begin", "end" or a physical offset')
+        if not low <= to <= high:
+            raise ProtocolError("INVALID_PARAMETER", f"the log has the offsets {low} to {high}, not {to}")
+        if not self._is_boundary(to, low, high):
+            raise ProtocolError("INVALID_PARAMETER", f"no record begins at physical offset {to}")
+        return to
+
+    def _is_boundary(self, offset: int, low: int, high: int) -> bool:
+        if offset in (low, high):
+            return True
+        start = max(low, offset - offset % self._host.log.segment_bytes)
+        for batch in self._walk(start, high):
+            if batch.end > offset:
+                return bool((batch.rows["physical_offset"] == offset).any())
+            if batch.end == offset:
+                return True
+        return False
+
+    def _offset_by_time(self, timestamp: int, low: int, high: int) -> int:
+        """Physical offset of the first record stored at ``timestamp`` or later, ``high`` without one."""
+        start = low
+        for base in self._host.log.segments():
+            if low < base < high:
+                first = next(iter(self._walk(base, high, rows=1)), None)
+                if first is None or not len(first) or int(first.rows["store_timestamp"][0]) >= timestamp:
+                    break
+                start = base
+        for batch in self._walk(start, high):
+            found = (batch.rows["store_timestamp"] >= timestamp).nonzero()[0]
+            if len(found):
+                return int(batch.rows["physical_offset"][found[0]])
+        return high
+
+    def _walk(self, start: int, limit: int, rows: int = 16_384) -> Any:
+        walker = LogWalker(self._host.log, max_rows=rows, max_bytes=32 * 1024 * 1024)
+        while start < limit:
+            batch = walker.walk(start, limit)
+            yield batch
+            start = batch.end
+            self._context.heartbeat()

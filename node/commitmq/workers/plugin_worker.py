@@ -1,0 +1,22 @@
+"""worker-NAME: runs one worker of a plugin.
+
+Owns, reads, advances, sockets: the plugin's. Exit codes: workers.runtime.ExitCode. ``params["factory"]`` names the
+function, which gets this process's context and follows the rules of every worker (see :class:`commitmq.hookspecs.WorkerSpec`).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, cast
+
+from commitmq.plugins import resolve, settings
+from commitmq.workers.runtime import WorkerContext
+
+ROLE = "worker"
+
+
+def run(context: WorkerContext) -> None:
+    """Call the plugin's function; what it raises ends the process, which is started again with back-off."""
+    os.nice(context.config.dispatch.plugin_niceness)
+    context.params["settings"] = settings(context.config, str(context.params["plugin"]))
+    cast("Any", resolve(str(context.params["factory"])))(context)
