@@ -56,7 +56,7 @@ def test_start_status_and_stop(running: Node) -> None:
         *ROLES,
     }
     for row in report["processes"]:
-        assert row["state"] == ("done" if row["role"] == "recovery" else "ready"), row
+        assert row["state"] == ("done" if row["role"] in ("discovery", "recovery") else "ready"), row
         assert row["restarts"] == 0
     assert (running.store / "abort").exists()
     pids = running.pids()

@@ -16,7 +16,13 @@ from nodes import Node, start_node
 
 PAGE = Path(commitmq.__file__).parent / "client" / "PROTOCOL.md"
 ANY = "…"
-ROLES = {"admin": "admin", "writer": "writer", "coordinator": "coordinator", "reader": "reader-0"}
+ROLES = {
+    "admin": "admin",
+    "writer": "writer",
+    "coordinator": "coordinator",
+    "reader": "reader-0",
+    "dispatcher": "dispatcher-consume_queue",
+}
 
 
 class Example(NamedTuple):

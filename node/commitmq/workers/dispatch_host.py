@@ -62,6 +62,7 @@ class DispatcherHost:
         self._min_offset = self._control.get(Word.MIN_OFFSET)
         self.dispatcher: Dispatcher | None = None
         self.state: DispatchState | None = None
+        self._control.put_dispatcher(self.slot, DispatcherWord.FLAGS, 0)
         self.position = self._control.dispatcher(self.slot, DispatcherWord.DISPATCHED)
         if name != CONSUME_QUEUE:
             # The ConsumeQueue's position is recovery's to find; everybody else's is remembered.
@@ -123,7 +124,6 @@ class DispatcherHost:
             dispatcher.truncate(end)
             position = end
         self._set_position(position)
-        self._control.put_dispatcher(self.slot, DispatcherWord.FLAGS, 0)
         skipped, gaps = (state.skipped, state.gaps) if state is not None else ([], [])
         context.tell(state="running", parked=None, skipped=skipped, gaps=gaps)
 

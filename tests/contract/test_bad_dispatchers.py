@@ -1,0 +1,246 @@
+"""Goal: a dispatcher of a plugin can only harm itself, and when it is mended nothing is missing and nothing is there twice.
+
+Method: one real node with a plugin whose dispatcher does what a file says, at every moment. It keeps the physical offset
+of each record it saw in SQLite, so what it missed or saw twice is counted, not estimated. The plugin is found the way an
+installed one is: by its distribution's entry point.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sqlite3
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commitmq import Admin, Producer, ProtocolError
+from nodes import Node, commitmq, environment, eventually, start_node
+
+FOLDER = Path(__file__).parent / "misbehaving"
+SETTINGS = (
+    "dispatch.park_after=3",
+    "dispatch.plugin_memory_bytes=67108864",
+    "supervisor.hang_timeout_s=2",
+    "supervisor.restart_backoff_max_ms=400",
+)
+
+
+class Patient:
+    """The node, its plugin's mode file and what the plugin has seen."""
+
+    def __init__(self, node: Node, mode_file: Path) -> None:
+        self.node = node
+        self.mode_file = mode_file
+        self.sent = 0
+
+    def mode(self, text: str) -> None:
+        beside = self.mode_file.with_suffix(".new")
+        beside.write_text(text)
+        beside.replace(self.mode_file)
+
+    def row(self, name: str = "misbehaving") -> dict[str, Any]:
+        with Admin(self.node.address) as admin:
+            return next(row for row in admin.dispatchers() if row["name"] == name)
+
+    def send(self, count: int, topic: str = "patients") -> None:
+        with Producer(self.node.address) as producer:
+            producer.send_batch(topic, [b"%d" % (self.sent + n) for n in range(count)])
+        self.sent += count
+
+    def caught_up(self) -> None:
+        eventually(lambda: self.row()["state"] == "running" and self.row()["lag_bytes"] == 0, "it has caught up")
+
+    def mend(self) -> None:
+        """Make it well and wait until it is; it may be parked at any moment until the last bad process is gone."""
+        self.mode("well")
+
+        def is_well() -> bool:
+            row = self.row()
+            if row["state"] == "parked":
+                with Admin(self.node.address) as admin, contextlib.suppress(ProtocolError):
+                    admin.dispatcher_retry("misbehaving")
+            return row["state"] == "running" and row["lag_bytes"] == 0
+
+        eventually(is_well, "it is well and has caught up")
+
+    def seen(self) -> tuple[int, int]:
+        """Records and distinct records that the dispatcher has in its own durable state."""
+        database = sqlite3.connect(self.node.store / "commitmq" / "dispatchers" / "misbehaving" / "seen.db")
+        try:
+            row = database.execute("SELECT COUNT(*), COUNT(DISTINCT physical_offset) FROM seen").fetchone()
+        finally:
+            database.close()
+        return int(row[0]), int(row[1])
+
+
+@pytest.fixture(scope="module")
+def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Patient]:
+    folder = tmp_path_factory.mktemp("misbehaving")
+    metadata = folder / "misbehaving-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: misbehaving\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[commitmq]\nmisbehaving = misbehaving_plugin\n")
+    mode_file = folder / "mode"
+    mode_file.write_text("well")
+    paths = ":".join([str(folder), str(FOLDER), environment()["PYTHONPATH"]])
+    with start_node(folder, *SETTINGS, f"plugins.misbehaving.mode_file={mode_file}", PYTHONPATH=paths) as node:
+        yield Patient(node, mode_file)
+
+
+@pytest.fixture(autouse=True)
+def mended(patient: Patient) -> Iterator[None]:
+    """Every test begins and ends with a dispatcher that is well, and has seen every record once."""
+    yield
+    patient.mend()
+    assert patient.seen() == (patient.sent, patient.sent)
+
+
+def test_it_sees_every_record_and_answers_questions(patient: Patient) -> None:
+    patient.send(500)
+    patient.caught_up()
+    with Admin(patient.node.address) as admin:
+        assert admin.dispatcher_query("misbehaving", {}) == {"seen": patient.sent, "distinct": patient.sent}
+        with pytest.raises(ProtocolError, match="ZeroDivisionError"):
+            admin.dispatcher_query("misbehaving", {"raise": True})
+        restarts = patient.row()["restarts"]
+        assert admin.dispatcher_query("misbehaving", {})["seen"] == patient.sent
+        assert patient.row()["restarts"] == restarts, "a question must not end the process"
+        with pytest.raises(ProtocolError, match="there is no dispatcher 'other'; there are consume_queue"):
+            admin.dispatcher_query("other", {})
+        with pytest.raises(ProtocolError, match="answers no queries"):
+            admin.dispatcher_query("consume_queue", {})
+
+
+@pytest.mark.parametrize("mode", ["raise", "exit", "hang", "leak"])
+def test_whatever_it_does_the_rest_goes_on_and_it_catches_up_when_mended(patient: Patient, mode: str) -> None:
+    patient.mode(mode)
+    for _ in range(5):
+        patient.send(200)
+        time.sleep(0.1)
+    queues = patient.row("consume_queue")
+    assert (queues["state"], queues["restarts"]) == ("running", 0)
+    eventually(lambda: patient.row()["restarts"] or patient.row()["state"] == "parked", "it was noticed")
+    assert patient.row()["lag_bytes"] > 0
+    assert patient.row("consume_queue")["lag_bytes"] == 0
+    assert patient.node.row("writer")["restarts"] == 0
+
+
+def test_poison_is_narrowed_down_to_one_record_and_can_be_skipped(patient: Patient) -> None:
+    patient.send(300, "other")
+    with Producer(patient.node.address) as producer:
+        poison = producer.send("poison", b"bad", queue=2)
+    patient.sent += 1
+    patient.mode(f"poison {poison.physical_offset}")
+    patient.send(300, "other")
+    with Admin(patient.node.address) as admin:
+        admin.dispatcher_reset("misbehaving", "begin")
+        eventually(lambda: patient.row()["state"] == "parked", "the dispatcher is parked")
+        parked = patient.row()["parked"]
+        assert (parked["topic"], parked["queue"], parked["queue_offset"]) == ("poison", 2, poison.queue_offset)
+        assert parked["physical_offset"] == poison.physical_offset
+        assert "is poison" in patient.row()["last_error"]
+        with pytest.raises(ProtocolError, match="is parked"):
+            admin.dispatcher_query("misbehaving", {})
+        with pytest.raises(ProtocolError, match="it is parked at physical offset"):
+            admin.dispatcher_skip("misbehaving", parked["physical_offset"] - 1)
+        shown = commitmq("status", "--store", str(patient.node.store)).stdout
+        assert "dispatcher misbehaving is parked" in shown
+        listed = commitmq("dispatcher", "list", "--node", patient.node.address).stdout
+        assert f"physical offset {poison.physical_offset}" in listed
+        assert "is poison" in listed
+        # It is parked for good: it is not tried again by itself.
+        restarts = patient.row()["restarts"]
+        time.sleep(1)
+        assert patient.row()["restarts"] == restarts
+
+        skipped = commitmq("dispatcher", "skip", "misbehaving", "--yes", "--node", patient.node.address)
+        assert skipped.returncode == 0, skipped.stderr
+        patient.caught_up()
+        assert patient.seen() == (patient.sent - 1, patient.sent - 1)
+        assert patient.row()["skipped"] == [[poison.physical_offset, poison.physical_offset + parked["size"]]]
+
+        # Whoever goes back means all of it, the skipped record as well.
+        patient.mode("well")
+        moved = admin.dispatcher_reset("misbehaving", "begin")
+        assert moved["position"] == 0
+    patient.caught_up()
+    assert patient.row()["skipped"] == []
+
+
+def test_a_reset_takes_offsets_times_and_ends_and_refuses_the_rest(patient: Patient) -> None:
+    patient.send(100)
+    patient.caught_up()
+    with Admin(patient.node.address) as admin, Producer(patient.node.address) as producer:
+        sent = producer.send("resets", b"here")
+        patient.sent += 1
+        patient.caught_up()
+        assert admin.dispatcher_reset("misbehaving", sent.physical_offset)["position"] == sent.physical_offset
+        with pytest.raises(ProtocolError, match="no record begins at"):
+            admin.dispatcher_reset("misbehaving", sent.physical_offset + 1)
+        with pytest.raises(ProtocolError, match="the log has the offsets"):
+            admin.dispatcher_reset("misbehaving", 1 << 40)
+        with pytest.raises(ProtocolError, match='must be "begin"'):
+            admin.dispatcher_reset("misbehaving", "middle")
+        with pytest.raises(ProtocolError, match="follow the log"):
+            admin.dispatcher_reset("consume_queue", "begin")
+        patient.caught_up()
+        assert patient.seen() == (patient.sent, patient.sent)
+        # Forwards leaves out what is between; backwards brings it back.
+        patient.mode("slow")
+        patient.send(50)
+        patient.send(50)
+        end = admin.dispatcher_reset("misbehaving", "end")
+        assert end["before"] <= end["position"]
+    patient.mode("well")
+    by_time = commitmq(
+        "dispatcher", "reset", "misbehaving", "--to", "2001-01-01T00:00", "--yes", "--node", patient.node.address
+    )
+    assert by_time.returncode == 0, by_time.stderr
+    assert "to 0" in by_time.stdout
+
+
+def test_killed_while_slow_it_goes_on_where_it_was(patient: Patient) -> None:
+    patient.mode("slow")
+    for _ in range(3):
+        patient.send(100)
+        pid = patient.node.pids()["dispatcher-misbehaving"]
+        os.kill(pid, signal.SIGKILL)
+        eventually(lambda pid=pid: patient.node.pids().get("dispatcher-misbehaving", pid) != pid, "it runs again")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["raise", "exit", "hang", "leak"])
+def test_sends_and_queues_keep_their_rate(
+    patient: Patient, mode: str, record_property: Callable[[str, object], None]
+) -> None:
+    """Ratio of what is stored and visible a second, with the dispatcher misbehaving to with it well, in turns."""
+    body = b"x" * 1000
+
+    def rate(seconds: float) -> float:
+        count = 0
+        begun = time.perf_counter()
+        while time.perf_counter() - begun < seconds:
+            last = producer.send_batch("rates", [body] * 1000)
+            count += 1000
+        with Admin(patient.node.address) as admin:
+            end = last.acks[-1].end_offset - 1
+            eventually(lambda: admin.status()["positions"]["dispatched"] > end, "what was sent is visible")
+        patient.sent += count
+        return count / (time.perf_counter() - begun)
+
+    ratios = []
+    with Producer(patient.node.address) as producer:
+        rate(0.5)
+        for _ in range(7):
+            patient.mend()
+            well = rate(1.0)
+            patient.mode(mode)
+            ratios.append(rate(1.0) / well)
+    record_property("ratios", [round(one, 2) for one in ratios])
+    assert statistics.median(ratios) >= 0.9, ratios
