@@ -17,12 +17,14 @@ if TYPE_CHECKING:
     from commitmq.client.message import Message
     from commitmq.client.producer import Producer
     from commitmq.client.results import BatchResult, BatchSendError, SendResult
+    from commitmq.client.selector import MessageSelector, Sql
     from commitmq.errors import (
         CommitMQError,
         ConfigError,
         CorruptRecordError,
         DiskFullError,
         FencedError,
+        FilterError,
         InvalidMessageError,
         NodeUnavailableError,
         OffsetOutOfRangeError,
@@ -48,9 +50,11 @@ __all__ = [
     "CorruptRecordError",
     "DiskFullError",
     "FencedError",
+    "FilterError",
     "InvalidMessageError",
     "Message",
     "MessageBatch",
+    "MessageSelector",
     "NodeUnavailableError",
     "OffsetOutOfRangeError",
     "Outcome",
@@ -59,6 +63,7 @@ __all__ = [
     "SegmentSizeError",
     "SendError",
     "SendResult",
+    "Sql",
     "StoreError",
     "StoreLockedError",
     "hookimpl",
@@ -74,8 +79,10 @@ _HOMES = {
     "Consumer": "commitmq.client.consumer",
     "Message": "commitmq.client.message",
     "MessageBatch": "commitmq.client.batch",
+    "MessageSelector": "commitmq.client.selector",
     "Producer": "commitmq.client.producer",
     "SendResult": "commitmq.client.results",
+    "Sql": "commitmq.client.selector",
     "hookimpl": "commitmq.hookspecs",
 }
 

@@ -90,6 +90,12 @@ class ReaderConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class FilterConfig:
+    sql_enabled: bool = _key(True)
+    max_compiled: int = _key(1_024, 1)
+
+
+@dataclass(frozen=True, slots=True)
 class GroupsConfig:
     auto_create: bool = _key(True)
     heartbeat_interval_ms: int = _key(1_000, 50)
@@ -138,6 +144,7 @@ class NodeConfig:
     index: IndexConfig = field(default_factory=IndexConfig)
     topics: TopicsConfig = field(default_factory=TopicsConfig)
     reader: ReaderConfig = field(default_factory=ReaderConfig)
+    filter: FilterConfig = field(default_factory=FilterConfig)
     groups: GroupsConfig = field(default_factory=GroupsConfig)
     dispatch: DispatchConfig = field(default_factory=DispatchConfig)
     disk: DiskConfig = field(default_factory=DiskConfig)

@@ -129,6 +129,7 @@ class Crew:
         self.workers: dict[str, WorkerProcess] = {}
         for role in roles:
             self.add(role)
+        self.filters: list[dict[str, str]] = []  # of plugins, for the readers
         self.left_out: dict[str, str] = {}  # plugins that ended the discovery process, and how
         self.judging = True  # the node starts: a death that trying again cannot cure raises StartFailed
         self.forkserver: ForkServer | None = None
@@ -287,6 +288,8 @@ class Crew:
             params["dispatchers"] = [one.spec.dispatcher for one in self.workers.values() if one.spec.takes_batches]
         elif worker.role == "discovery":
             params["leave_out"] = self.left_out
+        elif worker.role.startswith("reader-"):
+            params["filters"] = self.filters
         try:
             worker.fork(forkserver, params, now_ms)
         except ForkServerDied as error:

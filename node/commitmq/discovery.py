@@ -24,8 +24,8 @@ _MAX_ATTEMPTS = 20
 def discover(config: NodeConfig, leave_out: Mapping[str, str], say: Callable[[str], None]) -> dict[str, Any]:
     """Load all plugins but ``leave_out`` and ask them; ``say`` is called with the name of each before it is touched.
 
-    Returns ``plugins`` (reports), ``dispatchers`` and ``workers`` (dicts with name, factory, plugin), ``config_errors``
-    (sentences about ``[plugins.NAME]`` sections).
+    Returns ``plugins`` (reports), ``dispatchers`` and ``workers`` (dicts with name, factory, plugin), ``filters`` (dicts
+    with type, factory, plugin), ``config_errors`` (sentences about ``[plugins.NAME]`` sections).
     """
     loaded = plugins.load_each(plugins.candidates(), before=lambda one: say(one.name), leave_out=leave_out)
     say("")
@@ -39,10 +39,14 @@ def discover(config: NodeConfig, leave_out: Mapping[str, str], say: Callable[[st
         {"name": spec.name, "factory": spec.factory, "plugin": report.name, "built_in": report.is_built_in}
         for report, spec in loaded.workers(config)
     ]
+    filters = [
+        {"type": spec.type, "factory": spec.factory, "plugin": report.name} for report, spec in loaded.filters(config)
+    ]
     return {
         "plugins": [report.to_json() for report in loaded.reports],
         "dispatchers": dispatchers,
         "workers": workers,
+        "filters": filters,
         "config_errors": config_errors,
     }
 
@@ -68,7 +72,13 @@ def discover_in_child(config: NodeConfig, *, timeout_s: float) -> dict[str, Any]
         if not culprit or culprit in leave_out:
             break
         leave_out[culprit] = why
-    return {"plugins": [], "dispatchers": [], "workers": [], "config_errors": [f"plugins cannot be listed: {why}"]}
+    return {
+        "plugins": [],
+        "dispatchers": [],
+        "workers": [],
+        "filters": [],
+        "config_errors": [f"plugins cannot be listed: {why}"],
+    }
 
 
 def _read(output: bytes) -> tuple[dict[str, Any] | None, str]:

@@ -100,5 +100,18 @@ class FencedError(ProtocolError):
         super().__init__("FENCED", message)
 
 
+class FilterError(CommitMQError, ValueError):
+    """An expression cannot be understood, or the filter behind it failed.
+
+    ``position`` is the character (from 1) at which the expression goes wrong, None when that does not apply; ``plugin``
+    is set when the plugin is at fault and not the expression.
+    """
+
+    def __init__(self, message: str, *, position: int | None = None, plugin: str | None = None) -> None:
+        super().__init__(message if position is None else f"at character {position}: {message}")
+        self.position = position
+        self.plugin = plugin
+
+
 class InvalidMessageError(CommitMQError, ValueError):
     """A message breaks a limit that the client can check before it sends: body, properties or topic name."""

@@ -20,12 +20,15 @@ import pluggy
 
 if TYPE_CHECKING:
     import click
+    import numpy as np
+    from numpy.typing import NDArray
 
     from commitmq.config import NodeConfig
     from commitmq.log import Log
     from commitmq.store.commit_log import CommitLog
     from commitmq.store.dispatch_batch import DispatchBatch
     from commitmq.store.layout import StoreLayout
+    from commitmq.store.message_filter import FilterBatch
 
 HOOK_API_VERSION = 1
 PROJECT = "commitmq"
@@ -183,4 +186,57 @@ def commitmq_config() -> ConfigSection:  # type: ignore[empty-body]
     Fires in the discovery process, once at every start of a node, before ``commitmq_dispatchers``; it fires again in
     every process that runs something of this plugin, and in ``commitmq plugins``. A value that does not fit refuses the
     start with exit code CONFIG_ERROR. Raising leaves the section out, named in ``status`` and ``commitmq plugins``.
+    """
+
+
+class CompiledFilter(Protocol):
+    """One expression, ready to judge messages. It is shared by all consumers that use the expression: keep no state."""
+
+    @property
+    def properties(self) -> tuple[str, ...]:
+        """Names of the message properties that the filter looks at; only their columns are in a batch."""
+        ...
+
+    def matches(self, batch: FilterBatch) -> NDArray[np.bool_]:
+        """One boolean for each message of ``batch``: whether the consumer wants it.
+
+        Called on the way of every pull, in the reader's only thread: use the columns' tests, not a loop over messages.
+        A message is judged again whenever it is read again, so the answer must depend on the message alone.
+        """
+        ...
+
+
+class MessageFilter(Protocol):
+    """Understands one type of expression."""
+
+    def compile(self, expression: str) -> CompiledFilter:
+        """Make a filter of ``expression``, which may be anything a client sent: bound its length and nesting.
+
+        Raises FilterError with the ``position`` and the reason when the expression is wrong.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class FilterSpec:
+    """One type of filter expression, by the name that a pull gives as ``filter_type`` (``SQL92``).
+
+    ``factory`` is ``module:attribute`` of a :class:`MessageFilter`, or of what makes one when called without arguments.
+    It is imported in the readers only, at the first pull that asks for the type.
+    """
+
+    type: str
+    factory: str
+
+
+@_hookspec
+def commitmq_filters(config: NodeConfig) -> list[FilterSpec]:  # type: ignore[empty-body]
+    """The types of message filters this plugin adds.
+
+    Fires in the discovery process, once at every start of a node, before any worker runs; it fires again when the
+    supervisor itself is restarted, and in ``commitmq plugins``. Must not touch the store. A type that exists already, or
+    ``TAG``, is refused. Raising leaves this plugin's filters out, named in ``status`` and ``commitmq plugins``; the node
+    runs on. The filters run in the readers: one that cannot be imported, or raises while it compiles or matches, fails
+    that request with FILTER_FAILED, naming the plugin and the reason, and the reader goes on. Only what no process
+    survives (a crash in native code, a loop without end) costs the reader, which is then started again.
     """

@@ -20,11 +20,12 @@ import pluggy
 from commitmq import hookspecs
 from commitmq.config import NodeConfig, section_from
 from commitmq.errors import ConfigError
-from commitmq.hookspecs import HOOK_API_VERSION, ConfigSection, DispatcherSpec, WorkerSpec
+from commitmq.hookspecs import HOOK_API_VERSION, ConfigSection, DispatcherSpec, FilterSpec, WorkerSpec
 
-BUILT_IN = ("commitmq_dispatchers.consume_queue",)
+BUILT_IN = ("commitmq_dispatchers.consume_queue", "commitmq_plugins.sql92")
 ENTRY_POINT_GROUP = "commitmq"
 OWN_DISTRIBUTION = "commitmq"
+TAG_FILTER = "TAG"
 API_ATTRIBUTE = "COMMITMQ_HOOK_API"
 _MAX_TRACEBACK_CHARS = 8_000
 
@@ -116,6 +117,26 @@ class Plugins:
                     trouble = f"something of the name {spec.name!r} exists already"
                 if trouble:
                     report.fail(hook, trouble)
+                else:
+                    found.append((report, spec))
+        return found
+
+    def filters(self, config: NodeConfig) -> list[tuple[PluginReport, FilterSpec]]:
+        """All filter types. Their names go into requests only, so they need not look like those of processes."""
+        found: list[tuple[PluginReport, FilterSpec]] = []
+        for report, specs in self.call("commitmq_filters", config=config):
+            for spec in specs:
+                trouble = ""
+                if not isinstance(spec, FilterSpec):
+                    trouble = f"it must return a list of FilterSpec, there is {spec!r:.100} in it"
+                elif not isinstance(spec.type, str) or not 0 < len(spec.type) <= 40 or not spec.type.isprintable():
+                    trouble = f"{spec.type!r:.100} is no type of filter: up to 40 characters"
+                elif not isinstance(spec.factory, str) or ":" not in spec.factory:
+                    trouble = f"the factory {spec.factory!r:.200} must be module:attribute"
+                elif spec.type == TAG_FILTER or any(other.type == spec.type for _, other in found):
+                    trouble = f"there is a filter of type {spec.type!r} already"
+                if trouble:
+                    report.fail("commitmq_filters", trouble)
                 else:
                     found.append((report, spec))
         return found

@@ -257,6 +257,7 @@ class Supervisor:
             if report["failure"]:
                 why = report["failure"].strip().splitlines()[-1]
                 self._log.error("a plugin failed", plugin=report["name"], where=report["failed_in"], why=why)
+        self._crew.filters = roster.filters
         for role in (*dispatchers, *workers):
             self._crew.add(role)
 

@@ -66,12 +66,14 @@ def comparable(output: str, store: Path) -> str:
 
 def test_the_tour_prints_what_it_says(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = tour_blocks()
-    assert [language for language, _ in blocks] == ["console", "pycon", "console"]
+    assert [language for language, _ in blocks] == ["console", "pycon", "pycon", "console"]
+    names: dict[str, object] = {}
     for language, text in blocks:
         if language == "pycon":
-            example = doctest.DocTestParser().get_doctest(text, {}, "the tour", str(README), 0)
+            example = doctest.DocTestParser().get_doctest(text, names, "the tour", str(README), 0)
             report: list[str] = []
-            failed, attempted = doctest.DocTestRunner(verbose=False).run(example, out=report.append)
+            failed, attempted = doctest.DocTestRunner(verbose=False).run(example, out=report.append, clear_globs=False)
+            names.update(example.globs)  # the parser made a copy
             assert attempted >= 3
             assert failed == 0, "".join(report)
             continue

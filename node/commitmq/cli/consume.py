@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 @click.option("--follow", "-f", is_flag=True, help="Go on waiting for new messages until interrupted.")
 @click.option("--tags", "expression", default="*", metavar="EXPR", help="Only these tags: 'TagA || TagB'.")
 @click.option(
+    "--sql", metavar="EXPR", help="Only where this is true of the properties: \"price > 10 AND region = 'eu'\"."
+)
+@click.option(
     "--format",
     "form",
     type=click.Choice(["text", "jsonl"]),
@@ -58,6 +61,7 @@ def consume(
     limit: int | None,
     follow: bool,
     expression: str,
+    sql: str | None,
     form: str,
     as_json: bool,
     timeout: float,
@@ -66,7 +70,11 @@ def consume(
     """Read messages of TOPIC: all there are now, or with --follow also those to come."""
     from commitmq.client.admin import Admin
     from commitmq.client.consumer import Consumer
+    from commitmq.client.selector import MessageSelector, Sql
 
+    if sql is not None and expression != "*":
+        raise click.UsageError("give --tags or --sql, not both; in SQL the tag is the property TAGS")
+    wanted = MessageSelector("TAG", expression) if sql is None else Sql(sql)
     ends: dict[tuple[str, int], int] = {}
     with Admin(node) as admin:
         try:
@@ -76,7 +84,7 @@ def consume(
                 raise
     write = _write_json if as_json or form == "jsonl" else _write_text
     # Closed by hand: an interrupt between two batches is an ordinary end, and what was written is committed.
-    consumer = Consumer(group, topic, node=node, start=_parse_start(start), filter=expression)
+    consumer = Consumer(group, topic, node=node, start=_parse_start(start), filter=wanted)
     whole = False
     try:
         _copy(consumer, write, ends, limit=limit, follow=follow, timeout=timeout)

@@ -28,6 +28,7 @@ def plugins(ctx: click.Context, show_all: bool, config_path: Path | None, as_jso
     for report in reports:
         for kind in ("dispatchers", "workers"):
             report[kind] = [one["name"] for one in found[kind] if one["plugin"] == report["name"]]
+        report["filters"] = [one["type"] for one in found["filters"] if one["plugin"] == report["name"]]
     if as_json:
         print_json(reports)
         return

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 from commitmq.client.assignment import Assignment, Gap, Queue, QueueState, Start, check_start, new_state, start_offsets
 from commitmq.client.connection import Channel, Directory, check_fork
 from commitmq.client.membership import GroupMember
+from commitmq.client.selector import MessageSelector, selector
 from commitmq.errors import CommitMQError, FencedError, NodeUnavailableError, ProtocolError
 from commitmq.log import get_log
 from commitmq.store.topic_name import validate_group, validate_topic
@@ -36,7 +37,7 @@ class Consumer:
 
     ``start`` says where to begin in a queue for which the group has no offset: ``earliest``, ``latest``, a datetime
     (first message stored then or later; without a time zone it is local time) or a queue offset. ``filter`` is a tag
-    expression, ``TagA || TagB`` or ``*``.
+    expression, ``TagA || TagB`` or ``*``, or a selector: ``Sql("price > 10 AND region = 'eu'")``.
 
     ``auto_commit``: what a poll returned is committed when poll is called again (at most every
     ``auto_commit_interval_s``), when a queue is given back, and by ``close``. So a message counts as processed when its
@@ -54,7 +55,7 @@ class Consumer:
         *,
         node: str | None = None,
         start: Start = "earliest",
-        filter: str = "*",
+        filter: str | MessageSelector = "*",
         queues: Iterable[Queue] | None = None,
         auto_commit: bool = True,
         auto_commit_interval_s: float = 1.0,
@@ -102,7 +103,7 @@ class Consumer:
         self._puller = Puller(
             self._directory,
             self._assignment,
-            expression=None if filter.strip() in ("", "*") else filter,
+            selector=selector(filter),
             mode=mode,
             max_bytes=max_pull_bytes,
         )

@@ -15,6 +15,7 @@ from commitmq.client.assignment import Assignment, Chunk, Gap, QueueState
 from commitmq.client.batch import Part, cut_parts, parts_of_records, parts_of_units
 from commitmq.client.connection import Channel, Directory
 from commitmq.client.segments import SegmentMaps
+from commitmq.client.selector import MessageSelector
 from commitmq.errors import CorruptRecordError, NodeUnavailableError, ProtocolError
 from commitmq.log import get_log
 
@@ -33,12 +34,12 @@ class Puller:
     """The readers' channels, and the pulls of all queues of one assignment."""
 
     def __init__(
-        self, directory: Directory, assignment: Assignment, *, expression: str | None, mode: str, max_bytes: int
+        self, directory: Directory, assignment: Assignment, *, selector: MessageSelector, mode: str, max_bytes: int
     ) -> None:
         self.gaps: deque[Gap] = deque(maxlen=1000)
         self._directory = directory
         self._assignment = assignment
-        self._filter = expression
+        self._filter = selector.header()
         self._mode = mode
         self._max_bytes = max_bytes
         self._channels: dict[int, Channel] = {}
@@ -98,7 +99,7 @@ class Puller:
         ranges = self._ranges and not state.use_bytes
         # With a filter the node may skip much and then wait, without telling how far it is; so until the end is
         # reached it is not asked to wait.
-        catching_up = self._filter is not None and (state.end < 0 or state.position < state.end)
+        catching_up = bool(self._filter) and (state.end < 0 or state.position < state.end)
         identity = channel.next_id()
         header: dict[str, Any] = {
             "v": wire.PROTOCOL_VERSION,
@@ -110,9 +111,8 @@ class Puller:
             "max_bytes": _RANGES_BYTES if ranges else self._max_bytes,
             "wait_ms": 0 if catching_up else _WAIT_MS,
             "mode": "ranges" if ranges else "bytes",
+            **self._filter,
         }
-        if self._filter is not None:
-            header["filter"] = self._filter
         try:
             channel.put([orjson.dumps(header)], now + _RECONNECT_S)
         except NodeUnavailableError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import time
 
-_MODULES = ("raw", "run", "walk", "tags")
+_MODULES = ("raw", "run", "walk", "tags", "columns")
 
 
 def warm() -> float:

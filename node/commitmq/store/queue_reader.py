@@ -18,18 +18,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from commitmq.errors import StoreError
-from commitmq.kernels.tags import MATCH, NO_RECORD, match_tags
+from commitmq.kernels.tags import MATCH, NO_RECORD
 from commitmq.store.commit_log import CommitLog
 from commitmq.store.fd_cache import FdCache
 from commitmq.store.format import PREBLANK_SIZE, UNIT_BYTES
 from commitmq.store.layout import segment_name
-from commitmq.store.tag_filter import TagFilter
 
 UNIT: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 Units = NDArray[np.void]
@@ -38,6 +37,8 @@ Units = NDArray[np.void]
 _UNIT: Final = struct.Struct(">qiq")
 # Units examined by one filtered read: 1.3 MB of index, about a millisecond, so that no pull holds up the others.
 SCAN_UNITS: Final = 65_536
+# Records looked into by one filtered read, for a filter that units cannot tell much: a few milliseconds.
+SCAN_RECORDS: Final = 16_384
 _CHUNK_UNITS: Final = 8_192
 _TAIL_UNITS: Final = 128
 MAX_CACHED_QUEUES: Final = 65_536
@@ -74,6 +75,26 @@ class PullResult:
     @property
     def count(self) -> int:
         return len(self.units)
+
+
+class RecordFilter(Protocol):
+    """Which messages a pull wants: first by what their units tell, then by the records themselves."""
+
+    def may_match(self, codes: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Which units can belong to wanted messages, by their tags codes."""
+        ...
+
+    def judge(
+        self,
+        data: NDArray[np.uint8],
+        positions: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+        verdicts: NDArray[np.uint8],
+    ) -> None:
+        """Set ``verdicts`` to MATCH, NO_MATCH or NO_RECORD for the records at ``positions`` of ``data``, part of a
+        segment.
+        """
+        ...
 
 
 _NOTHING: Units = np.empty(0, UNIT)
@@ -267,11 +288,12 @@ class QueueReader:
         floor: int = 0,
         max_messages: int,
         max_bytes: int,
-        tags: TagFilter | None = None,
+        wanted: RecordFilter | None = None,
     ) -> PullResult:
         """The messages from queue offset ``offset`` on, at least one however large, else as the limits say (spec 9.1).
 
-        With ``tags``, units of other tags are examined and passed over, SCAN_UNITS of them at most in one call.
+        With ``wanted``, other messages are examined and passed over, SCAN_UNITS units and SCAN_RECORDS records of them at
+        most in one call. Raises FilterError when the filter fails.
         """
         state = self._synced(topic, queue, bound, floor)
         if state is None:
@@ -285,10 +307,10 @@ class QueueReader:
             if offset == high:
                 return PullResult(PullStatus.OFFSET_OVERFLOW_ONE, offset, low, high, _NOTHING)
             return PullResult(PullStatus.OFFSET_OVERFLOW_BADLY, high, low, high, _NOTHING)
-        if tags is None:
+        if wanted is None:
             units, following, missing = self._read_all(state, offset, bound, floor, max_messages, max_bytes)
         else:
-            units, following, missing = self._read_tagged(state, offset, bound, floor, max_messages, max_bytes, tags)
+            units, following, missing = self._read_wanted(state, offset, bound, floor, max_messages, max_bytes, wanted)
         if len(units):
             status = PullStatus.FOUND
         else:
@@ -320,29 +342,41 @@ class QueueReader:
         taken = _fitting(sizes, max_bytes)
         return units[:taken], offset + taken, False
 
-    def _read_tagged(
-        self, state: _Queue, offset: int, bound: int, floor: int, max_messages: int, max_bytes: int, tags: TagFilter
+    def _read_wanted(
+        self,
+        state: _Queue,
+        offset: int,
+        bound: int,
+        floor: int,
+        max_messages: int,
+        max_bytes: int,
+        wanted: RecordFilter,
     ) -> tuple[Units, int, bool]:
         found: list[Units] = []
-        count = total = 0
+        count = total = looked_at = 0
         missing = False
         at = offset
         stop = min(state.max, offset + SCAN_UNITS)
-        # Records are looked at a slice at a time: a pull of ten messages must not touch eight thousand of them.
+        # Records are looked at a slice at a time: a pull of ten messages must not touch eight thousand of them, unless
+        # it turns out that few match.
         slice_units = min(_CHUNK_UNITS, max(64, 2 * max_messages))
-        while at < stop and count < max_messages and total < max_bytes:
+        while at < stop and count < max_messages and total < max_bytes and looked_at < SCAN_RECORDS:
             units = self._units(state, at, min(_CHUNK_UNITS, stop - at))
             if not len(units):
                 return (np.concatenate(found, dtype=UNIT) if found else _NOTHING), self._gap(state, at), True
             readable, _ = _readable(units, bound, floor)
             missing = missing or not readable.all()
-            candidates = np.flatnonzero(readable & tags.may_match(units["tags_code"].astype(np.int64)))
-            for first in range(0, len(candidates), slice_units):
+            candidates = np.flatnonzero(readable & wanted.may_match(units["tags_code"].astype(np.int64)))
+            first = 0
+            while first < len(candidates):
                 part = candidates[first : first + slice_units]
-                verdicts = self._verdicts(units[part], tags)
+                first += len(part)
+                verdicts = self._verdicts(units[part], wanted)
+                looked_at += len(part)
                 missing = missing or bool((verdicts == NO_RECORD).any())
                 matched = part[verdicts == MATCH]
                 if not len(matched):
+                    slice_units = min(_CHUNK_UNITS, 2 * slice_units)
                     continue
                 sizes = units["size"][matched].astype(np.int64)
                 taken = min(_fitting(sizes, max_bytes - total, at_least=not count), max_messages - count)
@@ -356,20 +390,15 @@ class QueueReader:
             at += len(units)
         return (np.concatenate(found, dtype=UNIT) if found else _NOTHING), at, missing
 
-    def _verdicts(self, units: Units, tags: TagFilter) -> NDArray[np.uint8]:
+    def _verdicts(self, units: Units, wanted: RecordFilter) -> NDArray[np.uint8]:
         """For each unit: MATCH, NO_MATCH or NO_RECORD, from the records themselves."""
         verdicts = np.full(len(units), NO_RECORD, np.uint8)
         physical = units["physical_offset"].astype(np.int64)
         sizes = units["size"].astype(np.int64)
         for first, end, base, segment in self._by_segment(physical, sizes):
             # The slice of verdicts is filled in place.
-            match_tags(
-                np.frombuffer(segment, np.uint8),
-                physical[first:end] - base,
-                sizes[first:end],
-                tags.wanted,
-                tags.bounds,
-                verdicts[first:end],
+            wanted.judge(
+                np.frombuffer(segment, np.uint8), physical[first:end] - base, sizes[first:end], verdicts[first:end]
             )
         return verdicts
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from commitmq.kernels.tags import match_tags
 from commitmq.store.java import java_string_hash
 
 MAX_TAGS = 1_024
@@ -64,3 +65,13 @@ class TagFilter:
         else:
             possible |= np.isin(codes, self.codes)
         return np.asarray(possible, np.bool_)
+
+    def judge(
+        self,
+        data: NDArray[np.uint8],
+        positions: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+        verdicts: NDArray[np.uint8],
+    ) -> None:
+        """Set ``verdicts`` to MATCH, NO_MATCH or NO_RECORD, by the tags in the records themselves."""
+        match_tags(data, positions, sizes, self.wanted, self.bounds, verdicts)

@@ -26,7 +26,7 @@ def run(context: WorkerContext) -> None:
     # What a plugin prints while it is imported must not get between the node's own lines.
     with contextlib.redirect_stdout(sys.stderr):
         found = discover(context.config, dict(context.params.get("leave_out", {})), say)
-    for name in ("plugins", "dispatchers", "workers", "config_errors"):
+    for name in ("plugins", "dispatchers", "workers", "filters", "config_errors"):
         for item in found[name]:
             context.tell_item(name, item)
     context.ready()

@@ -13,7 +13,8 @@ from typing import Any
 
 from commitmq.config import ReaderConfig
 from commitmq.errors import ProtocolError
-from commitmq.store.tag_filter import TagFilter
+from commitmq.store.queue_reader import RecordFilter
+from commitmq.workers.filters import Filters
 
 QueueKey = tuple[str, int]
 
@@ -36,7 +37,7 @@ class Pull:
     max_bytes: int
     wait_ms: int
     ranges: bool
-    tags: TagFilter | None
+    wanted: RecordFilter | None
     deadline_ms: int = 0
     done: bool = False
 
@@ -45,18 +46,18 @@ class Pull:
         return self.topic, self.queue
 
 
-def parse_pull(client: bytes, header: dict[str, Any], limits: ReaderConfig) -> Pull:
-    """The pull that ``header`` asks for, its wishes cut down to ``limits``. Raises ProtocolError INVALID_PARAMETER."""
+def parse_pull(client: bytes, header: dict[str, Any], limits: ReaderConfig, filters: Filters) -> Pull:
+    """The pull that ``header`` asks for, its wishes cut down to ``limits``.
+
+    Raises ProtocolError: INVALID_PARAMETER, or FILTER_FAILED for a plugin's fault.
+    """
     mode = header.get("mode", "bytes")
     if mode not in ("bytes", "ranges"):
         raise ProtocolError("INVALID_PARAMETER", "mode must be bytes or ranges")
-    expression = header.get("filter")
-    if expression is not None and type(expression) is not str:
-        raise ProtocolError("INVALID_PARAMETER", "filter must be a string")
-    try:
-        tags = TagFilter.parse(expression)
-    except ValueError as error:
-        raise ProtocolError("INVALID_PARAMETER", str(error)) from error
+    expression, kind = header.get("filter"), header.get("filter_type")
+    for name, value in (("filter", expression), ("filter_type", kind)):
+        if value is not None and type(value) is not str:
+            raise ProtocolError("INVALID_PARAMETER", f"{name} must be a string")
     offset = integer_field(header, "offset")
     return Pull(
         client=client,
@@ -69,7 +70,7 @@ def parse_pull(client: bytes, header: dict[str, Any], limits: ReaderConfig) -> P
         max_bytes=min(limits.max_pull_bytes, integer_field(header, "max_bytes", limits.max_pull_bytes, 1)),
         wait_ms=min(limits.max_wait_ms, integer_field(header, "wait_ms", 0, 0)),
         ranges=mode == "ranges",
-        tags=tags,
+        wanted=filters.get(kind, expression),
     )
 
 

@@ -26,9 +26,10 @@ import zmq
 
 from commitmq.client import wire
 from commitmq.control import DispatcherWord, Word
-from commitmq.errors import CommitMQError, OffsetOutOfRangeError, ProtocolError, StoreError
+from commitmq.errors import CommitMQError, FilterError, OffsetOutOfRangeError, ProtocolError, StoreError
 from commitmq.store.commit_log import CommitLog
 from commitmq.store.queue_reader import VIEW_BYTES, PullResult, PullStatus, QueueReader
+from commitmq.workers.filters import FAILED, Filters
 from commitmq.workers.parked_pulls import ParkedPulls, Pull, QueueKey, integer_field, parse_pull, text_field
 from commitmq.workers.runtime import WorkerContext, monotonic_ms
 from commitmq.workers.topic_view import TopicView, TopicViews
@@ -79,6 +80,7 @@ class Reader:
         limit = self._limits.max_parked_pulls
         self._parked = ParkedPulls(limit, max(1, limit // _CLIENT_SHARE))
         self._unsent = UnsentAnswers()
+        self._filters = Filters(ctx.params.get("filters", ()), limit=config.filter.max_compiled)
         self._is_listening = True
         self._sweep: list[QueueKey] = []
         self._sweep_bound = -1
@@ -181,6 +183,9 @@ class Reader:
         """Do ``work``; whatever goes wrong becomes the answer to this one request."""
         try:
             work(*arguments)
+        except FilterError as error:
+            self._ctx.log.error("a filter failed", error=str(error))
+            self._send(client, wire.error(request, FAILED, str(error)))
         except ProtocolError as error:
             more = {} if error.retry_after_ms is None else {"retry_after_ms": error.retry_after_ms}
             self._send(client, wire.error(request, error.code, error.message, **more))
@@ -233,7 +238,7 @@ class Reader:
     # ------------------------------------------------------------ pull
 
     def _pull(self, client: bytes, header: dict[str, Any]) -> None:
-        pull = parse_pull(client, header, self._limits)
+        pull = parse_pull(client, header, self._limits, self._filters)
         if self._unsent.is_over(client):
             raise ProtocolError(
                 "SYSTEM_BUSY", "too many answers were not taken off the connection yet", retry_after_ms=50
@@ -264,7 +269,7 @@ class Reader:
             floor=self._floor(pull.topic),
             max_messages=pull.max_messages,
             max_bytes=pull.max_bytes,
-            tags=pull.tags,
+            wanted=pull.wanted,
         )
         if pull.offset > result.max_offset and bound < self._ctx.control.get(Word.RECOVERED_END):
             # After a crash the dispatcher catches up with the log. Messages above this queue's end may have been shown

@@ -157,9 +157,9 @@ def test_files_and_segments_that_expire(tmp_path: Path) -> None:
         reader.frames(units)
     # A filter has to look at the records: those that vanished are passed over.
     first = next(one for one in store.records["t", 0] if one.physical_offset >= 4_096).queue_offset
-    result = reader_of(store).read("t", 0, 0, bound=4_096, **EVERYTHING, tags=TagFilter(["A"]))
+    result = reader_of(store).read("t", 0, 0, bound=4_096, **EVERYTHING, wanted=TagFilter(["A"]))
     assert (result.status, result.next_offset) == (PullStatus.MESSAGE_WAS_REMOVING, first)
-    result = pull(reader, store, 0, tags=TagFilter(["A"]), max_messages=1)
+    result = pull(reader, store, 0, wanted=TagFilter(["A"]), max_messages=1)
     assert (result.status, result.next_offset) == (PullStatus.FOUND, first + 1)
     assert store.queue("t", 0).delete_expired(4_096) == first // 10
     assert reader.bounds("t", 0, bound=store.end, floor=4_096) == (first, 100)
@@ -224,7 +224,7 @@ def test_limits(store: QueueStore) -> None:
                         bound=store.end,
                         max_messages=max_messages,
                         max_bytes=max_bytes,
-                        tags=tags,
+                        wanted=tags,
                     )
                     assert result.status is PullStatus.FOUND
                     assert 1 <= result.count <= max_messages
@@ -292,7 +292,7 @@ def test_filter_is_exact(store: QueueStore) -> None:
     reader = reader_of(store)
     for wanted in (["Aa"], ["BB", "🚀x"], ["标签"], ["none"], [f"x{n}" for n in range(20)] + ["A"]):
         expected = [one.body for one in store.records["t", 0] if one.properties.get("TAGS") in wanted]
-        result = pull(reader, store, 0, tags=TagFilter(wanted))
+        result = pull(reader, store, 0, wanted=TagFilter(wanted))
         assert bodies(reader, result) == expected
         assert result.status is (PullStatus.FOUND if expected else PullStatus.NO_MATCHED_MESSAGE)
         assert result.next_offset == 63
@@ -313,7 +313,7 @@ def test_filter_resumes_where_it_stopped(store: QueueStore, monkeypatch: pytest.
         seen: list[bytes] = []
         offset = 0
         while offset < 300:
-            result = pull(reader, store, offset, tags=TagFilter(["A", "B"]), max_messages=max_messages)
+            result = pull(reader, store, offset, wanted=TagFilter(["A", "B"]), max_messages=max_messages)
             assert offset < result.next_offset <= offset + 23
             assert result.count <= max_messages
             assert (result.status is PullStatus.FOUND) == bool(result.count)
@@ -367,7 +367,7 @@ def test_records_over_several_segments(tmp_path: Path) -> None:
     for queue in range(3):
         found = reader.read("t", queue, 0, bound=store.end, **EVERYTHING)
         assert bodies(reader, found) == store.bodies("t", queue)
-        found = reader.read("t", queue, 0, bound=store.end, **EVERYTHING, tags=TagFilter(["B"]))
+        found = reader.read("t", queue, 0, bound=store.end, **EVERYTHING, wanted=TagFilter(["B"]))
         wanted = [one.body for one in store.records["t", queue] if one.properties["TAGS"] == "B"]
         assert bodies(reader, found) == wanted
 
@@ -451,7 +451,7 @@ def test_golden_tags(golden: GoldenStore) -> None:
             continue
         for tag in sorted(tags):
             wanted = sorted(line["queue_offset"] for line in lines if line["properties"].get("TAGS") == tag)
-            result = reader.read(topic, queue, 0, bound=1 << 40, **EVERYTHING, tags=TagFilter([tag]))
+            result = reader.read(topic, queue, 0, bound=1 << 40, **EVERYTHING, wanted=TagFilter([tag]))
             assert [record.queue_offset for record in decoded(reader, result)] == wanted
 
 

@@ -1,0 +1,20 @@
+"""SQL92 message filters as RocketMQ has them: ``price > 10 AND region IN ('eu', 'us')`` on a message's properties.
+
+Built in through the same hook that third parties use. :mod:`.parser` reads expressions, :mod:`.tree` is what it makes of
+them, :mod:`.evaluator` judges messages, a batch at a time.
+"""
+
+from __future__ import annotations
+
+from commitmq.config import NodeConfig
+from commitmq.hookspecs import FilterSpec, hookimpl
+
+TYPE = "SQL92"
+
+
+@hookimpl
+def commitmq_filters(config: NodeConfig) -> list[FilterSpec]:
+    """The type SQL92, unless ``filter.sql_enabled`` is off."""
+    if not config.filter.sql_enabled:
+        return []
+    return [FilterSpec(TYPE, "commitmq_plugins.sql92.evaluator:SqlFilter")]

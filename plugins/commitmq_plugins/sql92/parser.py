@@ -1,0 +1,337 @@
+"""Reads SQL92 filter expressions (spec 12.7) by recursive descent, and refuses what RocketMQ refuses.
+
+    or          = and { OR and }
+    and         = equality { AND equality }
+    equality    = comparison { ("=" | "<>") comparison | IS [NOT] NULL }
+    comparison  = unary { ("<" | "<=" | ">" | ">=") unary
+                        | [NOT] (CONTAINS | STARTSWITH | ENDSWITH) string
+                        | [NOT] BETWEEN unary AND unary
+                        | [NOT] IN "(" string { "," string } ")" }
+    unary       = "+" unary | "-" unary | NOT unary | primary
+    primary     = string | integer | decimal | TRUE | FALSE | NULL | identifier | "(" or ")"
+
+NOT binds tighter than a comparison: ``NOT a = 1`` is ``(NOT a) = 1``, there as here. A library would bring another
+dialect's rules; the whole grammar is the ten lines above.
+
+Three things are handled more kindly, or more strictly, than by RocketMQ 5.4, where users only lose by its way: what
+follows a complete expression is an error instead of being ignored (``a = 1 b = 2`` there means ``a = 1``); a comment that
+begins with ``--`` may end with the text; a decimal literal may be zero (``price > 0.0``).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, NamedTuple
+
+from commitmq.errors import FilterError
+from commitmq_plugins.sql92.tree import (
+    And,
+    AsBoolean,
+    Constant,
+    Equal,
+    In,
+    IsNull,
+    Literal,
+    Negative,
+    Node,
+    Not,
+    Or,
+    Order,
+    Property,
+    TextTest,
+    is_boolean,
+)
+
+MAX_EXPRESSION_CHARACTERS: Final = 16_384
+MAX_DEPTH: Final = 100
+_GREATEST_LONG: Final = (1 << 63) - 1
+
+_KEYWORDS: Final = frozenset(
+    ("NOT", "AND", "OR", "BETWEEN", "IN", "TRUE", "FALSE", "NULL", "IS", "CONTAINS", "STARTSWITH", "ENDSWITH")
+)
+_CONSTANTS: Final[dict[str, Constant]] = {"TRUE": True, "FALSE": False, "NULL": None}
+_TEXT_TESTS: Final = ("CONTAINS", "STARTSWITH", "ENDSWITH")
+_ORDERS: Final = ("<", "<=", ">", ">=")
+
+# The longest alternative of each kind comes first. A number is not followed by a letter in any sensible expression, but
+# RocketMQ's scanner does not ask for a gap, and what comes next is then judged as the next token.
+_TOKEN: Final = re.compile(
+    r"""
+    (?P<blank>[ \t\n\r\f]+ | --[^\n\r]* | /\*(?:[^*]|\*(?!/))*\*/)
+  | (?P<decimal>[0-9]+\.[0-9]*(?:[eE][+-]?[0-9]+)? | \.[0-9]+(?:[eE][+-]?[0-9]+)? | [0-9]+[eE][+-]?[0-9]+)
+  | (?P<integer>[1-9][0-9]*[lL]? | 0)
+  | (?P<string>'(?:''|[^'])*')
+  | (?P<name>[A-Za-z_$][A-Za-z0-9_$]*)
+  | (?P<symbol><> | <= | >= | [=<>()+,-])
+    """,
+    re.VERBOSE,
+)
+
+
+class Token(NamedTuple):
+    """``kind``: a keyword or symbol itself, or ``integer``, ``decimal``, ``string``, ``name``, ``end``; ``at`` from 1."""
+
+    kind: str
+    text: str
+    at: int
+
+
+def parse(expression: str) -> Node:
+    """The tree of ``expression``, which has a truth value. Raises FilterError with position and reason."""
+    if len(expression) > MAX_EXPRESSION_CHARACTERS:
+        raise FilterError(
+            f"the expression has {len(expression)} characters, at most {MAX_EXPRESSION_CHARACTERS} are allowed"
+        )
+    return _Parser(_tokens(expression)).whole()
+
+
+def _tokens(expression: str) -> list[Token]:
+    tokens = []
+    at = 0
+    while at < len(expression):
+        found = _TOKEN.match(expression, at)
+        if found is None:
+            raise FilterError(_cannot_read(expression, at), position=at + 1)
+        kind, text = str(found.lastgroup), found[0]
+        if kind == "name" and text.upper() in _KEYWORDS:
+            kind = text.upper()
+        elif kind == "symbol":
+            kind = text
+        if kind != "blank":
+            tokens.append(Token(kind, text, at + 1))
+        at = found.end()
+    tokens.append(Token("end", "", len(expression) + 1))
+    return tokens
+
+
+def _cannot_read(expression: str, at: int) -> str:
+    if expression[at] == "'":
+        return "the string has no closing quote"
+    if expression.startswith("/*", at):
+        return "the comment has no closing */"
+    hint = {"!": "; unequal is <>", '"': "; strings are in single quotes"}.get(expression[at], "")
+    return f"{expression[at]!r} cannot begin anything here{hint}"
+
+
+class _Parser:
+    """One pass over the tokens; each method reads one rule of the grammar."""
+
+    def __init__(self, tokens: list[Token]) -> None:
+        self._tokens = tokens
+        self._next = 0
+        self._depth = 0
+
+    # ------------------------------------------------------------ tokens
+
+    @property
+    def _token(self) -> Token:
+        return self._tokens[self._next]
+
+    def _take(self) -> Token:
+        token = self._tokens[self._next]
+        if token.kind != "end":
+            self._next += 1
+        return token
+
+    def _takes(self, *kinds: str) -> Token | None:
+        """The next token if it is one of ``kinds``."""
+        return self._take() if self._token.kind in kinds else None
+
+    def _expect(self, kind: str, what: str) -> Token:
+        token = self._takes(kind)
+        if token is None:
+            raise self._missing(what)
+        return token
+
+    def _missing(self, wanted: str) -> FilterError:
+        token = self._token
+        found = "the expression ends" if token.kind == "end" else f"there is {token.text[:40]!r}"
+        return FilterError(f"{wanted} is missing, {found}", position=token.at)
+
+    def _deeper(self, at: int) -> None:
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise FilterError(f"the expression is nested more than {MAX_DEPTH} levels deep", position=at)
+
+    # ------------------------------------------------------------ rules
+
+    def whole(self) -> Node:
+        node = self._boolean(self._or(), 1)
+        if self._token.kind != "end":
+            raise FilterError(
+                f"nothing may follow here, but there is {self._token.text[:40]!r}", position=self._token.at
+            )
+        return node
+
+    def _or(self) -> Node:
+        start = self._token.at
+        first = self._and()
+        if self._token.kind != "OR":
+            return first
+        operands = [self._boolean(first, start)]
+        while self._takes("OR"):
+            start = self._token.at
+            operands.append(self._boolean(self._and(), start))
+        return Or(tuple(operands))
+
+    def _and(self) -> Node:
+        start = self._token.at
+        first = self._equality()
+        if self._token.kind != "AND":
+            return first
+        operands = [self._boolean(first, start)]
+        while self._takes("AND"):
+            start = self._token.at
+            operands.append(self._boolean(self._equality(), start))
+        return And(tuple(operands))
+
+    def _equality(self) -> Node:
+        depth = self._depth
+        start = self._token.at
+        left = self._comparison()
+        while (token := self._takes("=", "<>", "IS")) is not None:
+            self._deeper(token.at)
+            if token.kind == "IS":
+                negated = self._takes("NOT") is not None
+                self._expect("NULL", "NULL")
+                left = Not(IsNull(left)) if negated else IsNull(left)
+                continue
+            right_at = self._token.at
+            right = self._comparison()
+            _check_equal(left, start, right, right_at)
+            left = Equal(left, right) if token.kind == "=" else Not(Equal(left, right))
+        self._depth = depth
+        return left
+
+    def _comparison(self) -> Node:
+        depth = self._depth
+        start = self._token.at
+        left = self._unary()
+        while True:
+            token = self._token
+            negated = token.kind == "NOT"
+            kind = self._tokens[self._next + 1].kind if negated else token.kind
+            if kind not in ("BETWEEN", "IN", *_TEXT_TESTS, *(() if negated else _ORDERS)):
+                break
+            self._deeper(token.at)
+            self._next += 2 if negated else 1
+            if kind in _ORDERS:
+                right_at = self._token.at
+                left = _order(kind, left, start, self._unary(), right_at)
+            elif kind == "BETWEEN":
+                left = self._between(left, start, negated)
+            elif kind == "IN":
+                left = self._in(left, start, negated)
+            else:
+                text = _unquoted(self._expect("string", f"a string after {kind}"))
+                left = TextTest(kind, left, text, negated)
+        if self._token.kind == "NOT":
+            self._next += 1
+            raise self._missing("BETWEEN, IN, CONTAINS, STARTSWITH or ENDSWITH after NOT")
+        self._depth = depth
+        return left
+
+    def _between(self, value: Node, start: int, negated: bool) -> Node:
+        low_at = self._token.at
+        low = self._unary()
+        self._expect("AND", "AND")
+        high_at = self._token.at
+        high = self._unary()
+        if negated:
+            return Or((_order("<", value, start, low, low_at), _order(">", value, start, high, high_at)))
+        both = And((_order(">=", value, start, low, low_at), _order("<=", value, start, high, high_at)))
+        if (
+            isinstance(low, Literal)
+            and isinstance(high, Literal)
+            and isinstance(low.value, int | float)
+            and isinstance(high.value, int | float)
+            and low.value > high.value
+        ):
+            raise FilterError(f"BETWEEN needs the lesser value first: {low.value} > {high.value}", position=low_at)
+        return both
+
+    def _in(self, value: Node, start: int, negated: bool) -> Node:
+        if not isinstance(value, Property):
+            raise FilterError("only a property can be IN a list", position=start)
+        self._expect("(", "( after IN")
+        texts = [_unquoted(self._expect("string", "a string in the list of IN"))]
+        while self._takes(","):
+            texts.append(_unquoted(self._expect("string", "a string in the list of IN")))
+        self._expect(")", ") or , in the list of IN")
+        return In(value, tuple(texts), negated)
+
+    def _unary(self) -> Node:
+        depth = self._depth
+        token = self._takes("+", "-", "NOT")
+        if token is None:
+            return self._primary()
+        self._deeper(token.at)
+        start = self._token.at
+        operand = self._unary()
+        self._depth = depth
+        if token.kind == "+":
+            return operand
+        return Negative(operand) if token.kind == "-" else Not(self._boolean(operand, start))
+
+    def _primary(self) -> Node:
+        token = self._token
+        if token.kind == "(":
+            self._take()
+            self._deeper(token.at)
+            node = self._or()
+            self._expect(")", ")")
+            self._depth -= 1
+            return node
+        if token.kind == "name":
+            return Property(self._take().text)
+        if token.kind in _CONSTANTS:
+            self._take()
+            return Literal(_CONSTANTS[token.kind])
+        if token.kind == "string":
+            return Literal(_unquoted(self._take()))
+        if token.kind == "integer":
+            return Literal(_integer(self._take()))
+        if token.kind == "decimal":
+            return Literal(_decimal(self._take()))
+        raise self._missing("a property, a literal or (")
+
+    def _boolean(self, node: Node, at: int) -> Node:
+        """``node`` where a truth value is needed."""
+        if isinstance(node, Property):
+            return AsBoolean(node)
+        if not is_boolean(node):
+            raise FilterError("this has no truth value; compare it with something", position=at)
+        return node
+
+
+def _order(symbol: str, left: Node, left_at: int, right: Node, right_at: int) -> Order:
+    for node, at in ((left, left_at), (right, right_at)):
+        if is_boolean(node) or (isinstance(node, Literal) and isinstance(node.value, str)):
+            raise FilterError(f"only numbers and properties can be compared by {symbol} or BETWEEN", position=at)
+    return Order(symbol, left, right)
+
+
+def _check_equal(left: Node, left_at: int, right: Node, right_at: int) -> None:
+    for node, at in ((left, left_at), (right, right_at)):
+        if isinstance(node, Literal) and node.value is None:
+            raise FilterError("nothing equals NULL; write IS NULL", position=at)
+    if isinstance(left, Literal) and isinstance(right, Literal) and is_boolean(left) and not is_boolean(right):
+        raise FilterError("a truth value cannot be compared with this constant", position=right_at)
+
+
+def _unquoted(token: Token) -> str:
+    return token.text[1:-1].replace("''", "'")
+
+
+def _integer(token: Token) -> int:
+    digits = token.text.rstrip("lL")
+    if len(digits) > 19 or int(digits) > _GREATEST_LONG:
+        raise FilterError("the number does not fit into 64 bits; with a decimal point it is a float", position=token.at)
+    return int(digits)
+
+
+def _decimal(token: Token) -> float:
+    value = float(token.text)
+    if value == float("inf") or (value == 0.0 and re.search("[1-9]", token.text.lower().partition("e")[0])):
+        raise FilterError("the number does not fit into a double", position=token.at)
+    return value

@@ -1,0 +1,259 @@
+"""Goal: filters by expression work through client, command line and protocol; a plugin's filter that is broken in any way
+fails the requests that use it, by name, and nothing else.
+
+Method: one real node with a plugin distribution on its path whose filters are good, cannot be imported, raise while they
+compile, raise while they match, and answer nonsense.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from commitmq import AsyncConsumer, Consumer, MessageSelector, Producer, ProtocolError, Sql
+from commitmq.cli.exit_codes import CliExit
+from nodes import Node, commitmq, start_node
+
+pytestmark = pytest.mark.timeout(90)
+
+PLUGIN = '''
+"""A plugin with filters of every kind."""
+from commitmq.hookspecs import FilterSpec, hookimpl
+
+
+@hookimpl
+def commitmq_filters(config):
+    names = ("Prefix", "Uncompiled", "Raising", "Nonsense", "Nameless")
+    return [
+        *(FilterSpec(name.upper(), f"odd_filters:{name}") for name in names),
+        FilterSpec("ABSENT", "no_such_module:Filter"),
+        FilterSpec("TAG", "odd_filters:Prefix"),
+    ]
+'''
+FILTERS = '''
+"""What odd_plugin names."""
+import numpy as np
+
+
+class Compiled:
+    properties = ("region",)
+
+    def __init__(self, text):
+        self.text = text
+
+    def matches(self, batch):
+        return batch["region"].starts_with(self.text)
+
+
+class Prefix:
+    """Messages whose region begins with the expression."""
+    def compile(self, expression):
+        return Compiled(expression)
+
+
+class Uncompiled:
+    def compile(self, expression):
+        return 1 / 0
+
+
+class Raising(Prefix):
+    def compile(self, expression):
+        class Raises(Compiled):
+            def matches(self, batch):
+                raise RuntimeError("out of ideas")
+        return Raises(expression)
+
+
+class Nonsense(Prefix):
+    def compile(self, expression):
+        class Counts(Compiled):
+            def matches(self, batch):
+                return np.arange(len(batch) + 1)
+        return Counts(expression)
+
+
+class Nameless(Prefix):
+    def compile(self, expression):
+        return object()
+'''
+
+
+def install(folder: Path) -> Path:
+    """The plugin as an installed distribution in ``folder``."""
+    folder.mkdir()
+    (folder / "odd_plugin.py").write_text(PLUGIN)
+    (folder / "odd_filters.py").write_text(FILTERS)
+    info = folder / "odd_filters-1.2.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: odd-filters\nVersion: 1.2\n")
+    (info / "entry_points.txt").write_text("[commitmq]\nodd_plugin = odd_plugin\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def plugin_path(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = install(tmp_path_factory.mktemp("plugin") / "lib")
+    return os.pathsep.join([str(folder), *(path for path in sys.path if path)])
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory, plugin_path: str) -> Iterator[Node]:
+    with start_node(tmp_path_factory.mktemp("filters"), "topics.default_queues=2", PYTHONPATH=plugin_path) as made:
+        yield made
+
+
+REGIONS = ("eu", "us", "asia", None)
+
+
+@pytest.fixture(scope="module")
+def offers(node: Node) -> list[dict[str, str]]:
+    """Properties of 400 messages of the topic offers; each body is its message's number."""
+    sent: list[dict[str, str]] = []
+    with Producer(node.address) as producer:
+        for number in range(400):
+            properties = {"price": str(number % 40)}
+            region = REGIONS[number % 4]
+            if region is not None:
+                properties["region"] = region
+            sent.append(properties)
+            producer.send_async(
+                "offers", b"%d" % number, tags=f"T{number % 3}", queue=number % 2, properties=properties
+            )
+        producer.flush(20)
+    return sent
+
+
+def numbers(node: Node, wanted: str | MessageSelector, count: int, **settings: Any) -> list[int]:
+    """The numbers of the messages of offers that a consumer gets, sorted; exactly ``count`` are waited for."""
+    found: list[int] = []
+    with Consumer(None, "offers", node=node.address, filter=wanted, **settings) as consumer:
+        while len(found) < count:
+            batch = consumer.poll(10)
+            assert len(batch), f"{len(found)} of {count} came"
+            found += [int(message.body) for message in batch]
+        assert not consumer.poll(0.2)
+        assert all(offset == 200 for offset in consumer.positions.values()), "the end was not reached"
+    return sorted(found)
+
+
+@pytest.mark.parametrize("mode", ["ranges", "bytes"])
+def test_sql_selects_the_same_in_every_mode(node: Node, offers: list[dict[str, str]], mode: str) -> None:
+    wanted = [
+        number
+        for number, one in enumerate(offers)
+        if int(one["price"]) > 10 and one.get("region") in ("eu", "us") and number % 3 == 1
+    ]
+    assert len(wanted) > 20
+    expression = "price > 10 AND region IN ('eu', 'us') AND TAGS = 'T1'"
+    assert numbers(node, Sql(expression), len(wanted), mode=mode) == wanted
+    none = [number for number in range(400) if number % 4 == 3]
+    assert numbers(node, MessageSelector("SQL92", "region IS NULL"), 100, mode=mode) == none
+
+
+def test_asyncio_and_groups(node: Node, offers: list[dict[str, str]]) -> None:
+    async def main() -> list[int]:
+        found: list[int] = []
+        async with AsyncConsumer("sql-group", "offers", node=node.address, filter=Sql("price = 39")) as consumer:
+            async with asyncio.timeout(20):
+                while len(found) < 10:
+                    found += [int(message.body) for message in await consumer.poll(1)]
+        return sorted(found)
+
+    assert asyncio.run(main()) == list(range(39, 400, 40))
+
+
+def test_a_message_that_comes_later_ends_the_wait(node: Node) -> None:
+    """A long poll goes on past messages that do not match, and ends with the first that does."""
+    with (
+        Producer(node.address) as producer,
+        Consumer(None, queues=[("later", 0)], node=node.address, filter=Sql("kind = 'x'")) as consumer,
+    ):
+        producer.send("later", b"0", queue=0, properties={"kind": "y"})
+        assert not consumer.poll(0.5)
+        for number in range(1, 5):
+            producer.send("later", b"%d" % number, queue=0, properties={"kind": "y"})
+        assert not consumer.poll(0.3)
+        producer.send("later", b"5", queue=0, properties={"kind": "x"})
+        assert [message.body for message in consumer.poll(10)] == [b"5"]
+
+
+def test_the_command_line(node: Node, offers: list[dict[str, str]]) -> None:
+    done = commitmq("consume", "offers", "--node", node.address, "--sql", "price = 7 AND region = 'asia'")
+    assert done.returncode == CliExit.OK, done.stderr
+    assert done.stdout == ""
+    done = commitmq("consume", "offers", "--node", node.address, "--sql", "price = 38 AND region = 'asia'")
+    assert sorted(map(int, done.stdout.split())) == list(range(38, 400, 40))
+    done = commitmq("consume", "offers", "--node", node.address, "--sql", "price >")
+    assert done.returncode == CliExit.FAILURE
+    assert "at character 8" in done.stderr
+    done = commitmq("consume", "offers", "--node", node.address, "--sql", "price > 1", "--tags", "T1")
+    assert done.returncode == CliExit.USAGE
+
+
+def test_a_plugins_filter(node: Node, offers: list[dict[str, str]]) -> None:
+    found = numbers(node, MessageSelector("PREFIX", "a"), 100)
+    assert found == [number for number in range(400) if number % 4 == 2]
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("UNCOMPILED", "ZeroDivisionError"),
+        ("RAISING", "out of ideas"),
+        ("NONSENSE", "booleans"),
+        ("NAMELESS", "properties"),
+        ("ABSENT", "no_such_module"),
+    ],
+)
+def test_a_broken_filter_fails_only_its_own_requests(
+    node: Node, offers: list[dict[str, str]], kind: str, reason: str
+) -> None:
+    reader = node.pids()["reader-0"]
+    with Consumer(None, "offers", node=node.address, filter=MessageSelector(kind, "eu")) as consumer:
+        for _ in range(2):
+            with pytest.raises(ProtocolError, match=reason) as failure:
+                for _ in range(20):
+                    consumer.poll(1)
+            assert failure.value.code == "FILTER_FAILED"
+            assert "odd_plugin" in str(failure.value)
+            assert kind in str(failure.value)
+    assert numbers(node, Sql("price = 39"), 10) == list(range(39, 400, 40))
+    assert node.pids()["reader-0"] == reader
+
+
+def test_the_plugin_is_reported(plugin_path: str) -> None:
+    """It wanted to replace TAG: that one filter is refused, the others stand."""
+    done = commitmq("plugins", "--json", PYTHONPATH=plugin_path)
+    assert done.returncode == CliExit.OK, done.stderr
+    report = next(one for one in json.loads(done.stdout) if one["distribution"] == "odd-filters")
+    assert report["filters"] == ["PREFIX", "UNCOMPILED", "RAISING", "NONSENSE", "NAMELESS", "ABSENT"]
+    assert report["failed_in"] == "commitmq_filters"
+    assert "'TAG'" in report["failure"]
+
+
+def test_sql_can_be_switched_off(tmp_path: Path) -> None:
+    with start_node(tmp_path, "filter.sql_enabled=false") as node:
+        with Producer(node.address) as producer:
+            producer.send("t", b"x")
+        with (
+            Consumer(None, "t", node=node.address, filter=Sql("a = 1")) as consumer,
+            pytest.raises(ProtocolError, match="no filter type 'SQL92'"),
+        ):
+            for _ in range(20):
+                consumer.poll(1)
+
+
+def test_selectors() -> None:
+    assert Sql("a = 1").header() == {"filter_type": "SQL92", "filter": "a = 1"}
+    assert MessageSelector("TAG", " * ").header() == {}
+    assert repr(Sql("a = 1")) == "Sql(type='SQL92', expression='a = 1')"
+    for kind, expression in (("", "x"), ("SQL92", None), (5, "x")):
+        with pytest.raises(ValueError):
+            MessageSelector(kind, expression)  # type: ignore[arg-type]
