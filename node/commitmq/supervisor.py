@@ -337,9 +337,10 @@ class Supervisor:
 
     def _may_remove_abort(self) -> bool:
         if self._starting:
-            # Nothing was served. Only a store that recovery refused untouched goes back to how it was found.
+            # Nothing was served. Only a store that nothing has touched goes back to how it was found.
             refused = self._failure is not None and self._failure.code is CliExit.STORE_UNUSABLE
-            return refused and self._was_clean and self._crew.started() <= {"discovery", "recovery"}
+            untouched = {"discovery", "recovery"} if refused else {"discovery"}
+            return self._was_clean and self._crew.started() <= untouched
         # A plugin that does not end in order harms nothing but itself.
         unclean = [worker.role for worker in self._crew.workers.values() if worker.unclean and not worker.spec.plugin]
         written, flushed = self._control.get(Word.WRITTEN), self._control.get(Word.FLUSHED)
