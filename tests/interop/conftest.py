@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,3 +33,9 @@ def run_rocketmq(_class_path: str) -> RunRocketMQ:
         return rocketmq.run(_class_path, root, *arguments, **options)
 
     return run
+
+
+@pytest.fixture
+def judge_by_rocketmq(_class_path: str) -> Callable[..., list[dict[str, Any]]]:
+    """``judge_by_rocketmq(cases)``: see :func:`rocketmq.judge`."""
+    return partial(rocketmq.judge, _class_path)

@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -123,8 +123,30 @@ def run(
     return Run([json.loads(line) for line in done.stdout.splitlines()], told, complaints)
 
 
+def judge(class_path: str, cases: Iterable[tuple[str, list[dict[str, str]]]]) -> list[dict[str, Any]]:
+    """Have RocketMQ's filter classes judge the messages (their properties) of each ``(expression, messages)``.
+
+    Each answer has ``refused`` (why) or ``matches`` and ``values``, one for each message.
+    """
+    lines = [json.dumps({"expression": expression, "messages": messages}) for expression, messages in cases]
+    done = subprocess.run(
+        ["java", *_JVM_FLAGS, "-cp", class_path, "commitmq.interop.FilterTool"],
+        input="\n".join(lines),
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        timeout=_RUN_TIMEOUT_S,
+        check=True,
+    )
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(answers) == len(lines), done.stderr[-3000:]
+    return answers
+
+
 def _is_built() -> bool:
-    return (TARGET / "interop.jar").exists() and any((TARGET / "dependency").glob("rocketmq-store-*.jar"))
+    return (TARGET / "interop.jar").exists() and all(
+        any((TARGET / "dependency").glob(f"rocketmq-{name}-*.jar")) for name in ("store", "filter", "broker")
+    )
 
 
 def _maven() -> None:

@@ -16,7 +16,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from commitmq.kernels.tags import MATCH, NO_MATCH
 from commitmq.store import queue_reader
 from commitmq.store.commit_log import CommitLog
 from commitmq.store.consume_queue import ConsumeQueue, list_queues
@@ -320,6 +322,51 @@ def test_filter_resumes_where_it_stopped(store: QueueStore, monkeypatch: pytest.
             seen += bodies(reader, result)
             offset = result.next_offset
         assert seen == expected
+
+
+class Odd:
+    """Wants the messages whose body is an odd number, and counts the records it was shown."""
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+    def may_match(self, codes: NDArray[np.int64]) -> NDArray[np.bool_]:
+        return np.ones(len(codes), np.bool_)
+
+    def judge(
+        self,
+        data: NDArray[np.uint8],
+        positions: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+        verdicts: NDArray[np.uint8],
+    ) -> None:
+        self.seen += len(positions)
+        for index in range(len(positions)):
+            record = decode_record(data[positions[index] : positions[index] + sizes[index]].tobytes())
+            verdicts[index] = MATCH if int(record.body) % 2 else NO_MATCH
+
+
+def test_a_filter_looks_into_a_bounded_number_of_records(store: QueueStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Delivery times in the units of delayed messages (spec 3.2) are none of such a filter's business."""
+    monkeypatch.setattr(queue_reader, "SCAN_RECORDS", 40)
+    monkeypatch.setattr(queue_reader, "_CHUNK_UNITS", 16)
+    for number in range(300):
+        body = number if number < 100 else 2 * number
+        store.put("t", 0, b"%d" % body, code=1_795_229_125_513 + number if number % 3 else None)
+    reader = reader_of(store)
+    for max_messages in (1, 5, 1_000):
+        wanted = Odd()
+        seen: list[bytes] = []
+        offset = 0
+        while offset < 300:
+            before = wanted.seen
+            result = pull(reader, store, offset, wanted=wanted, max_messages=max_messages)
+            assert wanted.seen - before <= 40 + 16
+            assert result.next_offset > offset
+            assert result.count <= max_messages
+            seen += bodies(reader, result)
+            offset = result.next_offset
+        assert seen == [b"%d" % number for number in range(1, 100, 2)]
 
 
 # ---------------------------------------------------------------- frames
