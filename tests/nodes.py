@@ -23,7 +23,16 @@ from commitmq.cli.exit_codes import CliExit
 
 LIFECYCLE = Path(__file__).parent / "contract" / "lifecycle"
 SEGMENT_BYTES = 1 << 20
-WORKERS = ("coordinator", "dispatcher-consume_queue", "reput", "flush", "allocate", "reader-0", "writer")
+WORKERS = (
+    "coordinator",
+    "dispatcher-consume_queue",
+    "dispatcher-index",
+    "reput",
+    "flush",
+    "allocate",
+    "reader-0",
+    "writer",
+)
 DEADLINE_S = 30.0
 _LOG_LINES = 60
 

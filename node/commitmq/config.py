@@ -68,6 +68,7 @@ class ConsumeQueueConfig:
 
 @dataclass(frozen=True, slots=True)
 class IndexConfig:
+    enable: bool = _key(True)
     hash_slots: int = _key(5_000_000, 1)
     max_items: int = _key(20_000_000, 2)
 
@@ -84,6 +85,8 @@ class ReaderConfig:
     count: int = _key(1, 1, 16)
     max_pull_messages: int = _key(8_192, 1)
     max_pull_bytes: int = _key(8 * 1024 * 1024, 4096)
+    max_query_messages: int = _key(64, 1, 8_192)
+    max_query_items: int = _key(100_000, 1_000)
     max_wait_ms: int = _key(30_000, 0)
     max_parked_pulls: int = _key(100_000, 1)
     sweep_interval_ms: int = _key(1_000, 1)

@@ -48,7 +48,9 @@ class DispatcherView:
     uses; it is made at first use by the dispatcher.
 
     ``clean``: the dispatcher closed in order and so did the node. ``restarted``: only this process died and the node
-    lived on, so nothing of the page cache was lost. Both false: whatever was not synced may be gone.
+    lived on, so nothing of the page cache was lost. Both false: whatever was not synced may be gone. ``node_clean`` is the
+    node's half of ``clean``: whoever used the store last, RocketMQ perhaps, stopped in order. ``log_end`` is the end of the
+    log that recovery found at the start of the node; what points behind it was lost, unless it was written since.
     """
 
     layout: StoreLayout
@@ -62,6 +64,8 @@ class DispatcherView:
     clean: bool = True
     restarted: bool = False
     name: str = ""
+    node_clean: bool = False
+    log_end: int | None = None
 
     @property
     def folder(self) -> Any:

@@ -133,6 +133,7 @@ def start_order(config: NodeConfig) -> dict[str, str]:
         "recovery": "commitmq.workers.recovery",
         "coordinator": "commitmq.workers.coordinator",
         f"dispatcher-{CONSUME_QUEUE}": DISPATCHER_MODULE,
+        **({"dispatcher-index": DISPATCHER_MODULE} if config.index.enable else {}),
         "reput": "commitmq.workers.reput",
         "flush": "commitmq.workers.flush",
         "allocate": "commitmq.workers.allocate",

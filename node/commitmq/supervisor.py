@@ -303,16 +303,18 @@ class Supervisor:
         return [*reversed(others), *reversed(own), *reversed(dispatchers)]
 
     def _confirm_queues(self) -> None:
-        """Let the checkpoint say that the ConsumeQueues are durable; flush wrote it last before their final flush.
+        """Let the checkpoint say what of ConsumeQueues and index is durable; flush wrote it last before their final flush.
 
         All workers have ended, so there is no other writer of the file. Without this RocketMQ and our own recovery would
         begin further back than they must after a later crash.
         """
-        durable = self._control.dispatcher(0, DispatcherWord.DURABLE_TIMESTAMP)
+        durable, index = (self._control.dispatcher(slot, DispatcherWord.DURABLE_TIMESTAMP) for slot in (0, 1))
         try:
             checkpoint = Checkpoint.load(self._layout.checkpoint)
-            if durable > checkpoint.logics_msg_timestamp:
-                checkpoint.logics_msg_timestamp = durable
+            index = index or checkpoint.index_msg_timestamp
+            if durable > checkpoint.logics_msg_timestamp or index != checkpoint.index_msg_timestamp:
+                checkpoint.logics_msg_timestamp = max(durable, checkpoint.logics_msg_timestamp)
+                checkpoint.index_msg_timestamp = index
                 checkpoint.save(self._layout.checkpoint)
         except (OSError, StoreError) as error:
             self._log.warning("cannot write the final checkpoint", error=str(error))

@@ -289,8 +289,10 @@ class TinyNode:
         self.own = store / "commitmq"
         self.own.mkdir(parents=True, exist_ok=True)
         self.store = store
+        fixed = ("network.port=0", "index.enable=false")
         self.process = subprocess.Popen(
-            [sys.executable, str(LIFECYCLE / "tiny_node.py"), str(store), "0", "network.port=0", *settings],
+            # The index's dispatcher starts beside the others, so its place in the order is not fixed.
+            [sys.executable, str(LIFECYCLE / "tiny_node.py"), str(store), "0", *fixed, *settings],
             env=environment(),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -7,6 +7,7 @@ the tests are skipped by name; ``COMMITMQ_CI=1`` forbids that.
 from __future__ import annotations
 
 import errno
+import json
 import os
 import subprocess
 import time
@@ -17,12 +18,17 @@ import pytest
 
 from commitmq import Admin, Consumer, Producer, SendResult
 from commitmq.errors import Outcome, SendError
+from commitmq.store.commit_log import CommitLog
+from commitmq.store.index_file import IndexShape
+from commitmq.store.index_reader import IndexReader
 from nodes import Node, commitmq, eventually, start_node
 
 MIB = 1 << 20
 SEGMENT_BYTES = 1 << 18
 TOPIC = "orders"
 BODY_BYTES = 2_000
+INDEX_SHAPE = IndexShape(500, 50)  # small files, so that the index needs space again and again
+INDEX = (f"index.hash_slots={INDEX_SHAPE.hash_slots}", f"index.max_items={INDEX_SHAPE.max_items}")
 
 
 @pytest.fixture
@@ -129,6 +135,14 @@ def check_after_stop(node: Node, stored: Stored) -> None:
     dumped = commitmq("store", "dump", str(node.store))
     assert dumped.returncode == 0, dumped.stderr
     assert len(dumped.stdout.splitlines()) >= len(stored.acked)
+    # Every message has one unique key and no other: as many items, none twice, in the order of the log.
+    reader = IndexReader(CommitLog(node.store / "none", 4096), node.store / "index", INDEX_SHAPE)
+    offsets = [
+        int.from_bytes(file.map[at + 4 : at + 12], "big")
+        for file in filter(None, map(reader.mapped, reversed(reader.names())))
+        for at in map(INDEX_SHAPE.item_position, range(1, file.header.count))
+    ]
+    assert offsets == [json.loads(line)["physical_offset"] for line in dumped.stdout.splitlines()]
 
 
 def disk_flags(address: str) -> object:
@@ -148,7 +162,7 @@ def test_a_full_disk_refuses_sends_and_heals_by_itself(disk: Path, ratio: str, c
         "disk.check_interval_ms=100",
         "commit_log.preallocate_segments=1",
     )
-    with start_node(disk, *settings) as node, Producer(node.address, timeout_s=5) as producer:
+    with start_node(disk, *INDEX, *settings) as node, Producer(node.address, timeout_s=5) as producer:
         stored = Stored(producer)
         for _ in range(10):
             stored.send()
@@ -189,7 +203,7 @@ def test_consume_queues_that_cannot_grow_refuse_sends_and_catch_up(disk: Path) -
         "disk.warning_ratio=1.0",
         "disk.check_interval_ms=100",
     )
-    with start_node(disk, *settings) as node, Producer(node.address, timeout_s=5) as producer:
+    with start_node(disk, *INDEX, *settings) as node, Producer(node.address, timeout_s=5) as producer:
         stored = Stored(producer)
         for _ in range(10):
             stored.send()
@@ -226,7 +240,7 @@ def test_a_node_killed_on_a_full_disk_starts_there_and_has_everything(disk: Path
         "disk.warning_ratio=1.0",
         "disk.check_interval_ms=100",
     )
-    with start_node(disk, *settings) as node, Producer(node.address, timeout_s=5) as producer:
+    with start_node(disk, *INDEX, *settings) as node, Producer(node.address, timeout_s=5) as producer:
         stored = Stored(producer)
         stored.send()
         filler = fill(disk, leave_bytes=64 * 1024)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import time
 
-_MODULES = ("raw", "run", "walk", "tags", "columns")
+_MODULES = ("raw", "run", "walk", "tags", "columns", "index")
 
 
 def warm() -> float:

@@ -110,6 +110,8 @@ class DispatcherHost:
             clean=state is not None and state.clean and (restarted or bool(context.params.get("clean"))),
             restarted=restarted,
             name=self.name,
+            node_clean=bool(context.params.get("clean")),
+            log_end=self._control.get(Word.RECOVERED_END),
         )
         if state is not None:
             state.epoch, state.clean = epoch, False

@@ -27,6 +27,7 @@ ROLE = "dispatcher"
 _EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
 _POLL_MS = 100
 _CATCH_UP_AFTER_MS = 30
+INDEX = "index"
 
 
 def run(context: WorkerContext) -> None:
@@ -73,6 +74,9 @@ def _dispatch(
     topics.connect(context.layout.ipc("topics"))
     context.register(topics, quiet=True)
     idle_since = monotonic_ms()
+    # An index that was only begun on an old log goes on where it was at the next start.
+    patience_ms = context.config.supervisor.stop_timeout_s * 1000 // 2
+    stop_by = 0
     readable: set[Any] = set()
     while not requests.restart_wanted:
         took = False
@@ -99,8 +103,11 @@ def _dispatch(
         if requests.router in readable:
             requests.serve()
         host.flush()
-        if context.stopping and (host.is_plugin or host.position >= limit):
-            break
+        if context.stopping:
+            stop_by = stop_by or monotonic_ms() + patience_ms
+            is_late = host.name == INDEX and monotonic_ms() >= stop_by
+            if host.is_plugin or host.position >= limit or is_late:
+                break
         behind = host.position < limit
         readable = context.wait(0 if took else _CATCH_UP_AFTER_MS if behind else _POLL_MS)
 

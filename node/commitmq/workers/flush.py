@@ -95,6 +95,10 @@ class LogFlusher:
         point = self._checkpoint
         logics = self._control.dispatcher(0, DispatcherWord.DURABLE_TIMESTAMP)
         point.logics_msg_timestamp = max(point.logics_msg_timestamp, logics)
+        # May fall: an index file that had been durable was cut, because the log lost its end.
+        point.index_msg_timestamp = (
+            self._control.dispatcher(1, DispatcherWord.DURABLE_TIMESTAMP) or point.index_msg_timestamp
+        )
         values = (point.physic_msg_timestamp, point.logics_msg_timestamp, point.index_msg_timestamp)
         if values == self._checkpoint_on_disk:
             return

@@ -1,0 +1,64 @@
+"""The index dispatcher: which records have a key, in RocketMQ's IndexFiles (spec section 4).
+
+Invariants: a record's items follow each other in the order of the log and are written once, whatever dies; what a batch
+adds is in the files before its end is published. All rules of trust, durability and repair are in
+:mod:`commitmq.store.index_files`; work per message in Python is none.
+"""
+
+from __future__ import annotations
+
+from commitmq.config import NodeConfig
+from commitmq.hookspecs import DispatcherSpec, DispatcherView, hookimpl
+from commitmq.store.checkpoint import Checkpoint
+from commitmq.store.dispatch_batch import DispatchBatch
+from commitmq.store.index_file import IndexShape
+from commitmq.store.index_files import IndexFiles
+
+
+@hookimpl
+def commitmq_dispatchers(config: NodeConfig) -> list[DispatcherSpec]:
+    """The built-in index, unless ``index.enable`` is off."""
+    if not config.index.enable:
+        return []
+    return [DispatcherSpec("index", "commitmq_dispatchers.index:IndexDispatcher", can_undo=True)]
+
+
+class IndexDispatcher:
+    """See the module's text; the interface is :class:`commitmq.hookspecs.Dispatcher`."""
+
+    def open(self, view: DispatcherView) -> int:
+        """Make the files trustworthy; the node's own idea of the position is not needed, the files say it."""
+        shape = IndexShape(view.config.index.hash_slots, view.config.index.max_items)
+        self._files = IndexFiles(
+            view.layout.index,
+            shape,
+            view.commit_log,
+            view.log,
+            state_path=view.folder / "files.json",
+            run=view.layout.run,
+        )
+        timestamp = Checkpoint.load(view.layout.checkpoint).index_msg_timestamp
+        self._position = self._files.open(clean=view.node_clean, index_timestamp=timestamp, log_end=view.log_end)
+        return self._position
+
+    def dispatch(self, batch: DispatchBatch) -> None:
+        """Index the batch. Raises DiskFullError when there is no space; the same batch may come again then."""
+        self._files.insert(batch)
+        self._position = batch.end
+
+    def flush(self, *, thorough: bool) -> tuple[int, int]:
+        """The newest file is never made durable while it grows (spec 4.3); full ones are, in the background."""
+        return self._files.flush()
+
+    def truncate(self, offset: int) -> None:
+        """Drop what points at or behind ``offset``."""
+        self._files.truncate(offset)
+        self._position = offset
+
+    def expire(self, min_offset: int) -> None:
+        """Delete files that only point below ``min_offset``."""
+        self._files.expire(min_offset)
+
+    def close(self) -> None:
+        """Make the newest file durable, and note that the stop was in order."""
+        self._files.close(self._position)

@@ -1,0 +1,405 @@
+"""Index files: inserting the keys of a batch, undoing items, walking a chain, and comparing with the real record.
+
+A file is seen as 32-bit words, because each of its fields below the header is one or two of them and aligned: a store of
+a slot is then one machine access, so that a process killed anywhere leaves an old or a new slot, never half of one. The
+values in the file are big-endian. Layout and rules: spec 4.1, 4.2; :mod:`commitmq.store.index_file`.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+from numba import from_dtype, njit, types
+
+from commitmq.kernels.raw import OK, layout, load8, same_bytes
+from commitmq.kernels.walk import ROW
+
+_LITTLE = sys.byteorder == "little"
+_HEADER_WORDS = 10
+_ITEM_WORDS = 5
+_ROLLBACK = 0xC
+_HASH_SIGN = 0x23  # the "#" between topic and key
+_SPACE = 0x20
+_T = 0x54  # "#T#" leads from the topic to a tag
+
+# How an insertion ended.
+INSERT_DONE = 0
+INSERT_FULL = 1  # the file is full: go on in a new one
+INSERT_SPACE = 2  # the next item lies beyond what is allocated
+
+# Words of an insertion's state (int64).
+STATE_COUNT = 0  # number of the next item
+STATE_SLOTS = 1  # slots in use
+STATE_BEGIN_TIMESTAMP = 2
+STATE_BEGIN_OFFSET = 3
+STATE_END_TIMESTAMP = 4
+STATE_END_OFFSET = 5
+STATE_ROW = 6  # where to go on in the batch
+STATE_LAST_OFFSET = 7  # the newest record that has items, in this file or an older one; -1 when none has
+STATE_LAST_ITEMS = 8  # how many of its items exist
+STATE_WORDS = 9
+
+# What a candidate turned out to be.
+NO_MATCH = 0
+MATCH = 1
+NO_RECORD = 2  # the bytes there are no record
+
+# What a query asks for.
+BY_KEY = 0
+BY_UNIQUE_KEY = 1
+BY_TAG = 2
+
+_KEYS = np.frombuffer(b"KEYS", np.uint8)
+_TAGS = np.frombuffer(b"TAGS", np.uint8)
+_UNIQ = np.frombuffer(b"UNIQ_KEY", np.uint8)
+
+
+@njit(inline="always")
+def _swap(value):  # type: ignore[no-untyped-def]
+    """A 32-bit word as the file has it, from or to the host's own, as int64."""
+    if not _LITTLE:
+        return np.int64(np.int32(value))
+    word = np.uint32(value)
+    return np.int64(
+        np.int32(
+            (word >> np.uint32(24))
+            | ((word >> np.uint32(8)) & np.uint32(0xFF00))
+            | ((word << np.uint32(8)) & np.uint32(0xFF0000))
+            | (word << np.uint32(24))
+        )
+    )
+
+
+@njit(inline="always")
+def _item_offset(words, item):  # type: ignore[no-untyped-def]
+    """Physical offset in the item whose first word is ``item``."""
+    return (_swap(words[item + 1]) << 32) | (_swap(words[item + 2]) & np.int64(0xFFFFFFFF))
+
+
+@njit("uint32(Array(uint8, 1, 'C', readonly=True), int64, int64, uint32)", cache=True, nogil=True)
+def hash_on(buf, start, end, value):  # type: ignore[no-untyped-def]
+    """Java's string hash continued from ``value`` over the UTF-16 units of the UTF-8 in ``buf[start:end]`` (spec 0.1)."""
+    thirty_one = np.uint32(31)
+    at = start
+    while at < end:
+        first = np.uint32(buf[at])
+        if first < 0x80:
+            value = value * thirty_one + first
+            at += 1
+        elif first < 0xE0 and at + 1 < end:
+            unit = ((first & np.uint32(0x1F)) << np.uint32(6)) | (np.uint32(buf[at + 1]) & np.uint32(0x3F))
+            value = value * thirty_one + unit
+            at += 2
+        elif first < 0xF0 and at + 2 < end:
+            unit = (
+                ((first & np.uint32(0x0F)) << np.uint32(12))
+                | ((np.uint32(buf[at + 1]) & np.uint32(0x3F)) << np.uint32(6))
+                | (np.uint32(buf[at + 2]) & np.uint32(0x3F))
+            )
+            value = value * thirty_one + unit
+            at += 3
+        elif at + 3 < end:
+            point = (
+                ((first & np.uint32(0x07)) << np.uint32(18))
+                | ((np.uint32(buf[at + 1]) & np.uint32(0x3F)) << np.uint32(12))
+                | ((np.uint32(buf[at + 2]) & np.uint32(0x3F)) << np.uint32(6))
+                | (np.uint32(buf[at + 3]) & np.uint32(0x3F))
+            ) - np.uint32(0x10000)
+            value = value * thirty_one + (np.uint32(0xD800) + (point >> np.uint32(10)))
+            value = value * thirty_one + (np.uint32(0xDC00) + (point & np.uint32(0x3FF)))
+            at += 4
+        else:
+            # A cut sequence: Java decodes it to the replacement character.
+            value = value * thirty_one + np.uint32(0xFFFD)
+            at = end
+    return value
+
+
+@njit(inline="always")
+def _put(words, slots, state, key_hash, offset, stamp):  # type: ignore[no-untyped-def]
+    """Append one item and link it (spec 4.2 steps 3 to 8); the header stays as it is until the caller commits."""
+    number = state[STATE_COUNT]
+    hashed = np.int64(np.int32(key_hash))
+    if hashed < 0:
+        hashed = -hashed
+    if hashed > 0x7FFFFFFF:
+        hashed = np.int64(0)
+    slot = _HEADER_WORDS + hashed % slots
+    old = _swap(words[slot])
+    if old <= 0 or old > number:
+        old = np.int64(0)
+    begin = state[STATE_BEGIN_TIMESTAMP]
+    seconds = np.int64(0)
+    if begin > 0 and stamp > begin:
+        seconds = min((stamp - begin) // 1000, np.int64(0x7FFFFFFF))
+    item = _HEADER_WORDS + slots + _ITEM_WORDS * number
+    words[item] = np.int32(_swap(hashed))
+    words[item + 1] = np.int32(_swap(offset >> 32))
+    words[item + 2] = np.int32(_swap(offset))
+    words[item + 3] = np.int32(_swap(seconds))
+    words[item + 4] = np.int32(_swap(old))
+    # The item is whole before the slot leads to it: an undo trusts what a slot names.
+    words[slot] = np.int32(_swap(number))
+    if number <= 1:
+        state[STATE_BEGIN_OFFSET] = offset
+        state[STATE_BEGIN_TIMESTAMP] = stamp
+    if old == 0:
+        state[STATE_SLOTS] += 1
+    state[STATE_COUNT] = number + 1
+    state[STATE_END_OFFSET] = offset
+    state[STATE_END_TIMESTAMP] = stamp
+    if state[STATE_LAST_OFFSET] == offset:
+        state[STATE_LAST_ITEMS] += 1
+    else:
+        state[STATE_LAST_OFFSET] = offset
+        state[STATE_LAST_ITEMS] = 1
+
+
+def _insert_signature() -> Any:
+    i8 = types.int64
+    words = types.Array(types.int32, 1, "C")
+    rows = types.Array(from_dtype(ROW), 1, "C", readonly=True)
+    log = types.Array(types.uint8, 1, "C", readonly=True)
+    return i8(words, i8, i8, i8, log, i8, rows, types.Array(i8, 1, "C"))
+
+
+@njit(_insert_signature(), cache=True, nogil=True)
+def insert(words, slots, max_items, allocated, log, base, rows, state):  # type: ignore[no-untyped-def]
+    """Index ``rows[state[STATE_ROW]:]``, whose records lie in ``log``, the segment that begins at ``base``.
+
+    ``words`` is the whole file with ``slots`` hash slots and room for items below ``max_items``; items below
+    ``allocated`` have disk space. Records below the newest one indexed are passed over, and of that one the items that
+    exist; so a batch may be given again. ``state`` (int64, STATE_*) goes on; the header in the file is not touched.
+    Returns one of INSERT_*.
+    """
+    last_topic = np.int64(-1)
+    topic_hash = np.uint32(0)
+    for number in range(state[STATE_ROW], rows.size):
+        state[STATE_ROW] = number
+        row = rows[number]
+        offset = row.physical_offset
+        newest = state[STATE_LAST_OFFSET]
+        present = np.int64(0)
+        if offset < newest:
+            continue
+        if offset == newest:
+            present = state[STATE_LAST_ITEMS]
+        elif state[STATE_COUNT] >= max_items:
+            # Before a record RocketMQ looks for room, whether the record has keys or not.
+            return INSERT_FULL
+        if row.sys_flag & _ROLLBACK == _ROLLBACK:
+            continue
+        at = offset - base
+        if row.topic != last_topic:
+            topic = at + np.int64(row.topic_start)
+            topic_hash = hash_on(log, topic, topic + np.int64(row.topic_size), np.uint32(0))
+            topic_hash = topic_hash * np.uint32(31) + np.uint32(_HASH_SIGN)
+            last_topic = np.int64(row.topic)
+        ordinal = np.int64(0)  # of the record's items
+        for kind in range(3):
+            if kind == 0:
+                position = at + np.int64(row.uniq_start)
+                stop = position + np.int64(row.uniq_size)
+            elif kind == 1:
+                position = at + np.int64(row.keys_start)
+                stop = position + np.int64(row.keys_size)
+            else:
+                position = at + np.int64(row.tags_start)
+                stop = position + np.int64(row.tags_size)
+            while position < stop:
+                end = stop
+                if kind == 1:
+                    end = position
+                    while end < stop and log[end] != _SPACE:
+                        end += 1
+                    if end == position:
+                        position += 1
+                        continue
+                ordinal += 1
+                if ordinal > present:
+                    if state[STATE_COUNT] >= max_items:
+                        return INSERT_FULL
+                    if state[STATE_COUNT] >= allocated:
+                        return INSERT_SPACE
+                    seed = topic_hash
+                    if kind == 2:
+                        seed = seed * np.uint32(31) + np.uint32(_T)
+                        seed = seed * np.uint32(31) + np.uint32(_HASH_SIGN)
+                    _put(words, slots, state, hash_on(log, position, end, seed), offset, np.int64(row.store_timestamp))
+                position = end + 1
+    state[STATE_ROW] = rows.size
+    return INSERT_DONE
+
+
+@njit("int64(Array(int32, 1, 'C'), int64, int64, int64)", cache=True, nogil=True)
+def undo(words, slots, max_items, count):  # type: ignore[no-untyped-def]
+    """Unlink and zero every item from number ``count`` on, whether the header counts it or not; returns slots in use.
+
+    Goes by the slots and not by the items, so it needs no mark of where the items end: an item is linked only when it
+    is whole, and one that was not linked is the next one behind all that were.
+    """
+    used = np.int64(0)
+    highest = count - 1
+    for slot in range(_HEADER_WORDS, _HEADER_WORDS + slots):
+        first = _swap(words[slot])
+        number = first
+        while number >= count:
+            if number >= max_items:
+                number = np.int64(0)  # no item has this number: the slot is damaged
+                break
+            highest = max(highest, number)
+            previous = _swap(words[_HEADER_WORDS + slots + _ITEM_WORDS * number + 4])
+            number = previous if previous < number else np.int64(0)
+        if number < 0:
+            number = np.int64(0)
+        if number != first:
+            words[slot] = np.int32(_swap(number))
+        if number > 0:
+            used += 1
+    start = _HEADER_WORDS + slots + _ITEM_WORDS * count
+    stop = _HEADER_WORDS + slots + _ITEM_WORDS * min(highest + 2, max_items)
+    for word in range(start, stop):
+        if words[word] != 0:
+            words[word] = np.int32(0)
+    return used
+
+
+@njit("int64(Array(int32, 1, 'C', readonly=True), int64, int64, int64)", cache=True, nogil=True)
+def items_below(words, slots, count, offset):  # type: ignore[no-untyped-def]
+    """Number of the first item, of those below ``count``, whose record lies at or behind ``offset``; ``count`` if none."""
+    number = count
+    while number > 1 and _item_offset(words, _HEADER_WORDS + slots + _ITEM_WORDS * (number - 1)) >= offset:
+        number -= 1
+    return number
+
+
+@njit(
+    "int64(Array(int32, 1, 'C', readonly=True), int64, int64, int64, int64, int64, int64, int64, int64, int64, int64,"
+    " Array(int64, 1, 'C'), Array(int64, 1, 'C'), Array(int64, 1, 'C'))",
+    cache=True,
+    nogil=True,
+)
+def walk_chain(  # type: ignore[no-untyped-def]
+    words, slots, max_items, hashed, start, before, floor, begin, end, begin_timestamp, budget, offsets, items, out
+):
+    """Follow the chain of ``hashed`` (>= 0) and collect records that may have the key, newest first.
+
+    ``start`` is the item to begin with, 0 for the newest. Taken are items with this hash, a physical offset in
+    [``floor``, ``before``) that falls from one to the next (so no record comes twice), and a time that may lie in
+    [``begin``, ``end``] (ms; an item knows whole seconds after ``begin_timestamp``). ``offsets`` and ``items`` (equal
+    size) get offsets and item numbers. ``out`` becomes (taken, next item or 0 at the chain's end, items examined, 1 when
+    an item was not of this chain: it is being written or undone at this moment).
+    Stops when the arrays are full, after ``budget`` items, or at items older than ``begin`` or below ``floor``.
+    """
+    taken = np.int64(0)
+    examined = np.int64(0)
+    out[3] = 0
+    slot = hashed % slots
+    number = start
+    if number <= 0:
+        number = _swap(words[_HEADER_WORDS + slot])
+    while number > 0 and number < max_items and taken < offsets.size and examined < budget:
+        item = _HEADER_WORDS + slots + _ITEM_WORDS * number
+        examined += 1
+        found = _swap(words[item])
+        if found % slots != slot:
+            out[3] = 1
+            break
+        offset = _item_offset(words, item)
+        # The first item's seconds count from the end of the file before (spec 4.2).
+        time = begin_timestamp
+        if number > 1:
+            time += _swap(words[item + 3]) * 1000
+        previous = _swap(words[item + 4])
+        if previous >= number or previous < 0:
+            previous = np.int64(0)
+        if time + 999 < begin or offset < floor:
+            number = np.int64(0)  # all that follows is older
+            break
+        if found == hashed and offset < before and time <= end:
+            offsets[taken] = offset
+            items[taken] = number
+            taken += 1
+            before = offset
+        number = previous
+    if number < 0 or number >= max_items:
+        number = np.int64(0)
+    out[0] = taken
+    out[1] = number
+    out[2] = examined
+    return taken
+
+
+@njit(
+    "int64(Array(uint8, 1, 'C', readonly=True), int64, int64, Array(int64, 1, 'C', readonly=True),"
+    " Array(uint8, 1, 'C', readonly=True), Array(uint8, 1, 'C', readonly=True), int64, int64, int64,"
+    " Array(int64, 1, 'C'), Array(uint8, 1, 'C'))",
+    cache=True,
+    nogil=True,
+)
+def match_keys(  # type: ignore[no-untyped-def]
+    log, base, limit, offsets, topic, key, kind, begin, end, sizes, verdicts
+):
+    """Judge the records at physical ``offsets``, all in the segment ``log`` that begins at ``base``; returns matches.
+
+    A record matches when it lies below position ``limit`` of the segment, its topic is ``topic``, its store time lies
+    in [``begin``, ``end``], and ``key`` is one of its KEYS, its UNIQ_KEY or its TAGS, as ``kind`` (BY_*) says.
+    ``sizes[i]`` and ``verdicts[i]`` (NO_MATCH, MATCH, NO_RECORD) are set for each.
+    """
+    matched = np.int64(0)
+    for index in range(offsets.size):
+        sizes[index] = 0
+        verdicts[index] = NO_RECORD
+        at = offsets[index] - base
+        if at < 0 or at >= limit:
+            continue
+        (reason, total, born, _host, _body, _body_size, topic_at, topic_size, properties, properties_size) = layout(
+            log, at, limit
+        )
+        if reason != OK or load8(log, at + 28) != offsets[index]:
+            continue
+        sizes[index] = total
+        verdicts[index] = NO_MATCH
+        stamp = load8(log, at + 48 + born)
+        if stamp < begin or stamp > end:
+            continue
+        if topic_size != topic.size or not same_bytes(log, topic_at, topic, 0, topic_size):
+            continue
+        value = np.int64(0)
+        value_end = np.int64(0)
+        position = properties
+        stop = properties + properties_size
+        while position < stop:
+            name = position
+            while position < stop and log[position] != 1 and log[position] != 2:
+                position += 1
+            if position >= stop or log[position] == 2:
+                position += 1
+                continue
+            size = position - name
+            position += 1
+            first = position
+            while position < stop and log[position] != 2:
+                position += 1
+            if position > first and (
+                (kind == BY_KEY and size == _KEYS.size and same_bytes(log, name, _KEYS, 0, size))
+                or (kind == BY_UNIQUE_KEY and size == _UNIQ.size and same_bytes(log, name, _UNIQ, 0, size))
+                or (kind == BY_TAG and size == _TAGS.size and same_bytes(log, name, _TAGS, 0, size))
+            ):
+                value = first
+                value_end = position
+            position += 1
+        while value < value_end:
+            token = value_end
+            if kind == BY_KEY:
+                token = value
+                while token < value_end and log[token] != _SPACE:
+                    token += 1
+            if token - value == key.size and same_bytes(log, value, key, 0, key.size):
+                verdicts[index] = MATCH
+                matched += 1
+                break
+            value = token + 1
+    return matched
