@@ -21,6 +21,7 @@ from commitmq.hookspecs import DispatcherSpec, DispatcherView, hookimpl
 from commitmq.store.consume_queue import ConsumeQueue, list_queues
 from commitmq.store.dispatch_batch import DispatchBatch, consumable
 from commitmq.store.fd_cache import FdCache
+from commitmq.store.log_proof import LogProof
 
 _UNIT = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 _PAGE_BYTES = 4096
@@ -47,18 +48,28 @@ class ConsumeQueueDispatcher:
         self._position = view.position
         self._timestamp = 0
         self._durable = (view.position, 0)
-        self.truncate(view.position)
+        self._load(view.position)
         return view.position
 
     def truncate(self, offset: int) -> None:
         """Cut every queue at ``offset``, durably."""
+        self._load(offset)
+        self.flush(thorough=True)
+
+    def _load(self, offset: int) -> None:
+        """Find the end of every queue below ``offset`` and clear away the rest, which is synced like what is appended:
+        nothing at or above ``offset`` counts as durable before that.
+        """
         self._queues.clear()
         self._written.clear()
+        proof = LogProof(self._view.layout.commit_log, self._view.config.commit_log.segment_bytes)
         for topic, queue_id, folder in list_queues(self._root):
             queue = ConsumeQueue(folder, self._file_bytes, self._fds)
-            queue.recover()
-            queue.truncate(offset)
+            queue.recover(offset, proof=proof.of(topic, queue_id), durable=False)
             self._queues[topic, queue_id] = queue
+            if queue.is_dirty:
+                self._written[topic, queue_id] = 0
+        proof.close()
         self._position = offset
         self._durable = (offset, self._timestamp)
 

@@ -17,6 +17,7 @@ writes a queue; others follow it with :meth:`ConsumeQueue.refresh`.
 from __future__ import annotations
 
 import struct
+import sys
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -26,7 +27,7 @@ from commitmq.errors import CorruptRecordError
 from commitmq.log import get_log
 from commitmq.store.fd_cache import FdCache
 from commitmq.store.format import PREBLANK_SIZE, UNIT_BYTES
-from commitmq.store.queue_files import QueueFiles, StoreTimes, list_queues
+from commitmq.store.queue_files import Proof, QueueFiles, Span, StoreTimes, list_queues
 
 __all__ = ["ConsumeQueue", "StoreTimes", "Unit", "list_queues"]
 
@@ -68,35 +69,71 @@ class ConsumeQueue(QueueFiles):
 
     # ------------------------------------------------------------ opening
 
-    def recover(self) -> None:
+    def recover(self, limit: int | None = None, *, proof: Proof | None = None, durable: bool = True) -> None:
         """Find the end as the writing process, and clear away what lies behind it (spec 3.5).
 
-        Begins at the third-last file. Files behind the end are deleted, bytes behind it are zeroed and synced: a stale
-        unit left there would link up again once the queue has grown to it. :attr:`min_offset` is the first file's
-        begin until :meth:`correct_min_offset`. Raises SegmentSizeError.
+        Only units of records that begin below ``limit`` stay; at ``limit`` and above they may be in any disorder that
+        a power cut leaves. Files behind the end are deleted, bytes behind it are zeroed and synced: a stale unit left
+        there would link up again once the queue has grown to it. Not ``durable``: the sync is left to :meth:`flush`,
+        which must come before the caller takes anything at or above ``limit`` for durable.
+
+        With ``proof`` a few reads do, however long the queue is; without, and when the proof fails, all units from the
+        third-last file on are looked at. :attr:`min_offset` is the first file's begin until :meth:`correct_min_offset`.
+        A queue that keeps no unit is as one that never had any. Raises SegmentSizeError.
         """
         bases = self._list_files(repair=True)
-        self._scan(bases, max(0, len(bases) - 3))
-        if self.max_physical_offset < 0:
-            # Made, perhaps pre-blanked, but no unit came: the next append must begin the queue as if it were new.
-            self._forget(bases)
-        else:
-            self._cut(bases)
+        self._find_end(bases, limit, proof, files=3)
+        self._settle(bases, durable=durable)
 
-    def refresh(self) -> int:
+    def refresh(self, limit: int | None = None, *, proof: Proof | None = None) -> int:
         """Find the current end as a reader, which changes nothing on disk; returns :attr:`max_offset`.
 
         Cheap when little was added: units behind the known end are read until one is not valid. When the unit before
-        the known end is gone (its writer truncated), the queue is looked at from its last files anew.
+        the known end is gone (its writer truncated), the queue is looked at from its last files anew. With ``limit`` or
+        ``proof`` it is looked at anew every time, as :meth:`recover` does.
         """
-        if self._first >= 0:
+        if self._first >= 0 and limit is None and proof is None:
             last = self.unit(self._end // UNIT_BYTES - 1) if self._end > self._first else None
             if last is not None and last[1] > 0 and self.max_physical_offset in (-1, last[0] + last[1]):
                 self._follow()
                 return self.max_offset
-        bases = self._list_files(repair=False)
-        self._scan(bases, max(0, len(bases) - 2))
+        self._find_end(self._list_files(repair=False), limit, proof, files=2 if limit is None and proof is None else 3)
         return self.max_offset
+
+    def _find_end(self, bases: list[int], limit: int | None, proof: Proof | None, *, files: int) -> None:
+        if proof is not None and bases and self._probe(bases, sys.maxsize if limit is None else limit, proof):
+            return
+        self._scan(bases, max(0, len(bases) - files))
+        if limit is not None:
+            self._end_below(limit)
+
+    def _probe(self, bases: list[int], limit: int, proof: Proof) -> bool:
+        """Find the end from a few reads; False when that proves nothing.
+
+        A unit whose record the log knows by this queue and number was written after all before it and not taken back
+        since. So nothing before it is stale, and the place behind it, which is no unit, is where a scan stops too.
+        """
+        at = self._last_unit(bases, limit)
+        if at < 0:
+            first = self._span(self._pread(bases[0], 0, UNIT_BYTES))
+            if first is None or first[0] < limit:
+                return False
+            # All units are above the limit, because they grow: none stays.
+            self._first, self._end, self.max_physical_offset = bases[0], bases[0], -1
+            return True
+        span = self._span(self._pread(at - at % self.file_bytes, at % self.file_bytes, UNIT_BYTES))
+        if span is None or span[0] < 0 or not proof(at // UNIT_BYTES, span[0], span[1] - span[0]):
+            return False
+        self._first, self._end = bases[0], at + UNIT_BYTES
+        self.max_physical_offset = span[1]
+        self._min = max(self._min, self._first)
+        return True
+
+    def _span(self, unit: bytes) -> Span | None:
+        offset, size, _ = _UNIT.unpack(unit)
+        if offset == 0 and size == PREBLANK_SIZE:
+            return -1, -1
+        return (offset, offset + size) if offset >= 0 and size > 0 else None
 
     def _follow(self) -> None:
         """Extend the end over units that were added since."""
@@ -252,14 +289,21 @@ class ConsumeQueue(QueueFiles):
         one that never had any: units of records below the offset may be appended again.
         """
         bases = self._list_files(repair=True)
-        self._end = self.last_offset_below(physical_offset) * UNIT_BYTES
+        self._end_below(physical_offset)
+        self._settle(bases, durable=True)
+
+    def _end_below(self, limit: int) -> None:
+        self._end = self.last_offset_below(limit) * UNIT_BYTES
         last = self.unit(self._end // UNIT_BYTES - 1) if self._end else None
-        if last is None or last[1] == PREBLANK_SIZE:
-            # Only blanks (or nothing) stay: without a file the next append begins the queue as if it were new.
-            self._forget(bases)
-            return
-        self.max_physical_offset = last[0] + last[1]
-        self._cut(bases)
+        self.max_physical_offset = -1 if last is None or last[1] == PREBLANK_SIZE else last[0] + last[1]
+
+    def _settle(self, bases: list[int], *, durable: bool) -> None:
+        """Make the files agree with the end."""
+        if self.max_physical_offset < 0:
+            # Made, perhaps pre-blanked, but no unit stays: the next append must begin the queue as if it were new.
+            self._forget(bases, durable=durable)
+        else:
+            self._cut(bases, durable=durable)
 
     def delete_expired(self, log_min: int) -> int:
         """Delete files, oldest first and never the last, whose last unit lies below ``log_min`` (spec 3.6); returns
@@ -291,12 +335,12 @@ class ConsumeQueue(QueueFiles):
             return
         self._min = self._search(low, self.max_offset, log_min) * UNIT_BYTES
 
-    def _forget(self, bases: list[int]) -> None:
+    def _forget(self, bases: list[int], *, durable: bool = True) -> None:
         self._min = 0
-        super()._forget(bases)
+        super()._forget(bases, durable=durable)
 
-    def _cut(self, bases: list[int]) -> None:
-        super()._cut(bases)
+    def _cut(self, bases: list[int], *, durable: bool = True) -> None:
+        super()._cut(bases, durable=durable)
         self._min = min(max(self._min, max(0, self._first)), self._end)
 
     # ------------------------------------------------------------ by time

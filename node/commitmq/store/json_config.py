@@ -14,7 +14,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,8 +83,29 @@ def dumps(data: Any) -> str:
     return "".join(parts)
 
 
+class Encoded(str):
+    """A member's text in the form :func:`dumps` gives it at its place, for files whose members seldom change."""
+
+    __slots__ = ()
+
+
+def encode_members(members: Mapping[str, Any], depth: int) -> Encoded:
+    """The text between the braces of a map with ``members`` that is nested ``depth`` maps deep (0: the file itself)."""
+    parts: list[str] = []
+    _write(members, depth + 1, parts)
+    return Encoded("".join(parts)[1 : -(depth + 2)])
+
+
+def join_members(members: Iterable[Encoded], depth: int) -> Encoded:
+    """A whole map, ``depth`` deep, of members that :func:`encode_members` made."""
+    indent = "\n" + "\t" * depth
+    return Encoded("{" + (",".join(members) or indent + "\t") + indent + "}")
+
+
 def _write(value: Any, depth: int, parts: list[str]) -> None:
-    if isinstance(value, Mapping):
+    if type(value) is Encoded:
+        parts.append(value)
+    elif isinstance(value, Mapping):
         indent = "\n" + "\t" * depth
         if not value:
             parts.append("{" + indent)

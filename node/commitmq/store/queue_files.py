@@ -13,7 +13,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import ClassVar, Final, Protocol
 
@@ -22,9 +22,17 @@ from commitmq.store.fd_cache import FdCache
 from commitmq.store.json_config import sync_folder
 from commitmq.store.layout import segment_name
 from commitmq.store.mapped_file import check_size
+from commitmq.store.writeback import start_writeback
 
 _FILE_NAME: Final = re.compile(r"\d{20}", re.ASCII)
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
+_TAIL_BYTES: Final = 4096
+
+Span = tuple[int, int]
+"""Begin and end of a unit's record in the log; ``(-1, -1)`` for a place that is taken without one."""
+
+Proof = Callable[[int, int, int], bool]
+"""Whether the log, at ``(queue_offset, physical_offset, size)``, has this queue's record of that number."""
 
 
 class StoreTimes(Protocol):
@@ -126,6 +134,67 @@ class QueueFiles:
                 break
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
+    # ------------------------------------------------------------ finding the end
+
+    def _span(self, unit: bytes) -> Span | None:
+        """What the bytes of a unit point at, None when nothing was written there (or nothing that can be valid)."""
+        raise NotImplementedError
+
+    def _last_unit(self, bases: list[int], limit: int) -> int:
+        """Logical byte of the last unit whose record begins below ``limit``, in a handful of reads; -1 without one.
+
+        Right if what is valid is one piece from the beginning on, with physical offsets that grow, and what follows is
+        zero or lies at or above ``limit``. Something else behind the end can mislead it (never before: what it names
+        is a unit, and the place behind is not), so the caller needs a :data:`Proof` of the unit or must read them all.
+        """
+        size = self.unit_bytes
+        for base in reversed(bases):
+            try:
+                fd = self._fds.read_fd(self._path(base))
+                end = self._record_end(os.pread(fd, size, 0), -1, limit)
+                if end is not None:
+                    return base + self._last_in_file(fd, end, limit) * size
+            except OSError as error:
+                raise StoreError(f"cannot read the queue: {error.strerror}", path=self._path(base)) from error
+        return -1
+
+    def _last_in_file(self, fd: int, end: int, limit: int) -> int:
+        """Number of the last unit in a file whose first one is good and whose record ends at ``end``. Raises OSError."""
+        size = self.unit_bytes
+        low, high = 0, -(-self._data_end(fd) // size)
+        start = max(1, high - _TAIL_BYTES // size)
+        if start < high:
+            # Files are sparse: the end of the data is mostly the end of the units, to within a block.
+            data = os.pread(fd, (high - start) * size, start * size)
+            used = -(-len(data.rstrip(b"\0")) // size)
+            high = start + used
+            if used:
+                last = data[(used - 1) * size : used * size].ljust(size, b"\0")
+                if self._record_end(last, end, limit) is not None:
+                    return high - 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            found = self._record_end(os.pread(fd, size, middle * size), end, limit)
+            if found is None:
+                high = middle
+            else:
+                low, end = middle, found
+        return low
+
+    def _record_end(self, unit: bytes, least: int, limit: int) -> int | None:
+        """End of a unit's record (``least`` for a blank); None unless it begins in [least, limit)."""
+        span = self._span(unit) if len(unit) == self.unit_bytes else None
+        if span is None or span == (-1, -1):
+            return None if span is None else least
+        return span[1] if least <= span[0] < limit else None
+
+    def _data_end(self, fd: int) -> int:
+        """Where the first hole of a file begins; all of it where the file system knows no holes."""
+        try:
+            return min(self.file_bytes, os.lseek(fd, 0, os.SEEK_HOLE))
+        except OSError:
+            return self.file_bytes
+
     # ------------------------------------------------------------ appending
 
     def _write_at(self, at: int, data: bytes | memoryview) -> None:
@@ -169,16 +238,26 @@ class QueueFiles:
             raise kind(f"cannot make a file of the queue: {error.strerror}", path=path) from error
         return fd
 
-    def flush(self) -> None:
-        """fdatasync what was appended since the last call, and the names of files made since. Raises StoreError."""
+    def start_flush(self) -> None:
+        """Let the device begin with what :meth:`flush` will wait for: many queues are then flushed in little time."""
+        for base in self._dirty or ():
+            start_writeback(self._fds.write_fd(self._path(base)))
+
+    def flush(self, folders: set[str] | None = None) -> None:
+        """fdatasync what was appended since the last call, and the names of files made since. Raises StoreError.
+
+        With ``folders`` the names are left to the caller: the folders that must be synced for them are added to it.
+        """
+        named = set[str]() if folders is None else folders
         try:
             for base in sorted(self._dirty or ()):
                 os.fdatasync(self._fds.write_fd(self._path(base)))
             if self._made and os.path.isdir(self.folder):
                 # The queue's folder may be new, and its topic's: their names lie in the two folders above.
-                folder = Path(self.folder)
-                for one in (folder, folder.parent, folder.parent.parent):
-                    sync_folder(one)
+                topic = os.path.dirname(self.folder)
+                named |= {self.folder, topic, os.path.dirname(topic)}
+            if folders is None:
+                sync_folders(named)
         except OSError as error:
             raise StoreError(f"cannot flush the queue: {error.strerror}", path=self.folder) from error
         self._dirty = None
@@ -194,41 +273,42 @@ class QueueFiles:
         except OSError:
             return  # something that is not ours lies in it, or it was never made
 
-    def _forget(self, bases: list[int]) -> None:
+    def _forget(self, bases: list[int], *, durable: bool = True) -> None:
         for base in reversed(bases):
             self._delete(base)
         self._first, self._end = -1, 0
         self.max_physical_offset = -1
         self._dirty = None
-        if bases:
+        if bases and durable:
             self.flush()
 
-    def _cut(self, bases: list[int]) -> None:
+    def _cut(self, bases: list[int], *, durable: bool = True) -> None:
         """Delete the files that begin at or behind the end, zero what is behind it in the one before."""
         for base in reversed(bases):
             if base < self._end:
                 self._zero_behind_end(base)
                 break
             self._delete(base)
-        if self.is_dirty:
+        if self.is_dirty and durable:
             self.flush()
 
     def _zero_behind_end(self, base: int) -> None:
         """Write zeros over what is not zero behind the end; holes of the sparse file stay holes."""
         position = self._end - base
-        fd = self._fds.read_fd(self._path(base))
+        path = self._path(base)
         while position < self.file_bytes:
             try:
-                position = max(position, os.lseek(fd, position, os.SEEK_DATA))
+                position = max(position, os.lseek(self._fds.read_fd(path), position, os.SEEK_DATA))
             except OSError as error:
                 if error.errno == errno.ENXIO:  # only a hole is left
                     return
-                raise StoreError(f"cannot read the queue: {error.strerror}", path=self._path(base)) from error
+                raise StoreError(f"cannot read the queue: {error.strerror}", path=path) from error
             data = self._pread(base, position, min(1 << 16, self.file_bytes - position))
-            if any(data):
-                self._pwrite(base, position, bytes(len(data)))
+            if data != bytes(len(data)):
+                # No more than needed: zeros beyond would take blocks, and be read again at every start.
+                blank, used = len(data) - len(data.lstrip(b"\0")), len(data.rstrip(b"\0"))
+                self._pwrite(base, position + blank, bytes(used - blank))
             position += len(data)
-            fd = self._fds.read_fd(self._path(base))
 
     def _delete(self, base: int) -> None:
         path = self._path(base)
@@ -243,6 +323,15 @@ class QueueFiles:
 
     def _path(self, base: int) -> str:
         return f"{self.folder}/{segment_name(base)}"
+
+
+def sync_folders(folders: set[str]) -> None:
+    """Make names in ``folders`` durable, and take each that is done out of the set. Raises OSError."""
+    # The deepest first: a folder's name is worth nothing before what it holds.
+    for folder in sorted(folders, key=lambda path: path.count("/"), reverse=True):
+        if os.path.isdir(folder):
+            sync_folder(Path(folder))
+        folders.discard(folder)
 
 
 def list_queues(folder: Path) -> Iterator[tuple[str, int, Path]]:

@@ -34,9 +34,12 @@ from commitmq.log import Log
 from commitmq.store.checkpoint import Checkpoint
 from commitmq.store.commit_log import CommitLog
 from commitmq.store.consume_queue import ConsumeQueue, list_queues
+from commitmq.store.fd_cache import FdCache
 from commitmq.store.layout import StoreLayout, segment_name
+from commitmq.store.log_proof import LogProof
 
 _CHUNK_BYTES = 1 << 20
+_FEW_FILES = 8  # each queue is looked at once
 _REASONS = {
     raw.REASON_SHORT: "a record ends behind the segment, or is cut",
     raw.REASON_MAGIC: "no record's magic",
@@ -81,7 +84,7 @@ def recover(layout: StoreLayout, *, segment_bytes: int, consume_queue_bytes: int
             _refuse_orphaned_queues(layout)
             return Recovered(0, 0, 0, 0, 0, 0, 0)
         checkpoint = Checkpoint.load(layout.checkpoint)
-        covered = _covered_by_queues(layout, consume_queue_bytes) if clean else -1
+        covered = _covered_by_queues(layout, segment_bytes, consume_queue_bytes) if clean else -1
         start = _start_segment(commit_log, bases, covered if clean else None, checkpoint.min_timestamp)
         found = scan_to_end(commit_log, start)
     finally:
@@ -158,13 +161,17 @@ def _start_segment(commit_log: CommitLog, bases: list[int], covered: int | None,
     return bases[0]
 
 
-def _covered_by_queues(layout: StoreLayout, file_bytes: int) -> int:
+def _covered_by_queues(layout: StoreLayout, segment_bytes: int, file_bytes: int) -> int:
     """End of the newest record that any ConsumeQueue points to; -1 when there is no unit at all."""
     covered = -1
-    for _topic, _queue, folder in list_queues(layout.consume_queue):
-        queue = ConsumeQueue(folder, file_bytes)
-        queue.refresh()
+    proof = LogProof(layout.commit_log, segment_bytes)
+    fds = FdCache(_FEW_FILES)
+    for topic, queue_id, folder in list_queues(layout.consume_queue):
+        queue = ConsumeQueue(folder, file_bytes, fds)
+        queue.refresh(proof=proof.of(topic, queue_id))
         covered = max(covered, queue.max_physical_offset)
+    fds.close()
+    proof.close()
     return covered
 
 

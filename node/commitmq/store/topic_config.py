@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from commitmq.errors import StoreError
 from commitmq.store import json_config
-from commitmq.store.json_config import DataVersion
+from commitmq.store.json_config import DataVersion, Encoded
 
 PERM_INHERIT: Final = 1
 PERM_WRITE: Final = 2
@@ -73,11 +73,16 @@ class TopicConfig:
 
 @dataclass(slots=True)
 class TopicTable:
-    """The whole of ``topics.json``: topics by name, in the file's order."""
+    """The whole of ``topics.json``: topics by name, in the file's order.
+
+    A topic changes by being replaced, never in place: its text is made once, because encoding all of them at each change
+    would make creating many topics quadratic in what costs most (1,000 of them took 15 s).
+    """
 
     topics: dict[str, TopicConfig] = field(default_factory=dict)
     version: DataVersion = field(default_factory=DataVersion)
     unknown: dict[str, Any] = field(default_factory=dict)
+    _texts: dict[str, tuple[TopicConfig, Encoded]] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def load(cls, path: Path) -> TopicTable:
@@ -104,6 +109,22 @@ class TopicTable:
         }
         return dict(sorted(members.items()))
 
+    def dumps(self) -> str:
+        """``topics.json``: what :func:`json_config.dumps` makes of :meth:`to_json`, in less time."""
+        entries = json_config.join_members([self._text(name, one) for name, one in self.topics.items()], 1)
+        members = {"dataVersion": self.version.to_json(), "topicConfigTable": entries, **self.unknown}
+        return json_config.dumps(dict(sorted(members.items())))
+
+    def _text(self, name: str, topic: TopicConfig) -> Encoded:
+        known = self._texts.get(name)
+        if known is not None and known[0] is topic:
+            return known[1]
+        if len(self._texts) > 2 * len(self.topics) + 64:
+            self._texts = {name: one for name, one in self._texts.items() if name in self.topics}
+        text = json_config.encode_members({name: topic.to_json()}, 1)
+        self._texts[name] = topic, text
+        return text
+
     def put(self, topic: TopicConfig) -> None:
         """Add or replace a topic; counts as one change."""
         self.topics[topic.name] = topic
@@ -117,4 +138,4 @@ class TopicTable:
 
     def persist(self, path: Path) -> None:
         """Write ``topics.json``, durably."""
-        json_config.persist(path, self.to_json())
+        json_config.replace_text(path, self.dumps())

@@ -19,6 +19,7 @@ import time
 from collections import deque
 from typing import Any
 
+import numpy as np
 import orjson
 import zmq
 
@@ -29,7 +30,7 @@ from commitmq.errors import ProtocolError
 from commitmq.store.append import CommitLogAppender
 from commitmq.store.commit_log import CommitLog
 from commitmq.store.consume_queue import ConsumeQueue, list_queues
-from commitmq.store.dispatch_batch import LogWalker, consumable
+from commitmq.store.dispatch_batch import DispatchBatch, LogWalker, consumable
 from commitmq.store.fd_cache import FdCache
 from commitmq.store.layout import segment_name
 from commitmq.store.message_id import pack_host
@@ -52,6 +53,7 @@ _TURN_BYTES = 8 * 1024 * 1024
 _TOPIC_TIMEOUT_MS = 5_000
 _MAX_WAITING_FOR_TOPIC = 10_000
 _DRAIN_MS = 10_000
+_FEW_FILES = 8  # each queue is looked at once
 
 
 class Writer:
@@ -365,21 +367,18 @@ def recover_tail(context: WorkerContext) -> tuple[dict[tuple[str, int], int], in
         zero_behind(following, 0)
     deleted = TopicViews(layout, control).tombstones()
     offsets: dict[tuple[str, int], int] = {}
-    fds = FdCache(config.consume_queue.max_open_files)
+    fds = FdCache(_FEW_FILES)
     for topic, queue_id, folder in list_queues(layout.consume_queue):
         queue = ConsumeQueue(folder, config.consume_queue.file_bytes, fds)
-        if queue.refresh():
-            offsets[topic, queue_id] = queue.last_offset_below(dispatched)
+        # No proof is needed: the dispatcher opened before this process, and cleared away what was behind the ends.
+        if queue.refresh(dispatched, proof=lambda *_unit: True):
+            offsets[topic, queue_id] = queue.max_offset
     fds.close()
     walker = LogWalker(log, max_rows=16_384, max_bytes=32 * 1024 * 1024)
     at = dispatched
     while at < position:
         batch = walker.walk(at, position)
-        rows = batch.rows[consumable(batch.rows)]
-        for index in range(len(rows)):
-            key = (batch.topics[int(rows["topic"][index])], int(rows["queue_id"][index]))
-            if int(rows["physical_offset"][index]) >= deleted.get(key[0], -1):
-                offsets[key] = max(offsets.get(key, 0), int(rows["queue_offset"][index]) + 1)
+        _count_rows(batch, deleted, offsets)
         at = batch.end
         context.heartbeat()
     walker.release()
@@ -392,6 +391,18 @@ def recover_tail(context: WorkerContext) -> tuple[dict[tuple[str, int], int], in
         seconds=round(time.monotonic() - started, 3),
     )
     return offsets, position, stamp
+
+
+def _count_rows(batch: DispatchBatch, deleted: dict[str, int], offsets: dict[tuple[str, int], int]) -> None:
+    """Raise ``offsets`` to behind the batch's last record of each queue; those of a deleted topic do not count."""
+    rows = batch.rows[consumable(batch.rows)]
+    # Log order is queue order, so the last row of each queue decides: the first one of the columns turned around.
+    keys = rows["topic"][::-1].astype(np.int64) << 32 | rows["queue_id"][::-1]
+    _, last = np.unique(keys, return_index=True)
+    for row in rows[::-1][last]:
+        key = (batch.topics[int(row["topic"])], int(row["queue_id"]))
+        if int(row["physical_offset"]) >= deleted.get(key[0], -1):
+            offsets[key] = max(offsets.get(key, 0), int(row["queue_offset"]) + 1)
 
 
 def run(context: WorkerContext) -> None:

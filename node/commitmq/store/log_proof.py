@@ -1,0 +1,84 @@
+"""Proof, from the CommitLog, that a unit of a queue is what it says: see :data:`commitmq.store.queue_files.Proof`.
+
+A queue's files may hold relics behind their end: RocketMQ does not zero what it cuts, and a power cut leaves some pages
+and not others. The log has no such relics below its end, and a record names its topic, queue and queue offset. So one
+look at the record of the last unit tells more than all units before it.
+
+Read with pread instead of through a map: the records of many queues lie anywhere in the log, and a page fault reads
+around itself what nobody wants.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+from typing import Final
+
+from commitmq.store.fd_cache import FdCache
+from commitmq.store.format import MAGIC_V1, MAGIC_V2, SysFlag
+from commitmq.store.layout import segment_name
+from commitmq.store.mapped_file import list_segments
+from commitmq.store.queue_files import Proof
+
+# Size, magic, queue id, queue offset, physical offset, sysFlag of a record (spec 2.1).
+_HEAD: Final = struct.Struct(">ii4xi4xqqi")
+_HOST_BYTES: Final = {False: 8, True: 20}
+
+
+class LogProof:
+    """Looks up records of the log in ``folder``. Not thread-safe; not for RocketMQ's LMQ queues, which records list as
+    properties: for them it proves nothing.
+    """
+
+    def __init__(self, folder: Path, segment_bytes: int) -> None:
+        """Raises StoreError or SegmentSizeError when the log's files are not as they must be."""
+        self._folder = folder
+        self._segment_bytes = segment_bytes
+        bases = list_segments(folder, segment_bytes)
+        self._min_offset = bases[0] if bases else 0
+        self._fds = FdCache(64)
+
+    def of(self, topic: str, queue_id: int) -> Proof:
+        """The proof for units of one queue.
+
+        A record that expired counts as proven: then nothing of the queue can be read any more, and where its end lies
+        is of no account as long as it does not go back.
+        """
+        name = topic.encode()
+
+        def is_record(queue_offset: int, physical_offset: int, size: int) -> bool:
+            if physical_offset + size <= self._min_offset:
+                return True
+            head = self._read(physical_offset, _HEAD.size)
+            if len(head) < _HEAD.size:
+                return False
+            found_size, magic, found_queue, found_offset, position, sys_flag = _HEAD.unpack(head)
+            if (found_size, found_queue, found_offset, position) != (size, queue_id, queue_offset, physical_offset):
+                return False
+            if magic not in (MAGIC_V1, MAGIC_V2):
+                return False
+            hosts = (
+                _HOST_BYTES[bool(sys_flag & SysFlag.BORN_HOST_V6)] + _HOST_BYTES[bool(sys_flag & SysFlag.STORE_HOST_V6)]
+            )
+            at = physical_offset + 48 + hosts + 8 + 4 + 8
+            length = self._read(at, 4)
+            if len(length) < 4:
+                return False
+            wide = magic == MAGIC_V2
+            prefix = len(name).to_bytes(2 if wide else 1, "big") if len(name) < (1 << 15 if wide else 1 << 8) else b"?"
+            wanted = prefix + name
+            at += 4 + max(0, struct.unpack(">i", length)[0])
+            return at + len(wanted) <= physical_offset + size and self._read(at, len(wanted)) == wanted
+
+        return is_record
+
+    def close(self) -> None:
+        self._fds.close()
+
+    def _read(self, offset: int, size: int) -> bytes:
+        base = offset - offset % self._segment_bytes
+        try:
+            return os.pread(self._fds.read_fd(f"{self._folder}/{segment_name(base)}"), size, offset - base)
+        except OSError:
+            return b""
