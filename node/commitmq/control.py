@@ -52,6 +52,7 @@ class Word(IntEnum):
     WRITER_GENERATION = 12  # writer: counts its own starts, so that others notice a restart
     TOPICS_VERSION = 13  # coordinator: grows with every change of topics.json
     RECOVERED_END = 14  # recovery: end of the log it found
+    CRC_FROM = 15  # recovery: every record from here on has a __CRC32#; -1 when records may have none
 
 
 class DiskFlag(IntEnum):

@@ -49,6 +49,7 @@ from commitmq.roster import Roster, own_role, start_order
 from commitmq.store import abort_file
 from commitmq.store.checkpoint import Checkpoint
 from commitmq.store.layout import StoreLayout
+from commitmq.store.sidecar import Sidecar
 from commitmq.store.store_lock import StoreLock
 from commitmq.worker_process import Phase, WorkerProcess
 from commitmq.workers.runtime import monotonic_ms, role_slot
@@ -170,6 +171,9 @@ class Supervisor:
         if failpoints.ACTIVE:
             failpoints.hit("supervisor.before_abort")
         self._was_clean = not abort_file.exists(layout.abort)
+        for role in self._roles:
+            if role.name == "recovery":
+                role.params["previous_pid"] = abort_file.read_pid(layout.abort)
         abort_file.create(layout.abort, os.getpid())
         if not is_loopback(self._config.network.host):
             self._log.warning(exposure_warning(self._config.network.host, self._ports["admin"]))
@@ -308,14 +312,20 @@ class Supervisor:
         All workers have ended, so there is no other writer of the file. Without this RocketMQ and our own recovery would
         begin further back than they must after a later crash.
         """
-        durable, index = (self._control.dispatcher(slot, DispatcherWord.DURABLE_TIMESTAMP) for slot in (0, 1))
+        control = self._control
+        queues, index = (control.dispatcher(slot, DispatcherWord.DURABLE_TIMESTAMP) for slot in (0, 1))
         try:
             checkpoint = Checkpoint.load(self._layout.checkpoint)
-            index = index or checkpoint.index_msg_timestamp
-            if durable > checkpoint.logics_msg_timestamp or index != checkpoint.index_msg_timestamp:
-                checkpoint.logics_msg_timestamp = max(durable, checkpoint.logics_msg_timestamp)
-                checkpoint.index_msg_timestamp = index
-                checkpoint.save(self._layout.checkpoint)
+            checkpoint.logics_msg_timestamp = max(checkpoint.logics_msg_timestamp, queues)
+            checkpoint.index_msg_timestamp = index or checkpoint.index_msg_timestamp
+            Sidecar(
+                control.get(Word.FLUSHED),
+                control.get(Word.WRITTEN_TIMESTAMP),
+                control.dispatcher(0, DispatcherWord.DURABLE),
+                control.get(Word.CRC_FROM),
+                self._config.commit_log.segment_bytes,
+                os.getpid(),
+            ).save_with(self._layout.sidecar, checkpoint, self._layout.checkpoint)
         except (OSError, StoreError) as error:
             self._log.warning("cannot write the final checkpoint", error=str(error))
 

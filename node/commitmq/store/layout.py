@@ -46,6 +46,11 @@ class StoreLayout:
         return self.root / "checkpoint"
 
     @property
+    def sidecar(self) -> Path:
+        """Where the next recovery may begin; see :mod:`commitmq.store.sidecar`."""
+        return self.root / "commitmq" / "position"
+
+    @property
     def abort(self) -> Path:
         return self.root / "abort"
 

@@ -5,8 +5,10 @@ What a recovery decides
     redispatch_from where dispatchers start again; everything below is in the ConsumeQueues and durable
 
 Rules
-    * Clean stop (no ``abort``): ConsumeQueues cover the log; the scan starts in the segment that holds their newest record.
-    * Otherwise: the scan starts at the newest segment whose first record is older than the checkpoint's least timestamp
+    * Our own sidecar agrees with the checkpoint, so nobody else used the store: the scan starts at what was flushed, and
+      dispatchers start again at what was durable in the ConsumeQueues. What is read is the tail of about a second.
+    * Else, clean stop (no ``abort``): ConsumeQueues cover the log; the scan starts in the segment of their newest record.
+    * Else: the scan starts at the newest segment whose first record is older than the checkpoint's least timestamp
       (minus 3 s), because what is older was flushed, in the log and in the ConsumeQueues. Everything from there on is
       checked record by record (length chain, magic, physical offset, body CRC, ``__CRC32#`` when present) and dispatched
       again, which is idempotent.
@@ -37,6 +39,7 @@ from commitmq.store.consume_queue import ConsumeQueue, list_queues
 from commitmq.store.fd_cache import FdCache
 from commitmq.store.layout import StoreLayout, segment_name
 from commitmq.store.log_proof import LogProof
+from commitmq.store.sidecar import Sidecar
 
 _CHUNK_BYTES = 1 << 20
 _FEW_FILES = 8  # each queue is looked at once
@@ -45,6 +48,7 @@ _REASONS = {
     raw.REASON_MAGIC: "no record's magic",
     raw.REASON_LENGTHS: "the sizes of its parts do not add up",
     raw.REASON_BODY_CRC: "the body does not match its CRC",
+    raw.REASON_RECORD_CRC_MISSING: "the record has no __CRC32#, and every record here has one",
     raw.REASON_RECORD_CRC: "the record does not match its __CRC32#",
     raw.REASON_PHYSICAL_OFFSET: "a record that belongs elsewhere",
     raw.REASON_PROPERTIES: "topic or properties hold zero bytes: parts of the record never reached the disk",
@@ -62,6 +66,10 @@ class Recovered:
     records: int
     scanned_bytes: int
     cut_bytes: int
+    crc_from: int = -1
+    """Every record from here on has a ``__CRC32#``; -1 when that is not known."""
+    by_sidecar: bool = False
+    """Whether the sidecar said where to begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,50 +82,95 @@ class ScanEnd:
     torn: str | None
 
 
-def recover(layout: StoreLayout, *, segment_bytes: int, consume_queue_bytes: int, clean: bool, log: Log) -> Recovered:
-    """Run the recovery. Only while no other process of the node lives. Raises StoreError when the store needs a person."""
+def recover(
+    layout: StoreLayout,
+    *,
+    segment_bytes: int,
+    consume_queue_bytes: int,
+    clean: bool,
+    log: Log,
+    previous_pid: int | None = None,
+) -> Recovered:
+    """Run the recovery. Only while no other process of the node lives. Raises StoreError when the store needs a person.
+
+    ``previous_pid`` is what ``abort`` held when the node was started, None when it was not there.
+    """
     layout.commit_log.mkdir(parents=True, exist_ok=True)
     commit_log = CommitLog(layout.commit_log, segment_bytes)
     try:
         bases = commit_log.segments()
         if not bases:
             _refuse_orphaned_queues(layout)
-            return Recovered(0, 0, 0, 0, 0, 0, 0)
+            return Recovered(0, 0, 0, 0, 0, 0, 0, crc_from=0)
         checkpoint = Checkpoint.load(layout.checkpoint)
-        covered = _covered_by_queues(layout, segment_bytes, consume_queue_bytes) if clean else -1
-        start = _start_segment(commit_log, bases, covered if clean else None, checkpoint.min_timestamp)
-        found = scan_to_end(commit_log, start)
+        sidecar = _trusted_sidecar(layout, segment_bytes, previous_pid, bases)
+        if sidecar is not None:
+            start, durable, crc_from = max(sidecar.flushed, bases[0]), sidecar.queues_durable, sidecar.crc_from
+            stamp = sidecar.flushed_timestamp
+        else:
+            covered = _covered_by_queues(layout, segment_bytes, consume_queue_bytes) if clean else -1
+            start = _start_segment(commit_log, bases, covered if clean else None, checkpoint.min_timestamp)
+            durable = covered if clean and covered >= 0 else start
+            crc_from, stamp = -1, checkpoint.physic_msg_timestamp
+        found = scan_to_end(commit_log, start, crc_from=crc_from)
     finally:
         commit_log.close()
     cut = _cut_tail(layout, found, segment_bytes, bases, log)
     _sync_segments(layout, start, found.end, segment_bytes)
-    redispatch = min(found.end, covered) if clean and covered >= 0 else start
-    if clean and covered < found.end and covered >= 0:
+    if clean and durable < found.end:
         log.warning(
-            "the stop was clean but the queues are behind the log, they catch up", queues=covered, log_end=found.end
+            "the stop was clean but the queues are behind the log, they catch up", queues=durable, log_end=found.end
         )
-    stamp = max(found.last_timestamp, checkpoint.physic_msg_timestamp if found.records == 0 else 0)
-    return Recovered(bases[0], found.end, max(bases[0], redispatch), stamp, found.records, found.end - start, cut)
+    return Recovered(
+        bases[0],
+        found.end,
+        max(bases[0], min(found.end, durable)),
+        max(found.last_timestamp, stamp if sidecar is not None or found.records == 0 else 0),
+        found.records,
+        found.end - start,
+        cut,
+        crc_from=crc_from if crc_from >= 0 else found.end,
+        by_sidecar=sidecar is not None,
+    )
 
 
-def scan_to_end(commit_log: CommitLog, start: int) -> ScanEnd:
-    """Check every record from the segment at ``start`` to the end of the log. Changes nothing.
+def _trusted_sidecar(
+    layout: StoreLayout, segment_bytes: int, previous_pid: int | None, bases: list[int]
+) -> Sidecar | None:
+    sidecar = Sidecar.load(layout.sidecar)
+    if sidecar is None or not sidecar.agrees_with(
+        layout.checkpoint, segment_bytes=segment_bytes, previous_pid=previous_pid
+    ):
+        return None
+    if sidecar.flushed > bases[-1] + segment_bytes:
+        raise StoreError(
+            f"the log must reach physical offset {sidecar.flushed}, which was acknowledged as flushed, but its last segment "
+            f"is {segment_name(bases[-1])}. Put the missing segments back, or remove {layout.sidecar} to go on without them",
+            path=layout.commit_log,
+        )
+    return sidecar
+
+
+def scan_to_end(commit_log: CommitLog, start: int, *, crc_from: int = -1) -> ScanEnd:
+    """Check every record from ``start``, a record's boundary, to the end of the log. Changes nothing.
+
+    Records from ``crc_from`` on must have a ``__CRC32#``, unless it is negative.
 
     Raises CorruptRecordError when something invalid has records behind it in a later segment.
     """
     out = np.zeros(5, np.int64)
-    bases = [base for base in commit_log.segments() if base >= start]
+    bases = [base for base in commit_log.segments() if base + commit_log.segment_bytes > start]
     end, stamp, records = start, 0, 0
     for number, base in enumerate(bases):
         segment = np.frombuffer(commit_log.read(base, commit_log.segment_bytes), np.uint8)
-        result = kernel.scan(segment, 0, segment.size, base, False, out)
+        first = max(start - base, 0)
+        must_have_crc = 0 <= crc_from <= base + first
+        result = kernel.scan(segment, first, segment.size, base, must_have_crc, out)
         found, good_end, _last, last_stamp, reason = (int(value) for value in out)
         records += found
         stamp = max(stamp, last_stamp)
         if found:
             end = base + good_end
-        elif number == 0:
-            end = base
         if result == kernel.WALK_BLANK:
             if number + 1 == len(bases):
                 # The next segment went with the crash, or was removed unused by a clean stop.

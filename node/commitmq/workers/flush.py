@@ -1,7 +1,8 @@
 """flush: makes the CommitLog durable; one fdatasync acknowledges everything written before it began.
 
-Owns: fdatasync of the CommitLog, ``checkpoint``. Reads: ``written``, ``flush_wanted``, the dispatchers' durable timestamps.
-Advances: ``flushed``. Sockets: doorbell (rung by the writer), rings writer and reput. Exit codes: workers.runtime.ExitCode.
+Owns: fdatasync of the CommitLog, ``checkpoint`` and the sidecar beside it. Reads: ``written``, ``flush_wanted``, the
+dispatchers' durable positions. Advances: ``flushed``. Sockets: doorbell (rung by the writer), rings writer and reput. Exit
+codes: workers.runtime.ExitCode.
 
 Synchronous mode: flushes at once when a sender waits, otherwise a moment later, so that sends with ack=memory share one
 fdatasync. Asynchronous mode: RocketMQ's rules (spec 6.3: every 500 ms, at least 4 pages, everything after 10 s), and at
@@ -16,10 +17,11 @@ from __future__ import annotations
 import os
 
 from commitmq import failpoints
-from commitmq.control import DispatcherWord, Word
+from commitmq.control import DispatcherWord, Word, WorkerWord
 from commitmq.store.checkpoint import Checkpoint
 from commitmq.store.layout import segment_name
-from commitmq.workers.runtime import WorkerContext, monotonic_ms
+from commitmq.store.sidecar import Sidecar
+from commitmq.workers.runtime import WorkerContext, monotonic_ms, role_slot
 
 ROLE = "flush"
 _PAGE_BYTES = 4096
@@ -37,7 +39,8 @@ class LogFlusher:
         self._segment_bytes = context.config.commit_log.segment_bytes
         self._files: dict[int, int] = {}
         self._checkpoint = Checkpoint.load(context.layout.checkpoint)
-        self._checkpoint_on_disk: tuple[int, int, int] | None = None
+        self._flushed_timestamp = self._control.get(Word.WRITTEN_TIMESTAMP)
+        self._on_disk: tuple[int, ...] | None = None
         self._next_checkpoint_ms = 0
         if self._control.get(Word.FLUSHED) < 0:
             self._control.put(Word.FLUSHED, 0)
@@ -82,35 +85,49 @@ class LogFlusher:
             )
             return False
         control.put(Word.FLUSHED, target)
+        self._flushed_timestamp = stamp
         self._checkpoint.physic_msg_timestamp = max(self._checkpoint.physic_msg_timestamp, stamp)
         self._drop_files_below(target)
         return True
 
     def save_checkpoint(self, *, force: bool = False) -> None:
-        """Write ``checkpoint`` when it changed and a second is over, or at once with ``force``."""
+        """Write sidecar and ``checkpoint`` when they changed and a second is over, or at once with ``force``."""
         now = monotonic_ms()
         if not force and now < self._next_checkpoint_ms:
             return
         self._next_checkpoint_ms = now + _CHECKPOINT_MS
-        point = self._checkpoint
-        logics = self._control.dispatcher(0, DispatcherWord.DURABLE_TIMESTAMP)
+        point, control = self._checkpoint, self._control
+        logics = control.dispatcher(0, DispatcherWord.DURABLE_TIMESTAMP)
         point.logics_msg_timestamp = max(point.logics_msg_timestamp, logics)
         # May fall: an index file that had been durable was cut, because the log lost its end.
-        point.index_msg_timestamp = (
-            self._control.dispatcher(1, DispatcherWord.DURABLE_TIMESTAMP) or point.index_msg_timestamp
+        index = control.dispatcher(1, DispatcherWord.DURABLE_TIMESTAMP)
+        point.index_msg_timestamp = index or point.index_msg_timestamp
+        sidecar = Sidecar(
+            control.get(Word.FLUSHED),
+            self._flushed_timestamp,
+            control.dispatcher(0, DispatcherWord.DURABLE),
+            control.get(Word.CRC_FROM),
+            self._segment_bytes,
+            control.worker(role_slot("supervisor"), WorkerWord.PID),
         )
-        values = (point.physic_msg_timestamp, point.logics_msg_timestamp, point.index_msg_timestamp)
-        if values == self._checkpoint_on_disk:
+        values = (
+            point.physic_msg_timestamp,
+            point.logics_msg_timestamp,
+            point.index_msg_timestamp,
+            sidecar.flushed,
+            sidecar.queues_durable,
+        )
+        if values == self._on_disk:
             return
         if failpoints.ACTIVE:
             failpoints.hit("flush.before_checkpoint")
         try:
-            point.save(self._layout.checkpoint)
+            sidecar.save_with(self._layout.sidecar, point, self._layout.checkpoint)
         except OSError as error:
-            # An old checkpoint only makes the next recovery start earlier; it is written again a second later.
+            # Old ones only make the next recovery start earlier; they are written again a second later.
             self._log.warning("cannot write the checkpoint", error=os.strerror(error.errno or 5))
             return
-        self._checkpoint_on_disk = values
+        self._on_disk = values
 
     def _file(self, base: int) -> int:
         fd = self._files.get(base)

@@ -3,16 +3,20 @@
 Owns, while it runs alone: everything under the store. Advances: the initial values of all positions in the control block.
 Sockets: none. Exit codes: 0 when the store is ready, STORE_UNUSABLE with a sentence when a person has to decide.
 
-``params["clean"]`` says whether the last stop was clean (no ``abort`` file before this start).
+``params["clean"]`` says whether the last stop was clean (no ``abort`` file before this start), ``params["previous_pid"]``
+which process that file named.
 """
 
 from __future__ import annotations
 
+import os
 import time
 
-from commitmq.control import DispatcherWord, Word
-from commitmq.store.recovery import recover
-from commitmq.workers.runtime import WorkerContext
+from commitmq.control import DispatcherWord, Word, WorkerWord
+from commitmq.store.checkpoint import Checkpoint
+from commitmq.store.recovery import Recovered, recover
+from commitmq.store.sidecar import Sidecar
+from commitmq.workers.runtime import WorkerContext, role_slot
 
 ROLE = "recovery"
 
@@ -27,16 +31,19 @@ def run(context: WorkerContext) -> None:
         consume_queue_bytes=config.consume_queue.file_bytes,
         clean=bool(context.params.get("clean", False)),
         log=context.log,
+        previous_pid=context.params.get("previous_pid"),
     )
     control = context.control
     control.put(Word.WRITTEN_TIMESTAMP, found.last_timestamp)
     for word in (Word.WRITTEN, Word.FLUSHED, Word.RECOVERED_END):
         control.put(word, found.end)
     control.put(Word.MIN_OFFSET, found.min_offset)
+    control.put(Word.CRC_FROM, found.crc_from if config.commit_log.append_properties_crc else -1)
     control.put(Word.REPUT, found.redispatch_from)
     control.put(Word.REDISPATCH_FROM, found.redispatch_from)
     control.put_dispatcher(0, DispatcherWord.DISPATCHED, found.redispatch_from)
     control.put_dispatcher(0, DispatcherWord.DURABLE, found.redispatch_from)
+    _remember(context, found)
     context.log.info(
         "store recovered",
         clean=bool(context.params.get("clean", False)),
@@ -45,6 +52,24 @@ def run(context: WorkerContext) -> None:
         records=found.records,
         scanned_bytes=found.scanned_bytes,
         cut_bytes=found.cut_bytes,
+        by_sidecar=found.by_sidecar,
         seconds=round(time.monotonic() - started, 3),
     )
     context.ready()
+
+
+def _remember(context: WorkerContext, found: Recovered) -> None:
+    """Write down what this recovery made sure of, so that one after a crash in the next second need not do it again."""
+    control, layout = context.control, context.layout
+    sidecar = Sidecar(
+        found.end,
+        found.last_timestamp,
+        found.redispatch_from,
+        control.get(Word.CRC_FROM),
+        context.config.commit_log.segment_bytes,
+        control.worker(role_slot("supervisor"), WorkerWord.PID),
+    )
+    try:
+        sidecar.save_with(layout.sidecar, Checkpoint.load(layout.checkpoint), layout.checkpoint)
+    except OSError as error:
+        context.log.warning("cannot write down what was recovered", error=os.strerror(error.errno or 5))
