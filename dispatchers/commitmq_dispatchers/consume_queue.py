@@ -10,6 +10,8 @@ none. Memory grows with the number of queues only: a small object each, descript
 
 from __future__ import annotations
 
+import math
+import time
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,15 +19,19 @@ from typing import Any
 import numpy as np
 
 from commitmq.config import NodeConfig
+from commitmq.errors import StoreError
 from commitmq.hookspecs import DispatcherSpec, DispatcherView, hookimpl
 from commitmq.store.consume_queue import ConsumeQueue, list_queues
 from commitmq.store.dispatch_batch import DispatchBatch, consumable
-from commitmq.store.fd_cache import FdCache
+from commitmq.store.fd_cache import FdCache, affordable_files
 from commitmq.store.log_proof import LogProof
+from commitmq.store.queue_files import sync_folders
 
 _UNIT = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 _PAGE_BYTES = 4096
 _FEW_QUEUES = 64
+_FLUSH_SLICE = 64
+_FLUSH_S = 0.2  # of one call, unless all must be synced
 
 
 @hookimpl
@@ -37,17 +43,23 @@ def commitmq_dispatchers(config: NodeConfig) -> list[DispatcherSpec]:
 class ConsumeQueueDispatcher:
     """See the module's text; the interface is :class:`commitmq.hookspecs.Dispatcher`."""
 
+    spreads_flush = True  # flush(thorough=False) gets round to everything in time
+
     def open(self, view: DispatcherView) -> int:
         """Load every queue, cut what lies at or behind the resume position."""
         self._view = view
         self._root: Path = view.layout.consume_queue
         self._file_bytes = view.config.consume_queue.file_bytes
-        self._fds = FdCache(view.config.consume_queue.max_open_files)
+        self._fds = FdCache(affordable_files(view.config.consume_queue.max_open_files))
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
         self._written: dict[tuple[str, int], int] = {}
         self._position = view.position
         self._timestamp = 0
         self._durable = (view.position, 0)
+        self._round: list[tuple[str, int]] = []
+        self._round_share = 0
+        self._round_end = self._durable
+        self._folders: set[str] = set()
         self._load(view.position)
         return view.position
 
@@ -62,6 +74,7 @@ class ConsumeQueueDispatcher:
         """
         self._queues.clear()
         self._written.clear()
+        self._round.clear()
         proof = LogProof(self._view.layout.commit_log, self._view.config.commit_log.segment_bytes)
         for topic, queue_id, folder in list_queues(self._root):
             queue = ConsumeQueue(folder, self._file_bytes, self._fds)
@@ -122,20 +135,56 @@ class ConsumeQueueDispatcher:
         return queue
 
     def flush(self, *, thorough: bool) -> tuple[int, int]:
-        """Sync queues with ``consume_queue.flush_least_pages`` or more unsynced pages, all when thorough (spec 6.5).
+        """Sync all queues when thorough, else some (spec 6.5): those with ``consume_queue.flush_least_pages`` or more
+        unsynced pages, and a share of the others, so that every queue is synced within ``flush_thorough_interval_ms``.
 
-        The durable position moves at thorough flushes, or when nothing was left over. A few queues are synced in full
-        each time: it costs little, and a recovery then starts a second back instead of a minute.
+        RocketMQ syncs all of them at the end of that interval. With thousands of queues that is a pause of seconds, in
+        which nothing is dispatched; here a call takes a bounded time. The durable position moves when a round through
+        all queues is over, to where the round began. A few queues are synced in full each time: it costs little, and a
+        recovery then starts a second back instead of a minute.
         """
-        few = len(self._written) <= _FEW_QUEUES
-        least = 0 if thorough or few else self._view.config.consume_queue.flush_least_pages * _PAGE_BYTES
-        for key, size in list(self._written.items()):
-            if size >= least:
-                self._queues[key].flush()
-                del self._written[key]
-        if not self._written:
+        if thorough or len(self._written) <= _FEW_QUEUES:
+            self._sync(list(self._written), math.inf)
+            self._round.clear()
+        else:
+            self._sync_some()
+        if not self._written and not self._folders:
             self._durable = (self._position, self._timestamp)
         return self._durable
+
+    def _sync_some(self) -> None:
+        config = self._view.config.consume_queue
+        if not self._round:
+            self._round = sorted(self._written, reverse=True)
+            self._round_end = (self._position, self._timestamp)
+            # A queue written to just after its turn waits for two rounds.
+            calls = max(1, config.flush_thorough_interval_ms // (2 * config.flush_interval_ms))
+            self._round_share = -(-len(self._round) // calls)
+        deadline = time.monotonic() + _FLUSH_S
+        share = self._round[: -self._round_share - 1 : -1]
+        done = self._sync(share, deadline)
+        del self._round[len(self._round) - done :]
+        if not self._round and not self._folders:
+            self._durable = max(self._durable, self._round_end)
+        least = config.flush_least_pages * _PAGE_BYTES
+        self._sync([key for key, size in self._written.items() if size >= least], deadline)
+
+    def _sync(self, keys: list[tuple[str, int]], deadline: float) -> int:
+        """Sync queues, a slice at a time until ``deadline``; returns how many, at least a slice."""
+        done = 0
+        while done < len(keys) and (done == 0 or time.monotonic() < deadline):
+            part = [key for key in keys[done : done + _FLUSH_SLICE] if key in self._written]
+            for key in part:
+                self._queues[key].start_flush()
+            for key in part:
+                self._queues[key].flush(self._folders)
+                del self._written[key]
+            done += _FLUSH_SLICE
+        try:
+            sync_folders(self._folders)
+        except OSError as error:
+            raise StoreError(f"cannot flush the queues: {error.strerror}", path=self._root) from error
+        return min(done, len(keys))
 
     def forget(self, topic: str) -> None:
         """A topic was deleted: delete its queues."""

@@ -63,7 +63,7 @@ class ConsumeQueueConfig:
     flush_interval_ms: int = _key(1_000, 1)
     flush_least_pages: int = _key(2, 0)
     flush_thorough_interval_ms: int = _key(60_000, 1)
-    max_open_files: int = _key(512, 8)
+    max_open_files: int = _key(16_384, 8)
 
 
 @dataclass(frozen=True, slots=True)

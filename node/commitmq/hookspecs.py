@@ -98,7 +98,9 @@ class Dispatcher(Protocol):
     def flush(self, *, thorough: bool) -> tuple[int, int]:
         """Make what was dispatched durable. Returns (durable offset, store timestamp in ms of its newest record).
 
-        Called once a second, between two batches. Not ``thorough``: the dispatcher may leave small amounts for later.
+        Called once a second, between two batches. Not ``thorough``: the dispatcher may leave small amounts for later. It
+        is thorough once a minute and at the end; at the end only for a dispatcher with an attribute ``spreads_flush``
+        that is true, which sees to it by itself that nothing stays unsynced for long.
         """
 
     def truncate(self, offset: int) -> None:

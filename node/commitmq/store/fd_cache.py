@@ -3,7 +3,26 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections import OrderedDict
+from typing import Final
+
+_OTHER_FILES: Final = 256  # sockets, segments of the log, libraries
+
+
+def affordable_files(wanted: int) -> int:
+    """``wanted`` open files, or as many as this process may have: its limit is raised as far as the system allows.
+
+    The usual soft limit of 1,024 is for programs that use ``select``; ours do not.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = wanted + _OTHER_FILES
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return wanted
+    return max(8, min(wanted, soft - _OTHER_FILES, soft * 3 // 4))
 
 
 class FdCache:

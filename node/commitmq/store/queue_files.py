@@ -10,6 +10,7 @@ writes a queue, others only read it.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -241,7 +242,8 @@ class QueueFiles:
     def start_flush(self) -> None:
         """Let the device begin with what :meth:`flush` will wait for: many queues are then flushed in little time."""
         for base in self._dirty or ():
-            start_writeback(self._fds.write_fd(self._path(base)))
+            with contextlib.suppress(OSError):  # the sync will meet it too
+                start_writeback(self._fds.write_fd(self._path(base)))
 
     def flush(self, folders: set[str] | None = None) -> None:
         """fdatasync what was appended since the last call, and the names of files made since. Raises StoreError.
@@ -298,12 +300,14 @@ class QueueFiles:
         path = self._path(base)
         while position < self.file_bytes:
             try:
-                position = max(position, os.lseek(self._fds.read_fd(path), position, os.SEEK_DATA))
+                fd = self._fds.read_fd(path)
+                position = os.lseek(fd, position, os.SEEK_DATA)
+                hole = os.lseek(fd, position, os.SEEK_HOLE)
             except OSError as error:
                 if error.errno == errno.ENXIO:  # only a hole is left
                     return
                 raise StoreError(f"cannot read the queue: {error.strerror}", path=path) from error
-            data = self._pread(base, position, min(1 << 16, self.file_bytes - position))
+            data = self._pread(base, position, min(1 << 16, max(hole, position + 1) - position))
             if data != bytes(len(data)):
                 # No more than needed: zeros beyond would take blocks, and be read again at every start.
                 blank, used = len(data) - len(data.lstrip(b"\0")), len(data.rstrip(b"\0"))

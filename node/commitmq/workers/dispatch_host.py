@@ -284,7 +284,8 @@ class DispatcherHost:
         if self.dispatcher is None or (not force and now < self._next_flush_ms):
             return
         config = self._context.config.consume_queue
-        thorough = force or now >= self._next_thorough_ms
+        spreads = getattr(self.dispatcher, "spreads_flush", False)
+        thorough = force or (now >= self._next_thorough_ms and not spreads)
         self._next_flush_ms = now + config.flush_interval_ms
         if thorough:
             self._next_thorough_ms = now + config.flush_thorough_interval_ms

@@ -28,6 +28,7 @@ from commitmq.client import wire
 from commitmq.control import DispatcherWord, Word
 from commitmq.errors import CommitMQError, FilterError, OffsetOutOfRangeError, ProtocolError, StoreError
 from commitmq.store.commit_log import CommitLog
+from commitmq.store.fd_cache import affordable_files
 from commitmq.store.queue_reader import VIEW_BYTES, PullResult, PullStatus, QueueReader
 from commitmq.workers.filters import FAILED, Filters
 from commitmq.workers.parked_pulls import ParkedPulls, Pull, QueueKey, integer_field, parse_pull, text_field
@@ -72,7 +73,7 @@ class Reader:
             self._log,
             ctx.layout.consume_queue,
             config.consume_queue.file_bytes,
-            max_open_files=config.consume_queue.max_open_files,
+            max_open_files=affordable_files(config.consume_queue.max_open_files),
         )
         self._changes = self._subscribe("queues-changed")
         self._topic_changes = self._subscribe("topics")

@@ -160,12 +160,12 @@ def test_a_long_queue_costs_no_more_than_a_short_one(tmp_path: Path, monkeypatch
     assert (queue.max_offset, queue.max_physical_offset) == (700_000, 70_000_000)
     assert calls.count["pread"] <= 6
     # Where holes begin is the file system's to say; what it calls data behind the end is looked at, for relics.
-    assert calls.read_bytes <= 128 * 1_024
+    assert calls.read_bytes <= 16 * 1_024
     assert calls.count == {**calls.count, "open": 1, "scandir": 1, "pwrite": 0}
     # A cut in the middle of a file is found by bisection; what is behind is read once, to be zeroed.
     assert queue.refresh(35_000_000, proof=proof_of(records)) == 350_000
     assert calls.count["pread"] <= 40
-    assert calls.read_bytes <= 136 * 1_024
+    assert calls.read_bytes <= 24 * 1_024
 
 
 def test_zeroing_takes_no_blocks(tmp_path: Path) -> None:
