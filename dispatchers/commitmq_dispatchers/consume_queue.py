@@ -26,6 +26,7 @@ from commitmq.store.dispatch_batch import DispatchBatch, consumable
 from commitmq.store.fd_cache import FdCache, affordable_files
 from commitmq.store.log_proof import LogProof
 from commitmq.store.queue_files import sync_folders
+from commitmq_dispatchers.queue_extensions import QueueExtensions
 
 _UNIT = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 _PAGE_BYTES = 4096
@@ -52,6 +53,7 @@ class ConsumeQueueDispatcher:
         self._file_bytes = view.config.consume_queue.file_bytes
         self._fds = FdCache(affordable_files(view.config.consume_queue.max_open_files))
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
+        self._extensions = QueueExtensions(view, self._fds)
         self._written: dict[tuple[str, int], int] = {}
         self._position = view.position
         self._timestamp = 0
@@ -83,6 +85,7 @@ class ConsumeQueueDispatcher:
             if queue.is_dirty:
                 self._written[topic, queue_id] = 0
         proof.close()
+        self._extensions.truncate(self._queues)
         self._position = offset
         self._durable = (offset, self._timestamp)
 
@@ -122,7 +125,9 @@ class ConsumeQueueDispatcher:
                 start += int(np.searchsorted(rows["physical_offset"][start:stop], gone_below))
                 if start == stop:
                     continue
-            self._queue(topic, queue_id).append_units(int(rows["queue_offset"][start]), data[start * 20 : stop * 20])
+            queue = self._queue(topic, queue_id)
+            self._extensions.add((topic, queue_id), queue, rows[start:stop], units[start:stop])
+            queue.append_units(int(rows["queue_offset"][start]), data[start * 20 : stop * 20])
             self._written[topic, queue_id] = self._written.get((topic, queue_id), 0) + (stop - start) * 20
             changed.append((topic, queue_id))
         return changed
@@ -175,6 +180,7 @@ class ConsumeQueueDispatcher:
         while done < len(keys) and (done == 0 or time.monotonic() < deadline):
             part = [key for key in keys[done : done + _FLUSH_SLICE] if key in self._written]
             for key in part:
+                self._extensions.flush(key)
                 self._queues[key].start_flush()
             for key in part:
                 self._queues[key].flush(self._folders)
@@ -188,6 +194,7 @@ class ConsumeQueueDispatcher:
 
     def forget(self, topic: str) -> None:
         """A topic was deleted: delete its queues."""
+        self._extensions.forget(topic)
         for key in [key for key in self._queues if key[0] == topic]:
             self._queues.pop(key).destroy()
             self._written.pop(key, None)
@@ -199,6 +206,7 @@ class ConsumeQueueDispatcher:
         """Delete files whose last unit points below ``min_offset`` (spec 3.6)."""
         for queue in self._queues.values():
             queue.delete_expired(min_offset)
+        self._extensions.expire(self._queues)
 
     def close(self) -> None:
         """Close the descriptors."""

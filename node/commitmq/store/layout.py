@@ -34,6 +34,10 @@ class StoreLayout:
         return self.root / "consumequeue"
 
     @property
+    def consume_queue_ext(self) -> Path:
+        return self.root / "consumequeue_ext"
+
+    @property
     def index(self) -> Path:
         return self.root / "index"
 

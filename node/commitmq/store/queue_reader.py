@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from commitmq.errors import StoreError
 from commitmq.kernels.tags import MATCH, NO_RECORD
 from commitmq.store.commit_log import CommitLog
+from commitmq.store.consume_queue_ext import ExtensionReader, Extensions
 from commitmq.store.fd_cache import FdCache
 from commitmq.store.format import PREBLANK_SIZE, UNIT_BYTES
 from commitmq.store.layout import segment_name
@@ -80,8 +81,8 @@ class PullResult:
 class RecordFilter(Protocol):
     """Which messages a pull wants: first by what their units tell, then by the records themselves."""
 
-    def may_match(self, codes: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which units can belong to wanted messages, by their tags codes."""
+    def may_match(self, units: Units, codes: NDArray[np.int64], extensions: Extensions | None) -> NDArray[np.bool_]:
+        """Which units can belong to wanted messages, by their tags ``codes`` and what their extensions say."""
         ...
 
     def judge(
@@ -124,6 +125,7 @@ class QueueReader:
         folder: Path,
         file_bytes: int,
         *,
+        ext_file_bytes: int = 50_331_648,
         max_open_files: int = 512,
         max_queues: int = MAX_CACHED_QUEUES,
     ) -> None:
@@ -132,6 +134,7 @@ class QueueReader:
         self.file_bytes = file_bytes
         self.max_queues = max_queues
         self._fds = FdCache(max_open_files)
+        self._extensions = ExtensionReader(folder.with_name("consumequeue_ext"), ext_file_bytes, self._fds)
         self._queues: OrderedDict[tuple[str, int], _Queue] = OrderedDict()
 
     # ------------------------------------------------------------ bounds
@@ -366,7 +369,11 @@ class QueueReader:
                 return (np.concatenate(found, dtype=UNIT) if found else _NOTHING), self._gap(state, at), True
             readable, _ = _readable(units, bound, floor)
             missing = missing or not readable.all()
-            candidates = np.flatnonzero(readable & wanted.may_match(units["tags_code"].astype(np.int64)))
+            codes = units["tags_code"].astype(np.int64)
+            extensions = self._extensions.resolve(state.folder[len(self.folder) + 1 :], codes)
+            if extensions is not None:
+                codes = extensions.codes
+            candidates = np.flatnonzero(readable & wanted.may_match(units, codes, extensions))
             first = 0
             while first < len(candidates):
                 part = candidates[first : first + slice_units]

@@ -52,11 +52,11 @@ class TagFilter:
             raise ValueError(f"the tag expression {expression!r} names no tag")
         return cls(tags)
 
-    def may_match(self, codes: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """Which units can belong to a wanted tag, by their tags code.
+    def may_match(self, units: object, codes: NDArray[np.int64], extensions: object) -> NDArray[np.bool_]:
+        """Which units can belong to a wanted tag, by their tags codes.
 
-        A code outside the 32-bit range is no hash (a delivery time of SCHEDULE_TOPIC_XXXX, spec 3.2, or an address in
-        an extension file, spec 3.8): such a unit passes, and the record itself decides.
+        A code outside the 32-bit range is no hash (a delivery time of SCHEDULE_TOPIC_XXXX, spec 3.2, or an address that
+        leads to no extension unit, spec 3.8): such a unit passes, and the record itself decides.
         """
         possible: Any = (codes < _LEAST_HASH) | (codes > _GREATEST_HASH)
         if len(self.codes) <= _FEW:

@@ -46,8 +46,8 @@ class ExpressionFilter:
         if not all(isinstance(name, str) and name for name in self._names):
             raise self._failure("the names in its filter's properties must be strings that are not empty")
 
-    def may_match(self, codes: NDArray[np.int64]) -> Flags:
-        """Nothing can be told from a tags code: the properties decide."""
+    def may_match(self, units: object, codes: NDArray[np.int64], extensions: object) -> Flags:
+        """Nothing can be told from a unit: the properties decide."""
         return np.ones(len(codes), np.bool_)
 
     def judge(

@@ -73,6 +73,7 @@ class Reader:
             self._log,
             ctx.layout.consume_queue,
             config.consume_queue.file_bytes,
+            ext_file_bytes=config.consume_queue.ext_file_bytes,
             max_open_files=affordable_files(config.consume_queue.max_open_files),
         )
         self._changes = self._subscribe("queues-changed")

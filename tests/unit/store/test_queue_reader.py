@@ -330,7 +330,7 @@ class Odd:
     def __init__(self) -> None:
         self.seen = 0
 
-    def may_match(self, codes: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def may_match(self, units: object, codes: NDArray[np.int64], extensions: object) -> NDArray[np.bool_]:
         return np.ones(len(codes), np.bool_)
 
     def judge(

@@ -10,6 +10,7 @@ import java.util.ArrayDeque;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.Deque;
+import java.util.HexFormat;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
@@ -17,11 +18,14 @@ import java.util.Properties;
 import java.util.TreeMap;
 import org.apache.rocketmq.common.BoundaryType;
 import org.apache.rocketmq.common.message.MessageExt;
+import org.apache.rocketmq.store.ConsumeQueueExt;
 import org.apache.rocketmq.store.DefaultMessageStore;
 import org.apache.rocketmq.store.GetMessageResult;
 import org.apache.rocketmq.store.GetMessageStatus;
+import org.apache.rocketmq.store.MessageFilter;
 import org.apache.rocketmq.store.QueryMessageResult;
 import org.apache.rocketmq.store.queue.ConsumeQueueInterface;
+import org.apache.rocketmq.store.queue.CqUnit;
 
 /**
  * Opens a store root with RocketMQ's own classes and prints what they see, one JSON object a line.
@@ -31,6 +35,8 @@ import org.apache.rocketmq.store.queue.ConsumeQueueInterface;
  *     read                        every message of every queue, through its ConsumeQueue
  *     query TOPIC KEY             what store.queryMessage finds
  *     times TOPIC QUEUE MS...     queue offset by time, both boundaries
+ *     units                       every ConsumeQueue unit, with its extension unit
+ *     tagged TOPIC QUEUE CODE     queue offsets that a pull by this hash of a tag examines no further
  *     append TOPIC QUEUE COUNT    COUNT single messages and one batch of COUNT
  *     config                      topics, groups and offsets as a broker decodes their files; the store is not opened
  * </pre>
@@ -95,6 +101,9 @@ public final class StoreTool {
                 case "read" -> readAll(open.store);
                 case "query" -> query(open.store, arguments.removeFirst(), arguments.removeFirst());
                 case "times" -> times(open.store, arguments);
+                case "units" -> forEachQueue(open.store, this::units);
+                case "tagged" -> tagged(open.store, arguments.removeFirst(), Integer.parseInt(arguments.removeFirst()),
+                    Integer.parseInt(arguments.removeFirst()));
                 case "append" -> {
                     String topic = arguments.removeFirst();
                     int queue = Integer.parseInt(arguments.removeFirst());
@@ -185,6 +194,50 @@ public final class StoreTool {
             fields.put("lower", store.getOffsetInQueueByTime(topic, queue, Long.parseLong(time), BoundaryType.LOWER));
             fields.put("upper", store.getOffsetInQueueByTime(topic, queue, Long.parseLong(time), BoundaryType.UPPER));
             out.println(JSON.toJSONString(fields));
+        }
+    }
+
+    private void units(ConsumeQueueInterface queue) {
+        for (long offset = queue.getMinOffsetInQueue(); offset < queue.getMaxOffsetInQueue(); offset++) {
+            CqUnit unit = queue.get(offset);
+            Map<String, Object> fields = new LinkedHashMap<>();
+            fields.put("topic", queue.getTopic());
+            fields.put("queue_id", queue.getQueueId());
+            fields.put("queue_offset", offset);
+            fields.put("physical_offset", unit.getPos());
+            fields.put("tags_code", unit.getTagsCode());
+            ConsumeQueueExt.CqExtUnit extension = unit.getCqExtUnit();
+            if (extension != null) {
+                fields.put("ext_size", extension.getSize());
+                fields.put("ext_tags_code", extension.getTagsCode());
+                fields.put("ext_store_timestamp", extension.getMsgStoreTime());
+                byte[] bits = extension.getFilterBitMap();
+                fields.put("ext_bitmap", bits == null ? "" : HexFormat.of().formatHex(bits));
+            }
+            out.println(JSON.toJSONString(fields));
+        }
+    }
+
+    private void tagged(DefaultMessageStore store, String topic, int queue, int code) throws Exception {
+        MessageFilter filter = new MessageFilter() {
+            @Override
+            public boolean isMatchedByConsumeQueue(Long tagsCode, ConsumeQueueExt.CqExtUnit extension) {
+                return tagsCode != null && tagsCode.intValue() == code && tagsCode == tagsCode.intValue();
+            }
+
+            @Override
+            public boolean isMatchedByCommitLog(ByteBuffer buffer, Map<String, String> properties) {
+                return true;
+            }
+        };
+        long offset = store.getMinOffsetInQueue(topic, queue);
+        while (offset < store.getMaxOffsetInQueue(topic, queue)) {
+            GetMessageResult result = store.getMessage(GROUP, topic, queue, offset, PULL_MESSAGES, filter);
+            for (ByteBuffer record : result.getMessageBufferList()) {
+                out.println(JSON.toJSONString(Map.of("queue_offset", json.decode(record).getQueueOffset())));
+            }
+            offset = result.getNextBeginOffset();
+            result.release();
         }
     }
 }

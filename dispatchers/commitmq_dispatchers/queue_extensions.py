@@ -1,0 +1,87 @@
+"""The ConsumeQueue dispatcher's extension units (spec 3.8): written before the units that point to them, and cut with them.
+
+Units are added only while ``consume_queue.enable_ext`` is on. Extension files that are there without it are still cut and
+expired with their queues, or switching it on again would meet stale units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from commitmq.hookspecs import DispatcherView
+from commitmq.store.consume_queue import ConsumeQueue
+from commitmq.store.consume_queue_ext import ConsumeQueueExt, is_address
+from commitmq.store.dispatch_batch import Rows
+from commitmq.store.fd_cache import FdCache
+from commitmq.store.queue_files import list_queues
+
+QueueKey = tuple[str, int]
+
+
+class QueueExtensions:
+    """The extensions of all queues."""
+
+    def __init__(self, view: DispatcherView, fds: FdCache) -> None:
+        config = view.config.consume_queue
+        self._root = view.layout.consume_queue_ext
+        self._enabled = config.enable_ext
+        self._file_bytes = config.ext_file_bytes
+        self._fds = fds
+        self._queues: dict[QueueKey, ConsumeQueueExt] = {}
+
+    def truncate(self, queues: Mapping[QueueKey, ConsumeQueue]) -> None:
+        """Load every extension anew, and cut it behind what the last unit of its queue points to."""
+        self._queues.clear()
+        for topic, queue_id, folder in list_queues(self._root):
+            ext = ConsumeQueueExt(folder, self._file_bytes, self._fds)
+            queue = queues.get((topic, queue_id))
+            if queue is None or not queue.has_files:
+                ext.destroy()  # nothing points there any more
+                continue
+            ext.recover()
+            last = queue.unit(queue.max_offset - 1)
+            if last is not None and is_address(last[2]):
+                ext.truncate_behind(last[2])
+            self._queues[topic, queue_id] = ext
+
+    def add(self, key: QueueKey, queue: ConsumeQueue, rows: Rows, units: Rows) -> None:
+        """Write the extension units of ``rows``, and put their addresses into ``units``, which ``queue`` gets next.
+
+        Rows that the queue has already are passed over, as it does itself.
+        """
+        if not self._enabled:
+            return
+        fresh = int(np.searchsorted(rows["physical_offset"] + rows["size"], queue.max_physical_offset, side="right"))
+        if fresh == len(rows):
+            return
+        ext = self._queues.get(key)
+        if ext is None:
+            ext = ConsumeQueueExt(self._root / key[0] / str(key[1]), self._file_bytes, self._fds)
+            ext.recover()
+            self._queues[key] = ext
+        rows = rows[fresh:]
+        units["tags_code"][fresh:] = ext.append(rows["tags_code"], rows["store_timestamp"])
+
+    def flush(self, key: QueueKey) -> None:
+        """Sync one queue's extension; to be called before its queue is synced."""
+        ext = self._queues.get(key)
+        if ext is not None and ext.is_dirty:
+            ext.flush()
+
+    def forget(self, topic: str) -> None:
+        """A topic was deleted: delete its extensions."""
+        for key in [key for key in self._queues if key[0] == topic]:
+            self._queues.pop(key).destroy()
+        folder = self._root / topic
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
+
+    def expire(self, queues: Mapping[QueueKey, ConsumeQueue]) -> None:
+        """Delete the files that lie wholly below what the first unit of each queue points to."""
+        for key, ext in self._queues.items():
+            queue = queues.get(key)
+            first = None if queue is None else queue.unit(queue.min_offset)
+            if first is not None and is_address(first[2]):
+                ext.delete_below(first[2])

@@ -1,0 +1,116 @@
+"""Queues with extension units (spec 3.8): what a node wrote, RocketMQ reads, and the other way round.
+
+Both work on one store in turn, with files so small that they roll, with the extension switched off in between, and after
+a kill. At each step every unit is judged by both.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from node_process import NodeProcess
+
+from commitmq import Consumer, Message, Producer
+from commitmq.store.consume_queue import ConsumeQueue
+from commitmq.store.consume_queue_ext import ExtensionReader, is_address
+from commitmq.store.fd_cache import FdCache
+from commitmq.store.java import java_string_hash
+
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(420)]
+
+EXT_FILE_BYTES = 1_024
+QUEUE_FILE_BYTES = 1_000
+ON = ("consume_queue.enable_ext=true", f"consume_queue.ext_file_bytes={EXT_FILE_BYTES}")
+OFF = ("consume_queue.enable_ext=false", f"consume_queue.ext_file_bytes={EXT_FILE_BYTES}")
+ROCKETMQ = {"enableConsumeQueueExt": "true", "mappedFileSizeConsumeQueueExt": EXT_FILE_BYTES}
+TAGS = ["Aa", "BB", "🚀x", None, "Other"]  # the first two have the same hash
+TOPIC = "Extended"
+
+
+def send(node: NodeProcess, rng: random.Random, count: int) -> None:
+    with Producer(node.address) as producer:
+        messages = [Message(b"%d" % number, tags=rng.choice(TAGS)) for number in range(count)]
+        for queue in range(2):
+            producer.send_batch(TOPIC, messages[queue::2], queue=queue)
+
+
+def our_units(root: Path, queue_id: int) -> list[tuple[int, bool]]:
+    """For each unit of the queue: its tags code after the look-up, and whether an extension unit had it."""
+    queue = ConsumeQueue(root / "consumequeue" / TOPIC / str(queue_id), QUEUE_FILE_BYTES, FdCache(8))
+    queue.refresh()
+    codes = [unit[2] for number in range(queue.max_offset) if (unit := queue.unit(number)) is not None]
+    found = ExtensionReader(root / "consumequeue_ext", EXT_FILE_BYTES, FdCache(8)).resolve(
+        f"{TOPIC}/{queue_id}", np.array(codes, np.int64)
+    )
+    resolved = codes if found is None else found.codes.tolist()
+    return [(now, is_address(before)) for now, before in zip(resolved, codes, strict=True)]
+
+
+def their_units(lines: list[dict[str, Any]], queue_id: int) -> list[tuple[int, bool]]:
+    mine = [line for line in lines if (line["topic"], line["queue_id"]) == (TOPIC, queue_id)]
+    for line in mine:
+        if "ext_size" in line:
+            assert line["ext_tags_code"] == line["tags_code"]
+            assert line["ext_size"] == 20
+            assert line["ext_store_timestamp"] > 1_700_000_000_000
+    return [(line["tags_code"], "ext_size" in line) for line in mine]
+
+
+def tags_by_offset(node: NodeProcess, queue_id: int, end: int, **settings: Any) -> dict[int, str | None]:
+    """Tag by queue offset of every message below ``end`` that a consumer gets from one queue."""
+    found: dict[int, str | None] = {}
+    with Consumer(None, queues=[(TOPIC, queue_id)], node=node.address, **settings) as consumer:
+        while consumer.positions[TOPIC, queue_id] < end:
+            found.update({one.queue_offset: one.tags for one in consumer.poll(5)})
+    return found
+
+
+def test_a_store_with_extensions_goes_back_and_forth(tmp_path: Path, run_rocketmq: Callable[..., Any]) -> None:
+    rng = random.Random(11)
+    root = tmp_path / "store"
+    with NodeProcess(root, *ON) as node:
+        send(node, rng, 150)
+        node.kill()
+    with NodeProcess(root, *ON) as node:
+        send(node, rng, 30)
+    with NodeProcess(root, *OFF) as node:
+        send(node, rng, 60)
+    with NodeProcess(root, *ON) as node:
+        send(node, rng, 90)
+    extended = [is_extended for _, is_extended in our_units(root, 0)]
+    assert extended == [True] * 90 + [False] * 30 + [True] * 45
+    assert len(list((root / "consumequeue_ext" / TOPIC / "0").iterdir())) > 2, "the extension should have rolled"
+
+    run = run_rocketmq(root, "units", settings=ROCKETMQ)
+    assert run.complaints == []
+    for queue_id in range(2):
+        assert our_units(root, queue_id) == their_units(run.lines, queue_id)
+    run_rocketmq(root, "append", TOPIC, "1", "45", settings=ROCKETMQ)
+    run = run_rocketmq(root, "units", settings=ROCKETMQ)
+    assert run.complaints == []
+    for queue_id in range(2):
+        assert our_units(root, queue_id) == their_units(run.lines, queue_id)
+    assert our_units(root, 1)[-1][1], "what RocketMQ appended has extension units"
+
+    with NodeProcess(root, *ON) as node:
+        send(node, rng, 40)
+        ends = [165 + 20, 165 + 45 + 45 + 20]
+        everything = {queue_id: tags_by_offset(node, queue_id, end) for queue_id, end in enumerate(ends)}
+        for queue_id, by_offset in everything.items():
+            assert sorted(by_offset) == list(range(ends[queue_id]))
+            for tag in ("Aa", "🚀x", "Tag-🚀-1"):
+                wanted = {offset: one for offset, one in by_offset.items() if one == tag}
+                assert tags_by_offset(node, queue_id, ends[queue_id], filter=tag) == wanted
+                assert len(wanted) > 5 or tag == "Tag-🚀-1"
+    for queue_id, by_offset in everything.items():
+        codes = [java_string_hash(tag) if tag else 0 for _, tag in sorted(by_offset.items())]
+        assert [code for code, _ in our_units(root, queue_id)] == codes
+        tagged = run_rocketmq(root, "tagged", TOPIC, str(queue_id), str(java_string_hash("Aa")), settings=ROCKETMQ)
+        assert [line["queue_offset"] for line in tagged.lines] == [
+            offset for offset, tag in sorted(by_offset.items()) if tag in ("Aa", "BB")
+        ]
