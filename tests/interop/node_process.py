@@ -12,7 +12,13 @@ from typing import Any
 import psutil
 
 # The same sizes as rocketmq.SETTINGS: the two must agree on them to open each other's files.
-_SETTINGS = ("network.port=0", "commit_log.segment_bytes=131072", "consume_queue.file_bytes=1000")
+_SETTINGS = (
+    "network.port=0",
+    "commit_log.segment_bytes=131072",
+    "consume_queue.file_bytes=1000",
+    "index.hash_slots=200",
+    "index.max_items=500",
+)
 _COMMAND_TIMEOUT_S = 90
 
 
