@@ -270,3 +270,28 @@ def test_a_clock_ends() -> None:
     assert Clock(0.0).over()
     assert not Clock(60.0).over()
     assert Clock(0.0).left_s(3.0) == 3.0
+
+
+# ---------------------------------------------------------------- many queues
+
+
+def test_produce_over_many_queues(node: Node) -> None:
+    before = topics(node)
+    report = bench(
+        node, "produce", "--topics", "3", "--queues", "5", "--batch", "10", "--messages", "300", "--repeat", "1"
+    )
+    [run] = report["runs"]
+    assert (run["messages"], run["batch"], run["mode"], run["cut_short"]) == (300, 10, "batch", False)
+    assert 0 < run["acked_seconds"] <= run["seconds"]
+    assert run["messages_per_s"] == pytest.approx(300 / run["seconds"], rel=0.01)
+    assert topics(node) == before
+    with BenchTopic(node.address, queues=2, topics=3) as target:
+        measure_produce(target, messages=60, batch=10)
+        with Admin(node.address) as admin:
+            found = [[high for _, _, high, _ in admin.offsets(name)] for name in target.names]
+        assert found == [[11, 11]] * 3, "a batch, and one message before the clock started, in every queue"
+        with pytest.raises(ValueError, match="only batches"):
+            measure_produce(target, mode="sync", messages=1)
+    refused = commitmq("bench", "produce", "--topics", "2", "--mode", "sync", "--node", node.address)
+    assert refused.returncode == 2
+    assert "--topics" in refused.stderr

@@ -57,34 +57,78 @@ def measure_produce(
     Raises SendError when any message was not acknowledged, CommitMQError when acknowledged ones do not become visible.
     After ``limit_s`` seconds no more is sent; the figures are then of fewer messages.
     """
+    if mode != "batch" and len(topic.names) > 1:
+        raise ValueError("only batches are sent to more than one topic")
     if mode not in MODES:
         raise ValueError(f"mode must be one of {', '.join(MODES)}, not {mode!r}")
     if messages < 1 or batch < 1:
         raise ValueError("messages and batch must be at least 1")
     bodies = make_bodies(body_bytes, max(_DISTINCT_BODIES, batch) if mode == "batch" else _DISTINCT_BODIES)
+    if len(topic.names) > 1:
+        return _measure_spread(topic, ack, bodies[:batch], messages, limit_s, progress)
     send = {"batch": _send_batches, "async": _send_async, "sync": _send_sync}[mode]
     with Producer(topic.node, ack=ack, timeout_s=max(limit_s, 10.0)) as producer:
         # Connecting, looking up the route and importing what this way of sending needs are not what is measured.
         warm = min(_WARM_MESSAGES, messages)
-        send(producer, topic.name, bodies, warm, min(batch, warm), Clock(limit_s), no_progress)
         before = topic.visible()
+        before += send(producer, topic.name, bodies, warm, min(batch, warm), Clock(limit_s), no_progress)
+        # Or the clock would stop when some of these became visible instead of the last.
+        topic.wait_visible(before)
         started = time.perf_counter()
         sent = send(producer, topic.name, bodies, messages, batch, Clock(limit_s), progress)
         acked = time.perf_counter()
         topic.wait_visible(before + sent)
         ended = time.perf_counter()
+    return _result(mode, ack, body_bytes, batch if mode == "batch" else 1, sent, started, acked, ended, sent < messages)
+
+
+def _measure_spread(
+    topic: BenchTopic, ack: str, bodies: list[bytes], messages: int, limit_s: float, progress: Progress
+) -> ProduceResult:
+    """Batches to all queues of all topics in turn, a batch a queue. Each queue has a message before the clock starts."""
+    turns = [(name, queue) for queue in range(topic.queues) for name in topic.names]
+    with Producer(topic.node, ack=ack, timeout_s=max(limit_s, 10.0)) as producer:
+        for name, queue in turns:
+            warm = producer.send_batch(name, bodies[:1], queue=queue)
+        topic.wait_sent(warm[0])
+        clock = Clock(limit_s)
+        sent = 0
+        started = time.perf_counter()
+        for name, queue in cycle(turns):
+            done = producer.send_batch(name, bodies, queue=queue)
+            sent += len(bodies)
+            progress(len(bodies))
+            if sent >= messages or clock.over():
+                break
+        acked = time.perf_counter()
+        topic.wait_sent(done[len(bodies) - 1])
+        ended = time.perf_counter()
+    return _result("batch", ack, len(bodies[0]), len(bodies), sent, started, acked, ended, sent < messages)
+
+
+def _result(
+    mode: str,
+    ack: str,
+    body_bytes: int,
+    batch: int,
+    sent: int,
+    started: float,
+    acked: float,
+    ended: float,
+    cut_short: bool,
+) -> ProduceResult:
     seconds = ended - started
     return ProduceResult(
         mode=mode,
         ack=ack,
         body_bytes=body_bytes,
-        batch=batch if mode == "batch" else 1,
+        batch=batch,
         messages=sent,
         seconds=round(seconds, 6),
         acked_seconds=round(acked - started, 6),
         messages_per_s=round(sent / seconds, 1),
         mib_per_s=round(sent * body_bytes / seconds / (1 << 20), 1),
-        cut_short=sent < messages,
+        cut_short=cut_short,
     )
 
 

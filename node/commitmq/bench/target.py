@@ -10,6 +10,7 @@ from typing import Self
 from commitmq.bench.figures import Clock
 from commitmq.client.admin import Admin
 from commitmq.client.connection import Directory, Metadata
+from commitmq.client.results import SendResult
 from commitmq.errors import CommitMQError
 
 _POLL_S = 0.0005
@@ -20,20 +21,24 @@ _VISIBLE_WITHIN_S = 30.0
 class BenchTopic:
     """A topic on ``node``: the one named, or a fresh one that is deleted at the end of the ``with`` block.
 
+    ``topics`` fresh ones, with ``queues`` queues each, are for measurements of many queues; ``name`` is the first of them.
+
     The messages of a deleted topic stay in the log until their segments expire, like all others.
     """
 
-    def __init__(self, node: str | None, name: str | None = None, *, queues: int = 4) -> None:
+    def __init__(self, node: str | None, name: str | None = None, *, queues: int = 4, topics: int = 1) -> None:
         self.node = node
         self.fresh = name is None
         self.name = name or f"bench-{secrets.token_hex(6)}"
-        self._queues = queues
+        self.names = [self.name, *(f"{self.name}-{number}" for number in range(1, topics if self.fresh else 1))]
+        self.queues = queues
         self._admin = Admin(node)
 
     def __enter__(self) -> Self:
         try:
             if self.fresh:
-                self._admin.topic_create(self.name, self._queues)
+                for name in self.names:
+                    self._admin.topic_create(name, self.queues)
         except BaseException:
             self._admin.close()
             raise
@@ -44,7 +49,8 @@ class BenchTopic:
     ) -> None:
         try:
             if self.fresh:
-                self._admin.topic_delete(self.name)
+                for name in self.names:
+                    self._admin.topic_delete(name)
         except CommitMQError:
             # When the node went away during the measurement, that error is the one to show.
             if error is None:
@@ -73,6 +79,18 @@ class BenchTopic:
                 raise CommitMQError(
                     f"{count} messages of {self.name} were acknowledged, but consumers see only {seen} after"
                     f" {_VISIBLE_WITHIN_S:.0f} s"
+                )
+            time.sleep(_POLL_S)
+
+    def wait_sent(self, last: SendResult) -> None:
+        """Return when consumers could read ``last``, and so everything that was sent before it: what is dispatched is in
+        the log's order. Raises CommitMQError when that takes too long.
+        """
+        clock = Clock(_VISIBLE_WITHIN_S)
+        while self._admin.offsets(last.topic)[last.queue][2] <= last.queue_offset:
+            if clock.over():
+                raise CommitMQError(
+                    f"{last.topic}: what was acknowledged is not visible after {_VISIBLE_WITHIN_S:.0f} s"
                 )
             time.sleep(_POLL_S)
 

@@ -112,6 +112,14 @@ def latency(
 @_body_option
 @click.option("--messages", type=click.IntRange(min=1), default=200_000, show_default=True, help="Messages a run.")
 @click.option("--ack", type=click.Choice(["flushed", "memory"]), default="flushed", show_default=True)
+@click.option("--queues", type=click.IntRange(1, 4096), default=4, show_default=True, help="Queues of a fresh topic.")
+@click.option(
+    "--topics",
+    type=click.IntRange(1, 100_000),
+    default=1,
+    show_default=True,
+    help="Fresh topics; with more than one, batches go to all queues of all topics in turn.",
+)
 @_topic_option
 @_common
 def produce(
@@ -120,6 +128,8 @@ def produce(
     body: int,
     messages: int,
     ack: str,
+    queues: int,
+    topics: int,
     topic: str | None,
     repeat: int,
     seconds: float,
@@ -131,8 +141,10 @@ def produce(
     from commitmq.bench.produce import measure_produce
     from commitmq.bench.target import BenchTopic
 
+    if topics > 1 and (mode != "batch" or topic is not None):
+        raise click.UsageError("--topics is for batches to fresh topics: leave out --mode and --topic")
     host = machine()
-    with BenchTopic(node, topic) as target, _progress() as begin:
+    with BenchTopic(node, topic, queues=queues, topics=topics) as target, _progress() as begin:
         advance = begin(f"produce ({mode})", messages * repeat)
         runs = [
             measure_produce(
@@ -154,6 +166,8 @@ def produce(
         return
     _print_machine(host)
     click.echo(f"{mode}, ack {ack}, {body} bytes a body{f', {batch} messages a batch' if mode == 'batch' else ''}")
+    if topics > 1:
+        click.echo(f"over {topics * queues} queues: {topics} topics with {queues} each")
     print_table(
         ("messages", "seconds to the last ack", "until visible", "messages/s", "MiB/s"),
         [
