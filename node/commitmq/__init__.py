@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from commitmq.client.consumer import Consumer
     from commitmq.client.message import Message
     from commitmq.client.producer import Producer
+    from commitmq.client.query import QueryResult
     from commitmq.client.results import BatchResult, BatchSendError, SendResult
     from commitmq.client.selector import MessageSelector, Sql
     from commitmq.errors import (
@@ -60,6 +61,7 @@ __all__ = [
     "Outcome",
     "Producer",
     "ProtocolError",
+    "QueryResult",
     "SegmentSizeError",
     "SendError",
     "SendResult",
@@ -81,6 +83,7 @@ _HOMES = {
     "MessageBatch": "commitmq.client.batch",
     "MessageSelector": "commitmq.client.selector",
     "Producer": "commitmq.client.producer",
+    "QueryResult": "commitmq.client.query",
     "SendResult": "commitmq.client.results",
     "Sql": "commitmq.client.selector",
     "hookimpl": "commitmq.hookspecs",

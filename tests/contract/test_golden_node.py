@@ -1,7 +1,7 @@
 """Goal: a node started on a store that RocketMQ wrote serves every message of every topic, and takes new ones.
 
 Method: the real command on copies of both golden stores; what a Consumer returns is compared field by field with what
-RocketMQ's own client read before the stop.
+RocketMQ's own client read before the stop, and queries with a search through that.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from commitmq import Consumer, Message, Producer
+from commitmq import Admin, Consumer, Message, Producer
 from golden_stores import GOLDEN_QUEUE_FILE_BYTES, GOLDEN_SEGMENT_BYTES, GoldenStore
 from nodes import start_node
 
@@ -52,6 +52,27 @@ def fields(message: Message) -> dict[str, Any]:
     }
 
 
+def check_queries(address: str, golden: GoldenStore) -> None:
+    """For every message and each of its keys, exactly the messages that have it; and every message by its id."""
+    wanted: dict[tuple[str, str, str], set[int]] = defaultdict(set)
+    for line in golden.messages:
+        topic, properties = line["topic"], line["properties"]
+        for key in filter(None, properties.get("KEYS", "").split(" ")):
+            wanted[topic, "key", key].add(line["physical_offset"])
+        for kind, name in (("unique_key", "UNIQ_KEY"), ("tag", "TAGS")):
+            if name in properties:
+                wanted[topic, kind, properties[name]].add(line["physical_offset"])
+    assert len(wanted) > 700
+    with Admin(address) as admin:
+        for (topic, kind, key), offsets in wanted.items():
+            result = admin.query(topic, **{kind: key}, max_messages=1_000)  # type: ignore[arg-type]
+            assert [message.physical_offset for message in result] == sorted(offsets), (topic, kind, key)
+            assert result.complete
+            assert result.next is None
+        for line in golden.messages[::7]:
+            assert admin.message(line["offset_msg_id"]).physical_offset == line["physical_offset"]
+
+
 @pytest.mark.parametrize("mode", ["auto", "bytes"])
 def test_every_message_of_every_topic_is_served(golden: GoldenStore, tmp_path: Path, mode: str) -> None:
     shutil.copytree(golden.root, tmp_path / "store")
@@ -69,6 +90,8 @@ def test_every_message_of_every_topic_is_served(golden: GoldenStore, tmp_path: P
                     assert len(set(bytes.fromhex(found.pop("body_hex")))) == 1
                     found["body_hex"] = line["body_hex"]
                 assert found == {name: line[name] for name in found}
+        if mode == "auto":
+            check_queries(node.address, golden)
         topic, queue = next(key for key in expected if key[0].endswith("Normal"))
         with Producer(node.address) as producer:
             new = producer.send(topic, b"one more", tags="TagA", queue=queue)

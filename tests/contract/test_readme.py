@@ -1,7 +1,7 @@
 """Goal: the tour in README.md is what a reader gets.
 
 Method: its blocks run in their order against a real node, and print what they say. Only what differs from machine to
-machine is replaced: the store's folder, the port, the process id.
+machine is replaced: the store's folder, the port, the process id, times.
 """
 
 from __future__ import annotations
@@ -61,6 +61,7 @@ def run(command: str, store: Path) -> str:
 def comparable(output: str, store: Path) -> str:
     output = output.replace(str(store), DEMO_STORE)
     output = re.sub(r"supervisor \d+", "supervisor PID", output)
+    output = re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3}", "TIME", output)
     return re.sub(r"tcp://127\.0\.0\.1:\d+", "ADDRESS", output)
 
 

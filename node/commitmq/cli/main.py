@@ -31,6 +31,7 @@ VERBS = {
     "topic": "Create, list, describe and delete topics.",
     "produce": "Send lines or JSON lines to a topic.",
     "consume": "Read messages of a topic.",
+    "query": "Find messages by key, unique key, tag, id or time.",
     "group": "List consumer groups and their lag.",
     "store": "Look into a store folder, offline.",
     "bench": "Measure a node: produce, consume, latency.",

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import zmq
 
     from commitmq.client.message import Message
+    from commitmq.client.query import QueryResult
 
 _STOP_S = 600.0
 
@@ -97,6 +98,46 @@ class Admin:
         data = frames[0].buffer
         record = decode_record(data, expected_physical_offset=offset)
         return MessageBatch(parts_of_records(record.topic, record.queue_id, [data]))[0]  # type: ignore[no-any-return]
+
+    def message(self, message_id: str) -> Message:
+        """One message by its offset message id (:attr:`Message.msg_id`).
+
+        Raises ValueError for what is no such id, ProtocolError when no message has it.
+        """
+        return self.view(message_id)
+
+    def query(
+        self,
+        topic: str,
+        *,
+        key: str | None = None,
+        unique_key: str | None = None,
+        tag: str | None = None,
+        begin: int | datetime | None = None,
+        end: int | datetime | None = None,
+        max_messages: int = 64,
+        continue_from: str | None = None,
+        wait_s: float = 1.0,
+    ) -> QueryResult:
+        """Messages by one of ``key`` (any of a message's keys), ``unique_key`` and ``tag``, or by time alone.
+
+        ``begin`` and ``end`` are store times, both inclusive: milliseconds or datetimes. A query by key returns the
+        newest ``max_messages``, one by time alone the oldest; ``result.next`` as ``continue_from`` (and the same other
+        arguments) goes on behind them. Messages are in the order of the log. What was sent a moment ago is found too: the
+        index is given ``wait_s`` to catch up, after which ``result.complete`` is False.
+        Raises ValueError for arguments that do not go together.
+        """
+        from commitmq.client import query
+
+        if max_messages < 1:
+            raise ValueError("max_messages must be at least 1")
+        fields = query.fields_of(topic, key, unique_key, tag, begin, end)
+        if fields is None:
+            times = (query.milliseconds(begin), query.milliseconds(end))
+            return query.by_time(self._request, topic, *times, max_messages, continue_from)
+        return query.by_key(
+            self._request, fields, max_messages, continue_from, wait_s=wait_s, timeout_s=self._timeout_s
+        )
 
     # ------------------------------------------------------------ groups
 

@@ -206,6 +206,8 @@ class AsyncAdmin:
     topic_delete = _in_thread(Admin.topic_delete)
     offsets = _in_thread(Admin.offsets)
     view = _in_thread(Admin.view)
+    message = _in_thread(Admin.message)
+    query = _in_thread(Admin.query)
     groups = _in_thread(Admin.groups)
     group = _in_thread(Admin.group)
     group_lag = _in_thread(Admin.group_lag)

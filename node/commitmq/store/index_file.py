@@ -176,17 +176,18 @@ class IndexFile:
         everything committed that was inserted: the same rows may be given again.
         """
         while True:
-            if self._allocated == 0:
-                self._allocate(int(state[kernel.STATE_COUNT]))
+            count = int(state[kernel.STATE_COUNT])
+            if count >= self._allocated and count < self.shape.max_items:
+                self._allocate(count)
             result = kernel.insert(
                 self.words, self.shape.hash_slots, self.shape.max_items, self._allocated, log, base, rows, state
             )
-            self.commit(state)
+            if int(state[kernel.STATE_COUNT]) != count:
+                self.commit(state)
             if result == kernel.INSERT_DONE:
                 return True
             if result == kernel.INSERT_FULL:
                 return False
-            self._allocate(int(state[kernel.STATE_COUNT]))
 
     def item_offset(self, number: int) -> int:
         """Physical offset in item ``number``."""

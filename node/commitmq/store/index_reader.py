@@ -90,13 +90,15 @@ class KeyQuery:
 class Found:
     """What a search found: physical offsets and sizes in bytes, newest first.
 
-    ``following`` is where to go on, None when everything older was looked at. ``is_whole`` is False when an item led to
-    no record, or its chain was being written to all the time: then something may be missing.
+    ``following`` is where to go on, None when everything older was looked at; ``ran_out`` says that it goes on because
+    the items or the time of one search were used up. ``is_whole`` is False when an item led to no record, or its chain
+    was being written to all the time: then something may be missing.
     """
 
     offsets: list[int] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
     following: Cursor | None = None
+    ran_out: bool = False
     is_whole: bool = True
     examined: int = 0
 
@@ -231,7 +233,8 @@ class _Search:
                 names = names[names.index(start.file) :]
                 item = start.item
         query = self.query
-        for name, older in zip(names, [*names[1:], None], strict=True):
+        for number, name in enumerate(names):
+            older = names[number + 1] if number + 1 < len(names) else None
             mapped = self.reader.mapped(name)
             if mapped is None:
                 continue
@@ -281,6 +284,7 @@ class _Search:
                 return True
             if self.items_left <= 0 or time.monotonic() > self.deadline:
                 self.found.following = Cursor(name, item, self.before)
+                self.found.ran_out = True
                 return False
 
     def _take(self, count: int) -> int | None:

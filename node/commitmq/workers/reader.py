@@ -31,6 +31,7 @@ from commitmq.store.commit_log import CommitLog
 from commitmq.store.fd_cache import affordable_files
 from commitmq.store.queue_reader import VIEW_BYTES, PullResult, PullStatus, QueueReader
 from commitmq.workers.filters import FAILED, Filters
+from commitmq.workers.key_queries import KeyQueries, parse_query
 from commitmq.workers.parked_pulls import ParkedPulls, Pull, QueueKey, integer_field, parse_pull, text_field
 from commitmq.workers.runtime import WorkerContext, monotonic_ms
 from commitmq.workers.topic_view import TopicView, TopicViews
@@ -76,6 +77,7 @@ class Reader:
             ext_file_bytes=config.consume_queue.ext_file_bytes,
             max_open_files=affordable_files(config.consume_queue.max_open_files),
         )
+        self._key_queries = KeyQueries(config, ctx.layout.index, ctx.control, self._log, self._queues)
         self._changes = self._subscribe("queues-changed")
         self._topic_changes = self._subscribe("topics")
         self._topics = TopicViews(ctx.layout, ctx.control)
@@ -91,6 +93,7 @@ class Reader:
             "pull": self._pull,
             "offsets": self._offsets,
             "view": self._view,
+            "query": self._query,
         }
         self._router, self.endpoints = ctx.bind_router(ctx.role)
         # Whether a frame is copied is decided here, not by pyzmq's own threshold.
@@ -420,6 +423,17 @@ class Reader:
                 by_time = low if by_time is None else by_time
             answer.append([queue, low, high, by_time])
         self._send(client, wire.ok(header["id"], queues=answer))
+
+    def _query(self, client: bytes, header: dict[str, Any]) -> None:
+        query = parse_query(header, self._limits)
+        if not self._topic(query.topic).is_readable:
+            raise ProtocolError("NO_PERMISSION", f"topic {query.topic!r} may not be read")
+        if self._unsent.is_over(client):
+            raise ProtocolError(
+                "SYSTEM_BUSY", "too many answers were not taken off the connection yet", retry_after_ms=50
+            )
+        fields, frames = self._key_queries.answer(query, lambda: self._floor(query.topic))
+        self._send(client, wire.ok(header["id"], **fields), frames)
 
     def _view(self, client: bytes, header: dict[str, Any]) -> None:
         offset = integer_field(header, "physical_offset")

@@ -1,0 +1,143 @@
+"""``commitmq query``: messages by key, unique key, tag, offset message id or store time."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import click
+
+from commitmq.cli.output import complain, json_option, node_option, print_json, print_table
+
+if TYPE_CHECKING:
+    from commitmq.client.message import Message
+    from commitmq.client.query import QueryResult
+
+_BODY_CHARACTERS = 60
+
+
+@click.command()
+@click.option("--topic", metavar="TOPIC", help="Where to look; needed for everything but --id.")
+@click.option("--key", metavar="KEY", help="Messages of which one key is KEY.")
+@click.option("--unique-key", metavar="ID", help="The message that its producer gave this unique id.")
+@click.option("--tag", metavar="TAG", help="Messages with this tag.")
+@click.option("--id", "message_id", metavar="ID", help="The message with this offset message id.")
+@click.option(
+    "--begin", metavar="TIME", help="Stored at this time or later; ISO 8601 (UTC unless it says otherwise), or ms."
+)
+@click.option("--end", metavar="TIME", help="Stored at this time or earlier.")
+@click.option(
+    "--max",
+    "most",
+    type=click.IntRange(min=1),
+    default=64,
+    show_default=True,
+    help="Messages to show; the newest by key.",
+)
+@click.option(
+    "--continue", "continue_from", metavar="WHERE", help="Go on where a former query of the same kind stopped."
+)
+@json_option
+@node_option
+def query(
+    topic: str | None,
+    key: str | None,
+    unique_key: str | None,
+    tag: str | None,
+    message_id: str | None,
+    begin: str | None,
+    end: str | None,
+    most: int,
+    continue_from: str | None,
+    as_json: bool,
+    node: str,
+) -> None:
+    """Find messages by key, unique key, tag, id or time.
+
+    With a key or tag the newest messages are shown, with times alone the oldest, both in the order of the log.
+    """
+    from commitmq.client.admin import Admin
+
+    ways = [one for one in (key, unique_key, tag, message_id) if one is not None]
+    if len(ways) > 1 or (not ways and begin is None and end is None):
+        raise click.UsageError("give one of --key, --unique-key, --tag and --id, or --begin and --end")
+    if message_id is None and topic is None:
+        raise click.UsageError("give the --topic")
+    with Admin(node) as admin:
+        if message_id is not None:
+            try:
+                message = admin.message(message_id)
+            except ValueError as error:
+                raise click.BadParameter(str(error), param_hint="--id") from None
+            _show([message], None, as_json)
+            return
+        assert topic is not None
+        try:
+            result = admin.query(
+                topic,
+                key=key,
+                unique_key=unique_key,
+                tag=tag,
+                begin=_time(begin, "--begin"),
+                end=_time(end, "--end"),
+                max_messages=most,
+                continue_from=continue_from,
+            )
+        except ValueError as error:
+            raise click.UsageError(str(error)) from None
+        _show(list(result), result, as_json)
+
+
+def _show(messages: list[Message], result: QueryResult | None, as_json: bool) -> None:
+    if as_json:
+        document: dict[str, object] = {"messages": [message.to_json() for message in messages]}
+        if result is not None:
+            document |= {name: getattr(result, name) for name in ("complete", "next", "log_end", "indexed_to")}
+        print_json(document)
+        return
+    rows = [
+        (
+            _utc(one.store_timestamp),
+            one.queue_id,
+            one.queue_offset,
+            one.msg_id,
+            one.tags,
+            " ".join(one.keys),
+            _body(one),
+        )
+        for one in messages
+    ]
+    headers = ("STORED (UTC)", "QUEUE", "OFFSET", "MESSAGE ID", "TAG", "KEYS", "BODY")
+    print_table(headers, rows, left=(0, 3, 4, 5, 6))
+    if result is None:
+        return
+    if not result.complete:
+        complain(
+            f"there may be more: the index is at {result.indexed_to} of {result.log_end} bytes of the log"
+            if result.indexed_to < result.log_end
+            else "there may be more: the query was cut short"
+        )
+    if result.next is not None:
+        complain(f"older or further messages: --continue {result.next}")
+
+
+def _utc(timestamp: int) -> str:
+    return datetime.fromtimestamp(timestamp / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+
+
+def _body(message: Message) -> str:
+    text = message.body.decode("utf-8", "replace")
+    text = "".join(character if character.isprintable() else "·" for character in text[: _BODY_CHARACTERS + 1])
+    return text if len(text) <= _BODY_CHARACTERS else text[: _BODY_CHARACTERS - 1] + "…"
+
+
+def _time(text: str | None, option: str) -> int | datetime | None:
+    if text is None:
+        return None
+    if text.isascii() and text.isdigit():
+        return int(text)
+    try:
+        when = datetime.fromisoformat(text)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is no ISO 8601 time and no number of ms", param_hint=option) from None
+    return when if when.tzinfo is not None else when.replace(tzinfo=UTC)
