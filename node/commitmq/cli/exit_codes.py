@@ -14,6 +14,7 @@ class CliExit(IntEnum):
     OK = 0
     FAILURE = 1  # the node or the verb refused; the sentence on standard error says why
     USAGE = 2  # click's own: an unknown option, a missing argument
+    DAMAGE_FOUND = 65  # `store verify` read everything, and not all of it was right
     NODE_UNAVAILABLE = 69  # no node answers at the address, or none runs on the store
     CRASHED = 70  # an unexpected error; a bug worth reporting
     START_FAILED = 71  # a process of the node could not start
@@ -29,6 +30,7 @@ MEANINGS = {
     CliExit.OK: "success",
     CliExit.FAILURE: "the request was refused; the message says why",
     CliExit.USAGE: "wrong options or arguments",
+    CliExit.DAMAGE_FOUND: "the store is damaged",
     CliExit.NODE_UNAVAILABLE: "no node answers",
     CliExit.CRASHED: "unexpected error",
     CliExit.START_FAILED: "a process of the node could not start",

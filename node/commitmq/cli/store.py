@@ -1,4 +1,4 @@
-"""``commitmq store``: look into a store folder without a node, changing nothing in it."""
+"""``commitmq store``: look into a store folder without a node, and mend what is derived from its log."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import click
 
 from commitmq.cli.exit_codes import CliExit
 from commitmq.cli.output import complain
+from commitmq.cli.store_rebuild import rebuild
+from commitmq.cli.store_verify import verify
 from commitmq.errors import CorruptRecordError, StoreError
 
 if TYPE_CHECKING:
@@ -21,6 +23,10 @@ if TYPE_CHECKING:
 @click.group()
 def store() -> None:
     """Look into a store folder, offline."""
+
+
+store.add_command(rebuild)
+store.add_command(verify)
 
 
 @store.command()

@@ -43,7 +43,7 @@ from commitmq.store.sidecar import Sidecar
 
 _CHUNK_BYTES = 1 << 20
 _FEW_FILES = 8  # each queue is looked at once
-_REASONS = {
+REASONS = {
     raw.REASON_SHORT: "a record ends behind the segment, or is cut",
     raw.REASON_MAGIC: "no record's magic",
     raw.REASON_LENGTHS: "the sizes of its parts do not add up",
@@ -181,13 +181,13 @@ def scan_to_end(commit_log: CommitLog, start: int, *, crc_from: int = -1) -> Sca
         later = [one for one in bases[number + 1 :] if any(commit_log.read(one, 8))]
         if later:
             raise CorruptRecordError(
-                f"corruption in the middle of the log: {_REASONS.get(reason, reason)}, and records follow in segment "
+                f"corruption in the middle of the log: {REASONS.get(reason, reason)}, and records follow in segment "
                 f"{segment_name(later[0])}. Nothing was changed. Restore this segment from a copy, or cut the log here",
                 path=commit_log.folder / segment_name(base),
                 offset=good_end,
             )
         return ScanEnd(
-            end if found or number == 0 else base, stamp, records, None if empty else _REASONS.get(reason, str(reason))
+            end if found or number == 0 else base, stamp, records, None if empty else REASONS.get(reason, str(reason))
         )
     return ScanEnd(end, stamp, records, None)
 

@@ -1,0 +1,47 @@
+"""``commitmq store verify``: see :mod:`commitmq.offline.verify`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from commitmq.cli.exit_codes import CliExit
+from commitmq.cli.output import json_option, print_json
+
+_SHOWN = 50
+
+
+@click.command()
+@click.argument("folder", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--config", "config_file", type=click.Path(path_type=Path, dir_okay=False), help="TOML file of keys.")
+@click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="One configuration key; repeatable.")
+@json_option
+def verify(folder: Path, config_file: Path | None, overrides: tuple[str, ...], as_json: bool) -> None:
+    """Read the whole store in DIR and compare log, ConsumeQueues and index. Changes nothing; exits 65 for damage.
+
+    The node must be stopped. Sizes of files are those the store has; the index's come from the configuration.
+    """
+    from commitmq import config as node_config
+    from commitmq.cli.progress import byte_progress
+    from commitmq.offline.held_store import HeldStore
+    from commitmq.offline.verify import verify as work
+
+    config = node_config.load(config_file, overrides)
+    with HeldStore(folder, config) as store, byte_progress("verifying", quiet=as_json) as progress:
+        report = work(store, progress)
+    if as_json:
+        print_json(report.to_json())
+    else:
+        for finding in report.findings[:_SHOWN]:
+            kind = "note" if finding.is_note else finding.kind
+            click.echo(f"{kind}: {finding.file} at {finding.offset}: {finding.detail}")
+        untold = len(report.findings) - _SHOWN + report.untold
+        if untold > 0:
+            click.echo(f"and {untold} more; --json lists them")
+        click.echo(
+            f"{'sound' if report.is_sound else 'DAMAGED'}: {report.records} records in {report.segments} segments, "
+            f"{report.units} units of {report.queues} queues, {report.index_items} items in {report.index_files} index files"
+        )
+    if not report.is_sound:
+        raise SystemExit(int(CliExit.DAMAGE_FOUND))

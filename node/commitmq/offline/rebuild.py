@@ -1,0 +1,157 @@
+"""``store rebuild``: ConsumeQueues and index made anew from the CommitLog alone, by the node's own dispatchers.
+
+The new files are made in ``commitmq/rebuild`` and take the old ones' place when they are complete and durable; the old
+ones are kept in ``commitmq/before-rebuild-TIME``. Whatever dies before the exchange leaves the store as it was, and the
+next rebuild begins anew. During the exchange the recovery sidecar is gone first: a node that starts on a half exchanged
+store then dispatches the whole log again, which ends in the same files.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+
+from commitmq import failpoints, plugins
+from commitmq.errors import StoreError
+from commitmq.hookspecs import Dispatcher, DispatcherView
+from commitmq.log import get_log
+from commitmq.offline.held_store import HeldStore
+from commitmq.store.commit_log import CommitLog
+from commitmq.store.dispatch_batch import LogWalker
+from commitmq.store.json_config import sync_folder
+from commitmq.store.layout import StoreLayout
+from commitmq.store.recovery import scan_to_end
+
+KINDS: Final = ("queues", "index")
+_DISPATCHERS: Final = {"queues": "consume_queue", "index": "index"}
+_FOLDERS: Final = {"queues": ("consumequeue", "batchconsumequeue", "consumequeue_ext"), "index": ("index",)}
+
+Progress = Callable[[int, int], None]
+"""Called with bytes of the log done and in all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rebuilt:
+    """What was done: ``start`` and ``end`` in bytes of the log, ``records``, seconds, and where the old files are."""
+
+    start: int
+    end: int
+    records: int
+    seconds: float
+    kept: Path
+
+
+def rebuild(
+    store: HeldStore, kinds: tuple[str, ...] = KINDS, progress: Progress = lambda _done, _total: None
+) -> Rebuilt:
+    """Make ``kinds`` (of :data:`KINDS`) anew. Raises StoreError; CorruptRecordError when the log itself is damaged."""
+    begun = time.perf_counter()
+    layout, config = store.layout, store.config
+    beside = StoreLayout(layout.own / "rebuild")
+    shutil.rmtree(beside.root, ignore_errors=True)
+    (beside.run).mkdir(parents=True)
+    log = CommitLog(layout.commit_log, config.commit_log.segment_bytes)
+    try:
+        bases = log.segments()
+        start = bases[0] if bases else 0
+        end = scan_to_end(log, start).end if bases else 0
+        records = _dispatch(store, beside, log, kinds, start, end, progress)
+    finally:
+        log.close()
+    kept = layout.own / f"before-rebuild-{time.time_ns() // 1_000_000}"
+    _exchange(layout, beside, kinds, kept)
+    return Rebuilt(start, end, records, time.perf_counter() - begun, kept)
+
+
+def _dispatch(
+    store: HeldStore,
+    beside: StoreLayout,
+    log: CommitLog,
+    kinds: tuple[str, ...],
+    start: int,
+    end: int,
+    progress: Progress,
+) -> int:
+    deleted = _tombstones(store.layout)
+    dispatchers = [_dispatcher(_DISPATCHERS[kind], store) for kind in kinds]
+    for name, dispatcher in dispatchers:
+        view = DispatcherView(
+            beside, store.config, get_log(f"rebuild-{name}"), log, start, lambda: deleted, lambda _queues: None,
+            clean=True, name=name, node_clean=True, log_end=end,
+        )  # fmt: skip
+        position = dispatcher.open(view)
+        if position != start:
+            raise StoreError(f"the {name} dispatcher begins at {position}, not at {start}", path=beside.root)
+    walker = LogWalker(log, max_rows=store.config.dispatch.batch_messages, max_bytes=store.config.dispatch.batch_bytes)
+    records = 0
+    position = start
+    while position < end:
+        batch = walker.walk(position, end)
+        for _, dispatcher in dispatchers:
+            dispatcher.dispatch(batch)
+        records += len(batch)
+        position = batch.end
+        progress(position - start, end - start)
+    walker.release()
+    for name, dispatcher in dispatchers:
+        dispatcher.flush(thorough=True)
+        for topic in deleted:
+            # Its records below the tombstone got no units; what an index has of them is filtered by every reader.
+            if name == _DISPATCHERS["queues"]:
+                continue
+            forget = getattr(dispatcher, "forget", None)
+            if forget is not None:
+                forget(topic)
+        dispatcher.close()
+    return records
+
+
+def _dispatcher(name: str, store: HeldStore) -> tuple[str, Dispatcher]:
+    own = plugins.load_each(one for one in plugins.candidates() if one.distribution == plugins.OWN_DISTRIBUTION)
+    for _, spec in own.dispatchers(store.config):
+        if spec.name == name:
+            factory: Any = plugins.resolve(spec.factory)
+            return name, factory()
+    raise StoreError(f"there is no built-in dispatcher {name!r}; is index.enable off?", path=store.layout.root)
+
+
+def _tombstones(layout: StoreLayout) -> dict[str, int]:
+    try:
+        data = (layout.own / "deleted_topics.json").read_bytes()
+    except FileNotFoundError:
+        return {}
+    return {str(name): int(offset) for name, offset in orjson.loads(data).items()}
+
+
+def _exchange(layout: StoreLayout, beside: StoreLayout, kinds: tuple[str, ...], kept: Path) -> None:
+    """Put the new folders in the old ones' place, which go to ``kept``."""
+    kept.mkdir(parents=True)
+    layout.sidecar.unlink(missing_ok=True)
+    sync_folder(layout.own)
+    for kind in kinds:
+        for name in _FOLDERS[kind]:
+            _replace(layout.root / name, beside.root / name, kept / name)
+        state = Path("commitmq") / "dispatchers" / _DISPATCHERS[kind]
+        _replace(layout.root / state, beside.root / state, kept / state.name)
+        # What the node remembered of a position belongs to the old files.
+        (layout.own / "dispatchers" / f"{_DISPATCHERS[kind]}.json").unlink(missing_ok=True)
+    for folder in (layout.root, layout.own, kept):
+        sync_folder(folder)
+    shutil.rmtree(beside.root)
+
+
+def _replace(old: Path, new: Path, kept: Path) -> None:
+    if failpoints.ACTIVE:
+        failpoints.hit("rebuild.before_exchange")
+    if old.exists():
+        old.rename(kept)
+    if new.exists():
+        old.parent.mkdir(parents=True, exist_ok=True)
+        new.rename(old)
+        sync_folder(old.parent)

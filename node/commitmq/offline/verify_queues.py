@@ -1,0 +1,196 @@
+"""The ConsumeQueues of a store against its log: every record has its unit, and every unit its record.
+
+Batches of the log come in order; the units that they must have are compared with the queue's files in one read a queue
+and batch. What remains of a queue in memory is where it begins and ends.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from commitmq.config import NodeConfig
+from commitmq.store.dispatch_batch import DispatchBatch, consumable
+from commitmq.store.fd_cache import FdCache
+from commitmq.store.format import PREBLANK_SIZE, UNIT_BYTES
+from commitmq.store.layout import StoreLayout, segment_name
+from commitmq.store.queue_files import list_queues
+
+Tell = Callable[..., None]
+"""``(kind, path, offset, extent, detail, is_note)``."""
+
+_UNIT: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
+_LMQ_PREFIX: Final = "%LMQ%"
+# Below every hash of a tag: an address in a queue's extension (spec 3.8).
+_FIRST_ADDRESS: Final = -(1 << 31) - 1
+_INNER_BATCH: Final = 0xC0
+
+
+@dataclass(slots=True)
+class _Seen:
+    """Queue offsets of the records that the log has of one queue: ``[first, next)``."""
+
+    first: int
+    next: int
+
+
+class QueueCheck:
+    """See the module's text."""
+
+    def __init__(self, layout: StoreLayout, config: NodeConfig, deleted: Mapping[str, int], tell: Tell) -> None:
+        self._root = layout.consume_queue
+        self._was_open = layout.abort.exists()
+        self._file_bytes = config.consume_queue.file_bytes
+        self._deleted = deleted
+        self._tell = tell
+        self._fds = FdCache(config.consume_queue.max_open_files)
+        self._seen: dict[tuple[str, int], _Seen] = {}
+        self._units = 0
+
+    def take(self, batch: DispatchBatch) -> None:
+        """Compare the units of the batch's records."""
+        rows = batch.rows[consumable(batch.rows)]
+        # A batch that is one record has a unit of another kind, elsewhere.
+        rows = rows[rows["sys_flag"] & _INNER_BATCH != _INNER_BATCH]
+        if not len(rows):
+            return
+        rows = rows[np.lexsort((rows["queue_id"], rows["topic"]))]
+        topics, queues = rows["topic"], rows["queue_id"]
+        cuts = np.flatnonzero((topics[1:] != topics[:-1]) | (queues[1:] != queues[:-1])) + 1
+        for start, stop in pairwise([0, *cuts.tolist(), len(rows)]):
+            name = batch.topics[int(topics[start])]
+            mine = rows[start:stop]
+            gone_below = self._deleted.get(name, -1)
+            if gone_below > 0:
+                mine = mine[mine["physical_offset"] >= gone_below]
+            if len(mine):
+                self._compare(name, int(queues[start]), mine)
+
+    def _compare(self, topic: str, queue_id: int, rows: NDArray[np.void]) -> None:
+        numbers = rows["queue_offset"]
+        seen = self._seen.get((topic, queue_id))
+        if seen is None:
+            seen = self._seen[topic, queue_id] = _Seen(int(numbers[0]), int(numbers[0]))
+        self._check_order(topic, queue_id, seen, rows)
+        seen.next = int(numbers[-1]) + 1
+        expected = np.empty(len(rows), _UNIT)
+        for name in ("physical_offset", "size", "tags_code"):
+            expected[name] = rows[name]
+        first, last = int(numbers.min()), int(numbers.max())
+        found = self._read(topic, queue_id, first, last - first + 1)[numbers - first]
+        self._units += len(rows)
+        is_same = found["physical_offset"] == expected["physical_offset"]
+        is_same &= found["size"] == expected["size"]
+        is_same &= (found["tags_code"] == expected["tags_code"]) | (found["tags_code"] <= _FIRST_ADDRESS)
+        if is_same.all():
+            return
+        is_missing = ~is_same & (found["size"] == 0) & (found["physical_offset"] == 0)
+        for kind, wrong in (("queue.missing", is_missing), ("queue.wrong", ~is_same & ~is_missing)):
+            for start, stop in _runs(wrong):
+                self._tell_units(
+                    kind, topic, queue_id, int(numbers[start]), stop - start, found[start], expected[start]
+                )
+
+    def _check_order(self, topic: str, queue_id: int, seen: _Seen, rows: NDArray[np.void]) -> None:
+        numbers = rows["queue_offset"]
+        follow = np.concatenate(([seen.next], numbers[:-1] + 1))
+        for index in np.flatnonzero(numbers != follow)[:10].tolist():
+            offset = int(rows["physical_offset"][index])
+            folder = self._root.parent / "commitlog"
+            self._tell(
+                "log.order",
+                folder,
+                offset,
+                int(rows["size"][index]),
+                f"{topic} queue {queue_id}: queue offset {int(numbers[index])} comes where {int(follow[index])} must",
+            )
+
+    def _tell_units(
+        self, kind: str, topic: str, queue_id: int, number: int, count: int, found: Any, expected: Any
+    ) -> None:
+        at = number * UNIT_BYTES
+        base = at - at % self._file_bytes
+        what = f"units {number} to {number + count - 1}" if count > 1 else f"unit {number}"
+        if kind == "queue.missing":
+            detail = f"{what} of {topic} queue {queue_id} are not there; the first record is at {expected['physical_offset']}"
+        else:
+            detail = f"{what} of {topic} queue {queue_id}: the first is {_show(found)}, its record is {_show(expected)}"
+        is_note = kind == "queue.missing" and self._was_open
+        self._tell(kind, self._path(topic, queue_id, base), at - base, count * UNIT_BYTES, detail, is_note)
+
+    def _read(self, topic: str, queue_id: int, number: int, count: int) -> NDArray[np.void]:
+        """``count`` units from queue offset ``number``; zeros where there is no file."""
+        data = bytearray(count * UNIT_BYTES)
+        at, end = number * UNIT_BYTES, (number + count) * UNIT_BYTES
+        begun = at
+        while at < end:
+            base = at - at % self._file_bytes
+            wanted = min(end, base + self._file_bytes) - at
+            try:
+                part = os.pread(self._fds.read_fd(os.fspath(self._path(topic, queue_id, base))), wanted, at - base)
+            except OSError:
+                part = b""
+            data[at - begun : at - begun + len(part)] = part
+            at += wanted
+        return np.frombuffer(data, _UNIT)
+
+    def _path(self, topic: str, queue_id: int, base: int) -> Path:
+        return self._root / topic / str(queue_id) / segment_name(base)
+
+    # ------------------------------------------------------------ what is there besides
+
+    def finish(self) -> tuple[int, int]:
+        """Look for units that no record stands for; returns how many queues and units were looked at."""
+        queues = 0
+        for topic, queue_id, folder in list_queues(self._root):
+            queues += 1
+            if not topic.startswith(_LMQ_PREFIX):
+                self._check_rest(topic, queue_id, folder)
+        self._fds.close()
+        return queues, self._units
+
+    def _check_rest(self, topic: str, queue_id: int, folder: Path) -> None:
+        seen = self._seen.get((topic, queue_id))
+        end = seen.next * UNIT_BYTES if seen is not None else 0
+        for path in sorted(folder.iterdir()):
+            if len(path.name) != 20 or not path.name.isdecimal():
+                continue
+            size = path.stat().st_size
+            if size not in (0, self._file_bytes):
+                self._tell("file.unreadable", path, 0, size, f"it has {size} bytes, not {self._file_bytes}")
+                continue
+            base = int(path.name)
+            if base + size <= end or not size:
+                continue
+            units = np.frombuffer(path.read_bytes(), _UNIT)
+            first = max(0, end - base) // UNIT_BYTES
+            behind = units[first:]
+            # Places before a queue's first unit are taken by pre-blank ones (spec 3.3).
+            is_blank = (behind["size"] == PREBLANK_SIZE) & (behind["physical_offset"] == 0)
+            extra = (behind["size"] > 0) & ~is_blank
+            for start, stop in _runs(extra):
+                self._tell(
+                    "queue.extra",
+                    path,
+                    (first + start) * UNIT_BYTES,
+                    (stop - start) * UNIT_BYTES,
+                    f"{stop - start} unit(s) of {topic} queue {queue_id} stand for no record, first {_show(behind[start])}",
+                    self._was_open or seen is None,
+                )
+
+
+def _runs(mask: NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """``(start, stop)`` of each stretch of true values."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], mask, [False])).astype(np.int8)))
+    return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
+
+
+def _show(unit: Any) -> str:
+    return f"(offset {unit['physical_offset']}, size {unit['size']}, tags code {unit['tags_code']})"
