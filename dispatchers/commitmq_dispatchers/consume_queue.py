@@ -1,5 +1,8 @@
 """The ConsumeQueue dispatcher: one 20-byte unit a record into the queue's files (spec section 3).
 
+Two kinds more: records of BatchCQ topics get a unit of another shape (:mod:`commitmq_dispatchers.batch_queues`), and a
+record may name further queues (:mod:`commitmq.store.multi_dispatch`).
+
 Invariants: units of a queue are appended in the order of their records, at queue offset x 20; a unit is in its file before
 the batch's end is published (so a reader that sees the position finds the unit); appending is idempotent by physical
 offset, so after any death the batch is simply dispatched again.
@@ -14,18 +17,19 @@ import math
 import time
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from commitmq.config import NodeConfig
 from commitmq.errors import StoreError
 from commitmq.hookspecs import DispatcherSpec, DispatcherView, hookimpl
+from commitmq.store import multi_dispatch
 from commitmq.store.consume_queue import ConsumeQueue, list_queues
-from commitmq.store.dispatch_batch import DispatchBatch, consumable
+from commitmq.store.dispatch_batch import DispatchBatch, Rows, by_queue, consumable
 from commitmq.store.fd_cache import FdCache, affordable_files
 from commitmq.store.log_proof import LogProof
-from commitmq.store.queue_files import sync_folders
+from commitmq.store.queue_files import QueueFiles, sync_folders
+from commitmq_dispatchers.batch_queues import BatchQueues
 from commitmq_dispatchers.queue_extensions import QueueExtensions
 
 _UNIT = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
@@ -54,11 +58,12 @@ class ConsumeQueueDispatcher:
         self._fds = FdCache(affordable_files(view.config.consume_queue.max_open_files))
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
         self._extensions = QueueExtensions(view, self._fds)
-        self._written: dict[tuple[str, int], int] = {}
+        self._written: dict[QueueFiles, int] = {}  # bytes appended to each queue since its last sync
+        self._batches = BatchQueues(view, self._fds, self._written)
         self._position = view.position
         self._timestamp = 0
         self._durable = (view.position, 0)
-        self._round: list[tuple[str, int]] = []
+        self._round: list[QueueFiles] = []
         self._round_share = 0
         self._round_end = self._durable
         self._folders: set[str] = set()
@@ -83,9 +88,10 @@ class ConsumeQueueDispatcher:
             queue.recover(offset, proof=proof.of(topic, queue_id), durable=False)
             self._queues[topic, queue_id] = queue
             if queue.is_dirty:
-                self._written[topic, queue_id] = 0
+                self._written[queue] = 0
         proof.close()
         self._extensions.truncate(self._queues)
+        self._batches.load(offset)
         self._position = offset
         self._durable = (offset, self._timestamp)
 
@@ -94,29 +100,29 @@ class ConsumeQueueDispatcher:
         rows = batch.rows
         if len(rows):
             self._timestamp = max(self._timestamp, int(rows["store_timestamp"][-1]))
-            changed = self._append(batch, rows if consumable(rows).all() else rows[consumable(rows)])
+            if not consumable(rows).all():
+                rows = rows[consumable(rows)]
+            plain, inner = self._batches.split(batch, rows)
+            changed = self._append(batch, plain)
+            if len(inner):
+                changed += self._batches.append(batch, inner)
+            if plain["multi_size"].any():
+                changed += self._append_further(batch, plain)
             self._view.announce(changed)
         self._position = batch.end
 
-    def _append(self, batch: DispatchBatch, rows: np.ndarray[Any, np.dtype[np.void]]) -> list[tuple[str, int]]:
-        topics, queues = rows["topic"], rows["queue_id"]
+    def _append(self, batch: DispatchBatch, rows: Rows) -> list[tuple[str, int]]:
         changed: list[tuple[str, int]] = []
-        deleted = self._view.topics_deleted()
         if len(rows) == 0:
             return changed
-        boundaries = (topics[1:] != topics[:-1]) | (queues[1:] != queues[:-1])
-        if boundaries.any():
-            # Stable, so records of one queue stay in log order.
-            order = np.lexsort((queues, topics))
-            rows = rows[order]
-            topics, queues = rows["topic"], rows["queue_id"]
-            boundaries = (topics[1:] != topics[:-1]) | (queues[1:] != queues[:-1])
+        deleted = self._view.topics_deleted()
+        rows, starts = by_queue(rows)
+        topics, queues = rows["topic"], rows["queue_id"]
         units = np.empty(len(rows), _UNIT)
         units["physical_offset"] = rows["physical_offset"]
         units["size"] = rows["size"]
         units["tags_code"] = rows["tags_code"]
         data = units.view(np.uint8).data
-        starts = [0, *(np.flatnonzero(boundaries) + 1).tolist(), len(rows)]
         for start, stop in pairwise(starts):
             topic, queue_id = batch.topics[int(topics[start])], int(queues[start])
             gone_below = deleted.get(topic, -1)
@@ -128,8 +134,18 @@ class ConsumeQueueDispatcher:
             queue = self._queue(topic, queue_id)
             self._extensions.add((topic, queue_id), queue, rows[start:stop], units[start:stop])
             queue.append_units(int(rows["queue_offset"][start]), data[start * 20 : stop * 20])
-            self._written[topic, queue_id] = self._written.get((topic, queue_id), 0) + (stop - start) * 20
+            self._written[queue] = self._written.get(queue, 0) + (stop - start) * 20
             changed.append((topic, queue_id))
+        return changed
+
+    def _append_further(self, batch: DispatchBatch, rows: Rows) -> list[tuple[str, int]]:
+        """Units in the further queues that records name. A deleted topic's records keep theirs: an LMQ is no part of it."""
+        changed = []
+        for key, queue_offset, units in multi_dispatch.runs(batch, rows):
+            queue = self._queue(*key)
+            queue.append_units(queue_offset, units)
+            self._written[queue] = self._written.get(queue, 0) + len(units)
+            changed.append(key)
         return changed
 
     def _queue(self, topic: str, queue_id: int) -> ConsumeQueue:
@@ -160,7 +176,7 @@ class ConsumeQueueDispatcher:
     def _sync_some(self) -> None:
         config = self._view.config.consume_queue
         if not self._round:
-            self._round = sorted(self._written, reverse=True)
+            self._round = sorted(self._written, key=lambda queue: queue.folder, reverse=True)
             self._round_end = (self._position, self._timestamp)
             # A queue written to just after its turn waits for two rounds.
             calls = max(1, config.flush_thorough_interval_ms // (2 * config.flush_interval_ms))
@@ -172,32 +188,34 @@ class ConsumeQueueDispatcher:
         if not self._round and not self._folders:
             self._durable = max(self._durable, self._round_end)
         least = config.flush_least_pages * _PAGE_BYTES
-        self._sync([key for key, size in self._written.items() if size >= least], deadline)
+        self._sync([queue for queue, size in self._written.items() if size >= least], deadline)
 
-    def _sync(self, keys: list[tuple[str, int]], deadline: float) -> int:
+    def _sync(self, queues: list[QueueFiles], deadline: float) -> int:
         """Sync queues, a slice at a time until ``deadline``; returns how many, at least a slice."""
         done = 0
-        while done < len(keys) and (done == 0 or time.monotonic() < deadline):
-            part = [key for key in keys[done : done + _FLUSH_SLICE] if key in self._written]
-            for key in part:
-                self._extensions.flush(key)
-                self._queues[key].start_flush()
-            for key in part:
-                self._queues[key].flush(self._folders)
-                del self._written[key]
+        while done < len(queues) and (done == 0 or time.monotonic() < deadline):
+            part = [queue for queue in queues[done : done + _FLUSH_SLICE] if queue in self._written]
+            for queue in part:
+                self._extensions.flush(queue.key)
+                queue.start_flush()
+            for queue in part:
+                queue.flush(self._folders)
+                del self._written[queue]
             done += _FLUSH_SLICE
         try:
             sync_folders(self._folders)
         except OSError as error:
             raise StoreError(f"cannot flush the queues: {error.strerror}", path=self._root) from error
-        return min(done, len(keys))
+        return min(done, len(queues))
 
     def forget(self, topic: str) -> None:
         """A topic was deleted: delete its queues."""
         self._extensions.forget(topic)
+        self._batches.forget(topic)
         for key in [key for key in self._queues if key[0] == topic]:
-            self._queues.pop(key).destroy()
-            self._written.pop(key, None)
+            queue = self._queues.pop(key)
+            self._written.pop(queue, None)
+            queue.destroy()
         folder = self._root / topic
         if folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
@@ -207,6 +225,7 @@ class ConsumeQueueDispatcher:
         for queue in self._queues.values():
             queue.delete_expired(min_offset)
         self._extensions.expire(self._queues)
+        self._batches.expire(min_offset)
 
     def close(self) -> None:
         """Close the descriptors."""

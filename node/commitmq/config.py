@@ -66,6 +66,10 @@ class ConsumeQueueConfig:
     flush_least_pages: int = _key(2, 0)
     flush_thorough_interval_ms: int = _key(60_000, 1)
     max_open_files: int = _key(16_384, 8)
+    batch_file_bytes: int = _key(13_800_000, 46)
+    enable_lmq: bool = _key(False)
+    enable_multi_dispatch: bool = _key(False)
+    max_lmq_queues: int = _key(20_000, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,10 +228,17 @@ def validated(config: NodeConfig) -> NodeConfig:
         )
     if config.network.max_frame_bytes < log.max_run_bytes + 65536:
         raise ConfigError("network.max_frame_bytes must exceed commit_log.max_run_bytes by at least 65536")
+    queues = config.consume_queue
+    if queues.enable_multi_dispatch and not queues.enable_lmq:
+        raise ConfigError(
+            "consume_queue.enable_multi_dispatch needs consume_queue.enable_lmq: the queues it fills are LMQs"
+        )
     # RocketMQ rounds a ConsumeQueue file up to whole units (spec 1.3); so do we, or the two would disagree on names.
-    units_bytes = -(-config.consume_queue.file_bytes // 20) * 20
-    if units_bytes != config.consume_queue.file_bytes:
-        config = replace(config, consume_queue=replace(config.consume_queue, file_bytes=units_bytes))
+    units_bytes = -(-queues.file_bytes // 20) * 20
+    batch_bytes = -(-queues.batch_file_bytes // 46) * 46
+    if (units_bytes, batch_bytes) != (queues.file_bytes, queues.batch_file_bytes):
+        queues = replace(queues, file_bytes=units_bytes, batch_file_bytes=batch_bytes)
+        config = replace(config, consume_queue=queues)
     return config
 
 

@@ -12,7 +12,7 @@ and imported only in the process that runs them. So a plugin can break no proces
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -51,6 +51,9 @@ class DispatcherView:
     lived on, so nothing of the page cache was lost. Both false: whatever was not synced may be gone. ``node_clean`` is the
     node's half of ``clean``: whoever used the store last, RocketMQ perhaps, stopped in order. ``log_end`` is the end of the
     log that recovery found at the start of the node; what points behind it was lost, unless it was written since.
+
+    ``topic_attributes(topic)``: attributes of a topic (``queue.type`` and so on) as the topic table has them now; None
+    when it has no such topic, because it was deleted since the record was stored.
     """
 
     layout: StoreLayout
@@ -66,6 +69,7 @@ class DispatcherView:
     name: str = ""
     node_clean: bool = False
     log_end: int | None = None
+    topic_attributes: Callable[[str], Mapping[str, str] | None] = lambda _topic: None
 
     @property
     def folder(self) -> Any:

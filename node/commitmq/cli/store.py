@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -35,6 +35,8 @@ store.add_command(verify)
 def dump(folder: Path, as_json: bool) -> None:
     """Write every message of the store in DIR, one JSON line each, in the order of the CommitLog.
 
+    A record that is an inner batch is one line, with the messages in it as inner_messages.
+
     DIR is opened read-only; the node need not run, and may. The size of a segment is taken from the files. At a torn
     tail (what a crash cut short) the dump ends with a note on standard error; at damage before the end it exits 74.
     """
@@ -44,7 +46,7 @@ def dump(folder: Path, as_json: bool) -> None:
     out = sys.stdout
     try:
         for record in _records(folder):
-            out.write(json.dumps(record.to_json(), separators=(",", ":")))
+            out.write(json.dumps(_line(record), separators=(",", ":")))
             out.write("\n")
     except TornTailError as error:
         out.flush()
@@ -54,6 +56,28 @@ def dump(folder: Path, as_json: bool) -> None:
         complain(f"stopped at damage: {error}")
         raise SystemExit(int(CliExit.STORE_UNUSABLE)) from None
     out.flush()
+
+
+def _line(record: Record) -> dict[str, Any]:
+    from commitmq.store.client_batch import decode_client_batch
+    from commitmq.store.compression import decompress
+    from commitmq.store.format import SysFlag
+
+    line = record.to_json()
+    if record.sys_flag & SysFlag.INNER_BATCH:
+        body = record.body
+        if record.sys_flag & SysFlag.COMPRESSED:
+            body = decompress(body, record.sys_flag)
+        line["inner_messages"] = [
+            {
+                "queue_offset": record.queue_offset + number,
+                "flag": one.flag,
+                "properties": dict(sorted(one.decoded_properties().items())),
+                "body_hex": one.body.hex(),
+            }
+            for number, one in enumerate(decode_client_batch(body))
+        ]
+    return line
 
 
 def _records(folder: Path) -> Iterator[Record]:

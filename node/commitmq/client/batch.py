@@ -19,7 +19,7 @@ from commitmq.client.message import Message, received
 from commitmq.client.segments import SegmentMaps
 from commitmq.errors import CommitMQError, CorruptRecordError
 from commitmq.store.compression import decompress
-from commitmq.store.format import MAGIC_V1, MAGIC_V2, MIN_RECORD_BYTES, UNIT_BYTES, SysFlag
+from commitmq.store.format import LMQ_PREFIX, MAGIC_V1, MAGIC_V2, MIN_RECORD_BYTES, UNIT_BYTES, SysFlag
 
 if TYPE_CHECKING:
     import pyarrow
@@ -51,7 +51,11 @@ _V6: Final = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
 
 @dataclass(slots=True)
 class Part:
-    """Records of one queue in one buffer. ``positions`` are their starts in ``data``; all arrays have one entry each."""
+    """Records of one queue in one buffer. ``positions`` are their starts in ``data``; all arrays have one entry each.
+
+    Messages of an inner batch, and those read through an LMQ, do not lie as records of their queue do; the last three
+    members say how: where the properties begin, the store hosts, and the topics they were sent to.
+    """
 
     topic: str
     queue_id: int
@@ -60,6 +64,9 @@ class Part:
     heads: Array
     body_offsets: Array
     v6: bool  # some record has an IPv6 host, so its store host is not where ``heads`` says
+    property_starts: Array | None = None
+    hosts: list[bytes] | None = None
+    origins: list[str] | None = None
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -68,11 +75,19 @@ class Part:
         """Records ``start`` to ``stop`` of this part; the same memory."""
         span = slice(start, stop)
         return replace(
-            self, positions=self.positions[span], heads=self.heads[span], body_offsets=self.body_offsets[span]
+            self,
+            positions=self.positions[span],
+            heads=self.heads[span],
+            body_offsets=self.body_offsets[span],
+            property_starts=None if self.property_starts is None else self.property_starts[span],
+            hosts=None if self.hosts is None else self.hosts[span],
+            origins=None if self.origins is None else self.origins[span],
         )
 
     def store_hosts(self) -> list[bytes]:
         """Each record's store host as stored: 8 or 20 bytes."""
+        if self.hosts is not None:
+            return self.hosts
         if not self.v6:
             hosts: list[bytes] = self.heads["store_host"].tolist()
             return hosts
@@ -87,6 +102,7 @@ class Part:
 def decode_part(topic: str, queue_id: int, data: mmap.mmap | memoryview, positions: Array, sizes: Array | None) -> Part:
     """Gather the headers of the records at ``positions`` (int64) of ``data`` and check them.
 
+    Records read through an LMQ are those of any queue.
     ``sizes`` is what the ConsumeQueue says of each, None when the records follow each other by their own sizes.
     Raises CorruptRecordError when what lies there is not the record that was promised.
     """
@@ -102,7 +118,8 @@ def decode_part(topic: str, queue_id: int, data: mmap.mmap | memoryview, positio
     if v6:
         body_offsets = _widen(data, positions, heads)
     wrong = (heads["magic"] != MAGIC_V1) & (heads["magic"] != MAGIC_V2)
-    wrong |= heads["queue_id"] != queue_id
+    if not topic.startswith(LMQ_PREFIX):
+        wrong |= heads["queue_id"] != queue_id
     wrong |= heads["body_size"] < 0
     wrong |= body_offsets + heads["body_size"] > positions + heads["size"]
     wrong |= positions + heads["size"] > length
@@ -190,7 +207,8 @@ class MessageBatch(Sequence[Message]):
 
     Columns are numpy arrays with one entry a message: ``queue_id``, ``queue_offset``, ``physical_offset``,
     ``store_timestamp`` and ``born_timestamp`` (milliseconds), ``sys_flag``, ``flag``, ``reconsume_times``,
-    ``body_size`` (as stored), ``total_size``. ``topic`` is a list of names. ``bodies`` are views without a copy.
+    ``body_size`` (as stored), ``total_size``. Messages of an inner batch share its physical offset, times and flags, and
+    have a size of their own. ``topic`` is a list of names. ``bodies`` are views without a copy.
     Indexing and iterating make Message objects with bodies of their own. An empty batch is false.
     """
 
@@ -272,7 +290,7 @@ class MessageBatch(Sequence[Message]):
 
     @property
     def total_size(self) -> Array:
-        """int32: bytes of the whole record."""
+        """int32: bytes of the whole record, or of the message in its inner batch."""
         return self._column("size")
 
     @property
@@ -308,7 +326,7 @@ class MessageBatch(Sequence[Message]):
 
     def __iter__(self) -> Iterator[Message]:
         for part in self._parts:
-            yield from _messages(part)
+            yield from _messages(part) if part.origins is None else _messages_of_others(part, part.origins)
 
     def __getitem__(self, index: Any) -> Any:
         """Message ``index``, or for a slice a batch of the same memory."""
@@ -321,8 +339,7 @@ class MessageBatch(Sequence[Message]):
             index += self._length
         if not 0 <= index < self._length:
             raise IndexError("batch index out of range")
-        (part,) = cut_parts(self._parts, index, index + 1)
-        return next(_messages(part))
+        return next(iter(MessageBatch(cut_parts(self._parts, index, index + 1))))
 
     def to_arrow(self) -> pyarrow.Table:
         """An Arrow table: the columns, ``topic``, ``body`` (decompressed), ``tags``, ``keys`` and ``properties``.
@@ -374,6 +391,13 @@ def cut_parts(parts: Sequence[Part], start: int, stop: int) -> list[Part]:
     return result
 
 
+def _messages_of_others(part: Part, topics: list[str]) -> Iterator[Message]:
+    """Messages read through an LMQ, which were sent to ``topics``."""
+    for message, topic in zip(_messages(part), topics, strict=True):
+        message._origin_topic = topic
+        yield message
+
+
 def _messages(part: Part) -> Iterator[Message]:
     topic, queue_id, data = part.topic, part.queue_id, part.data
     heads = part.heads
@@ -381,8 +405,10 @@ def _messages(part: Part) -> Iterator[Message]:
     whole = data if isinstance(data, mmap.mmap) else bytes(data) if len(data) < 1 << 16 else None
     view = memoryview(data)
     wide = heads["magic"] == MAGIC_V2
-    # What lies between a body's end and the properties: the topic's length and text, the properties' length.
-    properties = part.body_offsets + heads["body_size"] + (len(topic.encode()) + 3 + wide)
+    properties = part.property_starts
+    if properties is None:
+        # What lies between a body's end and the properties: the topic's length and text, the properties' length.
+        properties = part.body_offsets + heads["body_size"] + (len(topic.encode()) + 3 + wide)
     rows = zip(
         heads["queue_offset"].tolist(),
         heads["physical_offset"].tolist(),

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from commitmq.client.inner_batch import MAX_MESSAGES, message_bytes
 from commitmq.client.message import Keys, Message, build_properties, check_body, sendable
 from commitmq.client.run_encoder import MAX_RUN_MESSAGES, RunLayout, encode_user_properties
 from commitmq.errors import InvalidMessageError
@@ -40,13 +41,26 @@ class BatchPlan:
     flags: int | list[int]
     sys_flags: int | list[int]
     sharding_keys: Sequence[str | None] | None
+    tags: str | Sequence[str | None] | None = None
     order: list[int] | None = None  # where the messages of the caller went, once they were sorted by queue
 
     def __len__(self) -> int:
         return len(self.bodies)
 
-    def check_sizes(self, max_message_bytes: int) -> None:
-        """Raise InvalidMessageError when a body is empty or larger than the node allows."""
+    def check_sizes(self, max_message_bytes: int, *, inner: bool = False) -> None:
+        """Raise InvalidMessageError when a body is empty or larger than the node allows.
+
+        ``inner``: the messages go into inner batches, which are the bodies then, with properties and all.
+        """
+        if inner:
+            sizes = message_bytes(self.body_sizes, self._property_sizes())
+            if int(sizes.max()) > max_message_bytes:
+                index = int(sizes.argmax())
+                raise InvalidMessageError(
+                    f"message {index} takes {int(sizes[index])} bytes in its batch, the node allows {max_message_bytes}"
+                    " (commit_log.max_message_bytes); nothing of the batch was sent"
+                )
+            return
         largest = int(self.body_sizes.max())
         if largest > max_message_bytes:
             index = int(self.body_sizes.argmax())
@@ -71,6 +85,8 @@ class BatchPlan:
             self.flags = [self.flags[index] for index in places]
         if isinstance(self.sys_flags, list):
             self.sys_flags = [self.sys_flags[index] for index in places]
+        if self.tags is not None and not isinstance(self.tags, str):
+            self.tags = [self.tags[index] for index in places]
         self.order = places
         values, starts = np.unique(numbers[order], return_index=True)
         bounds = [*starts.tolist(), len(places)]
@@ -78,20 +94,25 @@ class BatchPlan:
 
     def runs(self, layout: RunLayout, groups: list[tuple[int, int, int]], max_run_bytes: int) -> Iterator[PlannedRun]:
         """Cut each (queue, start, stop) of ``groups`` into runs within the limits."""
+        sizes = self.body_sizes + self._property_sizes() + layout.record_bytes(0, 0)
+        return _cut(sizes, groups, min(max_run_bytes, TARGET_RUN_BYTES), MAX_RUN_MESSAGES)
+
+    def inner_batches(self, groups: list[tuple[int, int, int]], max_message_bytes: int) -> Iterator[PlannedRun]:
+        """Cut each (queue, start, stop) of ``groups`` into batches that become one record each."""
+        sizes = message_bytes(self.body_sizes, self._property_sizes())
+        return _cut(sizes, groups, min(max_message_bytes, TARGET_RUN_BYTES), MAX_MESSAGES)
+
+    def common_tag(self, run: PlannedRun) -> str | None:
+        """The tag that all messages of ``run`` have, None when they differ or have none."""
+        if self.tags is None or isinstance(self.tags, str):
+            return self.tags
+        found = set(self.tags[run.start : run.stop])
+        return found.pop() if len(found) == 1 else None
+
+    def _property_sizes(self) -> Any:
         if isinstance(self.properties, bytes):
-            properties: Any = len(self.properties)
-        else:
-            properties = np.fromiter(map(len, self.properties), np.int64, len(self.properties))
-        ends = np.cumsum(self.body_sizes + properties + layout.record_bytes(0, 0))
-        limit = min(max_run_bytes, TARGET_RUN_BYTES)
-        for queue, begin, end in groups:
-            start = begin
-            while start < end:
-                before = int(ends[start - 1]) if start else 0
-                stop = int(np.searchsorted(ends, before + limit, side="right"))
-                stop = min(max(stop, start + 1), end, start + MAX_RUN_MESSAGES)
-                yield PlannedRun(queue, start, stop)
-                start = stop
+            return len(self.properties)
+        return np.fromiter(map(len, self.properties), np.int64, len(self.properties))
 
     def slice(self, run: PlannedRun) -> dict[str, Any]:
         """What :func:`encode_run` takes for one run."""
@@ -103,6 +124,20 @@ class BatchPlan:
             "flags": self.flags[part] if isinstance(self.flags, list) else self.flags,
             "sys_flags": self.sys_flags[part] if isinstance(self.sys_flags, list) else self.sys_flags,
         }
+
+
+def _cut(
+    sizes: _Integers, groups: list[tuple[int, int, int]], max_bytes: int, max_messages: int
+) -> Iterator[PlannedRun]:
+    ends = np.cumsum(sizes)
+    for queue, begin, end in groups:
+        start = begin
+        while start < end:
+            before = int(ends[start - 1]) if start else 0
+            stop = int(np.searchsorted(ends, before + max_bytes, side="right"))
+            stop = min(max(stop, start + 1), end, start + max_messages)
+            yield PlannedRun(queue, start, stop)
+            start = stop
 
 
 def plan_batch(
@@ -136,6 +171,8 @@ def plan_batch(
         encoded = _encode_columns(count, tags, keys, properties, sharding_keys)
     else:
         bodies, encoded, flags, sharding_keys = _from_objects(messages, tags, keys, properties, sharding_keys)
+        if tags is None:
+            tags = [one.tags if isinstance(one, Message) else None for one in messages]
     sizes = np.fromiter(map(len, bodies), np.int64, count)
     if not sizes.all():
         raise InvalidMessageError(
@@ -147,7 +184,7 @@ def plan_batch(
         bodies = [body for body, _ in pairs]
         sys_flags = [flag for _, flag in pairs]
         sizes = np.fromiter(map(len, bodies), np.int64, count)
-    return BatchPlan(topic, bodies, sizes, encoded, flags, sys_flags, sharding_keys)
+    return BatchPlan(topic, bodies, sizes, encoded, flags, sys_flags, sharding_keys, tags)
 
 
 def _encode_columns(

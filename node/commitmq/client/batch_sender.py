@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Final
+from typing import Any, Final
 
 import orjson
 
@@ -11,11 +11,13 @@ from commitmq.client import wire
 from commitmq.client.batch_plan import BatchPlan, PlannedRun
 from commitmq.client.connection import ConnectionLost
 from commitmq.client.heap import keep_freed_memory
+from commitmq.client.inner_batch import encode_batch
 from commitmq.client.results import BatchResult, BatchSendError, RunAck
 from commitmq.client.routes import not_stored, unknown
 from commitmq.client.run_encoder import EncodedRun, encode_run
 from commitmq.client.send_core import SendCore
 from commitmq.errors import NodeUnavailableError, Outcome, ProtocolError, SendError
+from commitmq.store.format import Property
 from commitmq.store.java import java_string_hash
 from commitmq.store.unique_ids import UniqueIds
 
@@ -28,9 +30,15 @@ def shard(sharding_key: str, queues: int) -> int:
 
 
 class BatchSender:
-    """One batch on its way. The producer's connection must be owned (``SendCore.guest``) while it lives."""
+    """One batch on its way. The producer's connection must be owned (``SendCore.guest``) while it lives.
 
-    def __init__(self, core: SendCore, plan: BatchPlan, ids: UniqueIds, *, ack: str, limit_s: float) -> None:
+    ``inner``: the topic's queues count batches, so messages travel and are stored as inner batches instead of runs.
+    """
+
+    def __init__(
+        self, core: SendCore, plan: BatchPlan, ids: UniqueIds, *, ack: str, limit_s: float, inner: bool = False
+    ) -> None:
+        self._inner = inner
         self._core = core
         self._plan = plan
         self._ids = ids
@@ -53,9 +61,11 @@ class BatchSender:
         if queue is None and plan.sharding_keys is not None:
             count = core.routes.queues(plan.topic, deadline)
             groups = plan.sort_by_queue([shard(key, count) if key else -1 for key in plan.sharding_keys])
-        layout = core.layout(plan.topic)
-        max_run_bytes = int(core.hello["max_run_bytes"])
-        for run in plan.runs(layout, groups, max_run_bytes):
+        if self._inner:
+            runs = plan.inner_batches(groups, core.max_message_bytes)
+        else:
+            runs = plan.runs(core.layout(plan.topic), groups, int(core.hello["max_run_bytes"]))
+        for run in runs:
             try:
                 self._send_run(len(self._planned), run)
             except SendError as error:
@@ -90,19 +100,19 @@ class BatchSender:
                 if channel is not before:
                     encoded = None  # another connection may want another layout
             if encoded is None:
-                encoded = encode_run(
-                    core.layout(plan.topic), queue, unique_ids=self._ids, born=self._born, **plan.slice(run)
-                )
+                encoded = self._encoded(queue, run)
             identity = channel.next_id()
-            header = {
+            header: dict[str, Any] = {
                 "v": wire.PROTOCOL_VERSION,
-                "op": "append",
+                "op": "batch" if self._inner else "append",
                 "id": identity,
                 "topic": plan.topic,
                 "queue": queue,
                 "count": encoded.count,
                 "ack": self._ack,
             }
+            if self._inner:
+                header.update(born=self._born, properties=self._record_properties(run))
             try:
                 channel.put([orjson.dumps(header), encoded.data], deadline)
             except NodeUnavailableError as error:
@@ -119,6 +129,21 @@ class BatchSender:
                 raise
             self._flying[identity] = (number, encoded)
             return
+
+    def _encoded(self, queue: int, run: PlannedRun) -> EncodedRun:
+        core, plan = self._core, self._plan
+        if not self._inner:
+            return encode_run(core.layout(plan.topic), queue, unique_ids=self._ids, born=self._born, **plan.slice(run))
+        part = plan.slice(run)
+        del part["sys_flags"]  # a batch says nothing about single bodies, so they are not compressed
+        data, unique = encode_batch(unique_ids=self._ids, **part)
+        # They share one record, so the way from one to the next is 0 bytes.
+        return EncodedRun(plan.topic, queue, data, [0] * (run.stop - run.start), unique)
+
+    def _record_properties(self, run: PlannedRun) -> dict[str, str]:
+        """What the record itself has: an id, and the tag of its messages if that is one, for the node's tag filter."""
+        tag = self._plan.common_tag(run)
+        return {Property.UNIQUE_KEY: self._ids.next(), **({Property.TAGS: tag} if tag else {})}
 
     def _take_answer(self) -> None:
         """The next answer; a refusal or a loss becomes the batch's problem, and no further run is sent."""

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Final
 
 from commitmq.errors import InvalidMessageError
 from commitmq.store.compression import decompress
-from commitmq.store.format import CRC_PROPERTY_BYTES, MAX_PROPERTIES_BYTES, Property, SysFlag
+from commitmq.store.format import (
+    CRC_PROPERTY_BYTES,
+    LMQ_PREFIX,
+    MAX_PROPERTIES_BYTES,
+    MULTI_DISPATCH_SEPARATOR,
+    Property,
+    SysFlag,
+)
 from commitmq.store.properties import decode_properties
 from commitmq.store.topic_name import is_send_forbidden, validate_topic
 
@@ -27,6 +34,7 @@ _BY_PARAMETER: Final = {
     Property.SHARDING_KEY: "give it as sharding_key=",
     Property.UNIQUE_KEY: "the client makes it",
     Property.CRC32: "the node makes it",
+    Property.INNER_MULTI_DISPATCH: "give the names as multi_dispatch=",
     # Marks that turn a message into a delayed one, a half message, a timer or an inner batch. The node refuses them on
     # a plain send, and with them the whole run, so a message must not get that far.
     **dict.fromkeys(
@@ -35,8 +43,7 @@ _BY_PARAMETER: Final = {
             Property.TRANSACTION_PREPARED,
             Property.INNER_NUM,
             Property.INNER_BASE,
-            Property.INNER_MULTI_DISPATCH,
-            "INNER_MULTI_QUEUE_OFFSET",
+            Property.INNER_MULTI_QUEUE_OFFSET,
             Property.TIMER_DELAY_SECONDS,
             Property.TIMER_DELAY_MS,
             Property.TIMER_DELIVER_MS,
@@ -58,6 +65,7 @@ class Message:
     """
 
     __slots__ = (
+        "_origin_topic",
         "_properties",
         "_raw_properties",
         "_store_host",
@@ -72,6 +80,8 @@ class Message:
         "sys_flag",
         "topic",
     )
+
+    _origin_topic: str
 
     def __init__(
         self,
@@ -103,6 +113,12 @@ class Message:
             properties.pop(Property.CRC32, None)
             self._raw_properties = None
         return properties
+
+    @property
+    def origin_topic(self) -> str:
+        """The topic it was sent to: another than ``topic`` when it was read through a light message queue (LMQ)."""
+        # Unset in all other messages: storing it in each would cost every consumer.
+        return getattr(self, "_origin_topic", self.topic)
 
     @property
     def tags(self) -> str | None:
@@ -237,6 +253,21 @@ def join_keys(keys: Keys) -> str:
     return " ".join(several)
 
 
+def join_queue_names(names: Iterable[str]) -> str:
+    """``INNER_MULTI_DISPATCH`` as stored: names of light message queues, separated by a comma.
+
+    Raises InvalidMessageError for none, for one that is no LMQ's name, and for one that comes twice.
+    """
+    several = [names] if isinstance(names, str) else list(names)
+    for name in several:
+        if not isinstance(name, str) or not name.startswith(LMQ_PREFIX) or name == LMQ_PREFIX:
+            raise InvalidMessageError(f"{name!r} is no light message queue: its name must begin with {LMQ_PREFIX}")
+        validate_topic(name)
+    if not several or len(set(several)) != len(several):
+        raise InvalidMessageError("multi_dispatch needs at least one name, and none of them twice")
+    return MULTI_DISPATCH_SEPARATOR.join(several)
+
+
 def build_properties(
     tags: str | None, keys: Keys | None, properties: Mapping[str, str] | None, sharding_key: str | None
 ) -> dict[str, str]:
@@ -289,9 +320,15 @@ def _check_text(what: str, text: str) -> str:
     return text
 
 
+_NOT_SENT_AGAIN: Final = frozenset(
+    (Property.UNIQUE_KEY, Property.INNER_MULTI_DISPATCH, Property.INNER_MULTI_QUEUE_OFFSET)
+)
+
+
 def sendable(properties: dict[str, str]) -> dict[str, str]:
     """A copy of a message's properties without what the client makes for each send.
 
-    A message that was received and is sent again is a new one, with a unique id of its own.
+    A message that was received and is sent again is a new one, with a unique id of its own, and goes to no further
+    queues by itself.
     """
-    return {name: value for name, value in properties.items() if name != Property.UNIQUE_KEY}
+    return {name: value for name, value in properties.items() if name not in _NOT_SENT_AGAIN}

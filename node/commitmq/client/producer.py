@@ -6,7 +6,7 @@ import os
 import time
 import warnings
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from types import TracebackType
@@ -24,6 +24,7 @@ from commitmq.client.message import (
     check_body,
     check_flag,
     check_topic,
+    join_queue_names,
     sendable,
 )
 from commitmq.client.results import BatchResult, SendResult
@@ -116,15 +117,21 @@ class Producer:
         sharding_key: str | None = None,
         queue: int | None = None,
         flag: int = 0,
+        multi_dispatch: Iterable[str] | None = None,
         timeout_s: float | None = None,
         ack: str | None = None,
     ) -> SendResult:
         """Send one message and wait for its ack.
 
         ``keys`` is one key, several with spaces between, or a list. The queue is ``queue``, else the one that the hash
-        of ``sharding_key`` picks (as RocketMQ's hash selector), else the node's round robin. Raises InvalidMessageError
-        for what cannot be sent, SendError when it was not acknowledged.
+        of ``sharding_key`` picks (as RocketMQ's hash selector), else the node's round robin. ``multi_dispatch`` names
+        light message queues (``%LMQ%…``) that get the message too; the node must have them enabled. Raises
+        InvalidMessageError for what cannot be sent, SendError when it was not acknowledged.
         """
+        if multi_dispatch is not None:
+            return self._send_to_further_queues(
+                topic, body, tags, keys, properties, sharding_key, queue, flag, multi_dispatch, timeout_s, ack
+            )
         # Everything here is on the latency of every send, so it is written out: what is called costs, and what is not
         # in the processor's caches after the wait for the last answer costs several times as much.
         now = _monotonic()
@@ -265,8 +272,9 @@ class Producer:
 
         ``tags`` is one for all or a list, ``keys`` and ``sharding_keys`` are lists, one entry a message; ``properties``
         apply to all. Message objects bring their own. A run goes to one queue: ``queue``, or the sharding key's, else
-        the next in turn. ``timeout_s`` is how long the node may take for the next answer. Raises InvalidMessageError
-        before anything is sent, BatchSendError when not all of it was acknowledged.
+        the next in turn. To a topic with ``queue.type=BatchCQ`` they go as inner batches, each of which the node keeps
+        as one record; bodies are not compressed then. ``timeout_s`` is how long the node may take for the next answer.
+        Raises InvalidMessageError before anything is sent, BatchSendError when not all of it was acknowledged.
         """
         self._check_usable()
         core = self._core
@@ -283,19 +291,20 @@ class Producer:
         from commitmq.client.batch_sender import BatchSender
 
         ack = self._ack if ack is None else _check_ack(ack)
+        inner = core.routes.takes_inner_batches(check_topic(topic), deadline)
         plan = plan_batch(
-            check_topic(topic),
+            topic,
             messages,
             tags=tags,
             keys=keys,
             properties=properties,
             sharding_keys=sharding_keys,
-            compressed=None if self._compress is None else self._compressed,
+            compressed=None if self._compress is None or inner else self._compressed,
         )
         with core.guest(deadline):
             core.connected(deadline)
-            plan.check_sizes(core.max_message_bytes)
-            return BatchSender(core, plan, self._ids, ack=ack, limit_s=limit).send(queue)
+            plan.check_sizes(core.max_message_bytes, inner=inner)
+            return BatchSender(core, plan, self._ids, ack=ack, limit_s=limit, inner=inner).send(queue)
 
     # ------------------------------------------------------------ the end
 
@@ -398,6 +407,64 @@ class Producer:
         )
         core.submit(topic, queue, self._ack if ack is None else _check_ack(ack), future)
         return future
+
+    def _send_to_further_queues(
+        self,
+        topic: str,
+        body: bytes | Message,
+        tags: str | None,
+        keys: Keys | None,
+        properties: Mapping[str, str] | None,
+        sharding_key: str | None,
+        queue: int | None,
+        flag: int,
+        names: Iterable[str],
+        timeout_s: float | None,
+        ack: str | None,
+    ) -> SendResult:
+        """A send by itself: runs cannot carry what such a record needs. Sends under way go first."""
+        self._check_usable()
+        self._check_may_wait()
+        core = self._core
+        deadline = time.monotonic() + (timeout_s or self._timeout_s)
+        if isinstance(body, Message):
+            own, flag, body = sendable(body.properties), body.flag, body.body
+            sharding_key = own.get(Property.SHARDING_KEY)
+        else:
+            own = build_properties(tags, keys, properties, sharding_key)
+        own[Property.INNER_MULTI_DISPATCH] = join_queue_names(names)
+        unique_id = own[Property.UNIQUE_KEY] = self._ids.next()
+        body, sys_flag = self._compressed(check_body(body))
+        if queue is None and sharding_key:
+            queue = _shard(sharding_key, core.routes.queues(topic, deadline))
+        fields = {
+            "v": wire.PROTOCOL_VERSION,
+            "op": "send",
+            "topic": check_topic(topic),
+            "ack": self._ack if ack is None else _check_ack(ack),
+            "born": time.time_ns() // 1_000_000,
+            "properties": own,
+            "flag": check_flag(flag),
+            "sys_flag": sys_flag,
+            "queue": -1 if queue is None else _check_queue(queue),
+        }
+        if core.outstanding:
+            core.flush(deadline)
+        with core.guest(deadline):
+            core.connected(deadline)
+            if len(body) > core.max_message_bytes:
+                raise _too_large(len(body), core.max_message_bytes)
+            answer = core.exchange(lambda number: _dumps({**fields, "id": number}), body, deadline)
+        return SendResult(
+            topic,
+            answer["queue"],
+            answer["queue_offset"],
+            answer["physical_offset"],
+            answer["store_timestamp"],
+            answer["msg_id"],
+            unique_id,
+            answer["ack"],
+        )
 
     def _send_along(self, *arguments: Any) -> SendResult:
         """A synchronous send while others are under way: as a pending one, waited for."""

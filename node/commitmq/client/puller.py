@@ -14,10 +14,13 @@ from commitmq.client import wire
 from commitmq.client.assignment import Assignment, Chunk, Gap, QueueState
 from commitmq.client.batch import Part, cut_parts, parts_of_records, parts_of_units
 from commitmq.client.connection import Channel, Directory
+from commitmq.client.inner_batch import expand
+from commitmq.client.light_queue import is_light, renumber
 from commitmq.client.segments import SegmentMaps
 from commitmq.client.selector import MessageSelector
 from commitmq.errors import CorruptRecordError, NodeUnavailableError, ProtocolError
 from commitmq.log import get_log
+from commitmq.store.tag_filter import TagFilter
 
 _WAIT_MS: Final = 15_000
 _ANSWER_GRACE_S: Final = 10.0
@@ -40,6 +43,8 @@ class Puller:
         self._directory = directory
         self._assignment = assignment
         self._filter = selector.header()
+        # The node passes inner batches that have no tag of their own: their messages are looked at here.
+        self._tags = _wanted_tags(selector)
         self._mode = mode
         self._max_bytes = max_bytes
         self._channels: dict[int, Channel] = {}
@@ -179,7 +184,7 @@ class Puller:
             self._empty(state, str(answer["status"]), next_offset)
             return
         try:
-            parts = self._decode(state, frames)
+            parts = self._decode(state, frames, count)
         except OSError as error:
             # The segment is gone, or may not be read by us: the node can still send the bytes.
             _log.warning("cannot map a segment, asking for bytes", topic=state.topic, error=str(error))
@@ -189,19 +194,27 @@ class Puller:
             state.retry_at = time.monotonic() + 1.0
             self._problem = error
             return
-        got = sum(map(len, parts))
-        if got != count:
-            self._problem = CorruptRecordError(f"the node promised {count} messages and sent {got}")
+        if not parts:
+            # Inner batches without a message of a wanted tag: nothing of them is for us, so it counts as handed out.
+            state.position = state.delivered = next_offset
             return
-        state.chunk = Chunk(parts, count, next_offset)
+        state.chunk = Chunk(parts, sum(map(len, parts)), next_offset)
         state.position = next_offset
         self._ready.append(state)
 
-    def _decode(self, state: QueueState, frames: list[memoryview]) -> list[Part]:
+    def _decode(self, state: QueueState, frames: list[memoryview], count: int) -> list[Part]:
+        """The messages in an answer of ``count`` records. Raises CorruptRecordError, OSError for a missing segment."""
         if self._ranges and not state.use_bytes:
             assert self._segments is not None
-            return parts_of_units(state.topic, state.queue_id, frames[0], self._segments)
-        return parts_of_records(state.topic, state.queue_id, frames)
+            parts = parts_of_units(state.topic, state.queue_id, frames[0], self._segments)
+        else:
+            parts = parts_of_records(state.topic, state.queue_id, frames)
+        got = sum(map(len, parts))
+        if got != count:
+            raise CorruptRecordError(f"the node promised {count} records and sent {got}")
+        if is_light(state.topic):
+            return [renumber(part) for part in parts]
+        return expand(parts, state.position, self._tags)
 
     def _empty(self, state: QueueState, status: str, next_offset: int) -> None:
         before = state.position
@@ -269,3 +282,14 @@ class Puller:
             state = self._pulls.pop(key)
             if state.request == key[1] and state.channel == index:
                 state.request = -1
+
+
+def _wanted_tags(selector: MessageSelector) -> frozenset[str] | None:
+    """The tags that ``selector`` names; None for all, and for what the node will refuse for inner batches."""
+    if selector.type != "TAG":
+        return None
+    try:
+        parsed = TagFilter.parse(selector.expression)
+    except ValueError:
+        return None
+    return None if parsed is None else frozenset(parsed.tags)

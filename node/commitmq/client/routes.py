@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -9,8 +10,11 @@ from typing import Any, Final
 
 from commitmq.client.connection import Channel, Directory
 from commitmq.errors import NodeUnavailableError, Outcome, ProtocolError, SendError
+from commitmq.store.topic_config import QUEUE_TYPE, QUEUE_TYPE_BATCH
 
 _TTL_S: Final = 10.0
+_TYPE_PATIENCE_S: Final = 1.0
+_MAX_TYPES: Final = 10_000
 
 
 def not_stored(code: str, sentence: str) -> SendError:
@@ -31,6 +35,7 @@ class Routes:
         self._coordinator: Channel | None = None
         self._lock = threading.Lock()
         self._known: dict[str, tuple[int, float]] = {}
+        self._batch_topics: dict[str, tuple[bool, float]] = {}
         self._turn = int.from_bytes(os.urandom(2), "big")
 
     def queues(self, topic: str, deadline: float) -> int:
@@ -57,11 +62,32 @@ class Routes:
         if count < 1:
             raise not_stored("NO_PERMISSION", f"topic {topic!r} has no queue that can be written to")
         self._known[topic] = (count, time.monotonic())
+        self._note_type(topic, answer["topic"].get("attributes", {}).get(QUEUE_TYPE) == QUEUE_TYPE_BATCH)
         return count
+
+    def takes_inner_batches(self, topic: str, deadline: float) -> bool:
+        """True when the topic's queues count batches, so that messages come as inner batches. Never raises.
+
+        Without an answer in a second the last one holds, and a topic never heard of is taken for a plain one: the node
+        refuses what does not fit, and a send whose queue is given does not depend on the coordinator.
+        """
+        known = self._batch_topics.get(topic)
+        if known is None or time.monotonic() - known[1] >= _TTL_S:
+            with contextlib.suppress(SendError):
+                self.queues(topic, min(deadline, time.monotonic() + _TYPE_PATIENCE_S))
+            if self._batch_topics.get(topic) is known:  # no answer
+                self._note_type(topic, known is not None and known[0])
+        return self._batch_topics[topic][0]
+
+    def _note_type(self, topic: str, is_batch: bool) -> None:
+        if len(self._batch_topics) >= _MAX_TYPES:
+            self._batch_topics.clear()
+        self._batch_topics[topic] = (is_batch, time.monotonic())
 
     def forget(self, topic: str) -> None:
         """Ask again before the next send to ``topic``: its queues may have changed."""
         self._known.pop(topic, None)
+        self._batch_topics.pop(topic, None)
 
     def next_queue(self, topic: str, deadline: float) -> int:
         """Round robin over the topic's queues. Raises as :meth:`queues`."""

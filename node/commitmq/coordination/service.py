@@ -68,6 +68,7 @@ class Service:
             auto_create=config.topics.auto_create,
             default_queues=config.topics.default_queues,
             max_topics=config.topics.max_topics,
+            lmq=config.consume_queue.enable_lmq,
         )
         self.groups = Groups.load(
             layout,

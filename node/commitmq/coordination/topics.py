@@ -35,11 +35,13 @@ from typing import Any, Final
 
 from commitmq.errors import InvalidMessageError, ProtocolError, StoreError
 from commitmq.store import json_config
+from commitmq.store.format import LMQ_PREFIX
 from commitmq.store.layout import StoreLayout
 from commitmq.store.topic_config import (
     PERM_READ,
     PERM_WRITE,
     QUEUE_TYPE,
+    QUEUE_TYPE_BATCH,
     QUEUE_TYPE_SIMPLE,
     STORAGE_MEMORY,
     STORAGE_TYPE,
@@ -58,7 +60,7 @@ _SYSTEM_TOPICS: Final = frozenset({"TBW102", "BenchmarkTest", "RMQ_SYS_TRACE_TOP
 # without messages.
 _ATTRIBUTES: Final[Mapping[str, frozenset[str] | None]] = {
     STORAGE_TYPE: frozenset({"log", STORAGE_MEMORY}),
-    "queue.type": frozenset({"SimpleCQ"}),
+    "queue.type": frozenset({QUEUE_TYPE_SIMPLE, QUEUE_TYPE_BATCH}),
     "cleanup.policy": frozenset({"DELETE"}),
     "message.type": frozenset({"UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED"}),
     "reserve.time": None,
@@ -97,9 +99,17 @@ class Topics:
     """All topics. Changes are in memory at once and on disk after :meth:`write`."""
 
     def __init__(
-        self, layout: StoreLayout, table: TopicTable, *, auto_create: bool, default_queues: int, max_topics: int
+        self,
+        layout: StoreLayout,
+        table: TopicTable,
+        *,
+        auto_create: bool,
+        default_queues: int,
+        max_topics: int,
+        lmq: bool,
     ) -> None:
         """Use :meth:`load`."""
+        self._lmq = lmq
         self._path = layout.config / "topics.json"
         self._tombstones_path = layout.own / "deleted_topics.json"
         self._intent_path = layout.own / "deleting_topics.json"
@@ -114,10 +124,18 @@ class Topics:
         self._old_version = replace(table.version)
 
     @classmethod
-    def load(cls, layout: StoreLayout, *, auto_create: bool, default_queues: int, max_topics: int) -> Topics:
-        """Load a store's topics. Raises StoreError for files that cannot be read in either generation."""
+    def load(
+        cls, layout: StoreLayout, *, auto_create: bool, default_queues: int, max_topics: int, lmq: bool = False
+    ) -> Topics:
+        """Load a store's topics. Raises StoreError for files that cannot be read in either generation.
+
+        With ``lmq`` every light message queue (``%LMQ%…``) is served as a topic of one queue that can be read, without
+        being in the table.
+        """
         table = TopicTable.load(layout.config / "topics.json")
-        topics = cls(layout, table, auto_create=auto_create, default_queues=default_queues, max_topics=max_topics)
+        topics = cls(
+            layout, table, auto_create=auto_create, default_queues=default_queues, max_topics=max_topics, lmq=lmq
+        )
         topics.tombstones = _load_offsets(topics._tombstones_path)
         topics.deleting = _load_offsets(topics._intent_path)
         for name in topics.deleting:
@@ -127,11 +145,20 @@ class Topics:
     # ------------------------------------------------------------ reading
 
     def get(self, name: str) -> TopicConfig:
-        """The topic; ProtocolError TOPIC_NOT_EXIST."""
-        try:
-            return self.table.topics[name]
-        except KeyError:
-            raise ProtocolError("TOPIC_NOT_EXIST", f"there is no topic {name!r}") from None
+        """The topic, or what an LMQ is as one; ProtocolError TOPIC_NOT_EXIST."""
+        topic = self._find(name)
+        if topic is None:
+            raise ProtocolError("TOPIC_NOT_EXIST", f"there is no topic {name!r}")
+        return topic
+
+    def _find(self, name: str) -> TopicConfig | None:
+        topic = self.table.topics.get(name)
+        if topic is None and self._is_lmq(name):
+            return TopicConfig(name, 1, 1, PERM_READ)
+        return topic
+
+    def _is_lmq(self, name: str) -> bool:
+        return self._lmq and name.startswith(LMQ_PREFIX)
 
     def names(self) -> list[str]:
         """All names, sorted."""
@@ -139,7 +166,7 @@ class Topics:
 
     def readable_queues(self, name: str) -> range:
         """Queue ids that consumers of the topic share; none when it does not exist or may not be read."""
-        topic = self.table.topics.get(name)
+        topic = self._find(name)
         return range(topic.read_queues if topic is not None and topic.perm & PERM_READ else 0)
 
     def check_queue(self, name: str, queue: int) -> None:
@@ -160,6 +187,8 @@ class Topics:
         if topic is not None:
             return topic
         check_name(name)
+        if self._is_lmq(name):
+            return self.get(name)
         if not create:
             return self.get(name)
         if is_system(name):
@@ -196,6 +225,8 @@ class Topics:
         _check_attributes(wanted)
         if is_system(name):
             raise ProtocolError("NO_PERMISSION", f"{name} is a system topic")
+        if self._is_lmq(name):
+            raise ProtocolError("NO_PERMISSION", f"{name} is an LMQ: it exists by itself, once a message names it")
         known = self.table.topics.get(name)
         if known is None:
             self._put(TopicConfig(name, queues, queues, perm, wanted))
@@ -277,6 +308,8 @@ class Topics:
         check_name(name)
         if name in self.deleting:
             return
+        if self._is_lmq(name) and name not in self.table.topics:
+            raise ProtocolError("NO_PERMISSION", f"{name} is an LMQ: it goes with the messages in it")
         self.get(name)
         if is_system(name):
             raise ProtocolError("NO_PERMISSION", f"{name} is a system topic")

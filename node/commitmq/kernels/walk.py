@@ -35,6 +35,7 @@ ROW = np.dtype(
         ("store_timestamp", np.int64),
         ("born_timestamp", np.int64),
         ("prepared_offset", np.int64),
+        ("inner_base", np.int64),  # value of INNER_BASE (spec 2.8), -1 when absent or no number
         ("size", np.int32),
         ("queue_id", np.int32),
         ("topic", np.int32),  # index into the batch's list of topics
@@ -53,6 +54,11 @@ ROW = np.dtype(
         ("tags_size", np.int32),
         ("topic_start", np.int32),
         ("topic_size", np.int32),
+        ("multi_start", np.int32),  # INNER_MULTI_DISPATCH (spec 3.10)
+        ("multi_offsets_start", np.int32),  # INNER_MULTI_QUEUE_OFFSET
+        ("multi_size", np.int16),
+        ("multi_offsets_size", np.int16),
+        ("inner_num", np.int16),  # value of INNER_NUM, -1 when absent or no number up to 32767
     ],
     align=True,
 )
@@ -68,6 +74,11 @@ _KEYS = np.frombuffer(b"KEYS", np.uint8)
 _TAGS = np.frombuffer(b"TAGS", np.uint8)
 _UNIQ = np.frombuffer(b"UNIQ_KEY", np.uint8)
 _DELAY = np.frombuffer(b"DELAY", np.uint8)
+_INNER_NUM = np.frombuffer(b"INNER_NUM", np.uint8)
+_INNER_BASE = np.frombuffer(b"INNER_BASE", np.uint8)
+_MULTI = np.frombuffer(b"INNER_MULTI_DISPATCH", np.uint8)
+_MULTI_OFFSETS = np.frombuffer(b"INNER_MULTI_QUEUE_OFFSET", np.uint8)
+_MAX_DIGITS = 18  # of a number that surely fits 64 bits
 
 
 @njit("int64(Array(uint8, 1, 'C', readonly=True), int64, int64)", cache=True, nogil=True)
@@ -115,6 +126,20 @@ def string_hash(buf, start, end):  # type: ignore[no-untyped-def]
 @njit(inline="always")
 def _is(buf, at, size, name):  # type: ignore[no-untyped-def]
     return size == name.size and same_bytes(buf, at, name, 0, size)
+
+
+@njit(inline="always")
+def _number(buf, start, size):  # type: ignore[no-untyped-def]
+    """The decimal number in ``buf[start:start+size]``; -1 when there is another character, or too many."""
+    if size > _MAX_DIGITS:
+        return np.int64(-1)
+    number = np.int64(0)
+    for index in range(size):
+        digit = np.int64(buf[start + index]) - 48
+        if digit < 0 or digit > 9:
+            return np.int64(-1)
+        number = number * 10 + digit
+    return number
 
 
 def _walk_signature() -> Any:
@@ -191,6 +216,12 @@ def walk(segment, start, limit, base_offset, rows, topics, table, out):  # type:
         row.tags_size = 0
         row.tags_code = 0
         row.delay_level = 0
+        row.inner_base = -1
+        row.inner_num = -1
+        row.multi_start = 0
+        row.multi_size = 0
+        row.multi_offsets_start = 0
+        row.multi_offsets_size = 0
 
         # Which topic: mostly the one before.
         number = last_topic
@@ -249,14 +280,19 @@ def walk(segment, start, limit, base_offset, rows, topics, table, out):  # type:
                 row.uniq_start = value - at
                 row.uniq_size = value_size
             elif _is(segment, name, name_size, _DELAY) and value_size <= 9:
-                level = np.int64(0)
-                for index in range(value_size):
-                    digit = np.int64(segment[value + index]) - 48
-                    if digit < 0 or digit > 9:
-                        level = np.int64(0)
-                        break
-                    level = level * 10 + digit
-                row.delay_level = level
+                row.delay_level = max(_number(segment, value, value_size), np.int64(0))
+            elif name_size >= _INNER_NUM.size and segment[name] == 73:  # I
+                if _is(segment, name, name_size, _INNER_NUM):
+                    number = _number(segment, value, value_size)
+                    row.inner_num = number if number <= 32767 else np.int64(-1)
+                elif _is(segment, name, name_size, _INNER_BASE):
+                    row.inner_base = _number(segment, value, value_size)
+                elif _is(segment, name, name_size, _MULTI):
+                    row.multi_start = value - at
+                    row.multi_size = value_size
+                elif _is(segment, name, name_size, _MULTI_OFFSETS):
+                    row.multi_offsets_start = value - at
+                    row.multi_offsets_size = value_size
         if row.tags_size > 0:
             begin = at + np.int64(row.tags_start)
             row.tags_code = string_hash(segment, begin, begin + np.int64(row.tags_size))

@@ -28,6 +28,7 @@ from isal import isal_zlib
 from commitmq.errors import CommitMQError, StoreError
 from commitmq.kernels import raw
 from commitmq.kernels.run import check_run, properties_reason, store_run
+from commitmq.store.format import SysFlag
 
 CRC_SLOT = b"__CRC32#\x01" + b"0" * 10 + b"\x02"
 FILLER_BYTES = 8
@@ -72,6 +73,8 @@ _SENTENCES = {
     raw.REASON_CRC_SLOT: "its properties do not end with the 20-byte __CRC32# slot that hello asked for",
     raw.REASON_UTF8: "its properties are not UTF-8",
 }
+
+_INNER_BATCH = SysFlag.INNER_BATCH | SysFlag.NEED_UNWRAP
 
 _FIXED = struct.Struct(">iiiiiqqiq")  # totalSize … bornTimestamp: 48 bytes
 
@@ -119,6 +122,17 @@ class CheckedRun:
     count: int
 
 
+def forbidden_names() -> tuple[np.ndarray[Any, np.dtype[np.uint8]], np.ndarray[Any, np.dtype[np.int64]]]:
+    """FORBIDDEN_PROPERTIES as the kernels take them: all names one after the other, and their ends."""
+    names = [name.encode() for name in FORBIDDEN_PROPERTIES]
+    return np.frombuffer(b"".join(names), np.uint8), np.cumsum([len(name) for name in names], dtype=np.int64)
+
+
+def sentence_of(reason: int) -> str:
+    """What a kernel's reason means, as the end of "this record: …"."""
+    return _SENTENCES.get(reason, f"reason {reason}")
+
+
 class CommitLogAppender:
     """The only writer of a CommitLog's tail."""
 
@@ -154,9 +168,7 @@ class CommitLogAppender:
         self._base = -1
         self._populate_window_bytes = populate_window_bytes
         self._populated = 0
-        names = [name.encode() for name in FORBIDDEN_PROPERTIES]
-        self._names = np.frombuffer(b"".join(names), np.uint8)
-        self._name_ends = np.cumsum([len(name) for name in names], dtype=np.int64)
+        self._names, self._name_ends = forbidden_names()
         self._ends = np.zeros(4096, np.int64)
         self._out = np.zeros(2, np.int64)
 
@@ -188,8 +200,7 @@ class CommitLogAppender:
         )
         count = int(self._out[0])
         if reason != raw.OK:
-            sentence = _SENTENCES.get(reason, f"reason {reason}")
-            raise MessageIllegalError(f"record {count} of the run, at byte {int(self._out[1])}: {sentence}")
+            raise MessageIllegalError(f"record {count} of the run, at byte {int(self._out[1])}: {sentence_of(reason)}")
         return CheckedRun(buffer, self._ends[:count], count)
 
     def encode(
@@ -205,12 +216,13 @@ class CommitLogAppender:
         born_host: bytes,
         reconsume_times: int = 0,
         checked: bool = False,
+        inner_batch: bool = False,
     ) -> bytearray:
         """One record of a single send, complete but for what :meth:`append_record` fills in.
 
         ``properties`` are encoded pairs without a CRC slot; ``topic`` is checked by the caller. Raises
         MessageIllegalError for sizes over the limits and for malformed or forbidden properties; ``checked`` says that
-        the caller has made sure of the latter.
+        the caller has made sure of the latter. ``inner_batch`` marks the body as a client batch.
         """
         size = len(body)
         if size > self.max_message_bytes:
@@ -232,6 +244,8 @@ class CommitLogAppender:
                 raise MessageIllegalError("the message: " + _SENTENCES[reason].replace("its ", "", 1))
         if self.properties_crc:
             properties += CRC_SLOT
+        if inner_batch:
+            sys_flag |= _INNER_BATCH
         long_topic = len(topic) > 127
         host_flags = (0x10 if len(born_host) == 20 else 0) | (0x20 if len(self.store_host) == 20 else 0)
         total = (

@@ -161,6 +161,18 @@ def _delivery_times(batch: DispatchBatch) -> None:
     rows["tags_code"][waiting] = rows["store_timestamp"][waiting] + table[np.minimum(levels, len(DELAY_LEVELS_MS))]
 
 
+def by_queue(rows: Rows) -> tuple[Rows, list[int]]:
+    """``rows`` sorted by queue, those of one queue in their order; and where each queue begins, with the end at last."""
+    topics, queues = rows["topic"], rows["queue_id"]
+    boundaries = (topics[1:] != topics[:-1]) | (queues[1:] != queues[:-1])
+    if boundaries.any():
+        # Stable, so records of one queue stay in log order.
+        rows = rows[np.lexsort((queues, topics))]
+        topics, queues = rows["topic"], rows["queue_id"]
+        boundaries = (topics[1:] != topics[:-1]) | (queues[1:] != queues[:-1])
+    return rows, [0, *(np.flatnonzero(boundaries) + 1).tolist(), len(rows)]
+
+
 def consumable(rows: Rows) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Which rows get a ConsumeQueue unit: transaction types none and commit (spec 5.2)."""
     kind = rows["sys_flag"] & TRANSACTION_MASK

@@ -79,6 +79,7 @@ class Property:
     TIMER_DELAY_MS: Final = "TIMER_DELAY_MS"
     TIMER_DELIVER_MS: Final = "TIMER_DELIVER_MS"
     INNER_MULTI_DISPATCH: Final = "INNER_MULTI_DISPATCH"
+    INNER_MULTI_QUEUE_OFFSET: Final = "INNER_MULTI_QUEUE_OFFSET"
     CRC32: Final = "__CRC32#"
 
 
@@ -99,6 +100,9 @@ V1_TOPIC_UNITS: Final = 127
 
 RETRY_PREFIX: Final = "%RETRY%"
 DLQ_PREFIX: Final = "%DLQ%"
+LMQ_PREFIX: Final = "%LMQ%"
+"""Light message queues: named by messages of other topics, queue 0 only, without a topic of their own (spec 3.10)."""
+MULTI_DISPATCH_SEPARATOR: Final = ","
 
 
 class Host(NamedTuple):

@@ -1,6 +1,6 @@
 """Where everything of a store lives: RocketMQ's paths (spec 1.1) and the two folders that are only ours.
 
-    commitlog/ consumequeue/ index/ config/ checkpoint abort lock      RocketMQ's, byte for byte
+    commitlog/ consumequeue/ batchconsumequeue/ index/ config/ checkpoint abort lock      RocketMQ's, byte for byte
     commitmq/     durable and ours: position sidecars, the offsets journal, tombstones of deleted topics
     run/          volatile and ours: control block, role locks, sockets, segments being made; emptied at each start
 
@@ -36,6 +36,10 @@ class StoreLayout:
     @property
     def consume_queue_ext(self) -> Path:
         return self.root / "consumequeue_ext"
+
+    @property
+    def batch_consume_queue(self) -> Path:
+        return self.root / "batchconsumequeue"
 
     @property
     def index(self) -> Path:

@@ -81,6 +81,12 @@ class QueueFiles:
         self._made = False  # a file was made or deleted since the last flush
 
     @property
+    def key(self) -> tuple[str, int]:
+        """Topic and queue id, which the names of the folder and of the one above say."""
+        above, queue_id = os.path.split(self.folder)
+        return os.path.basename(above), int(queue_id)
+
+    @property
     def has_files(self) -> bool:
         """False until the first unit was appended (or found)."""
         return self._first >= 0

@@ -33,6 +33,7 @@ from commitmq.errors import CorruptRecordError, StoreError
 from commitmq.kernels import raw
 from commitmq.kernels import walk as kernel
 from commitmq.log import Log
+from commitmq.store.batch_consume_queue import BatchConsumeQueue
 from commitmq.store.checkpoint import Checkpoint
 from commitmq.store.commit_log import CommitLog
 from commitmq.store.consume_queue import ConsumeQueue, list_queues
@@ -87,13 +88,15 @@ def recover(
     *,
     segment_bytes: int,
     consume_queue_bytes: int,
+    batch_queue_bytes: int,
     clean: bool,
     log: Log,
     previous_pid: int | None = None,
 ) -> Recovered:
     """Run the recovery. Only while no other process of the node lives. Raises StoreError when the store needs a person.
 
-    ``previous_pid`` is what ``abort`` held when the node was started, None when it was not there.
+    The three sizes are those of a CommitLog segment and of the files of plain and of BatchCQ queues. ``previous_pid`` is
+    what ``abort`` held when the node was started, None when it was not there.
     """
     layout.commit_log.mkdir(parents=True, exist_ok=True)
     commit_log = CommitLog(layout.commit_log, segment_bytes)
@@ -108,7 +111,7 @@ def recover(
             start, durable, crc_from = max(sidecar.flushed, bases[0]), sidecar.queues_durable, sidecar.crc_from
             stamp = sidecar.flushed_timestamp
         else:
-            covered = _covered_by_queues(layout, segment_bytes, consume_queue_bytes) if clean else -1
+            covered = _covered_by_queues(layout, segment_bytes, consume_queue_bytes, batch_queue_bytes) if clean else -1
             start = _start_segment(commit_log, bases, covered if clean else None, checkpoint.min_timestamp)
             durable = covered if clean and covered >= 0 else start
             crc_from, stamp = -1, checkpoint.physic_msg_timestamp
@@ -214,11 +217,15 @@ def _start_segment(commit_log: CommitLog, bases: list[int], covered: int | None,
     return bases[0]
 
 
-def _covered_by_queues(layout: StoreLayout, segment_bytes: int, file_bytes: int) -> int:
+def _covered_by_queues(layout: StoreLayout, segment_bytes: int, file_bytes: int, batch_file_bytes: int) -> int:
     """End of the newest record that any ConsumeQueue points to; -1 when there is no unit at all."""
     covered = -1
     proof = LogProof(layout.commit_log, segment_bytes)
     fds = FdCache(_FEW_FILES)
+    for _topic, _queue, folder in list_queues(layout.batch_consume_queue):
+        batches = BatchConsumeQueue(folder, batch_file_bytes, fds)
+        batches.refresh()
+        covered = max(covered, batches.max_physical_offset)
     for topic, queue_id, folder in list_queues(layout.consume_queue):
         queue = ConsumeQueue(folder, file_bytes, fds)
         queue.refresh(proof=proof.of(topic, queue_id))
@@ -229,11 +236,13 @@ def _covered_by_queues(layout: StoreLayout, segment_bytes: int, file_bytes: int)
 
 
 def _refuse_orphaned_queues(layout: StoreLayout) -> None:
-    if any(True for _ in list_queues(layout.consume_queue)):
-        raise StoreError(
-            "there are ConsumeQueues but no CommitLog: the log was moved or deleted. Put it back, or remove consumequeue/",
-            path=layout.commit_log,
-        )
+    for queues in (layout.consume_queue, layout.batch_consume_queue):
+        if any(True for _ in list_queues(queues)):
+            raise StoreError(
+                "there are ConsumeQueues but no CommitLog: the log was moved or deleted. Put it back, or remove "
+                f"{queues.name}/",
+                path=layout.commit_log,
+            )
 
 
 def _cut_tail(layout: StoreLayout, found: ScanEnd, segment_bytes: int, bases: list[int], log: Log) -> int:

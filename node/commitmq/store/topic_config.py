@@ -18,6 +18,7 @@ DEFAULT_QUEUES: Final = 16
 DEFAULT_PERM: Final = PERM_READ | PERM_WRITE
 
 QUEUE_TYPE: Final = "queue.type"
+QUEUE_TYPE_BATCH: Final = "BatchCQ"
 QUEUE_TYPE_SIMPLE: Final = "SimpleCQ"
 STORAGE_TYPE: Final = "storage.type"
 """Attribute of our own: where the messages of a topic are, ``log`` (default) or STORAGE_MEMORY."""

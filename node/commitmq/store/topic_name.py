@@ -8,7 +8,14 @@ from __future__ import annotations
 import re
 
 from commitmq.errors import InvalidMessageError
-from commitmq.store.format import DLQ_PREFIX, MAX_GROUP_UNITS, MAX_LONG_TOPIC_UNITS, MAX_TOPIC_UNITS, RETRY_PREFIX
+from commitmq.store.format import (
+    DLQ_PREFIX,
+    LMQ_PREFIX,
+    MAX_GROUP_UNITS,
+    MAX_LONG_TOPIC_UNITS,
+    MAX_TOPIC_UNITS,
+    RETRY_PREFIX,
+)
 
 FORBIDDEN_TOPICS = frozenset(
     {
@@ -29,9 +36,9 @@ _ALLOWED = re.compile(r"[%|a-zA-Z0-9_-]+", re.ASCII)
 
 def validate_topic(topic: str) -> None:
     """Raise InvalidMessageError unless ``topic`` is a legal name: ``% | a-z A-Z 0-9 _ -``, 1 to 127 characters
-    (255 for the retry and dead-letter topics of a group).
+    (255 for the retry and dead-letter topics of a group and for light message queues, which no record names as its topic).
     """
-    long_name = topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
+    long_name = topic.startswith((RETRY_PREFIX, DLQ_PREFIX, LMQ_PREFIX))
     _validate("topic", topic, MAX_LONG_TOPIC_UNITS if long_name else MAX_TOPIC_UNITS)
 
 

@@ -31,6 +31,7 @@ from commitmq.store.commit_log import CommitLog
 from commitmq.store.dispatch_batch import DispatchBatch, LogWalker
 from commitmq.workers.dispatch_state import DispatchState
 from commitmq.workers.runtime import WorkerContext, monotonic_ms
+from commitmq.workers.topic_view import TopicViews
 
 CONSUME_QUEUE: Final = "consume_queue"
 BATCHES_A_TURN: Final = 16
@@ -59,6 +60,7 @@ class DispatcherHost:
         self._deleted = self._load_tombstones()
         self._flags = 0
         self._topics_version = -1
+        self._views: TopicViews | None = None  # made when the dispatcher first asks: most do not
         self._min_offset = self._control.get(Word.MIN_OFFSET)
         self.dispatcher: Dispatcher | None = None
         self.state: DispatchState | None = None
@@ -112,10 +114,13 @@ class DispatcherHost:
             name=self.name,
             node_clean=bool(context.params.get("clean")),
             log_end=self._control.get(Word.RECOVERED_END),
+            topic_attributes=self._topic_attributes,
         )
         if state is not None:
             state.epoch, state.clean = epoch, False
             state.save()
+        if self.name == CONSUME_QUEUE:
+            self._views = TopicViews(context.layout, self._control)
         position = dispatcher.open(view)
         end = self._control.get(Word.WRITTEN)
         if type(position) is not int or position < 0:
@@ -182,6 +187,9 @@ class DispatcherHost:
 
     def take(self, frames: list[Any]) -> None:
         """Dispatch one batch, reading first what was missed before it."""
+        # A record of a topic that was deleted and made anew is stored after the deletion is known. Its unit must not be
+        # appended to the old queue, which goes as soon as this process hears of that.
+        self.check_topics()
         batch = DispatchBatch.from_frames(frames, self.log)
         if batch.end <= self.position or self._deaths or batch.end > self.limit():
             return  # known already; or the log is read instead, in pieces that fit
@@ -192,6 +200,9 @@ class DispatcherHost:
     def read_log(self, limit: int, *, most: int = 1 << 62) -> bool:
         """Dispatch from the log itself up to ``limit``, in ``most`` batches; True when it got there."""
         while self.position < limit and most > 0:
+            self.check_topics()
+            if self.position >= limit:
+                break  # a deletion had it read this far
             most -= 1
             walker = self._walker
             if self._deaths:
@@ -334,7 +345,10 @@ class DispatcherHost:
         """Take the coordinator's news; deletions are what matters here."""
         with contextlib.suppress(zmq.Again):
             while True:
-                news = orjson.loads(socket.recv_multipart(zmq.NOBLOCK)[1])
+                frame = socket.recv_multipart(zmq.NOBLOCK)[1]
+                if self._views is not None:
+                    self._views.hear(frame)
+                news = orjson.loads(frame)
                 for topic, offset in news.get("deleted", []):
                     self._delete_topic(topic, offset)
 
@@ -358,6 +372,16 @@ class DispatcherHost:
         if forget is not None:
             forget(topic)
             self._context.log.info("topic deleted", topic=topic, below=offset)
+
+    def _topic_attributes(self, topic: str) -> dict[str, str] | None:
+        """See DispatcherView. A topic is in the table's file before a message of it can be in the log."""
+        if self._views is None:
+            self._views = TopicViews(self._context.layout, self._control)
+        view = self._views.get(topic)
+        if view is None and self._views.is_stale:
+            self._views.reload()
+            view = self._views.get(topic)
+        return None if view is None else dict(view.attributes)
 
     def _load_tombstones(self) -> dict[str, int]:
         path = self._context.layout.own / "deleted_topics.json"

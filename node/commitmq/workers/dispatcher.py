@@ -81,6 +81,9 @@ def _dispatch(
     while not requests.restart_wanted:
         took = False
         before = host.position
+        if int(topics.getsockopt(_EVENTS)) & _POLLIN:
+            # Before the records that rest on them: else the topic table's file would be read for every new topic.
+            host.hear_topics(topics)
         for _ in range(BATCHES_A_TURN):
             if not int(pull.getsockopt(_EVENTS)) & _POLLIN:
                 break
@@ -97,8 +100,6 @@ def _dispatch(
                 took = host.position > before  # go on at once, unless the log cannot be read
             else:
                 idle_since = monotonic_ms()
-        if topics in readable:
-            host.hear_topics(topics)
         host.check_topics()
         if requests.router in readable:
             requests.serve()

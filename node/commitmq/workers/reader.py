@@ -1,8 +1,8 @@
 """reader-N: answers pulls, long polls, and look-ups of offsets and single messages.
 
 Owns       nothing on disk.
-Reads      CommitLog and ConsumeQueue files; dispatcher(0, DISPATCHED), the bound of what may be shown; MIN_OFFSET; the
-           topic table.
+Reads      CommitLog and ConsumeQueue files (of BatchCQ topics too); dispatcher(0, DISPATCHED), the bound of what may
+           be shown; MIN_OFFSET; the topic table.
 Advances   nothing.
 Sockets    ROUTER ``reader-N`` (ipc and tcp) for clients; SUB ``queues-changed`` (the ConsumeQueue dispatcher: which
            queues grew) and SUB ``topics`` (the coordinator: which topics changed). Both only say "look": a sweep and a
@@ -27,9 +27,12 @@ import zmq
 from commitmq.client import wire
 from commitmq.control import DispatcherWord, Word
 from commitmq.errors import CommitMQError, FilterError, OffsetOutOfRangeError, ProtocolError, StoreError
+from commitmq.store.batch_queue_reader import BatchQueueReader
 from commitmq.store.commit_log import CommitLog
 from commitmq.store.fd_cache import affordable_files
+from commitmq.store.format import LMQ_PREFIX
 from commitmq.store.queue_reader import VIEW_BYTES, PullResult, PullStatus, QueueReader
+from commitmq.store.topic_config import PERM_READ
 from commitmq.workers.filters import FAILED, Filters
 from commitmq.workers.key_queries import KeyQueries, parse_query
 from commitmq.workers.parked_pulls import ParkedPulls, Pull, QueueKey, integer_field, parse_pull, text_field
@@ -45,6 +48,8 @@ _REQUESTS_A_TURN: Final = 256
 _SWEEP_QUEUES: Final = 2_000
 _HEARTBEAT_MS: Final = 1_000
 _NO_QUEUE: Final = (PullStatus.NO_MATCHED_LOGIC_QUEUE, PullStatus.NO_MESSAGE_IN_QUEUE)
+_BATCH_FILES: Final = 512
+_LMQ: Final = TopicView(1, 1, PERM_READ)
 _SCANNED: Final = (PullStatus.NO_MATCHED_MESSAGE, PullStatus.MESSAGE_WAS_REMOVING)
 
 
@@ -78,6 +83,12 @@ class Reader:
             max_open_files=affordable_files(config.consume_queue.max_open_files),
         )
         self._key_queries = KeyQueries(config, ctx.layout.index, ctx.control, self._log, self._queues)
+        self._batches = BatchQueueReader(
+            ctx.layout.batch_consume_queue,
+            config.consume_queue.batch_file_bytes,
+            max_open_files=min(_BATCH_FILES, config.consume_queue.max_open_files),
+        )
+        self._lmq_enabled = config.consume_queue.enable_lmq
         self._changes = self._subscribe("queues-changed")
         self._topic_changes = self._subscribe("topics")
         self._topics = TopicViews(ctx.layout, ctx.control)
@@ -115,6 +126,7 @@ class Reader:
                 self._ctx.unregister(sock)
             sock.close()
         self._queues.close()
+        self._batches.close()
 
     # ------------------------------------------------------------ the loop
 
@@ -230,9 +242,15 @@ class Reader:
         if topic is None and self._topics.is_stale:
             self._topics_changed(self._topics.reload)
             topic = self._topics.get(name)
+        if topic is None and self._lmq_enabled and name.startswith(LMQ_PREFIX) and "/" not in name:
+            # A light message queue exists by being named in messages.
+            return _LMQ
         if topic is None:
             raise ProtocolError("TOPIC_NOT_EXIST", f"there is no topic {name!r:.300}")
         return topic
+
+    def _reader_of(self, topic: TopicView) -> QueueReader | BatchQueueReader:
+        return self._batches if topic.is_batch else self._queues
 
     def _checked_queue(self, name: str, topic: TopicView, queue: int) -> None:
         if not 0 <= queue < topic.read_queues:
@@ -266,7 +284,7 @@ class Reader:
             raise ProtocolError("NO_PERMISSION", f"topic {pull.topic!r} may not be read")
         self._checked_queue(pull.topic, topic, pull.queue)
         bound = self._bound()
-        result = self._queues.read(
+        result = self._reader_of(topic).read(
             pull.topic,
             pull.queue,
             pull.offset,
@@ -376,6 +394,7 @@ class Reader:
             return
         for name in changed:
             self._queues.forget(name)
+            self._batches.forget(name)
         for key in self._parked.queues():
             if key[0] in changed:
                 self._wake(key)
@@ -411,13 +430,14 @@ class Reader:
         if boundary not in ("lower", "upper"):
             raise ProtocolError("INVALID_PARAMETER", "boundary must be lower or upper")
         bound, floor = self._bound(), self._floor(name)
+        reader = self._reader_of(topic)
         answer: list[list[int | None]] = []
         for queue in queues:
             self._checked_queue(name, topic, queue)
-            low, high = self._queues.bounds(name, queue, bound=bound, floor=floor) or (0, 0)
+            low, high = reader.bounds(name, queue, bound=bound, floor=floor) or (0, 0)
             by_time = None
             if timestamp is not None:
-                by_time = self._queues.offset_by_time(
+                by_time = reader.offset_by_time(
                     name, queue, timestamp, upper=boundary == "upper", bound=bound, floor=floor
                 )
                 by_time = low if by_time is None else by_time

@@ -29,6 +29,7 @@ def run(context: WorkerContext) -> None:
         context.layout,
         segment_bytes=config.commit_log.segment_bytes,
         consume_queue_bytes=config.consume_queue.file_bytes,
+        batch_queue_bytes=config.consume_queue.batch_file_bytes,
         clean=bool(context.params.get("clean", False)),
         log=context.log,
         previous_pid=context.params.get("previous_pid"),

@@ -1,4 +1,4 @@
-"""What the writer does with one ``send`` or ``append``: check everything, append, build the answer.
+"""What the writer does with one ``send``, ``append`` or ``batch``: check everything, append, build the answer.
 
 No socket here but the frames' metadata; the loop around it is workers.writer. All checks come before the first byte is
 stored, so a refused request has ``outcome`` not_stored.
@@ -25,11 +25,14 @@ from commitmq.store.append import (
     MessageIllegalError,
     SegmentUnavailableError,
 )
+from commitmq.store.format import LMQ_PREFIX, Property
+from commitmq.store.inner_batch import count_messages
 from commitmq.store.message_id import offset_message_id, pack_host
 from commitmq.store.record import Host
 from commitmq.store.topic_name import FORBIDDEN_TOPICS, validate_topic
 from commitmq.store.unique_ids import UniqueIds
 from commitmq.workers.runtime import WorkerContext, monotonic_ms
+from commitmq.workers.special_sends import FurtherQueues, SpecialSendError, batch_properties
 from commitmq.workers.topic_view import TopicView, TopicViews
 
 # Plain ints, see workers.writer.
@@ -38,6 +41,9 @@ _DISPATCHER_FLAGS = int(DispatcherWord.FLAGS)
 _PERSISTED_RETRY_MS = 200
 _SEGMENT_PATIENCE_MS = 1_000
 _FORBIDDEN = frozenset(FORBIDDEN_PROPERTIES)
+# What the writer puts itself, after it has refused a client's.
+_INNER = _FORBIDDEN - {Property.INNER_NUM, Property.INNER_BASE}
+_FURTHER = _FORBIDDEN - {Property.INNER_MULTI_DISPATCH, Property.INNER_MULTI_QUEUE_OFFSET}
 _MAX_KNOWN_PEERS = 65_536
 _MAX_TIME_MS = 1 << 62
 _ACKS = ("flushed", "memory")
@@ -66,7 +72,7 @@ class Refusal(Exception):
 
 
 class SendRequests:
-    """Queue offsets, peers, and the two ways of sending."""
+    """Queue offsets, peers, and the ways of sending."""
 
     def __init__(
         self,
@@ -86,6 +92,8 @@ class SendRequests:
         self._unique_ids = UniqueIds()
         self._peers: dict[bytes, bytes] = {}
         self._next_queue: dict[str, int] = {}
+        self._lmq_enabled = context.config.consume_queue.enable_lmq
+        self._further = FurtherQueues(context.config, offsets)
         network = context.config.network
         self._local_host = pack_host(Host("127.0.0.1", 0))
         self._message_id_prefix = offset_message_id(network.store_host, network.store_port, 0)[:-16]
@@ -112,23 +120,37 @@ class SendRequests:
             del self._offsets[key]
         self._next_queue.pop(topic, None)
 
+    def is_lmq(self, name: str) -> bool:
+        """True for a name that is a light message queue's on this node, and so no topic's."""
+        return self._lmq_enabled and name.startswith(LMQ_PREFIX)
+
     def send(self, identity: bytes, header: dict[str, Any], frames: list[zmq.Frame]) -> bytes | Waiting:
-        """Handle one ``send`` or ``append``; the answer, or what waits for the flush."""
+        """Handle one ``send``, ``append`` or ``batch``; the answer, or what waits for the flush."""
         try:
             if header["op"] == "send":
                 return self._send(identity, header, frames)
-            return self._append(identity, header, frames)
+            if header["op"] == "append":
+                return self._append(identity, header, frames)
+            return self._send_batch(identity, header, frames)
+        except SpecialSendError as refusal:
+            return wire.error(header["id"], refusal.code, refusal.sentence, outcome="not_stored")
         except Refusal as refusal:
             more = {} if refusal.retry_after_ms is None else {"retry_after_ms": refusal.retry_after_ms}
             return wire.error(header["id"], refusal.code, refusal.sentence, outcome="not_stored", **more)
         except MessageIllegalError as error:
             return wire.error(header["id"], error.code, str(error), outcome="not_stored")
 
-    # ------------------------------------------------------------ the two ways
+    # ------------------------------------------------------------ the ways
 
     def _send(self, identity: bytes, header: dict[str, Any], frames: list[zmq.Frame]) -> bytes | Waiting:
         topic, queue_id, ack = self._checked(header, frames)
-        properties = self._encoded_properties(header.get("properties"))
+        properties = header.get("properties")
+        further: list[str] = []
+        if type(properties) is dict and Property.INNER_MULTI_DISPATCH in properties:
+            further, properties = self._further.assign(topic, properties)
+            encoded = self._encoded_properties(properties, _FURTHER)
+        else:
+            encoded = self._encoded_properties(properties)
         flag = _integer(header, "flag", 0, -(1 << 31), (1 << 31) - 1) if "flag" in header else 0
         sys_flag = _integer(header, "sys_flag", 0, 0, 0x7FFF) if "sys_flag" in header else 0
         born = _integer(header, "born", -1, -1, _MAX_TIME_MS) if "born" in header else -1
@@ -139,16 +161,24 @@ class SendRequests:
             topic.encode(),
             queue_id,
             frames[1].buffer,
-            properties,
+            encoded,
             sys_flag=sys_flag,
             flag=flag,
             born_timestamp=born,
             born_host=host,
             checked=True,
         )
+        if further and len(record) > self._appender.max_message_bytes:
+            raise Refusal(
+                "MESSAGE_ILLEGAL",
+                f"the record has {len(record)} bytes, commit_log.max_message_bytes allows {self._appender.max_message_bytes}"
+                " for all of a message that goes to further queues",
+            )
         number = self._offsets.get((topic, queue_id), 0)
         done = self._stored(lambda: self._appender.append_record(record, number, len(host)))
         self._offsets[topic, queue_id] = number + 1
+        if further:
+            self._further.count(further)
         return self._acknowledged(identity, header, topic, queue_id, number, 1, done, ack)
 
     def _append(self, identity: bytes, header: dict[str, Any], frames: list[zmq.Frame]) -> bytes | Waiting:
@@ -169,6 +199,45 @@ class SendRequests:
         self._offsets[topic, queue_id] = number + run.count
         return self._acknowledged(identity, header, topic, queue_id, number, run.count, done, ack)
 
+    def _send_batch(self, identity: bytes, header: dict[str, Any], frames: list[zmq.Frame]) -> bytes | Waiting:
+        """Several messages as the body of one record, for a topic whose queues count batches (spec 2.8)."""
+        topic, queue_id, ack = self._checked(header, frames)
+        body = frames[1].buffer
+        # Before the messages inside are looked at: the limit bounds that work.
+        if len(body) > self._appender.max_message_bytes:
+            raise Refusal(
+                "MESSAGE_ILLEGAL",
+                f"the batch has {len(body)} bytes, commit_log.max_message_bytes allows {self._appender.max_message_bytes}",
+            )
+        count = count_messages(body)
+        stated = _integer(header, "count", -1, -1, 1 << 31)
+        if stated != count:
+            raise Refusal("MESSAGE_ILLEGAL", f"the header says {stated} messages, the batch holds {count}")
+        properties = header.get("properties") or {}
+        if type(properties) is not dict:
+            raise Refusal("INVALID_PARAMETER", "properties must be an object of strings")
+        for name in (Property.INNER_NUM, Property.INNER_BASE):
+            if name in properties:
+                raise Refusal("MESSAGE_ILLEGAL", f"property {name!r} is one that only the node may set")
+        born = _integer(header, "born", -1, -1, _MAX_TIME_MS)
+        number = self._offsets.get((topic, queue_id), 0)
+        host = self._born_host(identity, frames[1])
+        record = self._appender.encode(
+            topic.encode(),
+            queue_id,
+            body,
+            self._encoded_properties(batch_properties(properties, count, number), _INNER),
+            sys_flag=0,
+            flag=_integer(header, "flag", 0, -(1 << 31), (1 << 31) - 1),
+            born_timestamp=born if born >= 0 else time.time_ns() // 1_000_000,
+            born_host=host,
+            checked=True,
+            inner_batch=True,
+        )
+        done = self._stored(lambda: self._appender.append_record(record, number, len(host)))
+        self._offsets[topic, queue_id] = number + count
+        return self._acknowledged(identity, header, topic, queue_id, number, count, done, ack)
+
     # ------------------------------------------------------------ steps
 
     def _checked(self, header: dict[str, Any], frames: list[zmq.Frame]) -> tuple[str, int, str]:
@@ -183,6 +252,10 @@ class SendRequests:
         if type(name) is not str:
             raise Refusal("INVALID_PARAMETER", "topic must be a string")
         topic = self._topics.get(name)
+        if self.is_lmq(name):
+            raise Refusal(
+                "NO_PERMISSION", f"{name!r} is an LMQ: messages of other topics name it, nothing is sent to it"
+            )
         if topic is None:
             try:
                 validate_topic(name)
@@ -193,6 +266,14 @@ class SendRequests:
             raise Refusal("NO_PERMISSION", f"{name!r} is a system topic that takes no sends")
         if not topic.is_writable:
             raise Refusal("NO_PERMISSION", f"topic {name!r} is not writable")
+        if topic.is_batch != (header["op"] == "batch"):
+            # RocketMQ stores such a message, gives it a queue offset and no unit: it could never be consumed.
+            raise Refusal(
+                "MESSAGE_ILLEGAL",
+                f"topic {name!r} has queue.type=BatchCQ: its messages come in batches (op batch; send_batch in the client)"
+                if topic.is_batch
+                else f"topic {name!r} has plain queues; a batch that stays one record needs queue.type=BatchCQ",
+            )
         self._refuse_when_unwritable()
         return name, self._queue_of(header, name, topic), ack
 
@@ -276,7 +357,9 @@ class SendRequests:
             "msg_id": f"{self._message_id_prefix}{physical:016X}",
             "store_timestamp": done.store_timestamp,
         }
-        if header["op"] == "append":
+        if header["op"] == "batch":
+            fields["count"] = count
+        elif header["op"] == "append":
             fields["count"] = count
             fields["end_offset"] = done.end
             fields["parts"] = [[part.count, part.physical_offset] for part in done.parts]
@@ -285,7 +368,7 @@ class SendRequests:
             return answer
         return Waiting(identity, done.end, answer, header["id"], monotonic_ms() + self._timeout_ms, fields)
 
-    def _encoded_properties(self, properties: Any) -> bytes:
+    def _encoded_properties(self, properties: Any, forbidden: frozenset[str] = _FORBIDDEN) -> bytes:
         if properties is None:
             properties = {}
         if type(properties) is not dict:
@@ -294,7 +377,7 @@ class SendRequests:
         for name, value in properties.items():
             if type(value) is not str:
                 raise Refusal("INVALID_PARAMETER", f"property {name!r} must be a string")
-            if name in _FORBIDDEN:
+            if name in forbidden:
                 raise Refusal("MESSAGE_ILLEGAL", f"property {name!r} is one that only the node may set")
             if not name:
                 raise Refusal("MESSAGE_ILLEGAL", "a property needs a name")

@@ -19,6 +19,7 @@ from commitmq.store.topic_config import (
     PERM_READ,
     PERM_WRITE,
     QUEUE_TYPE,
+    QUEUE_TYPE_BATCH,
     QUEUE_TYPE_SIMPLE,
     STORAGE_MEMORY,
     STORAGE_TYPE,
@@ -26,6 +27,7 @@ from commitmq.store.topic_config import (
 )
 
 _IN_MEMORY = (STORAGE_TYPE, STORAGE_MEMORY)
+_BATCH = (QUEUE_TYPE, QUEUE_TYPE_BATCH)
 
 
 class TopicView(NamedTuple):
@@ -49,6 +51,11 @@ class TopicView(NamedTuple):
     def is_memory(self) -> bool:
         """True for a topic whose messages are kept by the memory dispatcher and never reach the CommitLog."""
         return _IN_MEMORY in self.attributes
+
+    @property
+    def is_batch(self) -> bool:
+        """True for a topic whose queues count batches: one record holds several messages (spec 2.8)."""
+        return _BATCH in self.attributes
 
     @property
     def queue_type(self) -> str:

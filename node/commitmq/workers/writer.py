@@ -6,7 +6,8 @@ the coordinator (unknown topics are created there); SUB ``topics``; doorbell (ru
 asynchronous mode reput. Exit codes: workers.runtime.ExitCode.
 
 Start: the tail is scanned from min(flushed, dispatched) and never ends below ``written``; what lies behind it is zeroed;
-queue offsets are the ConsumeQueue ends (units below ``dispatched``) plus the records from there on. That is the whole state,
+queue offsets are the ConsumeQueue ends (units below ``dispatched``; BatchCQ topics and LMQs have theirs) plus the records
+from there on. That is the whole state,
 so a writer may die between any two lines: a record is published or it is not, and only published ones are acknowledged.
 
 Queue offsets of a topic that was deleted begin at 0 again: records below its tombstone do not count.
@@ -28,6 +29,7 @@ from commitmq.client import wire
 from commitmq.control import DispatcherWord, Word
 from commitmq.errors import ProtocolError
 from commitmq.store.append import CommitLogAppender
+from commitmq.store.batch_consume_queue import BatchConsumeQueue
 from commitmq.store.commit_log import CommitLog
 from commitmq.store.consume_queue import ConsumeQueue, list_queues
 from commitmq.store.dispatch_batch import DispatchBatch, LogWalker, consumable
@@ -38,6 +40,7 @@ from commitmq.store.record import Host
 from commitmq.store.recovery import map_segment, writer_tail, zero_behind
 from commitmq.workers.runtime import WorkerContext, monotonic_ms
 from commitmq.workers.send_requests import SendRequests, Waiting
+from commitmq.workers.special_sends import further_offsets, offset_behind
 from commitmq.workers.topic_view import TopicViews
 
 ROLE = "writer"
@@ -47,6 +50,7 @@ _SEND_MORE = int(zmq.SNDMORE) | _NOBLOCK
 _EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
 _WRITTEN, _WRITTEN_TIMESTAMP = int(Word.WRITTEN), int(Word.WRITTEN_TIMESTAMP)
 _FLUSHED, _FLUSH_WANTED = int(Word.FLUSHED), int(Word.FLUSH_WANTED)
+_SENDS = ("send", "append", "batch")
 _POLL_MS = 200
 _TURN_REQUESTS = 256
 _TURN_BYTES = 8 * 1024 * 1024
@@ -178,12 +182,20 @@ class Writer:
             if len(frames) != 1:
                 return wire.error(header["id"], "INVALID_PARAMETER", "hello takes no payload", outcome="not_stored")
             return self.requests.hello(header, frames[0])
-        if op not in ("send", "append"):
+        if op not in _SENDS:
             return wire.error(
-                header["id"], "UNKNOWN_OP", f"the writer knows send, append and hello, not {op!r}", outcome="not_stored"
+                header["id"],
+                "UNKNOWN_OP",
+                f"the writer knows send, append, batch and hello, not {op!r}",
+                outcome="not_stored",
             )
         topic = header.get("topic")
-        if type(topic) is str and self._topics.get(topic) is None and len(frames) == 2:
+        if (
+            type(topic) is str
+            and self._topics.get(topic) is None
+            and len(frames) == 2
+            and not self.requests.is_lmq(topic)
+        ):
             return self._ask_for_topic(identity, topic, header, frames)
         return self.requests.send(identity, header, frames)
 
@@ -373,6 +385,10 @@ def recover_tail(context: WorkerContext) -> tuple[dict[tuple[str, int], int], in
         # No proof is needed: the dispatcher opened before this process, and cleared away what was behind the ends.
         if queue.refresh(dispatched, proof=lambda *_unit: True):
             offsets[topic, queue_id] = queue.max_offset
+    for topic, queue_id, folder in list_queues(layout.batch_consume_queue):
+        batches = BatchConsumeQueue(folder, config.consume_queue.batch_file_bytes, fds)
+        if batches.refresh():
+            offsets[topic, queue_id] = batches.max_offset_below(dispatched)
     fds.close()
     walker = LogWalker(log, max_rows=16_384, max_bytes=32 * 1024 * 1024)
     at = dispatched
@@ -402,7 +418,9 @@ def _count_rows(batch: DispatchBatch, deleted: dict[str, int], offsets: dict[tup
     for row in rows[::-1][last]:
         key = (batch.topics[int(row["topic"])], int(row["queue_id"]))
         if int(row["physical_offset"]) >= deleted.get(key[0], -1):
-            offsets[key] = max(offsets.get(key, 0), int(row["queue_offset"]) + 1)
+            offsets[key] = max(offsets.get(key, 0), offset_behind(row))
+    for key, behind in further_offsets(batch, rows):
+        offsets[key] = max(offsets.get(key, 0), behind)
 
 
 def run(context: WorkerContext) -> None:

@@ -87,7 +87,8 @@ def test_names_numbers_and_attributes_are_checked(layout: StoreLayout) -> None:
         assert _code(lambda queues=queues: topics.create("t", queues)) == "INVALID_PARAMETER"
     assert _code(lambda: topics.create("t", 1, perm=8)) == "INVALID_PARAMETER"
     for attributes in (
-        {"queue.type": "BatchCQ"},
+        {"queue.type": "RocksDBCQ"},
+        {"queue.type": "BatchCQ", "storage.type": "memory"},
         {"cleanup.policy": "COMPACTION"},
         {"colour": "red"},
         {"reserve.time": "x"},

@@ -140,7 +140,12 @@ def test_hash_of_a_tag_is_javas(text: str) -> None:
 
 def recovered(store: Path, *, clean: bool):  # type: ignore[no-untyped-def]
     return recover(
-        StoreLayout(store), segment_bytes=SEGMENT, consume_queue_bytes=1000, clean=clean, log=get_log("test")
+        StoreLayout(store),
+        segment_bytes=SEGMENT,
+        consume_queue_bytes=1000,
+        batch_queue_bytes=460,
+        clean=clean,
+        log=get_log("test"),
     )
 
 

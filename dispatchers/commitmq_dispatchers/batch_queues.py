@@ -1,0 +1,113 @@
+"""Queues of topics with ``queue.type=BatchCQ``: one 46-byte unit for each record that holds a batch (spec 3.9).
+
+Part of the ConsumeQueue dispatcher and under its invariants: units in the order of their records, in the file before the
+batch's end is published, and appending them again changes nothing.
+
+Which topics these are, the topic table says. For a topic that is not in it (it was deleted a moment ago) the record
+does: only the node's writer makes inner batches, and only for such topics. Records of these topics without INNER_NUM and
+INNER_BASE get no unit, as in RocketMQ, where plain sends to such a topic are possible.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from commitmq.hookspecs import DispatcherView
+from commitmq.store.batch_consume_queue import BATCH_UNIT_BYTES, BatchConsumeQueue, make_units
+from commitmq.store.dispatch_batch import DispatchBatch, Rows, by_queue
+from commitmq.store.fd_cache import FdCache
+from commitmq.store.format import SysFlag
+from commitmq.store.queue_files import QueueFiles, list_queues
+from commitmq.store.topic_config import QUEUE_TYPE, QUEUE_TYPE_BATCH
+
+
+class BatchQueues:
+    """All queues under ``batchconsumequeue/``. Bytes appended to each since its last sync are counted in ``written``."""
+
+    def __init__(self, view: DispatcherView, fds: FdCache, written: dict[QueueFiles, int]) -> None:
+        self._view = view
+        self._root: Path = view.layout.batch_consume_queue
+        self._file_bytes = view.config.consume_queue.batch_file_bytes
+        self._fds = fds
+        self._queues: dict[tuple[str, int], BatchConsumeQueue] = {}
+        self._is_batch: dict[str, bool] = {}
+        self._written = written
+
+    def load(self, offset: int) -> None:
+        """Load every queue anew and cut it at physical ``offset``, durably."""
+        self._queues.clear()
+        for topic, queue_id, folder in list_queues(self._root):
+            queue = BatchConsumeQueue(folder, self._file_bytes, self._fds)
+            queue.recover()
+            queue.truncate(offset)
+            self._queues[topic, queue_id] = queue
+
+    def split(self, batch: DispatchBatch, rows: Rows) -> tuple[Rows, Rows]:
+        """``rows`` (of ``batch``) of plain topics, and those that get a 46-byte unit."""
+        plain = [number for number, topic in enumerate(batch.topics) if self._is_plain(topic)]
+        if len(plain) == len(batch.topics):
+            return rows, rows[:0]
+        inner = (rows["inner_num"] > 0) & (rows["inner_base"] >= 0)
+        unknown = [number for number, topic in enumerate(batch.topics) if topic not in self._is_batch]
+        # A topic that nobody knows any more: its records tell.
+        marked = inner & (rows["sys_flag"] & SysFlag.INNER_BATCH != 0)
+        is_plain = np.isin(rows["topic"], plain) | (np.isin(rows["topic"], unknown) & ~marked)
+        return rows[is_plain], rows[~is_plain & inner]
+
+    def _is_plain(self, topic: str) -> bool:
+        """True for a topic that surely has plain queues. What was found out holds: the type cannot be changed."""
+        known = self._is_batch.get(topic)
+        if known is None:
+            attributes = self._view.topic_attributes(topic)
+            if attributes is None:
+                return False
+            known = self._is_batch[topic] = attributes.get(QUEUE_TYPE) == QUEUE_TYPE_BATCH
+        return not known
+
+    def append(self, batch: DispatchBatch, rows: Rows) -> list[tuple[str, int]]:
+        """Append the units of ``rows``; returns the queues that grew."""
+        changed: list[tuple[str, int]] = []
+        deleted = self._view.topics_deleted()
+        rows, starts = by_queue(rows)
+        units = make_units(
+            rows["physical_offset"],
+            rows["size"],
+            rows["tags_code"],
+            rows["store_timestamp"],
+            rows["inner_base"],
+            rows["inner_num"],
+        )
+        for start, stop in pairwise(starts):
+            topic, queue_id = batch.topics[int(rows["topic"][start])], int(rows["queue_id"][start])
+            # Records from before the topic was deleted belong to nobody.
+            start += int(np.searchsorted(rows["physical_offset"][start:stop], deleted.get(topic, 0)))
+            if start == stop:
+                continue
+            key = (topic, queue_id)
+            queue = self._queues.get(key)
+            if queue is None:
+                queue = BatchConsumeQueue(self._root / topic / str(queue_id), self._file_bytes, self._fds)
+                self._queues[key] = queue
+            queue.append_units(units[start:stop])
+            self._written[queue] = self._written.get(queue, 0) + (stop - start) * BATCH_UNIT_BYTES
+            changed.append(key)
+        return changed
+
+    def forget(self, topic: str) -> None:
+        """A topic was deleted: delete its queues."""
+        self._is_batch.pop(topic, None)
+        for key in [key for key in self._queues if key[0] == topic]:
+            queue = self._queues.pop(key)
+            self._written.pop(queue, None)
+            queue.destroy()
+        folder = self._root / topic
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()
+
+    def expire(self, min_offset: int) -> None:
+        """Delete files whose last unit points below ``min_offset`` (spec 3.6)."""
+        for queue in self._queues.values():
+            queue.delete_expired(min_offset)
