@@ -75,7 +75,8 @@ def frame_matches(expected: str, found: bytes) -> bool:
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
-    with start_node(tmp_path_factory.mktemp("protocol")) as made:
+    settings = ("consume_queue.enable_lmq=true", "consume_queue.enable_multi_dispatch=true")
+    with start_node(tmp_path_factory.mktemp("protocol"), *settings) as made:
         yield made
 
 

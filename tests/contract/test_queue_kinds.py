@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from commitmq import Admin, Consumer, Message, Producer
+from commitmq import Admin, Consumer, Message, Producer, Sql
 from commitmq.client import wire
 from commitmq.client.connection import Directory
 from commitmq.errors import InvalidMessageError, ProtocolError, SendError
@@ -177,6 +177,12 @@ def test_tags_of_the_messages_inside(node: Node, producer: Producer) -> None:
     with Consumer("tagged", [topic], node=node.address, filter="nothing") as consumer:
         assert not consumer.poll(1.0)
         assert consumer.positions == {(topic, 0): 48}
+    # The node would have to look at the messages inside, which it does not.
+    with (
+        Consumer(None, [topic], node=node.address, filter=Sql("TAGS = 'A'")) as consumer,
+        pytest.raises(ProtocolError, match="by tags only"),
+    ):
+        consumer.poll(5.0)
 
 
 def test_long_poll(node: Node, producer: Producer) -> None:

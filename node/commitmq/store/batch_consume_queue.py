@@ -311,14 +311,14 @@ class BatchConsumeQueue(QueueFiles):
         self._min = index * BATCH_UNIT_BYTES
         self._first_offset = -1
 
-    def _forget(self, bases: list[int]) -> None:
+    def _forget(self, bases: list[int], *, durable: bool = True) -> None:
         self._min = 0
         self._first_offset = -1
         self._forget_end()
-        super()._forget(bases)
+        super()._forget(bases, durable=durable)
 
-    def _cut(self, bases: list[int]) -> None:
-        super()._cut(bases)
+    def _cut(self, bases: list[int], *, durable: bool = True) -> None:
+        super()._cut(bases, durable=durable)
         self._min = min(max(self._min, max(0, self._first)), self._end)
         self._first_offset = -1
 

@@ -44,6 +44,7 @@ class Store:
             self.layout,
             segment_bytes=SEGMENT_BYTES,
             consume_queue_bytes=1000,
+            batch_queue_bytes=460,
             clean=clean,
             log=get_log("test"),
             previous_pid=previous_pid,
