@@ -118,6 +118,7 @@ def test_recovery_of_a_clean_stop_reads_little(built: tuple[QueueStore, int], ca
         store.layout,
         segment_bytes=SEGMENT_BYTES,
         consume_queue_bytes=FILE_BYTES,
+        batch_queue_bytes=46_000,
         clean=True,
         log=get_log("test"),
     )
