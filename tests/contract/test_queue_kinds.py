@@ -99,6 +99,7 @@ def test_columns_of_a_batch(node: Node, producer: Producer) -> None:
     topic = make_topic(node, "columns")
     producer.send_batch(topic, [b"a", b"bb", b"ccc"])
     producer.send_batch(topic, [b"d" * 4, b"e" * 5])
+    eventually_dispatched(node, topic, 5)
     with Consumer(None, [topic], node=node.address) as consumer:
         batch = consumer.poll(10.0)
     assert batch.queue_offset.tolist() == [0, 1, 2, 3, 4]

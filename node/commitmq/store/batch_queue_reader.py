@@ -144,7 +144,7 @@ class BatchQueueReader:
         passed = np.ones(len(units), np.bool_)
         if tags is not None:
             codes = units["tags_code"].astype(np.int64)
-            passed = tags.may_match(codes) | (codes == 0)
+            passed = tags.may_match(units, codes, None) | (codes == 0)
         places = np.flatnonzero(passed)
         counts = units["count"][places].astype(np.int64)
         if len(places):
