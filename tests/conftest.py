@@ -10,6 +10,15 @@ import pytest
 
 from golden_stores import GOLDEN_NAMES, GoldenStore, unpack
 
+# Projects of their own, whose tests run in environments of their own.
+collect_ignore = ["fixtures"]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have our own pytest plugin where its entry point is not known: in an environment older than the checkout."""
+    if not config.pluginmanager.has_plugin("commitmq"):
+        config.pluginmanager.import_plugin("commitmq.testing.pytest_plugin")
+
 
 @pytest.fixture(scope="session")
 def golden_stores(tmp_path_factory: pytest.TempPathFactory) -> dict[str, GoldenStore]:

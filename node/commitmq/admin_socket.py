@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import ipaddress
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -20,6 +21,7 @@ from commitmq.log import Log
 
 _MAX_REQUESTS_A_TURN = 64
 _MAX_FRAME_BYTES = 1 << 20
+LAST_WORD_S = 0.1
 
 
 class AddressInUseError(CommitMQError):
@@ -101,8 +103,14 @@ class AdminSocket:
         except zmq.ZMQError as error:
             self._log.debug("answer dropped", error=str(error))
 
-    def close(self, *, linger_ms: int = 1000) -> None:
-        """Let answers out for at most ``linger_ms``, then close."""
+    def close(self, *, linger_ms: int = 1000, last_word: bool = False) -> None:
+        """Let answers out for at most ``linger_ms``, then close; with ``last_word`` not before a peer can have read its own.
+
+        A DEALER with ZMQ_IMMEDIATE, which our clients are, loses an answer that libzmq has received but not handed over by
+        the time it sees the end of the connection; so the two must not arrive together.
+        """
+        if last_word:
+            time.sleep(LAST_WORD_S)
         self._context.destroy(linger=linger_ms)
 
 

@@ -1,4 +1,5 @@
-"""Finding plugins: the built-in ones by module name, third parties by the entry-point group ``commitmq``.
+"""Finding plugins: the built-in ones by module name, third parties by the entry-point group ``commitmq``, and those that
+somebody works on and has not installed by the variable ``COMMITMQ_PLUGINS="name=module,…"``.
 
 Each plugin is loaded by itself. One that cannot be imported, does not fit the hooks or raises in one is named with its
 distribution and traceback and left out (a hook that raises takes only that hook's part with it); the rest goes on.
@@ -8,6 +9,7 @@ What this module cannot survive, an import that hangs or ends the process, is wh
 from __future__ import annotations
 
 import importlib
+import os
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -25,6 +27,7 @@ from commitmq.hookspecs import HOOK_API_VERSION, ConfigSection, DispatcherSpec, 
 BUILT_IN = ("commitmq_dispatchers.consume_queue", "commitmq_dispatchers.index", "commitmq_plugins.sql92")
 ENTRY_POINT_GROUP = "commitmq"
 OWN_DISTRIBUTION = "commitmq"
+PLUGINS_VARIABLE = "COMMITMQ_PLUGINS"
 TAG_FILTER = "TAG"
 API_ATTRIBUTE = "COMMITMQ_HOOK_API"
 _MAX_TRACEBACK_CHARS = 8_000
@@ -207,10 +210,19 @@ class Candidate:
 
 
 def candidates() -> list[Candidate]:
-    """The built-in plugins and every entry point of the group, without importing any."""
+    """The built-in plugins, those of ``COMMITMQ_PLUGINS`` and every entry point of the group, without importing any.
+
+    A plugin of the variable takes the place of an installed one of its name: whoever works on it means the newer code.
+    """
     own = _own_version()
     found = [Candidate(name, OWN_DISTRIBUTION, own, partial(importlib.import_module, name)) for name in BUILT_IN]
+    for part in filter(None, (piece.strip() for piece in os.environ.get(PLUGINS_VARIABLE, "").split(","))):
+        name, _, module = (piece.strip() for piece in part.partition("="))
+        found.append(Candidate(name, PLUGINS_VARIABLE, "-", partial(_import_named, part, module)))
+    named = {one.name for one in found if one.distribution == PLUGINS_VARIABLE}
     for point in metadata.entry_points(group=ENTRY_POINT_GROUP):
+        if point.name in named:
+            continue
         distribution = point.dist
         found.append(
             Candidate(
@@ -221,6 +233,12 @@ def candidates() -> list[Candidate]:
             )
         )
     return found
+
+
+def _import_named(part: str, module: str) -> object:
+    if not module:
+        raise ValueError(f"{PLUGINS_VARIABLE}: {part!r} is not name=module")
+    return importlib.import_module(module)
 
 
 def load_each(

@@ -284,8 +284,8 @@ class Supervisor:
         self._crew.end_forkserver()
         for peer, identity in self._stop_peers:
             self._admin.send(peer, wire.ok(identity, clean=clean))
+        self._admin.close(last_word=bool(self._stop_peers))
         self._stop_peers.clear()
-        self._admin.close()
         for name in (self._layout.node_file, self._layout.run / "token"):
             name.unlink(missing_ok=True)
         node_files.remove_socket_folder(self._layout)

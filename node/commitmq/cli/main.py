@@ -39,7 +39,9 @@ VERBS = {
     "dispatcher": "List dispatchers; move one that is stuck.",
 }
 
-ENTRY_POINT_GROUP = "commitmq"  # the same as in commitmq.plugins, which is too heavy to import here
+# The same as in commitmq.plugins, which is too heavy to import here.
+ENTRY_POINT_GROUP = "commitmq"
+PLUGINS_VARIABLE = "COMMITMQ_PLUGINS"
 
 _EPILOG = "Exit codes: " + "; ".join(f"{int(code)} {meaning}" for code, meaning in MEANINGS.items()) + "."
 
@@ -81,7 +83,7 @@ class LazyGroup(click.Group):
         """Let the plugins add their commands, once. Nothing is imported when no plugin is installed."""
         if not self._asked_plugins:
             self._asked_plugins = True
-            if any(True for _ in entry_points(group=ENTRY_POINT_GROUP)):
+            if os.environ.get(PLUGINS_VARIABLE) or any(True for _ in entry_points(group=ENTRY_POINT_GROUP)):
                 import_module("commitmq.cli.plugin_commands").add_to(self, taken=set(VERBS))
 
 

@@ -15,6 +15,7 @@ socket was idle that long before a request, so it costs a fast request nothing.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
@@ -212,6 +213,9 @@ class Channel:
                 return self.socket.recv()
             except zmq.Again:
                 if self.lost():
+                    # The answer may have come between the two, as the last word of a process that ends.
+                    with contextlib.suppress(zmq.Again):
+                        return self.socket.recv(zmq.NOBLOCK)
                     raise ConnectionLost(f"the connection to {self.endpoint} ended before its answer") from None
                 if time.monotonic() >= deadline:
                     raise ConnectionLost(f"no answer from {self.endpoint} in time") from None

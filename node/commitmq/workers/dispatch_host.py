@@ -173,8 +173,10 @@ class DispatcherHost:
         return {"physical_offset": self.position}
 
     def forgive(self) -> None:
-        """Count deaths from zero again."""
+        """Count deaths from zero again, and call nothing parked that is about to go on."""
         self._deaths = 0
+        flags = self._control.dispatcher(self.slot, DispatcherWord.FLAGS)
+        self._control.put_dispatcher(self.slot, DispatcherWord.FLAGS, flags & ~DispatcherFlag.PARKED)
         self._control.put_dispatcher(self.slot, DispatcherWord.DEATHS, 0)
         self._control.put_dispatcher(self.slot, DispatcherWord.SUSPECT_END, 0)
 

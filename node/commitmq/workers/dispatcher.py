@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import os
 import resource
+import time
 from pathlib import Path
 from typing import Any
 
 import zmq
 
+from commitmq.admin_socket import LAST_WORD_S
 from commitmq.workers.dispatch_host import BATCHES_A_TURN, DispatcherHost
 from commitmq.workers.dispatcher_requests import DispatcherRequests
 from commitmq.workers.reput import dispatch_endpoint
@@ -48,7 +50,9 @@ def run(context: WorkerContext) -> None:
         _dispatch(context, host, requests, _pull_socket(context, name))
     host.close()
     if requests.restart_wanted and not context.stopping:
-        context.close()  # the answer leaves before the process does
+        # The answer leaves before the process does, and long enough before for its reader (see AdminSocket.close).
+        time.sleep(LAST_WORD_S)
+        context.close()
         raise RestartWanted
 
 

@@ -1,0 +1,208 @@
+"""The command in real processes on one store, and nothing of it left behind: what every test with a node builds upon.
+
+:class:`NodeProcess` starts, watches and kills; it judges nothing and returns what the command returned. Plugin authors
+use :class:`commitmq.testing.CommitMQNode`, which does judge.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+SEGMENT_BYTES = 1 << 20
+DEADLINE_S = 30.0
+_COMMAND_TIMEOUT_S = 60.0
+_LOG_LINES = 60
+
+
+def environment(*paths: str | Path, **extra: str) -> dict[str, str]:
+    """This process's environment, with ``paths`` and all it can import importable in the node's processes too."""
+    importable = [*map(str, paths), *(path for path in sys.path if path)]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(importable), **extra}
+
+
+def run_commitmq(
+    *arguments: str, env: dict[str, str], python: str = sys.executable
+) -> subprocess.CompletedProcess[str]:
+    """Run the command ``commitmq`` of ``python`` with ``arguments``; output and exit code are in the result."""
+    return subprocess.run(
+        [python, "-m", "commitmq.cli.main", *arguments],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=_COMMAND_TIMEOUT_S,
+        check=False,
+    )
+
+
+def alive(pid: int) -> bool:
+    """True for a process that exists and is no zombie."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return False
+    return stat[stat.rindex(b")") + 2 :][:1] != b"Z"
+
+
+def eventually(condition: Callable[[], Any], what: str, timeout_s: float = DEADLINE_S) -> Any:
+    """The first true value of ``condition``; raises AssertionError naming ``what`` when there is none in time."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        found = condition()
+        if found:
+            return found
+        if time.monotonic() >= deadline:
+            raise AssertionError(f"not within {timeout_s} s: {what}")
+        time.sleep(0.05)
+
+
+class NodeProcess:
+    """A node on one store, driven by the command; remembers every pid it saw so that none is left behind."""
+
+    python: str = sys.executable
+    """The interpreter whose environment the node runs in."""
+
+    def __init__(self, store: Path, *settings: str) -> None:
+        """``settings`` are ``section.key=value``, laid over free ports and small segments."""
+        self.store = store
+        self.foreground_log = store.parent / "foreground.log"
+        self.seen: set[int] = set()
+        self.keeper: subprocess.Popen[bytes] | None = None
+        self.settings = ["network.port=0", f"commit_log.segment_bytes={SEGMENT_BYTES}", *settings]
+
+    def environment(self, **extra: str) -> dict[str, str]:
+        """What the node's processes and the command run with."""
+        return environment(**extra)
+
+    def run(self, *arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
+        """Run the command in the node's environment."""
+        return run_commitmq(*arguments, env=self.environment(**extra), python=self.python)
+
+    def arguments(self, *more: str) -> list[str]:
+        """The words behind ``commitmq`` that start this node; ``more`` are further settings."""
+        pairs = [part for setting in (*self.settings, *more) for part in ("--set", setting)]
+        return ["start", "--store", str(self.store), *pairs]
+
+    def start(self, *more: str, **extra: str) -> subprocess.CompletedProcess[str]:
+        """Start in the background and wait until ready; ``extra`` are environment variables."""
+        ended = self.run(*self.arguments(*more), "--background", **extra)
+        if ended.returncode == 0:
+            self.pids()
+        return ended
+
+    def start_in_foreground(self) -> subprocess.Popen[bytes]:
+        """Start as a child of this process and wait until ready."""
+        with open(self.foreground_log, "wb") as log:
+            keeper = subprocess.Popen(
+                [self.python, "-m", "commitmq.cli.main", *self.arguments()],
+                env=self.environment(),
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                start_new_session=True,
+            )
+        self.keeper = keeper
+        self.seen.add(keeper.pid)
+        eventually(lambda: self.report()["node"].get("state") == "ready", "the node is ready")
+        self.pids()
+        return keeper
+
+    def stop(self) -> subprocess.CompletedProcess[str]:
+        """Stop in order."""
+        return self.run("stop", "--store", str(self.store))
+
+    @property
+    def is_started(self) -> bool:
+        """True while there is a node, or one that died: its node file is removed by an orderly stop only."""
+        return (self.store / "run" / "node.json").exists()
+
+    def report(self) -> dict[str, Any]:
+        """What ``status --json`` says; without a node an empty one."""
+        ended = self.run("status", "--store", str(self.store), "--json")
+        found: dict[str, Any] = json.loads(ended.stdout) if ended.returncode == 0 else {"node": {}, "processes": []}
+        self.note(found)
+        return found
+
+    def note(self, report: dict[str, Any]) -> None:
+        """Remember the pids in ``report``."""
+        self.seen |= {row["pid"] for row in report["processes"] if row["pid"]}
+
+    def pids(self) -> dict[str, int]:
+        """The pid of each process that lives, by role."""
+        return {row["role"]: row["pid"] for row in self.report()["processes"] if row["pid"]}
+
+    def row(self, role: str) -> dict[str, Any]:
+        """What ``status`` says of one process; empty when there is none of that role."""
+        return next((row for row in self.report()["processes"] if row["role"] == role), {})
+
+    def healed(self, role: str, old_pid: int) -> bool:
+        """True when another process than ``old_pid`` serves as ``role``."""
+        row = self.row(role)
+        return row.get("state") == "ready" and row["pid"] not in (None, old_pid)
+
+    @property
+    def address(self) -> str:
+        """The admin address (tcp)."""
+        return str(self._node_file()["admin"][0])
+
+    def endpoints(self) -> dict[str, str]:
+        """The tcp address of every socket: admin, writer, coordinator, reader-0."""
+        return {role: f"tcp://127.0.0.1:{port}" for role, port in self._node_file()["ports"].items()}
+
+    @property
+    def keeper_pid(self) -> int:
+        """The process that starts the supervisor again when it was killed."""
+        return int(self._node_file()["keeper_pid"])
+
+    @property
+    def supervisor_pid(self) -> int:
+        """The process that all others are children of."""
+        return int(self._node_file()["pid"])
+
+    def _node_file(self) -> dict[str, Any]:
+        content: dict[str, Any] = json.loads((self.store / "run" / "node.json").read_bytes())
+        return content
+
+    def log(self) -> str:
+        """All of ``node.log``."""
+        return (self.store / "commitmq" / "node.log").read_text()
+
+    def log_tail(self) -> str:
+        """The end of the log, for failures."""
+        try:
+            return "\n".join(self.log().splitlines()[-_LOG_LINES:])
+        except OSError:
+            return "(no node.log)"
+
+    def kill_all(self) -> None:
+        """SIGKILL every process at one moment: all are halted first, so that none sees another one go."""
+        pids = list(self.pids().values())
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+        eventually(lambda: not [pid for pid in pids if alive(pid)], "every process is gone")
+
+    def end(self) -> None:
+        """Whatever a failed test left: by pid, the keeper first (it would start others again)."""
+        if self.is_started:
+            self.stop()
+        for pid in sorted(self.seen):
+            if alive(pid) and self.is_ours(pid):
+                os.kill(pid, signal.SIGKILL)
+        if self.keeper is not None:
+            self.keeper.wait(DEADLINE_S)
+
+    def is_ours(self, pid: int) -> bool:
+        """Whether ``pid`` still is one of this node's, and no other program that got its number."""
+        try:
+            return b"commitmq" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        except OSError:
+            return False

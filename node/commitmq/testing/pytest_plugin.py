@@ -1,0 +1,77 @@
+"""The pytest plugin ``commitmq``: nodes as fixtures.
+
+    commitmq_node           a node that is ready, in a temporary folder, for one test
+    commitmq_node_factory   makes them: commitmq_node_factory(settings=["topics.default_queues=1"], plugins=["my.module"])
+
+The marker ``commitmq`` gives ``commitmq_node`` its settings and its plugins, which need not be installed; several of them
+(a function's, a class's, a module's ``pytestmark``) add up:
+
+    @pytest.mark.commitmq(settings=["plugins.mine.depth=3"], plugins=["mine"])
+    def test_mine(commitmq_node): ...
+
+A test that fails shows the end of the log of each node that lives at that moment. pytest loads this module in every
+project of an environment that has CommitMQ, so it imports nothing before a fixture is used; ``-p no:commitmq`` keeps it out.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from commitmq.testing.node import CommitMQNode
+
+    NodeFactory = Callable[..., CommitMQNode]
+
+_NODE_MODULE = "commitmq.testing.node"
+
+# Its assertions fail in the projects of others, and should say as much there as they do here.
+pytest.register_assert_rewrite("commitmq.testing.contract")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "commitmq(settings=(), plugins=()): settings and plugins of the node in the fixture commitmq_node"
+    )
+
+
+@pytest.fixture
+def commitmq_node_factory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeFactory]:
+    """``commitmq_node_factory(settings=…, plugins=…)``: a node that is ready, each on a store of its own.
+
+    ``settings`` are ``section.key=value``; ``plugins`` are modules (or ``name=module``) that need not be installed. All
+    nodes end with the test.
+    """
+    from commitmq.testing.node import start_node
+
+    with ExitStack() as stack:
+        # Short folders: a Unix socket's path has 107 bytes.
+        yield lambda *, settings=(), plugins=(): stack.enter_context(
+            start_node(tmp_path_factory.mktemp("cmq"), settings, plugins)
+        )
+
+
+@pytest.fixture
+def commitmq_node(request: pytest.FixtureRequest, commitmq_node_factory: NodeFactory) -> CommitMQNode:
+    """A node that is ready; the marker ``commitmq`` gives it settings and plugins."""
+    settings: list[str] = []
+    plugins: list[str] = []
+    for marker in reversed(list(request.node.iter_markers("commitmq"))):
+        settings += marker.kwargs.get("settings", ())
+        plugins += marker.kwargs.get("plugins", ())
+        if marker.args or marker.kwargs.keys() - {"settings", "plugins"}:
+            raise pytest.UsageError("the marker commitmq takes settings=[…] and plugins=[…]")
+    return commitmq_node_factory(settings=settings, plugins=list(dict.fromkeys(plugins)))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Generator[None, Any, Any]:
+    report = yield
+    if report.failed and _NODE_MODULE in sys.modules:
+        for node in sys.modules[_NODE_MODULE].live_nodes():
+            report.sections.append((f"end of node.log of {node.store}", node.log_tail()))
+    return report
