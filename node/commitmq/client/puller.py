@@ -119,7 +119,8 @@ class Puller:
             **self._filter,
         }
         try:
-            channel.put([orjson.dumps(header)], now + _RECONNECT_S)
+            # From now on, not from when the asking began: with 10,000 queues that is long ago for the last of them.
+            channel.put([orjson.dumps(header)], time.monotonic() + _RECONNECT_S)
         except NodeUnavailableError:
             self._drop_channel(index)
             raise
