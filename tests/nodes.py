@@ -39,6 +39,7 @@ WORKERS = (
     "reput",
     "flush",
     "allocate",
+    "dispatcher-memory",
     "reader-0",
     "writer",
 )

@@ -17,6 +17,8 @@ from typing import Any
 
 from commitmq.errors import ConfigError
 
+MEMORY_LEAST_SEGMENTS = 4  # below that, evicting a segment would be evicting a large part of everything
+
 
 def setting(
     default: bool | int | float | str,
@@ -77,6 +79,14 @@ class IndexConfig:
     enable: bool = _key(True)
     hash_slots: int = _key(5_000_000, 1)
     max_items: int = _key(20_000_000, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryConfig:
+    enable: bool = _key(True)
+    budget_bytes: int = _key(0, 0)
+    segment_bytes: int = _key(16 * 1024 * 1024, 256 * 1024)
+    folder: str = _key("")
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +162,7 @@ class NodeConfig:
     consume_queue: ConsumeQueueConfig = field(default_factory=ConsumeQueueConfig)
     index: IndexConfig = field(default_factory=IndexConfig)
     topics: TopicsConfig = field(default_factory=TopicsConfig)
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
     reader: ReaderConfig = field(default_factory=ReaderConfig)
     filter: FilterConfig = field(default_factory=FilterConfig)
     groups: GroupsConfig = field(default_factory=GroupsConfig)
@@ -228,6 +239,14 @@ def validated(config: NodeConfig) -> NodeConfig:
         )
     if config.network.max_frame_bytes < log.max_run_bytes + 65536:
         raise ConfigError("network.max_frame_bytes must exceed commit_log.max_run_bytes by at least 65536")
+    memory = config.memory
+    if memory.segment_bytes % 4096:
+        raise ConfigError(f"memory.segment_bytes={memory.segment_bytes} must be a multiple of the 4096-byte page")
+    if memory.budget_bytes and memory.budget_bytes < MEMORY_LEAST_SEGMENTS * memory.segment_bytes:
+        raise ConfigError(
+            f"memory.budget_bytes={memory.budget_bytes} must hold {MEMORY_LEAST_SEGMENTS} segments of"
+            f" memory.segment_bytes={memory.segment_bytes}: make the segments smaller, or the budget larger"
+        )
     queues = config.consume_queue
     if queues.enable_multi_dispatch and not queues.enable_lmq:
         raise ConfigError(

@@ -19,12 +19,15 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pluggy
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import click
     import numpy as np
     from numpy.typing import NDArray
 
     from commitmq.config import NodeConfig
     from commitmq.log import Log
+    from commitmq.store.append import Appended, CheckedRun
     from commitmq.store.commit_log import CommitLog
     from commitmq.store.dispatch_batch import DispatchBatch
     from commitmq.store.layout import StoreLayout
@@ -121,16 +124,76 @@ class Dispatcher(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class TopicStoreView:
+    """What a topic store may use of the node it runs in. Sizes in bytes.
+
+    ``folder`` is where its files go, outside ``store`` (the root of the node's store). ``life`` names this life of the
+    node: what a former process stored in the same life is taken over, anything else is gone. ``store_host`` is what its
+    records say of where they are stored: 4 or 16 address bytes and the port.
+    """
+
+    folder: Path
+    store: Path
+    life: str
+    budget_bytes: int
+    segment_bytes: int
+    store_host: bytes
+    config: NodeConfig
+    log: Log
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """``queue_offset`` is the first record's, the others follow; ``appended`` says where they lie."""
+
+    queue_offset: int
+    appended: Appended
+
+
+class TopicStore(Protocol):
+    """A dispatcher that keeps topics itself: what is sent to them never comes to the CommitLog.
+
+    The node checks the sends, routes them by topic, answers and wakes readers; the store keeps the records, gives them
+    queue offsets, and lays them out as commitmq.store.memory_files says, where readers find them. ``incarnation``
+    differs between a topic and a later one of the same name. One process calls these methods, one at a time. What they
+    raise beside the errors they name ends the process; it is started again.
+    """
+
+    def open(self, view: TopicStoreView) -> None:
+        """Called once per process."""
+
+    def append_record(
+        self, topic: str, incarnation: int, queue: int, record: bytearray, born_host_bytes: int
+    ) -> Stored:
+        """Keep one record (CommitLogAppender.encode); readable on return. Raises as append_run."""
+
+    def append_run(self, topic: str, incarnation: int, queue: int, run: CheckedRun, born_host: bytes) -> Stored:
+        """Keep all of a run or nothing; readable on return. Raises MessageIllegalError, DiskFullError."""
+
+    def topics(self) -> dict[str, int]:
+        """Topics that something is kept of, with their incarnations."""
+
+    def forget(self, topic: str) -> None:
+        """The topic was deleted."""
+
+    def close(self, *, keep: bool) -> None:
+        """The process ends in good order; without ``keep`` the node does, and nothing needs to be left."""
+
+
+@dataclass(frozen=True, slots=True)
 class DispatcherSpec:
     """One dispatcher of a plugin. ``factory`` is ``module:attribute``, imported in the dispatcher's own process only.
 
     ``can_undo``: the dispatcher's ``truncate`` works, so it may see records before they are flushed (which a power cut
     can take back; in synchronous mode nothing is dispatched before it is flushed anyway).
+    ``stores_topics``: it is a :class:`TopicStore` instead, for topics whose attribute ``storage.type`` is ``name``; only
+    the built-in one of memory topics is run so far.
     """
 
     name: str
     factory: str
     can_undo: bool = False
+    stores_topics: bool = False
 
 
 @dataclass(frozen=True, slots=True)

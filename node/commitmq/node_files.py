@@ -44,6 +44,24 @@ def read_node_file(layout: StoreLayout) -> dict[str, Any]:
     return data if isinstance(data, dict) else {}
 
 
+def node_life(layout: StoreLayout) -> str:
+    """Names this life of the node: the same for all its processes, and after the death of any of them, until the node
+    is started anew. Empty when no node runs.
+    """
+    node = read_node_file(layout)
+    # A killed supervisor is started again by its keeper; that is the same life.
+    pid, ticks = node.get("keeper_pid"), node.get("keeper_started_ticks")
+    if not pid:
+        pid, ticks = node.get("pid"), node.get("started_ticks")
+    if not pid:
+        return ""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        boot = ""
+    return f"{boot}/{pid}/{ticks}"
+
+
 def make_folders(layout: StoreLayout) -> None:
     """Create what must exist before anything can be locked. Raises StoreError when the system refuses."""
     try:

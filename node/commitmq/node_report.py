@@ -13,7 +13,7 @@ from commitmq.worker_process import Phase
 
 
 def endpoints(crew: Crew) -> dict[str, Any]:
-    """Endpoints by kind of worker: ``[tcp, ipc]`` of writer, coordinator and each dispatcher, a list of such
+    """Endpoints by kind of worker: ``[tcp, ipc]`` of writer, coordinator, ``memory`` and each dispatcher, a list of such
     pairs of the readers.
 
     A worker that is down keeps its last ones: it comes back at the same place.
@@ -22,6 +22,8 @@ def endpoints(crew: Crew) -> dict[str, Any]:
         role: crew.workers[role].endpoints for role in ("writer", "coordinator") if role in crew.workers
     }
     found.update({role: worker.endpoints for role, worker in crew.workers.items() if worker.spec.dispatcher})
+    if "dispatcher-memory" in found:
+        found["memory"] = found.pop("dispatcher-memory")
     found["reader"] = [worker.endpoints for role, worker in crew.workers.items() if role.startswith("reader-")]
     return found
 

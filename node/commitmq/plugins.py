@@ -24,7 +24,12 @@ from commitmq.config import NodeConfig, section_from
 from commitmq.errors import ConfigError
 from commitmq.hookspecs import HOOK_API_VERSION, ConfigSection, DispatcherSpec, FilterSpec, WorkerSpec
 
-BUILT_IN = ("commitmq_dispatchers.consume_queue", "commitmq_dispatchers.index", "commitmq_plugins.sql92")
+BUILT_IN = (
+    "commitmq_dispatchers.consume_queue",
+    "commitmq_dispatchers.index",
+    "commitmq_dispatchers.memory",
+    "commitmq_plugins.sql92",
+)
 ENTRY_POINT_GROUP = "commitmq"
 OWN_DISTRIBUTION = "commitmq"
 PLUGINS_VARIABLE = "COMMITMQ_PLUGINS"

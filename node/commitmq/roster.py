@@ -137,6 +137,7 @@ def start_order(config: NodeConfig) -> dict[str, str]:
         "reput": "commitmq.workers.reput",
         "flush": "commitmq.workers.flush",
         "allocate": "commitmq.workers.allocate",
+        **({"dispatcher-memory": "commitmq.workers.memory"} if config.memory.enable else {}),
         **{f"reader-{number}": "commitmq.workers.reader" for number in range(config.reader.count)},
         "writer": "commitmq.workers.writer",
     }

@@ -19,6 +19,7 @@ ANY = "…"
 ROLES = {
     "admin": "admin",
     "writer": "writer",
+    "memory": "dispatcher-memory",
     "coordinator": "coordinator",
     "reader": "reader-0",
     "dispatcher": "dispatcher-consume_queue",

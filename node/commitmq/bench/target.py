@@ -26,19 +26,29 @@ class BenchTopic:
     The messages of a deleted topic stay in the log until their segments expire, like all others.
     """
 
-    def __init__(self, node: str | None, name: str | None = None, *, queues: int = 4, topics: int = 1) -> None:
+    def __init__(
+        self,
+        node: str | None,
+        name: str | None = None,
+        *,
+        queues: int = 4,
+        topics: int = 1,
+        attributes: dict[str, str] | None = None,
+    ) -> None:
+        """``attributes`` are those of fresh topics."""
         self.node = node
         self.fresh = name is None
         self.name = name or f"bench-{secrets.token_hex(6)}"
         self.names = [self.name, *(f"{self.name}-{number}" for number in range(1, topics if self.fresh else 1))]
         self.queues = queues
+        self._attributes = attributes
         self._admin = Admin(node)
 
     def __enter__(self) -> Self:
         try:
             if self.fresh:
                 for name in self.names:
-                    self._admin.topic_create(name, self.queues)
+                    self._admin.topic_create(name, self.queues, attributes=self._attributes)
         except BaseException:
             self._admin.close()
             raise

@@ -1,4 +1,4 @@
-"""``commitmq bench produce|consume|latency|all``: measurements of a running node, printed or as JSON."""
+"""``commitmq bench produce|consume|latency|memory|all``: measurements of a running node, printed or as JSON."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 @click.group()
 def bench() -> None:
-    """Measure a node: produce, consume, latency.
+    """Measure a node: produce, consume, latency, and a memory topic beside a durable one.
 
     Each measurement uses a topic of its own, which is deleted afterwards; its messages take room in the log until their
     segments expire.
@@ -260,6 +260,51 @@ def consume(
     )
     click.echo(f"{_spread(rate, '.0f')} messages/s, {_median_of(repeat)}")
     _say_cut_short(any(run.cut_short for run in runs), seconds)
+
+
+@bench.command(short_help="A memory topic beside a durable one: batches and single sends.")
+@_body_option
+@click.option("--messages", type=click.IntRange(min=1), default=100_000, show_default=True, help="Messages a run.")
+@click.option("--batch", type=click.IntRange(1, 100_000), default=1000, show_default=True, help="Messages a batch.")
+@click.option("--count", type=click.IntRange(min=1), default=2000, show_default=True, help="Single sends of each kind.")
+@_common
+def memory(
+    body: int, messages: int, batch: int, count: int, repeat: int, seconds: float, as_json: bool, node: str
+) -> None:
+    """A memory topic beside a durable one: batches and single sends, which take turns in one run."""
+    from commitmq.bench.figures import machine, to_json
+    from commitmq.bench.memory import KINDS, measure_memory
+
+    host = machine()
+    with _progress() as begin:
+        advance = begin("memory", len(KINDS) * messages * repeat + count)
+        result = measure_memory(
+            node,
+            body_bytes=body,
+            messages=messages,
+            batch=batch,
+            count=count,
+            repeat=repeat,
+            limit_s=seconds,
+            progress=advance,
+        )
+    if as_json:
+        print_json({"bench": "memory", "machine": host, "result": to_json(result)})
+        return
+    _print_machine(host)
+    click.echo(f"{body} bytes a body, {batch} messages a batch, {_median_of(repeat)}")
+    print_table(
+        ("", "batches: messages/s", "single: p50 us", "p99 us"),
+        [
+            (one.name, _spread(one.messages_per_s, ".0f"), f"{one.single.p50_us:.1f}", f"{one.single.p99_us:.1f}")
+            for one in result.kinds
+        ],
+    )
+    click.echo(
+        f"the memory topic has {result.rate_ratio} times the rate and {result.p50_ratio} times the p50 of"
+        " the durable one with ack flushed"
+    )
+    _say_cut_short(result.cut_short, seconds)
 
 
 @bench.command(name="all", short_help="Everything in one table, beside what it should be.")

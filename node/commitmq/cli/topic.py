@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from commitmq.cli.output import json_option, node_option, print_json, print_table
+from commitmq.cli.output import human_bytes, json_option, node_option, print_json, print_table
 
 _PERMISSIONS = ((4, "r"), (2, "w"), (1, "i"))
 
@@ -83,11 +83,21 @@ def describe(name: str, as_json: bool, node: str) -> None:
     with Admin(node) as admin:
         described = admin.topic(name)
         queues = admin.offsets(name)
+        in_memory = described["attributes"].get("storage.type") == "memory"
+        use = admin.memory_use(name) if in_memory else {}
     rows = [{"queue": one[0], "min": one[1], "max": one[2]} for one in queues]
     if as_json:
-        print_json({**described, "queues": rows})
+        print_json({**described, "queues": rows, **({"memory": use} if in_memory else {})})
         return
     click.echo(f"topic {name}  perm {permission(described['perm'])}{_attributes(described)}")
+    if in_memory:
+        click.echo(
+            "kept in memory only: its messages are lost when the node stops, and the oldest go when memory is full"
+        )
+        click.echo(
+            f"it uses {human_bytes(use['topic_used_bytes'])} and lost {use['topic_evicted_segments']} segments;"
+            f" all memory topics use {human_bytes(use['used_bytes'])} of {human_bytes(use['budget_bytes'])}"
+        )
     click.echo(f"groups {', '.join(described['groups']) or 'none'}")
     print_table(
         ("QUEUE", "FIRST OFFSET", "NEXT OFFSET", "MESSAGES"),

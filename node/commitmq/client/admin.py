@@ -74,6 +74,10 @@ class Admin:
         """One topic's settings, and the groups that have offsets in it."""
         return dict(self._ask("coordinator", "topic.describe", {"topic": name})["topic"])
 
+    def memory_use(self, topic: str | None = None) -> dict[str, int]:
+        """What memory topics use of ``memory.budget_bytes``, in bytes; with ``topic`` also what that one uses."""
+        return dict(self._ask("reader", "memory", {} if topic is None else {"topic": topic}))
+
     def topic_delete(self, name: str) -> None:
         """Delete a topic: its messages cannot be read any more, its groups' offsets are dropped."""
         self._ask("coordinator", "topic.delete", {"topic": name})
@@ -88,13 +92,17 @@ class Admin:
             fields["timestamp"] = int(timestamp.timestamp() * 1000) if isinstance(timestamp, datetime) else timestamp
         return [tuple(row) for row in self._ask("reader", "offsets", fields)["queues"]]
 
-    def view(self, where: int | str) -> Message:
-        """One message by its physical offset or its offset message id. Raises ProtocolError when none begins there."""
+    def view(self, where: int | str, topic: str | None = None) -> Message:
+        """One message by its physical offset or its offset message id. Raises ProtocolError when none begins there.
+
+        ``topic`` is needed for a message of a memory topic, whose offsets are its own.
+        """
         from commitmq.client.batch import MessageBatch, parts_of_records
         from commitmq.store.record import decode_record
 
         offset = parse_offset_message_id(where)[1] if isinstance(where, str) else where
-        _, frames = self._request("reader", "view", {"physical_offset": offset})
+        fields = {"physical_offset": offset} if topic is None else {"physical_offset": offset, "topic": topic}
+        _, frames = self._request("reader", "view", fields)
         data = frames[0].buffer
         record = decode_record(data, expected_physical_offset=offset)
         return MessageBatch(parts_of_records(record.topic, record.queue_id, [data]))[0]  # type: ignore[no-any-return]

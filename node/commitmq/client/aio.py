@@ -204,6 +204,7 @@ class AsyncAdmin:
     topics = _in_thread(Admin.topics)
     topic = _in_thread(Admin.topic)
     topic_delete = _in_thread(Admin.topic_delete)
+    memory_use = _in_thread(Admin.memory_use)
     offsets = _in_thread(Admin.offsets)
     view = _in_thread(Admin.view)
     message = _in_thread(Admin.message)

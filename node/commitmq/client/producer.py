@@ -27,12 +27,12 @@ from commitmq.client.message import (
     join_queue_names,
     sendable,
 )
-from commitmq.client.results import BatchResult, SendResult
+from commitmq.client.results import BatchResult, BatchSendError, SendResult
 from commitmq.client.routes import not_stored, unknown
 from commitmq.client.run_encoder import encode_user_properties
 from commitmq.client.send_core import SendCore
 from commitmq.client.send_future import SendFuture
-from commitmq.errors import CommitMQError, InvalidMessageError
+from commitmq.errors import CommitMQError, InvalidMessageError, SendError
 from commitmq.store.compression import compress, compression_flags
 from commitmq.store.format import Property
 from commitmq.store.java import java_string_hash
@@ -138,6 +138,8 @@ class Producer:
         core = self._core
         if self._closed:
             self._check_usable()
+        if core.elsewhere:
+            core = core.elsewhere.get(topic, core)
         if core.outstanding or not core.io.acquire(False):
             # Others are sending. Joining their runs is faster than taking turns.
             deadline = now + (timeout_s or self._timeout_s)
@@ -180,6 +182,7 @@ class Producer:
             unique_id = self._ids.at(born)
             fields = f'{start},"born":{born},"properties":{{{own}"UNIQ_KEY":"{unique_id}"}}{more}'
             identity = channel.next_id()
+            sent: bytes = body
             taken = False
             try:
                 channel.send(f'{fields},"id":{identity}}}'.encode(), zmq.SNDMORE)
@@ -204,8 +207,16 @@ class Producer:
             except BaseException:
                 core.disconnect()  # interrupted: the answer on its way must not meet the next send
                 raise
+        except SendError as error:
+            if not self._core.corrected(topic, error):
+                raise
+            answer = None  # nothing is stored: another process takes this topic
         finally:
             core.io.release()
+        if answer is None:
+            core, deadline = self._core.elsewhere.get(topic, self._core), now + (timeout_s or self._timeout_s)
+            with core.guest(deadline):
+                answer = core.exchange(lambda number: f'{fields},"id":{number}}}'.encode(), sent, deadline)
         return SendResult(
             topic,
             answer["queue"],
@@ -251,7 +262,7 @@ class Producer:
         self._check_may_wait()
         limit = self._timeout_s if timeout_s is None else timeout_s
         if not self._core.flush(time.monotonic() + limit):
-            raise TimeoutError(f"{self._core.outstanding} messages are still pending after {limit} s")
+            raise TimeoutError(f"{self._core.all_in_flight()} messages are still pending after {limit} s")
 
     # ------------------------------------------------------------ batches
 
@@ -277,21 +288,20 @@ class Producer:
         Raises InvalidMessageError before anything is sent, BatchSendError when not all of it was acknowledged.
         """
         self._check_usable()
-        core = self._core
         limit = timeout_s or self._timeout_s
         deadline = time.monotonic() + limit
         if not messages:
             return BatchResult([])
         self._check_may_wait()
-        if core.outstanding and (queue is not None or sharding_keys is not None):
+        if self._core.all_in_flight() and (queue is not None or sharding_keys is not None):
             # Messages this thread sent before must come before this batch in their queue.
-            core.flush(deadline)
+            self._core.flush(deadline)
         # Only batches need numpy: a producer of single messages starts without it.
         from commitmq.client.batch_plan import plan_batch
         from commitmq.client.batch_sender import BatchSender
 
         ack = self._ack if ack is None else _check_ack(ack)
-        inner = core.routes.takes_inner_batches(check_topic(topic), deadline)
+        inner = self._core.routes.takes_inner_batches(check_topic(topic), deadline)
         plan = plan_batch(
             topic,
             messages,
@@ -301,10 +311,17 @@ class Producer:
             sharding_keys=sharding_keys,
             compressed=None if self._compress is None or inner else self._compressed,
         )
-        with core.guest(deadline):
-            core.connected(deadline)
-            plan.check_sizes(core.max_message_bytes, inner=inner)
-            return BatchSender(core, plan, self._ids, ack=ack, limit_s=limit, inner=inner).send(queue)
+        while True:
+            core = self._core.core_for(topic, min(deadline, time.monotonic() + 1.0))
+            with core.guest(deadline):
+                core.connected(deadline)
+                plan.check_sizes(core.max_message_bytes, inner=inner)
+                try:
+                    return BatchSender(core, plan, self._ids, ack=ack, limit_s=limit, inner=inner).send(queue)
+                except BatchSendError as error:
+                    # Deleted and made again as the other kind: nothing is stored, so all of it goes to the other process.
+                    if plan.order is not None or not self._core.corrected(topic, error):
+                        raise
 
     # ------------------------------------------------------------ the end
 
@@ -368,6 +385,8 @@ class Producer:
         deadline: float,
     ) -> SendFuture:
         core = self._core
+        if core.elsewhere:
+            core = core.elsewhere.get(topic, core)
         if isinstance(body, Message):
             own = sendable(body.properties)
             flag = body.flag
@@ -405,7 +424,7 @@ class Producer:
             deadline,
             core.forget,
         )
-        core.submit(topic, queue, self._ack if ack is None else _check_ack(ack), future)
+        self._core.submit(topic, queue, self._ack if ack is None else _check_ack(ack), future)
         return future
 
     def _send_to_further_queues(

@@ -185,6 +185,8 @@ class Puller:
             self._empty(state, str(answer["status"]), next_offset)
             return
         try:
+            if answer.get("mode") == "bytes":
+                state.use_bytes = True  # a memory topic: its files are the node's alone
             parts = self._decode(state, frames, count)
         except OSError as error:
             # The segment is gone, or may not be read by us: the node can still send the bytes.

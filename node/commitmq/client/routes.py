@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from commitmq.client.connection import Channel, Directory
 from commitmq.errors import NodeUnavailableError, Outcome, ProtocolError, SendError
-from commitmq.store.topic_config import QUEUE_TYPE, QUEUE_TYPE_BATCH
+from commitmq.store.topic_config import QUEUE_TYPE, QUEUE_TYPE_BATCH, STORAGE_MEMORY, STORAGE_TYPE
 
 _TTL_S: Final = 10.0
 _TYPE_PATIENCE_S: Final = 1.0
@@ -34,7 +34,7 @@ class Routes:
         self._directory = Directory(node)
         self._coordinator: Channel | None = None
         self._lock = threading.Lock()
-        self._known: dict[str, tuple[int, float]] = {}
+        self._known: dict[str, tuple[int, float, bool]] = {}  # queues to write to, when asked, kept in memory
         self._batch_topics: dict[str, tuple[bool, float]] = {}
         self._turn = int.from_bytes(os.urandom(2), "big")
 
@@ -51,7 +51,7 @@ class Routes:
                 answer = self._ask("topic.route", {"topic": topic, "create": True}, deadline)
             except NodeUnavailableError as error:
                 if known is not None:
-                    self._known[topic] = (known[0], time.monotonic())
+                    self._known[topic] = (known[0], time.monotonic(), known[2])
                     return known[0]
                 raise not_stored(error.code, error.message) from error
             except ProtocolError as error:
@@ -61,8 +61,10 @@ class Routes:
         count = int(answer["topic"]["write_queues"])
         if count < 1:
             raise not_stored("NO_PERMISSION", f"topic {topic!r} has no queue that can be written to")
-        self._known[topic] = (count, time.monotonic())
-        self._note_type(topic, answer["topic"].get("attributes", {}).get(QUEUE_TYPE) == QUEUE_TYPE_BATCH)
+        attributes = answer["topic"].get("attributes", {})
+        in_memory = attributes.get(STORAGE_TYPE) == STORAGE_MEMORY
+        self._known[topic] = (count, time.monotonic(), in_memory)
+        self._note_type(topic, attributes.get(QUEUE_TYPE) == QUEUE_TYPE_BATCH)
         return count
 
     def takes_inner_batches(self, topic: str, deadline: float) -> bool:
@@ -83,6 +85,21 @@ class Routes:
         if len(self._batch_topics) >= _MAX_TYPES:
             self._batch_topics.clear()
         self._batch_topics[topic] = (is_batch, time.monotonic())
+
+    def is_memory(self, topic: str, deadline: float) -> bool:
+        """True for a topic that the node keeps in memory: another process takes its messages.
+
+        Asked once a topic, and again after :meth:`forget`. A topic that the coordinator says nothing of counts as one
+        of the log: who takes sends to it knows better and says so.
+        """
+        known = self._known.get(topic)
+        if known is None:
+            try:
+                self.queues(topic, deadline)
+            except SendError:
+                return False
+            known = self._known.get(topic)
+        return known is not None and known[2]
 
     def forget(self, topic: str) -> None:
         """Ask again before the next send to ``topic``: its queues may have changed."""

@@ -35,13 +35,14 @@ from commitmq.client.results import RunAck
 from commitmq.client.routes import Routes, not_stored, unknown
 from commitmq.client.run_encoder import RunLayout, record_parts
 from commitmq.client.send_future import SendFuture, fail_all, finish_run, run_callbacks
-from commitmq.errors import CommitMQError, NodeUnavailableError, ProtocolError, SendError
+from commitmq.errors import CommitMQError, NodeUnavailableError, Outcome, ProtocolError, SendError
 
 WINDOW: Final = 4
 FULL_RUN_BYTES: Final = 256 * 1024
 MAX_PUMP_RUN_BYTES: Final = 1024 * 1024
 MAX_PUMP_RUN_MESSAGES: Final = 4096
 _TICK_MS: Final = 50
+WRONG_ENDPOINT: Final = "WRONG_ENDPOINT"
 
 _Group = tuple[str, int, str]  # topic, queue or -1, ack
 
@@ -64,15 +65,31 @@ class _InFlight:
 class SendCore:
     """See the module. Methods that say "io held" must be called by the owner of ``io``."""
 
-    def __init__(self, node: str | None, *, timeout_s: float, max_pending: int, max_pending_bytes: int) -> None:
+    def __init__(
+        self,
+        node: str | None,
+        *,
+        timeout_s: float,
+        max_pending: int,
+        max_pending_bytes: int,
+        primary: SendCore | None = None,
+    ) -> None:
+        """The primary core sends to the writer. One made with a ``primary`` sends memory topics to the memory process."""
         self.pid = os.getpid()
         self.directory = Directory(node)
-        self.routes = Routes(node)
+        self.routes: Routes = Routes(node) if primary is None else primary.routes
+        self.role = "writer" if primary is None else "memory"
+        self.is_primary = primary is None
+        self.primary = self if primary is None else primary
+        self.elsewhere: dict[
+            str, SendCore
+        ] = {}  # of the primary: topics that another core sends; condition held to change
         self.timeout_s = timeout_s
         self.max_pending = max_pending
         self.max_pending_bytes = max_pending_bytes
         self.io = threading.Lock()
-        self.condition = threading.Condition()
+        # One lock for both cores: a message must not be overtaken while its topic changes over.
+        self.condition: threading.Condition = threading.Condition() if primary is None else primary.condition
         self.channel: Channel | None = None
         self.hello: dict[str, Any] = {}
         self.max_message_bytes = 0
@@ -87,20 +104,25 @@ class SendCore:
         self._earliest = float("inf")
         self._thread: threading.Thread | None = None
         self._asleep = False
+        self._memory: SendCore | None = None
+        self._node = node
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._layouts: dict[str, RunLayout] = {}
 
     # ------------------------------------------------------------ connection (io held)
 
     def connected(self, deadline: float) -> Channel:
-        """The writer's channel, connecting if need be. Raises SendError (not stored) when there is none in time."""
+        """The channel to the writer (or the memory process), connecting if need be.
+
+        Raises SendError (not stored) when there is none in time.
+        """
         channel = self.channel
         if channel is not None:
             if not channel.lost_while_idle():
                 return channel
             self.disconnect()
         try:
-            channel, hello = self.directory.connect("writer", deadline, hello=True)
+            channel, hello = self.directory.connect(self.role, deadline, hello=True)
         except ProtocolError as error:
             raise not_stored(error.code, error.message) from error
         self.channel = channel
@@ -179,34 +201,99 @@ class SendCore:
         finally:
             self.io.release()
 
+    # ------------------------------------------------------------ memory topics
+
+    def memory_core(self) -> SendCore:
+        """The core for memory topics, made at first use (primary only; condition held)."""
+        if self._memory is None:
+            self._memory = SendCore(
+                self._node,
+                timeout_s=self.timeout_s,
+                max_pending=self.max_pending,
+                max_pending_bytes=self.max_pending_bytes,
+                primary=self,
+            )
+        return self._memory
+
+    def core_for(self, topic: str, deadline: float) -> SendCore:
+        """Who sends ``topic``; asks the coordinator the first time (primary only)."""
+        core = self.elsewhere.get(topic)
+        if core is not None:
+            return core
+        if self.routes.is_memory(topic, deadline):
+            self.redirect(topic, self.memory_core)
+            return self.elsewhere[topic]
+        return self
+
+    def corrected(self, topic: str, error: SendError) -> bool:
+        """After a refused send: whether it went to the wrong process, so that it may be sent once more (primary only)."""
+        if error.code != WRONG_ENDPOINT or error.outcome is not Outcome.NOT_STORED:
+            return False
+        if topic in self.elsewhere:
+            self.restore(topic)
+        else:
+            self.routes.forget(topic)
+            self.redirect(topic, self.memory_core)
+        return True
+
+    def all_in_flight(self) -> int:
+        """Messages pending or in flight in this core and its memory core."""
+        return self.outstanding + (0 if self._memory is None else self._memory.outstanding)
+
     # ------------------------------------------------------------ submitting
 
     def submit(self, topic: str, queue: int, ack: str, future: SendFuture) -> None:
         """Add a message to what the pump sends. Blocks while too much is pending; raises SendError when that lasts."""
         condition = self.condition
         with condition:
-            if self.outstanding >= self.max_pending or self._outstanding_bytes >= self.max_pending_bytes:
-                self._wait_for_space(future.deadline)
-            if self.closed:
+            core = self.elsewhere.get(topic, self) if self.elsewhere else self
+            if core.outstanding >= core.max_pending or core._outstanding_bytes >= core.max_pending_bytes:
+                core._wait_for_space(future.deadline)
+                core = self.elsewhere.get(topic, self)  # it may have changed over meanwhile
+            if core.closed:
                 raise CommitMQError("the producer is closed")
-            self.outstanding += 1
-            size = future.size_bytes
-            self._outstanding_bytes += size
-            self._pending_bytes += size
-            if future.deadline < self._earliest:
-                self._earliest = future.deadline
-            group = (topic, queue, ack)
-            waiting = self._groups.get(group)
-            if waiting is None:
-                waiting = self._groups[group] = deque()
-            waiting.append(future)
-            if self._asleep and (not self._flying or self._pending_bytes >= FULL_RUN_BYTES):
-                self._asleep = False
-                os.eventfd_write(self._bell, 1)
-            if self._thread is None:
-                check_fork(self.pid, "producer")
-                self._thread = threading.Thread(target=self._pump, name="commitmq-producer", daemon=True)
-                self._thread.start()
+            core._enqueue((topic, queue, ack), future)
+
+    def _enqueue(self, group: _Group, future: SendFuture) -> None:
+        """Condition held."""
+        future._forget = self.forget
+        self.outstanding += 1
+        size = future.size_bytes
+        self._outstanding_bytes += size
+        self._pending_bytes += size
+        if future.deadline < self._earliest:
+            self._earliest = future.deadline
+        waiting = self._groups.get(group)
+        if waiting is None:
+            waiting = self._groups[group] = deque()
+        waiting.append(future)
+        if self._asleep and (not self._flying or self._pending_bytes >= FULL_RUN_BYTES):
+            self._asleep = False
+            os.eventfd_write(self._bell, 1)
+        if self._thread is None:
+            check_fork(self.pid, "producer")
+            self._thread = threading.Thread(target=self._pump, name=f"commitmq-producer-{self.role}", daemon=True)
+            self._thread.start()
+
+    def redirect(self, topic: str, make_core: Callable[[], SendCore]) -> None:
+        """From now on another core sends ``topic``; what is pending of it moves there, in order (primary only)."""
+        with self.condition:
+            if topic not in self.elsewhere:
+                self.elsewhere[topic] = make_core()
+            other = self.elsewhere[topic]
+            for group in [group for group in self._groups if group[0] == topic]:
+                moved = [one for one in self._groups.pop(group) if one._state == "PENDING"]
+                size = sum(one.size_bytes for one in moved)
+                self._pending_bytes -= size
+                self._settle(len(moved), size)
+                for future in moved:
+                    other._enqueue(group, future)
+
+    def restore(self, topic: str) -> None:
+        """Undo :meth:`redirect` for what comes from now on."""
+        with self.condition:
+            self.elsewhere.pop(topic, None)
+        self.routes.forget(topic)
 
     def forget(self, future: SendFuture) -> None:
         """A pending message was cancelled (condition held)."""
@@ -214,15 +301,16 @@ class SendCore:
         self._pending_bytes -= future.size_bytes
 
     def in_pump(self) -> bool:
-        """True in the pump's own thread, where waiting for a send would wait for itself."""
-        return threading.current_thread() is self._thread
+        """True in a pump's own thread, where waiting for a send would wait for itself."""
+        me = threading.current_thread()
+        return me is self._thread or (self._memory is not None and me is self._memory._thread)
 
     def flush(self, deadline: float) -> bool:
         """Wait until nothing is pending or in flight; False when ``deadline`` passed before that."""
         with self.condition:
             self._waiting += 1
             try:
-                while self.outstanding:
+                while self.all_in_flight():
                     remaining = deadline - time.monotonic()
                     if remaining <= 0:
                         return False
@@ -247,7 +335,7 @@ class SendCore:
     def _settle(self, count: int, size_bytes: int) -> None:
         self.outstanding -= count
         self._outstanding_bytes -= size_bytes
-        if self._waiting:
+        if self._waiting or self.primary._waiting:
             self.condition.notify_all()
 
     # ------------------------------------------------------------ the pump
@@ -310,6 +398,9 @@ class SendCore:
                 return
             group = next(iter(self._groups))
             topic, queue, ack = group
+            if self.is_primary and self.routes.is_memory(topic, now + 1.0):
+                self.redirect(topic, self.memory_core)
+                continue
             if queue < 0:
                 try:
                     queue = self.routes.next_queue(topic, now + 1.0)
@@ -429,6 +520,8 @@ class SendCore:
     def _answered(self, run: _InFlight, answer: dict[str, Any]) -> None:
         if not answer["ok"]:
             self.routes.forget(run.topic)
+            if answer.get("code") == WRONG_ENDPOINT and not self.is_primary:
+                self.primary.restore(run.topic)
             self._fail(run.futures, lambda: wire.send_refusal(answer))
             return
         futures = run.futures
@@ -512,6 +605,8 @@ class SendCore:
 
     def close(self, deadline: float) -> None:
         """Send what is pending until ``deadline``, fail the rest, end the thread, close every socket."""
+        if self._memory is not None:
+            self._memory.close(deadline)
         if self.pid != os.getpid():
             self.closed = True  # the sockets are the parent's
             return
@@ -531,7 +626,8 @@ class SendCore:
         try:
             self._lose("the producer was closed before the answer")
             self.directory.close()
-            self.routes.close()
+            if self.is_primary:
+                self.routes.close()
             if thread is None or not thread.is_alive():
                 os.close(self._bell)
         finally:

@@ -24,7 +24,10 @@ from commitmq.coordination.requests import Header
 from commitmq.coordination.topics import Topics
 from commitmq.errors import ProtocolError, StoreError
 from commitmq.log import get_log
+from commitmq.node_files import node_life
 from commitmq.store.layout import StoreLayout
+from commitmq.store.memory_files import memory_folder, survives
+from commitmq.store.topic_config import STORAGE_MEMORY, STORAGE_TYPE
 
 RETRY_MS = 500
 _SESSION_TIMEOUT_MIN_MS = 200
@@ -59,6 +62,7 @@ class Service:
         """Load the store's files and finish what a crash interrupted. Raises StoreError."""
         self._log = get_log("coordinator")
         self._config = config.groups
+        self._memory_enabled = config.memory.enable
         self._control = control
         layout.own.mkdir(parents=True, exist_ok=True)
         layout.config.mkdir(parents=True, exist_ok=True)
@@ -70,6 +74,8 @@ class Service:
             max_topics=config.topics.max_topics,
             lmq=config.consume_queue.enable_lmq,
         )
+        if not survives(memory_folder(layout, config.memory.folder), node_life(layout)):
+            self._begin_memory_topics()
         self.groups = Groups.load(
             layout,
             self.topics.readable_queues,
@@ -98,6 +104,21 @@ class Service:
             "offset.commit": self._offset_commit,
             "offset.fetch": self._offset_fetch,
         }
+
+    def _begin_memory_topics(self) -> None:
+        """A new life of the node: what memory topics held is gone, and their queue offsets begin at 0 again.
+
+        So do the groups' offsets in them. A group that was at 500 would otherwise wait for message 500, or begin at the
+        end, past messages that it has never seen. Nothing can be sent to these topics before this process is ready.
+        """
+        for (topic, group), queues in sorted(self.offsets.table.offsets.items()):
+            if self._is_memory(topic):
+                self.offsets.stage(group, [(topic, queue, 0) for queue in queues], reset=True)
+        try:
+            self.offsets.sync()
+        except StoreError as error:
+            # A full disk, probably: readers send such a consumer to the first message there is.
+            self._log.error("group offsets in memory topics could not be set to 0", error=str(error))
 
     # ------------------------------------------------------------ turns
 
@@ -264,11 +285,14 @@ class Service:
     def _topic_create(self, header: Header, now_ms: int) -> Answer:
         name = requests.text(header, "topic")
         perm = requests.optional_integer(header, "perm", 0, 7)
+        attributes = requests.mapping(header, "attributes")
+        if attributes and attributes.get(STORAGE_TYPE) == STORAGE_MEMORY and not self._memory_enabled:
+            raise ProtocolError("INVALID_PARAMETER", "this node serves no memory topics: memory.enable is off")
         created = self.topics.create(
             name,
             requests.optional_integer(header, "queues", 1, topics.MAX_QUEUES),
             perm=6 if perm is None else perm,
-            attributes=requests.mapping(header, "attributes"),
+            attributes=attributes,
             update=requests.flag(header, "update"),
         )
         topic = self.topics.get(name)
@@ -387,8 +411,18 @@ class Service:
             self.topics.check_queue(topic, queue)
             self.groups.check_owner(group, member, (topic, queue))
         self.groups.use(group)
-        stored = self.offsets.stage(group, offsets, reset=reset)
+        # A memory topic begins anew with the node, so a consumer that lived on goes back in it, and is right to.
+        free = [one for one in offsets if self._is_memory(one[0])]
+        if free and not reset:
+            firm = [one for one in offsets if one not in free]
+            stored = self.offsets.stage(group, free, reset=True) + (self.offsets.stage(group, firm) if firm else [])
+        else:
+            stored = self.offsets.stage(group, offsets, reset=reset)
         return Answer(lambda: {"stored": stored}, "offsets")
+
+    def _is_memory(self, name: str) -> bool:
+        topic = self.topics.table.topics.get(name)
+        return topic is not None and topic.attributes.get(STORAGE_TYPE) == STORAGE_MEMORY
 
     def _offset_fetch(self, header: Header, now_ms: int) -> Answer:
         group = requests.text(header, "group")

@@ -28,6 +28,7 @@ of the name would show them. They were sent to a topic while it was being delete
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -43,6 +44,7 @@ from commitmq.store.topic_config import (
     QUEUE_TYPE,
     QUEUE_TYPE_BATCH,
     QUEUE_TYPE_SIMPLE,
+    STORAGE_CREATED,
     STORAGE_MEMORY,
     STORAGE_TYPE,
     TopicConfig,
@@ -70,6 +72,7 @@ _FIXED_ATTRIBUTES: Final[Mapping[str, str]] = {
     STORAGE_TYPE: "log",
     QUEUE_TYPE: QUEUE_TYPE_SIMPLE,
     "cleanup.policy": "DELETE",
+    STORAGE_CREATED: "",
 }
 # What a memory topic can be besides: plain queues of plain messages.
 _KEPT_IN_MEMORY: Final[Mapping[str, tuple[str, ...]]] = {
@@ -223,14 +226,19 @@ class Topics:
             )
         wanted = dict(attributes or {})
         _check_attributes(wanted)
+        _check_combination(wanted)
         if is_system(name):
             raise ProtocolError("NO_PERMISSION", f"{name} is a system topic")
         if self._is_lmq(name):
             raise ProtocolError("NO_PERMISSION", f"{name} is an LMQ: it exists by itself, once a message names it")
         known = self.table.topics.get(name)
         if known is None:
+            if wanted.get(STORAGE_TYPE) == STORAGE_MEMORY:
+                wanted[STORAGE_CREATED] = str(time.time_ns() // 1_000_000)
             self._put(TopicConfig(name, queues, queues, perm, wanted))
             return True
+        if STORAGE_CREATED in known.attributes and wanted.get(STORAGE_TYPE) == STORAGE_MEMORY:
+            wanted[STORAGE_CREATED] = known.attributes[STORAGE_CREATED]
         if (known.read_queues, known.write_queues, known.perm, known.attributes) == (queues, queues, perm, wanted):
             return False
         if not update:
@@ -248,7 +256,7 @@ class Topics:
                     f"attribute {key} of topic {name} is {known.attributes.get(key, default)} and cannot change;"
                     " delete the topic and make it again",
                 )
-        _check_attributes(wanted)
+        _check_combination(wanted)
         self._put(replace(known, read_queues=queues, write_queues=queues, perm=perm, attributes=wanted))
         return True
 
@@ -372,6 +380,9 @@ def _check_attributes(attributes: Mapping[str, str]) -> None:
             raise ProtocolError(
                 "INVALID_PARAMETER", f"attribute {name}={value!r}: this node serves {', '.join(sorted(served))}"
             )
+
+
+def _check_combination(attributes: Mapping[str, str]) -> None:
     if attributes.get(STORAGE_TYPE) == STORAGE_MEMORY:
         for name, kept in _KEPT_IN_MEMORY.items():
             if attributes.get(name, kept[0]) not in kept:

@@ -41,11 +41,16 @@ class TornTailError(CorruptRecordError):
 class CommitLog:
     """The log in ``folder``. Reads only; the writer appends through maps of its own. Not thread-safe."""
 
-    def __init__(self, folder: Path, segment_bytes: int, max_mapped: int = 64) -> None:
-        """Raises SegmentSizeError when a segment's size is not ``segment_bytes``, StoreError for a missing segment."""
+    def __init__(
+        self, folder: Path, segment_bytes: int, max_mapped: int = 64, *, files: MappedFileQueue | None = None
+    ) -> None:
+        """Raises SegmentSizeError when a segment's size is not ``segment_bytes``, StoreError for a missing segment.
+
+        ``files``: the segments, where something else than the folder's listing says which there are.
+        """
         self.folder = folder
         self.segment_bytes = segment_bytes
-        self.files = MappedFileQueue(folder, segment_bytes, max_mapped=max_mapped)
+        self.files = MappedFileQueue(folder, segment_bytes, max_mapped=max_mapped) if files is None else files
 
     @property
     def min_offset(self) -> int:

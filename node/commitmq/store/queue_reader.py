@@ -128,12 +128,14 @@ class QueueReader:
         ext_file_bytes: int = 50_331_648,
         max_open_files: int = 512,
         max_queues: int = MAX_CACHED_QUEUES,
+        fds: FdCache | None = None,
     ) -> None:
+        """``fds``: descriptors shared with other readers of this process, instead of ``max_open_files`` of its own."""
         self.commit_log = commit_log
         self.folder = os.fspath(folder)
         self.file_bytes = file_bytes
         self.max_queues = max_queues
-        self._fds = FdCache(max_open_files)
+        self._fds = FdCache(max_open_files) if fds is None else fds
         self._extensions = ExtensionReader(folder.with_name("consumequeue_ext"), ext_file_bytes, self._fds)
         self._queues: OrderedDict[tuple[str, int], _Queue] = OrderedDict()
 

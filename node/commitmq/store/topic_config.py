@@ -23,6 +23,8 @@ QUEUE_TYPE_SIMPLE: Final = "SimpleCQ"
 STORAGE_TYPE: Final = "storage.type"
 """Attribute of our own: where the messages of a topic are, ``log`` (default) or STORAGE_MEMORY."""
 STORAGE_MEMORY: Final = "memory"
+STORAGE_CREATED: Final = "storage.created"
+"""Set by the node on memory topics: when the topic was made (ms), which tells it from an earlier one of its name."""
 
 
 @dataclass(slots=True)

@@ -38,6 +38,7 @@ class Pull:
     wait_ms: int
     ranges: bool
     wanted: RecordFilter | None
+    in_memory: bool = False  # of a memory topic, as the last read found it
     deadline_ms: int = 0
     done: bool = False
 

@@ -2,11 +2,12 @@
 
 Owns       nothing on disk.
 Reads      CommitLog and ConsumeQueue files (of BatchCQ topics too); dispatcher(0, DISPATCHED), the bound of what may
-           be shown; MIN_OFFSET; the topic table.
+           be shown; MIN_OFFSET; the topic table; the files of memory topics (store.memory_files), which have bounds of
+           their own.
 Advances   nothing.
 Sockets    ROUTER ``reader-N`` (ipc and tcp) for clients; SUB ``queues-changed`` (the ConsumeQueue dispatcher: which
-           queues grew) and SUB ``topics`` (the coordinator: which topics changed). Both only say "look": a sweep and a
-           version in the control block cover what they lose.
+           queues grew) and ``memory-changed`` (the memory dispatcher, the same), SUB ``topics`` (the coordinator: which
+           topics changed). They only say "look": a sweep and a version in the control block cover what they lose.
 Exit       0 after ``stop``: parked pulls are answered empty first. 74 when topics or segments cannot be used as they
            are.
 
@@ -19,7 +20,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import orjson
 import zmq
@@ -31,6 +32,7 @@ from commitmq.store.batch_queue_reader import BatchQueueReader
 from commitmq.store.commit_log import CommitLog
 from commitmq.store.fd_cache import affordable_files
 from commitmq.store.format import LMQ_PREFIX
+from commitmq.store.memory_files import UNIT_FILE_BYTES, MemoryTopics, NodeWord, TopicWord, memory_folder
 from commitmq.store.queue_reader import VIEW_BYTES, PullResult, PullStatus, QueueReader
 from commitmq.store.topic_config import PERM_READ
 from commitmq.workers.filters import FAILED, Filters
@@ -42,11 +44,23 @@ from commitmq.workers.unsent import UnsentAnswers
 
 ROLE = "reader"
 
+
+class _Place(NamedTuple):
+    """Where a topic's messages are; a message may be shown when it lies in [floor, bound) of ``log``."""
+
+    queues: QueueReader | BatchQueueReader
+    log: CommitLog
+    bound: int
+    floor: int
+    in_memory: bool = False
+
+
 # One client may park this share of what the reader parks at all, so that one cannot keep the others from waiting.
 _CLIENT_SHARE: Final = 4
 _REQUESTS_A_TURN: Final = 256
 _SWEEP_QUEUES: Final = 2_000
 _HEARTBEAT_MS: Final = 1_000
+_EVICTION_RETRIES: Final = 3
 _NO_QUEUE: Final = (PullStatus.NO_MATCHED_LOGIC_QUEUE, PullStatus.NO_MESSAGE_IN_QUEUE)
 _BATCH_FILES: Final = 512
 _LMQ: Final = TopicView(1, 1, PERM_READ)
@@ -89,7 +103,10 @@ class Reader:
             max_open_files=min(_BATCH_FILES, config.consume_queue.max_open_files),
         )
         self._lmq_enabled = config.consume_queue.enable_lmq
-        self._changes = self._subscribe("queues-changed")
+        self._memory = MemoryTopics(memory_folder(ctx.layout, config.memory.folder))
+        # Answers for a memory topic that nothing was stored in.
+        self._nothing = QueueReader(self._log, self._memory.folder / "nothing", UNIT_FILE_BYTES)
+        self._changes = self._subscribe("queues-changed", *(("memory-changed",) if config.memory.enable else ()))
         self._topic_changes = self._subscribe("topics")
         self._topics = TopicViews(ctx.layout, ctx.control)
         limit = self._limits.max_parked_pulls
@@ -98,24 +115,26 @@ class Reader:
         self._filters = Filters(ctx.params.get("filters", ()), limit=config.filter.max_compiled)
         self._is_listening = True
         self._sweep: list[QueueKey] = []
-        self._sweep_bound = -1
+        self._sweep_bound = (-1, -1)
         self._next_sweep_ms = 0
         self._operations: dict[str, Callable[[bytes, dict[str, Any]], None]] = {
             "pull": self._pull,
             "offsets": self._offsets,
             "view": self._view,
             "query": self._query,
+            "memory": self._memory_use,
         }
         self._router, self.endpoints = ctx.bind_router(ctx.role)
         # Whether a frame is copied is decided here, not by pyzmq's own threshold.
         self._router.copy_threshold = 0
         ctx.register(self._router)
 
-    def _subscribe(self, name: str) -> zmq.Socket[bytes]:
+    def _subscribe(self, *names: str) -> zmq.Socket[bytes]:
         sock: zmq.Socket[bytes] = self._ctx.zmq.socket(zmq.SUB)
         sock.setsockopt(zmq.LINGER, 0)
         sock.setsockopt(zmq.SUBSCRIBE, b"")
-        sock.connect(self._ctx.layout.ipc(name))
+        for name in names:
+            sock.connect(self._ctx.layout.ipc(name))
         self._ctx.register(sock)
         return sock
 
@@ -127,6 +146,7 @@ class Reader:
             sock.close()
         self._queues.close()
         self._batches.close()
+        self._memory.close()
 
     # ------------------------------------------------------------ the loop
 
@@ -146,6 +166,7 @@ class Reader:
             self._guarded(pull.client, pull.request, self._time_up, pull)
         if now >= self._next_sweep_ms:
             self._next_sweep_ms = now + self._limits.sweep_interval_ms
+            self._memory.release_evicted()
             self._sweep_some()
             if self._is_listening and not self._parked.was_used():
                 # Producers without waiting consumers must not wake this process for every batch.
@@ -237,6 +258,18 @@ class Reader:
     def _floor(self, topic: str) -> int:
         return max(self._ctx.control.get(Word.MIN_OFFSET), self._topics.tombstone(topic))
 
+    def _place(self, name: str, topic: TopicView) -> _Place:
+        """Where the messages of a topic are, and which of them may be shown now."""
+        if not topic.is_memory:
+            queues = self._batches if topic.is_batch else self._queues
+            return _Place(queues, self._log, self._bound(), self._floor(name))
+        found = self._memory.get(name, topic.incarnation)
+        if found is None:
+            return _Place(self._nothing, self._log, 0, 0, in_memory=True)
+        # The bound first: a floor that is read later cannot be the older of the two.
+        bound = found.bound
+        return _Place(found.queues, found.log, bound, found.floor, in_memory=True)
+
     def _topic(self, name: str) -> TopicView:
         topic = self._topics.get(name)
         if topic is None and self._topics.is_stale:
@@ -248,9 +281,6 @@ class Reader:
         if topic is None:
             raise ProtocolError("TOPIC_NOT_EXIST", f"there is no topic {name!r:.300}")
         return topic
-
-    def _reader_of(self, topic: TopicView) -> QueueReader | BatchQueueReader:
-        return self._batches if topic.is_batch else self._queues
 
     def _checked_queue(self, name: str, topic: TopicView, queue: int) -> None:
         if not 0 <= queue < topic.read_queues:
@@ -283,18 +313,23 @@ class Reader:
         if not topic.is_readable:
             raise ProtocolError("NO_PERMISSION", f"topic {pull.topic!r} may not be read")
         self._checked_queue(pull.topic, topic, pull.queue)
-        bound = self._bound()
-        result = self._reader_of(topic).read(
+        place = self._place(pull.topic, topic)
+        result = place.queues.read(
             pull.topic,
             pull.queue,
             pull.offset,
-            bound=bound,
-            floor=self._floor(pull.topic),
+            bound=place.bound,
+            floor=place.floor,
             max_messages=pull.max_messages,
             max_bytes=pull.max_bytes,
             wanted=pull.wanted,
         )
-        if pull.offset > result.max_offset and bound < self._ctx.control.get(Word.RECOVERED_END):
+        pull.in_memory = place.in_memory
+        if place.in_memory:
+            if result.status is PullStatus.OFFSET_OVERFLOW_BADLY:
+                # Only a node that was started anew has fewer messages than a consumer has seen: begin with the first.
+                result.next_offset = result.min_offset
+        elif pull.offset > result.max_offset and place.bound < self._ctx.control.get(Word.RECOVERED_END):
             # After a crash the dispatcher catches up with the log. Messages above this queue's end may have been shown
             # before: sending the consumer back to that end would make it read them twice.
             result.status = PullStatus.OFFSET_OVERFLOW_ONE
@@ -312,7 +347,9 @@ class Reader:
     def _answer(self, pull: Pull, result: PullResult) -> None:
         frames: list[Any] = []
         if result.count:
-            if pull.ranges:
+            if pull.in_memory:
+                result, frames = self._memory_frames(pull, result)
+            elif pull.ranges:
                 frames = [result.units.tobytes()]
             else:
                 try:
@@ -329,8 +366,22 @@ class Reader:
             min_offset=result.min_offset,
             max_offset=result.max_offset,
             count=result.count,
+            **({"mode": "bytes"} if pull.in_memory and pull.ranges else {}),
         )
         self._send(pull.client, header, frames)
+
+    def _memory_frames(self, pull: Pull, result: PullResult) -> tuple[PullResult, list[Any]]:
+        """The records of ``result``; when they are evicted under our hands, what is there now."""
+        for _ in range(_EVICTION_RETRIES):
+            place = self._place(pull.topic, self._topic(pull.topic))
+            assert isinstance(place.queues, QueueReader)  # a memory topic has plain queues
+            try:
+                return result, place.queues.frames(result.units) if result.count else []
+            except StoreError:
+                result = self._read(pull)
+        result.status, result.units = PullStatus.MESSAGE_WAS_REMOVING, result.units[:0]
+        result.next_offset = max(result.min_offset, pull.offset)
+        return result, []
 
     def _retry(self, pull: Pull) -> None:
         """Answer a parked pull if there is something to say now."""
@@ -402,10 +453,10 @@ class Reader:
     def _sweep_some(self) -> None:
         """Look at parked queues as if a wake-up had come, some of them each time."""
         if not self._sweep:
-            bound = self._bound()
-            if bound == self._sweep_bound:
+            bounds = self._bound(), self._memory.stored()
+            if bounds == self._sweep_bound:
                 return
-            self._sweep_bound = bound
+            self._sweep_bound = bounds
             self._sweep = self._parked.queues()
         part, self._sweep = self._sweep[:_SWEEP_QUEUES], self._sweep[_SWEEP_QUEUES:]
         for key in part:
@@ -429,15 +480,15 @@ class Reader:
         boundary = header.get("boundary", "lower")
         if boundary not in ("lower", "upper"):
             raise ProtocolError("INVALID_PARAMETER", "boundary must be lower or upper")
-        bound, floor = self._bound(), self._floor(name)
-        reader = self._reader_of(topic)
+        place = self._place(name, topic)
+        bound, floor = place.bound, place.floor
         answer: list[list[int | None]] = []
         for queue in queues:
             self._checked_queue(name, topic, queue)
-            low, high = reader.bounds(name, queue, bound=bound, floor=floor) or (0, 0)
+            low, high = place.queues.bounds(name, queue, bound=bound, floor=floor) or (0, 0)
             by_time = None
             if timestamp is not None:
-                by_time = reader.offset_by_time(
+                by_time = place.queues.offset_by_time(
                     name, queue, timestamp, upper=boundary == "upper", bound=bound, floor=floor
                 )
                 by_time = low if by_time is None else by_time
@@ -446,8 +497,11 @@ class Reader:
 
     def _query(self, client: bytes, header: dict[str, Any]) -> None:
         query = parse_query(header, self._limits)
-        if not self._topic(query.topic).is_readable:
+        topic = self._topic(query.topic)
+        if not topic.is_readable:
             raise ProtocolError("NO_PERMISSION", f"topic {query.topic!r} may not be read")
+        if topic.is_memory:
+            raise ProtocolError("INVALID_PARAMETER", f"topic {query.topic!r} is kept in memory, where no index is made")
         if self._unsent.is_over(client):
             raise ProtocolError(
                 "SYSTEM_BUSY", "too many answers were not taken off the connection yet", retry_after_ms=50
@@ -455,19 +509,46 @@ class Reader:
         fields, frames = self._key_queries.answer(query, lambda: self._floor(query.topic))
         self._send(client, wire.ok(header["id"], **fields), frames)
 
+    def _memory_use(self, client: bytes, header: dict[str, Any]) -> None:
+        """What memory topics use: of the budget in all, and of one topic if the request names it."""
+        page = self._memory.page()
+        words = (NodeWord.BUDGET, NodeWord.USED, NodeWord.SEGMENT_BYTES, NodeWord.EVICTED, NodeWord.TOPICS)
+        budget, used, segment, evicted, topics = (0,) * 5 if page is None else (page.get(word) for word in words)
+        answer: dict[str, Any] = {
+            "budget_bytes": budget,
+            "used_bytes": used,
+            "segment_bytes": segment,
+            "evicted_segments": evicted,
+            "topics": topics,
+        }
+        if "topic" in header:
+            name = text_field(header, "topic")
+            topic = self._topic(name)
+            if not topic.is_memory:
+                raise ProtocolError("INVALID_PARAMETER", f"topic {name!r:.300} is not kept in memory")
+            found = self._memory.get(name, topic.incarnation)
+            answer["topic_used_bytes"] = 0 if found is None else found.head.get(TopicWord.USED)
+            answer["topic_evicted_segments"] = 0 if found is None else found.head.get(TopicWord.EVICTED)
+        self._send(client, wire.ok(header["id"], **answer))
+
     def _view(self, client: bytes, header: dict[str, Any]) -> None:
         offset = integer_field(header, "physical_offset")
-        bound = self._bound()
+        name = header.get("topic")
+        if name is not None and (known := self._topic(text_field(header, "topic"))).is_memory:
+            place = self._place(str(name), known)
+        else:
+            place = _Place(self._queues, self._log, self._bound(), self._ctx.control.get(Word.MIN_OFFSET))
         record = None
-        if self._ctx.control.get(Word.MIN_OFFSET) <= offset < bound:
+        if place.floor <= offset < place.bound:
             try:
-                record = self._log.record(offset)
+                record = place.log.record(offset)
             except StoreError:
                 record = None
-        if record is None or offset + record.total_size > bound or offset < self._topics.tombstone(record.topic):
+        hidden_below = 0 if record is None or place.in_memory else self._topics.tombstone(record.topic)
+        if record is None or offset + record.total_size > place.bound or offset < hidden_below:
             raise ProtocolError("INVALID_PARAMETER", f"no message begins at physical offset {offset}")
         topic = self._topics.get(record.topic)
         if topic is not None and not topic.is_readable:
             raise ProtocolError("NO_PERMISSION", f"topic {record.topic!r} may not be read")
-        frame = bytes(self._log.read(offset, record.total_size))
+        frame = bytes(place.log.read(offset, record.total_size))
         self._send(client, wire.ok(header["id"], size=record.total_size), [frame])

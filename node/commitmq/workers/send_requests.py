@@ -21,6 +21,7 @@ from commitmq.errors import InvalidMessageError, StoreError
 from commitmq.store.append import (
     FORBIDDEN_PROPERTIES,
     Appended,
+    CheckedRun,
     CommitLogAppender,
     MessageIllegalError,
     SegmentUnavailableError,
@@ -47,6 +48,7 @@ _FURTHER = _FORBIDDEN - {Property.INNER_MULTI_DISPATCH, Property.INNER_MULTI_QUE
 _MAX_KNOWN_PEERS = 65_536
 _MAX_TIME_MS = 1 << 62
 _ACKS = ("flushed", "memory")
+WRONG_ENDPOINT = "WRONG_ENDPOINT"  # the topic is another process's; ``endpoint`` in the answer says whose
 
 
 @dataclass(slots=True)
@@ -64,11 +66,16 @@ class Waiting:
 class Refusal(Exception):
     """This request is refused; nothing was stored."""
 
-    def __init__(self, code: str, sentence: str, retry_after_ms: int | None = None) -> None:
+    def __init__(self, code: str, sentence: str, retry_after_ms: int | None = None, *, endpoint: str = "") -> None:
+        """``endpoint``: the kind of process that takes this request, where it is not the one that was asked."""
         super().__init__(sentence)
         self.code = code
         self.sentence = sentence
-        self.retry_after_ms = retry_after_ms
+        self.fields: dict[str, Any] = {}
+        if retry_after_ms is not None:
+            self.fields["retry_after_ms"] = retry_after_ms
+        if endpoint:
+            self.fields["endpoint"] = endpoint
 
 
 class SendRequests:
@@ -98,6 +105,8 @@ class SendRequests:
         self._local_host = pack_host(Host("127.0.0.1", 0))
         self._message_id_prefix = offset_message_id(network.store_host, network.store_port, 0)[:-16]
         self._timeout_ms = context.config.commit_log.sync_flush_timeout_ms
+        self._max_run_bytes = context.config.commit_log.max_run_bytes
+        self._max_message_bytes = context.config.commit_log.max_message_bytes
 
     def hello(self, header: dict[str, Any], frame: zmq.Frame) -> bytes:
         """What a client must know to lay out runs."""
@@ -109,8 +118,8 @@ class SendRequests:
             generation=self._control.get(Word.WRITER_GENERATION),
             born_host={"ip": host or "127.0.0.1", "v6": bool(host) and ":" in str(host)},
             store_host={"ip": network.store_host, "port": network.store_port, "v6": ":" in network.store_host},
-            max_message_bytes=self._config.commit_log.max_message_bytes,
-            max_run_bytes=self._config.commit_log.max_run_bytes,
+            max_message_bytes=self._max_message_bytes,
+            max_run_bytes=self._max_run_bytes,
             properties_crc=self._config.commit_log.append_properties_crc,
         )
 
@@ -135,8 +144,7 @@ class SendRequests:
         except SpecialSendError as refusal:
             return wire.error(header["id"], refusal.code, refusal.sentence, outcome="not_stored")
         except Refusal as refusal:
-            more = {} if refusal.retry_after_ms is None else {"retry_after_ms": refusal.retry_after_ms}
-            return wire.error(header["id"], refusal.code, refusal.sentence, outcome="not_stored", **more)
+            return wire.error(header["id"], refusal.code, refusal.sentence, outcome="not_stored", **refusal.fields)
         except MessageIllegalError as error:
             return wire.error(header["id"], error.code, str(error), outcome="not_stored")
 
@@ -174,9 +182,7 @@ class SendRequests:
                 f"the record has {len(record)} bytes, commit_log.max_message_bytes allows {self._appender.max_message_bytes}"
                 " for all of a message that goes to further queues",
             )
-        number = self._offsets.get((topic, queue_id), 0)
-        done = self._stored(lambda: self._appender.append_record(record, number, len(host)))
-        self._offsets[topic, queue_id] = number + 1
+        number, done = self._store_record(topic, queue_id, record, len(host))
         if further:
             self._further.count(further)
         return self._acknowledged(identity, header, topic, queue_id, number, 1, done, ack)
@@ -184,19 +190,17 @@ class SendRequests:
     def _append(self, identity: bytes, header: dict[str, Any], frames: list[zmq.Frame]) -> bytes | Waiting:
         topic, queue_id, ack = self._checked(header, frames)
         size = len(frames[1])
-        if size > self._config.commit_log.max_run_bytes:
+        if size > self._max_run_bytes:
             raise Refusal(
                 "FRAME_TOO_LARGE",
-                f"the run has {size} bytes, commit_log.max_run_bytes is {self._config.commit_log.max_run_bytes}",
+                f"the run has {size} bytes, this node takes {self._max_run_bytes} (commit_log.max_run_bytes)",
             )
         count = _integer(header, "count", -1, -1, 1 << 31)
         host = self._born_host(identity, frames[1])
         run = self._appender.check_run(frames[1].buffer, topic.encode(), queue_id, born_v6=len(host) == 20)
         if count != run.count:
             raise Refusal("MESSAGE_ILLEGAL", f"the header says {count} records, the run holds {run.count}")
-        number = self._offsets.get((topic, queue_id), 0)
-        done = self._stored(lambda: self._appender.append_run(run, number, host))
-        self._offsets[topic, queue_id] = number + run.count
+        number, done = self._store_run(topic, queue_id, run, host)
         return self._acknowledged(identity, header, topic, queue_id, number, run.count, done, ack)
 
     def _send_batch(self, identity: bytes, header: dict[str, Any], frames: list[zmq.Frame]) -> bytes | Waiting:
@@ -238,6 +242,29 @@ class SendRequests:
         self._offsets[topic, queue_id] = number + count
         return self._acknowledged(identity, header, topic, queue_id, number, count, done, ack)
 
+    # ------------------------------------------------------------ where it is stored
+
+    def _check_place(self, name: str, topic: TopicView) -> None:
+        """Refuse a topic that another process stores."""
+        if topic.is_memory:
+            raise Refusal(
+                WRONG_ENDPOINT, f"topic {name!r} is kept in memory: send to the memory endpoint", endpoint="memory"
+            )
+
+    def _store_record(self, topic: str, queue_id: int, record: bytearray, born_host_bytes: int) -> tuple[int, Appended]:
+        """Store a record; its queue offset and place."""
+        number = self._offsets.get((topic, queue_id), 0)
+        done = self._stored(lambda: self._appender.append_record(record, number, born_host_bytes))
+        self._offsets[topic, queue_id] = number + 1
+        return number, done
+
+    def _store_run(self, topic: str, queue_id: int, run: CheckedRun, host: bytes) -> tuple[int, Appended]:
+        """Store a run; its first queue offset and its place."""
+        number = self._offsets.get((topic, queue_id), 0)
+        done = self._stored(lambda: self._appender.append_run(run, number, host))
+        self._offsets[topic, queue_id] = number + run.count
+        return number, done
+
     # ------------------------------------------------------------ steps
 
     def _checked(self, header: dict[str, Any], frames: list[zmq.Frame]) -> tuple[str, int, str]:
@@ -266,6 +293,7 @@ class SendRequests:
             raise Refusal("NO_PERMISSION", f"{name!r} is a system topic that takes no sends")
         if not topic.is_writable:
             raise Refusal("NO_PERMISSION", f"topic {name!r} is not writable")
+        self._check_place(name, topic)
         if topic.is_batch != (header["op"] == "batch"):
             # RocketMQ stores such a message, gives it a queue offset and no unit: it could never be consumed.
             raise Refusal(

@@ -21,6 +21,7 @@ from commitmq.store.topic_config import (
     QUEUE_TYPE,
     QUEUE_TYPE_BATCH,
     QUEUE_TYPE_SIMPLE,
+    STORAGE_CREATED,
     STORAGE_MEMORY,
     STORAGE_TYPE,
     TopicTable,
@@ -56,6 +57,12 @@ class TopicView(NamedTuple):
     def is_batch(self) -> bool:
         """True for a topic whose queues count batches: one record holds several messages (spec 2.8)."""
         return _BATCH in self.attributes
+
+    @property
+    def incarnation(self) -> int:
+        """What tells a memory topic from an earlier one of its name."""
+        value = self.attribute(STORAGE_CREATED, "0")
+        return int(value) if value.isdecimal() else 0
 
     @property
     def queue_type(self) -> str:

@@ -131,7 +131,11 @@ def test_where_messages_are_kept_cannot_change(layout: StoreLayout) -> None:
     topics.create("cache", 2, attributes={"storage.type": "memory"})
     topics.create("plain", 2)
     assert topics.create("cache", 3, update=True)
-    assert topics.get("cache").attributes == {"storage.type": "memory"}
+    made = topics.get("cache").attributes["storage.created"]
+    assert not topics.create("cache", 3, attributes={"storage.type": "memory"})
+    assert _code(lambda: topics.create("cache", 3, attributes={"storage.type": "memory", "storage.created": "1"})) == (
+        "INVALID_PARAMETER"
+    )
     assert _code(lambda: topics.create("cache", 3, attributes={"storage.type": "log"}, update=True)) == (
         "INVALID_PARAMETER"
     )
@@ -140,7 +144,11 @@ def test_where_messages_are_kept_cannot_change(layout: StoreLayout) -> None:
     )
     assert topics.create("plain", 2, attributes={"storage.type": "log", "message.type": "FIFO"}, update=True)
     topics.write()
-    assert _load(layout).get("cache").attributes == {"storage.type": "memory"}
+    assert _load(layout).get("cache").attributes == {"storage.type": "memory", "storage.created": made}
+    assert topics.create("cache", 3, attributes={"storage.type": "memory", "message.type": "FIFO"}, update=True)
+    assert _code(lambda: topics.create("cache", 3, attributes={"message.type": "DELAY"}, update=True)) == (
+        "INVALID_PARAMETER"
+    )
 
 
 def test_other_settings_are_refused_unless_they_are_an_update(layout: StoreLayout) -> None:

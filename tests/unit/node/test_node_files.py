@@ -90,10 +90,11 @@ def test_ports_follow_the_admin_port_or_are_free_ones_kept() -> None:
 def test_recovery_starts_first_and_the_writer_last() -> None:
     order = list(start_order(load(None, ["reader.count=2"])))
     assert order == [
-        "recovery", "coordinator", "dispatcher-consume_queue", "dispatcher-index", "reput", "flush", "allocate", "reader-0",
-        "reader-1", "writer",
+        "recovery", "coordinator", "dispatcher-consume_queue", "dispatcher-index", "reput", "flush", "allocate",
+        "dispatcher-memory", "reader-0", "reader-1", "writer",
     ]  # fmt: skip
     assert "dispatcher-index" not in start_order(load(None, ["index.enable=false"]))
+    assert "dispatcher-memory" not in start_order(load(None, ["memory.enable=false"]))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,597 @@
+"""Memory-only topics: a store of its own for topics with ``storage.type=memory``, under a byte budget.
+
+It is a dispatcher that is not dispatched to: the node hands it the runs of its topics (hookspecs.TopicStore), nothing
+of them reaches the CommitLog. Files and who may read what: commitmq.store.memory_files.
+
+Order of an append, each step harmless to die after: memory is reserved (fallocate: a store into a page that is not there
+would be SIGBUS); records are copied, their first bytes last; units are written; TIMESTAMP and BOUND move. Only then the
+node acknowledges. A restarted process goes on from BOUND, which is the whole truth: bytes behind it are zeroed, units
+that point behind it are cut, the next queue offset is the number of the first cut unit.
+
+Budget: what counts is what is allocated: segments grow in pieces, unit files by pages, a page a topic. Before memory is
+taken that would go over the budget, segments are evicted until it fits:
+
+1. the oldest segment of the topic that needs it, unless that is the one it writes to: a topic that takes much pays itself;
+2. else the segment that was begun first of all topics, the active one of a topic that went quiet included: such a topic
+   is empty then, and goes on with the next segment and the next queue offset.
+
+What can never be evicted is the page and the last unit file of each queue that was ever used. If only that is left, and
+it fills the budget, a send is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import shutil
+import struct
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import orjson
+
+from commitmq import failpoints
+from commitmq.config import NodeConfig
+from commitmq.errors import DiskFullError, StoreError
+from commitmq.hookspecs import DispatcherSpec, Stored, TopicStoreView, hookimpl
+from commitmq.kernels.units import tags_codes
+from commitmq.store.append import (
+    Appended,
+    CheckedRun,
+    CommitLogAppender,
+    MessageIllegalError,
+    SegmentUnavailableError,
+)
+from commitmq.store.fd_cache import FdCache
+from commitmq.store.layout import segment_name
+from commitmq.store.memory_files import (
+    PAGE_BYTES,
+    UNIT_FILE_BYTES,
+    NodeWord,
+    SharedPage,
+    TopicState,
+    TopicWord,
+    check_private,
+    node_page,
+    survives,
+    topic_page,
+)
+
+_UNIT: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
+_UNIT_STRUCT: Final = struct.Struct(">qiq")
+_UNIT_BYTES: Final = 20
+_FILE_UNITS: Final = UNIT_FILE_BYTES // _UNIT_BYTES
+_FILLER_BYTES: Final = 8
+_FIRST_PIECE_BYTES: Final = 64 * 1024
+_LARGEST_PIECE_BYTES: Final = 1024 * 1024
+_MAX_OPEN_FILES: Final = 256
+_NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
+_POPULATE_WRITE: Final = 23  # Linux 5.14; the mmap module has no name for it yet
+_BOUND, _TIMESTAMP, _INCARNATION = int(TopicWord.BOUND), int(TopicWord.TIMESTAMP), int(TopicWord.INCARNATION)
+_STORED, _NODE_USED, _TOPIC_USED = int(NodeWord.STORED), int(NodeWord.USED), int(TopicWord.USED)
+
+
+@hookimpl
+def commitmq_dispatchers(config: NodeConfig) -> list[DispatcherSpec]:
+    """The built-in store of memory topics."""
+    if not config.memory.enable:
+        return []
+    return [DispatcherSpec("memory", "commitmq_dispatchers.memory:MemoryStore", stores_topics=True)]
+
+
+class _Queue:
+    """``next``: the next message's queue offset. Files are known by the byte they begin with, ``first`` and ``last``;
+    ``allocated`` bytes of the last one are there. ``last`` is -1 without a file.
+    """
+
+    __slots__ = ("allocated", "first", "folder", "last", "next")
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = os.fspath(folder)
+        self.next = 0
+        self.first = 0
+        self.last = -1
+        self.allocated = 0
+
+    def path(self, base: int) -> str:
+        return f"{self.folder}/{segment_name(base)}"
+
+
+class _Topic:
+    """One topic. ``segments``: bytes allocated of each segment that is there, by its first offset, ascending."""
+
+    __slots__ = ("appender", "folder", "head", "incoming_bytes", "map", "name", "queues", "segments", "used")
+
+    def __init__(self, name: str, folder: Path, head: SharedPage, appender: CommitLogAppender) -> None:
+        self.name = name
+        self.folder = folder
+        self.head = head
+        self.appender = appender
+        self.queues: dict[int, _Queue] = {}
+        self.segments: dict[int, int] = {}
+        self.map: mmap.mmap | None = None  # the appender's, of the segment it writes to
+        self.incoming_bytes = 0  # of the append under way
+        self.used = PAGE_BYTES
+
+    def segment_path(self, base: int) -> str:
+        return f"{self.folder}/log/{segment_name(base)}"
+
+
+class MemoryStore:
+    """See the module's text; the interface is :class:`commitmq.hookspecs.TopicStore`."""
+
+    def open(self, view: TopicStoreView) -> None:
+        """Take over what a former process of the same life of the node left, else begin with nothing."""
+        self._view = view
+        self._segment_bytes = view.segment_bytes
+        self._budget = view.budget_bytes
+        self._topics: dict[str, _Topic] = {}
+        self._order: dict[tuple[str, int], None] = {}  # (topic, first offset) of every segment, oldest first
+        self._fds = FdCache(_MAX_OPEN_FILES)
+        self._used = PAGE_BYTES
+        self._evicted = 0
+        self._folder = view.folder
+        try:
+            if survives(self._folder, view.life):
+                check_private(self._folder)
+                self._reopen()
+            else:
+                self._create()
+        except OSError as error:
+            raise StoreError(
+                f"cannot keep memory topics here: {error.strerror} (memory.folder)", path=self._folder
+            ) from error
+        self._page.put(NodeWord.BUDGET, self._budget)
+        self._page.put(NodeWord.SEGMENT_BYTES, self._segment_bytes)
+        self._publish_use()
+
+    def _create(self) -> None:
+        if self._folder.exists() or self._folder.is_symlink():
+            check_private(self._folder)
+            shutil.rmtree(self._folder)
+        self._folder.mkdir(mode=0o700)
+        (self._folder / "topics").mkdir()
+        self._page = node_page(self._folder, create=True)
+        # Last, and under its name at once: a folder with an owner is complete.
+        owner = {"store": os.fspath(self._view.store), "life": self._view.life}
+        (self._folder / ".owner").write_bytes(orjson.dumps(owner))
+        os.rename(self._folder / ".owner", self._folder / "owner")
+
+    @property
+    def used_bytes(self) -> int:
+        """Memory that is taken, in bytes."""
+        return self._used
+
+    # ------------------------------------------------------------ appending
+
+    def append_record(
+        self, topic: str, incarnation: int, queue: int, record: bytearray, born_host_bytes: int
+    ) -> Stored:
+        """Store one record of ``CommitLogAppender.encode``. Raises as :meth:`append_run`."""
+        one = self._topic(topic, incarnation)
+        size = len(record)
+        units = self._ready(one, queue, size, 1, size)
+        codes = np.zeros(1, np.int64)
+        ends = np.array([size], np.int64)
+        tags_codes(np.frombuffer(record, np.uint8), ends, codes)
+        done = self._appended(lambda: one.appender.append_record(record, units.next, born_host_bytes))
+        data = _UNIT_STRUCT.pack(done.physical_offset, size, int(codes[0]))
+        return self._finish(one, units, data, 1, done)
+
+    def append_run(self, topic: str, incarnation: int, queue: int, run: CheckedRun, born_host: bytes) -> Stored:
+        """Store all of a checked run or nothing.
+
+        Raises MessageIllegalError for a record that no segment holds, DiskFullError when nothing is left to evict.
+        Whatever else is raised leaves this object unusable: a new process takes over what was acknowledged.
+        """
+        one = self._topic(topic, incarnation)
+        ends = run.ends
+        sizes = np.diff(ends, prepend=0)
+        units = self._ready(one, queue, int(sizes.max()), run.count, int(ends[-1]))
+        codes = np.zeros(run.count, np.int64)
+        tags_codes(run.data, ends, codes)
+        done = self._appended(lambda: one.appender.append_run(run, units.next, born_host))
+        table = np.empty(run.count, _UNIT)
+        table["size"] = sizes
+        table["tags_code"] = codes
+        starts = ends - sizes
+        first = 0
+        for part in done.parts:
+            stop = first + part.count
+            table["physical_offset"][first:stop] = starts[first:stop] + (part.physical_offset - int(starts[first]))
+            first = stop
+        return self._finish(one, units, table.tobytes(), run.count, done)
+
+    def _ready(self, one: _Topic, queue: int, largest: int, count: int, size: int) -> _Queue:
+        """Memory for ``count`` records of ``size`` bytes together, except in segments that do not exist yet."""
+        if largest + _FILLER_BYTES > self._segment_bytes:
+            raise MessageIllegalError(
+                f"the record has {largest} bytes and cannot fit a segment of {self._segment_bytes}"
+                " (memory.segment_bytes)"
+            )
+        units = one.queues.get(queue)
+        if units is None:
+            units = one.queues[queue] = _Queue(one.folder / str(queue))
+        one.incoming_bytes = size
+        try:
+            self._reserve_units(one, units, count)
+            position = one.appender.position
+            base = position - position % self._segment_bytes
+            if base in one.segments:
+                self._reserve_segment(one, base, min(self._segment_bytes, position - base + size + _FILLER_BYTES))
+        except OSError as error:
+            if error.errno in _NO_SPACE:
+                raise DiskFullError(f"no memory for memory topics: {error.strerror}", path=self._folder) from error
+            raise
+        return units
+
+    def _appended(self, append: Callable[[], Appended]) -> Appended:
+        try:
+            done = append()
+        except SegmentUnavailableError:
+            raise DiskFullError(
+                "no memory is left for memory topics, and nothing to evict", path=self._folder
+            ) from None
+        if failpoints.ACTIVE:
+            failpoints.hit("memory.after_append")
+        return done
+
+    def _finish(self, one: _Topic, units: _Queue, data: bytes, count: int, done: Appended) -> Stored:
+        number = units.next
+        at = number * _UNIT_BYTES
+        view = memoryview(data)
+        while len(view):
+            base = at - at % UNIT_FILE_BYTES
+            piece = view[: base + UNIT_FILE_BYTES - at]
+            os.pwrite(self._fds.write_fd(units.path(base)), piece, at - base)
+            at += len(piece)
+            view = view[len(piece) :]
+        if failpoints.ACTIVE:
+            failpoints.hit("memory.before_publish")
+        one.head.put(_TIMESTAMP, done.store_timestamp)
+        one.head.put(_BOUND, done.end)
+        units.next = number + count
+        self._page.put(_STORED, self._page.get(_STORED) + one.incoming_bytes)
+        return Stored(number, done)
+
+    # ------------------------------------------------------------ memory
+
+    def _reserve_segment(self, one: _Topic, base: int, needed: int) -> None:
+        """Have the first ``needed`` bytes of a segment allocated. Raises DiskFullError."""
+        have = one.segments[base]
+        if needed <= have:
+            return
+        piece = min(max(have, _FIRST_PIECE_BYTES), _LARGEST_PIECE_BYTES)
+        wanted = min(self._segment_bytes, _pages(max(needed, have + piece)))
+        self._allocate(one, self._fds.write_fd(one.segment_path(base)), have, wanted - have)
+        one.segments[base] = wanted
+        self._populate(one, have, wanted - have)
+
+    def _populate(self, one: _Topic, start: int, size: int) -> None:
+        """Have the kernel map pages in one go, where it can: a store then does not fault page by page."""
+        if one.map is not None and not one.map.closed:
+            with contextlib.suppress(OSError):
+                one.map.madvise(_POPULATE_WRITE, start, size)
+
+    def _open_segment(self, one: _Topic, base: int) -> mmap.mmap | None:
+        """What the appender writes to; None when there is no memory for it: the appender undoes the run then."""
+        needed = min(self._segment_bytes, one.incoming_bytes + _FILLER_BYTES)
+        try:
+            if base not in one.segments:
+                self._make_segment(one, base, _pages(max(min(_FIRST_PIECE_BYTES, self._segment_bytes), needed)))
+            elif base >= one.appender.position:
+                # Made for a run that then had to be undone; this one may be longer.
+                self._reserve_segment(one, base, needed)
+            fd = os.open(one.segment_path(base), os.O_RDWR | os.O_CLOEXEC)
+            try:
+                one.map = mmap.mmap(fd, self._segment_bytes)
+            finally:
+                os.close(fd)
+        except (DiskFullError, OSError) as error:
+            self._view.log.error("no segment for a memory topic", topic=one.name, error=str(error))
+            return None
+        self._populate(one, 0, one.segments[base])
+        return one.map
+
+    def _make_segment(self, one: _Topic, base: int, size: int) -> None:
+        temporary = f"{one.folder}/log/.new"
+        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            os.ftruncate(fd, self._segment_bytes)
+            self._allocate(one, fd, 0, size)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+        finally:
+            os.close(fd)
+        os.rename(temporary, one.segment_path(base))
+        one.segments[base] = size
+        self._order[one.name, base] = None
+
+    def _reserve_units(self, one: _Topic, units: _Queue, count: int) -> None:
+        """Have the places of the next ``count`` units allocated. Raises DiskFullError."""
+        start, stop = units.next * _UNIT_BYTES, (units.next + count) * _UNIT_BYTES
+        for base in range(start - start % UNIT_FILE_BYTES, stop, UNIT_FILE_BYTES):
+            if base != units.last:
+                if base < units.last:
+                    continue  # allocated in full for an append that then failed
+                self._make_unit_file(units, base)
+            needed = min(UNIT_FILE_BYTES, _pages(stop - base))
+            if needed > units.allocated:
+                fd = self._fds.write_fd(units.path(base))
+                self._allocate(one, fd, units.allocated, needed - units.allocated)
+                units.allocated = needed
+
+    def _make_unit_file(self, units: _Queue, base: int) -> None:
+        if units.last < 0:
+            os.makedirs(units.folder, 0o700, exist_ok=True)
+            units.first = base
+        fd = os.open(units.path(base), os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            os.ftruncate(fd, UNIT_FILE_BYTES)
+        finally:
+            os.close(fd)
+        units.last, units.allocated = base, 0
+
+    def _allocate(self, one: _Topic, fd: int, start: int, size: int) -> None:
+        """Allocate bytes of a file for ``one``, evicting what is in the way. Raises DiskFullError."""
+        while self._used + size > self._budget:
+            if not self._evict(one):
+                raise DiskFullError(
+                    f"the {self._budget} bytes of memory.budget_bytes are used up, and nothing is left to evict",
+                    path=self._folder,
+                )
+        while True:
+            try:
+                os.posix_fallocate(fd, start, size)
+                break
+            except OSError as error:
+                # The memory file system is smaller than the budget, or others use it too.
+                if error.errno not in _NO_SPACE or not self._evict(one):
+                    raise DiskFullError(f"no memory for memory topics: {error.strerror}", path=self._folder) from error
+        self._account(one, size)
+
+    def _account(self, one: _Topic, size: int) -> None:
+        one.used += size
+        self._used += size
+        one.head.put(_TOPIC_USED, one.used)
+        self._page.put(_NODE_USED, self._used)
+
+    # ------------------------------------------------------------ evicting
+
+    def _evict(self, wanting: _Topic) -> bool:
+        """Evict one segment so that ``wanting`` can grow; False when there is none (see the module's text)."""
+        # What the append under way has written lies behind BOUND.
+        active = wanting.head.get(_BOUND) // self._segment_bytes * self._segment_bytes
+        oldest = next(iter(wanting.segments), active)
+        if oldest < active:
+            self._drop_segment(wanting, oldest)
+            return True
+        for name, base in self._order:
+            if name != wanting.name:
+                self._drop_segment(self._topics[name], base)
+                return True
+        return False
+
+    def _drop_segment(self, one: _Topic, base: int) -> None:
+        """Evict the first segment of a topic; of its active one nothing is kept, and the topic goes on behind it."""
+        floor = base + self._segment_bytes
+        one.head.put(TopicWord.FLOOR, floor)
+        if one.appender.position < floor:
+            one.appender.close()
+            one.appender.position = floor
+            one.map = None
+            one.head.put(_BOUND, floor)
+        if failpoints.ACTIVE:
+            failpoints.hit("memory.before_unlink")
+        path = one.segment_path(base)
+        self._fds.drop(path)
+        os.unlink(path)
+        self._account(one, -one.segments.pop(base))
+        self._order.pop((one.name, base), None)
+        for units in one.queues.values():
+            self._expire_units(one, units, floor)
+        self._evicted += 1
+        one.head.put(TopicWord.EVICTED, one.head.get(TopicWord.EVICTED) + 1)
+        self._page.put(NodeWord.EVICTED, self._evicted)
+
+    def _expire_units(self, one: _Topic, units: _Queue, floor: int) -> None:
+        """Delete the queue's full files that point below ``floor`` only."""
+        while units.first < units.last:
+            path = units.path(units.first)
+            last = os.pread(self._fds.write_fd(path), _UNIT_BYTES, UNIT_FILE_BYTES - _UNIT_BYTES)
+            physical, size, _ = _UNIT_STRUCT.unpack(last)
+            if not size or physical >= floor:
+                return
+            self._fds.drop(path)
+            os.unlink(path)
+            units.first += UNIT_FILE_BYTES
+            self._account(one, -UNIT_FILE_BYTES)
+
+    # ------------------------------------------------------------ topics
+
+    def _topic(self, name: str, incarnation: int) -> _Topic:
+        one = self._topics.get(name)
+        if one is not None and one.head.get(_INCARNATION) != incarnation:
+            self.forget(name)
+            one = None
+        if one is None:
+            one = self._topics[name] = self._make_topic(name, incarnation)
+            self._publish_use()
+        return one
+
+    def _make_topic(self, name: str, incarnation: int) -> _Topic:
+        while self._used + PAGE_BYTES > self._budget and self._order:
+            oldest, base = next(iter(self._order))
+            self._drop_segment(self._topics[oldest], base)
+        if self._used + PAGE_BYTES > self._budget:
+            raise DiskFullError("memory.budget_bytes is used up, and nothing is left to evict", path=self._folder)
+        temporary = self._folder / ".new"
+        shutil.rmtree(temporary, ignore_errors=True)
+        try:
+            temporary.mkdir(mode=0o700)
+            (temporary / "log").mkdir()
+            head = topic_page(temporary, create=True)
+        except OSError as error:
+            if error.errno in _NO_SPACE:
+                raise DiskFullError(f"no memory for memory topics: {error.strerror}", path=self._folder) from error
+            raise
+        head.put(_INCARNATION, incarnation)
+        head.put(_TOPIC_USED, PAGE_BYTES)
+        head.put(TopicWord.STATE, TopicState.LIVE)
+        os.rename(temporary, self._folder / "topics" / name)
+        self._used += PAGE_BYTES
+        return self._attach(name, head, 0)
+
+    def _attach(self, name: str, head: SharedPage, position: int) -> _Topic:
+        def open_segment(base: int) -> mmap.mmap | None:
+            return self._open_segment(one, base)
+
+        appender = CommitLogAppender(
+            position,
+            segment_bytes=self._segment_bytes,
+            open_segment=open_segment,
+            store_host=self._view.store_host,
+            max_message_bytes=self._view.config.commit_log.max_message_bytes,
+            properties_crc=self._view.config.commit_log.append_properties_crc,
+            last_timestamp=head.get(_TIMESTAMP),
+        )
+        one = _Topic(name, self._folder / "topics" / name, head, appender)
+        return one
+
+    def forget(self, topic: str) -> None:
+        """A topic was deleted: its memory is free when the last reader lets go of it."""
+        one = self._topics.pop(topic, None)
+        if one is None:
+            return
+        one.appender.close()
+        one.head.put(TopicWord.STATE, TopicState.DELETED)
+        one.head.close()
+        for key in [key for key in self._order if key[0] == topic]:
+            del self._order[key]
+        self._used -= one.used
+        self._fds.close()
+        grave = self._folder / ".deleted"
+        shutil.rmtree(grave, ignore_errors=True)
+        os.rename(one.folder, grave)
+        shutil.rmtree(grave)
+        self._evicted += len(one.segments)
+        self._page.put(NodeWord.EVICTED, self._evicted)
+        self._publish_use()
+
+    def topics(self) -> dict[str, int]:
+        """Topics that hold memory, with their incarnations."""
+        return {name: one.head.get(_INCARNATION) for name, one in self._topics.items()}
+
+    def _publish_use(self) -> None:
+        self._page.put(_NODE_USED, self._used)
+        self._page.put(NodeWord.TOPICS, len(self._topics))
+
+    def close(self, *, keep: bool) -> None:
+        """The process ends; without ``keep`` so does the node, and everything is gone."""
+        self._fds.close()
+        for one in self._topics.values():
+            one.appender.close()
+            one.head.close()
+        self._page.close()
+        if not keep:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    # ------------------------------------------------------------ taking over
+
+    def _reopen(self) -> None:
+        self._page = node_page(self._folder, writable=True)
+        self._evicted = self._page.get(NodeWord.EVICTED)
+        if self._page.get(NodeWord.SEGMENT_BYTES) != self._segment_bytes:
+            # Died before it had said how large its segments are, or a changed configuration: nothing can be read.
+            self._page.close()
+            self._create()
+            return
+        ages: dict[tuple[str, int], int] = {}
+        for unfinished in (".new", ".deleted"):
+            shutil.rmtree(self._folder / unfinished, ignore_errors=True)
+        for folder in sorted((self._folder / "topics").iterdir()):
+            try:
+                self._reopen_topic(folder, ages)
+            except (StoreError, OSError) as error:
+                self._view.log.error(
+                    "a memory topic cannot be taken over and is lost", topic=folder.name, error=str(error)
+                )
+                self._topics.pop(folder.name, None)
+                shutil.rmtree(folder)
+        self._order = dict.fromkeys(sorted(ages, key=lambda key: ages[key]))
+        self._used = PAGE_BYTES + sum(one.used for one in self._topics.values())
+        self._view.log.info("memory topics taken over", topics=len(self._topics), used_bytes=self._used)
+
+    def _reopen_topic(self, folder: Path, ages: dict[tuple[str, int], int]) -> None:
+        head = topic_page(folder, writable=True)
+        if head.get(TopicWord.STATE) != TopicState.LIVE:
+            head.close()
+            shutil.rmtree(folder)
+            return
+        floor = head.get(TopicWord.FLOOR)
+        bound = max(head.get(_BOUND), floor)
+        head.put(_BOUND, bound)
+        one = self._topics[folder.name] = self._attach(folder.name, head, bound)
+        for name in sorted(os.listdir(folder / "log")):
+            path = folder / "log" / name
+            base = int(name) if name.isdecimal() else -1
+            if not floor <= base < bound:
+                path.unlink()
+                continue
+            one.segments[base] = allocated = os.stat(path).st_blocks * 512
+            one.used += allocated
+            with open(path, "r+b") as file, mmap.mmap(file.fileno(), self._segment_bytes) as mapped:
+                ages[folder.name, base] = _store_timestamp(mapped)
+                start = max(0, bound - base)
+                if start < allocated:
+                    # A stale record behind the end would link up with a new one of the right length.
+                    mapped[start:allocated] = bytes(allocated - start)
+        for entry in os.listdir(folder):
+            if entry.isdecimal():
+                units = one.queues[int(entry)] = _Queue(folder / entry)
+                self._reopen_queue(one, units, floor, bound)
+        head.put(_TOPIC_USED, one.used)
+
+    def _reopen_queue(self, one: _Topic, units: _Queue, floor: int, bound: int) -> None:
+        """Cut units that point behind ``bound``; the first of them is the next queue offset."""
+        bases = deque(sorted(int(name) for name in os.listdir(units.folder)))
+        if not bases:
+            return
+        units.first = bases[0]
+        while True:
+            base = bases[-1]
+            data = np.fromfile(units.path(base), _UNIT)
+            ends = data["physical_offset"].astype(np.int64) + data["size"]
+            count = int(((data["size"] > 0) & (ends <= bound)).sum())
+            if count or len(bases) == 1:
+                break
+            bases.pop()
+            os.unlink(units.path(base))
+        units.last = base
+        units.next = base // _UNIT_BYTES + count
+        units.allocated = _pages(count * _UNIT_BYTES)
+        fd = self._fds.write_fd(units.path(base))
+        # No reader looks at what is cut here: it lies behind BOUND.
+        os.ftruncate(fd, count * _UNIT_BYTES)
+        os.ftruncate(fd, UNIT_FILE_BYTES)
+        if units.allocated:
+            os.posix_fallocate(fd, 0, units.allocated)
+        one.used += (len(bases) - 1) * UNIT_FILE_BYTES + units.allocated
+        self._expire_units(one, units, floor)
+
+
+def _pages(size: int) -> int:
+    """``size`` rounded up to whole pages."""
+    return -(-size // PAGE_BYTES) * PAGE_BYTES
+
+
+def _store_timestamp(segment: mmap.mmap) -> int:
+    """Store timestamp (ms) of the record that a segment begins with: its age."""
+    born_v6 = segment[39] & 0x10
+    return int.from_bytes(segment[68:76] if born_v6 else segment[56:64], "big", signed=True)

@@ -1,0 +1,49 @@
+"""What the ConsumeQueue units of a run need from its records: sizes and tags codes, without a look into the log."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from commitmq.kernels.raw import OK, layout, same_bytes
+from commitmq.kernels.walk import string_hash
+
+_TAGS = np.frombuffer(b"TAGS", np.uint8)
+
+
+@njit(
+    "int64(Array(uint8, 1, 'C', readonly=True), Array(int64, 1, 'C', readonly=True), Array(int64, 1, 'C'))",
+    cache=True,
+    nogil=True,
+)
+def tags_codes(run, ends, codes):  # type: ignore[no-untyped-def]
+    """``codes[i]`` becomes the tags code of record i, which ends at ``run[ends[i]]``: the hash of its TAGS, else 0.
+
+    As in the walk of the log, the last pair of a name wins and a pair needs a value (spec 2.5, 3.2). Returns how many
+    records were good; the rest was not looked at.
+    """
+    at = np.int64(0)
+    for index in range(ends.size):
+        (why, _, _, _, _, _, _, _, properties, properties_size) = layout(run, at, ends[index])
+        if why != OK:
+            return np.int64(index)
+        codes[index] = 0
+        position = properties
+        stop = properties + properties_size
+        while position < stop:
+            name = position
+            while position < stop and run[position] != 1 and run[position] != 2:
+                position += 1
+            name_size = position - name
+            if position >= stop or run[position] == 2:
+                position += 1
+                continue
+            position += 1
+            value = position
+            while position < stop and run[position] != 2:
+                position += 1
+            if name_size == 4 and position > value and same_bytes(run, name, _TAGS, 0, 4):
+                codes[index] = string_hash(run, value, position)
+            position += 1
+        at = ends[index]
+    return np.int64(ends.size)

@@ -1,0 +1,314 @@
+"""dispatcher-memory: takes sends to memory topics and hands them to the store of those topics.
+
+Owns       the folder of memory topics (commitmq.store.memory_files): made at the first start of a node's life, removed
+           when the node stops.
+Reads      the topic table.
+Advances   the words in that folder's pages.
+Sockets    ROUTER ``memory`` (ipc and tcp) for producers, with the writer's operations and answers; PUB
+           ``memory-changed``, which wakes readers; SUB ``topics`` (the coordinator).
+Exit       workers.runtime.ExitCode; 74 when the folder cannot be used.
+
+Producers send here directly: a hop through the writer would cost latency and, at high rates, the writer's time.
+
+What is acknowledged lies in shared memory, complete and published; so a killed process loses nothing: the next one takes
+over and queue offsets go on. The same after the death of the supervisor. A node that is stopped or killed as a whole
+loses everything: the next life begins with an empty folder. An ack of ``flushed`` cannot be had; the answer says
+``memory``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, cast
+
+import orjson
+import zmq
+
+from commitmq import plugins
+from commitmq.client import wire
+from commitmq.config import MEMORY_LEAST_SEGMENTS, NodeConfig
+from commitmq.errors import DiskFullError, ProtocolError, StoreError
+from commitmq.hookspecs import TopicStore, TopicStoreView
+from commitmq.node_files import node_life
+from commitmq.store.append import MAX_RECORD_OVERHEAD_BYTES, Appended, CheckedRun, CommitLogAppender
+from commitmq.store.memory_files import DEFAULT_FOLDER, memory_folder
+from commitmq.store.message_id import pack_host
+from commitmq.store.record import Host
+from commitmq.workers.runtime import WorkerContext
+from commitmq.workers.send_requests import WRONG_ENDPOINT, Refusal, SendRequests
+from commitmq.workers.special_sends import FurtherQueues, SpecialSendError
+from commitmq.workers.topic_view import TopicView, TopicViews
+
+ROLE = "dispatcher-memory"
+STORE_FACTORY: Final = "commitmq_dispatchers.memory:MemoryStore"
+_NOBLOCK = int(zmq.NOBLOCK)
+_SEND_MORE = int(zmq.SNDMORE) | _NOBLOCK
+_EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
+_POLL_MS = 500
+_TURN_REQUESTS = 256
+_TURN_BYTES = 8 * 1024 * 1024
+_BUDGET_SHARE = 0.75  # of the memory that is available
+_FOLDER_SHARE = 0.9  # of the memory file system
+_LEAST_SEGMENT_BYTES = 256 * 1024
+_FULL_RETRY_MS = 1_000
+_PAGE_BYTES = 4096
+
+
+class _NoFurtherQueues(FurtherQueues):
+    """LMQs have their units in ConsumeQueues, which a memory topic does not."""
+
+    def assign(self, topic: str, properties: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
+        raise SpecialSendError(
+            "MESSAGE_ILLEGAL", f"a message of the memory topic {topic!r} cannot go to further queues"
+        )
+
+
+class MemorySends(SendRequests):
+    """Checks and answers as the writer's; what is stored goes to the topic store."""
+
+    def __init__(
+        self,
+        context: WorkerContext,
+        checker: CommitLogAppender,
+        topics: TopicViews,
+        store: TopicStore,
+        budget: int,
+        segment_bytes: int,
+    ) -> None:
+        super().__init__(context, checker, {}, topics, lambda: None)
+        self._store = store
+        self._further = _NoFurtherQueues(context.config, {})
+        # A run must fit into the budget beside what it cannot evict.
+        self._max_run_bytes = min(self._max_run_bytes, budget // MEMORY_LEAST_SEGMENTS)
+        self._max_message_bytes = checker.max_message_bytes
+        self.changed: dict[tuple[str, int], None] = {}
+
+    def _check_place(self, name: str, topic: TopicView) -> None:
+        if not topic.is_memory:
+            raise Refusal(WRONG_ENDPOINT, f"topic {name!r} is kept in the log: send to the writer", endpoint="writer")
+
+    def _refuse_when_unwritable(self) -> None:
+        """The disk is none of our business."""
+
+    def _store_record(self, topic: str, queue_id: int, record: bytearray, born_host_bytes: int) -> tuple[int, Appended]:
+        try:
+            stored = self._store.append_record(topic, self._incarnation(topic), queue_id, record, born_host_bytes)
+        except DiskFullError as error:
+            raise Refusal("SERVICE_NOT_AVAILABLE", str(error), _FULL_RETRY_MS) from error
+        self.changed[topic, queue_id] = None
+        return stored.queue_offset, stored.appended
+
+    def _store_run(self, topic: str, queue_id: int, run: CheckedRun, host: bytes) -> tuple[int, Appended]:
+        try:
+            stored = self._store.append_run(topic, self._incarnation(topic), queue_id, run, host)
+        except DiskFullError as error:
+            raise Refusal("SERVICE_NOT_AVAILABLE", str(error), _FULL_RETRY_MS) from error
+        self.changed[topic, queue_id] = None
+        return stored.queue_offset, stored.appended
+
+    def _incarnation(self, name: str) -> int:
+        topic = self._topics.get(name)
+        assert topic is not None  # it was checked a moment ago
+        return topic.incarnation
+
+
+class MemoryProcess:
+    """The loop's state."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
+        config, layout = context.config, context.layout
+        self._topics = TopicViews(layout, context.control)
+        self._news: zmq.Socket[bytes] = context.zmq.socket(zmq.SUB)
+        self._news.setsockopt(zmq.LINGER, 0)
+        self._news.setsockopt(zmq.SUBSCRIBE, b"topics")
+        self._news.connect(layout.ipc("topics"))
+        self._publisher: zmq.Socket[bytes] = context.zmq.socket(zmq.PUB)
+        self._publisher.setsockopt(zmq.LINGER, 0)
+        self._publisher.bind(layout.ipc("memory-changed"))
+        folder = memory_folder(layout, config.memory.folder)
+        budget, segment_bytes = sizes(config, folder)
+        store_host = pack_host(Host(config.network.store_host, config.network.store_port))
+        factory = plugins.resolve(str(context.params.get("factory", STORE_FACTORY)))
+        self._store = cast(TopicStore, factory())  # type: ignore[operator]
+        self._store.open(
+            TopicStoreView(
+                folder=folder,
+                store=layout.root.resolve(),
+                life=node_life(layout),
+                budget_bytes=budget,
+                segment_bytes=segment_bytes,
+                store_host=store_host,
+                config=config,
+                log=context.log,
+            )
+        )
+        self._forget_gone()
+        checker = CommitLogAppender(
+            0,
+            segment_bytes=segment_bytes,
+            open_segment=lambda _base: None,
+            store_host=store_host,
+            max_message_bytes=min(
+                config.commit_log.max_message_bytes, segment_bytes - MAX_RECORD_OVERHEAD_BYTES - _PAGE_BYTES
+            ),
+            properties_crc=config.commit_log.append_properties_crc,
+        )
+        self._requests = MemorySends(context, checker, self._topics, self._store, budget, segment_bytes)
+        self._router, self.endpoints = context.bind_router("memory")
+        context.register(self._router, quiet=True)
+        context.register(self._news, quiet=True)
+        context.log.info("memory topics", folder=folder, budget_bytes=budget, segment_bytes=segment_bytes)
+
+    # ------------------------------------------------------------ one turn
+
+    def step(self) -> None:
+        """One turn of the loop."""
+        more = self.take_requests()
+        readable = self._context.wait(0 if more else _POLL_MS)
+        if self._news in readable or self._topics.is_stale:
+            self._hear_news()
+
+    def take_requests(self) -> bool:
+        """Handle what has arrived, up to a turn's limits; True when there may be more."""
+        budget = _TURN_BYTES
+        router = self._router
+        more = True
+        for _ in range(_TURN_REQUESTS):
+            if not int(router.getsockopt(_EVENTS)) & _POLLIN:
+                more = False
+                break
+            identity = router.recv(_NOBLOCK)
+            frame = router.recv(_NOBLOCK, copy=False)
+            frames = [frame]
+            while frame.more:
+                frame = router.recv(_NOBLOCK, copy=False)
+                frames.append(frame)
+            answer = self._handle(identity, frames)
+            with contextlib.suppress(zmq.ZMQError):  # the peer went away; its answer is nobody's
+                router.send(identity, _SEND_MORE)
+                router.send(answer, _NOBLOCK)
+            budget -= len(frames[-1])
+            if budget <= 0:
+                break
+        changed = self._requests.changed
+        if changed:
+            with contextlib.suppress(zmq.Again):
+                self._publisher.send_multipart([b"q", orjson.dumps(list(changed))], _NOBLOCK)
+            changed.clear()
+        return more
+
+    def _handle(self, identity: bytes, frames: list[zmq.Frame]) -> bytes:
+        header_frame = frames[0].bytes
+        try:
+            header = wire.parse_request(header_frame)
+        except ProtocolError as error:
+            return wire.error(wire.request_id(header_frame), error.code, error.message, outcome="not_stored")
+        op = header["op"]
+        if op == "hello":
+            if len(frames) != 1:
+                return wire.error(header["id"], "INVALID_PARAMETER", "hello takes no payload", outcome="not_stored")
+            return self._requests.hello(header, frames[0])
+        if op not in ("send", "append"):
+            return wire.error(
+                header["id"],
+                "UNKNOWN_OP",
+                f"the memory process knows send, append and hello, not {op!r}",
+                outcome="not_stored",
+            )
+        topic = header.get("topic")
+        if type(topic) is str and self._topics.get(topic) is None:
+            # The coordinator stores and counts a new topic before anybody is told of it.
+            self._hear_news()
+        header["ack"] = "memory" if header.get("ack", "flushed") == "flushed" else header["ack"]
+        # Whatever is raised here leaves store and queue offsets in doubt: this process ends, the next one takes over.
+        answer = self._requests.send(identity, header, frames)
+        assert isinstance(answer, bytes)
+        return answer
+
+    # ------------------------------------------------------------ topics
+
+    def _hear_news(self) -> None:
+        with contextlib.suppress(zmq.Again):
+            while True:
+                self._topics.hear(self._news.recv_multipart(_NOBLOCK)[-1])
+        if self._topics.is_stale:
+            self._topics.reload()
+        self._forget_gone()
+
+    def _forget_gone(self) -> None:
+        """Free what belongs to topics that were deleted, or deleted and made again."""
+        for name, incarnation in self._store.topics().items():
+            topic = self._topics.get(name)
+            if topic is None or not topic.is_memory or topic.incarnation != incarnation:
+                self._store.forget(name)
+
+    # ------------------------------------------------------------ the end
+
+    def drain(self) -> None:
+        """Take no more, answer what has arrived; the node stops, and with it everything is gone."""
+        for name in self.endpoints:
+            with contextlib.suppress(zmq.ZMQError):
+                self._router.unbind(name)
+        while self.take_requests():
+            pass
+        self._store.close(keep=False)
+        self._publisher.close()
+        self._news.close()
+
+
+def sizes(config: NodeConfig, folder: Path) -> tuple[int, int]:
+    """``(budget, segment)`` in bytes: as configured, or by what the machine has.
+
+    Raises StoreError when the file system of ``folder`` cannot hold a configured budget.
+    """
+    memory = config.memory
+    parent = folder.parent
+    try:
+        found = os.statvfs(parent)
+    except OSError as error:
+        raise StoreError(
+            f"there is no folder for memory topics: {error.strerror} (memory.folder)", path=parent
+        ) from error
+    room = found.f_blocks * found.f_frsize
+    if memory.budget_bytes:
+        if memory.budget_bytes > room:
+            raise StoreError(
+                f"memory.budget_bytes={memory.budget_bytes}, but the file system has {room} bytes in all; make it larger"
+                f" (containers: --shm-size), set memory.folder to another than {DEFAULT_FOLDER}, or lower the budget",
+                path=parent,
+            )
+        return memory.budget_bytes, memory.segment_bytes
+    budget = int(min(available_bytes() * _BUDGET_SHARE, room * _FOLDER_SHARE))
+    # On a small machine smaller segments serve better than none; a budget is then too small for large messages.
+    segment_bytes = min(memory.segment_bytes, budget // MEMORY_LEAST_SEGMENTS // _PAGE_BYTES * _PAGE_BYTES)
+    if segment_bytes < _LEAST_SEGMENT_BYTES:
+        segment_bytes = _LEAST_SEGMENT_BYTES
+        budget = MEMORY_LEAST_SEGMENTS * segment_bytes
+    return budget, segment_bytes
+
+
+def available_bytes() -> int:
+    """Memory that could be taken now: the machine's, or what is left to this control group if that is less."""
+    meminfo = Path("/proc/meminfo").read_text(encoding="ascii")
+    available = next(int(line.split()[1]) * 1024 for line in meminfo.splitlines() if line.startswith("MemAvailable:"))
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
+        if limit.isdecimal():
+            used = int(Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii"))
+            available = min(available, max(0, int(limit) - used))
+    except (OSError, ValueError):
+        pass
+    return available
+
+
+def run(context: WorkerContext) -> None:
+    """The loop: requests, and news of topics."""
+    process = MemoryProcess(context)
+    context.ready(endpoints=process.endpoints)
+    while not context.stopping:
+        process.step()
+    process.drain()
