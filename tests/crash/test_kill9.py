@@ -17,13 +17,19 @@ import orjson
 import pytest
 from traffic import Traffic, check_reads, check_store, seed
 
+from commitmq.store.index_file import IndexShape
+from commitmq.store.index_files import list_index_files
+from index_model import model_files
 from nodes import WORKERS, Node, commitmq, eventually, start_node
 
 SEGMENT_BYTES = 1 << 18
 FILE_BYTES = 4_000  # 200 units, so that queues roll to new files all the time
+INDEX_SHAPE = IndexShape(100, 150)  # rolls all the time too, often in the middle of a record's keys
 SETTINGS = (
     f"commit_log.segment_bytes={SEGMENT_BYTES}",
     f"consume_queue.file_bytes={FILE_BYTES}",
+    f"index.hash_slots={INDEX_SHAPE.hash_slots}",
+    f"index.max_items={INDEX_SHAPE.max_items}",
     "commit_log.max_message_bytes=65536",
     "supervisor.restart_backoff_max_ms=400",
 )
@@ -35,6 +41,15 @@ FAILPOINTS = {
     "writer.after_publish": (20, 200),
     "dispatcher.consume_queue.before_dispatch": (10, 60),
     "dispatcher.consume_queue.before_publish": (10, 60),
+    "dispatcher.index.before_dispatch": (10, 60),
+    "dispatcher.index.before_publish": (10, 60),
+    "index.before_header": (10, 60),
+    "index.inside_header": (10, 60),
+    "index.after_header": (10, 60),
+    "index.before_allocate": (2, 6),
+    "index.before_rename": (2, 6),
+    "index.after_create": (2, 6),
+    "index.before_fdatasync": (2, 6),
     "reput.before_push": (10, 60),
     "flush.before_fdatasync": (10, 60),
     "flush.after_fdatasync": (10, 60),
@@ -60,6 +75,10 @@ def check_files(node: Node, traffic: Traffic) -> None:
     assert dumped.returncode == 0, dumped.stderr
     lines = [orjson.loads(line) for line in dumped.stdout.splitlines()]
     assert [line["physical_offset"] for line in lines] == [record.physical_offset for record in records]
+    # Whoever died when: the index is what one process that never died would have made.
+    folder = node.store / "index"
+    found = [(folder / name).read_bytes() for name in list_index_files(folder)]
+    assert found == [one.to_bytes() for one in model_files(records, INDEX_SHAPE)]
 
 
 def kill(node: Node, role: str, pids: dict[str, int]) -> None:
