@@ -126,6 +126,9 @@ class IndexFiles:
         for name in self._names:
             self._headers[name] = self._read_header(name)
         trusted = not died_alone and clean and (saved is None or saved.clean)
+        if trusted and saved is not None and saved.newest and saved.newest not in self._names:
+            # RocketMQ deletes its newest file when it recovers, and does not build all of it again (spec 8.5).
+            trusted = False
         self._saved = SavedState(clean=trusted) if saved is None else saved
         self._durable = {name for name in self._names if name <= self._saved.durable}
         if died_alone:

@@ -275,6 +275,21 @@ def test_a_damaged_header_is_not_trusted(store: IndexStore) -> None:
     assert name not in store.names()
 
 
+def test_a_newest_file_that_rocketmqs_recovery_took_away_is_built_again(store: IndexStore) -> None:
+    """RocketMQ crashed on our store, dropped the unfinished file and indexed only what its recovery looked at."""
+    store.build()
+    (store.folder / store.names()[-1]).unlink()
+    theirs = IndexStore(store.root / "theirs", SHAPE, end=store.end)
+    (theirs.root / "commitlog").rmdir()
+    (theirs.root / "commitlog").symlink_to(store.root / "commitlog")
+    files = theirs.files()
+    files.open(clean=True, index_timestamp=0)
+    files.close(theirs.index(files, store.records[-1].physical_offset))
+    shutil.copy(theirs.folder / theirs.names()[0], store.folder / theirs.names()[0])
+    store.build()
+    assert store.contents() == expected(store)
+
+
 @pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b'{"durable":1,"clean":true}', b"\xff"])
 def test_a_state_that_cannot_be_read_means_rocketmqs_rule(store: IndexStore, content: bytes) -> None:
     store.build()

@@ -34,6 +34,7 @@ import org.apache.rocketmq.store.queue.CqUnit;
  *   StoreTool ROOT [--set key=value]... [--report FILE] [--hosts] [--inflate] VERB
  *     read                        every message of every queue, through its ConsumeQueue
  *     query TOPIC KEY             what store.queryMessage finds
+ *     queries FILE                the same for each line of FILE, which is a topic, a tab and a key: the messages' places
  *     times TOPIC QUEUE MS...     queue offset by time, both boundaries
  *     units                       every ConsumeQueue unit, with its extension unit
  *     tagged TOPIC QUEUE CODE     queue offsets that a pull by this hash of a tag examines no further
@@ -100,6 +101,7 @@ public final class StoreTool {
             switch (verb) {
                 case "read" -> readAll(open.store);
                 case "query" -> query(open.store, arguments.removeFirst(), arguments.removeFirst());
+                case "queries" -> queries(open.store, Path.of(arguments.removeFirst()));
                 case "times" -> times(open.store, arguments);
                 case "units" -> forEachQueue(open.store, this::units);
                 case "tagged" -> tagged(open.store, arguments.removeFirst(), Integer.parseInt(arguments.removeFirst()),
@@ -183,6 +185,23 @@ public final class StoreTool {
             out.println(json.line(json.decode(record)));
         }
         result.release();
+    }
+
+    private void queries(DefaultMessageStore store, Path file) throws Exception {
+        for (String line : Files.readAllLines(file, StandardCharsets.UTF_8)) {
+            String[] pair = line.split("\t", 2);
+            QueryMessageResult result = store.queryMessage(pair[0], pair[1], 10_000, 0, Long.MAX_VALUE);
+            List<Long> offsets = new ArrayList<>();
+            for (ByteBuffer record : result.getMessageBufferList()) {
+                offsets.add(json.decode(record).getCommitLogOffset());
+            }
+            result.release();
+            Map<String, Object> fields = new LinkedHashMap<>();
+            fields.put("topic", pair[0]);
+            fields.put("key", pair[1]);
+            fields.put("physical_offsets", offsets);
+            out.println(JSON.toJSONString(fields));
+        }
     }
 
     private void times(DefaultMessageStore store, Deque<String> arguments) {
