@@ -9,8 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import numpy as np
+from numpy.typing import NDArray
 
+from commitmq.errors import FilterError
 from commitmq.hookspecs import DispatcherView
+from commitmq.kernels.tags import MATCH, NO_MATCH
+from commitmq.store.bloom import BITMAP_BYTES
 from commitmq.store.consume_queue import ConsumeQueue
 from commitmq.store.consume_queue_ext import ConsumeQueueExt, is_address
 from commitmq.store.dispatch_batch import Rows
@@ -26,7 +30,9 @@ class QueueExtensions:
     def __init__(self, view: DispatcherView, fds: FdCache) -> None:
         config = view.config.consume_queue
         self._root = view.layout.consume_queue_ext
+        self._view = view
         self._enabled = config.enable_ext
+        self._with_bitmaps = config.enable_filter_bit_map
         self._file_bytes = config.ext_file_bytes
         self._fds = fds
         self._queues: dict[QueueKey, ConsumeQueueExt] = {}
@@ -62,7 +68,32 @@ class QueueExtensions:
             ext.recover()
             self._queues[key] = ext
         rows = rows[fresh:]
-        units["tags_code"][fresh:] = ext.append(rows["tags_code"], rows["store_timestamp"])
+        bitmaps = self._bitmaps(key[0], rows) if self._with_bitmaps else None
+        units["tags_code"][fresh:] = ext.append(rows["tags_code"], rows["store_timestamp"], bitmaps)
+
+    def _bitmaps(self, topic: str, rows: Rows) -> NDArray[np.uint8] | None:
+        """Which subscriptions match each record; None when the topic has none."""
+        subscriptions = self._view.subscriptions_of(topic)
+        if not subscriptions:
+            return None
+        # A batch never leaves its segment.
+        first, last = rows[0], rows[-1]
+        base = int(first["physical_offset"])
+        view = self._view.commit_log.read(base, int(last["physical_offset"]) + int(last["size"]) - base)
+        data = np.frombuffer(view, np.uint8)
+        positions = rows["physical_offset"] - base
+        sizes = rows["size"].astype(np.int64)
+        bitmaps = np.zeros((len(rows), BITMAP_BYTES), np.uint8)
+        verdicts = np.empty(len(rows), np.uint8)
+        for mask, wanted in subscriptions:
+            try:
+                wanted.judge(data, positions, sizes, verdicts)
+            except FilterError as error:
+                # Bits that say too much cost a look at the record; bits that say too little would lose it.
+                self._view.log.error("a subscription's filter failed", topic=topic, error=str(error))
+                verdicts[:] = MATCH
+            bitmaps[verdicts != NO_MATCH] |= np.frombuffer(mask, np.uint8)
+        return bitmaps
 
     def flush(self, key: QueueKey) -> None:
         """Sync one queue's extension; to be called before its queue is synced."""

@@ -64,6 +64,7 @@ class ConsumeQueueConfig:
     file_bytes: int = _key(6_000_000, 20)
     enable_ext: bool = _key(False)
     ext_file_bytes: int = _key(50_331_648, 64, 1 << 31)
+    enable_filter_bit_map: bool = _key(False)
     flush_interval_ms: int = _key(1_000, 1)
     flush_least_pages: int = _key(2, 0)
     flush_thorough_interval_ms: int = _key(60_000, 1)

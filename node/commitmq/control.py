@@ -53,6 +53,7 @@ class Word(IntEnum):
     TOPICS_VERSION = 13  # coordinator: grows with every change of topics.json
     RECOVERED_END = 14  # recovery: end of the log it found
     CRC_FROM = 15  # recovery: every record from here on has a __CRC32#; -1 when records may have none
+    SUBSCRIPTIONS_VERSION = 16  # coordinator: grows with every change of run/subscriptions.json
 
 
 class DiskFlag(IntEnum):

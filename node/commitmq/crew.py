@@ -129,7 +129,7 @@ class Crew:
         self.workers: dict[str, WorkerProcess] = {}
         for role in roles:
             self.add(role)
-        self.filters: list[dict[str, str]] = []  # of plugins, for the readers
+        self.filters: list[dict[str, Any]] = []  # of plugins, for the readers
         self.left_out: dict[str, str] = {}  # plugins that ended the discovery process, and how
         self.judging = True  # the node starts: a death that trying again cannot cure raises StartFailed
         self.forkserver: ForkServer | None = None
@@ -290,6 +290,9 @@ class Crew:
             params["leave_out"] = self.left_out
         elif worker.role.startswith("reader-"):
             params["filters"] = self.filters
+        elif worker.role == "dispatcher-consume_queue":
+            # Code of third parties has no place in the process that every message must pass.
+            params["filters"] = [one for one in self.filters if one["built_in"]]
         try:
             worker.fork(forkserver, params, now_ms)
         except ForkServerDied as error:

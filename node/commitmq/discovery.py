@@ -40,7 +40,8 @@ def discover(config: NodeConfig, leave_out: Mapping[str, str], say: Callable[[st
         for report, spec in loaded.workers(config)
     ]
     filters = [
-        {"type": spec.type, "factory": spec.factory, "plugin": report.name} for report, spec in loaded.filters(config)
+        {"type": spec.type, "factory": spec.factory, "plugin": report.name, "built_in": report.is_built_in}
+        for report, spec in loaded.filters(config)
     ]
     return {
         "plugins": [report.to_json() for report in loaded.reports],

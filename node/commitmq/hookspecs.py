@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from commitmq.store.dispatch_batch import DispatchBatch
     from commitmq.store.layout import StoreLayout
     from commitmq.store.message_filter import FilterBatch
+    from commitmq.store.queue_reader import RecordFilter
 
 HOOK_API_VERSION = 1
 PROJECT = "commitmq"
@@ -73,6 +74,8 @@ class DispatcherView:
     node_clean: bool = False
     log_end: int | None = None
     topic_attributes: Callable[[str], Mapping[str, str] | None] = lambda _topic: None
+    subscriptions_of: Callable[[str], list[tuple[bytes, RecordFilter]]] = lambda _topic: []
+    """For the ConsumeQueue's dispatcher: the SQL92 filters of a topic's groups, each with its bits (spec 3.8)."""
 
     @property
     def folder(self) -> Any:

@@ -67,7 +67,7 @@ class Roster:
         found = found or {}
         self.reports: list[dict[str, Any]] = list(found.get("plugins", ()))
         self.config_errors: list[str] = list(found.get("config_errors", ()))
-        self.filters: list[dict[str, str]] = list(found.get("filters", ()))
+        self.filters: list[dict[str, Any]] = list(found.get("filters", ()))
         self._dispatchers: list[dict[str, Any]] = list(found.get("dispatchers", ()))
         self._workers: list[dict[str, Any]] = list(found.get("workers", ()))
 

@@ -15,11 +15,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from commitmq import AsyncConsumer, Consumer, MessageSelector, Producer, ProtocolError, Sql
+from commitmq import Admin, AsyncConsumer, Consumer, MessageSelector, Producer, ProtocolError, Sql
 from commitmq.cli.exit_codes import CliExit
-from nodes import Node, commitmq, start_node
+from commitmq.store.bloom import mask
+from commitmq.store.consume_queue import ConsumeQueue
+from commitmq.store.consume_queue_ext import ExtensionReader
+from commitmq.store.fd_cache import FdCache
+from nodes import Node, commitmq, eventually, start_node
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -105,10 +110,17 @@ def plugin_path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory, plugin_path: str) -> Iterator[Node]:
-    with start_node(tmp_path_factory.mktemp("filters"), "topics.default_queues=2", PYTHONPATH=plugin_path) as made:
+    settings = (
+        "topics.default_queues=2",
+        "consume_queue.enable_ext=true",
+        f"consume_queue.ext_file_bytes={EXT_FILE_BYTES}",
+        "consume_queue.enable_filter_bit_map=true",
+    )
+    with start_node(tmp_path_factory.mktemp("filters"), *settings, PYTHONPATH=plugin_path) as made:
         yield made
 
 
+EXT_FILE_BYTES = 4_096
 REGIONS = ("eu", "us", "asia", None)
 
 
@@ -167,6 +179,52 @@ def test_asyncio_and_groups(node: Node, offers: list[dict[str, str]]) -> None:
         return sorted(found)
 
     assert asyncio.run(main()) == list(range(39, 400, 40))
+
+
+def test_bit_maps_of_a_groups_subscription(node: Node) -> None:
+    """What is sent while a group subscribes gets its bits, and the group gets its messages, with every change of mind."""
+    group, topic = "mapped", "bit-maps"
+    sent = 0
+
+    def send(producer: Producer) -> list[int]:
+        nonlocal sent
+        for _ in range(60):
+            producer.send_async(topic, b"%d" % sent, queue=0, properties={"price": str(sent % 10)})
+            sent += 1
+        producer.flush(20)
+        return list(range(sent - 60, sent))
+
+    with Producer(node.address) as producer:
+        send(producer)
+        with Admin(node.address) as admin:  # what is dispatched later would get bits, as it may
+            eventually(lambda: admin.offsets(topic)[0][2] == sent, "the messages are dispatched")
+        got: list[int] = []
+        for price in (3, 4, 3):
+            with Consumer(group, topic, node=node.address, filter=Sql(f"price = {price}")) as consumer:
+                wanted = [number for number in range(len(got) * 10, sent) if number % 10 == price]
+                wanted += [number for number in send(producer) if number % 10 == price]
+                fresh: list[int] = []
+                while len(fresh) < len(wanted):
+                    batch = consumer.poll(10)
+                    assert len(batch), f"{fresh} instead of {wanted}"
+                    fresh += [int(message.body) for message in batch]
+                assert fresh == wanted
+                assert not consumer.poll(0.2)
+                got += fresh
+
+    filters = json.loads((node.store / "config" / "consumerFilter.json").read_bytes())
+    assert filters["filterDataByTopic"][topic]["groupFilterData"][group]["expression"] == "price = 3"
+    queue = ConsumeQueue(node.store / "consumequeue" / topic / "0", 6_000_000, FdCache(4))
+    queue.refresh()
+    units = [queue.unit(number) for number in range(sent)]
+    codes = np.array([unit[2] for unit in units if unit is not None], np.int64)
+    found = ExtensionReader(node.store / "consumequeue_ext", EXT_FILE_BYTES, FdCache(4)).resolve(f"{topic}/0", codes)
+    assert found is not None
+    assert not found.has_bitmap[:60].any(), "before the first subscription there is nothing to note"
+    assert found.has_bitmap[60:].all()
+    hit = (found.bitmaps[60:] & np.frombuffer(mask(group, topic), np.uint8)).any(axis=1)
+    prices = np.arange(60, sent) % 10
+    assert (hit == (prices == np.repeat([3, 4, 3], 60))).all()
 
 
 def test_a_message_that_comes_later_ends_the_wait(node: Node) -> None:

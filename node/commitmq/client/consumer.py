@@ -85,6 +85,7 @@ class Consumer:
             validate_group(group)
         if mode not in _MODES:
             raise ValueError(f"mode must be one of {', '.join(_MODES)}, not {mode!r}")
+        wanted = selector(filter)
         self._group = group
         self._topics = names
         self._explicit = explicit
@@ -103,7 +104,8 @@ class Consumer:
         self._puller = Puller(
             self._directory,
             self._assignment,
-            selector=selector(filter),
+            selector=wanted,
+            group=group,
             mode=mode,
             max_bytes=max_pull_bytes,
         )
@@ -121,6 +123,7 @@ class Consumer:
                     names,
                     self._start,
                     self._assignment,
+                    selector=wanted,
                     session_timeout_ms=session_timeout_ms,
                     rebalance_timeout_s=rebalance_timeout_s,
                     commit_start=self._auto_commit,

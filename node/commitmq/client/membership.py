@@ -23,6 +23,7 @@ import zmq
 
 from commitmq.client.assignment import Assignment, Queue, Start, new_state, start_offsets
 from commitmq.client.connection import Channel, Directory
+from commitmq.client.selector import MessageSelector
 from commitmq.errors import CommitMQError, NodeUnavailableError, ProtocolError
 from commitmq.log import get_log
 
@@ -44,6 +45,7 @@ class GroupMember:
         start: Start,
         assignment: Assignment,
         *,
+        selector: MessageSelector | None = None,
         session_timeout_ms: int | None,
         rebalance_timeout_s: float,
         commit_start: bool,
@@ -54,6 +56,7 @@ class GroupMember:
         self.error: CommitMQError | None = None  # why the coordinator refuses this member for good
         self.joined = threading.Event()
         self._topics = list(topics)
+        self._selector = selector
         self._start = start
         self._assignment = assignment
         self._session_timeout_ms = session_timeout_ms
@@ -135,6 +138,8 @@ class GroupMember:
             answer = self._ask("group.heartbeat", {"generation": self.generation, "owned": owned})
         else:
             fields: dict[str, Any] = {"topics": self._topics, "owned": owned}
+            if self._selector is not None and self._selector.type != "TAG":
+                fields["filter"] = {"type": self._selector.type, "expression": self._selector.expression}
             if self._session_timeout_ms is not None:
                 fields["session_timeout_ms"] = self._session_timeout_ms
             answer = self._ask("group.join", fields)

@@ -37,7 +37,14 @@ class Puller:
     """The readers' channels, and the pulls of all queues of one assignment."""
 
     def __init__(
-        self, directory: Directory, assignment: Assignment, *, selector: MessageSelector, mode: str, max_bytes: int
+        self,
+        directory: Directory,
+        assignment: Assignment,
+        *,
+        selector: MessageSelector,
+        group: str | None,
+        mode: str,
+        max_bytes: int,
     ) -> None:
         self.gaps: deque[Gap] = deque(maxlen=1000)
         self._directory = directory
@@ -45,6 +52,8 @@ class Puller:
         self._filter = selector.header()
         # The node passes inner batches that have no tag of their own: their messages are looked at here.
         self._tags = _wanted_tags(selector)
+        if group is not None and selector.type != "TAG":
+            self._filter["group"] = group
         self._mode = mode
         self._max_bytes = max_bytes
         self._channels: dict[int, Channel] = {}

@@ -12,6 +12,7 @@ from commitmq.errors import ProtocolError
 
 Header = dict[str, Any]
 MAX_NAME_CHARACTERS = 255
+MAX_EXPRESSION_CHARACTERS = 65_536
 _MAX_OFFSET = (1 << 63) - 1
 _SHOWN_CHARACTERS = 60
 
@@ -82,6 +83,21 @@ def mapping(header: Header, field: str) -> dict[str, str]:
     if type(value) is not dict or not all(type(one) is str for one in value.values()):
         raise refuse(field, "an object with strings as values", value)
     return value
+
+
+def selector(header: Header, field: str) -> tuple[str, str | None]:
+    """``{"type", "expression"}`` as a pair; ``("TAG", None)`` when absent."""
+    value = header.get(field)
+    if value is None:
+        return "TAG", None
+    kind = value.get("type") if type(value) is dict else None
+    expression = value.get("expression") if type(value) is dict else None
+    if type(kind) is not str or type(expression) is not str or len(expression) > MAX_EXPRESSION_CHARACTERS:
+        wanted = (
+            f"an object with type and expression, strings, the latter of at most {MAX_EXPRESSION_CHARACTERS} characters"
+        )
+        raise refuse(field, wanted, value)
+    return kind, expression
 
 
 def queues(header: Header, field: str, *, optional: bool = False) -> list[Queue]:

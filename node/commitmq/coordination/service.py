@@ -21,6 +21,7 @@ from commitmq.coordination.groups import Groups, check_name
 from commitmq.coordination.membership import View
 from commitmq.coordination.offsets import GroupOffsets
 from commitmq.coordination.requests import Header
+from commitmq.coordination.subscriptions import SQL, Subscriptions
 from commitmq.coordination.topics import Topics
 from commitmq.errors import ProtocolError, StoreError
 from commitmq.log import get_log
@@ -85,6 +86,7 @@ class Service:
             first_generation=time.time_ns() // 1_000_000,
             now_ms=now_ms,
         )
+        self.subscriptions = Subscriptions.load(layout, control)
         self._faults: dict[Part, StoreError] = {}
         self._last_errors: dict[Part, StoreError] = {}
         self._retry_ms: dict[Part, int] = {"topics": now_ms, "offsets": now_ms}  # no attempt before
@@ -155,6 +157,7 @@ class Service:
         except StoreError as error:
             self._fail("topics", error, now_ms)
         self._write_groups()
+        self.subscriptions.write()
         return self._news(deleted)
 
     def _write_deletions(self, now_ms: int) -> list[str]:
@@ -200,6 +203,7 @@ class Service:
 
         Without ``expire`` no session ends: heartbeats may wait that were sent while this process did not run.
         """
+        self.subscriptions.look(lambda name: self.groups.membership(name) is not None)
         for group, member in self.groups.expire(now_ms) if expire else ():
             self._log.info("session ended", group=group, member=member)
         if now_ms >= self._next_snapshot_ms:
@@ -232,6 +236,7 @@ class Service:
         else:
             self.snapshot()
         self._write_groups()
+        self.subscriptions.write()
         self.offsets.close()
 
     def _recover_offsets(self, now_ms: int) -> None:
@@ -329,7 +334,9 @@ class Service:
         timeout_ms = self._config.session_timeout_ms if timeout_ms is None else timeout_ms
         owned = requests.queues(header, "owned", optional=True)
         generation = requests.optional_integer(header, "generation", 0, _MAX_GENERATION) or 0
+        kind, expression = requests.selector(header, "filter")
         view = self.groups.join(group, member, wanted, owned, timeout_ms, now_ms, generation)
+        self.subscriptions.join(group, wanted, expression if kind == SQL else None)
         self._log.info("member joined", group=group, member=member, topics=len(wanted))
         return Answer(lambda: self._view(view, timeout_ms))
 

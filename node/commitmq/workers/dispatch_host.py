@@ -31,6 +31,7 @@ from commitmq.store.commit_log import CommitLog
 from commitmq.store.dispatch_batch import DispatchBatch, LogWalker
 from commitmq.workers.dispatch_state import DispatchState
 from commitmq.workers.runtime import WorkerContext, monotonic_ms
+from commitmq.workers.subscription_view import CompiledSubscriptions
 from commitmq.workers.topic_view import TopicViews
 
 CONSUME_QUEUE: Final = "consume_queue"
@@ -115,6 +116,9 @@ class DispatcherHost:
             node_clean=bool(context.params.get("clean")),
             log_end=self._control.get(Word.RECOVERED_END),
             topic_attributes=self._topic_attributes,
+            subscriptions_of=CompiledSubscriptions(
+                context.layout, self._control, context.params.get("filters", ()) if not self.is_plugin else ()
+            ),
         )
         if state is not None:
             state.epoch, state.clean = epoch, False

@@ -92,6 +92,10 @@ class Filters:
         """Compiled expressions that are kept."""
         return len(self._compiled)
 
+    def clear(self) -> None:
+        """Forget every compiled expression."""
+        self._compiled.clear()
+
     def get(self, kind: str | None, expression: str | None) -> RecordFilter | None:
         """The filter for a pull; None when it wants everything.
 

@@ -39,6 +39,7 @@ class Pull:
     ranges: bool
     wanted: RecordFilter | None
     in_memory: bool = False  # of a memory topic, as the last read found it
+    group: str | None = None
     deadline_ms: int = 0
     done: bool = False
 
@@ -56,7 +57,8 @@ def parse_pull(client: bytes, header: dict[str, Any], limits: ReaderConfig, filt
     if mode not in ("bytes", "ranges"):
         raise ProtocolError("INVALID_PARAMETER", "mode must be bytes or ranges")
     expression, kind = header.get("filter"), header.get("filter_type")
-    for name, value in (("filter", expression), ("filter_type", kind)):
+    group = header.get("group")
+    for name, value in (("filter", expression), ("filter_type", kind), ("group", group)):
         if value is not None and type(value) is not str:
             raise ProtocolError("INVALID_PARAMETER", f"{name} must be a string")
     offset = integer_field(header, "offset")
@@ -72,6 +74,7 @@ def parse_pull(client: bytes, header: dict[str, Any], limits: ReaderConfig, filt
         wait_ms=min(limits.max_wait_ms, integer_field(header, "wait_ms", 0, 0)),
         ranges=mode == "ranges",
         wanted=filters.get(kind, expression),
+        group=group,
     )
 
 

@@ -33,12 +33,13 @@ from commitmq.store.commit_log import CommitLog
 from commitmq.store.fd_cache import affordable_files
 from commitmq.store.format import LMQ_PREFIX
 from commitmq.store.memory_files import UNIT_FILE_BYTES, MemoryTopics, NodeWord, TopicWord, memory_folder
-from commitmq.store.queue_reader import VIEW_BYTES, PullResult, PullStatus, QueueReader
+from commitmq.store.queue_reader import VIEW_BYTES, PullResult, PullStatus, QueueReader, RecordFilter
 from commitmq.store.topic_config import PERM_READ
-from commitmq.workers.filters import FAILED, Filters
+from commitmq.workers.filters import FAILED, ExpressionFilter, Filters
 from commitmq.workers.key_queries import KeyQueries, parse_query
 from commitmq.workers.parked_pulls import ParkedPulls, Pull, QueueKey, integer_field, parse_pull, text_field
 from commitmq.workers.runtime import WorkerContext, monotonic_ms
+from commitmq.workers.subscription_view import BitMapFilter, SubscriptionView
 from commitmq.workers.topic_view import TopicView, TopicViews
 from commitmq.workers.unsent import UnsentAnswers
 
@@ -112,6 +113,7 @@ class Reader:
         limit = self._limits.max_parked_pulls
         self._parked = ParkedPulls(limit, max(1, limit // _CLIENT_SHARE))
         self._unsent = UnsentAnswers()
+        self._subscriptions = SubscriptionView(ctx.layout, ctx.control)
         self._filters = Filters(ctx.params.get("filters", ()), limit=config.filter.max_compiled)
         self._is_listening = True
         self._sweep: list[QueueKey] = []
@@ -322,7 +324,7 @@ class Reader:
             floor=place.floor,
             max_messages=pull.max_messages,
             max_bytes=pull.max_bytes,
-            wanted=pull.wanted,
+            wanted=self._wanted(pull),
         )
         pull.in_memory = place.in_memory
         if place.in_memory:
@@ -335,6 +337,20 @@ class Reader:
             result.status = PullStatus.OFFSET_OVERFLOW_ONE
             result.next_offset = pull.offset
         return result
+
+    def _wanted(self, pull: Pull) -> RecordFilter | None:
+        """The pull's filter, helped by bit maps if its group is known for just this expression.
+
+        To be called after the bound was taken: see :mod:`commitmq.coordination.subscriptions`.
+        """
+        wanted = pull.wanted
+        if pull.group is None or not isinstance(wanted, ExpressionFilter):
+            return wanted
+        self._subscriptions.refresh()
+        known = self._subscriptions.of_group(pull.topic, pull.group)
+        if known is None or (known.kind, known.expression) != (wanted.kind, wanted.expression):
+            return wanted
+        return BitMapFilter(wanted, known)
 
     def _is_nothing_yet(self, pull: Pull, result: PullResult) -> bool:
         """Whether only a new message can change the answer."""
