@@ -11,7 +11,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -80,9 +80,11 @@ def _dispatch(
 ) -> int:
     deleted = _tombstones(store.layout)
     dispatchers = [_dispatcher(_DISPATCHERS[kind], store) for kind in kinds]
+    # Units are complete without extensions, which would lie in a folder of their own; the node adds them to new units.
+    config = replace(store.config, consume_queue=replace(store.config.consume_queue, enable_ext=False))
     for name, dispatcher in dispatchers:
         view = DispatcherView(
-            beside, store.config, get_log(f"rebuild-{name}"), log, start, lambda: deleted, lambda _queues: None,
+            beside, config, get_log(f"rebuild-{name}"), log, start, lambda: deleted, lambda _queues: None,
             clean=True, name=name, node_clean=True, log_end=end,
         )  # fmt: skip
         position = dispatcher.open(view)
