@@ -119,7 +119,10 @@ class IndexFiles:
         ``clean``: the node stopped in order. ``index_timestamp``: checkpoint.indexMsgTimestamp. ``log_end``: where the
         log ends after a recovery; what points behind goes. Raises StoreError for files of another size.
         """
-        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise store_error("cannot use the folder of the index", error, self.folder) from error
         saved = SavedState.load(self._state_path)
         died_alone = self._marker.exists()
         self._names = list_index_files(self.folder)
@@ -411,9 +414,13 @@ class IndexFiles:
             header = self._headers[name]
             if header.end_offset < offset:
                 break
-            # Nobody may take the file for durable any more before it changes.
+            # Nobody may take the file for durable any more before it changes. It does not count as written to, though:
+            # a successor of a process that died in here must not take what is left for its predecessor's work.
             self._forget_durable(name)
-            self._begin_writing()
+            if self._saved.clean:
+                self._save(clean=False)
+            if failpoints.ACTIVE:
+                failpoints.hit("index.before_cut")
             with self._opened(name) as file:
                 keep = file.first_item_from(offset)
                 if keep > 1:
