@@ -39,3 +39,9 @@ def run_rocketmq(_class_path: str) -> RunRocketMQ:
 def judge_by_rocketmq(_class_path: str) -> Callable[..., list[dict[str, Any]]]:
     """``judge_by_rocketmq(cases)``: see :func:`rocketmq.judge`."""
     return partial(rocketmq.judge, _class_path)
+
+
+@pytest.fixture
+def rocketmq_subscriptions(_class_path: str) -> Callable[[Path], list[dict[str, Any]]]:
+    """``rocketmq_subscriptions(path)``: see :func:`rocketmq.subscriptions`."""
+    return partial(rocketmq.subscriptions, _class_path)

@@ -143,6 +143,19 @@ def judge(class_path: str, cases: Iterable[tuple[str, list[dict[str, str]]]]) ->
     return answers
 
 
+def subscriptions(class_path: str, path: Path) -> list[dict[str, Any]]:
+    """What RocketMQ's ConsumerFilterManager makes of the ``consumerFilter.json`` at ``path``."""
+    done = subprocess.run(
+        ["java", *_JVM_FLAGS, "-cp", class_path, "commitmq.interop.FilterTool", str(path)],
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        timeout=_RUN_TIMEOUT_S,
+        check=True,
+    )
+    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+
+
 def _is_built() -> bool:
     return (TARGET / "interop.jar").exists() and all(
         any((TARGET / "dependency").glob(f"rocketmq-{name}-*.jar")) for name in ("store", "filter", "broker")

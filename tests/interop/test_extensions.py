@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from node_process import NodeProcess
 
-from commitmq import Consumer, Message, Producer
+from commitmq import Consumer, Message, Producer, Sql
 from commitmq.store.consume_queue import ConsumeQueue
 from commitmq.store.consume_queue_ext import ExtensionReader, is_address
 from commitmq.store.fd_cache import FdCache
@@ -114,3 +114,40 @@ def test_a_store_with_extensions_goes_back_and_forth(tmp_path: Path, run_rocketm
         assert [line["queue_offset"] for line in tagged.lines] == [
             offset for offset, tag in sorted(by_offset.items()) if tag in ("Aa", "BB")
         ]
+
+
+def test_bit_maps_and_subscriptions_are_rocketmqs(
+    tmp_path: Path,
+    run_rocketmq: Callable[..., Any],
+    rocketmq_subscriptions: Callable[[Path], list[dict[str, Any]]],
+) -> None:
+    """RocketMQ's manager understands our consumerFilter.json, and its Bloom filter finds its bits in our bit maps."""
+    root = tmp_path / "store"
+    groups = {"g-one": "price > 5", "g-two": "price BETWEEN 3 AND 6", "g-none": "price = 99"}
+    with NodeProcess(root, *ON, "consume_queue.enable_filter_bit_map=true") as node:
+        with Producer(node.address) as producer:
+            producer.send(TOPIC, b"before", queue=0)
+        consumers = [Consumer(group, TOPIC, node=node.address, filter=Sql(text)) for group, text in groups.items()]
+        with Producer(node.address) as producer:
+            for number in range(40):
+                producer.send_async(TOPIC, b"%d" % number, queue=0, properties={"price": str(number % 10)})
+            producer.flush(20)
+        for consumer in consumers:
+            consumer.close()
+    entries = {one["group"]: one for one in rocketmq_subscriptions(root / "config" / "consumerFilter.json")}
+    assert {group: one["expression"] for group, one in entries.items()} == groups
+    for one in entries.values():
+        assert one["compiled"]
+        assert one["positions_kept"] == one["positions"]
+    run = run_rocketmq(root, "units", settings=ROCKETMQ)
+    assert run.complaints == []
+    sent = [line for line in run.lines if line["queue_id"] == 0][1:]
+    assert len(sent) == 40
+    for number, line in enumerate(sent):
+        bits = int(line["ext_bitmap"], 16)
+        expected = 0
+        for group, matching in (("g-one", range(6, 10)), ("g-two", range(3, 7))):
+            if number % 10 in matching:
+                expected |= int(entries[group]["mask"], 16)
+        assert bits == expected
+        assert all(one["born"] <= line["ext_store_timestamp"] for one in entries.values())
