@@ -130,7 +130,7 @@ def judge(class_path: str, cases: Iterable[tuple[str, list[dict[str, str]]]]) ->
     """
     lines = [json.dumps({"expression": expression, "messages": messages}) for expression, messages in cases]
     done = subprocess.run(
-        ["java", *_JVM_FLAGS, "-cp", class_path, "commitmq.interop.FilterTool"],
+        ["java", *_JVM_FLAGS, "-Dinterop.log=/dev/null", "-cp", class_path, "commitmq.interop.FilterTool"],
         input="\n".join(lines),
         capture_output=True,
         text=True,
@@ -146,7 +146,7 @@ def judge(class_path: str, cases: Iterable[tuple[str, list[dict[str, str]]]]) ->
 def subscriptions(class_path: str, path: Path) -> list[dict[str, Any]]:
     """What RocketMQ's ConsumerFilterManager makes of the ``consumerFilter.json`` at ``path``."""
     done = subprocess.run(
-        ["java", *_JVM_FLAGS, "-cp", class_path, "commitmq.interop.FilterTool", str(path)],
+        ["java", *_JVM_FLAGS, "-Dinterop.log=/dev/null", "-cp", class_path, "commitmq.interop.FilterTool", str(path)],
         capture_output=True,
         text=True,
         encoding="utf-8",
