@@ -148,6 +148,7 @@ class IndexFiles:
             self._state[kernel.STATE_LAST_ITEMS] = _ALL_ITEMS
             if self._was_last_used_by_us(last) and (log_end is None or self._saved.position <= log_end):
                 last = self._saved.position
+        self.expire(self._commit_log.min_offset)
         for name in self._names[:-1]:
             self._sync_later(name)
         return max(last, self._commit_log.min_offset)
