@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from commitmq.kernels.tags import match_tags
 from commitmq.store.java import java_string_hash
 
 MAX_TAGS = 1_024
@@ -74,4 +73,7 @@ class TagFilter:
         verdicts: NDArray[np.uint8],
     ) -> None:
         """Set ``verdicts`` to MATCH, NO_MATCH or NO_RECORD, by the tags in the records themselves."""
+        # Consumers parse tag expressions too, and must not wait for numba.
+        from commitmq.kernels.tags import match_tags
+
         match_tags(data, positions, sizes, self.wanted, self.bounds, verdicts)
