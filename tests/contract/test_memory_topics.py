@@ -21,7 +21,7 @@ import orjson
 import pytest
 import zmq
 
-from commitmq import Admin, Consumer, Message, Producer
+from commitmq import Admin, Consumer, Message, Producer, Sql
 from commitmq.client.aio import AsyncConsumer, AsyncProducer
 from commitmq.client.batch_plan import TARGET_RUN_BYTES
 from commitmq.errors import InvalidMessageError, Outcome, ProtocolError, SendError
@@ -131,6 +131,7 @@ def test_every_way_of_sending_and_reading_works_and_the_log_stays_as_it_is(
     )
     assert found[2].body == b"b0"
     assert [one.body for one in consume(node, topic, 1, filter="B")] == [b"async"]
+    assert [one.body for one in consume(node, topic, 1, filter=Sql("p = 'q'"))] == [b"single"]
     assert len(consume(node, topic, 502, mode="ranges")) == 502
     assert len(consume(node, topic, 502, mode="bytes")) == 502
     assert admin.offsets(topic, started) == [(0, 0, 502, 0)]

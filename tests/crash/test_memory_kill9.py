@@ -26,10 +26,12 @@ from nodes import Node, eventually, start_node
 
 TOPIC = "cache"
 GROUP = "readers"
+# Between batches, so that a fast machine does not reach the budget.
+_PAUSE_S = 0.03
 IN_MEMORY = {"storage.type": "memory"}
 # The budget is never reached, so everything acknowledged must still be there.
 SETTINGS = (
-    "memory.budget_bytes=268435456",
+    "memory.budget_bytes=536870912",
     "memory.segment_bytes=262144",
     "supervisor.restart_backoff_max_ms=400",
 )
@@ -104,6 +106,7 @@ class Senders:
                 try:
                     for body, result in zip(bodies, producer.send_batch(TOPIC, bodies), strict=True):
                         self.acked[body] = (result.queue, result.queue_offset)
+                    time.sleep(_PAUSE_S)
                 except BatchSendError as error:
                     self._failed(bodies, Outcome.UNKNOWN if error.outcome is not Outcome.NOT_STORED else error.outcome)
 
@@ -118,6 +121,7 @@ class Senders:
                         self.acked[body] = (result.queue, result.queue_offset)
                     except SendError as error:
                         self._failed([body], error.outcome)
+                time.sleep(_PAUSE_S)
 
 
 def read_all(node: Node, count: int) -> dict[tuple[int, int], bytes]:
