@@ -1,17 +1,18 @@
-"""Queues of topics with ``queue.type=BatchCQ``: one 46-byte unit for each record that holds a batch (spec 3.9).
+"""Queues of topics with ``queue.type=BatchCQ``: one 46-byte unit for each record (spec 3.9).
 
 Part of the ConsumeQueue dispatcher and under its invariants: units in the order of their records, in the file before the
 batch's end is published, and appending them again changes nothing.
 
 Which topics these are, the topic table says. For a topic that is not in it (it was deleted a moment ago) the record
-does: only the node's writer makes inner batches, and only for such topics. Records of these topics without INNER_NUM and
-INNER_BASE get no unit, as in RocketMQ, where plain sends to such a topic are possible.
+does: only the node's writer makes inner batches, and only for such topics. A record of these topics without INNER_NUM and
+INNER_BASE counts as a batch of one, as in RocketMQ 5.4.0, where plain sends to such a topic are possible.
 """
 
 from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -50,12 +51,11 @@ class BatchQueues:
         plain = [number for number, topic in enumerate(batch.topics) if self._is_plain(topic)]
         if len(plain) == len(batch.topics):
             return rows, rows[:0]
-        inner = (rows["inner_num"] > 0) & (rows["inner_base"] >= 0)
         unknown = [number for number, topic in enumerate(batch.topics) if topic not in self._is_batch]
         # A topic that nobody knows any more: its records tell.
-        marked = inner & (rows["sys_flag"] & SysFlag.INNER_BATCH != 0)
+        marked = _is_inner(rows) & (rows["sys_flag"] & SysFlag.INNER_BATCH != 0)
         is_plain = np.isin(rows["topic"], plain) | (np.isin(rows["topic"], unknown) & ~marked)
-        return rows[is_plain], rows[~is_plain & inner]
+        return rows[is_plain], rows[~is_plain]
 
     def _is_plain(self, topic: str) -> bool:
         """True for a topic that surely has plain queues. What was found out holds: the type cannot be changed."""
@@ -72,13 +72,14 @@ class BatchQueues:
         changed: list[tuple[str, int]] = []
         deleted = self._view.topics_deleted()
         rows, starts = by_queue(rows)
+        inner = _is_inner(rows)
         units = make_units(
             rows["physical_offset"],
             rows["size"],
             rows["tags_code"],
             rows["store_timestamp"],
-            rows["inner_base"],
-            rows["inner_num"],
+            np.where(inner, rows["inner_base"], rows["queue_offset"]),
+            np.where(inner, rows["inner_num"], 1),
         )
         for start, stop in pairwise(starts):
             topic, queue_id = batch.topics[int(rows["topic"][start])], int(rows["queue_id"][start])
@@ -111,3 +112,9 @@ class BatchQueues:
         """Delete files whose last unit points below ``min_offset`` (spec 3.6)."""
         for queue in self._queues.values():
             queue.delete_expired(min_offset)
+
+
+def _is_inner(rows: Rows) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Which records hold a batch, by their properties."""
+    result: np.ndarray[Any, np.dtype[np.bool_]] = (rows["inner_num"] > 0) & (rows["inner_base"] >= 0)
+    return result

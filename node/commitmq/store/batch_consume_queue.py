@@ -1,4 +1,4 @@
-"""The ConsumeQueue of a topic with ``queue.type=BatchCQ``: 46-byte units, one for each record that holds a batch (spec 3.9).
+"""The ConsumeQueue of a topic with ``queue.type=BatchCQ``: 46-byte units, one for each record (spec 3.9).
 
     0    physical offset i8      where the record lies
     8    size i4                 its length; 0 in a place that was never written
@@ -8,6 +8,8 @@
     36   count i2                how many messages are in it: they have the queue offsets base … base + count - 1
     38   compacted offset i4     -1; RocketMQ's compaction uses it
     42   reserved i4             0
+
+A record that is a plain message counts as a batch of one.
 
 A unit stands for many queue offsets, so its place says nothing about them: files are named after the logical byte they
 begin with, number n (*index* here) lies at byte n * 46, and a queue offset is found by bisection over the base offsets,
@@ -258,7 +260,6 @@ class BatchConsumeQueue(QueueFiles):
             return 0
         first = int(new["base_offset"][0])
         if first != self._end_offset and self._last_start >= 0:
-            # Plain messages between two batches take queue offsets and have no unit, in a store of RocketMQ's.
             get_log("consume_queue").warning(
                 "a batch does not follow its queue's end", queue=self.folder, expected=first, end=self._end_offset
             )

@@ -295,7 +295,8 @@ class SendRequests:
             raise Refusal("NO_PERMISSION", f"topic {name!r} is not writable")
         self._check_place(name, topic)
         if topic.is_batch != (header["op"] == "batch"):
-            # RocketMQ stores such a message, gives it a queue offset and no unit: it could never be consumed.
+            # RocketMQ 5.4.0 takes such a message for a batch of one, other versions give it no unit, so that it could never
+            # be consumed.
             raise Refusal(
                 "MESSAGE_ILLEGAL",
                 f"topic {name!r} has queue.type=BatchCQ: its messages come in batches (op batch; send_batch in the client)"

@@ -85,7 +85,7 @@ def test_appending_again_changes_nothing(make: Make) -> None:
 
 
 def test_a_gap_between_batches_is_kept_and_reported(make: Make, caplog: pytest.LogCaptureFixture) -> None:
-    """In a store of RocketMQ's plain messages take queue offsets without a unit: they cannot be consumed."""
+    """In a store of an older RocketMQ plain messages take queue offsets without a unit: they cannot be consumed."""
     queue = make()
     queue.append_units(units(rows(3)))
     assert queue.append_units(units([(500, 100, 0, 2_000, 8, 2)])) == 1

@@ -2,6 +2,7 @@ package commitmq.interop;
 
 import com.alibaba.fastjson2.JSON;
 import java.net.InetSocketAddress;
+import java.nio.ByteBuffer;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.LinkedHashMap;
@@ -13,6 +14,7 @@ import org.apache.rocketmq.common.message.MessageConst;
 import org.apache.rocketmq.common.message.MessageDecoder;
 import org.apache.rocketmq.common.message.MessageExtBatch;
 import org.apache.rocketmq.common.message.MessageExtBrokerInner;
+import org.apache.rocketmq.common.sysflag.MessageSysFlag;
 import org.apache.rocketmq.store.DefaultMessageStore;
 import org.apache.rocketmq.store.PutMessageResult;
 import org.apache.rocketmq.store.PutMessageStatus;
@@ -39,6 +41,35 @@ final class Append {
             lines.add(line("single", 1, store.putMessage(single(i))));
         }
         lines.add(line("batch", count, store.putMessages(batch(count))));
+        return lines;
+    }
+
+    /** Store {@code count} inner batches of 1, 2, … messages, in the way in which a broker does it for BatchCQ topics. */
+    List<String> innerBatches(int count) {
+        List<String> lines = new ArrayList<>();
+        for (int number = 1; number <= count; number++) {
+            MessageExtBatch batch = batch(number);
+            MessageAccessor.putProperty(batch, MessageConst.PROPERTY_UNIQ_CLIENT_MESSAGE_ID_KEYIDX,
+                String.format("7F000001000000000000B%011d", number));
+            batch.setSysFlag(MessageSysFlag.NEED_UNWRAP_FLAG | MessageSysFlag.INNER_BATCH_FLAG);
+            batch.setInnerBatch(true);
+            MessageAccessor.putProperty(batch, MessageConst.PROPERTY_INNER_NUM,
+                String.valueOf(MessageDecoder.countInnerMsgNum(ByteBuffer.wrap(batch.getBody()))));
+            batch.setPropertiesString(MessageDecoder.messageProperties2String(batch.getProperties()));
+            lines.add(line("inner", number, store.putMessage(batch)));
+        }
+        return lines;
+    }
+
+    /** Store {@code count} messages that go to the LMQs {@code names} too. */
+    List<String> light(int count, String names) {
+        List<String> lines = new ArrayList<>();
+        for (int i = 0; i < count; i++) {
+            MessageExtBrokerInner message = single(i);
+            MessageAccessor.putProperty(message, MessageConst.PROPERTY_INNER_MULTI_DISPATCH, names);
+            message.setPropertiesString(MessageDecoder.messageProperties2String(message.getProperties()));
+            lines.add(line("light", 1, store.putMessage(message)));
+        }
         return lines;
     }
 

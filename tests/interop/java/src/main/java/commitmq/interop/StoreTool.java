@@ -17,6 +17,9 @@ import java.util.Map;
 import java.util.Properties;
 import java.util.TreeMap;
 import org.apache.rocketmq.common.BoundaryType;
+import org.apache.rocketmq.common.MixAll;
+import org.apache.rocketmq.common.attribute.CQType;
+import org.apache.rocketmq.common.message.MessageDecoder;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.store.ConsumeQueueExt;
 import org.apache.rocketmq.store.DefaultMessageStore;
@@ -39,6 +42,8 @@ import org.apache.rocketmq.store.queue.CqUnit;
  *     units                       every ConsumeQueue unit, with its extension unit
  *     tagged TOPIC QUEUE CODE     queue offsets that a pull by this hash of a tag examines no further
  *     append TOPIC QUEUE COUNT    COUNT single messages and one batch of COUNT
+ *     append-inner TOPIC QUEUE N  N inner batches, of 1, 2, … N messages, to a topic with queue.type=BatchCQ
+ *     append-light TOPIC QUEUE COUNT NAMES   COUNT messages that go to the LMQs NAMES (with commas) too
  *     config                      topics, groups and offsets as a broker decodes their files; the store is not opened
  * </pre>
  *
@@ -113,6 +118,16 @@ public final class StoreTool {
                     new Append(open.store, topic, queue).run(count).forEach(out::println);
                     open.awaitDispatch();
                 }
+                case "append-inner", "append-light" -> {
+                    String topic = arguments.removeFirst();
+                    int queue = Integer.parseInt(arguments.removeFirst());
+                    int count = Integer.parseInt(arguments.removeFirst());
+                    Append append = new Append(open.store, topic, queue);
+                    List<String> lines = verb.equals("append-inner")
+                        ? append.innerBatches(count) : append.light(count, arguments.removeFirst());
+                    lines.forEach(out::println);
+                    open.awaitDispatch();
+                }
                 default -> throw new IllegalArgumentException("unknown verb " + verb);
             }
             told.put("stopped", bounds(open.store));
@@ -123,7 +138,7 @@ public final class StoreTool {
         }
     }
 
-    private static Map<String, Object> bounds(DefaultMessageStore store) {
+    private static Map<String, Object> bounds(DefaultMessageStore store) throws Exception {
         List<Object> queues = new ArrayList<>();
         forEachQueue(store, queue -> queues.add(List.of(queue.getTopic(), queue.getQueueId(),
             queue.getMinOffsetInQueue(), queue.getMaxOffsetInQueue(), queue.getMaxPhysicOffset())));
@@ -140,16 +155,73 @@ public final class StoreTool {
     }
 
     private interface QueueVisitor {
-        void visit(ConsumeQueueInterface queue);
+        void visit(ConsumeQueueInterface queue) throws Exception;
     }
 
-    private static void forEachQueue(DefaultMessageStore store, QueueVisitor visitor) {
-        new TreeMap<>(store.getConsumeQueueTable()).values()
-            .forEach(queues -> new TreeMap<>(queues).values().forEach(visitor::visit));
+    private static void forEachQueue(DefaultMessageStore store, QueueVisitor visitor) throws Exception {
+        for (var queues : new TreeMap<>(store.getConsumeQueueTable()).values()) {
+            for (ConsumeQueueInterface queue : new TreeMap<>(queues).values()) {
+                visitor.visit(queue);
+            }
+        }
     }
 
-    private void readAll(DefaultMessageStore store) {
-        forEachQueue(store, queue -> readQueue(store, queue.getTopic(), queue.getQueueId()));
+    private void readAll(DefaultMessageStore store) throws Exception {
+        forEachQueue(store, queue -> {
+            if (queue.getCQType() == CQType.BatchCQ) {
+                readBatches(store, queue);
+            } else if (MixAll.isLmq(queue.getTopic())) {
+                readLight(store, queue);
+            } else {
+                readQueue(store, queue.getTopic(), queue.getQueueId());
+            }
+        });
+    }
+
+    /** Pull a queue of batches; each message inside becomes a line, as RocketMQ's consumers take records apart. */
+    private void readBatches(DefaultMessageStore store, ConsumeQueueInterface queue) throws Exception {
+        long offset = Math.max(0, queue.getMinOffsetInQueue());
+        while (offset < queue.getMaxOffsetInQueue()) {
+            GetMessageResult result = store.getMessage(GROUP, queue.getTopic(), queue.getQueueId(), offset, PULL_MESSAGES, null);
+            if (result.getStatus() != GetMessageStatus.FOUND || result.getNextBeginOffset() <= offset) {
+                throw new IllegalStateException("pull of " + queue.getTopic() + " at " + offset + ": " + result);
+            }
+            for (ByteBuffer record : result.getMessageBufferList()) {
+                List<MessageExt> inside = new ArrayList<>();
+                MessageDecoder.decodeMessage(json.decode(record), inside);
+                for (MessageExt message : inside) {
+                    if (message.getQueueOffset() != offset) {
+                        throw new IllegalStateException("expected offset " + offset + ", got " + message);
+                    }
+                    out.println(json.line(message));
+                    offset++;
+                }
+            }
+            if (offset != result.getNextBeginOffset()) {
+                throw new IllegalStateException("pull of " + queue.getTopic() + " goes on at " + result.getNextBeginOffset());
+            }
+            result.release();
+        }
+    }
+
+    /** Pull an LMQ: its units lead to records of other topics. Each line tells the place in the LMQ beside the record's own. */
+    private void readLight(DefaultMessageStore store, ConsumeQueueInterface queue) {
+        String name = queue.getTopic();
+        long offset = queue.getMinOffsetInQueue();
+        while (offset < queue.getMaxOffsetInQueue()) {
+            GetMessageResult result = store.getMessage(GROUP, name, MixAll.LMQ_QUEUE_ID, offset, PULL_MESSAGES, null);
+            if (result.getStatus() != GetMessageStatus.FOUND || result.getNextBeginOffset() <= offset) {
+                throw new IllegalStateException("pull of " + name + " at " + offset + ": " + result);
+            }
+            for (ByteBuffer record : result.getMessageBufferList()) {
+                Map<String, Object> fields = new LinkedHashMap<>();
+                fields.put("lmq", name);
+                fields.put("lmq_offset", offset++);
+                fields.put("message", JSON.parseObject(json.line(json.decode(record))));
+                out.println(JSON.toJSONString(fields));
+            }
+            result.release();
+        }
     }
 
     /** Pull one queue as a consumer's requests do: from the least offset on, each time from where the last answer ended. */
