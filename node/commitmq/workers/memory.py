@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, cast
@@ -48,6 +49,7 @@ _NOBLOCK = int(zmq.NOBLOCK)
 _SEND_MORE = int(zmq.SNDMORE) | _NOBLOCK
 _EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
 _POLL_MS = 500
+_ANNOUNCE_MS = 1  # a sender that waits for each answer must not wait for a wake-up of readers each time
 _TURN_REQUESTS = 256
 _TURN_BYTES = 8 * 1024 * 1024
 _BUDGET_SHARE = 0.75  # of the memory that is available
@@ -158,6 +160,7 @@ class MemoryProcess:
             properties_crc=config.commit_log.append_properties_crc,
         )
         self._requests = MemorySends(context, checker, self._topics, self._store, budget, segment_bytes)
+        self._next_announcement_ns = 0
         self._router, self.endpoints = context.bind_router("memory")
         context.register(self._router, quiet=True)
         context.register(self._news, quiet=True)
@@ -168,7 +171,9 @@ class MemoryProcess:
     def step(self) -> None:
         """One turn of the loop."""
         more = self.take_requests()
-        readable = self._context.wait(0 if more else _POLL_MS)
+        if self._requests.changed and time.monotonic_ns() >= self._next_announcement_ns:
+            self._announce()
+        readable = self._context.wait(0 if more else _ANNOUNCE_MS if self._requests.changed else _POLL_MS)
         if self._news in readable or self._topics.is_stale:
             self._hear_news()
 
@@ -194,12 +199,15 @@ class MemoryProcess:
             budget -= len(frames[-1])
             if budget <= 0:
                 break
-        changed = self._requests.changed
-        if changed:
-            with contextlib.suppress(zmq.Again):
-                self._publisher.send_multipart([b"q", orjson.dumps(list(changed))], _NOBLOCK)
-            changed.clear()
         return more
+
+    def _announce(self) -> None:
+        """Wake readers that wait for what changed: at once after a pause, else together with the next changes."""
+        changed = self._requests.changed
+        with contextlib.suppress(zmq.Again):
+            self._publisher.send_multipart([b"q", orjson.dumps(list(changed))], _NOBLOCK)
+        changed.clear()
+        self._next_announcement_ns = time.monotonic_ns() + _ANNOUNCE_MS * 1_000_000
 
     def _handle(self, identity: bytes, frames: list[zmq.Frame]) -> bytes:
         header_frame = frames[0].bytes
@@ -255,6 +263,7 @@ class MemoryProcess:
                 self._router.unbind(name)
         while self.take_requests():
             pass
+        self._announce()
         self._store.close(keep=False)
         self._publisher.close()
         self._news.close()
