@@ -61,11 +61,17 @@ def _with_sizes(layout: StoreLayout, config: NodeConfig) -> NodeConfig:
     segment = _first_size(layout.commit_log)
     if segment:
         config = replace(config, commit_log=replace(config.commit_log, segment_bytes=segment))
-    queue_files = layout.consume_queue.glob("*/*/" + "[0-9]" * 20)
-    size = next((path.stat().st_size for path in queue_files if path.stat().st_size), 0)
-    if size:
-        config = replace(config, consume_queue=replace(config.consume_queue, file_bytes=size))
-    return config
+    queues = config.consume_queue
+    size, batch_size = _queue_file_size(layout.consume_queue), _queue_file_size(layout.batch_consume_queue)
+    queues = replace(
+        queues, file_bytes=size or queues.file_bytes, batch_file_bytes=batch_size or queues.batch_file_bytes
+    )
+    return replace(config, consume_queue=queues)
+
+
+def _queue_file_size(folder: Path) -> int:
+    files = folder.glob("*/*/" + "[0-9]" * 20)
+    return next((path.stat().st_size for path in files if path.stat().st_size), 0)
 
 
 def _first_size(folder: Path) -> int:
