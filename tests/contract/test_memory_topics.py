@@ -240,6 +240,44 @@ def test_what_a_plain_send_may_not_do_is_refused_here_too(node: Node, producer: 
     ] == ("FRAME_TOO_LARGE")
 
 
+def test_nonsense_gets_an_answer_and_harms_nothing(node: Node, producer: Producer, topic: str) -> None:
+    """Whatever comes in: an answer about the request, the process goes on, and nothing is stored."""
+    producer.send(topic, b"before")
+    before = node.row("dispatcher-memory")
+    odd: tuple[Any, ...] = (None, True, -1, 1 << 62, 1.5, "", "x" * 300, [], ["flushed"], {}, {"a": 1})
+    context = zmq.Context()
+    try:
+        sock = context.socket(zmq.DEALER)
+        sock.setsockopt(zmq.RCVTIMEO, 10_000)
+        sock.connect(node.endpoints()["dispatcher-memory"])
+        for garbage in (
+            b"",
+            b"{",
+            b"[]",
+            b"\xff" * 100,
+            b'{"v":1}',
+            b'{"v":2,"op":"send","id":1}',
+            b'{"v":1,"op":7,"id":1}',
+        ):
+            sock.send_multipart([garbage, b"x"])
+            assert orjson.loads(sock.recv_multipart()[0])["ok"] is False
+        for op in ("send", "append", "hello"):
+            for field in ("topic", "queue", "ack", "properties", "flag", "sys_flag", "born", "count"):
+                for value in odd:
+                    if op == "hello" or (field, value) in (("properties", None), ("properties", {}), ("queue", -1)):
+                        continue
+                    header = {"v": 1, "id": 1, "op": op, "topic": topic, "queue": 7, "count": 1, field: value}
+                    sock.send_multipart([orjson.dumps(header), b"\xff" * 91])
+                    assert orjson.loads(sock.recv_multipart()[0])["outcome"] == "not_stored", (op, field, value)
+        sock.send_multipart([orjson.dumps({"v": 1, "id": 1, "op": "send", "topic": topic})])
+        assert orjson.loads(sock.recv_multipart()[0])["code"] == "BAD_HEADER"
+    finally:
+        context.destroy(linger=0)
+    assert producer.send(topic, b"after").queue_offset == 1
+    after = node.row("dispatcher-memory")
+    assert (after["pid"], after["restarts"]) == (before["pid"], before["restarts"])
+
+
 def test_the_wrong_process_names_the_right_one(node: Node, admin: Admin, producer: Producer, topic: str) -> None:
     there = ask(node, "writer", {"op": "send", "topic": topic}, b"x")
     assert (there["code"], there["endpoint"], there["outcome"]) == ("WRONG_ENDPOINT", "memory", "not_stored")

@@ -21,7 +21,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -32,9 +32,15 @@ from commitmq import plugins
 from commitmq.client import wire
 from commitmq.config import MEMORY_LEAST_SEGMENTS, NodeConfig
 from commitmq.errors import DiskFullError, ProtocolError, StoreError
-from commitmq.hookspecs import TopicStore, TopicStoreView
+from commitmq.hookspecs import Stored, TopicStore, TopicStoreView
 from commitmq.node_files import node_life
-from commitmq.store.append import MAX_RECORD_OVERHEAD_BYTES, Appended, CheckedRun, CommitLogAppender
+from commitmq.store.append import (
+    MAX_RECORD_OVERHEAD_BYTES,
+    Appended,
+    CheckedRun,
+    CommitLogAppender,
+    MessageIllegalError,
+)
 from commitmq.store.memory_files import DEFAULT_FOLDER, memory_folder
 from commitmq.store.message_id import pack_host
 from commitmq.store.record import Host
@@ -87,6 +93,7 @@ class MemorySends(SendRequests):
         self._max_run_bytes = min(self._max_run_bytes, budget // MEMORY_LEAST_SEGMENTS)
         self._max_message_bytes = checker.max_message_bytes
         self.changed: dict[tuple[str, int], None] = {}
+        self.storing = False  # true after a call of the store that raised what it should not
 
     def _check_place(self, name: str, topic: TopicView) -> None:
         if not topic.is_memory:
@@ -96,18 +103,26 @@ class MemorySends(SendRequests):
         """The disk is none of our business."""
 
     def _store_record(self, topic: str, queue_id: int, record: bytearray, born_host_bytes: int) -> tuple[int, Appended]:
-        try:
-            stored = self._store.append_record(topic, self._incarnation(topic), queue_id, record, born_host_bytes)
-        except DiskFullError as error:
-            raise Refusal("SERVICE_NOT_AVAILABLE", str(error), _FULL_RETRY_MS) from error
-        self.changed[topic, queue_id] = None
-        return stored.queue_offset, stored.appended
+        incarnation = self._incarnation(topic)
+        return self._kept(
+            topic, queue_id, lambda: self._store.append_record(topic, incarnation, queue_id, record, born_host_bytes)
+        )
 
     def _store_run(self, topic: str, queue_id: int, run: CheckedRun, host: bytes) -> tuple[int, Appended]:
+        incarnation = self._incarnation(topic)
+        return self._kept(topic, queue_id, lambda: self._store.append_run(topic, incarnation, queue_id, run, host))
+
+    def _kept(self, topic: str, queue_id: int, append: Callable[[], Stored]) -> tuple[int, Appended]:
+        self.storing = True
         try:
-            stored = self._store.append_run(topic, self._incarnation(topic), queue_id, run, host)
+            stored = append()
         except DiskFullError as error:
+            self.storing = False
             raise Refusal("SERVICE_NOT_AVAILABLE", str(error), _FULL_RETRY_MS) from error
+        except MessageIllegalError:
+            self.storing = False
+            raise
+        self.storing = False
         self.changed[topic, queue_id] = None
         return stored.queue_offset, stored.appended
 
@@ -232,8 +247,14 @@ class MemoryProcess:
             # The coordinator stores and counts a new topic before anybody is told of it.
             self._hear_news()
         header["ack"] = "memory" if header.get("ack", "flushed") == "flushed" else header["ack"]
-        # Whatever is raised here leaves store and queue offsets in doubt: this process ends, the next one takes over.
-        answer = self._requests.send(identity, header, frames)
+        try:
+            answer = self._requests.send(identity, header, frames)
+        except Exception as error:
+            if self._requests.storing:
+                raise  # store and queue offsets are in doubt: this process ends, the next one takes over
+            self._context.log.exception("a request failed", op=op, error=repr(error))
+            sentence = f"the node failed on this request: {error!r}"
+            return wire.error(header["id"], "SYSTEM_ERROR", sentence, outcome="not_stored")
         assert isinstance(answer, bytes)
         return answer
 
