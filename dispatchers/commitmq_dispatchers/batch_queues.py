@@ -42,8 +42,14 @@ class BatchQueues:
         self._queues.clear()
         for topic, queue_id, folder in list_queues(self._root):
             queue = BatchConsumeQueue(folder, self._file_bytes, self._fds)
-            queue.recover()
+            queue.recover(offset)
             queue.truncate(offset)
+            durable = self._view.durable
+            if durable is not None and durable < offset and queue.max_physical_offset > durable:
+                # A process of this dispatcher that was killed may have left units that are in the page cache only.
+                queue.expect_unsynced(0)
+            if queue.is_dirty:
+                self._written[queue] = 0
             self._queues[topic, queue_id] = queue
 
     def split(self, batch: DispatchBatch, rows: Rows) -> tuple[Rows, Rows]:

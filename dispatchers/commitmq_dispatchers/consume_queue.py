@@ -68,6 +68,8 @@ class ConsumeQueueDispatcher:
         self._round_end = self._durable
         self._folders: set[str] = set()
         self._load(view.position)
+        if view.durable is not None:
+            self._durable = (min(view.durable, view.position), 0)
         return view.position
 
     def truncate(self, offset: int) -> None:
@@ -82,10 +84,20 @@ class ConsumeQueueDispatcher:
         self._queues.clear()
         self._written.clear()
         self._round.clear()
+        deleted = self._view.topics_deleted()
+        durable = offset if self._view.durable is None else self._view.durable
         proof = LogProof(self._view.layout.commit_log, self._view.config.commit_log.segment_bytes)
         for topic, queue_id, folder in list_queues(self._root):
             queue = ConsumeQueue(folder, self._file_bytes, self._fds)
             queue.recover(offset, proof=proof.of(topic, queue_id), durable=False)
+            gone_below = deleted.get(topic, -1)
+            if gone_below > 0 and (queue.unit(queue.min_offset) or (gone_below,))[0] < gone_below:
+                # The topic was deleted, but not these files, or a power cut brought them back.
+                queue.destroy()
+                continue
+            if durable < offset and queue.max_physical_offset > durable:
+                # A process of this dispatcher that was killed may have left units that are in the page cache only.
+                queue.expect_unsynced(queue.last_offset_below(durable) * queue.unit_bytes)
             self._queues[topic, queue_id] = queue
             if queue.is_dirty:
                 self._written[queue] = 0

@@ -50,6 +50,8 @@ class QueueExtensions:
             last = queue.unit(queue.max_offset - 1)
             if last is not None and is_address(last[2]):
                 ext.truncate_behind(last[2])
+            if queue.is_dirty:
+                ext.expect_unsynced(0)  # units that point here are to be synced again, so what they point to is too
             self._queues[topic, queue_id] = ext
 
     def add(self, key: QueueKey, queue: ConsumeQueue, rows: Rows, units: Rows) -> None:

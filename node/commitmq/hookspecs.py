@@ -58,6 +58,9 @@ class DispatcherView:
 
     ``topic_attributes(topic)``: attributes of a topic (``queue.type`` and so on) as the topic table has them now; None
     when it has no such topic, because it was deleted since the record was stored.
+
+    ``durable`` is what the former process had last returned from ``flush``: what lies between it and ``position`` may be
+    in the page cache only, so it must be synced before a flush may return more.
     """
 
     layout: StoreLayout
@@ -76,6 +79,7 @@ class DispatcherView:
     topic_attributes: Callable[[str], Mapping[str, str] | None] = lambda _topic: None
     subscriptions_of: Callable[[str], list[tuple[bytes, RecordFilter]]] = lambda _topic: []
     """For the ConsumeQueue's dispatcher: the SQL92 filters of a topic's groups, each with its bits (spec 3.8)."""
+    durable: int | None = None
 
     @property
     def folder(self) -> Any:

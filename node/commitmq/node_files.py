@@ -67,6 +67,10 @@ def make_folders(layout: StoreLayout) -> None:
     try:
         layout.root.mkdir(parents=True, exist_ok=True)
         layout.own.mkdir(exist_ok=True)
+        sync_folder(layout.root)
+        with contextlib.suppress(PermissionError):
+            # The store's own name. A parent that we may not read was not made by us.
+            sync_folder(layout.root.parent)
         # Whoever may enter run/ may connect to the node's Unix sockets and read its token.
         layout.run.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:

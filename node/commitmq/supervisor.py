@@ -174,7 +174,8 @@ class Supervisor:
         for role in self._roles:
             if role.name == "recovery":
                 role.params["previous_pid"] = abort_file.read_pid(layout.abort)
-        abort_file.create(layout.abort, os.getpid())
+        if self._was_clean:
+            abort_file.create(layout.abort, os.getpid())
         if not is_loopback(self._config.network.host):
             self._log.warning(exposure_warning(self._config.network.host, self._ports["admin"]))
         self._crew = Crew(
@@ -231,6 +232,9 @@ class Supervisor:
         for role in self._roles:
             if not self._bring_up(crew.workers[role.name]):
                 return
+            if role.name == "recovery" and not self._was_clean:
+                # Not before: if we end while it runs, the next one must still see whose crash it is that it finds.
+                abort_file.create(self._layout.abort, os.getpid())
             if role.name == "discovery":
                 self._enlist(Roster(crew.workers["discovery"].info))
         for role in [worker.spec for worker in crew.workers.values() if worker.phase is Phase.IDLE]:

@@ -26,6 +26,7 @@ from commitmq.coordination.topics import Topics
 from commitmq.errors import ProtocolError, StoreError
 from commitmq.log import get_log
 from commitmq.node_files import node_life
+from commitmq.store.json_config import sync_folder
 from commitmq.store.layout import StoreLayout
 from commitmq.store.memory_files import memory_folder, survives
 from commitmq.store.topic_config import STORAGE_MEMORY, STORAGE_TYPE
@@ -67,6 +68,9 @@ class Service:
         self._control = control
         layout.own.mkdir(parents=True, exist_ok=True)
         layout.config.mkdir(parents=True, exist_ok=True)
+        for folder in (layout.own, layout.config):
+            # What a predecessor renamed and did not live to sync is answered from now on as if it were durable.
+            sync_folder(folder)
         self.offsets = GroupOffsets.open(layout)
         self.topics = Topics.load(
             layout,

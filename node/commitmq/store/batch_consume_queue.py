@@ -118,13 +118,14 @@ class BatchConsumeQueue(QueueFiles):
 
     # ------------------------------------------------------------ opening
 
-    def recover(self) -> None:
+    def recover(self, limit: int | None = None) -> None:
         """Find the end as the writing process, and clear away what lies behind it (spec 3.5).
 
-        Begins at the third-last file. Files behind the end are deleted, bytes behind it are zeroed and synced.
+        Begins at the third-last file. Files behind the end are deleted, bytes behind it are zeroed and synced. At or
+        above physical offset ``limit`` files may be missing before others, as a power cut leaves them.
         Raises SegmentSizeError.
         """
-        bases = self._list_files(repair=True)
+        bases = self._list_files(repair=True, limit=limit)
         self._scan(bases, max(0, len(bases) - 3))
         if self._last_start < 0:
             self._forget(bases)
@@ -279,7 +280,7 @@ class BatchConsumeQueue(QueueFiles):
         Files left without a unit are deleted; what is cut of the last one is zeroed and synced. A queue that keeps no
         unit is as one that never had any.
         """
-        bases = self._list_files(repair=True)
+        bases = self._list_files(repair=True, limit=physical_offset)
         first = max(0, self._first) // BATCH_UNIT_BYTES
         index = self.first_index(lambda unit: int(unit["physical_offset"]) >= physical_offset, low=first)
         if index == first:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final
 
 from commitmq.errors import StoreError
+from commitmq.store.json_config import sync_folder
 
 CHECKPOINT_BYTES: Final = 4096
 _FIELDS: Final = struct.Struct(">qqqqq")
@@ -61,6 +62,23 @@ class Checkpoint:
         physic, logics, index, master, confirm = _FIELDS.unpack_from(data)
         return cls(physic, logics, index, master, confirm, data[_FIELDS.size :].rstrip(b"\0"))
 
+    @classmethod
+    def load_durable(cls, path: Path) -> Checkpoint:
+        """:meth:`load`, and what was read is on the device afterwards: its writer may have died before the sync."""
+        found = cls.load(path)
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return found
+        try:
+            os.fdatasync(fd)
+            sync_folder(path.parent)
+        except OSError as error:
+            raise StoreError(f"cannot sync the checkpoint: {error.strerror}", path=path) from error
+        finally:
+            os.close(fd)
+        return found
+
     def to_bytes(self) -> bytes:
         """The 4096 bytes of the file."""
         fields = _FIELDS.pack(
@@ -77,6 +95,7 @@ class Checkpoint:
 
         Raises OSError; the caller knows whether an old checkpoint does harm (it only makes a recovery start earlier).
         """
+        made = not path.exists()
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             data = self.to_bytes()
@@ -85,3 +104,5 @@ class Checkpoint:
             os.fdatasync(fd)
         finally:
             os.close(fd)
+        if made:
+            sync_folder(path.parent)

@@ -73,15 +73,16 @@ class ConsumeQueue(QueueFiles):
         """Find the end as the writing process, and clear away what lies behind it (spec 3.5).
 
         Only units of records that begin below ``limit`` stay; at ``limit`` and above they may be in any disorder that
-        a power cut leaves. Files behind the end are deleted, bytes behind it are zeroed and synced: a stale unit left
-        there would link up again once the queue has grown to it. Not ``durable``: the sync is left to :meth:`flush`,
-        which must come before the caller takes anything at or above ``limit`` for durable.
+        a power cut leaves, and files may be missing before others. Files behind the end are deleted, bytes behind it
+        are zeroed and synced: a stale unit left there would link up again once the queue has grown to it. Not
+        ``durable``: the sync is left to :meth:`flush`, which must come before the caller takes anything at or above
+        ``limit`` for durable.
 
         With ``proof`` a few reads do, however long the queue is; without, and when the proof fails, all units from the
         third-last file on are looked at. :attr:`min_offset` is the first file's begin until :meth:`correct_min_offset`.
         A queue that keeps no unit is as one that never had any. Raises SegmentSizeError.
         """
-        bases = self._list_files(repair=True)
+        bases = self._list_files(repair=True, limit=limit)
         self._find_end(bases, limit, proof, files=3)
         self._settle(bases, durable=durable)
 
@@ -288,7 +289,7 @@ class ConsumeQueue(QueueFiles):
         keeps unconditionally, the first of a file, begins below the offset here too. A queue that keeps no unit is as
         one that never had any: units of records below the offset may be appended again.
         """
-        bases = self._list_files(repair=True)
+        bases = self._list_files(repair=True, limit=physical_offset)
         self._end_below(physical_offset)
         self._settle(bases, durable=True)
 

@@ -81,8 +81,11 @@ class ConsumeQueueExt(QueueFiles):
         return self._end
 
     def recover(self) -> None:
-        """Find the end of the valid units, and clear away what lies behind it. Raises SegmentSizeError."""
-        bases = self._list_files(repair=True)
+        """Find the end of the valid units, and clear away what lies behind it. Raises SegmentSizeError.
+
+        What follows a missing file is as good as gone: its queue points to nothing behind a unit that was not synced.
+        """
+        bases = self._list_files(repair=True, limit=0)
         self._first, self._end = (bases[0], bases[-1]) if bases else (-1, 0)
         if bases:
             self._end = self._valid_until(bases[-1])
@@ -117,7 +120,7 @@ class ConsumeQueueExt(QueueFiles):
         base = at - at % self.file_bytes
         mark = self._pread(base, at - base, 2) if self._first >= 0 and self._first <= at < self._end else b""
         size = int.from_bytes(mark, "big", signed=True)
-        bases = self._list_files(repair=True)
+        bases = self._list_files(repair=True, limit=0)
         if size < HEAD_BYTES:
             self._forget(bases)
             self._end = base + self.file_bytes

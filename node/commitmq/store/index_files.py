@@ -126,6 +126,11 @@ class IndexFiles:
         saved = SavedState.load(self._state_path)
         died_alone = self._marker.exists()
         self._names = list_index_files(self.folder)
+        for number, name in enumerate(self._names):
+            if (self.folder / name).stat().st_size == 0:
+                # The name reached the device, the size did not: never synced, and so is what came after it.
+                self._delete_from(number)
+                break
         for name in self._names:
             self._headers[name] = self._read_header(name)
         trusted = not died_alone and clean and (saved is None or saved.clean)

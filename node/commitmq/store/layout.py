@@ -71,6 +71,11 @@ class StoreLayout:
         return self.root / "commitmq"
 
     @property
+    def flush_failed(self) -> Path:
+        """There while a failed sync makes the page cache untrustworthy: the next recovery reads from the device."""
+        return self.own / "flush_failed"
+
+    @property
     def run(self) -> Path:
         return self.root / "run"
 

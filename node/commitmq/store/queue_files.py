@@ -14,6 +14,7 @@ import contextlib
 import errno
 import os
 import re
+import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import ClassVar, Final, Protocol
@@ -26,6 +27,7 @@ from commitmq.store.mapped_file import check_size
 from commitmq.store.writeback import start_writeback
 
 _FILE_NAME: Final = re.compile(r"\d{20}", re.ASCII)
+_UNIT_HEAD: Final = struct.Struct(">qi")  # every kind of unit begins with a record's physical offset and size
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
 _TAIL_BYTES: Final = 4096
 
@@ -98,7 +100,12 @@ class QueueFiles:
 
     # ------------------------------------------------------------ reading
 
-    def _list_files(self, *, repair: bool) -> list[int]:
+    def _list_files(self, *, repair: bool, limit: int | None = None) -> list[int]:
+        """Where the files begin, ascending. Raises SegmentSizeError, and StoreError for a hole between two files.
+
+        What points at or above ``limit`` was not synced when the node ended: there, a power cut may have taken a file,
+        or its size, and left later ones. With ``repair`` such files are deleted.
+        """
         sizes: list[tuple[int, int]] = []
         try:
             with os.scandir(self.folder) as entries:
@@ -108,15 +115,26 @@ class QueueFiles:
         except FileNotFoundError:
             return []
         sizes.sort()
-        if sizes and sizes[-1][1] == 0:  # the crash came between making the file and giving it its size
-            base, _ = sizes.pop()
-            if repair:
-                self._delete(base)
         for index, (base, size) in enumerate(sizes):
+            hole = base != sizes[0][0] + index * self.file_bytes
+            behind = sizes[index + (size == 0) :]
+            if (hole or size == 0) and not any(self._begins_below(one, limit) for one, _ in behind):
+                if repair:
+                    for one, _ in reversed(sizes[index:]):
+                        self._delete(one)
+                return [before for before, _ in sizes[:index]]
             check_size(Path(self._path(base)), size, self.file_bytes)
-            if base != sizes[0][0] + index * self.file_bytes:
+            if hole:
                 raise StoreError("a file of the queue is missing before this one", path=self._path(base))
         return [base for base, _ in sizes]
+
+    def _begins_below(self, base: int, limit: int | None) -> bool:
+        """Whether a file's first unit points below ``limit``; always without one."""
+        if limit is None:
+            return True
+        head = self._pread(base, 0, _UNIT_HEAD.size)
+        offset, size = _UNIT_HEAD.unpack(head) if len(head) == _UNIT_HEAD.size else (0, 0)
+        return bool(size > 0 and offset < limit)
 
     def _pread(self, base: int, position: int, size: int) -> bytes:
         try:
@@ -271,11 +289,19 @@ class QueueFiles:
         self._dirty = None
         self._made = False
 
+    def expect_unsynced(self, at: int) -> None:
+        """Count everything from logical byte ``at`` on as not flushed: a process that died may not have come to it."""
+        if self._first < 0 or at >= self._end:
+            return
+        at = max(at, self._first)
+        self._dirty = {*(self._dirty or ()), *range(at - at % self.file_bytes, self._end, self.file_bytes)}
+        self._made = True
+
     # ------------------------------------------------------------ cutting
 
     def destroy(self) -> None:
         """Delete every file of the queue and its folder."""
-        self._forget(self._list_files(repair=True))
+        self._forget(self._list_files(repair=True, limit=0))
         try:
             os.rmdir(self.folder)
         except OSError:

@@ -12,18 +12,25 @@ Rules
       (minus 3 s), because what is older was flushed, in the log and in the ConsumeQueues. Everything from there on is
       checked record by record (length chain, magic, physical offset, body CRC, ``__CRC32#`` when present) and dispatched
       again, which is idempotent.
-    * Zeros end the log. Something invalid in the last written segment is a torn tail: cut. Something invalid with records
-      in a later segment is corruption: nothing is touched and the start is refused.
+    * Zeros end the log. Something invalid behind what the sidecar knows as flushed is a torn tail: cut, later segments
+      included, because a power cut keeps any subset of the pages that were not synced. (The sidecar is written before
+      ``flushed`` passes a segment's end, so nothing in those later segments was promised to anyone.) Without a sidecar
+      only the last written segment can be a torn tail; with records in a later segment it is corruption: nothing is
+      touched and the start is refused.
+    * After a failed sync the page cache may have what the device never got, and call it clean: it is dropped first.
 
 Crash-safe in itself: a recovery killed anywhere is simply run again. It copies what it cuts before it zeroes it, zeroes
-before it removes segments behind, and syncs both before positions are published.
+before it removes segments behind, the last one first and each durably, so that no hole can appear between two segments,
+and syncs all of it before positions are published.
 """
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -98,14 +105,16 @@ def recover(
     The three sizes are those of a CommitLog segment and of the files of plain and of BatchCQ queues. ``previous_pid`` is
     what ``abort`` held when the node was started, None when it was not there.
     """
-    layout.commit_log.mkdir(parents=True, exist_ok=True)
+    _make_folders(layout)
     commit_log = CommitLog(layout.commit_log, segment_bytes)
     try:
         bases = commit_log.segments()
         if not bases:
             _refuse_orphaned_queues(layout)
             return Recovered(0, 0, 0, 0, 0, 0, 0, crc_from=0)
-        checkpoint = Checkpoint.load(layout.checkpoint)
+        if layout.flush_failed.exists():
+            _drop_page_cache(layout, log)
+        checkpoint = Checkpoint.load_durable(layout.checkpoint)
         sidecar = _trusted_sidecar(layout, segment_bytes, previous_pid, bases)
         if sidecar is not None:
             start, durable, crc_from = max(sidecar.flushed, bases[0]), sidecar.queues_durable, sidecar.crc_from
@@ -115,11 +124,14 @@ def recover(
             start = _start_segment(commit_log, bases, covered if clean else None, checkpoint.min_timestamp)
             durable = covered if clean and covered >= 0 else start
             crc_from, stamp = -1, checkpoint.physic_msg_timestamp
-        found = scan_to_end(commit_log, start, crc_from=crc_from)
+        found = scan_to_end(commit_log, start, crc_from=crc_from, start_is_flushed=sidecar is not None)
     finally:
         commit_log.close()
     cut = _cut_tail(layout, found, segment_bytes, bases, log)
     _sync_segments(layout, start, found.end, segment_bytes)
+    if layout.flush_failed.exists():
+        layout.flush_failed.unlink()
+        _sync_folder(layout.own)
     if clean and durable < found.end:
         log.warning(
             "the stop was clean but the queues are behind the log, they catch up", queues=durable, log_end=found.end
@@ -154,12 +166,38 @@ def _trusted_sidecar(
     return sidecar
 
 
-def scan_to_end(commit_log: CommitLog, start: int, *, crc_from: int = -1) -> ScanEnd:
+def _make_folders(layout: StoreLayout) -> None:
+    """The store's own folders, and their names durable: what is synced in a folder that nobody finds again is lost.
+
+    Done at every start, because a killed one may have made a folder without getting as far as the sync.
+    """
+    for folder in (layout.commit_log, layout.consume_queue, layout.config, layout.own):
+        folder.mkdir(parents=True, exist_ok=True)
+    for folder in (layout.commit_log, layout.config, layout.own, layout.root):
+        _sync_folder(folder)
+
+
+def _drop_page_cache(layout: StoreLayout, log: Log) -> None:
+    """Have the kernel forget what it calls clean of the log: after a failed sync that may never have reached the device.
+
+    No process of the node has a file mapped now. What is dirty stays, and is written by this recovery's syncs.
+    """
+    log.warning("a sync failed in the last run: the log is read from the device, not from the page cache")
+    for path in sorted(layout.commit_log.iterdir()):
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(fd)
+
+
+def scan_to_end(commit_log: CommitLog, start: int, *, crc_from: int = -1, start_is_flushed: bool = False) -> ScanEnd:
     """Check every record from ``start``, a record's boundary, to the end of the log. Changes nothing.
 
     Records from ``crc_from`` on must have a ``__CRC32#``, unless it is negative.
 
-    Raises CorruptRecordError when something invalid has records behind it in a later segment.
+    Raises CorruptRecordError when something invalid has records behind it in a later segment, unless the sidecar says
+    that what lies behind ``start`` need not be whole (``start_is_flushed``).
     """
     out = np.zeros(5, np.int64)
     bases = [base for base in commit_log.segments() if base + commit_log.segment_bytes > start]
@@ -182,7 +220,7 @@ def scan_to_end(commit_log: CommitLog, start: int, *, crc_from: int = -1) -> Sca
         head = segment[good_end : good_end + 8]
         empty = not segment[good_end:].any() if not head.any() else False
         later = [one for one in bases[number + 1 :] if any(commit_log.read(one, 8))]
-        if later:
+        if later and not start_is_flushed:
             raise CorruptRecordError(
                 f"corruption in the middle of the log: {REASONS.get(reason, reason)}, and records follow in segment "
                 f"{segment_name(later[0])}. Nothing was changed. Restore this segment from a copy, or cut the log here",
@@ -252,33 +290,26 @@ def _cut_tail(layout: StoreLayout, found: ScanEnd, segment_bytes: int, bases: li
     path = layout.commit_log / segment_name(base)
     if path.exists():
         cut += _zero_tail(layout, path, base, found, log)
-    for later in [one for one in bases if one >= found.end and one != base]:
+    for later in sorted((one for one in bases if one >= found.end and one != base), reverse=True):
         segment = layout.commit_log / segment_name(later)
+        # What a power cut left of records that nobody was told of goes too, but not without a copy.
+        cut += _zero_tail(layout, segment, later, found, log)
         segment.unlink()
+        _sync_folder(layout.commit_log)
         log.info("removed a segment that holds no records", segment=str(segment))
-    _sync_folder(layout.commit_log)
     return cut
 
 
 def _zero_tail(layout: StoreLayout, path: Path, base: int, found: ScanEnd, log: Log) -> int:
-    start = found.end - base
+    """Zero a segment behind the end, which lies in it or before it, durably; what was there is copied first."""
+    start = max(0, found.end - base)
     fd = os.open(path, os.O_RDWR)
     try:
         size = os.fstat(fd).st_size
-        extents = [(position, chunk) for position, chunk in _nonzero_chunks(fd, start, size)]
-        if not extents:
+        cut, copy = _keep_copy(layout, fd, base, start, size)
+        if not cut:
             return 0
-        total = sum(len(chunk) for _, chunk in extents)
-        copy = layout.own / "cut" / f"{base:020d}-{start}-{time.time_ns() // 1_000_000}"
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        with copy.open("wb") as target:
-            for position, chunk in extents:
-                target.seek(position - start)
-                target.write(chunk)
-            target.flush()
-            os.fsync(target.fileno())
-        _sync_folder(copy.parent)
-        for position, chunk in extents:
+        for position, chunk in _nonzero_chunks(fd, start, size):
             os.pwrite(fd, bytes(len(chunk)), position)
         os.fdatasync(fd)
     finally:
@@ -290,12 +321,32 @@ def _zero_tail(layout: StoreLayout, path: Path, base: int, found: ScanEnd, log: 
         reason=found.torn or "stale bytes",
         copy=str(copy),
     )
-    return total
+    return cut
 
 
-def _nonzero_chunks(fd: int, start: int, size: int) -> list[tuple[int, bytes]]:
+def _keep_copy(layout: StoreLayout, fd: int, base: int, start: int, size: int) -> tuple[int, Path | None]:
+    """Copy what is not zero in [start, size) into ``commitmq/cut/``; returns its bytes and the copy."""
+    cut = 0
+    copy = layout.own / "cut" / f"{base:020d}-{start}-{time.time_ns() // 1_000_000}"
+    chunks = _nonzero_chunks(fd, start, size)
+    first = next(chunks, None)
+    if first is None:
+        return 0, None
+    copy.parent.mkdir(parents=True, exist_ok=True)
+    with copy.open("wb") as target:
+        for position, chunk in itertools.chain([first], chunks):
+            target.seek(position - start)
+            target.write(chunk)
+            cut += len(chunk)
+        target.flush()
+        os.fsync(target.fileno())
+    _sync_folder(copy.parent)
+    _sync_folder(layout.own)
+    return cut, copy
+
+
+def _nonzero_chunks(fd: int, start: int, size: int) -> Iterator[tuple[int, bytes]]:
     """``(position, bytes)`` of each chunk of [start, size) that is not all zero; holes are not read."""
-    chunks = []
     position = start
     while position < size:
         try:
@@ -306,14 +357,13 @@ def _nonzero_chunks(fd: int, start: int, size: int) -> list[tuple[int, bytes]]:
         if not data:
             break
         if np.frombuffer(data, np.uint8).any():
-            chunks.append((position, data))
+            yield position, data
         position += len(data)
-    return chunks
 
 
 def _sync_segments(layout: StoreLayout, start: int, end: int, segment_bytes: int) -> None:
     """Make what the scan accepted durable: after kill -9 it may only be in the page cache."""
-    base = start
+    base = start - start % segment_bytes
     while base < end:
         path = layout.commit_log / segment_name(base)
         if path.exists():
@@ -373,10 +423,11 @@ def zero_behind(path: Path, position: int) -> int:
     """
     fd = os.open(path, os.O_RDWR)
     try:
-        chunks = _nonzero_chunks(fd, position, os.fstat(fd).st_size)
-        for at, chunk in chunks:
+        zeroed = 0
+        for at, chunk in _nonzero_chunks(fd, position, os.fstat(fd).st_size):
             os.pwrite(fd, bytes(len(chunk)), at)
-        return sum(len(chunk) for _, chunk in chunks)
+            zeroed += len(chunk)
+        return zeroed
     finally:
         os.close(fd)
 

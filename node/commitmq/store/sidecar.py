@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Final
 
 from commitmq.store.checkpoint import CHECKPOINT_BYTES, Checkpoint
+from commitmq.store.json_config import sync_folder
 
 _MAGIC: Final = b"CMQPOS01"
 _FIELDS: Final = struct.Struct(">8sqqqqqqII")
@@ -93,6 +94,7 @@ class Sidecar:
         """
         self.checkpoint_before = file_crc(checkpoint_path)
         self.checkpoint_after = zlib.crc32(checkpoint.to_bytes())
+        made = not path.exists()
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             data = self.to_bytes()
@@ -101,6 +103,8 @@ class Sidecar:
             os.fdatasync(fd)
         finally:
             os.close(fd)
+        if made:
+            sync_folder(path.parent)
         checkpoint.save(checkpoint_path)
 
 

@@ -181,9 +181,12 @@ class NodeProcess:
         except OSError:
             return "(no node.log)"
 
-    def kill_all(self) -> None:
-        """SIGKILL every process at one moment: all are halted first, so that none sees another one go."""
-        pids = list(self.pids().values())
+    def kill_all(self, *, known: bool = False) -> None:
+        """SIGKILL every process at one moment: all are halted first, so that none sees another one go.
+
+        ``known`` takes the pids seen so far, for when the node could not answer now.
+        """
+        pids = [pid for pid in self.seen if alive(pid) and self.is_ours(pid)] if known else list(self.pids().values())
         for number in (signal.SIGSTOP, signal.SIGKILL):
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):

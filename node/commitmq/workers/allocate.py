@@ -131,9 +131,10 @@ class SegmentAllocator:
         base = self._control.get(Word.ALLOCATED) - self._segment_bytes
         while base >= written:
             (self._layout.commit_log / segment_name(base)).unlink(missing_ok=True)
+            # One at a time: a power cut that undid only the later deletion would leave a hole between two segments.
+            _sync_folder(self._layout.commit_log)
             self._control.put(Word.ALLOCATED, base)
             base -= self._segment_bytes
-        _sync_folder(self._layout.commit_log)
 
 
 def _sync_folder(folder: os.PathLike[str]) -> None:

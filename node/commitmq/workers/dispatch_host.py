@@ -119,6 +119,7 @@ class DispatcherHost:
             subscriptions_of=CompiledSubscriptions(
                 context.layout, self._control, context.params.get("filters", ()) if not self.is_plugin else ()
             ),
+            durable=self._control.dispatcher(self.slot, DispatcherWord.DURABLE),
         )
         if state is not None:
             state.epoch, state.clean = epoch, False

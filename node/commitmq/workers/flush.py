@@ -19,6 +19,7 @@ import os
 from commitmq import failpoints
 from commitmq.control import DispatcherWord, Word, WorkerWord
 from commitmq.store.checkpoint import Checkpoint
+from commitmq.store.json_config import sync_folder
 from commitmq.store.layout import segment_name
 from commitmq.store.sidecar import Sidecar
 from commitmq.workers.runtime import WorkerContext, monotonic_ms, role_slot
@@ -38,7 +39,7 @@ class LogFlusher:
         self._log = context.log
         self._segment_bytes = context.config.commit_log.segment_bytes
         self._files: dict[int, int] = {}
-        self._checkpoint = Checkpoint.load(context.layout.checkpoint)
+        self._checkpoint = Checkpoint.load_durable(context.layout.checkpoint)
         self._flushed_timestamp = self._control.get(Word.WRITTEN_TIMESTAMP)
         self._on_disk: tuple[int, ...] | None = None
         self._next_checkpoint_ms = 0
@@ -78,12 +79,17 @@ class LogFlusher:
                 base += self._segment_bytes
         except OSError as error:
             control.put(Word.FLUSH_ERRNO, error.errno or 5)
+            self._remember_failure(error)
             self._log.error(
                 "fdatasync failed: the store is read-only until it is started again",
                 segment=segment_name(base),
                 error=os.strerror(error.errno or 5),
             )
             return False
+        if target // self._segment_bytes > start // self._segment_bytes and not self._save(target, stamp):
+            # Before anyone is told: with this a recovery knows that what it finds torn in a former segment was flushed.
+            # Without, it takes the damage for a torn tail; the next checkpoint a second later makes up for it.
+            self._log.warning("the position at a segment's end is not on the disk")
         control.put(Word.FLUSHED, target)
         self._flushed_timestamp = stamp
         self._checkpoint.physic_msg_timestamp = max(self._checkpoint.physic_msg_timestamp, stamp)
@@ -96,6 +102,10 @@ class LogFlusher:
         if not force and now < self._next_checkpoint_ms:
             return
         self._next_checkpoint_ms = now + _CHECKPOINT_MS
+        self._save(self._control.get(Word.FLUSHED), self._flushed_timestamp)
+
+    def _save(self, flushed: int, stamp: int) -> bool:
+        """Write sidecar and checkpoint unless they are as they must be; False when the device refuses."""
         point, control = self._checkpoint, self._control
         logics = control.dispatcher(0, DispatcherWord.DURABLE_TIMESTAMP)
         point.logics_msg_timestamp = max(point.logics_msg_timestamp, logics)
@@ -103,8 +113,8 @@ class LogFlusher:
         index = control.dispatcher(1, DispatcherWord.DURABLE_TIMESTAMP)
         point.index_msg_timestamp = index or point.index_msg_timestamp
         sidecar = Sidecar(
-            control.get(Word.FLUSHED),
-            self._flushed_timestamp,
+            flushed,
+            stamp,
             control.dispatcher(0, DispatcherWord.DURABLE),
             control.get(Word.CRC_FROM),
             self._segment_bytes,
@@ -118,7 +128,7 @@ class LogFlusher:
             sidecar.queues_durable,
         )
         if values == self._on_disk:
-            return
+            return True
         if failpoints.ACTIVE:
             failpoints.hit("flush.before_checkpoint")
         try:
@@ -126,8 +136,20 @@ class LogFlusher:
         except OSError as error:
             # Old ones only make the next recovery start earlier; they are written again a second later.
             self._log.warning("cannot write the checkpoint", error=os.strerror(error.errno or 5))
-            return
+            return False
         self._on_disk = values
+        return True
+
+    def _remember_failure(self, error: OSError) -> None:
+        """Leave a word for the next recovery, which must not believe the page cache; as durably as the device lets us."""
+        try:
+            with open(self._layout.flush_failed, "wb") as file:
+                file.write(os.strerror(error.errno or 5).encode())
+                file.flush()
+                os.fsync(file.fileno())
+            sync_folder(self._layout.own)
+        except OSError as again:
+            self._log.error("cannot leave a note of the failed flush", error=os.strerror(again.errno or 5))
 
     def _file(self, base: int) -> int:
         fd = self._files.get(base)

@@ -1,0 +1,283 @@
+"""A short, seeded life of a real node whose disk is recorded, and what the node said meanwhile, with the time of each word.
+
+The times are CLOCK_MONOTONIC as the recorder's are: what was acknowledged before an event happened before it. Bodies are
+kept as hashes; each is sent once, so it names its message.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from power_recorder import Recorder
+
+from commitmq import Admin, Consumer, Producer, SendResult
+from commitmq.client.results import BatchSendError
+from commitmq.errors import CommitMQError, SendError
+from nodes import Node, environment
+
+SEGMENT_BYTES = 1 << 17
+QUEUE_FILE_BYTES = 1_600  # 80 units
+SETTINGS = {
+    "commit_log.segment_bytes": SEGMENT_BYTES,
+    "consume_queue.file_bytes": QUEUE_FILE_BYTES,
+    "commit_log.max_message_bytes": 16_384,
+    "supervisor.restart_backoff_max_ms": 300,
+    "consume_queue.flush_interval_ms": 200,
+    "groups.offsets_interval_ms": 700,
+    "index.hash_slots": 97,
+    "index.max_items": 600,
+}
+TOPICS = ("orders", "audit")
+PASSING = "passing"
+GROUP = "watchers"
+SHIM = Path(__file__).parent / "power_shim"
+
+
+def digest(body: bytes) -> str:
+    """What names a body."""
+    return hashlib.blake2b(body, digest_size=12).hexdigest()
+
+
+@dataclass
+class Said:
+    """What the node said, each with its time in ns. Lists are appended to by threads of their own each."""
+
+    sent: dict[str, int] = field(default_factory=dict)  # digest -> when the send began
+    acked: list[tuple[int, str, str, str, int, int, int]] = field(default_factory=list)
+    # (time, ack, digest, topic, queue, queue offset, physical offset)
+    seen: list[tuple[int, str, int, int, str]] = field(default_factory=list)  # (time, topic, queue, offset, digest)
+    topics: list[tuple[int, str]] = field(default_factory=list)  # created and acknowledged
+    deleting: list[tuple[int, str]] = field(default_factory=list)  # a deletion was asked for
+    deleted: list[tuple[int, str]] = field(default_factory=list)  # … and acknowledged
+    committing: list[tuple[int, str, int, int]] = field(default_factory=list)  # (time, topic, queue, offset) asked for
+    committed: list[tuple[int, str, int, int]] = field(default_factory=list)  # … and acknowledged
+
+    def acknowledge(self, name: str, result: SendResult) -> None:
+        place = (result.topic, result.queue, result.queue_offset, result.physical_offset)
+        self.acked.append((time.monotonic_ns(), result.ack, name, *place))
+
+
+class Load:
+    """Senders, a consumer and a maker of topics against the node at ``address``, until :meth:`end`."""
+
+    def __init__(self, address: str, said: Said, seed: str, *, sees_unflushed: bool) -> None:
+        self._address = address
+        self._said = said
+        self._seed = seed
+        self._sees_unflushed = sees_unflushed
+        self._over = threading.Event()
+        self.trouble: list[str] = []
+        works: dict[str, Callable[[random.Random], None]] = {
+            "flushed": lambda chance: self._send_singles(chance, "flushed", 0.012),
+            "memory": lambda chance: self._send_singles(chance, "memory", 0.02),
+            "batch": self._send_batches,
+            "async": self._send_async,
+            "consumer": self._consume,
+            "topics": self._make_topics,
+        }
+        self._threads = [threading.Thread(target=self._guarded, args=(name, work)) for name, work in works.items()]
+        for thread in self._threads:
+            thread.start()
+
+    def end(self) -> None:
+        self._over.set()
+        for thread in self._threads:
+            thread.join(60)
+        assert not self.trouble, "\n".join(self.trouble)
+
+    def _guarded(self, name: str, work: Callable[[random.Random], None]) -> None:
+        try:
+            work(random.Random(f"{self._seed}/{name}"))
+        except BaseException as error:
+            self.trouble.append(f"{name}: {error!r}")
+
+    def _body(self, chance: random.Random) -> tuple[bytes, str]:
+        size = chance.choice((0, 10, 100, 400, 1_000, 3_000, 7_000)) + chance.randrange(300)
+        body = chance.randbytes(8) + chance.choice((b"\0" * size, b"x" * size, chance.randbytes(size)))
+        name = digest(body)
+        self._said.sent[name] = time.monotonic_ns()
+        return body, name
+
+    def _producer(self) -> Producer:
+        return Producer(self._address, timeout_s=4)
+
+    def _send_singles(self, chance: random.Random, ack: str, pause_s: float) -> None:
+        with self._producer() as producer:
+            while not self._over.is_set():
+                body, name = self._body(chance)
+                with contextlib.suppress(SendError):
+                    self._said.acknowledge(name, producer.send(chance.choice(TOPICS), body, ack=ack, tags="red"))
+                self._over.wait(pause_s * chance.random() * 2)
+
+    def _send_batches(self, chance: random.Random) -> None:
+        with self._producer() as producer:
+            while not self._over.is_set():
+                bodies = [self._body(chance) for _ in range(chance.randrange(1, 24))]
+                topic, ack = chance.choice(TOPICS), chance.choice(("flushed", "memory"))
+                try:
+                    results = producer.send_batch(topic, [body for body, _ in bodies], ack=ack)
+                except BatchSendError as error:
+                    every = [one.result(at) for one in error.acks for at in range(one.count)]
+                    results = every[: error.stored_prefix]
+                    # Which promise a run of a failed batch got is not known here: take the weaker one.
+                    results = [result._replace(ack="memory") for result in results]
+                except SendError:
+                    continue
+                for (_, name), result in zip(bodies, results, strict=False):
+                    self._said.acknowledge(name, result)
+                self._over.wait(0.12 * chance.random())
+
+    def _send_async(self, chance: random.Random) -> None:
+        with self._producer() as producer:
+            while not self._over.is_set():
+                futures = []
+                for _ in range(chance.randrange(1, 8)):
+                    body, name = self._body(chance)
+                    ack = chance.choice(("flushed", "memory"))
+                    futures.append((name, producer.send_async(chance.choice(TOPICS), body, ack=ack)))
+                for name, future in futures:
+                    with contextlib.suppress(SendError):
+                        self._said.acknowledge(name, future.result(9))
+                self._over.wait(0.15 * chance.random())
+
+    def _consume(self, chance: random.Random) -> None:
+        with Consumer(GROUP, TOPICS, node=self._address, auto_commit=False, timeout_s=20) as consumer:
+            while not self._over.is_set():
+                for message in consumer.poll(0.1, max_messages=40):
+                    place = (message.topic, message.queue_id, message.queue_offset)
+                    if not self._sees_unflushed:
+                        self._said.seen.append((time.monotonic_ns(), *place, digest(message.body)))
+                now = time.monotonic_ns()
+                self._said.committing += [(now, *queue, offset) for queue, offset in consumer.positions.items()]
+                try:
+                    held = consumer.commit()
+                except CommitMQError:
+                    if self._over.is_set():
+                        return
+                    raise
+                now = time.monotonic_ns()
+                self._said.committed += [(now, *queue, offset) for queue, offset in held.items()]
+
+    def _make_topics(self, chance: random.Random) -> None:
+        """New topics, and one that is deleted and made again while it is sent to."""
+        number = 0
+        with Admin(self._address, timeout_s=4) as admin, self._producer() as producer:
+            while not self._over.wait(0.2):
+                with contextlib.suppress(CommitMQError):
+                    number += 1
+                    name = f"t-{self._seed.replace('/', '-')}-{number}"
+                    admin.topic_create(name, 1)
+                    self._said.topics.append((time.monotonic_ns(), name))
+                    for _ in range(chance.randrange(1, 5)):
+                        body, key = self._body(chance)
+                        self._said.acknowledge(key, producer.send(PASSING, body, queue=0))
+                    if chance.random() < 0.4:
+                        self._said.deleting.append((time.monotonic_ns(), PASSING))
+                        admin.topic_delete(PASSING)
+                        self._said.deleted.append((time.monotonic_ns(), PASSING))
+
+
+@dataclass
+class Run:
+    """A recorded life: the folder has ``record/`` and ``said.json``."""
+
+    folder: Path
+    said: Said
+    settings: dict[str, Any]
+
+    def save(self) -> None:
+        data = {"said": asdict(self.said), "settings": self.settings}
+        (self.folder / "said.json").write_text(json.dumps(data), encoding="ascii")
+
+    @classmethod
+    def load(cls, folder: Path) -> Run:
+        data = json.loads((folder / "said.json").read_text(encoding="ascii"))
+        return cls(folder, Said(**data["said"]), data["settings"])
+
+
+def record_run(folder: Path, seed: int, *, scale: float = 1.0, **settings: Any) -> Run:
+    """One life of a node in ``folder``: load, processes killed, a clean stop, everything killed, twice recovered.
+
+    ``scale`` stretches the parts; ``settings`` go over :data:`SETTINGS`. About 15 s at scale 1.
+    """
+    chance = random.Random(seed)
+    store, record = folder / "store", folder / "record"
+    folder.mkdir(parents=True, exist_ok=True)
+    store.mkdir()
+    recorder = Recorder(store, record)
+    recorder.prepare()
+    every = {**SETTINGS, **settings}
+    run = Run(folder, Said(), every)
+    node = Node(store, *(f"{name}={value}" for name, value in every.items()))
+    paths = environment()["PYTHONPATH"]
+    extra = {
+        "PYTHONPATH": f"{SHIM}:{paths}",
+        "COMMITMQ_POWER_STORE": str(store),
+        "COMMITMQ_POWER_RECORD": str(record),
+    }
+    victims = ["dispatcher-consume_queue", "writer", "flush", "coordinator", "allocate"]
+    chance.shuffle(victims)
+
+    def kill_one() -> None:
+        time.sleep(scale * (0.5 + chance.random()))
+        pid = node.pids().get(victims[-1])
+        victims.insert(0, victims.pop())
+        with recorder.alone(), contextlib.suppress(ProcessLookupError):
+            if pid:
+                os.kill(pid, signal.SIGKILL)
+
+    def start() -> None:
+        ended = node.start(**extra)
+        assert ended.returncode == 0, ended.stderr
+
+    try:
+        start()
+        with loaded(node, run, f"{seed}/1"):
+            kill_one()
+            kill_one()
+            time.sleep(scale * 0.5)
+        ended = node.stop()
+        assert ended.returncode == 0, ended.stderr
+        start()
+        with loaded(node, run, f"{seed}/2"):
+            kill_one()
+            time.sleep(scale * chance.random())
+            node.pids()
+            with recorder.alone():
+                node.kill_all(known=True)
+            start()
+            kill_one()
+            kill_one()
+            time.sleep(scale * 0.5)
+        node.pids()
+        with recorder.alone():
+            node.kill_all(known=True)
+            recorder.look()
+    except BaseException as error:
+        error.add_note(f"--- the end of node.log ---\n{node.log_tail()}")
+        raise
+    finally:
+        node.end()
+    run.save()
+    return run
+
+
+@contextlib.contextmanager
+def loaded(node: Node, run: Run, seed: str) -> Iterator[None]:
+    """Load on ``node`` inside."""
+    load = Load(node.address, run.said, seed, sees_unflushed=run.settings.get("commit_log.flush_mode") == "async")
+    try:
+        yield
+    finally:
+        load.end()
