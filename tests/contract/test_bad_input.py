@@ -587,7 +587,8 @@ OPS += ("topic.delete", "group.join", "group.heartbeat", "group.leave", "group.l
 OPS += ("offset.commit", "offset.fetch", "pull", "offsets", "view")
 FIELDS = ("topic", "queue", "queues", "offset", "offsets", "group", "member", "topics", "owned", "generation", "count")
 FIELDS += ("properties", "flag", "sys_flag", "born", "ack", "mode", "filter", "max_messages", "max_bytes", "timestamp")
-FIELDS += ("filter_type", "boundary", "physical_offset", "perm", "attributes", "create", "reset", "update", "session_timeout_ms")
+FIELDS += ("boundary", "physical_offset", "perm", "attributes", "create", "reset", "update", "session_timeout_ms")
+FIELDS += ("filter_type",)
 # No valid topic name but one that does not exist: what is well-formed by chance must not change the topics.
 words = st.sampled_from(
     ["", TOPIC, "nowhere", "a/b", "x" * 300, "memory", "flushed", "ranges", "TagA || TagB", "\0", "ü"]
