@@ -22,7 +22,7 @@ from commitmq.store.batch_consume_queue import BatchConsumeQueue
 from commitmq.store.commit_log import CommitLog
 from nodes import SEGMENT_BYTES, Node, commitmq, eventually, start_node
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 SETTINGS = (
     "consume_queue.enable_lmq=true",
