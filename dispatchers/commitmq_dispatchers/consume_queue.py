@@ -25,7 +25,7 @@ from commitmq.errors import StoreError
 from commitmq.hookspecs import DispatcherSpec, DispatcherView, hookimpl
 from commitmq.store import multi_dispatch
 from commitmq.store.consume_queue import ConsumeQueue, list_queues
-from commitmq.store.dispatch_batch import DispatchBatch, Rows, by_queue, consumable
+from commitmq.store.dispatch_batch import DispatchBatch, Rows, by_queue, consecutive, consumable
 from commitmq.store.fd_cache import FdCache, affordable_files
 from commitmq.store.log_proof import LogProof
 from commitmq.store.queue_files import QueueFiles, sync_folders
@@ -145,7 +145,8 @@ class ConsumeQueueDispatcher:
                     continue
             queue = self._queue(topic, queue_id)
             self._extensions.add((topic, queue_id), queue, rows[start:stop], units[start:stop])
-            queue.append_units(int(rows["queue_offset"][start]), data[start * 20 : stop * 20])
+            for first, last in consecutive(rows["queue_offset"], start, stop):
+                queue.append_units(int(rows["queue_offset"][first]), data[first * 20 : last * 20])
             self._written[queue] = self._written.get(queue, 0) + (stop - start) * 20
             changed.append((topic, queue_id))
         return changed

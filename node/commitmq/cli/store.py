@@ -13,6 +13,7 @@ import click
 from commitmq.cli.exit_codes import CliExit
 from commitmq.cli.output import complain
 from commitmq.cli.store_rebuild import rebuild
+from commitmq.cli.store_repair import repair
 from commitmq.cli.store_verify import verify
 from commitmq.errors import CorruptRecordError, StoreError
 
@@ -27,6 +28,7 @@ def store() -> None:
 
 store.add_command(rebuild)
 store.add_command(verify)
+store.add_command(repair)
 
 
 @store.command()

@@ -16,6 +16,7 @@ from commitmq.config import NodeConfig
 from commitmq.errors import StoreError, StoreLockedError
 from commitmq.store.layout import StoreLayout
 from commitmq.store.store_lock import StoreLock
+from commitmq.store.topic_config import TopicTable
 
 
 class HeldStore:
@@ -28,6 +29,7 @@ class HeldStore:
             raise StoreError("this is no store: it has no folder commitlog", path=root)
         self.config = _with_sizes(self.layout, config)
         self._lock = StoreLock(self.layout.lock)
+        self._topics: TopicTable | None = None
 
     def __enter__(self) -> Self:
         """Take the lock. Raises StoreLockedError when a node, RocketMQ or another tool uses the store."""
@@ -44,6 +46,13 @@ class HeldStore:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._lock.release()
+
+    def topic_attributes(self, topic: str) -> dict[str, str] | None:
+        """Attributes of a topic; None for one that is not in ``topics.json``."""
+        if self._topics is None:
+            self._topics = TopicTable.load(self.layout.config / "topics.json")
+        known = self._topics.topics.get(topic)
+        return None if known is None else known.attributes
 
 
 def _refuse_when_held(path: Path) -> None:
@@ -62,16 +71,14 @@ def _with_sizes(layout: StoreLayout, config: NodeConfig) -> NodeConfig:
     if segment:
         config = replace(config, commit_log=replace(config.commit_log, segment_bytes=segment))
     queues = config.consume_queue
-    size, batch_size = _queue_file_size(layout.consume_queue), _queue_file_size(layout.batch_consume_queue)
-    queues = replace(
-        queues, file_bytes=size or queues.file_bytes, batch_file_bytes=batch_size or queues.batch_file_bytes
-    )
+    queues = replace(queues, file_bytes=_queue_file_size(layout.consume_queue) or queues.file_bytes)
+    queues = replace(queues, batch_file_bytes=_queue_file_size(layout.batch_consume_queue) or queues.batch_file_bytes)
     return replace(config, consume_queue=queues)
 
 
 def _queue_file_size(folder: Path) -> int:
     files = folder.glob("*/*/" + "[0-9]" * 20)
-    return next((path.stat().st_size for path in files if path.stat().st_size), 0)
+    return next((size for path in files if (size := path.stat().st_size)), 0)
 
 
 def _first_size(folder: Path) -> int:

@@ -27,7 +27,6 @@ from commitmq.store.dispatch_batch import LogWalker
 from commitmq.store.json_config import sync_folder
 from commitmq.store.layout import StoreLayout
 from commitmq.store.recovery import scan_to_end
-from commitmq.store.topic_config import TopicTable
 
 KINDS: Final = ("queues", "index")
 _DISPATCHERS: Final = {"queues": "consume_queue", "index": "index"}
@@ -80,18 +79,13 @@ def _dispatch(
     progress: Progress,
 ) -> int:
     deleted = _tombstones(store.layout)
-    known = TopicTable.load(store.layout.config / "topics.json").topics
-
-    def attributes_of(topic: str) -> dict[str, str] | None:
-        return known[topic].attributes if topic in known else None
-
     dispatchers = [_dispatcher(_DISPATCHERS[kind], store) for kind in kinds]
     # Units are complete without extensions, which would lie in a folder of their own; the node adds them to new units.
     config = replace(store.config, consume_queue=replace(store.config.consume_queue, enable_ext=False))
     for name, dispatcher in dispatchers:
         view = DispatcherView(
             beside, config, get_log(f"rebuild-{name}"), log, start, lambda: deleted, lambda _queues: None,
-            clean=True, name=name, node_clean=True, log_end=end, topic_attributes=attributes_of,
+            topic_attributes=_attributes(store), clean=True, name=name, node_clean=True, log_end=end,
         )  # fmt: skip
         position = dispatcher.open(view)
         if position != start:
@@ -118,6 +112,16 @@ def _dispatch(
                 forget(topic)
         dispatcher.close()
     return records
+
+
+def _attributes(store: HeldStore) -> Callable[[str], dict[str, str] | None]:
+    def of(topic: str) -> dict[str, str] | None:
+        try:
+            return store.topic_attributes(topic)
+        except StoreError:
+            return None  # without topics.json the records tell
+
+    return of
 
 
 def _dispatcher(name: str, store: HeldStore) -> tuple[str, Dispatcher]:

@@ -21,19 +21,16 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import orjson
-from numpy.typing import NDArray
 
 from commitmq.errors import CommitMQError
-from commitmq.kernels import walk as kernel
+from commitmq.offline.extents import Extent, extents
 from commitmq.offline.held_store import HeldStore
 from commitmq.offline.verify_index import IndexCheck
 from commitmq.offline.verify_queues import QueueCheck
@@ -42,11 +39,8 @@ from commitmq.store.checkpoint import Checkpoint
 from commitmq.store.commit_log import CommitLog
 from commitmq.store.dispatch_batch import LogWalker
 from commitmq.store.layout import segment_name
-from commitmq.store.recovery import REASONS
 
 MAX_FINDINGS: Final = 10_000
-_MAGIC: Final = re.compile(rb"\xda\xa3\x20[\xa7\xab]")
-_WINDOW_BYTES: Final = 1 << 20
 
 Progress = Callable[[int, int], None]
 """Called with bytes of the log done and in all."""
@@ -120,7 +114,7 @@ class _Verifier:
             return  # without all of the log nothing else can be judged
         log = CommitLog(self._layout.commit_log, self._segment_bytes)
         deleted = self._tombstones()
-        queues = QueueCheck(self._layout, self._store.config, deleted, self._tell)
+        queues = QueueCheck(self._layout, self._store.config, deleted, self._attributes, self._tell)
         index = IndexCheck(self._layout, self._store.config, bases[0], self._tell)
         walker = LogWalker(
             log,
@@ -130,10 +124,10 @@ class _Verifier:
         done = 0
         try:
             for base in bases:
-                for start, end in self._good_extents(log, base, bases):
-                    position = start
-                    while position < end:
-                        batch = walker.walk(position, end)
+                for extent in self._good_extents(log, base, bases):
+                    position = extent.start
+                    while position < extent.end:
+                        batch = walker.walk(position, extent.end)
                         queues.take(batch)
                         index.take(batch)
                         report.records += len(batch)
@@ -172,44 +166,15 @@ class _Verifier:
             bases.append(base)
         return bases
 
-    def _good_extents(self, log: CommitLog, base: int, bases: list[int]) -> Iterator[tuple[int, int]]:
-        """Stretches of whole records in the segment at ``base``; what is between them is told."""
-        segment = np.frombuffer(log.read(base, self._segment_bytes), np.uint8)
-        out = np.zeros(5, np.int64)
-        position = 0
-        while position < segment.size:
-            result = kernel.scan(segment, position, segment.size, base, False, out)
-            good_end, reason = int(out[1]), int(out[4])
-            if good_end > position:
-                yield base + position, base + good_end
-            if result == kernel.WALK_BLANK:
-                self._check_filler(segment, base, good_end)
-                return
-            if result != kernel.WALK_BAD:
-                return
-            is_written_behind = any(any(log.read(later, 8)) for later in bases if later > base)
-            if not segment[good_end:].any():
-                if is_written_behind:
-                    self._bad(base, good_end, segment.size, "zeros, and records follow in later segments")
-                return
-            following = _next_record(segment, good_end + 1, base)
-            why = REASONS.get(reason, f"reason {reason}")
-            if following < 0:
-                torn = not is_written_behind
-                what = f"a torn end of the log: {why}" if torn else why
-                extent_end = min(segment.size, max(_last_nonzero(segment) + 1, good_end + 8))
-                self._bad(base, good_end, extent_end, what, is_note=torn and self._was_open)
-                return
-            self._bad(base, good_end, following, why)
-            position = following
-
-    def _check_filler(self, segment: NDArray[np.uint8], base: int, position: int) -> None:
-        size = int.from_bytes(segment[position : position + 4].tobytes(), "big", signed=True)
-        if size != segment.size - position:
-            self._bad(base, position, position + 8, f"a filler of {size} bytes with {segment.size - position} left")
-
-    def _bad(self, base: int, start: int, end: int, why: str, *, is_note: bool = False) -> None:
-        self._tell("log.record", self._layout.commit_log / segment_name(base), start, end - start, why, is_note)
+    def _good_extents(self, log: CommitLog, base: int, bases: list[int]) -> Iterator[Extent]:
+        """The stretches of whole records in the segment at ``base``; what is between them is told."""
+        for extent in extents(log, base, bases):
+            if not extent.damage:
+                yield extent
+                continue
+            path = self._layout.commit_log / segment_name(base)
+            is_note = extent.is_torn_end and self._was_open
+            self._tell("log.record", path, extent.start - base, extent.end - extent.start, extent.damage, is_note)
 
     # ------------------------------------------------------------ everything else
 
@@ -229,40 +194,15 @@ class _Verifier:
             except (json.JSONDecodeError, OSError) as error:
                 self._tell("file.unreadable", path, 0, 0, str(error))
 
+    def _attributes(self, topic: str) -> dict[str, str] | None:
+        try:
+            return self._store.topic_attributes(topic)
+        except CommitMQError:
+            return None  # told already
+
     def _tombstones(self) -> dict[str, int]:
         try:
             data = orjson.loads((self._layout.own / "deleted_topics.json").read_bytes())
             return {str(name): int(offset) for name, offset in data.items()}
         except (OSError, ValueError):
             return {}
-
-
-def _next_record(segment: NDArray[np.uint8], start: int, base: int) -> int:
-    """Position of the first whole record at or behind ``start`` that says it belongs there; -1 without one.
-
-    A body may hold anything, also what looks like a record: only one with its own physical offset and right CRCs counts.
-    """
-    out = np.zeros(5, np.int64)
-    for window in range(start, segment.size, _WINDOW_BYTES):
-        data = segment[window : window + _WINDOW_BYTES + 8].tobytes()
-        hits = sorted(hit.start() - 4 + window for hit in _MAGIC.finditer(data, 4))
-        for position in hits:
-            head = segment[position : position + 36].tobytes()
-            size = int.from_bytes(head[:4], "big", signed=True)
-            if int.from_bytes(head[28:36], "big", signed=True) != base + position:
-                continue
-            if 0 < size <= segment.size - position:
-                kernel.scan(segment, position, position + size, base, False, out)
-                if int(out[0]) == 1:
-                    return position
-    return -1
-
-
-def _last_nonzero(segment: NDArray[np.uint8]) -> int:
-    """Position of the last byte that is not zero; -1 without one. Looks from the end, a window at a time."""
-    for stop in range(segment.size, 0, -_WINDOW_BYTES):
-        start = max(0, stop - _WINDOW_BYTES)
-        found = np.flatnonzero(segment[start:stop])
-        if len(found):
-            return start + int(found[-1])
-    return -1

@@ -17,20 +17,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from commitmq.config import NodeConfig
-from commitmq.store.dispatch_batch import DispatchBatch, consumable
+from commitmq.store.batch_consume_queue import BATCH_UNIT, BATCH_UNIT_BYTES, make_units
+from commitmq.store.dispatch_batch import DispatchBatch, by_queue, consumable
 from commitmq.store.fd_cache import FdCache
-from commitmq.store.format import PREBLANK_SIZE, UNIT_BYTES
+from commitmq.store.format import PREBLANK_SIZE, UNIT_BYTES, SysFlag
 from commitmq.store.layout import StoreLayout, segment_name
 from commitmq.store.queue_files import list_queues
+from commitmq.store.topic_config import QUEUE_TYPE, QUEUE_TYPE_BATCH
 
 Tell = Callable[..., None]
 """``(kind, path, offset, extent, detail, is_note)``."""
 
 _UNIT: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
+_MOST_BLANKS: Final = 1_000_000
 _LMQ_PREFIX: Final = "%LMQ%"
 # Below every hash of a tag: an address in a queue's extension (spec 3.8).
 _FIRST_ADDRESS: Final = -(1 << 31) - 1
-_INNER_BATCH: Final = 0xC0
 
 
 @dataclass(slots=True)
@@ -44,8 +46,19 @@ class _Seen:
 class QueueCheck:
     """See the module's text."""
 
-    def __init__(self, layout: StoreLayout, config: NodeConfig, deleted: Mapping[str, int], tell: Tell) -> None:
+    def __init__(
+        self,
+        layout: StoreLayout,
+        config: NodeConfig,
+        deleted: Mapping[str, int],
+        attributes: Callable[[str], dict[str, str] | None],
+        tell: Tell,
+    ) -> None:
         self._root = layout.consume_queue
+        self._batch_root = layout.batch_consume_queue
+        self._batch_file_bytes = config.consume_queue.batch_file_bytes
+        self._batch_units: dict[tuple[str, int], int] = {}
+        self._attributes = attributes
         self._was_open = layout.abort.exists()
         self._file_bytes = config.consume_queue.file_bytes
         self._deleted = deleted
@@ -57,21 +70,68 @@ class QueueCheck:
     def take(self, batch: DispatchBatch) -> None:
         """Compare the units of the batch's records."""
         rows = batch.rows[consumable(batch.rows)]
-        # A batch that is one record has a unit of another kind, elsewhere.
-        rows = rows[rows["sys_flag"] & _INNER_BATCH != _INNER_BATCH]
         if not len(rows):
             return
-        rows = rows[np.lexsort((rows["queue_id"], rows["topic"]))]
+        rows, starts = by_queue(rows)
         topics, queues = rows["topic"], rows["queue_id"]
-        cuts = np.flatnonzero((topics[1:] != topics[:-1]) | (queues[1:] != queues[:-1])) + 1
-        for start, stop in pairwise([0, *cuts.tolist(), len(rows)]):
+        for start, stop in pairwise(starts):
             name = batch.topics[int(topics[start])]
             mine = rows[start:stop]
             gone_below = self._deleted.get(name, -1)
             if gone_below > 0:
                 mine = mine[mine["physical_offset"] >= gone_below]
-            if len(mine):
+            if not len(mine):
+                continue
+            if self._is_batch(name, mine):
+                self._compare_batches(
+                    name, int(queues[start]), mine[(mine["inner_num"] > 0) & (mine["inner_base"] >= 0)]
+                )
+            else:
                 self._compare(name, int(queues[start]), mine)
+
+    def _is_batch(self, topic: str, rows: NDArray[np.void]) -> bool:
+        """Whether the topic has batch queues; of a topic that nobody knows any more its records tell."""
+        attributes = self._attributes(topic)
+        if attributes is None:
+            return bool((rows["sys_flag"] & SysFlag.INNER_BATCH != 0).any())
+        return attributes.get(QUEUE_TYPE) == QUEUE_TYPE_BATCH
+
+    def _compare_batches(self, topic: str, queue_id: int, rows: NDArray[np.void]) -> None:
+        """46-byte units come one after the other, whatever their queue offsets; each queue's next one is remembered."""
+        folder = self._batch_root / topic / str(queue_id)
+        at = self._batch_units.get((topic, queue_id))
+        if at is None:
+            at = self._first_batch_unit(folder, int(rows["physical_offset"][0])) if len(rows) else 0
+        wanted = make_units(
+            rows["physical_offset"], rows["size"], rows["tags_code"], rows["store_timestamp"], rows["inner_base"],
+            rows["inner_num"],
+        )  # fmt: skip
+        found = self._read(folder, at, len(wanted), BATCH_UNIT, self._batch_file_bytes)
+        self._batch_units[topic, queue_id] = at + len(wanted)
+        self._units += len(wanted)
+        wrong = np.flatnonzero(found != wanted)
+        if len(wrong):
+            first = int(wrong[0])
+            position = (at + first) * BATCH_UNIT_BYTES
+            base = position - position % self._batch_file_bytes
+            is_missing = not found[first]["size"]
+            self._tell(
+                "queue.missing" if is_missing else "queue.wrong",
+                folder / segment_name(base),
+                position - base,
+                len(wrong) * BATCH_UNIT_BYTES,
+                f"{len(wrong)} unit(s) of {topic} queue {queue_id}, first that of {_show(wanted[first])}",
+                is_missing and self._was_open,
+            )
+
+    def _first_batch_unit(self, folder: Path, physical_offset: int) -> int:
+        """Number of the unit of the log's first record: those before it belong to records that expired."""
+        for path in sorted(folder.glob("[0-9]" * 20)):
+            offsets = np.frombuffer(path.read_bytes(), BATCH_UNIT)["physical_offset"]
+            hits = np.flatnonzero(offsets == physical_offset)
+            if len(hits):
+                return int(path.name) // BATCH_UNIT_BYTES + int(hits[0])
+        return 0
 
     def _compare(self, topic: str, queue_id: int, rows: NDArray[np.void]) -> None:
         numbers = rows["queue_offset"]
@@ -84,7 +144,8 @@ class QueueCheck:
         for name in ("physical_offset", "size", "tags_code"):
             expected[name] = rows[name]
         first, last = int(numbers.min()), int(numbers.max())
-        found = self._read(topic, queue_id, first, last - first + 1)[numbers - first]
+        folder = self._root / topic / str(queue_id)
+        found = self._read(folder, first, last - first + 1, _UNIT, self._file_bytes)[numbers - first]
         self._units += len(rows)
         is_same = found["physical_offset"] == expected["physical_offset"]
         is_same &= found["size"] == expected["size"]
@@ -104,13 +165,22 @@ class QueueCheck:
         for index in np.flatnonzero(numbers != follow)[:10].tolist():
             offset = int(rows["physical_offset"][index])
             folder = self._root.parent / "commitlog"
+            is_repaired = self._are_blank(topic, queue_id, int(follow[index]), int(numbers[index]))
             self._tell(
                 "log.order",
                 folder,
                 offset,
                 int(rows["size"][index]),
                 f"{topic} queue {queue_id}: queue offset {int(numbers[index])} comes where {int(follow[index])} must",
+                is_repaired,
             )
+
+    def _are_blank(self, topic: str, queue_id: int, first: int, stop: int) -> bool:
+        """Whether the queue has pre-blank units in [first, stop): what a repair leaves of records that were lost."""
+        if not first < stop <= first + _MOST_BLANKS:
+            return False
+        units = self._read(self._root / topic / str(queue_id), first, stop - first, _UNIT, self._file_bytes)
+        return bool(((units["size"] == PREBLANK_SIZE) & (units["physical_offset"] == 0)).all())
 
     def _tell_units(
         self, kind: str, topic: str, queue_id: int, number: int, count: int, found: Any, expected: Any
@@ -125,21 +195,21 @@ class QueueCheck:
         is_note = kind == "queue.missing" and self._was_open
         self._tell(kind, self._path(topic, queue_id, base), at - base, count * UNIT_BYTES, detail, is_note)
 
-    def _read(self, topic: str, queue_id: int, number: int, count: int) -> NDArray[np.void]:
-        """``count`` units from queue offset ``number``; zeros where there is no file."""
-        data = bytearray(count * UNIT_BYTES)
-        at, end = number * UNIT_BYTES, (number + count) * UNIT_BYTES
+    def _read(self, folder: Path, number: int, count: int, kind: np.dtype[Any], file_bytes: int) -> NDArray[np.void]:
+        """``count`` units from number ``number`` of the queue in ``folder``; zeros where there is no file."""
+        data = bytearray(count * kind.itemsize)
+        at, end = number * kind.itemsize, (number + count) * kind.itemsize
         begun = at
         while at < end:
-            base = at - at % self._file_bytes
-            wanted = min(end, base + self._file_bytes) - at
+            base = at - at % file_bytes
+            wanted = min(end, base + file_bytes) - at
             try:
-                part = os.pread(self._fds.read_fd(os.fspath(self._path(topic, queue_id, base))), wanted, at - base)
+                part = os.pread(self._fds.read_fd(os.fspath(folder / segment_name(base))), wanted, at - base)
             except OSError:
                 part = b""
             data[at - begun : at - begun + len(part)] = part
             at += wanted
-        return np.frombuffer(data, _UNIT)
+        return np.frombuffer(data, kind)
 
     def _path(self, topic: str, queue_id: int, base: int) -> Path:
         return self._root / topic / str(queue_id) / segment_name(base)
@@ -149,6 +219,7 @@ class QueueCheck:
     def finish(self) -> tuple[int, int]:
         """Look for units that no record stands for; returns how many queues and units were looked at."""
         queues = 0
+        queues += sum(1 for _ in list_queues(self._batch_root))
         for topic, queue_id, folder in list_queues(self._root):
             queues += 1
             if not topic.startswith(_LMQ_PREFIX):

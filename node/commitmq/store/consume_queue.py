@@ -29,12 +29,13 @@ from commitmq.store.fd_cache import FdCache
 from commitmq.store.format import PREBLANK_SIZE, UNIT_BYTES
 from commitmq.store.queue_files import Proof, QueueFiles, Span, StoreTimes, list_queues
 
-__all__ = ["ConsumeQueue", "StoreTimes", "Unit", "list_queues"]
+__all__ = ["MAX_GAP_UNITS", "ConsumeQueue", "StoreTimes", "Unit", "list_queues"]
 
 _UNIT: Final = struct.Struct(">qiq")
 _UNIT_TYPE: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 _PREBLANK: Final = _UNIT.pack(0, PREBLANK_SIZE, 0)
 _SCAN_BYTES: Final = 4096 * UNIT_BYTES
+MAX_GAP_UNITS: Final = 10_000_000
 
 Unit = tuple[int, int, int]
 """Physical offset, record size, tags code."""
@@ -211,22 +212,48 @@ class ConsumeQueue(QueueFiles):
     def last_offset_below(self, physical_offset: int) -> int:
         """The next queue offset when only units of records that begin below ``physical_offset`` count.
 
-        A binary search: physical offsets grow along a queue. Pre-blank units count, as their places are taken.
+        A binary search: physical offsets grow along a queue. Pre-blank units count with the first real one behind
+        them.
         """
-        return self._search(max(0, self._first) // UNIT_BYTES, self.max_offset, physical_offset)
+        first, end = max(0, self._first) // UNIT_BYTES, self.max_offset
+        if first >= end:
+            return first
+        # Those a queue begins with are never cut: no record had their places.
+        return max(self._next_real(first, end), self._search(first, end, physical_offset))
 
     def _search(self, low: int, high: int, physical_offset: int) -> int:
         """The first queue offset in [low, high) whose unit is at or above ``physical_offset``, else ``high``."""
         while low < high:
             middle = (low + high) // 2
-            unit = self.unit(middle)
-            if unit is None:
-                raise CorruptRecordError(f"unit {middle} of the queue cannot be read", path=self.folder)
-            if unit[0] < physical_offset or unit[1] == PREBLANK_SIZE:
-                low = middle + 1
+            real = self._next_real(middle, high)
+            if real < high and self._unit_at(real)[0] < physical_offset:
+                low = real + 1
             else:
                 high = middle
         return low
+
+    def _next_real(self, queue_offset: int, stop: int) -> int:
+        """The first unit from ``queue_offset`` on, below ``stop``, that is no pre-blank one; ``stop`` without one."""
+        if self._unit_at(queue_offset)[1] != PREBLANK_SIZE:
+            return queue_offset
+        while queue_offset < stop:
+            data = self._read(
+                queue_offset * UNIT_BYTES, min(stop - queue_offset, _SCAN_BYTES // UNIT_BYTES) * UNIT_BYTES
+            )
+            sizes = np.frombuffer(data, _UNIT_TYPE)["size"]
+            real = np.flatnonzero(sizes != PREBLANK_SIZE)
+            if len(real):
+                return queue_offset + int(real[0])
+            if not len(sizes):
+                break
+            queue_offset += len(sizes)
+        return stop
+
+    def _unit_at(self, queue_offset: int) -> Unit:
+        unit = self.unit(queue_offset)
+        if unit is None:
+            raise CorruptRecordError(f"unit {queue_offset} of the queue cannot be read", path=self.folder)
+        return unit
 
     # ------------------------------------------------------------ appending
 
@@ -235,8 +262,10 @@ class ConsumeQueue(QueueFiles):
         many were new.
 
         Idempotent: units of records that end at or below :attr:`max_physical_offset`, or whose place is taken, are
-        skipped. A queue offset beyond the end is logged and the units go to the end, as RocketMQ does (spec 3.3);
-        only a queue that has no unit may begin anywhere. Not durable before :meth:`flush`.
+        skipped. A queue offset beyond the end is logged, and the places up to it are filled with pre-blank units, because
+        every message must stay at its offset (RocketMQ would move it to the end, spec 3.3); a gap of more than
+        :data:`MAX_GAP_UNITS` is believed to be none. Only a queue that has no unit may begin anywhere. Not durable
+        before :meth:`flush`.
         Raises DiskFullError or StoreError; the same call may then be repeated.
         """
         if len(units) % UNIT_BYTES:
@@ -260,6 +289,10 @@ class ConsumeQueue(QueueFiles):
             get_log("consume_queue").warning(
                 "unit does not follow its queue's end", queue=self.folder, expected=queue_offset, end=self.max_offset
             )
+            gap = (expected - self._end) // UNIT_BYTES
+            if 0 < gap <= MAX_GAP_UNITS:
+                self._write_at(self._end, _PREBLANK * gap)
+                self._end = expected
         if not len(view):
             return 0
         written = len(view) // UNIT_BYTES
@@ -334,7 +367,8 @@ class ConsumeQueue(QueueFiles):
         if kept is not None and kept[0] >= log_min and kept[1] != PREBLANK_SIZE:
             self._min = low * UNIT_BYTES
             return
-        self._min = self._search(low, self.max_offset, log_min) * UNIT_BYTES
+        found = self._search(low, self.max_offset, log_min)
+        self._min = (self._next_real(found, self.max_offset) if found < self.max_offset else found) * UNIT_BYTES
 
     def _forget(self, bases: list[int], *, durable: bool = True) -> None:
         self._min = 0

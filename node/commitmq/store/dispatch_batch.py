@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -171,6 +172,17 @@ def by_queue(rows: Rows) -> tuple[Rows, list[int]]:
         topics, queues = rows["topic"], rows["queue_id"]
         boundaries = (topics[1:] != topics[:-1]) | (queues[1:] != queues[:-1])
     return rows, [0, *(np.flatnonzero(boundaries) + 1).tolist(), len(rows)]
+
+
+def consecutive(numbers: np.ndarray[Any, np.dtype[np.int64]], start: int, stop: int) -> list[tuple[int, int]]:
+    """``numbers[start:stop]`` cut where one does not follow the one before it: ``(start, stop)`` of each stretch.
+
+    Nearly always one: only records that a repair took out of the log leave a gap between queue offsets.
+    """
+    if int(numbers[stop - 1]) - int(numbers[start]) == stop - start - 1:
+        return [(start, stop)]
+    cuts = (np.flatnonzero(np.diff(numbers[start:stop]) != 1) + start + 1).tolist()
+    return list(pairwise([start, *cuts, stop]))
 
 
 def consumable(rows: Rows) -> np.ndarray[Any, np.dtype[np.bool_]]:

@@ -245,12 +245,27 @@ class QueueReader:
         """Move ``state.min`` to the first real unit from ``floor`` on (spec 3.6); a missing file counts as below."""
 
         def is_above(offset: int) -> bool:
-            unit = self._unit(state, offset)
-            return unit is not None and unit[1] != PREBLANK_SIZE and unit[0] >= floor
+            unit = self._unit(state, self._next_real(state, offset))
+            return unit is not None and unit[0] >= floor
 
-        if state.min < state.max and not is_above(state.min):
-            state.min = _bisect(state.min, state.max, is_above)
+        first = self._unit(state, state.min) if state.min < state.max else None
+        if first is None or first[1] == PREBLANK_SIZE or first[0] < floor:
+            found = _bisect(state.min, state.max, is_above)
+            state.min = self._next_real(state, found) if found < state.max else found
         state.floor = floor
+
+    def _next_real(self, state: _Queue, offset: int) -> int:
+        """The first unit from ``offset`` on that is no pre-blank one; ``state.max`` without one."""
+        while offset < state.max:
+            data = self._pread(state, offset, min(_CHUNK_UNITS if offset % _TAIL_UNITS == 0 else 1, state.max - offset))
+            if not data:
+                return offset  # a file that expired
+            sizes = np.frombuffer(data, UNIT)["size"]
+            real = np.flatnonzero(sizes != PREBLANK_SIZE)
+            if len(real):
+                return offset + int(real[0])
+            offset += len(sizes)
+        return offset
 
     # ------------------------------------------------------------ units
 
@@ -483,7 +498,7 @@ class QueueReader:
         limit = timestamp + 1 if upper else timestamp
 
         def is_later(offset: int) -> bool:
-            unit = self._unit(state, offset)
+            unit = self._unit(state, self._next_real(state, offset))
             return unit is not None and self.commit_log.store_timestamp(unit[0], unit[1]) >= limit
 
         found = _bisect(state.min, state.max, is_later)

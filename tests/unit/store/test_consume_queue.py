@@ -18,7 +18,7 @@ from log_builder import SEGMENT_BYTES, build_log, message, unit
 
 from commitmq.errors import DiskFullError, SegmentSizeError, StoreError
 from commitmq.store.commit_log import CommitLog
-from commitmq.store.consume_queue import ConsumeQueue, list_queues
+from commitmq.store.consume_queue import MAX_GAP_UNITS, ConsumeQueue, list_queues
 from commitmq.store.fd_cache import FdCache
 from commitmq.store.layout import segment_name
 
@@ -91,13 +91,31 @@ def test_appending_again_changes_nothing(make: Make, tmp_path: Path) -> None:
     assert queue.unit(15) == (6000, 100, 0)
 
 
-def test_a_gap_is_reported_and_closed(make: Make, caplog: pytest.LogCaptureFixture) -> None:
-    """RocketMQ warns and appends at the end (spec 3.3 step 4)."""
+def test_a_gap_is_reported_and_every_unit_stays_at_its_offset(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    """RocketMQ warns and moves the unit to the end (spec 3.3 step 4); here a message keeps its queue offset."""
     queue = make()
     queue.append_units(0, units(0, 2))
     assert queue.append_units(7, unit(900)) == 1
-    assert queue.unit(2) == (900, 100, 0)
+    assert queue.unit(7) == (900, 100, 0)
+    assert [queue.unit(number) for number in range(2, 7)] == [(0, 0x7FFFFFFF, 0)] * 5
     assert caplog.records[-1].fields == {"queue": queue.folder, "expected": 7, "end": 2}  # type: ignore[attr-defined]
+    # Searches pass over the blank places, from either side.
+    for offset, expected in [(0, 0), (1, 1), (101, 2), (900, 2), (901, 8)]:
+        assert queue.last_offset_below(offset) == expected, offset
+    queue.correct_min_offset(150)
+    assert queue.min_offset == 7
+    again = make()
+    again.recover()
+    assert (again.max_offset, again.max_physical_offset) == (8, 1000)
+    again.truncate(900)
+    assert (again.max_offset, again.max_physical_offset) == (2, 200)
+
+
+def test_an_absurd_gap_is_not_filled(make: Make) -> None:
+    queue = make()
+    queue.append_units(0, units(0, 2))
+    queue.append_units(MAX_GAP_UNITS + 3, unit(900))
+    assert queue.unit(2) == (900, 100, 0)
 
 
 @pytest.mark.parametrize(("first", "base", "blanks"), [(23, 400, 3), (20, 400, 0), (9, 0, 9)])

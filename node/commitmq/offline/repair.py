@@ -1,0 +1,289 @@
+"""``store repair``: a log with damage in its middle made readable again, by one of two ways a person chooses.
+
+    cut    the log ends where the damage begins; everything behind it is taken out, whole records too
+    skip   only the damaged stretches go: records that every reader passes over take their place (of a transaction that
+           was rolled back, so no queue and no index has them), and pre-blank units that of their ConsumeQueue units
+
+A torn end is cut in both ways, as a recovery does. Whatever is overwritten or taken out is copied to ``commitmq/cut``
+first, and synced. The order of steps is such that a repair which is killed can be run again: evidence, log, queues,
+sidecar, index. Batch queues have no place for a message that is gone, so damage in a topic of theirs can only be cut.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from commitmq import failpoints
+from commitmq.errors import StoreError
+from commitmq.offline.extents import Extent, extents
+from commitmq.offline.held_store import HeldStore
+from commitmq.offline.rebuild import Progress, rebuild
+from commitmq.store.batch_consume_queue import BATCH_UNIT, BatchConsumeQueue
+from commitmq.store.commit_log import CommitLog
+from commitmq.store.consume_queue import ConsumeQueue
+from commitmq.store.fd_cache import FdCache
+from commitmq.store.format import MAGIC_FILLER, PREBLANK_SIZE, UNIT_BYTES, Host, SysFlag
+from commitmq.store.json_config import sync_folder
+from commitmq.store.layout import StoreLayout, segment_name
+from commitmq.store.queue_files import list_queues
+from commitmq.store.record import Record, encode_record
+
+How = Literal["cut", "skip"]
+
+REPAIRED_TOPIC: Final = "RMQ_SYS_REPAIRED"
+_SHORT_TOPIC: Final = "-"
+_FILLER_BYTES: Final = 8
+_MOST_BODY_BYTES: Final = 1 << 20
+_UNIT: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
+_LEAST_RECORD_BYTES: Final = 92  # no record is shorter: 91 bytes and a topic of one character
+_FIXED_BYTES: Final = 91
+
+
+@dataclass(slots=True)
+class Repaired:
+    """``damage`` found; ``lost_bytes`` of the log that are gone; ``blanked_units``; ``evidence``: the copies."""
+
+    damage: list[Extent] = field(default_factory=list)
+    lost_bytes: int = 0
+    blanked_units: int = 0
+    evidence: list[Path] = field(default_factory=list)
+
+
+def find_damage(store: HeldStore) -> list[Extent]:
+    """Every damaged extent of the log, in order. Raises StoreError when a segment is missing or has another size."""
+    log = CommitLog(store.layout.commit_log, store.config.commit_log.segment_bytes)
+    try:
+        bases = log.segments()
+        return [extent for base in bases for extent in extents(log, base, bases) if extent.damage]
+    finally:
+        log.close()
+
+
+def repair(store: HeldStore, how: How, progress: Progress = lambda _done, _total: None) -> Repaired:
+    """Repair ``store`` (see the module's text). Raises StoreError, with nothing changed, for what it cannot do."""
+    damage = find_damage(store)
+    done = Repaired(damage)
+    if not damage:
+        return done
+    first = damage[0].start
+    if how == "skip":
+        _refuse_short(store.layout, damage)
+        _refuse_batches(store, damage)
+    done.evidence = _keep(store, damage if how == "skip" else None, first)
+    if failpoints.ACTIVE:
+        failpoints.hit("repair.before_log")
+    if how == "cut":
+        done.lost_bytes = _cut(store, first)
+        _cut_queues(store, first)
+    else:
+        done.lost_bytes = sum(extent.end - extent.start for extent in damage)
+        _overwrite(store, damage)
+        done.blanked_units = _blank_units(store, damage)
+    # What the sidecar says was flushed is not there any more.
+    store.layout.sidecar.unlink(missing_ok=True)
+    sync_folder(store.layout.own)
+    if store.config.index.enable and store.layout.index.is_dir():
+        rebuild(store, ("index",), progress)
+    return done
+
+
+# ---------------------------------------------------------------- before anything is changed
+
+
+def _refuse_short(layout: StoreLayout, damage: list[Extent]) -> None:
+    for extent in damage:
+        if not extent.is_torn_end and extent.end - extent.start < _FILLER_BYTES:
+            raise StoreError(
+                f"the damage of {extent.end - extent.start} bytes is too short to be skipped; cut there",
+                path=layout.commit_log,
+                offset=extent.start,
+            )
+
+
+def _refuse_batches(store: HeldStore, damage: list[Extent]) -> None:
+    for topic, queue_id, folder in list_queues(store.layout.batch_consume_queue):
+        for path in folder.iterdir():
+            units = np.frombuffer(path.read_bytes(), BATCH_UNIT)
+            if any(
+                _inside(units["physical_offset"].astype(np.int64), units["size"], extent).any() for extent in damage
+            ):
+                raise StoreError(
+                    f"{topic} queue {queue_id} is a batch queue with messages in the damage; its damage can only be cut",
+                    path=path,
+                )
+
+
+def _inside(offsets: NDArray[np.int64], sizes: NDArray[np.int32], extent: Extent) -> NDArray[np.bool_]:
+    is_inside: NDArray[np.bool_] = (offsets >= extent.start) & (offsets < extent.end)
+    is_inside &= (sizes > 0) & (sizes != PREBLANK_SIZE)
+    return is_inside
+
+
+def _keep(store: HeldStore, damage: list[Extent] | None, first: int) -> list[Path]:
+    """Copy what will go: the damaged extents, or everything from ``first`` on. Returns the copies, durable."""
+    layout, segment_bytes = store.layout, store.config.commit_log.segment_bytes
+    folder = layout.own / "cut"
+    folder.mkdir(parents=True, exist_ok=True)
+    stamp = time.time_ns() // 1_000_000
+    copies = []
+    if damage is None:
+        bases = sorted(int(path.name) for path in layout.commit_log.iterdir() if path.name.isdecimal())
+        spans = [(max(first, base), base + segment_bytes) for base in bases if base + segment_bytes > first]
+    else:
+        spans = [(extent.start, extent.end) for extent in damage]
+    for start, end in spans:
+        base = start - start % segment_bytes
+        copy = folder / f"{base:020d}-{start - base}-{stamp}"
+        with (layout.commit_log / segment_name(base)).open("rb") as source, copy.open("wb") as target:
+            source.seek(start - base)
+            left = end - start
+            while left and (data := source.read(min(left, 1 << 20))):
+                left -= len(data)
+                target.write(data)
+            target.flush()
+            os.fsync(target.fileno())
+        copies.append(copy)
+    sync_folder(folder)
+    return copies
+
+
+# ---------------------------------------------------------------- cut
+
+
+def _cut(store: HeldStore, first: int) -> int:
+    """End the log at ``first``: zero the rest of its segment, take out the later ones. Returns bytes taken out."""
+    layout, segment_bytes = store.layout, store.config.commit_log.segment_bytes
+    base = first - first % segment_bytes
+    lost = 0
+    # The latest first: what is left is a log at every moment.
+    for path in sorted(layout.commit_log.iterdir(), reverse=True):
+        if path.name.isdecimal() and int(path.name) > base:
+            path.unlink()
+            lost += segment_bytes
+    _write(layout.commit_log / segment_name(base), first - base, bytes(base + segment_bytes - first))
+    sync_folder(layout.commit_log)
+    return lost + base + segment_bytes - first
+
+
+def _cut_queues(store: HeldStore, first: int) -> None:
+    config = store.config.consume_queue
+    fds = FdCache(config.max_open_files)
+    for _, _, folder in list_queues(store.layout.consume_queue):
+        queue = ConsumeQueue(folder, config.file_bytes, fds)
+        queue.recover(first)
+        queue.flush()
+    for _, _, folder in list_queues(store.layout.batch_consume_queue):
+        batches = BatchConsumeQueue(folder, config.batch_file_bytes, fds)
+        batches.recover()
+        batches.truncate(first)
+        batches.flush()
+    fds.close()
+    # The extension is only looked at from units that are left.
+    shutil.rmtree(store.layout.own / "rebuild", ignore_errors=True)
+
+
+# ---------------------------------------------------------------- skip
+
+
+def _overwrite(store: HeldStore, damage: list[Extent]) -> None:
+    """Put records that everybody passes over, or a filler, in the place of each extent; zeros in that of a torn end."""
+    layout, segment_bytes = store.layout, store.config.commit_log.segment_bytes
+    log = CommitLog(layout.commit_log, segment_bytes)
+    try:
+        stamps = [_stamp_before(log, extent.start) for extent in damage]
+    finally:
+        log.close()
+    for extent, stamp in zip(damage, stamps, strict=True):
+        base = extent.start - extent.start % segment_bytes
+        size = extent.end - extent.start
+        if extent.is_torn_end:
+            data = bytes(size)
+        elif extent.end == base + segment_bytes or size < _LEAST_RECORD_BYTES:
+            if extent.end != base + segment_bytes:
+                raise StoreError("too short for a record; cut there", path=layout.commit_log, offset=extent.start)
+            data = (size.to_bytes(4, "big") + (MAGIC_FILLER & 0xFFFFFFFF).to_bytes(4, "big")).ljust(size, b"\0")
+        else:
+            data = _blank_records(extent.start, size, stamp)
+        _write(layout.commit_log / segment_name(base), extent.start - base, data)
+
+
+def _stamp_before(log: CommitLog, offset: int) -> int:
+    """Store time of the newest record before ``offset`` in its segment: times must not fall along the log. 0 without."""
+    base = offset - offset % log.segment_bytes
+    stamp = 0
+    for extent in extents(log, base, log.segments()):
+        if extent.start >= offset:
+            break
+        if not extent.damage:
+            for start, size in log.iter_spans(extent.start, extent.end):
+                stamp = max(stamp, log.store_timestamp(start, size))
+    return stamp
+
+
+def _blank_records(start: int, size: int, stamp: int) -> bytes:
+    """Records of a rolled back transaction that fill ``size`` bytes from physical offset ``start`` exactly."""
+    data = bytearray()
+    while len(data) < size:
+        left = size - len(data)
+        topic = REPAIRED_TOPIC if left >= _FIXED_BYTES + len(REPAIRED_TOPIC) else _SHORT_TOPIC
+        body = left - _FIXED_BYTES - len(topic)
+        if body > _MOST_BODY_BYTES:
+            # Never leave a rest that is too short for a record.
+            body = min(_MOST_BODY_BYTES, body - _LEAST_RECORD_BYTES - len(REPAIRED_TOPIC))
+        host = Host("127.0.0.1", 0)
+        record = Record(
+            topic,
+            physical_offset=start + len(data),
+            body=bytes(body),
+            sys_flag=int(SysFlag.TRANSACTION_ROLLBACK),
+            born_timestamp=stamp,
+            store_timestamp=stamp,
+            born_host=host,
+            store_host=host,
+        )
+        data += encode_record(record)
+    return bytes(data)
+
+
+def _blank_units(store: HeldStore, damage: list[Extent]) -> int:
+    """Turn the units of records in the damage into pre-blank ones; returns how many."""
+    blanked = 0
+    for _, _, folder in list_queues(store.layout.consume_queue):
+        for path in sorted(folder.iterdir()):
+            if not path.name.isdecimal():
+                continue
+            units = np.frombuffer(bytearray(path.read_bytes()), _UNIT)
+            offsets = units["physical_offset"].astype(np.int64)
+            hit = np.zeros(len(units), np.bool_)
+            for extent in damage:
+                hit |= _inside(offsets, units["size"], extent)
+            if not hit.any():
+                continue
+            numbers = np.flatnonzero(hit)
+            first, last = int(numbers[0]), int(numbers[-1]) + 1
+            units[hit] = (0, PREBLANK_SIZE, 0)
+            _write(path, first * UNIT_BYTES, units[first:last].tobytes())
+            blanked += len(numbers)
+    return blanked
+
+
+def _write(path: Path, position: int, data: bytes) -> None:
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        while data:
+            written = os.pwrite(fd, data, position)
+            position += written
+            data = data[written:]
+        os.fdatasync(fd)
+    except OSError as error:
+        raise StoreError(f"cannot write: {error.strerror}", path=path, offset=position) from error
+    finally:
+        os.close(fd)
