@@ -42,6 +42,7 @@ WORKERS = (
     "dispatcher-memory",
     "reader-0",
     "writer",
+    "cleanup",
 )
 
 

@@ -117,7 +117,7 @@ class BatchQueues:
     def expire(self, min_offset: int) -> None:
         """Delete files whose last unit points below ``min_offset`` (spec 3.6)."""
         for queue in self._queues.values():
-            queue.delete_expired(min_offset)
+            queue.delete_files_below(min_offset, settled_below=min_offset)
 
 
 def _is_inner(rows: Rows) -> np.ndarray[Any, np.dtype[np.bool_]]:

@@ -236,7 +236,7 @@ class ConsumeQueueDispatcher:
     def expire(self, min_offset: int) -> None:
         """Delete files whose last unit points below ``min_offset`` (spec 3.6)."""
         for queue in self._queues.values():
-            queue.delete_expired(min_offset)
+            queue.delete_files_below(min_offset, settled_below=min_offset)
         self._extensions.expire(self._queues)
         self._batches.expire(min_offset)
 

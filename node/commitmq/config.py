@@ -143,6 +143,25 @@ class DiskConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class RetentionConfig:
+    hours: int = _key(72, 0)
+    delete_when: str = _key("04")
+    clean_ratio: float = _key(0.75, 0.10, 1.0)
+    forced_ratio: float = _key(0.85, 0.30, 1.0)
+    clean_forcibly: bool = _key(True)
+    store_bytes: int = _key(0, 0)
+    keep_unconsumed: bool = _key(False)
+    batch_files: int = _key(10, 1)
+    check_interval_ms: int = _key(10_000, 10)
+    delete_interval_ms: int = _key(100, 0, 60_000)
+
+    @property
+    def hours_of_day(self) -> frozenset[int]:
+        """``delete_when`` as numbers. Raises ValueError when it is no list of hours."""
+        return frozenset(int(part) for part in self.delete_when.split(";") if part.strip())
+
+
+@dataclass(frozen=True, slots=True)
 class SupervisorConfig:
     poll_interval_ms: int = _key(200, 10, 1_000)
     restart_backoff_ms: int = _key(100, 1)
@@ -169,6 +188,7 @@ class NodeConfig:
     groups: GroupsConfig = field(default_factory=GroupsConfig)
     dispatch: DispatchConfig = field(default_factory=DispatchConfig)
     disk: DiskConfig = field(default_factory=DiskConfig)
+    retention: RetentionConfig = field(default_factory=RetentionConfig)
     supervisor: SupervisorConfig = field(default_factory=SupervisorConfig)
     plugins: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """What the sections ``[plugins.NAME]`` say; their plugins check them (see :mod:`commitmq.plugins`)."""
@@ -240,6 +260,7 @@ def validated(config: NodeConfig) -> NodeConfig:
         )
     if config.network.max_frame_bytes < log.max_run_bytes + 65536:
         raise ConfigError("network.max_frame_bytes must exceed commit_log.max_run_bytes by at least 65536")
+    _check_retention(config.retention)
     memory = config.memory
     if memory.segment_bytes % 4096:
         raise ConfigError(f"memory.segment_bytes={memory.segment_bytes} must be a multiple of the 4096-byte page")
@@ -260,6 +281,22 @@ def validated(config: NodeConfig) -> NodeConfig:
         queues = replace(queues, file_bytes=units_bytes, batch_file_bytes=batch_bytes)
         config = replace(config, consume_queue=queues)
     return config
+
+
+def _check_retention(retention: RetentionConfig) -> None:
+    try:
+        hours = retention.hours_of_day
+    except ValueError:
+        hours = frozenset({-1})
+    if not all(0 <= hour <= 23 for hour in hours):
+        raise ConfigError(
+            f'retention.delete_when={retention.delete_when!r} must be hours from 0 to 23, as in "04" or "04;16"'
+        )
+    if retention.clean_ratio > retention.forced_ratio:
+        raise ConfigError(
+            f"retention.clean_ratio={retention.clean_ratio} must not exceed retention.forced_ratio="
+            f"{retention.forced_ratio}: what is expired goes before what is not"
+        )
 
 
 def _with_plugins(config: NodeConfig, sections: Any, where: str) -> NodeConfig:

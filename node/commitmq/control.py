@@ -46,7 +46,7 @@ class Word(IntEnum):
     ALLOCATED = 6  # allocate: end of the last segment file that exists in full
     DISK_FLAGS = 7  # allocate: bits of DiskFlag
     REPUT = 8  # reput: everything below was handed to the dispatchers
-    MIN_OFFSET = 9  # cleanup (recovery until then): smallest physical offset still in the log
+    MIN_OFFSET = 9  # cleanup (recovery sets its first value): smallest physical offset that may still be read
     REDISPATCH_FROM = 10  # recovery: where built-in dispatchers start when their own position is newer or unknown
     FLUSH_WANTED = 11  # writer: highest end offset a sender waits for with ack=flushed
     WRITER_GENERATION = 12  # writer: counts its own starts, so that others notice a restart
@@ -91,6 +91,7 @@ class WorkerWord(IntEnum):
     STATE = 2  # the worker: WorkerState
     ASLEEP = 3  # the worker: 0 awake, 1 asleep, 2 napping (see workers.doorbell)
     RESTARTS = 4  # supervisor
+    RELEASED = 5  # the worker: it has no segment mapped that ends at or below this offset of the log
 
 
 class WorkerState(IntEnum):

@@ -34,6 +34,7 @@ _SLOW_PRELOAD_MS = 8_000
 _CLOSED_LIFELINE_MS = 5_000
 _FORKSERVER_EXIT_S = 2.0
 _DISPATCHER_PORTS = 19  # behind admin, writer, coordinator and sixteen readers
+_CLEANUP_PORT = 35  # behind sixteen dispatchers
 
 
 class StartFailed(CommitMQError):
@@ -56,7 +57,8 @@ def configured_port(role: str, config: NodeConfig, slot: int = 0) -> int:
         return base + 3 + int(role.removeprefix("reader-"))
     if role.startswith("dispatcher-"):
         return base + _DISPATCHER_PORTS + slot
-    return {"admin": base, "writer": base + 1, "coordinator": base + 2}.get(role, 0)
+    fixed = {"admin": base, "writer": base + 1, "coordinator": base + 2, "cleanup": base + _CLEANUP_PORT}
+    return fixed.get(role, 0)
 
 
 def port_of(role: str, config: NodeConfig, remembered: Mapping[str, int], slot: int = 0) -> int:
@@ -286,6 +288,8 @@ class Crew:
         params: dict[str, Any] = {**worker.spec.params, "port": port, "slot": worker.slot, "clean": self._was_clean}
         if worker.role == "reput":
             params["dispatchers"] = [one.spec.dispatcher for one in self.workers.values() if one.spec.takes_batches]
+        elif worker.role == "cleanup":
+            params |= self._who_needs_the_log()
         elif worker.role == "discovery":
             params["leave_out"] = self.left_out
         elif worker.role.startswith("reader-"):
@@ -304,6 +308,16 @@ class Crew:
         self._loop.watch(worker.lifeline.fileno(), lambda: self._hear(worker))
         self._loop.watch(worker.pidfd, lambda: self._worker_ended(worker))
         self._log.info("worker started", role=worker.role, pid=worker.pid, restarts=worker.restarts)
+
+    def _who_needs_the_log(self) -> dict[str, Any]:
+        """For cleanup: slots of the workers that map segments, and of the node's own dispatchers behind the first."""
+        workers = self.workers.values()
+        mapping = [one for one in workers if one.spec.takes_batches or one.role.startswith(("reader-", "reput"))]
+        behind = [one.spec for one in workers if one.spec.takes_batches and not one.spec.plugin]
+        return {
+            "holders": {one.role: one.slot for one in mapping},
+            "dispatchers": {one.dispatcher: one.dispatcher_slot for one in behind if one.dispatcher_slot},
+        }
 
     def _hear(self, worker: WorkerProcess) -> None:
         if worker.lifeline is None:

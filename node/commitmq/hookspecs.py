@@ -124,7 +124,7 @@ class Dispatcher(Protocol):
         """
 
     def expire(self, min_offset: int) -> None:
-        """The log now starts at ``min_offset``: what points below may go."""
+        """The log now starts at ``min_offset``: what points below may go. Called when it grew, and once after ``open``."""
 
     def close(self) -> None:
         """The process ends in good order; called after a last ``flush(thorough=True)``."""

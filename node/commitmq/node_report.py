@@ -13,13 +13,13 @@ from commitmq.worker_process import Phase
 
 
 def endpoints(crew: Crew) -> dict[str, Any]:
-    """Endpoints by kind of worker: ``[tcp, ipc]`` of writer, coordinator, ``memory`` and each dispatcher, a list of such
-    pairs of the readers.
+    """Endpoints by kind of worker: ``[tcp, ipc]`` of writer, coordinator, cleanup, ``memory`` and each dispatcher, a list
+    of such pairs of the readers.
 
     A worker that is down keeps its last ones: it comes back at the same place.
     """
     found: dict[str, Any] = {
-        role: crew.workers[role].endpoints for role in ("writer", "coordinator") if role in crew.workers
+        role: crew.workers[role].endpoints for role in ("writer", "coordinator", "cleanup") if role in crew.workers
     }
     found.update({role: worker.endpoints for role, worker in crew.workers.items() if worker.spec.dispatcher})
     if "dispatcher-memory" in found:

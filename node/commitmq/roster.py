@@ -139,5 +139,6 @@ def start_order(config: NodeConfig) -> dict[str, str]:
         "allocate": "commitmq.workers.allocate",
         **({"dispatcher-memory": "commitmq.workers.memory"} if config.memory.enable else {}),
         **{f"reader-{number}": "commitmq.workers.reader" for number in range(config.reader.count)},
+        "cleanup": "commitmq.workers.cleanup",
         "writer": "commitmq.workers.writer",
     }

@@ -25,6 +25,7 @@ _POSITIONS: dict[str, _Position] = {
     "writer": lambda control, _sync: (control.get(Word.WRITTEN), control.get(Word.WRITTEN)),
     "flush": lambda control, _sync: (control.get(Word.FLUSHED), control.get(Word.WRITTEN)),
     "allocate": lambda control, _sync: (control.get(Word.ALLOCATED), control.get(Word.ALLOCATED)),
+    "cleanup": lambda control, _sync: (control.get(Word.MIN_OFFSET), control.get(Word.MIN_OFFSET)),
     "reput": lambda control, sync: (control.get(Word.REPUT), control.visible(sync)),
 }
 

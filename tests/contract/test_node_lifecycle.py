@@ -338,7 +338,8 @@ def test_workers_stop_in_the_reverse_order_of_their_start(tiny: Callable[..., Ti
     one = tiny("reader.count=2")
     assert one.outcome()["event"] == "ready"
     assert one.stop() == 0
-    roles = ["coordinator", "dispatcher-consume_queue", "reput", "flush", "allocate", "reader-0", "reader-1", "writer"]
+    readers = ["reader-0", "reader-1"]
+    roles = ["coordinator", "dispatcher-consume_queue", "reput", "flush", "allocate", *readers, "cleanup", "writer"]
     assert [(words[0], words[1]) for words in one.order()] == [
         *(("start", role) for role in ("recovery", *roles)),
         *(("stop", role) for role in reversed(roles)),
@@ -355,8 +356,8 @@ def test_a_worker_that_does_not_stop_is_killed_and_abort_stays(tiny: Callable[..
     assert "reput" in [words[1] for words in one.order() if words[0] == "stop"], "those after it still drain"
     again = tiny()
     assert again.outcome()["event"] == "ready"
-    assert again.order()[-8][:2] == ["start", "recovery"]
-    assert again.order()[-8][3] == "False", "recovery must be told that the last stop was not clean"
+    assert again.order()[-9][:2] == ["start", "recovery"]
+    assert again.order()[-9][3] == "False", "recovery must be told that the last stop was not clean"
 
 
 def test_a_worker_that_crashes_at_every_start_fails_the_start_with_its_reason(tiny: Callable[..., TinyNode]) -> None:

@@ -23,6 +23,7 @@ ROLES = {
     "coordinator": "coordinator",
     "reader": "reader-0",
     "dispatcher": "dispatcher-consume_queue",
+    "cleanup": "cleanup",
 }
 
 

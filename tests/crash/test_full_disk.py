@@ -160,6 +160,7 @@ def test_a_full_disk_refuses_sends_and_heals_by_itself(disk: Path, ratio: str, c
         f"commit_log.segment_bytes={SEGMENT_BYTES}",
         f"disk.warning_ratio={ratio}",
         "disk.check_interval_ms=100",
+        "retention.clean_forcibly=false",
         "commit_log.preallocate_segments=1",
     )
     with start_node(disk, *INDEX, *settings) as node, Producer(node.address, timeout_s=5) as producer:
@@ -202,6 +203,7 @@ def test_consume_queues_that_cannot_grow_refuse_sends_and_catch_up(disk: Path) -
         "consume_queue.file_bytes=400",  # 20 units: every 20 messages need a new page of the file system
         "disk.warning_ratio=1.0",
         "disk.check_interval_ms=100",
+        "retention.clean_forcibly=false",
     )
     with start_node(disk, *INDEX, *settings) as node, Producer(node.address, timeout_s=5) as producer:
         stored = Stored(producer)
@@ -239,6 +241,7 @@ def test_a_node_killed_on_a_full_disk_starts_there_and_has_everything(disk: Path
         "commit_log.preallocate_segments=1",
         "disk.warning_ratio=1.0",
         "disk.check_interval_ms=100",
+        "retention.clean_forcibly=false",
     )
     with start_node(disk, *INDEX, *settings) as node, Producer(node.address, timeout_s=5) as producer:
         stored = Stored(producer)

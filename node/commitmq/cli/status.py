@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,7 @@ def _print(report: dict[str, Any]) -> None:
         click.echo("\nlast ends:")
         for trouble in troubles:
             click.echo(f"  {trouble}")
+    _print_expiry(next((row["info"].get("expiry") for row in processes if row["role"] == "cleanup"), None))
     parked = [row for row in report["dispatchers"] if row["state"] == "parked"]
     for row in parked:
         click.echo(f"\ndispatcher {row['name']} is parked: see `commitmq dispatcher list`")
@@ -100,3 +102,33 @@ def _print(report: dict[str, Any]) -> None:
             f"{name} {words[name]}" for name in ("min_offset", "dispatched", "reput", "flushed", "written", "allocated")
         )
     )
+
+
+def _print_expiry(expiry: dict[str, Any] | None) -> None:
+    """What cleanup did, why it does nothing now, and when it will."""
+    if expiry is None:
+        return  # its first look comes a minute after the start
+    click.echo(f"\nexpiry: oldest segment {expiry['oldest_segment'] or '-'}: {expiry['kept_because']}")
+    if expiry["next_by_age_ms"] is not None:
+        click.echo(f"  it goes by age from {_when(expiry['next_by_age_ms'])} on")
+    if expiry["last_round"]:
+        last = expiry["last_round"]
+        click.echo(
+            f"  last deleted at {_when(last['at_ms'])}: {last['segments']} segments, "
+            f"{human_bytes(last['disk_bytes'])}, because of {', '.join(last['reasons'])}"
+        )
+    if expiry["held_bytes"]:
+        who = ", ".join(expiry["held_by"]) or "a process that cannot be seen"
+        click.echo(f"  {human_bytes(expiry['held_bytes'])} of deleted segments are still held by {who}")
+    if expiry["overrode"]:
+        over = expiry["overrode"]
+        click.echo(
+            f"  AT {_when(over['at_ms'])} THE DISK WAS SO FULL THAT {over['segments']} SEGMENTS WERE DELETED "
+            f"although they were needed by {over['needed_by']}"
+        )
+    if expiry["error"]:
+        click.echo(f"  it fails: {expiry['error']}")
+
+
+def _when(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms / 1000).astimezone().isoformat(timespec="seconds")

@@ -1,4 +1,4 @@
-"""``commitmq store``: look into a store folder without a node, and mend what is derived from its log."""
+"""``commitmq store``: look into a store folder without a node, mend what is derived from its log, delete what is old."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import click
 
 from commitmq.cli.exit_codes import CliExit
 from commitmq.cli.output import complain
+from commitmq.cli.store_expire import expire
 from commitmq.cli.store_rebuild import rebuild
 from commitmq.cli.store_repair import repair
 from commitmq.cli.store_verify import verify
@@ -23,9 +24,10 @@ if TYPE_CHECKING:
 
 @click.group()
 def store() -> None:
-    """Look into a store folder, offline."""
+    """Look into a store folder, mend it, delete what is old."""
 
 
+store.add_command(expire)
 store.add_command(rebuild)
 store.add_command(verify)
 store.add_command(repair)

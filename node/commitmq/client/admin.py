@@ -54,6 +54,24 @@ class Admin:
         self._check_usable()
         return _without_envelope(self._directory.request("stop", timeout_s=timeout_s))
 
+    def expire(
+        self,
+        *,
+        before: int | datetime | None = None,
+        keep_bytes: int | None = None,
+        dry_run: bool = False,
+        timeout_s: float = _STOP_S,
+    ) -> dict[str, Any]:
+        """Delete the oldest segments of the CommitLog: those of which every message was stored before ``before``
+        (milliseconds or a datetime), or that lie further than ``keep_bytes`` behind the log's end; with both, those to
+        which both apply; with neither, those that are expired by age, whatever the hour.
+
+        Returns ``segments`` (names), ``disk_bytes``, ``min_offset``, ``kept`` (why the next one stays) and ``dry_run``.
+        """
+        fields: dict[str, Any] = {"dry_run": dry_run, "keep_bytes": keep_bytes}
+        fields["before"] = int(before.timestamp() * 1000) if isinstance(before, datetime) else before
+        return self._ask("cleanup", "expire", {k: v for k, v in fields.items() if v is not None}, timeout_s=timeout_s)
+
     # ------------------------------------------------------------ topics
 
     def topic_create(
@@ -293,12 +311,14 @@ class Admin:
         if self._closed:
             raise CommitMQError("the admin is closed")
 
-    def _ask(self, role: str, op: str, fields: dict[str, Any]) -> dict[str, Any]:
-        return _without_envelope(self._request(role, op, fields)[0])
+    def _ask(self, role: str, op: str, fields: dict[str, Any], *, timeout_s: float | None = None) -> dict[str, Any]:
+        return _without_envelope(self._request(role, op, fields, timeout_s=timeout_s)[0])
 
-    def _request(self, role: str, op: str, fields: dict[str, Any]) -> tuple[dict[str, Any], list[zmq.Frame]]:
+    def _request(
+        self, role: str, op: str, fields: dict[str, Any], *, timeout_s: float | None = None
+    ) -> tuple[dict[str, Any], list[zmq.Frame]]:
         self._check_usable()
-        deadline = time.monotonic() + self._timeout_s
+        deadline = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
         while True:
             channel = self._channels.get(role)
             if channel is not None and channel.lost():

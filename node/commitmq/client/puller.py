@@ -28,6 +28,7 @@ _RECONNECT_S: Final = 0.3
 _QUIET_S: Final = 0.2
 _RANGES_BYTES: Final = 16 * 1024 * 1024
 _TICK_S: Final = 0.2
+_MAPS_S: Final = 2.0
 _EMPTY_QUEUE: Final = ("NO_MESSAGE_IN_QUEUE", "NO_MATCHED_LOGIC_QUEUE")
 
 _log = get_log("consumer")
@@ -62,6 +63,7 @@ class Puller:
         self._segments: SegmentMaps | None = None
         self._retry_connect_at = 0.0
         self._problem: ProtocolError | CorruptRecordError | None = None
+        self._look_at_maps_at = 0.0
 
     def close(self) -> None:
         for index in list(self._channels):
@@ -147,6 +149,9 @@ class Puller:
         for channel in self._channels.values():
             poller.register(channel.socket, zmq.POLLIN)
         events = dict(poller.poll(int(max(min(timeout_s, _TICK_S), 0) * 1000)))
+        if self._segments is not None and time.monotonic() >= self._look_at_maps_at:
+            self._look_at_maps_at = time.monotonic() + _MAPS_S
+            self._segments.drop_deleted()
         if self._assignment.bell in events:
             self._assignment.clear_bell()
         for index, channel in list(self._channels.items()):
@@ -236,6 +241,8 @@ class Puller:
                 state.retry_at = time.monotonic() + _QUIET_S
             return
         if status not in ("NO_MATCHED_MESSAGE", "OFFSET_OVERFLOW_ONE"):
+            # A segment that could not be mapped may have been an expired one; what is behind the gap is not.
+            state.use_bytes = False
             gap = Gap(state.topic, state.queue_id, before, next_offset, status)
             self.gaps.append(gap)
             _log.warning("a gap: the consumer could not read on where it stood", **gap._asdict())

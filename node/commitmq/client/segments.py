@@ -47,10 +47,16 @@ class SegmentMaps:
             found = mmap.mmap(fd, size, prot=mmap.PROT_READ)
         finally:
             os.close(fd)
+        self.drop_deleted()
         self._maps[base_offset] = found
         while len(self._maps) > self._max_mapped:
             self._maps.popitem(last=False)
         return found
+
+    def drop_deleted(self) -> None:
+        """Forget mappings of segments that the node has deleted: each one keeps its space on the node's disk."""
+        for base_offset in [one for one in self._maps if not (self._folder / segment_name(one)).exists()]:
+            del self._maps[base_offset]
 
     def close(self) -> None:
         """Forget all mappings; those in use live as long as their batches."""

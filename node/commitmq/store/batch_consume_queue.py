@@ -144,6 +144,7 @@ class BatchConsumeQueue(QueueFiles):
                 base = self._end - self._end % self.file_bytes
                 while self._scan_file(base, self._end - base):
                     base += self.file_bytes
+                self._pass_deleted()
                 return self._end_offset
         self._min = 0
         bases = self._list_files(repair=False)
@@ -294,22 +295,38 @@ class BatchConsumeQueue(QueueFiles):
         """Delete files, oldest first and never the last, whose last unit lies below ``log_min`` (spec 3.6); returns
         how many, and corrects :attr:`min_offset`.
         """
+        deleted = self.delete_files_below(log_min, settled_below=None)
+        self.correct_min_offset(log_min)
+        return deleted
+
+    def delete_files_below(self, log_min: int, *, settled_below: int | None) -> int:
+        """See :meth:`commitmq.store.consume_queue.ConsumeQueue.delete_files_below`."""
         deleted = 0
         while 0 <= self._first < self._end - self.file_bytes:
             last = self.unit((self._first + self.file_bytes) // BATCH_UNIT_BYTES - 1)
             if int(last["physical_offset"]) >= log_min:
                 break
-            self._delete(self._first)
-            self._first += self.file_bytes
+            following = self.unit((self._first + self.file_bytes) // BATCH_UNIT_BYTES)
+            if settled_below is not None and int(following["physical_offset"]) >= settled_below:
+                break
+            self._delete_first(is_next=deleted > 0)
             deleted += 1
-        self.correct_min_offset(log_min)
         return deleted
 
     def correct_min_offset(self, log_min: int) -> None:
         """Move :attr:`min_offset` up to the first batch whose record is still in the log (spec 3.9)."""
         if self._first < 0:
             return
-        index = self.first_index(lambda unit: int(unit["physical_offset"]) >= log_min)
+        low, high = self.min_index, self.end_index
+        while low < high:
+            middle = (low + high) // 2
+            # A file that its owner deletes meanwhile is below.
+            unit = self._units_at(middle * BATCH_UNIT_BYTES, 1)
+            if len(unit) and int(unit["physical_offset"][0]) >= log_min:
+                high = middle
+            else:
+                low = middle + 1
+        index = low
         self._min = index * BATCH_UNIT_BYTES
         self._first_offset = -1
 

@@ -56,6 +56,10 @@ class BatchQueueReader:
         for key in [key for key in self._queues if key[0] == topic]:
             del self._queues[key]
 
+    def drop_deleted_files(self) -> None:
+        """Close what is open of files that were deleted, so that their space is freed."""
+        self._fds.drop_deleted()
+
     def close(self) -> None:
         self._fds.close()
 

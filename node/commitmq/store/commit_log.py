@@ -70,6 +70,10 @@ class CommitLog:
         """Look at the folder again. Reads beyond the known segments do so by themselves."""
         self.files.refresh()
 
+    def release_below(self, offset: int) -> int:
+        """Unmap what ends at or below ``offset``, the log's new minimum; see :meth:`MappedFileQueue.release_below`."""
+        return self.files.release_below(offset)
+
     def segment(self, offset: int) -> MappedFile:
         """The mapped segment that holds ``offset``. Raises OffsetOutOfRangeError."""
         return self.files.mapped(offset)

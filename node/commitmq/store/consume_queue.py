@@ -98,6 +98,7 @@ class ConsumeQueue(QueueFiles):
             last = self.unit(self._end // UNIT_BYTES - 1) if self._end > self._first else None
             if last is not None and last[1] > 0 and self.max_physical_offset in (-1, last[0] + last[1]):
                 self._follow()
+                self._pass_deleted()
                 return self.max_offset
         self._find_end(self._list_files(repair=False), limit, proof, files=2 if limit is None and proof is None else 3)
         return self.max_offset
@@ -343,15 +344,27 @@ class ConsumeQueue(QueueFiles):
         """Delete files, oldest first and never the last, whose last unit lies below ``log_min`` (spec 3.6); returns
         how many, and corrects :attr:`min_offset`.
         """
+        deleted = self.delete_files_below(log_min, settled_below=None)
+        self.correct_min_offset(log_min)
+        return deleted
+
+    def delete_files_below(self, log_min: int, *, settled_below: int | None) -> int:
+        """The deletions of :meth:`delete_expired` alone, which cost nothing for a queue of one file.
+
+        With ``settled_below`` a file also waits until the first unit behind it points below that offset: a unit that a
+        power cut can still take, record and all, must not be the last that knows the queue's next offset.
+        """
         deleted = 0
         while 0 <= self._first < self._end - self.file_bytes:
             last = self.unit((self._first + self.file_bytes) // UNIT_BYTES - 1)
             if last is not None and last[0] >= log_min:
                 break
-            self._delete(self._first)
-            self._first += self.file_bytes
+            following = self.unit((self._first + self.file_bytes) // UNIT_BYTES)
+            if settled_below is not None and (following is None or following[0] >= settled_below):
+                break
+            self._delete_first(is_next=deleted > 0)
             deleted += 1
-        self.correct_min_offset(log_min)
+        self._min = max(self._min, self._first)
         return deleted
 
     def correct_min_offset(self, log_min: int) -> None:

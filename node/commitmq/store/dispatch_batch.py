@@ -146,6 +146,11 @@ class LogWalker:
             self._cached_base = base
         return self._segment
 
+    def release_below(self, offset: int) -> None:
+        """Let go of the segment's mapping if it ends at or below ``offset``."""
+        if self._cached_base + self.log.segment_bytes <= offset:
+            self.release()
+
     def release(self) -> None:
         """Let go of the segment's mapping."""
         self._segment = np.empty(0, np.uint8)

@@ -72,6 +72,11 @@ class FdCache:
         if found is not None:
             os.close(found[0])
 
+    def drop_deleted(self) -> None:
+        """Close the descriptors of files that were deleted: an open one keeps its space."""
+        for path in [path for path, (fd, _) in self._fds.items() if not os.fstat(fd).st_nlink]:
+            self.drop(path)
+
     def __del__(self) -> None:
         # A store object that is dropped without being closed must not keep hundreds of files open.
         self.close()

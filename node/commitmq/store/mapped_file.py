@@ -12,9 +12,11 @@ at a later try.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import re
+import stat
 from collections import OrderedDict
 from pathlib import Path
 from typing import Final
@@ -22,6 +24,7 @@ from typing import Final
 from commitmq.errors import OffsetOutOfRangeError, SegmentSizeError, StoreError
 from commitmq.store.layout import segment_name
 
+_LOOKS: Final = 3
 _SEGMENT_NAME: Final = re.compile(r"\d{20}", re.ASCII)
 
 
@@ -98,6 +101,7 @@ class MappedFileQueue:
         self._maps: OrderedDict[int, MappedFile] = OrderedDict()
         self._retired: dict[int, MappedFile] = {}
         self._bases: list[int] = []
+        self._floor = 0
         self.refresh()
 
     def refresh(self) -> None:
@@ -106,7 +110,10 @@ class MappedFileQueue:
         Raises SegmentSizeError for a file of another size than configured (a last one of 0 bytes was just being made
         and does not count) and StoreError for a hole between two segments.
         """
-        self._bases = list_segments(self.folder, self.file_bytes)
+        # What is about to be deleted may still be there; it must not be mapped again.
+        self._bases = [
+            base for base in list_segments(self.folder, self.file_bytes) if base + self.file_bytes > self._floor
+        ]
         present = set(self._bases)
         for base in [base for base in self._maps if base not in present]:
             self._retire(self._maps.pop(base))
@@ -158,6 +165,18 @@ class MappedFileQueue:
         self._give_up_surplus()
         return found
 
+    def release_below(self, offset: int) -> int:
+        """Unmap every segment that ends at or below ``offset`` and forget that it is there: it is going to be deleted.
+
+        Returns ``offset``, or where the first of those segments begins that somebody still holds; call it again then.
+        """
+        self._floor = max(self._floor, offset)
+        self._bases = [base for base in self._bases if base + self.file_bytes > offset]
+        for base in [base for base in self._maps if base + self.file_bytes <= offset]:
+            self._retire(self._maps.pop(base))
+        self._close_retired()
+        return min((base for base in self._retired if base < offset), default=offset)
+
     def close(self) -> None:
         """Unmap all that nobody holds; the rest goes when its last view does."""
         for one in list(self._maps.values()) + list(self._retired.values()):
@@ -171,9 +190,12 @@ class MappedFileQueue:
             return None
         return bases[(offset - bases[0]) // self.file_bytes]
 
-    def _give_up_surplus(self) -> None:
+    def _close_retired(self) -> None:
         for base in [base for base, one in self._retired.items() if one.try_close()]:
             del self._retired[base]
+
+    def _give_up_surplus(self) -> None:
+        self._close_retired()
         while len(self._maps) > self.max_mapped:
             self._retire(self._maps.popitem(last=False)[1])
 
@@ -187,15 +209,7 @@ def list_segments(folder: Path, file_bytes: int) -> list[int]:
 
     Raises SegmentSizeError and StoreError as :meth:`MappedFileQueue.refresh` says.
     """
-    sizes: list[tuple[int, int]] = []
-    try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                if _SEGMENT_NAME.fullmatch(entry.name) and entry.is_file():
-                    sizes.append((int(entry.name), entry.stat().st_size))
-    except FileNotFoundError:
-        return []
-    sizes.sort()
+    sizes = list_sizes(folder, file_bytes)
     if sizes and sizes[-1][1] == 0:
         sizes.pop()
     for index, (base, size) in enumerate(sizes):
@@ -204,6 +218,32 @@ def list_segments(folder: Path, file_bytes: int) -> list[int]:
             expected = sizes[0][0] + index * file_bytes
             raise StoreError(f"segment {segment_name(expected)} is missing before {segment_name(base)}", path=folder)
     return [base for base, _ in sizes]
+
+
+def list_sizes(folder: Path | str, file_bytes: int) -> list[tuple[int, int]]:
+    """``(offset at which it begins, size)`` of each file in ``folder`` that is named like a segment, ascending; empty
+    without the folder.
+
+    Another process may delete the oldest files meanwhile. One that went is left out; if that makes it look as if one
+    were missing between two others, the folder is looked at again.
+    """
+    sizes: list[tuple[int, int]] = []
+    for _ in range(_LOOKS):
+        sizes = []
+        try:
+            with os.scandir(folder) as entries:
+                for entry in entries:
+                    if _SEGMENT_NAME.fullmatch(entry.name):
+                        with contextlib.suppress(FileNotFoundError):
+                            status = entry.stat()
+                            if stat.S_ISREG(status.st_mode):
+                                sizes.append((int(entry.name), status.st_size))
+        except FileNotFoundError:
+            return []
+        sizes.sort()
+        if not sizes or sizes[-1][0] - sizes[0][0] == (len(sizes) - 1) * file_bytes:
+            break
+    return sizes
 
 
 def check_size(path: Path, found_bytes: int, configured_bytes: int) -> None:

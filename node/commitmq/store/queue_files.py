@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import re
 import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,10 +22,9 @@ from commitmq.errors import DiskFullError, StoreError
 from commitmq.store.fd_cache import FdCache
 from commitmq.store.json_config import sync_folder
 from commitmq.store.layout import segment_name
-from commitmq.store.mapped_file import check_size
+from commitmq.store.mapped_file import check_size, list_sizes
 from commitmq.store.writeback import start_writeback
 
-_FILE_NAME: Final = re.compile(r"\d{20}", re.ASCII)
 _UNIT_HEAD: Final = struct.Struct(">qi")  # every kind of unit begins with a record's physical offset and size
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
 _TAIL_BYTES: Final = 4096
@@ -106,15 +104,7 @@ class QueueFiles:
         What points at or above ``limit`` was not synced when the node ended: there, a power cut may have taken a file,
         or its size, and left later ones. With ``repair`` such files are deleted.
         """
-        sizes: list[tuple[int, int]] = []
-        try:
-            with os.scandir(self.folder) as entries:
-                for entry in entries:
-                    if _FILE_NAME.fullmatch(entry.name) and entry.is_file():
-                        sizes.append((int(entry.name), entry.stat().st_size))
-        except FileNotFoundError:
-            return []
-        sizes.sort()
+        sizes = list_sizes(self.folder, self.file_bytes)
         for index, (base, size) in enumerate(sizes):
             hole = base != sizes[0][0] + index * self.file_bytes
             behind = sizes[index + (size == 0) :]
@@ -345,6 +335,19 @@ class QueueFiles:
                 blank, used = len(data) - len(data.lstrip(b"\0")), len(data.rstrip(b"\0"))
                 self._pwrite(base, position + blank, bytes(used - blank))
             position += len(data)
+
+    def _delete_first(self, *, is_next: bool) -> None:
+        """Delete the first of several files; ``is_next``: one was deleted just before it."""
+        if is_next:
+            # After a power cut no file may be missing between two others.
+            sync_folder(Path(self.folder))
+        self._delete(self._first)
+        self._first += self.file_bytes
+
+    def _pass_deleted(self) -> None:
+        """As a reader: notice that the owner has deleted files at the queue's beginning."""
+        while self._first < self._end - self.file_bytes and not os.path.exists(self._path(self._first)):
+            self._first += self.file_bytes
 
     def _delete(self, base: int) -> None:
         path = self._path(base)

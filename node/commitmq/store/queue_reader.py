@@ -151,6 +151,10 @@ class QueueReader:
         for key in [key for key in self._queues if key[0] == topic]:
             del self._queues[key]
 
+    def drop_deleted_files(self) -> None:
+        """Close what is open of files that were deleted, so that their space is freed."""
+        self._fds.drop_deleted()
+
     def __len__(self) -> int:
         """Queues that are remembered."""
         return len(self._queues)

@@ -12,6 +12,7 @@ Rules
       (minus 3 s), because what is older was flushed, in the log and in the ConsumeQueues. Everything from there on is
       checked record by record (length chain, magic, physical offset, body CRC, ``__CRC32#`` when present) and dispatched
       again, which is idempotent.
+    * A deletion of expired segments that was interrupted is finished first (see :mod:`commitmq.store.expiry`).
     * Zeros end the log. Something invalid behind what the sidecar knows as flushed is a torn tail: cut, later segments
       included, because a power cut keeps any subset of the pages that were not synced. (The sidecar is written before
       ``flushed`` passes a segment's end, so nothing in those later segments was promised to anyone.) Without a sidecar
@@ -44,6 +45,7 @@ from commitmq.store.batch_consume_queue import BatchConsumeQueue
 from commitmq.store.checkpoint import Checkpoint
 from commitmq.store.commit_log import CommitLog
 from commitmq.store.consume_queue import ConsumeQueue, list_queues
+from commitmq.store.expiry import finish_expiry
 from commitmq.store.fd_cache import FdCache
 from commitmq.store.layout import StoreLayout, segment_name
 from commitmq.store.log_proof import LogProof
@@ -106,6 +108,7 @@ def recover(
     what ``abort`` held when the node was started, None when it was not there.
     """
     _make_folders(layout)
+    finish_expiry(layout, segment_bytes)
     commit_log = CommitLog(layout.commit_log, segment_bytes)
     try:
         bases = commit_log.segments()

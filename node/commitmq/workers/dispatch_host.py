@@ -30,6 +30,7 @@ from commitmq.hookspecs import Dispatcher, DispatcherView
 from commitmq.store.commit_log import CommitLog
 from commitmq.store.dispatch_batch import DispatchBatch, LogWalker
 from commitmq.workers.dispatch_state import DispatchState
+from commitmq.workers.expired_segments import ExpiredSegments
 from commitmq.workers.runtime import WorkerContext, monotonic_ms
 from commitmq.workers.subscription_view import CompiledSubscriptions
 from commitmq.workers.topic_view import TopicViews
@@ -57,6 +58,7 @@ class DispatcherHost:
         self._walker = LogWalker(
             self.log, max_rows=config.dispatch.batch_messages, max_bytes=config.dispatch.batch_bytes
         )
+        self._expired = ExpiredSegments(context, self.log)
         self._changed: list[tuple[str, int]] = []
         self._deleted = self._load_tombstones()
         self._flags = 0
@@ -100,6 +102,9 @@ class DispatcherHost:
         epoch = self._control.get(Word.EPOCH)
         restarted = state is not None and state.epoch == epoch
         factory: Any = plugins.resolve(self._factory())
+        if self.lost_its_place:
+            self._report_gap(self.position, self._min_offset)
+            self.position = self._min_offset
         self.dispatcher = dispatcher = factory()
         view = DispatcherView(
             context.layout,
@@ -138,6 +143,9 @@ class DispatcherHost:
         self._set_position(position)
         skipped, gaps = (state.skipped, state.gaps) if state is not None else ([], [])
         context.tell(state="running", parked=None, skipped=skipped, gaps=gaps)
+        # What expired while this dispatcher was dead, or parked, or not yet told when the node ended.
+        self._min_offset = 0
+        self.check_min()
 
     def _factory(self) -> str:
         if self.is_plugin:
@@ -197,6 +205,7 @@ class DispatcherHost:
         # A record of a topic that was deleted and made anew is stored after the deletion is known. Its unit must not be
         # appended to the old queue, which goes as soon as this process hears of that.
         self.check_topics()
+        self.check_min()
         batch = DispatchBatch.from_frames(frames, self.log)
         if batch.end <= self.position or self._deaths or batch.end > self.limit():
             return  # known already; or the log is read instead, in pieces that fit
@@ -211,6 +220,7 @@ class DispatcherHost:
             if self.position >= limit:
                 break  # a deletion had it read this far
             most -= 1
+            self.check_min()
             walker = self._walker
             if self._deaths:
                 walker = LogWalker(self.log, max_rows=self._suspicious_rows(), max_bytes=walker.max_bytes)
@@ -334,19 +344,30 @@ class DispatcherHost:
     def check_min(self) -> None:
         """Follow the log's beginning: tell the dispatcher, and move up if its place in the log is gone."""
         min_offset = self._control.get(Word.MIN_OFFSET)
-        if self.dispatcher is None:
+        self._walker.release_below(min_offset)
+        self._expired.release()
+        if self.dispatcher is None or min_offset == self._min_offset:
             return
         if self.position < min_offset:
-            gap = (self.position, min_offset)
-            self._context.log.error("records were deleted before this dispatcher saw them", start=gap[0], end=gap[1])
-            if self.state is not None:
-                self.state.gaps.append(gap)
-                self.state.save()
-                self._context.tell(gaps=self.state.gaps)
+            self._report_gap(self.position, min_offset)
             self._set_position(min_offset)
         if min_offset > self._min_offset:
             self._min_offset = min_offset
             self.dispatcher.expire(min_offset)
+
+    @property
+    def lost_its_place(self) -> bool:
+        """True when what is behind the position was deleted: for a parked dispatcher, the record that it was parked at."""
+        return self.position < self._control.get(Word.MIN_OFFSET)
+
+    def _report_gap(self, start: int, end: int) -> None:
+        if self.state is not None and self.state.gaps and self.state.gaps[-1][1] == end:
+            return
+        self._context.log.error("records were deleted before this dispatcher saw them", start=start, end=end)
+        if self.state is not None:
+            self.state.gaps.append((start, end))
+            self.state.save()
+            self._context.tell(gaps=self.state.gaps)
 
     def hear_topics(self, socket: zmq.Socket[bytes]) -> None:
         """Take the coordinator's news; deletions are what matters here."""

@@ -43,7 +43,7 @@ def run(context: WorkerContext) -> None:
     if host.died_too_often:
         host.park()
         context.ready(endpoints=requests.endpoints)
-        _wait_for_a_person(context, requests)
+        _wait_for_a_person(context, host, requests)
     else:
         host.open()
         context.ready(endpoints=requests.endpoints)
@@ -64,10 +64,14 @@ def _pull_socket(context: WorkerContext, name: str) -> zmq.Socket[bytes]:
     return pull
 
 
-def _wait_for_a_person(context: WorkerContext, requests: DispatcherRequests) -> None:
+def _wait_for_a_person(context: WorkerContext, host: DispatcherHost, requests: DispatcherRequests) -> None:
     while not context.stopping and not requests.restart_wanted:
         context.wait(_POLL_MS)
+        host.check_min()
         requests.serve()
+        if host.lost_its_place:
+            host.forgive()  # the record that it died on has expired
+            requests.restart_wanted = True
 
 
 def _dispatch(

@@ -131,6 +131,10 @@ class KeyQueries:
         units["size"] = found.sizes[::-1]
         return list(self._queues.frames(units))
 
+    def drop_deleted_files(self) -> None:
+        """Unmap index files that were deleted, so that their space is freed."""
+        self._index.names()
+
     def close(self) -> None:
         """Let go of the files."""
         self._index.close()

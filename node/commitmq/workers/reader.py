@@ -35,6 +35,7 @@ from commitmq.store.format import LMQ_PREFIX
 from commitmq.store.memory_files import UNIT_FILE_BYTES, MemoryTopics, NodeWord, TopicWord, memory_folder
 from commitmq.store.queue_reader import VIEW_BYTES, PullResult, PullStatus, QueueReader, RecordFilter
 from commitmq.store.topic_config import PERM_READ
+from commitmq.workers.expired_segments import ExpiredSegments
 from commitmq.workers.filters import FAILED, ExpressionFilter, Filters
 from commitmq.workers.key_queries import KeyQueries, parse_query
 from commitmq.workers.parked_pulls import ParkedPulls, Pull, QueueKey, integer_field, parse_pull, text_field
@@ -62,6 +63,9 @@ _REQUESTS_A_TURN: Final = 256
 _SWEEP_QUEUES: Final = 2_000
 _HEARTBEAT_MS: Final = 1_000
 _EVICTION_RETRIES: Final = 3
+# Deleted ConsumeQueue files are looked for this often, this long after the log's minimum grew.
+_DROP_INTERVAL_MS: Final = 2_000
+_EXPIRY_MS: Final = 60_000
 _NO_QUEUE: Final = (PullStatus.NO_MATCHED_LOGIC_QUEUE, PullStatus.NO_MESSAGE_IN_QUEUE)
 _BATCH_FILES: Final = 512
 _LMQ: Final = TopicView(1, 1, PERM_READ)
@@ -104,6 +108,9 @@ class Reader:
             max_open_files=min(_BATCH_FILES, config.consume_queue.max_open_files),
         )
         self._lmq_enabled = config.consume_queue.enable_lmq
+        self._expired = ExpiredSegments(ctx, self._log)
+        self._expired.release()
+        self._drop_files_until_ms = self._next_drop_ms = 0
         self._memory = MemoryTopics(memory_folder(ctx.layout, config.memory.folder))
         # Answers for a memory topic that nothing was stored in.
         self._nothing = QueueReader(self._log, self._memory.folder / "nothing", UNIT_FILE_BYTES)
@@ -164,6 +171,7 @@ class Reader:
         if self._changes in readable:
             self._hear_changes()
         now = monotonic_ms()
+        self._let_go(now)
         for pull in self._parked.due(now):
             self._guarded(pull.client, pull.request, self._time_up, pull)
         if now >= self._next_sweep_ms:
@@ -174,6 +182,17 @@ class Reader:
                 # Producers without waiting consumers must not wake this process for every batch.
                 self._ctx.unregister(self._changes)
                 self._is_listening = False
+
+    def _let_go(self, now: int) -> None:
+        """Unmap and close what expires, between two requests: no answer that is being made loses what it is made of."""
+        if self._expired.release():
+            self._drop_files_until_ms = now + _EXPIRY_MS
+        if self._next_drop_ms <= now < self._drop_files_until_ms:
+            # ConsumeQueue files follow the log's minimum within seconds.
+            self._next_drop_ms = now + _DROP_INTERVAL_MS
+            self._queues.drop_deleted_files()
+            self._batches.drop_deleted_files()
+            self._key_queries.drop_deleted_files()
 
     def drain(self) -> None:
         """Answer what has arrived and what is parked, without waiting for messages."""
@@ -371,8 +390,13 @@ class Reader:
                 try:
                     frames = self._queues.frames(result.units)
                 except OffsetOutOfRangeError:
-                    # The segment went between the look at the units and now; the consumer goes on behind it.
-                    result.status, result.units = PullStatus.MESSAGE_WAS_REMOVING, result.units[:0]
+                    # The segment went between the look at the units and now. The minimum grew before that, so another
+                    # look passes over exactly what is gone.
+                    result = self._read(pull)
+                    try:
+                        frames = self._queues.frames(result.units) if result.count else []
+                    except OffsetOutOfRangeError:
+                        result.status, result.units = PullStatus.MESSAGE_WAS_REMOVING, result.units[:0]
         if not result.count and result.status is PullStatus.OFFSET_OVERFLOW_ONE and pull.offset > pull.asked:
             result.status = PullStatus.NO_MATCHED_MESSAGE
         header = wire.ok(

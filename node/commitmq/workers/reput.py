@@ -22,6 +22,7 @@ from commitmq.control import Word
 from commitmq.errors import CorruptRecordError
 from commitmq.store.commit_log import CommitLog
 from commitmq.store.dispatch_batch import DispatchBatch, LogWalker
+from commitmq.workers.expired_segments import ExpiredSegments
 from commitmq.workers.runtime import WorkerContext
 
 ROLE = "reput"
@@ -51,6 +52,8 @@ def run(context: WorkerContext) -> None:
         pushers.append(pusher)
     sync = config.sync_flush
     coalesce_s = config.dispatch.coalesce_us / 1e6
+    expired = ExpiredSegments(context, log)
+    expired.release()
     position = control.get(Word.REPUT)
     context.ready()
     stuck = ""
@@ -80,10 +83,13 @@ def run(context: WorkerContext) -> None:
             _push(pushers, batch)
             position = batch.end
             control.put(Word.REPUT, position)
+            expired.release()
             context.wait(0)
             continue
         if context.stopping:
             break
+        walker.release_below(control.get(Word.MIN_OFFSET))
+        expired.release()
         near = time.perf_counter() - last_walk < _STAY_NEAR_S
         context.wait(1 if near else _POLL_MS, unless=lambda: control.visible(sync) > position)  # noqa: B023
     walker.release()

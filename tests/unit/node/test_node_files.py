@@ -91,7 +91,7 @@ def test_recovery_starts_first_and_the_writer_last() -> None:
     order = list(start_order(load(None, ["reader.count=2"])))
     assert order == [
         "recovery", "coordinator", "dispatcher-consume_queue", "dispatcher-index", "reput", "flush", "allocate",
-        "dispatcher-memory", "reader-0", "reader-1", "writer",
+        "dispatcher-memory", "reader-0", "reader-1", "cleanup", "writer",
     ]  # fmt: skip
     assert "dispatcher-index" not in start_order(load(None, ["index.enable=false"]))
     assert "dispatcher-memory" not in start_order(load(None, ["memory.enable=false"]))

@@ -1,0 +1,124 @@
+"""``commitmq store expire``: delete the oldest segments of the CommitLog by hand, of a running node or of a closed store."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from commitmq.cli.exit_codes import CliExit
+from commitmq.cli.output import DEFAULT_NODE, fail, human_bytes, json_option, print_json
+
+if TYPE_CHECKING:
+    from commitmq.store.layout import StoreLayout
+    from commitmq.store.retention import Segment
+
+
+@click.command()
+@click.argument(
+    "folder", metavar="[DIR]", required=False, type=click.Path(exists=True, file_okay=False, path_type=Path)
+)
+@click.option("--node", metavar="ADDRESS", envvar="COMMITMQ_NODE", help=f"Admin address.  [default: {DEFAULT_NODE}]")
+@click.option(
+    "--before", metavar="TIME", help="Delete what was stored before TIME (ISO 8601, UTC unless it says else)."
+)
+@click.option("--keep-bytes", type=click.IntRange(min=0), metavar="N", help="Delete all but the newest N bytes of log.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be deleted.")
+@json_option
+def expire(
+    folder: Path | None, node: str | None, before: str | None, keep_bytes: int | None, dry_run: bool, as_json: bool
+) -> None:
+    """Delete the oldest segments of the CommitLog: of the running node, or of the closed store in DIR.
+
+    Whole segments go, oldest first; the one that is written to stays. With both --before and --keep-bytes only what both
+    allow goes. A node without either deletes what is expired by its configuration, whatever the hour; and it keeps what
+    its configuration says it must (keep_unconsumed). A store that a node holds is refused: ask the node.
+    """
+    when = None if before is None else _time(before)
+    source = click.get_current_context().get_parameter_source("node")
+    if folder is not None and source is click.core.ParameterSource.COMMANDLINE:
+        raise click.UsageError("give either DIR, a closed store, or --node ADDRESS")
+    if folder is None:
+        from commitmq.client.admin import Admin
+
+        with Admin(node or DEFAULT_NODE) as admin:
+            done = admin.expire(before=when, keep_bytes=keep_bytes, dry_run=dry_run)
+    elif when is None and keep_bytes is None:
+        raise click.UsageError("for a store folder give --before or --keep-bytes")
+    else:
+        done = _expire_folder(folder, when, keep_bytes, dry_run)
+    if as_json:
+        print_json(done)
+        return
+    verb = "would be deleted" if dry_run else "deleted"
+    click.echo(f"{len(done['segments'])} segments {verb}, {human_bytes(done['disk_bytes'])}")
+    click.echo(
+        f"the log {'would begin' if dry_run else 'begins'} at {done['min_offset']}; the next segment: {done['kept']}"
+    )
+
+
+def _time(text: str) -> datetime:
+    try:
+        when = datetime.fromisoformat(text)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is no ISO 8601 time", param_hint="--before") from None
+    return when if when.tzinfo is not None else when.replace(tzinfo=UTC)
+
+
+def _expire_folder(folder: Path, before: datetime | None, keep_bytes: int | None, dry_run: bool) -> dict[str, Any]:
+    from commitmq.config import NodeConfig
+    from commitmq.offline.held_store import HeldStore
+    from commitmq.store import abort_file
+
+    with HeldStore(folder, NodeConfig()) as held:
+        layout = held.layout
+        if abort_file.exists(layout.abort):
+            fail(
+                f"the store {layout.root} was not closed in order; start a node on it and stop it, then it can be expired",
+                CliExit.STORE_UNUSABLE,
+            )
+        return _expire_locked(layout, before, keep_bytes, dry_run)
+
+
+def _expire_locked(
+    layout: StoreLayout, before: datetime | None, keep_bytes: int | None, dry_run: bool
+) -> dict[str, Any]:
+    from commitmq.store import expiry
+    from commitmq.store.commit_log import CommitLog
+
+    bases = expiry.list_bases(layout.commit_log)
+    segment_bytes = (layout.commit_log / f"{bases[0]:020d}").stat().st_size if bases else 1
+    expiry.finish_expiry(layout, segment_bytes)
+    log = CommitLog(layout.commit_log, segment_bytes, max_mapped=2)
+    try:
+        segments = expiry.look_at_segments(layout.commit_log, segment_bytes)
+        end = _log_end(log, segments)
+        ends = [] if keep_bytes is None else [end - keep_bytes]
+        if before is not None:
+            ends.append(expiry.offset_before(log, segments, int(before.timestamp() * 1000)))
+    finally:
+        log.close()
+    done = expiry.expire_offline(layout, segments, min(ends), end, dry_run=dry_run)
+    kept = "it is the last segment" if len(done.segments) >= len(segments) - 1 else "newer than was asked for"
+    return {
+        "segments": list(done.segments),
+        "disk_bytes": done.disk_bytes,
+        "min_offset": done.min_offset,
+        "kept": kept,
+        "dry_run": dry_run,
+    }
+
+
+def _log_end(log: Any, segments: tuple[Segment, ...]) -> int:
+    """Behind the last record; the segment made last may hold none."""
+    from commitmq.store.expiry import first_timestamp
+
+    for segment in reversed(segments):
+        if first_timestamp(log, segment.base) >= 0:
+            end = segment.base
+            for offset, size in log.iter_spans(segment.base):
+                end = offset + size
+            return int(end)
+    return segments[0].base if segments else 0

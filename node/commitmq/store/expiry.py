@@ -1,0 +1,213 @@
+"""Deleting the oldest segments of the CommitLog so that a crash between any two steps leaves a store that is whole.
+
+The order of a deletion, and what the next start finds after a crash behind each step:
+
+    1  ``commitmq/min_offset`` is durable     the rest of the deletion is done by recovery
+    2  the new minimum is published           the same: readers may have told consumers of it, so it never goes back
+    3  holders unmap, files are unlinked      the same, for the files that are still there
+    4  ConsumeQueue and index files follow    their dispatchers do it when they open, by position
+
+RocketMQ knows nothing of ``min_offset``: it begins with the first segment that is there, which is right too.
+
+The file is one line, the offset in 20 digits. It is overwritten in place: a new file would need space, and space is what a
+deletion is for. One sector is written as a whole or not at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from commitmq import failpoints
+from commitmq.errors import StoreError
+from commitmq.log import get_log
+from commitmq.store.commit_log import CommitLog
+from commitmq.store.consume_queue import ConsumeQueue, list_queues
+from commitmq.store.fd_cache import FdCache
+from commitmq.store.format import MIN_RECORD_BYTES
+from commitmq.store.json_config import sync_folder
+from commitmq.store.layout import StoreLayout, segment_name
+from commitmq.store.record import peek
+from commitmq.store.retention import Segment
+
+_DIGITS = 20
+
+
+class MinOffsetFile:
+    """The durable minimum of the log."""
+
+    def __init__(self, layout: StoreLayout) -> None:
+        self.path = layout.own / "min_offset"
+
+    def read(self) -> int:
+        """The minimum; 0 when none was ever written. Raises StoreError when the file holds something else."""
+        try:
+            text = self.path.read_bytes()
+        except FileNotFoundError:
+            return 0
+        except OSError as error:
+            raise StoreError(f"cannot read the log's minimum: {error.strerror}", path=self.path) from error
+        if not text:
+            return 0  # the crash came between making the file and writing it
+        if len(text) != _DIGITS + 1 or not text[:_DIGITS].isdigit() or text[_DIGITS:] != b"\n":
+            raise StoreError(
+                "the log's minimum is not a number of 20 digits; remove the file, and the first segment counts",
+                path=self.path,
+            )
+        return int(text)
+
+    def write(self, offset: int) -> None:
+        """Make ``offset`` the minimum, durably. Raises StoreError."""
+        try:
+            made = not self.path.exists()
+            fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                os.pwrite(fd, b"%020d\n" % offset, 0)
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+            if made:
+                sync_folder(self.path.parent)
+        except OSError as error:
+            raise StoreError(f"cannot write the log's minimum: {error.strerror}", path=self.path) from error
+
+
+def list_bases(folder: Path) -> list[int]:
+    """Offsets at which segments in ``folder`` begin, ascending, whatever is missing between them."""
+    try:
+        return sorted(int(name) for name in os.listdir(folder) if len(name) == _DIGITS and name.isdigit())
+    except FileNotFoundError:
+        return []
+
+
+def finish_expiry(layout: StoreLayout, segment_bytes: int) -> int:
+    """Finish the deletion that a crash interrupted; returns where the log begins. While no other process lives.
+
+    Must come before anything looks at the segments: a power cut may have taken back the deletion of one and not of the
+    next. A minimum that lies behind the last segment belongs to a log that was since replaced, and is forgotten.
+    """
+    durable = MinOffsetFile(layout)
+    minimum = durable.read()
+    bases = list_bases(layout.commit_log)
+    if minimum > (bases[-1] if bases else 0):
+        first = bases[0] if bases else 0
+        get_log("recovery").warning("the log is not the one that was expired before", minimum=minimum, begins_at=first)
+        durable.write(first)
+        return first
+    below = [base for base in bases if base + segment_bytes <= minimum]
+    for base in below:
+        with contextlib.suppress(FileNotFoundError):
+            (layout.commit_log / segment_name(base)).unlink()
+    if below:
+        sync_folder(layout.commit_log)
+        get_log("recovery").info("finished the deletion of expired segments", segments=len(below), begins_at=minimum)
+    return max(minimum, bases[0] if bases else 0)
+
+
+def look_at_segments(folder: Path, segment_bytes: int) -> tuple[Segment, ...]:
+    """All segments in ``folder``, oldest first, with age and size."""
+    found = []
+    for base in list_bases(folder):
+        try:
+            status = os.stat(folder / segment_name(base))
+        except FileNotFoundError:
+            continue
+        found.append(Segment(base, segment_bytes, status.st_mtime_ns // 1_000_000, status.st_blocks * 512))
+    return tuple(found)
+
+
+def offset_before(log: CommitLog, segments: Sequence[Segment], timestamp: int) -> int:
+    """Offset below which every record was stored before ``timestamp`` (ms), at a segment's beginning.
+
+    A segment's records are not newer than the first one of the next segment, so one record a segment is looked at.
+    """
+    until = segments[0].base if segments else 0
+    for following in segments[1:]:
+        first = first_timestamp(log, following.base)
+        if first < 0 or first > timestamp:
+            break
+        until = following.base
+    return until
+
+
+def first_timestamp(log: CommitLog, base: int) -> int:
+    """Store time (ms) of the first record of the segment at ``base``, -1 when it holds none."""
+    size, _ = peek(log.read(base, MIN_RECORD_BYTES))
+    return log.store_timestamp(base, size) if size <= log.segment_bytes else -1
+
+
+def delete_segment(layout: StoreLayout, base: int) -> None:
+    """Unlink one segment. Mappings of it live on, and hold its space until the last one goes. Raises StoreError."""
+    path = layout.commit_log / segment_name(base)
+    if failpoints.ACTIVE:
+        failpoints.hit("cleanup.before_unlink")
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise StoreError(f"cannot delete the segment: {error.strerror}", path=path) from error
+    if failpoints.ACTIVE:
+        failpoints.hit("cleanup.after_unlink")
+
+
+def store_bytes(folder: Path) -> int:
+    """What everything under ``folder`` takes on the disk."""
+    total = 0
+    pending = [os.fspath(folder)]
+    while pending:
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(pending.pop()) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False):
+                    pending.append(entry.path)
+                else:
+                    with contextlib.suppress(FileNotFoundError):
+                        total += entry.stat(follow_symlinks=False).st_blocks * 512
+    return total
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """What an expiry by hand did, or with ``dry_run`` would do: bytes are bytes of the disk."""
+
+    segments: tuple[str, ...]
+    disk_bytes: int
+    min_offset: int
+    queue_files: int = 0
+
+
+def expire_offline(
+    layout: StoreLayout, segments: Sequence[Segment], until: int, log_end: int, *, dry_run: bool = False
+) -> Expired:
+    """Delete the segments that end at or below ``until``, and the ConsumeQueue files that point below, of a closed store.
+
+    The segment that holds the log's end stays, whatever ``until`` says. The caller holds the store's lock.
+    """
+    last = log_end - 1 if log_end else 0
+    gone = [one for one in segments if one.end <= until and one.end <= last]
+    minimum = gone[-1].end if gone else segments[0].base if segments else 0
+    names, disk_bytes = tuple(segment_name(one.base) for one in gone), sum(one.disk_bytes for one in gone)
+    if dry_run or not gone:
+        return Expired(names, disk_bytes, minimum)
+    layout.own.mkdir(exist_ok=True)
+    MinOffsetFile(layout).write(minimum)
+    for one in gone:
+        delete_segment(layout, one.base)
+    sync_folder(layout.commit_log)
+    return Expired(names, disk_bytes, minimum, _expire_queues(layout, minimum))
+
+
+def _expire_queues(layout: StoreLayout, minimum: int) -> int:
+    fds = FdCache()
+    deleted = 0
+    for _topic, _queue, folder in list_queues(layout.consume_queue):
+        file = next(iter(sorted(path for path in folder.iterdir() if len(path.name) == _DIGITS)), None)
+        if file is None:
+            continue
+        queue = ConsumeQueue(folder, file.stat().st_size, fds)
+        queue.refresh()
+        deleted += queue.delete_expired(minimum)
+        queue.flush()
+    fds.close()
+    return deleted
