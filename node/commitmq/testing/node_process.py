@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from commitmq.store.layout import StoreLayout
+from commitmq.store.memory_files import memory_folder
 
 SEGMENT_BYTES = 1 << 20
 DEADLINE_S = 30.0
@@ -202,6 +206,9 @@ class NodeProcess:
                 os.kill(pid, signal.SIGKILL)
         if self.keeper is not None:
             self.keeper.wait(DEADLINE_S)
+        if self.store.exists():
+            # What a killed node kept in memory waits for its next start, which a test's store does not have.
+            shutil.rmtree(memory_folder(StoreLayout(self.store), ""), ignore_errors=True)
 
     def is_ours(self, pid: int) -> bool:
         """Whether ``pid`` still is one of this node's, and no other program that got its number."""
