@@ -22,6 +22,8 @@ from commitmq.store.layout import StoreLayout
 from commitmq.store.memory_files import memory_folder
 
 SEGMENT_BYTES = 1 << 20
+# Index files of the default size take 24 MB of disk each, with the first message already.
+SMALL_INDEX = ("index.hash_slots=1000", "index.max_items=20000")
 DEADLINE_S = 30.0
 _COMMAND_TIMEOUT_S = 60.0
 _LOG_LINES = 60
@@ -75,12 +77,12 @@ class NodeProcess:
     """The interpreter whose environment the node runs in."""
 
     def __init__(self, store: Path, *settings: str) -> None:
-        """``settings`` are ``section.key=value``, laid over free ports and small segments."""
+        """``settings`` are ``section.key=value``, laid over free ports, small segments and small index files."""
         self.store = store
         self.foreground_log = store.parent / "foreground.log"
         self.seen: set[int] = set()
         self.keeper: subprocess.Popen[bytes] | None = None
-        self.settings = ["network.port=0", f"commit_log.segment_bytes={SEGMENT_BYTES}", *settings]
+        self.settings = ["network.port=0", f"commit_log.segment_bytes={SEGMENT_BYTES}", *SMALL_INDEX, *settings]
 
     def environment(self, **extra: str) -> dict[str, str]:
         """What the node's processes and the command run with."""
