@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import venv
 from importlib import import_module, metadata
 from pathlib import Path
@@ -60,7 +61,11 @@ class Environment:
         plugin = []
         if not any(point.name == "commitmq" for point in metadata.entry_points(group="pytest11")):
             plugin = ["-p", "commitmq.testing.pytest_plugin"]  # this environment is older than the entry point
-        return self.check("-m", "pytest", "-q", "-p", "no:cacheprovider", *plugin, *arguments, cwd=folder)
+        # Dispatchers sync at each batch: what is shown here does not depend on the disk, and a busy one takes minutes.
+        memory = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        with tempfile.TemporaryDirectory(dir=memory) as base:
+            options = ["-p", "no:cacheprovider", "--basetemp", f"{base}/tests", *plugin]
+            return self.check("-m", "pytest", *options, *arguments, cwd=folder)
 
 
 class EnvironmentNode(DirectNodeProcess):

@@ -66,6 +66,11 @@ def port_of(role: str, config: NodeConfig, remembered: Mapping[str, int], slot: 
     return configured_port(role, config, slot) or remembered.get(role, 0)
 
 
+def _is_ours(plugin: object) -> bool:
+    """True for a built-in plugin, by its name: one that is slow to load shows a slow machine, and is never left out."""
+    return isinstance(plugin, str) and plugin.startswith(("commitmq_dispatchers.", "commitmq_plugins."))
+
+
 def tcp_port(endpoints: list[str]) -> int:
     """The tcp port among ``endpoints``, 0 when there is none."""
     for endpoint in endpoints:
@@ -364,7 +369,8 @@ class Crew:
         # Nobody writes a dead worker's words any more, and peers must not take it for asleep or alive.
         for word in (WorkerWord.PID, WorkerWord.STATE, WorkerWord.ASLEEP):
             self._control.put_worker(worker.slot, word, 0)
-        if worker.one_shot and code == 0:
+        # A plugin may end the discovery with exit code 0 as well; only what said that it is done is done.
+        if worker.one_shot and code == 0 and (worker.ready_ms or worker.role != "discovery"):
             worker.phase, worker.wanted = Phase.DONE, False
             return
         if worker.role == "discovery" and worker.wanted and self._without_culprit(worker):
@@ -442,7 +448,11 @@ class Crew:
         silent_ms = now_ms - max(heartbeat_ms, worker.started_ms, self._hang_floor_ms)
         because = ""
         load_timeout_s = self._timing.plugin_load_timeout_s
-        if worker.role == "discovery" and silent_ms > load_timeout_s * 1000:
+        if (
+            worker.role == "discovery"
+            and silent_ms > load_timeout_s * 1000
+            and not _is_ours(worker.info.get("loading"))
+        ):
             because = f"the plugin {worker.info.get('loading') or '?'} took longer than {load_timeout_s} s to load"
         elif silent_ms > self._timing.hang_timeout_s * 1000:
             because = f"no heartbeat for {silent_ms // 1000} s"

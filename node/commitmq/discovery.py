@@ -8,8 +8,12 @@ No other process of a node imports a plugin's module, except the ones that run a
 
 from __future__ import annotations
 
+import contextlib
+import os
+import select
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -19,16 +23,18 @@ from commitmq import plugins
 from commitmq.config import NodeConfig, from_mapping
 
 _MAX_ATTEMPTS = 20
+_START_S = 60.0
 
 
 def discover(config: NodeConfig, leave_out: Mapping[str, str], say: Callable[[str], None]) -> dict[str, Any]:
-    """Load all plugins but ``leave_out`` and ask them; ``say`` is called with the name of each before it is touched.
+    """Load all plugins but ``leave_out`` and ask them; ``say`` is called with the name of each before it is imported, and
+    again before each of its hooks.
 
     Returns ``plugins`` (reports), ``dispatchers`` and ``workers`` (dicts with name, factory, plugin), ``filters`` (dicts
     with type, factory, plugin), ``config_errors`` (sentences about ``[plugins.NAME]`` sections).
     """
     loaded = plugins.load_each(plugins.candidates(), before=lambda one: say(one.name), leave_out=leave_out)
-    say("")
+    loaded.before = say
     config_errors = loaded.check_config(config)
     dispatchers = [
         {"name": spec.name, "factory": spec.factory, "can_undo": spec.can_undo, "plugin": report.name,
@@ -56,18 +62,7 @@ def discover_in_child(config: NodeConfig, *, timeout_s: float) -> dict[str, Any]
     """:func:`discover` in a child process, again and again until no plugin ends it or holds it up for ``timeout_s``."""
     leave_out: dict[str, str] = {}
     for _ in range(_MAX_ATTEMPTS):
-        request = orjson.dumps({"config": config.to_dict(), "leave_out": leave_out})
-        child = subprocess.Popen(
-            [sys.executable, "-m", "commitmq.discovery"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-        try:
-            output, _ = child.communicate(request, timeout=timeout_s)
-            why = f"the process that imported it ended with {child.returncode}"
-        except subprocess.TimeoutExpired:
-            child.kill()
-            output, _ = child.communicate()
-            why = f"its import, or a hook of it, took longer than {timeout_s:g} s"
-        found, culprit = _read(output)
+        found, culprit, why = _ask_child(config, leave_out, timeout_s)
         if found is not None:
             return found
         if not culprit or culprit in leave_out:
@@ -82,28 +77,51 @@ def discover_in_child(config: NodeConfig, *, timeout_s: float) -> dict[str, Any]
     }
 
 
-def _read(output: bytes) -> tuple[dict[str, Any] | None, str]:
-    """The result, if the child came that far, and the plugin it touched last."""
-    culprit = ""
-    for line in output.splitlines():
-        try:
-            message = orjson.loads(line)
-        except orjson.JSONDecodeError:
-            continue  # a plugin printed something
-        if isinstance(message, dict) and "loading" in message:
-            culprit = message["loading"]
-        elif isinstance(message, dict) and "found" in message:
-            return message["found"], culprit
-    return None, culprit
+def _ask_child(
+    config: NodeConfig, leave_out: Mapping[str, str], timeout_s: float
+) -> tuple[dict[str, Any] | None, str, str]:
+    """One child: what it found, or None, the plugin it touched last, and what became of it.
+
+    The time runs anew with each plugin. How long Python and our own take on a slow machine is no plugin's fault.
+    """
+    with subprocess.Popen(
+        [sys.executable, "-m", "commitmq.discovery"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0
+    ) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            child.stdin.write(orjson.dumps({"config": config.to_dict(), "leave_out": dict(leave_out)}))
+            child.stdin.close()
+        culprit, pending, patience_s = "", b"", _START_S
+        deadline = time.monotonic() + patience_s
+        while select.select([child.stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            chunk = child.stdout.read(1 << 16)
+            if not chunk:
+                return None, culprit, f"the process that imported it ended with {child.wait()}"
+            *lines, pending = (pending + chunk).split(b"\n")
+            for line in lines:
+                message = orjson.loads(line)
+                if "found" in message:
+                    child.kill()  # a plugin may have left threads or exit handlers that wait
+                    return message["found"], "", ""
+                culprit = message["loading"]
+                patience_s = _START_S if culprit in plugins.BUILT_IN else timeout_s
+                deadline = time.monotonic() + patience_s
+        child.kill()
+        return None, culprit, f"its import, or a hook of it, took longer than {patience_s:g} s"
 
 
 def main() -> int:
     """The child's side: a request on standard input, progress and result as JSON lines on standard output."""
     request = orjson.loads(sys.stdin.buffer.read())
+    # What a plugin prints while it is imported must not get between the lines.
+    lines = os.dup(1)
+    os.dup2(2, 1)
 
     def write(message: dict[str, Any]) -> None:
-        sys.stdout.buffer.write(orjson.dumps(message, option=orjson.OPT_APPEND_NEWLINE))
-        sys.stdout.buffer.flush()
+        data = memoryview(orjson.dumps(message, option=orjson.OPT_APPEND_NEWLINE))
+        while data:
+            data = data[os.write(lines, data) :]
 
     found = discover(from_mapping(request["config"]), request["leave_out"], lambda name: write({"loading": name}))
     write({"found": found})

@@ -54,7 +54,8 @@ def worker_rows(crew: Crew, control: ControlBlock, config: NodeConfig, store: Pa
         pid, deaths = crew.forkserver.pid, crew.forkserver_deaths
         rows.append(process_row("forkserver", pid, phase, deaths, crew.forkserver_cpu, store))
     for worker in crew.workers.values():
-        position, lag = position_and_lag(worker.role, control, config.sync_flush, worker.spec.dispatcher_slot)
+        slot = worker.spec.dispatcher_slot if worker.spec.takes_batches else -1
+        position, lag = position_and_lag(worker.role, control, config.sync_flush, slot)
         rows.append(
             process_row(
                 worker.role,
@@ -86,6 +87,8 @@ def dispatcher_rows(crew: Crew, control: ControlBlock, config: NodeConfig) -> li
             continue
         words = {word.name.lower(): control.dispatcher(slot, word) for word in DispatcherWord}
         position, lag = position_and_lag(worker.role, control, config.sync_flush, slot)
+        if not worker.spec.takes_batches:
+            lag = 0  # memory topics follow nothing that could get ahead of them
         state = str(worker.phase)
         if words["flags"] & DispatcherFlag.PARKED:
             state = "parked"

@@ -75,10 +75,11 @@ class PluginReport:
 
 @dataclass(slots=True)
 class Plugins:
-    """The loaded plugins and the report on every one that was found."""
+    """The loaded plugins and the report on every one that was found. ``before`` is told whose hook is called next."""
 
     manager: pluggy.PluginManager
     reports: list[PluginReport]
+    before: Callable[[str], None] = lambda _name: None
 
     def call(self, hook: str, *, only: str = "", **arguments: Any) -> Iterator[tuple[PluginReport, list[Any]]]:
         """``(plugin, what its implementation of hook returned, as a list)`` for each plugin that has one.
@@ -91,6 +92,7 @@ class Plugins:
             report = next(one for one in self.reports if one.name == implementation.plugin_name)
             if only and only != report.name:
                 continue
+            self.before(report.name)
             try:
                 values = implementation.function(*(arguments[name] for name in implementation.argnames))
                 found = [] if values is None else [values] if isinstance(values, ConfigSection) else list(values)
@@ -119,7 +121,7 @@ class Plugins:
                     trouble = f"it must return a list of {kind.__name__}, there is {spec!r:.100} in it"
                 elif not is_name(spec.name):
                     trouble = f"{spec.name!r:.100} is no name: up to 40 of a-z, 0-9 and _, a letter first"
-                elif ":" not in spec.factory:
+                elif not isinstance(spec.factory, str) or ":" not in spec.factory:
                     trouble = f"the factory {spec.factory!r:.200} must be module:attribute"
                 elif any(other.name == spec.name for _, other in found):
                     trouble = f"something of the name {spec.name!r} exists already"

@@ -137,6 +137,7 @@ LIGHT = [
     ("import commitmq.keeper", ["numpy", "numba", "zmq", "click", "rich", "psutil", "orjson"]),
     ("import commitmq.client.wire", ["numpy", "numba", "zmq"]),
     ("import commitmq.store.layout", ["numpy", "numba"]),
+    ("import commitmq.testing.pytest_plugin", ["numpy", "numba", "zmq", "click", "orjson", "hypothesis"]),
 ]
 
 

@@ -29,11 +29,11 @@ def plugins(ctx: click.Context, show_all: bool, config_path: Path | None, as_jso
         for kind in ("dispatchers", "workers"):
             report[kind] = [one["name"] for one in found[kind] if one["plugin"] == report["name"]]
         report["filters"] = [one["type"] for one in found["filters"] if one["plugin"] == report["name"]]
+    for sentence in found["config_errors"]:
+        complain(sentence)
     if as_json:
         print_json(reports)
         return
-    for sentence in found["config_errors"]:
-        complain(sentence)
     if not reports:
         click.echo("no plugins besides the built-in ones (--all lists those)")
         return
@@ -55,3 +55,19 @@ def plugins(ctx: click.Context, show_all: bool, config_path: Path | None, as_jso
         if one["failure"]:
             click.echo(f"\n{one['name']} ({one['distribution']} {one['version']}) failed in {one['failed_in']}:")
             click.echo(one["failure"].rstrip())
+
+
+@plugins.command()
+@click.argument("name")
+@click.option(
+    "--into", type=click.Path(path_type=Path, file_okay=False, exists=True), default=".", help="Parent folder."
+)
+def new(name: str, into: Path) -> None:
+    """Write a plugin of your own: a project NAME with a dispatcher, settings, a verb, and tests that pass."""
+    from commitmq.cli.main import VERBS
+    from commitmq.plugin_project import write
+
+    folder = write(name, into, set(VERBS))
+    click.echo(
+        f"{folder} is a plugin that works. `python -m pytest {folder}` tests it, `pip install {folder}` installs it."
+    )

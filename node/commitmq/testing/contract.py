@@ -174,7 +174,7 @@ class DispatcherContract:
     """``section.key=value`` that it is tested with, in the node and directly."""
     poison: ClassVar[Mapping[str, Any] | None] = None
     """A message that the dispatcher raises on: ``body``, ``tags``, ``keys``, ``properties`` as for a producer."""
-    examples: ClassVar[int] = 12
+    examples: ClassVar[int] = 8
     """Random ways through the log that each of the replay tests takes."""
     phases: ClassVar[Collection[Phase]] = (Phase.generate, Phase.shrink)
     """What hypothesis does: a failing way is made shorter, which takes a while."""
