@@ -29,6 +29,7 @@ import secrets
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,7 @@ from commitmq.worker_process import Phase, WorkerProcess
 from commitmq.workers.runtime import monotonic_ms, role_slot
 
 ORPHAN_PATIENCE_S = 5.0
+_PORT_PATIENCE_MS = 500
 
 Report = Callable[[dict[str, Any]], None]
 
@@ -194,8 +196,16 @@ class Supervisor:
     def _bind_admin(self) -> AdminSocket:
         handlers = {"metadata": self._metadata, "status": self._status, "stop": self._stop_requested}
         port = port_of("admin", self._config, self._ports)
+        deadline_ms = monotonic_ms() + (_PORT_PATIENCE_MS if self._config.network.port else 0)
         try:
-            admin = AdminSocket(self._config, self._layout.ipc("admin"), port, handlers, self._log)
+            while True:
+                try:
+                    admin = AdminSocket(self._config, self._layout.ipc("admin"), port, handlers, self._log)
+                    break
+                except AddressInUseError:
+                    if monotonic_ms() >= deadline_ms:
+                        raise
+                    time.sleep(0.02)  # the node before us has stopped and is just saying so
         except AddressInUseError:
             if self._config.network.port:
                 raise
@@ -286,16 +296,18 @@ class Supervisor:
             self._confirm_queues()
             abort_file.remove(self._layout.abort)
         self._crew.end_forkserver()
-        for peer, identity in self._stop_peers:
-            self._admin.send(peer, wire.ok(identity, clean=clean))
-        self._admin.close(last_word=bool(self._stop_peers))
-        self._stop_peers.clear()
+        # Whoever is told that the node is stopped may start it again at once: nothing but our port is in its way by then,
+        # and that for a moment only (see _bind_admin).
         for name in (self._layout.node_file, self._layout.run / "token"):
             name.unlink(missing_ok=True)
         node_files.remove_socket_folder(self._layout)
         self._control.put_worker(self._slot, WorkerWord.STATE, WorkerState.STOPPED)
         self._control.close()
         self._lock.release()
+        for peer, identity in self._stop_peers:
+            self._admin.send(peer, wire.ok(identity, clean=clean))
+        self._admin.close(last_word=bool(self._stop_peers))
+        self._stop_peers.clear()
         if clean:
             self._log.info("stopped; everything written is flushed and dispatched")
         else:

@@ -150,7 +150,8 @@ def _exchange(layout: StoreLayout, beside: StoreLayout, kinds: tuple[str, ...], 
         for name in _FOLDERS[kind]:
             _replace(layout.root / name, beside.root / name, kept / name)
         state = Path("commitmq") / "dispatchers" / _DISPATCHERS[kind]
-        _replace(layout.root / state, beside.root / state, kept / state.name)
+        (kept / "dispatchers").mkdir(exist_ok=True)
+        _replace(layout.root / state, beside.root / state, kept / "dispatchers" / state.name)
         # What the node remembered of a position belongs to the old files.
         (layout.own / "dispatchers" / f"{_DISPATCHERS[kind]}.json").unlink(missing_ok=True)
     for folder in (layout.root, layout.own, kept):

@@ -49,6 +49,7 @@ from commitmq.store.expiry import finish_expiry
 from commitmq.store.fd_cache import FdCache
 from commitmq.store.layout import StoreLayout, segment_name
 from commitmq.store.log_proof import LogProof
+from commitmq.store.mapped_file import check_size
 from commitmq.store.sidecar import Sidecar
 
 _CHUNK_BYTES = 1 << 20
@@ -115,6 +116,8 @@ def recover(
         if not bases:
             _refuse_orphaned_queues(layout)
             return Recovered(0, 0, 0, 0, 0, 0, 0, crc_from=0)
+        _check_queue_files(layout.consume_queue, consume_queue_bytes)
+        _check_queue_files(layout.batch_consume_queue, batch_queue_bytes)
         if layout.flush_failed.exists():
             _drop_page_cache(layout, log)
         checkpoint = Checkpoint.load_durable(layout.checkpoint)
@@ -150,6 +153,18 @@ def recover(
         crc_from=crc_from if crc_from >= 0 else found.end,
         by_sidecar=sidecar is not None,
     )
+
+
+def _check_queue_files(queues: Path, file_bytes: int) -> None:
+    """Raise SegmentSizeError unless the first queue's files have the configured size. All files of a store have one size,
+    and with thousands of queues nobody should wait until each was looked at.
+    """
+    for _topic, _queue, folder in list_queues(queues):
+        for path in folder.iterdir():
+            size = path.stat().st_size
+            if path.name.isdecimal() and size:
+                check_size(path, size, file_bytes)
+        return
 
 
 def _trusted_sidecar(
