@@ -66,6 +66,7 @@ class ConsumeQueueDispatcher:
         self._round: list[QueueFiles] = []
         self._round_share = 0
         self._round_end = self._durable
+        self._sync_failed = False
         self._folders: set[str] = set()
         self._load(view.position)
         if view.durable is not None:
@@ -176,12 +177,26 @@ class ConsumeQueueDispatcher:
         which nothing is dispatched; here a call takes a bounded time. The durable position moves when a round through
         all queues is over, to where the round began. A few queues are synced in full each time: it costs little, and a
         recovery then starts a second back instead of a minute.
+
+        After a failed sync the kernel calls the pages clean, and the next sync would lie. So the durable position stays
+        where it is: the queues serve on, from the page cache, and the next start writes them anew from there.
         """
-        if thorough or len(self._written) <= _FEW_QUEUES:
-            self._sync(list(self._written), math.inf)
-            self._round.clear()
-        else:
-            self._sync_some()
+        if self._sync_failed:
+            return self._durable
+        try:
+            if thorough or len(self._written) <= _FEW_QUEUES:
+                self._sync(list(self._written), math.inf)
+                self._round.clear()
+            else:
+                self._sync_some()
+        except StoreError as error:
+            self._sync_failed = True
+            self._view.log.error(
+                "a sync of ConsumeQueues failed: the next start makes them anew from here on",
+                durable=self._durable[0],
+                error=str(error),
+            )
+            return self._durable
         if not self._written and not self._folders:
             self._durable = (self._position, self._timestamp)
         return self._durable

@@ -3,10 +3,12 @@
 ``COMMITMQ_FAILPOINTS="writer.after_append=kill@3;flush.before_fdatasync=delay:50ms"`` names them. Actions:
 
     kill            SIGKILL to this process: what the out-of-memory killer does
+    kill_node       SIGKILL to every process of this one's group: a whole node but its keeper, which starts it again
     stop            SIGSTOP to this process: a hang that only a heartbeat shows
     exit            end at once with exit code 77, without clean-up
     delay:50ms      sleep (``us``, ``ms`` or ``s``)
     errno:ENOSPC    raise OSError with that errno, as the system call at this place would
+    short:100       at a place that writes: no more than so many bytes go to the system call, which then says so
 
 ``@n`` fires at the n-th hit of a process only; without it every hit fires. A restarted worker counts anew, so
 ``COMMITMQ_FAILPOINTS_ONCE=FOLDER`` lets each point with ``@n`` fire once over all processes: it leaves a file of its
@@ -24,9 +26,11 @@ import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 from commitmq.errors import ConfigError
 
+Buffer: TypeAlias = bytes | bytearray | memoryview
 VARIABLE = "COMMITMQ_FAILPOINTS"
 ONCE_VARIABLE = "COMMITMQ_FAILPOINTS_ONCE"
 EXIT_CODE = 77  # workers.runtime.ExitCode.FAILPOINT, repeated because this module must not import the runtime
@@ -42,6 +46,7 @@ class Failpoint:
     action: str
     delay_s: float = 0.0
     errno: int = 0
+    bytes: int = 0
     at_hit: int = 0
     hits: int = 0
 
@@ -63,8 +68,12 @@ def parse(text: str) -> dict[str, Failpoint]:
             if not isinstance(number, int):
                 raise ConfigError(f"{VARIABLE}: {part!r} names no errno; write for example errno:ENOSPC")
             points[name].errno = number
-        elif action not in ("kill", "stop", "exit") or argument:
-            raise ConfigError(f"{VARIABLE}: {part!r} has no action of kill, stop, exit, delay:TIME, errno:NAME")
+        elif action == "short" and argument.isdecimal() and int(argument) > 0:
+            points[name].bytes = int(argument)
+        elif action not in ("kill", "kill_node", "stop", "exit") or argument:
+            raise ConfigError(
+                f"{VARIABLE}: {part!r} has no action of kill, kill_node, stop, exit, delay:TIME, errno:NAME, short:BYTES"
+            )
     return points
 
 
@@ -78,22 +87,49 @@ def _seconds(text: str, part: str) -> float:
 
 def hit(name: str) -> None:
     """Reach the place ``name``: act if it is configured and due. May raise OSError (action ``errno``)."""
-    point = _points.get(name)
-    if point is None:
-        return
-    point.hits += 1
-    if point.at_hit and (point.hits != point.at_hit or not _first_over_all_processes(name)):
-        return
+    point = _due(name)
+    if point is not None:
+        _act(point)
+
+
+def _act(point: Failpoint) -> None:
     if point.action == "kill":
         os.kill(os.getpid(), signal.SIGKILL)
+    elif point.action == "kill_node":
+        os.killpg(0, signal.SIGKILL)
     elif point.action == "stop":
         os.kill(os.getpid(), signal.SIGSTOP)
     elif point.action == "exit":
         os._exit(EXIT_CODE)
     elif point.action == "delay":
         time.sleep(point.delay_s)
-    else:
+    elif point.action == "errno":
         raise OSError(point.errno, os.strerror(point.errno))
+
+
+def clip(name: str, data: Buffer) -> memoryview:
+    """What to hand to the system call that writes ``data`` at the place ``name``: less of it when a short write is due.
+
+    Other actions happen as in :func:`hit`.
+    """
+    view = memoryview(data)
+    point = _due(name)
+    if point is None:
+        return view
+    if point.action == "short":
+        return view[: point.bytes]
+    _act(point)
+    return view
+
+
+def _due(name: str) -> Failpoint | None:
+    point = _points.get(name)
+    if point is None:
+        return None
+    point.hits += 1
+    if point.at_hit and (point.hits != point.at_hit or not _first_over_all_processes(name)):
+        return None
+    return point
 
 
 def _first_over_all_processes(name: str) -> bool:

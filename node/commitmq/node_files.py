@@ -25,7 +25,8 @@ def write_atomically(path: Path, data: bytes, *, durable: bool = False) -> None:
     temporary = path.with_name(path.name + ".new")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
-        os.write(fd, data)
+        while data:
+            data = data[os.write(fd, data) :]
         if durable:
             os.fsync(fd)
     finally:

@@ -372,7 +372,9 @@ class Supervisor:
         # A plugin that does not end in order harms nothing but itself.
         unclean = [worker.role for worker in self._crew.workers.values() if worker.unclean and not worker.spec.plugin]
         written, flushed = self._control.get(Word.WRITTEN), self._control.get(Word.FLUSHED)
+        # Not what is dispatched only: after a failed sync the units may be in the page cache and nowhere else.
         dispatched = self._control.dispatcher(0, DispatcherWord.DISPATCHED)
+        dispatched = min(dispatched, self._control.dispatcher(0, DispatcherWord.DURABLE))
         flush_errno = self._control.get(Word.FLUSH_ERRNO)
         if unclean or flush_errno or not written == flushed == dispatched:
             self._log.error(

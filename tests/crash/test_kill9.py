@@ -57,6 +57,38 @@ FAILPOINTS = {
     "allocate.before_fallocate": (4, 5),
     "allocate.before_rename": (4, 5),
     "allocate.before_publish": (4, 5),
+    "writer.before_append": (20, 200),
+    "flush.after_checkpoint": (1, 2),
+    "sidecar.before_checkpoint": (1, 2),
+    "json.before_replace": (2, 5),
+    "json.inside_replace": (2, 5),
+    "json.after_replace": (2, 5),
+    "journal.append": (2, 9),
+    "journal.before_fdatasync": (2, 9),
+    "journal.after_fdatasync": (2, 9),
+    "queue.append": (20, 200),
+    "queue.before_create": (10, 20),
+    "queue.inside_create": (10, 20),
+    "queue.before_fdatasync": (4, 20),
+}
+# The default suite has these; the slow one has all.
+FIRST = {
+    "writer.after_append",
+    "writer.after_publish",
+    "dispatcher.consume_queue.before_dispatch",
+    "dispatcher.consume_queue.before_publish",
+    "dispatcher.index.before_publish",
+    "index.inside_header",
+    "index.after_create",
+    "index.before_fdatasync",
+    "reput.before_push",
+    "flush.before_fdatasync",
+    "flush.after_fdatasync",
+    "allocate.before_rename",
+    "json.inside_replace",
+    "journal.before_fdatasync",
+    "queue.append",
+    "queue.inside_create",
 }
 
 
@@ -131,25 +163,28 @@ def test_everything_killed_at_once_under_traffic(tmp_path: Path) -> None:
         check_everything(node, traffic)
 
 
-def test_killed_at_the_worst_places(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "names", [FIRST, pytest.param(sorted(FAILPOINTS.keys() - FIRST), marks=pytest.mark.slow)], ids=["first", "others"]
+)
+def test_killed_at_the_worst_places(tmp_path: Path, names: list[str]) -> None:
     """Each failpoint fires once over all lives of its process; the traffic goes on until all have."""
     number = seed()
     chance = random.Random(number)
     fired = tmp_path / "fired"
     fired.mkdir()
-    points = ";".join(f"{name}=kill@{chance.randint(low, high)}" for name, (low, high) in FAILPOINTS.items())
+    points = ";".join(f"{name}=kill@{chance.randint(*FAILPOINTS[name])}" for name in sorted(names))
     extra = {"COMMITMQ_FAILPOINTS": points, "COMMITMQ_FAILPOINTS_ONCE": str(fired)}
     with start_node(tmp_path, *SETTINGS, **extra) as node:
         with Traffic(node.address, number).running() as traffic:
             eventually(
-                lambda: len(list(fired.iterdir())) == len(FAILPOINTS) or traffic.check(),
+                lambda: len(list(fired.iterdir())) == len(names) or traffic.check(),
                 f"all of {points} fire",
                 timeout_s=60,
             )
             eventually(node.is_ready, "the node is whole again")
             traffic.wait_for_sends()
         deaths = node.log().count("worker died")
-        assert deaths >= len(FAILPOINTS)
+        assert deaths >= len(names)
         check_everything(node, traffic)
 
 

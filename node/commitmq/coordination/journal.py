@@ -43,6 +43,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
+from commitmq import failpoints
 from commitmq.errors import DiskFullError, StoreError
 from commitmq.store.json_config import sync_folder
 
@@ -264,8 +265,15 @@ class OffsetsJournal:
             written = 0
             while written < len(record):
                 # A short write is how a disk about to be full shows itself; the next call then says why.
-                written += os.pwrite(self._fd, memoryview(record)[written:], self.size_bytes + written)
+                rest = memoryview(record)[written:]
+                if failpoints.ACTIVE:
+                    rest = failpoints.clip("journal.append", rest)
+                written += os.pwrite(self._fd, rest, self.size_bytes + written)
+            if failpoints.ACTIVE:
+                failpoints.hit("journal.before_fdatasync")
             os.fdatasync(self._fd)
+            if failpoints.ACTIVE:
+                failpoints.hit("journal.after_fdatasync")
         except OSError as error:
             self.failed = True
             with contextlib.suppress(OSError):

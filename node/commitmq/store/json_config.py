@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from commitmq import failpoints
 from commitmq.errors import DiskFullError, StoreError
 
 # A string is matched as a whole so that digits and braces inside one are never taken for a key.
@@ -170,9 +171,15 @@ def replace_text(path: Path, text: str) -> None:
             file.write(text.encode(errors="replace"))
             file.flush()
             os.fsync(file.fileno())
+        if failpoints.ACTIVE:
+            failpoints.hit("json.before_replace")
         if _looks_whole(path):
             os.replace(path, backup_path(path))
+        if failpoints.ACTIVE:
+            failpoints.hit("json.inside_replace")
         os.replace(fresh, path)
+        if failpoints.ACTIVE:
+            failpoints.hit("json.after_replace")
         sync_folder(path.parent)
     except OSError as error:
         kind = DiskFullError if error.errno in (28, 122) else StoreError

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import ClassVar, Final, Protocol
 
+from commitmq import failpoints
 from commitmq.errors import DiskFullError, StoreError
 from commitmq.store.fd_cache import FdCache
 from commitmq.store.json_config import sync_folder
@@ -232,7 +233,8 @@ class QueueFiles:
                 self._dirty = set()
             self._dirty.add(base)
             while len(data):
-                written = os.pwrite(fd, data, position)
+                piece = failpoints.clip("queue.append", data) if failpoints.ACTIVE else data
+                written = os.pwrite(fd, piece, position)
                 data = data[written:]
                 position += written
         except OSError as error:
@@ -244,11 +246,19 @@ class QueueFiles:
         path = self._path(base)
         self._made = True
         try:
+            if failpoints.ACTIVE:
+                failpoints.hit("queue.before_create")
             os.makedirs(self.folder, exist_ok=True)
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
             fd = self._fds.write_fd(path)
+            if failpoints.ACTIVE:
+                failpoints.hit("queue.inside_create")
             os.ftruncate(fd, self.file_bytes)
         except OSError as error:
+            # One without its size would be taken for whole at the next try, and refused by its size at the next start.
+            self._fds.drop(path)
+            with contextlib.suppress(OSError):
+                os.unlink(path)
             kind = DiskFullError if error.errno in _NO_SPACE else StoreError
             raise kind(f"cannot make a file of the queue: {error.strerror}", path=path) from error
         return fd
@@ -267,6 +277,8 @@ class QueueFiles:
         named = set[str]() if folders is None else folders
         try:
             for base in sorted(self._dirty or ()):
+                if failpoints.ACTIVE:
+                    failpoints.hit("queue.before_fdatasync")
                 os.fdatasync(self._fds.write_fd(self._path(base)))
             if self._made and os.path.isdir(self.folder):
                 # The queue's folder may be new, and its topic's: their names lie in the two folders above.
@@ -284,6 +296,8 @@ class QueueFiles:
         if self._first < 0 or at >= self._end:
             return
         at = max(at, self._first)
+        # Written once more: should a sync of that process have failed, the kernel calls these pages clean.
+        self._write_at(at, self._read(at, self._end - at))
         self._dirty = {*(self._dirty or ()), *range(at - at % self.file_bytes, self._end, self.file_bytes)}
         self._made = True
 
@@ -355,6 +369,8 @@ class QueueFiles:
         self._made = True
         if self._dirty:
             self._dirty.discard(base)
+        if failpoints.ACTIVE:
+            failpoints.hit("queue.before_delete")
         try:
             os.unlink(path)
         except FileNotFoundError:

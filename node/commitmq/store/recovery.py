@@ -37,6 +37,7 @@ from pathlib import Path
 
 import numpy as np
 
+from commitmq import failpoints
 from commitmq.errors import CorruptRecordError, StoreError
 from commitmq.kernels import raw
 from commitmq.kernels import walk as kernel
@@ -133,6 +134,8 @@ def recover(
         found = scan_to_end(commit_log, start, crc_from=crc_from, start_is_flushed=sidecar is not None)
     finally:
         commit_log.close()
+    if failpoints.ACTIVE:
+        failpoints.hit("recovery.after_scan")
     cut = _cut_tail(layout, found, segment_bytes, bases, log)
     _sync_segments(layout, start, found.end, segment_bytes)
     if layout.flush_failed.exists():
@@ -312,6 +315,8 @@ def _cut_tail(layout: StoreLayout, found: ScanEnd, segment_bytes: int, bases: li
         segment = layout.commit_log / segment_name(later)
         # What a power cut left of records that nobody was told of goes too, but not without a copy.
         cut += _zero_tail(layout, segment, later, found, log)
+        if failpoints.ACTIVE:
+            failpoints.hit("recovery.before_remove")
         segment.unlink()
         _sync_folder(layout.commit_log)
         log.info("removed a segment that holds no records", segment=str(segment))
@@ -327,6 +332,8 @@ def _zero_tail(layout: StoreLayout, path: Path, base: int, found: ScanEnd, log: 
         cut, copy = _keep_copy(layout, fd, base, start, size)
         if not cut:
             return 0
+        if failpoints.ACTIVE:
+            failpoints.hit("recovery.before_cut")
         for position, chunk in _nonzero_chunks(fd, start, size):
             os.pwrite(fd, bytes(len(chunk)), position)
         os.fdatasync(fd)

@@ -31,6 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from commitmq import failpoints
 from commitmq.store.checkpoint import CHECKPOINT_BYTES, Checkpoint
 from commitmq.store.json_config import sync_folder
 
@@ -105,6 +106,8 @@ class Sidecar:
             os.close(fd)
         if made:
             sync_folder(path.parent)
+        if failpoints.ACTIVE:
+            failpoints.hit("sidecar.before_checkpoint")
         checkpoint.save(checkpoint_path)
 
 

@@ -130,6 +130,8 @@ class SegmentAllocator:
         written = self._control.get(Word.WRITTEN)
         base = self._control.get(Word.ALLOCATED) - self._segment_bytes
         while base >= written:
+            if failpoints.ACTIVE:
+                failpoints.hit("allocate.before_remove")
             (self._layout.commit_log / segment_name(base)).unlink(missing_ok=True)
             # One at a time: a power cut that undid only the later deletion would leave a hole between two segments.
             _sync_folder(self._layout.commit_log)

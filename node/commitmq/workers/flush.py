@@ -129,10 +129,12 @@ class LogFlusher:
         )
         if values == self._on_disk:
             return True
-        if failpoints.ACTIVE:
-            failpoints.hit("flush.before_checkpoint")
         try:
+            if failpoints.ACTIVE:
+                failpoints.hit("flush.before_checkpoint")
             sidecar.save_with(self._layout.sidecar, point, self._layout.checkpoint)
+            if failpoints.ACTIVE:
+                failpoints.hit("flush.after_checkpoint")
         except OSError as error:
             # Old ones only make the next recovery start earlier; they are written again a second later.
             self._log.warning("cannot write the checkpoint", error=os.strerror(error.errno or 5))

@@ -344,6 +344,8 @@ class SendRequests:
         deadline = 0
         while True:
             try:
+                if failpoints.ACTIVE:
+                    failpoints.hit("writer.before_append")
                 done = append()
                 break
             except SegmentUnavailableError:

@@ -1,0 +1,200 @@
+"""Goal: a whole node killed at any named place, also while it starts, recovers or stops, loses nothing acknowledged.
+
+Method: the action ``kill_node`` of a failpoint sends SIGKILL to every process of the node at once, from inside, at the
+place and the hit that the seed says; its keeper starts it again, and it meets the next place. With ``test_kill9``, which
+kills the one process at the same places, this is the matrix of every failpoint and both deaths; a failpoint that is in
+the code and in none of the lists fails the last test.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from test_kill9 import FAILPOINTS, SEGMENT_BYTES, SETTINGS, check_everything
+from traffic import Traffic, seed
+
+from commitmq import Consumer, Producer
+from commitmq.cli.exit_codes import CliExit
+from commitmq.errors import CommitMQError
+from commitmq.store.commit_log import CommitLog
+from commitmq.store.layout import StoreLayout, segment_name
+from commitmq.store.sidecar import Sidecar
+from nodes import Node, eventually, start_node
+
+PROJECT = Path(__file__).resolve().parents[2]
+SAMPLE = ("writer.after_append", "flush.before_fdatasync", "queue.append", "journal.before_fdatasync")
+AT_RECOVERY = (
+    "supervisor.before_abort",
+    "recovery.after_scan",
+    "recovery.before_cut",
+    "recovery.before_remove",
+    "queue.before_delete",
+    "index.before_cut",
+    "index.inside_cut",
+)
+AT_STOP = ("allocate.before_remove", "supervisor.before_abort_removed")
+AT_EXPIRY = ("cleanup.before_publish", "cleanup.after_publish", "cleanup.before_unlink", "cleanup.after_unlink")
+# Where the tests of these are: they need more than a node under load.
+ELSEWHERE = {
+    "rebuild.before_exchange": "tests/unit/offline/test_repair.py",
+    "repair.before_log": "tests/unit/offline/test_repair.py",
+    "memory.after_append": "tests/unit/dispatchers/test_memory_store.py",
+    "memory.before_publish": "tests/unit/dispatchers/test_memory_store.py",
+    "memory.before_unlink": "tests/unit/dispatchers/test_memory_store.py",
+}
+
+
+def kill_at_each(tmp_path: Path, points: tuple[str, ...]) -> None:
+    """Every process but the keeper dies at each of ``points`` once; the keeper starts the node again, under load."""
+    number = seed()
+    chance = random.Random(number)
+    fired = tmp_path / "fired"
+    fired.mkdir()
+    names = ";".join(f"{point}=kill_node@{chance.randint(*FAILPOINTS[point])}" for point in points)
+    extra = {"COMMITMQ_FAILPOINTS": names, "COMMITMQ_FAILPOINTS_ONCE": str(fired)}
+    with start_node(tmp_path, *SETTINGS, **extra) as node:
+        with Traffic(node.address, number).running() as traffic:
+            eventually(
+                lambda: {one.name for one in fired.iterdir()} == set(points) or traffic.check(),
+                f"all of {names} fire",
+                timeout_s=80,
+            )
+            eventually(node.is_ready, "the node is whole again", timeout_s=40)
+            traffic.wait_for_sends(3)
+        assert node.log().count("supervisor was killed by signal 9") >= len(points)
+        check_everything(node, traffic)
+
+
+def test_a_node_killed_at_named_places_under_load(tmp_path: Path) -> None:
+    kill_at_each(tmp_path, SAMPLE)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("part", range(8))
+def test_a_node_killed_at_every_place_under_load(tmp_path: Path, part: int) -> None:
+    kill_at_each(tmp_path, tuple(sorted(FAILPOINTS))[part::8])  # the keeper's pauses double with each
+
+
+def send(node: Node, first: int, count: int) -> None:
+    with Producer(node.address) as producer:
+        producer.send_batch("orders", [b"%d " % number + b"x" * 500 for number in range(first, first + count)], queue=0)
+
+
+def numbers(node: Node) -> list[int]:
+    found: list[int] = []
+    with Consumer(None, queues=[("orders", 0)], node=node.address) as consumer:
+        while batch := consumer.poll(1.0):
+            found += [int(message.body.split()[0]) for message in batch]
+    return found
+
+
+def lose_the_tail(layout: StoreLayout) -> int:
+    """Make the last segment but one end in a torn record with more behind it, as a power cut may leave a log whose tail
+    was not flushed; returns how many records are whole.
+    """
+    log = CommitLog(layout.commit_log, SEGMENT_BYTES)
+    records = list(log.iter_records())
+    log.close()
+    last_base = records[-1].physical_offset // SEGMENT_BYTES * SEGMENT_BYTES
+    torn = next(at for at, one in enumerate(records) if one.physical_offset >= last_base) - 40
+    offset = records[torn].physical_offset
+    with open(layout.commit_log / segment_name(offset // SEGMENT_BYTES * SEGMENT_BYTES), "r+b") as file:
+        file.seek(offset % SEGMENT_BYTES + 200)
+        file.write(bytes(100))
+    sidecar = Sidecar.load(layout.sidecar)
+    assert sidecar is not None
+    sidecar.flushed = sidecar.queues_durable = records[torn - 10].physical_offset
+    layout.sidecar.write_bytes(sidecar.to_bytes())
+    return torn
+
+
+@pytest.mark.parametrize(
+    "points", [AT_RECOVERY[2:4], pytest.param(AT_RECOVERY, marks=pytest.mark.slow)], ids=["two", "all"]
+)
+def test_a_recovery_killed_anywhere_is_run_again(tmp_path: Path, points: tuple[str, ...]) -> None:
+    settings = ("consume_queue.file_bytes=400", "index.hash_slots=30", "index.max_items=50")
+    fired = tmp_path / "fired"
+    fired.mkdir()
+    with start_node(tmp_path, f"commit_log.segment_bytes={SEGMENT_BYTES}", *settings) as node:
+        send(node, 0, 1_000)
+        time.sleep(1.5)  # sidecar and index are written
+        os.kill(node.keeper_pid, signal.SIGKILL)
+        node.kill_all()
+        whole = lose_the_tail(StoreLayout(node.store))
+        names = ";".join(f"{point}=kill_node@1" for point in points)
+        ended = node.start(COMMITMQ_FAILPOINTS=names, COMMITMQ_FAILPOINTS_ONCE=str(fired))
+        assert ended.returncode == 0, ended.stderr
+        eventually(node.is_ready, "the node is ready at last")
+        missed = set(points) - {one.name for one in fired.iterdir()}
+        assert not missed, f"not met: {missed}"
+        assert numbers(node) == list(range(whole))
+        send(node, whole, 50)
+        assert numbers(node) == list(range(whole + 50))
+        assert any((node.store / "commitmq" / "cut").iterdir()), "what was cut is kept"
+
+
+def test_a_stop_killed_anywhere_loses_nothing(tmp_path: Path) -> None:
+    with start_node(tmp_path, *SETTINGS) as node:
+        for turn, point in enumerate(AT_STOP):
+            node.stop()
+            ended = node.start(COMMITMQ_FAILPOINTS=f"{point}=kill_node")
+            assert ended.returncode == 0, ended.stderr
+            send(node, 30 * turn, 30)
+            assert node.stop().returncode != CliExit.OK
+            ended = node.start()
+            assert ended.returncode == 0, ended.stderr
+            assert numbers(node) == list(range(30 * turn + 30))
+
+
+def test_an_expiry_killed_anywhere_keeps_the_rest_readable(tmp_path: Path) -> None:
+    fired = tmp_path / "fired"
+    fired.mkdir()
+    names = ";".join(f"{point}=kill_node@{turn + 1}" for turn, point in enumerate(AT_EXPIRY))
+    extra = {"COMMITMQ_FAILPOINTS": names, "COMMITMQ_FAILPOINTS_ONCE": str(fired)}
+    settings = ("retention.store_bytes=2000000", "retention.check_interval_ms=100", "retention.delete_interval_ms=10")
+    with start_node(tmp_path, *SETTINGS, *settings, **extra) as node:
+        sent = 0
+
+        def send_more() -> bool:
+            nonlocal sent
+            try:
+                send(node, sent, 200)
+                sent += 200
+            except CommitMQError:
+                # Whether they are stored is not known: the same numbers are sent again.
+                time.sleep(0.3)
+            return {one.name for one in fired.iterdir()} == set(AT_EXPIRY)
+
+        eventually(send_more, f"all of {names} fire", timeout_s=60)
+        eventually(node.is_ready, "the node is whole again")
+        send(node, sent, 200)
+        found = numbers(node)
+        assert found[-200:] == list(range(sent, sent + 200))
+        assert found[0] > 0, "nothing expired"
+        steps = {after - before for before, after in itertools.pairwise(found)}
+        assert all(step == 1 or step <= 0 for step in steps), f"messages are missing: {steps}"
+
+
+def test_every_failpoint_is_in_the_matrix() -> None:
+    text = "\n".join(
+        path.read_text(encoding="utf-8")
+        for root in ("node", "dispatchers", "plugins")
+        for path in sorted((PROJECT / root).rglob("*.py"))
+    )
+    named = set(re.findall(r'failpoints\.(?:hit|clip)\(f?"([^"]+)"', text)) - {"name"}
+    patterns = {re.escape(name).replace(r"\{self\.name\}", r"\w+") for name in named}
+    listed = {*FAILPOINTS, *AT_RECOVERY, *AT_STOP, *AT_EXPIRY, *ELSEWHERE}
+    missing = [pattern for pattern in sorted(patterns) if not any(re.fullmatch(pattern, name) for name in listed)]
+    assert not missing, f"failpoints in the code that nothing kills: {missing}"
+    stale = [name for name in sorted(listed) if not any(re.fullmatch(pattern, name) for pattern in patterns)]
+    assert not stale, f"failpoints in the lists that the code does not have: {stale}"
+    for name, where in ELSEWHERE.items():
+        assert name in (PROJECT / where).read_text(encoding="utf-8"), f"{name} is not tested in {where}"
