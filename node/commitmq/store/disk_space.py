@@ -18,13 +18,26 @@ PATIENCE_MS = 30_000
 _DELETED = " (deleted)"
 
 
+FileId = tuple[int, int]
+"""Device and inode."""
+
+
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A process that keeps deleted segments: which files (device, inode), and who it is."""
+    """A process that keeps deleted segments: which files, and who it is."""
 
     pid: int
     name: str
-    files: frozenset[tuple[int, int]]
+    files: frozenset[FileId]
+
+
+@dataclass(slots=True)
+class _Deleted:
+    """A deletion whose space did not come back at once."""
+
+    disk_bytes: int
+    at_ms: int
+    was_seen: bool = False  # in the hands of a process
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,17 +59,17 @@ class DiskWatch:
         self._segments = segments
         self._folders = (segments, *folders)
         self._segment_bytes = segment_bytes
-        self._unreturned: list[tuple[int, int]] = []  # (bytes, when in ms of any steady clock)
+        self._unreturned: dict[FileId, _Deleted] = {}
 
     def free_bytes(self) -> int:
         """Free space of the CommitLog's disk, for :meth:`deleted`."""
         found = os.statvfs(self._segments)
         return found.f_bfree * found.f_frsize
 
-    def deleted(self, disk_bytes: int, free_before: int, now_ms: int) -> None:
-        """A segment of ``disk_bytes`` was deleted, when ``free_before`` bytes were free."""
+    def deleted(self, file: FileId, disk_bytes: int, free_before: int, now_ms: int) -> None:
+        """A segment of ``disk_bytes`` was deleted, when ``free_before`` bytes were free (``now_ms``: any steady clock)."""
         if self.free_bytes() - free_before < disk_bytes // 2:
-            self._unreturned.append((disk_bytes, now_ms))
+            self._unreturned[file] = _Deleted(disk_bytes, now_ms)
 
     def look(self, now_ms: int, worry_above: float) -> DiskUse:
         """The use of the disk now. Holders are looked for only when it is above ``worry_above``, because that costs."""
@@ -68,13 +81,20 @@ class DiskWatch:
             return DiskUse(-1.0, -1.0, 1)
         elsewhere = max((one / size for one, size in others), default=0.0)
         raw = used / disk_bytes
-        self._unreturned = [(size, at) for size, at in self._unreturned if 0 <= now_ms - at < PATIENCE_MS]
         if raw <= worry_above:
             return DiskUse(max(raw, elsewhere), max(raw, elsewhere), disk_bytes)
         holders = find_holders(self._segments)
-        seen = len({file for holder in holders for file in holder.files}) * self._segment_bytes
-        held = min(used, max(seen, sum(size for size, _ in self._unreturned)))
+        held = min(used, self._held_bytes({file for holder in holders for file in holder.files}, now_ms))
         return DiskUse(max((used - held) / disk_bytes, elsewhere), max(raw, elsewhere), disk_bytes, held, holders)
+
+    def _held_bytes(self, seen: set[FileId], now_ms: int) -> int:
+        for file, one in list(self._unreturned.items()):
+            if file in seen:
+                one.was_seen = True
+            elif one.was_seen or not 0 <= now_ms - one.at_ms < PATIENCE_MS:
+                del self._unreturned[file]  # its holder has let go, or it is not what takes the space
+        believed = sum(one.disk_bytes for file, one in self._unreturned.items() if file not in seen)
+        return len(seen) * self._segment_bytes + believed
 
 
 def _use(folder: Path) -> tuple[int, int]:
@@ -96,7 +116,7 @@ def find_holders(segments: Path) -> tuple[Holder, ...]:
     return tuple(found)
 
 
-def _mapped(pid: str, prefix: str) -> set[tuple[int, int]]:
+def _mapped(pid: str, prefix: str) -> set[FileId]:
     files = set()
     try:
         with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as maps:
@@ -112,7 +132,7 @@ def _mapped(pid: str, prefix: str) -> set[tuple[int, int]]:
     return files
 
 
-def _open(pid: str, prefix: str) -> set[tuple[int, int]]:
+def _open(pid: str, prefix: str) -> set[FileId]:
     files = set()
     try:
         for fd in os.listdir(f"/proc/{pid}/fd"):

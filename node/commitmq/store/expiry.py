@@ -26,6 +26,7 @@ from commitmq.errors import StoreError
 from commitmq.log import get_log
 from commitmq.store.commit_log import CommitLog
 from commitmq.store.consume_queue import ConsumeQueue, list_queues
+from commitmq.store.disk_space import FileId
 from commitmq.store.fd_cache import FdCache
 from commitmq.store.format import MIN_RECORD_BYTES
 from commitmq.store.json_config import sync_folder
@@ -139,17 +140,24 @@ def first_timestamp(log: CommitLog, base: int) -> int:
     return log.store_timestamp(base, size) if size <= log.segment_bytes else -1
 
 
-def delete_segment(layout: StoreLayout, base: int) -> None:
-    """Unlink one segment. Mappings of it live on, and hold its space until the last one goes. Raises StoreError."""
+def delete_segment(layout: StoreLayout, base: int) -> FileId | None:
+    """Unlink one segment; returns which file it was, None when it was gone. Raises StoreError.
+
+    Mappings of it live on, and hold its space until the last one goes.
+    """
     path = layout.commit_log / segment_name(base)
     if failpoints.ACTIVE:
         failpoints.hit("cleanup.before_unlink")
     try:
-        path.unlink(missing_ok=True)
+        status = path.stat()
+        path.unlink()
+    except FileNotFoundError:
+        return None
     except OSError as error:
         raise StoreError(f"cannot delete the segment: {error.strerror}", path=path) from error
     if failpoints.ACTIVE:
         failpoints.hit("cleanup.after_unlink")
+    return status.st_dev, status.st_ino
 
 
 def store_bytes(folder: Path) -> int:

@@ -263,10 +263,10 @@ class Cleaner:
         """Unlink ``(base, bytes on disk)``, with pauses if ``patient``; when the node stops, without."""
         for base, disk_bytes in segments:
             free = self._watch.free_bytes()
-            expiry.delete_segment(self._layout, base)
-            if patient:
+            file = expiry.delete_segment(self._layout, base)
+            if patient and file is not None:
                 self._pause(self._retention.delete_interval_ms)
-                self._watch.deleted(disk_bytes, free, monotonic_ms())
+                self._watch.deleted(file, disk_bytes, free, monotonic_ms())
         if segments:
             sync_folder(self._layout.commit_log)
 

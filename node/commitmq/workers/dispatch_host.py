@@ -103,7 +103,9 @@ class DispatcherHost:
         restarted = state is not None and state.epoch == epoch
         factory: Any = plugins.resolve(self._factory())
         if self.lost_its_place:
-            self._report_gap(self.position, self._min_offset)
+            # The node's own saw everything before it was deleted; what a crash took from them had expired.
+            if self.is_plugin:
+                self._report_gap(self.position, self._min_offset)
             self.position = self._min_offset
         self.dispatcher = dispatcher = factory()
         view = DispatcherView(
@@ -140,7 +142,7 @@ class DispatcherHost:
             context.log.warning("the log ends before the dispatcher's position", position=position, end=end)
             dispatcher.truncate(end)
             position = end
-        self._set_position(position)
+        self._set_position(position if self.is_plugin else max(position, self._min_offset))
         skipped, gaps = (state.skipped, state.gaps) if state is not None else ([], [])
         context.tell(state="running", parked=None, skipped=skipped, gaps=gaps)
         # What expired while this dispatcher was dead, or parked, or not yet told when the node ended.

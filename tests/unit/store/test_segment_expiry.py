@@ -200,7 +200,9 @@ def test_deleted_segments_that_a_process_holds_count_as_free(layout: StoreLayout
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"holds\n"
         assert find_holders(layout.commit_log) == (), "what is not deleted is not held"
+        status, free = path.stat(), watch.free_bytes()
         path.unlink()
+        watch.deleted((status.st_dev, status.st_ino), SIZE, free + SIZE, now_ms=0)
         found = watch.look(0, worry_above=-1.0)
         assert [one.pid for one in found.holders] == [holder.pid]
         assert found.held_bytes == SIZE
@@ -208,7 +210,7 @@ def test_deleted_segments_that_a_process_holds_count_as_free(layout: StoreLayout
         assert watch.look(0, worry_above=1.0).holders == (), "holders are only looked for on a full disk"
         holder.stdin.close()  # type: ignore[union-attr]
         holder.wait(10)
-    assert watch.look(0, worry_above=-1.0).held_bytes == 0
+    assert watch.look(0, worry_above=-1.0).held_bytes == 0, "it let go, so nothing is to be waited for"
 
 
 def test_space_that_has_not_come_back_is_believed_for_a_while(
@@ -218,8 +220,8 @@ def test_space_that_has_not_come_back_is_believed_for_a_while(
     segments(layout, 0)
     watch = DiskWatch(layout.commit_log, [], SIZE)
     monkeypatch.setattr(watch, "free_bytes", lambda: 10_000)
-    watch.deleted(SIZE, 10_000, now_ms=1_000)
-    watch.deleted(SIZE, 10_000 - SIZE, now_ms=1_000)  # this one came back
+    watch.deleted((1, 1), SIZE, 10_000, now_ms=1_000)
+    watch.deleted((1, 2), SIZE, 10_000 - SIZE, now_ms=1_000)  # this one came back
     assert watch.look(1_000, worry_above=-1.0).held_bytes == SIZE
     assert watch.look(999 + PATIENCE_MS, worry_above=-1.0).held_bytes == SIZE
     assert watch.look(1_000 + PATIENCE_MS, worry_above=-1.0).held_bytes == 0
