@@ -574,6 +574,11 @@ def test_numbers_at_the_edge_of_64_bits_get_an_answer_about_the_request(victim: 
         reader.ask("pull", topic=TOPIC, queue=number, offset=0),
         reader.ask("offsets", topic=TOPIC, timestamp=number),
         reader.ask("offsets", topic=TOPIC, queues=[number]),
+        reader.ask("query", topic=TOPIC, key="k", begin=number),
+        reader.ask("query", topic=TOPIC, key="k", end=number),
+        reader.ask("query", topic=TOPIC, key="k", max=number),
+        reader.ask("query", topic=TOPIC, key="k", up_to=number),
+        reader.ask("view", physical_offset=number),
     ]
     assert {answer.get("code") for answer in answers} <= {None, "INVALID_PARAMETER"}, answers
     victim.check_unharmed()
@@ -584,11 +589,11 @@ def test_numbers_at_the_edge_of_64_bits_get_an_answer_about_the_request(victim: 
 # "stop" is left out: it is no bad input.
 OPS = ("metadata", "status", "hello", "send", "append", "topic.route", "topic.create", "topic.list", "topic.describe")
 OPS += ("topic.delete", "group.join", "group.heartbeat", "group.leave", "group.list", "group.describe")
-OPS += ("offset.commit", "offset.fetch", "pull", "offsets", "view")
+OPS += ("offset.commit", "offset.fetch", "pull", "offsets", "view", "query")
 FIELDS = ("topic", "queue", "queues", "offset", "offsets", "group", "member", "topics", "owned", "generation", "count")
 FIELDS += ("properties", "flag", "sys_flag", "born", "ack", "mode", "filter", "max_messages", "max_bytes", "timestamp")
 FIELDS += ("boundary", "physical_offset", "perm", "attributes", "create", "reset", "update", "session_timeout_ms")
-FIELDS += ("filter_type",)
+FIELDS += ("filter_type", "key", "type", "begin", "end", "max", "next", "up_to")
 # No valid topic name but one that does not exist: what is well-formed by chance must not change the topics.
 words = st.sampled_from(
     ["", TOPIC, "nowhere", "a/b", "x" * 300, "memory", "flushed", "ranges", "TagA || TagB", "\0", "ü"]

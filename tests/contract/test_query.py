@@ -154,6 +154,8 @@ def test_a_deleted_topic_takes_its_messages_with_it(served: Served) -> None:
         {"key": "a", "begin": "now"},
         {"key": "a", "next": "somewhere"},
         {"key": "a", "next": "1-2-" + "9" * 40},
+        {"key": "a", "next": "1-2-" + "9" * 19},
+        {"key": "a", "next": f"1-{1 << 63}-2"},
         {},
     ],
 )

@@ -63,9 +63,11 @@ class Cursor(NamedTuple):
     def parse(cls, text: str) -> Cursor:
         """Inverse of ``str``. Raises ValueError."""
         parts = text.split("-")
-        if len(parts) != 3 or not all(part.isascii() and part.isdigit() and len(part) < 20 for part in parts):
-            raise ValueError(f"{text!r:.100} is not where a query can go on")
-        return cls(parts[0], int(parts[1]), int(parts[2]))
+        if len(parts) == 3 and all(part.isascii() and part.isdigit() and len(part) < 20 for part in parts):
+            item, before = int(parts[1]), int(parts[2])
+            if max(item, before) <= _MAX_OFFSET:
+                return cls(parts[0], item, before)
+        raise ValueError(f"{text!r:.100} is not where a query can go on")
 
 
 @dataclass(frozen=True, slots=True)

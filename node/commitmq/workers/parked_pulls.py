@@ -21,6 +21,7 @@ QueueKey = tuple[str, int]
 # A deadline further away than this is rounded up to whole steps, so that thousands of idle pulls cause few wake-ups.
 _COARSE_FROM_MS = 1_000
 _COARSE_STEP_MS = 200
+_LIMIT = 1 << 63
 
 
 @dataclass(slots=True, eq=False)
@@ -79,12 +80,17 @@ def parse_pull(client: bytes, header: dict[str, Any], limits: ReaderConfig, filt
 
 
 def integer_field(header: dict[str, Any], name: str, default: int | None = None, least: int | None = None) -> int:
-    """An integer of a request, ``default`` when it is absent. Raises ProtocolError INVALID_PARAMETER."""
+    """An integer of a request, ``default`` when it is absent. Raises ProtocolError INVALID_PARAMETER.
+
+    All of them are offsets, times (ms), sizes or counts, which have 63 bits everywhere in the store.
+    """
     value = header.get(name)
     if value is None and default is not None:
         return default
     if type(value) is not int:
         raise ProtocolError("INVALID_PARAMETER", f"{name} must be an integer")
+    if not -_LIMIT <= value < _LIMIT:
+        raise ProtocolError("INVALID_PARAMETER", f"{name} is out of range")
     if least is not None and value < least:
         raise ProtocolError("INVALID_PARAMETER", f"{name} must be {least} or more, not {value}")
     return value
