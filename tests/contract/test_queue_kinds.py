@@ -95,6 +95,38 @@ def test_batches_in_messages_out(node: Node, producer: Producer, mode: str) -> N
     assert not (node.store / "consumequeue" / topic).exists()
 
 
+def test_queries_give_the_messages_of_batches(node: Node, producer: Producer) -> None:
+    """By time, by the tag of a batch and by message id: messages one by one, also where a page ends inside a batch."""
+    topic = make_topic(node, "asked")
+    producer.send_batch(topic, [Message(b"a%d" % n, tags="A", keys="k") for n in range(10)])
+    sent = producer.send_batch(topic, [Message(b"b%d" % n, tags="B") for n in range(5)])
+    eventually_dispatched(node, topic, 15)
+    wanted = [b"a%d" % n for n in range(10)] + [b"b%d" % n for n in range(5)]
+    with Admin(node.address) as admin:
+        found, following = [], None
+        while not found or following:
+            page = admin.query(topic, begin=0, max_messages=4, continue_from=following)
+            assert len(page) <= 4
+            found += list(page)
+            following = page.next
+        assert [message.body for message in found] == wanted
+        assert [message.queue_offset for message in found] == list(range(15))
+        assert [message.body for message in admin.query(topic, tag="B")] == wanted[10:]
+        assert admin.message(sent[3].msg_id).body == b"b0"
+
+
+def test_a_query_by_time_in_a_light_queue(node: Node, producer: Producer) -> None:
+    for number in range(5):
+        producer.send("light-asked", b"%d" % number, tags="T", multi_dispatch=["%LMQ%asked"], queue=number % 2)
+    read(node, "%LMQ%asked", 5, start="earliest")
+    with Admin(node.address) as admin:
+        found = list(admin.query("%LMQ%asked", begin=0))
+    assert [(one.topic, one.queue_id, one.queue_offset, one.body) for one in found] == [
+        ("%LMQ%asked", 0, number, b"%d" % number) for number in range(5)
+    ]
+    assert {(one.origin_topic, one.tags) for one in found} == {("light-asked", "T")}
+
+
 def test_columns_of_a_batch(node: Node, producer: Producer) -> None:
     topic = make_topic(node, "columns")
     producer.send_batch(topic, [b"a", b"bb", b"ccc"])

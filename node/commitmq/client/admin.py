@@ -113,9 +113,10 @@ class Admin:
     def view(self, where: int | str, topic: str | None = None) -> Message:
         """One message by its physical offset or its offset message id. Raises ProtocolError when none begins there.
 
-        ``topic`` is needed for a message of a memory topic, whose offsets are its own.
+        ``topic`` is needed for a message of a memory topic, whose offsets are its own. The messages of an inner batch have
+        one place and one id; this is the first of them.
         """
-        from commitmq.client.batch import MessageBatch, parts_of_records
+        from commitmq.client.query import batch_of
         from commitmq.store.record import decode_record
 
         offset = parse_offset_message_id(where)[1] if isinstance(where, str) else where
@@ -123,7 +124,7 @@ class Admin:
         _, frames = self._request("reader", "view", fields)
         data = frames[0].buffer
         record = decode_record(data, expected_physical_offset=offset)
-        return MessageBatch(parts_of_records(record.topic, record.queue_id, [data]))[0]  # type: ignore[no-any-return]
+        return batch_of(record.topic, [data])[0]  # type: ignore[no-any-return]
 
     def message(self, message_id: str) -> Message:
         """One message by its offset message id (:attr:`Message.msg_id`).
@@ -151,6 +152,8 @@ class Admin:
         newest ``max_messages``, one by time alone the oldest; ``result.next`` as ``continue_from`` (and the same other
         arguments) goes on behind them. Messages are in the order of the log. What was sent a moment ago is found too: the
         index is given ``wait_s`` to catch up, after which ``result.complete`` is False.
+        Of a topic with ``queue.type=BatchCQ`` the index has one tag for a batch, if all its messages share it, and none of
+        their keys (as RocketMQ's); a batch that is found by its tag counts once for ``max_messages``.
         Raises ValueError for arguments that do not go together.
         """
         from commitmq.client import query

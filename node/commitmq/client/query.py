@@ -6,17 +6,21 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from commitmq.errors import CorruptRecordError, ProtocolError
 
 if TYPE_CHECKING:
     import zmq
 
-    from commitmq.client.batch import MessageBatch
+    from commitmq.client.batch import MessageBatch, Part
     from commitmq.client.message import Message
 
 Request = Callable[[str, str, dict[str, Any]], "tuple[dict[str, Any], list[zmq.Frame]]"]
+
+# Physical offset, queue, queue offset, and a part with one message.
+Row: TypeAlias = "tuple[int, int, int, Part]"
 
 _LAG_PAUSE_S = 0.01
 _PULL_MESSAGES = 1_000
@@ -88,7 +92,11 @@ def by_key(
             break
     return QueryResult(
         # Each page rises, but an older page comes later.
-        batch_of(fields["topic"], [frame for page in reversed(pages) for frame in page]),
+        batch_of(
+            fields["topic"],
+            [frame for page in reversed(pages) for frame in page],
+            frozenset({fields["key"]}) if fields["type"] == "tag" else None,
+        ),
         complete,
         following,
         end or 0,
@@ -101,17 +109,19 @@ def by_time(
     request: Request, topic: str, begin: int | None, end: int | None, max_messages: int, continue_from: str | None
 ) -> QueryResult:
     """The messages of all queues stored in [``begin``, ``end``] (ms), oldest first."""
+    from commitmq.client.batch import MessageBatch
+
     positions = _positions(request, topic, begin, continue_from)
-    rows: list[tuple[int, int, int, memoryview]] = []  # physical offset, queue, queue offset, record
+    rows: list[Row] = []
     ends: dict[int, int | None] = {}
     for queue, offset in positions.items():
         ends[queue] = _pull(request, topic, queue, offset, end, max_messages, rows)
-    rows.sort()
+    rows.sort(key=itemgetter(0, 1, 2))
     for _, queue, offset, _ in reversed(rows[max_messages:]):
         ends[queue] = offset  # the oldest one left out decides, for it comes last here
     left = {queue: offset for queue, offset in ends.items() if offset is not None}
     following = ",".join(f"{queue}:{offset}" for queue, offset in sorted(left.items())) or None
-    return QueryResult(batch_of(topic, [row[3] for row in rows[:max_messages]]), True, following)
+    return QueryResult(MessageBatch([row[3] for row in rows[:max_messages]]), True, following)
 
 
 def _positions(request: Request, topic: str, begin: int | None, continue_from: str | None) -> dict[int, int]:
@@ -133,21 +143,21 @@ def _pull(
     offset: int,
     end: int | None,
     most: int,
-    rows: list[tuple[int, int, int, memoryview]],
+    rows: list[Row],
 ) -> int | None:
     """Append up to ``most`` messages of one queue; returns the offset to go on at, None at ``end`` or the queue's end."""
-    from commitmq.store.record import decode_record
-
     count = 0
     while count < most:
         fields = {"topic": topic, "queue": queue, "offset": offset, "max_messages": min(most - count, _PULL_MESSAGES)}
         answer, frames = request("reader", "pull", fields)
-        for data in records_of([frame.buffer for frame in frames]):
-            record = decode_record(data, check_crc=False)
-            if end is not None and record.store_timestamp > end:
-                return None
-            rows.append((record.physical_offset, queue, record.queue_offset, data))
-            count += 1
+        for part in _parts(topic, queue, [frame.buffer for frame in frames], offset):
+            heads = part.heads
+            columns = (heads["physical_offset"], heads["queue_offset"], heads["store_timestamp"])
+            for index, (physical, number, stored) in enumerate(zip(*(one.tolist() for one in columns), strict=True)):
+                if end is not None and stored > end:
+                    return None
+                rows.append((physical, queue, number, part.cut(index, index + 1)))
+            count += len(part)
         if answer["next_offset"] <= offset or answer["next_offset"] >= answer["max_offset"]:
             return None
         offset = answer["next_offset"]
@@ -166,9 +176,23 @@ def records_of(frames: Sequence[memoryview]) -> Iterator[memoryview]:
             at += size
 
 
-def batch_of(topic: str, frames: Sequence[memoryview]) -> MessageBatch:
-    """The records of ``frames``, of any queues of ``topic``, as a batch in the same order."""
-    from commitmq.client.batch import MessageBatch, parts_of_records
+def _parts(
+    topic: str, queue: int, frames: Sequence[memoryview], asked: int = 0, tags: frozenset[str] | None = None
+) -> list[Part]:
+    """The messages in an answer, as a consumer would see them: those in batches one by one, in an LMQ by its numbers."""
+    from commitmq.client.batch import parts_of_records
+    from commitmq.client.inner_batch import expand
+    from commitmq.client.light_queue import is_light, renumber
+
+    parts = parts_of_records(topic, queue, frames)
+    return [renumber(part) for part in parts] if is_light(topic) else expand(parts, asked, tags)
+
+
+def batch_of(topic: str, frames: Sequence[memoryview], tags: frozenset[str] | None = None) -> MessageBatch:
+    """The messages in ``frames``, of any queues of ``topic``, as a batch in the same order; of an inner batch those that
+    have one of ``tags``.
+    """
+    from commitmq.client.batch import MessageBatch
 
     runs: list[tuple[int, list[memoryview]]] = []
     for data in records_of(frames):
@@ -176,7 +200,7 @@ def batch_of(topic: str, frames: Sequence[memoryview]) -> MessageBatch:
         if not runs or runs[-1][0] != queue:
             runs.append((queue, []))
         runs[-1][1].append(data)
-    return MessageBatch([part for queue, run in runs for part in parts_of_records(topic, queue, run)])
+    return MessageBatch([part for queue, run in runs for part in _parts(topic, queue, run, tags=tags)])
 
 
 def fields_of(

@@ -201,6 +201,12 @@ def test_what_can_be_rebuilt_is_rebuilt(clean: Path, tmp_path: Path) -> None:
     ours, theirs = ([path.read_bytes() for path in sorted((root / "index").iterdir())] for root in (clean, before))
     assert ours == theirs
     assert (done.kept / "consumequeue" / "GoldenNormal").is_dir()
+    with HeldStore(clean, load(None, SETTINGS)) as store:
+        # What the node's dispatchers keep beside their files goes with them.
+        done = rebuild(store)
+    assert (done.kept / "index").is_dir()
+    assert (done.kept / "dispatchers" / "index" / "files.json").is_file()
+    assert check(clean).findings == []
 
 
 def test_a_rebuild_that_is_interrupted_leaves_the_store_as_it_was(clean: Path) -> None:
