@@ -90,7 +90,8 @@ def dispatcher_rows(crew: Crew, control: ControlBlock, config: NodeConfig) -> li
         if not worker.spec.takes_batches:
             lag = 0  # memory topics follow nothing that could get ahead of them
         state = str(worker.phase)
-        if words["flags"] & DispatcherFlag.PARKED:
+        # Where it is parked is told a moment after the flag is set; a row says both or neither.
+        if words["flags"] & DispatcherFlag.PARKED and worker.info.get("parked"):
             state = "parked"
         elif worker.phase is Phase.READY:
             state = "catching up" if (lag or 0) > config.dispatch.batch_bytes else "running"

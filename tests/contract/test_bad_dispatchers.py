@@ -244,3 +244,26 @@ def test_sends_and_queues_keep_their_rate(
             ratios.append(rate(1.0) / well)
     record_property("ratios", [round(one, 2) for one in ratios])
     assert statistics.median(ratios) >= 0.9, ratios
+
+
+def test_a_parked_dispatcher_does_not_keep_the_log_and_goes_on_behind_what_expired(patient: Patient) -> None:
+    """The last test: what it misses here is gone for good."""
+    with Producer(patient.node.address) as producer, Admin(patient.node.address) as admin:
+        poison = producer.send("poison", b"bad", queue=2)
+        patient.mode(f"poison {poison.physical_offset}")
+        admin.dispatcher_reset("misbehaving", "begin")
+        eventually(lambda: patient.row()["state"] == "parked", "the dispatcher is parked")
+        producer.send_batch("other", [b"x" * 1_000] * 3_000)  # three segments
+
+        def expired() -> bool:
+            admin.expire(keep_bytes=0)
+            return int(admin.status()["positions"]["min_offset"]) > poison.physical_offset
+
+        eventually(expired, "a parked plugin does not keep segments from being deleted")
+        minimum = int(admin.status()["positions"]["min_offset"])
+    # The record it was parked at is gone, so there is nothing left to wait for, although nobody mended it.
+    patient.caught_up()
+    start, end = patient.row()["gaps"][-1]
+    assert start <= poison.physical_offset < end <= minimum
+    patient.sent = patient.seen()[0]
+    assert patient.sent > 0
