@@ -93,10 +93,9 @@ def kill_at(node: Node, stored: Stored, point: str) -> tuple[int, int]:
     return bases[3], published
 
 
+@pytest.mark.slow  # test_kill_node.py kills a node at each of these under load; here it is seen what exactly is left
 @pytest.mark.parametrize(
-    "points",
-    [POINTS[1:3], pytest.param((POINTS[3], POINTS[0]), marks=pytest.mark.slow)],
-    ids=["published, or begun", "half done, or decided"],
+    "points", [POINTS[1:3], (POINTS[3], POINTS[0])], ids=["published, or begun", "half done, or decided"]
 )
 def test_the_node_killed_at_every_step_finishes_it_at_its_next_start(tmp_path: Path, points: tuple[str, ...]) -> None:
     node = Node(tmp_path / "store", *SETTINGS, AGE)
