@@ -25,6 +25,7 @@ MODES: tuple[dict[str, Any], ...] = (
     {"commit_log.flush_mode": "async"},
     {"commit_log.preallocate_segments": 1},
     {"commit_log.append_properties_crc": False},
+    {"retention.store_bytes": 900_000, "retention.check_interval_ms": 50, "retention.delete_interval_ms": 1},
 )
 
 

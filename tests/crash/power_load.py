@@ -219,7 +219,7 @@ def record_run(folder: Path, seed: int, *, scale: float = 1.0, **settings: Any) 
     recorder.prepare()
     every = {**SETTINGS, **settings}
     run = Run(folder, Said(), every)
-    node = Node(store, *(f"{name}={value}" for name, value in every.items()))
+    node = Node(store, *(f"{name}={str(value).lower()}" for name, value in every.items()))
     paths = environment()["PYTHONPATH"]
     extra = {
         "PYTHONPATH": f"{SHIM}:{paths}",

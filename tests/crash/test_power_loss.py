@@ -37,6 +37,7 @@ IMAGES = 200
 REAL_STARTS = 2
 SLOW_RUNS = 16
 SLOW_IMAGES = 5_000
+EXPIRING = {"retention.store_bytes": 900_000, "retention.check_interval_ms": 50, "retention.delete_interval_ms": 1}
 
 
 @pytest.fixture(autouse=True)
@@ -158,7 +159,7 @@ def test_a_real_node_starts_on_what_a_power_cut_left(run: Run, tmp_path: Path) -
         _, disk = next(images.record.disks([moment]))
         store = tmp_path / f"real-{number}" / "store"
         disk.write_image(store, chance)
-        node = Node(store, *(f"{name}={value}" for name, value in run.settings.items()))
+        node = Node(store, *(f"{name}={str(value).lower()}" for name, value in run.settings.items()))
         try:
             ended = node.start()
             assert ended.returncode == 0, ended.stderr + node.log_tail()
@@ -208,7 +209,12 @@ def _many(arguments: tuple[int, int, str, str, dict[str, Any]]) -> tuple[str, Fo
 @pytest.mark.timeout(2_400)
 def test_thousands_of_power_cuts(tmp_path: Path, scratch: Path) -> None:
     first = seed()
-    modes: list[dict[str, Any]] = [{}, {"commit_log.flush_mode": "async"}, {"commit_log.preallocate_segments": 1}]
+    modes: list[dict[str, Any]] = [
+        {},
+        {"commit_log.flush_mode": "async"},
+        {"commit_log.preallocate_segments": 1},
+        EXPIRING,
+    ]
     work = [
         (first + number, SLOW_IMAGES // SLOW_RUNS + 1, str(tmp_path / f"run-{number}"), f"{scratch}/{number}", mode)
         for number in range(SLOW_RUNS)
