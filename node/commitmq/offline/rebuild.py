@@ -162,9 +162,12 @@ def _exchange(layout: StoreLayout, beside: StoreLayout, kinds: tuple[str, ...], 
 def _replace(old: Path, new: Path, kept: Path) -> None:
     if failpoints.ACTIVE:
         failpoints.hit("rebuild.before_exchange")
-    if old.exists():
-        old.rename(kept)
-    if new.exists():
-        old.parent.mkdir(parents=True, exist_ok=True)
-        new.rename(old)
-        sync_folder(old.parent)
+    try:
+        if old.exists():
+            old.rename(kept)
+        if new.exists():
+            old.parent.mkdir(parents=True, exist_ok=True)
+            new.rename(old)
+            sync_folder(old.parent)
+    except OSError as error:
+        raise StoreError(f"cannot be exchanged for what was rebuilt: {error.strerror}", path=old) from error

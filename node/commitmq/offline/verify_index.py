@@ -38,7 +38,7 @@ class IndexCheck:
         self._tell = tell
         self._names = list_index_files(self._folder) if self._folder.is_dir() else []
         self._shape = IndexShape(config.index.hash_slots, config.index.max_items)
-        self._is_on = bool(self._names)
+        self._is_on = config.index.enable and bool(self._names)
         self._file = -1
         self._items: NDArray[np.void] = np.empty(0, _ITEM)
         self._at = 0

@@ -17,10 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from commitmq.config import NodeConfig
+from commitmq.store import multi_dispatch
 from commitmq.store.batch_consume_queue import BATCH_UNIT, BATCH_UNIT_BYTES, make_units
 from commitmq.store.dispatch_batch import DispatchBatch, by_queue, consumable
 from commitmq.store.fd_cache import FdCache
-from commitmq.store.format import PREBLANK_SIZE, UNIT_BYTES, SysFlag
+from commitmq.store.format import LMQ_PREFIX, PREBLANK_SIZE, UNIT_BYTES, SysFlag
 from commitmq.store.layout import StoreLayout, segment_name
 from commitmq.store.queue_files import list_queues
 from commitmq.store.topic_config import QUEUE_TYPE, QUEUE_TYPE_BATCH
@@ -30,7 +31,6 @@ Tell = Callable[..., None]
 
 _UNIT: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 _MOST_BLANKS: Final = 1_000_000
-_LMQ_PREFIX: Final = "%LMQ%"
 # Below every hash of a tag: an address in a queue's extension (spec 3.8).
 _FIRST_ADDRESS: Final = -(1 << 31) - 1
 
@@ -72,6 +72,8 @@ class QueueCheck:
         rows = batch.rows[consumable(batch.rows)]
         if not len(rows):
             return
+        if rows["multi_size"].any():
+            self._compare_light(batch, rows)
         rows, starts = by_queue(rows)
         topics, queues = rows["topic"], rows["queue_id"]
         for start, stop in pairwise(starts):
@@ -83,9 +85,7 @@ class QueueCheck:
             if not len(mine):
                 continue
             if self._is_batch(name, mine):
-                self._compare_batches(
-                    name, int(queues[start]), mine[(mine["inner_num"] > 0) & (mine["inner_base"] >= 0)]
-                )
+                self._compare_batches(name, int(queues[start]), mine)
             else:
                 self._compare(name, int(queues[start]), mine)
 
@@ -101,10 +101,12 @@ class QueueCheck:
         folder = self._batch_root / topic / str(queue_id)
         at = self._batch_units.get((topic, queue_id))
         if at is None:
-            at = self._first_batch_unit(folder, int(rows["physical_offset"][0])) if len(rows) else 0
+            at = self._first_batch_unit(folder, int(rows["physical_offset"][0]))
+        # A record that is a plain message counts as a batch of one.
+        inner = (rows["inner_num"] > 0) & (rows["inner_base"] >= 0)
         wanted = make_units(
-            rows["physical_offset"], rows["size"], rows["tags_code"], rows["store_timestamp"], rows["inner_base"],
-            rows["inner_num"],
+            rows["physical_offset"], rows["size"], rows["tags_code"], rows["store_timestamp"],
+            np.where(inner, rows["inner_base"], rows["queue_offset"]), np.where(inner, rows["inner_num"], 1),
         )  # fmt: skip
         found = self._read(folder, at, len(wanted), BATCH_UNIT, self._batch_file_bytes)
         self._batch_units[topic, queue_id] = at + len(wanted)
@@ -133,6 +135,16 @@ class QueueCheck:
                 return int(path.name) // BATCH_UNIT_BYTES + int(hits[0])
         return 0
 
+    def _compare_light(self, batch: DispatchBatch, rows: NDArray[np.void]) -> None:
+        """Units in the LMQs that records name. Where in them, the records say, so nothing is said of their order."""
+        for (name, queue_id), number, units in multi_dispatch.runs(batch, rows):
+            if name.startswith(LMQ_PREFIX):
+                expected = np.frombuffer(units, _UNIT)
+                numbers = np.arange(number, number + len(expected))
+                seen = self._seen.setdefault((name, queue_id), _Seen(number, number))
+                seen.next = max(seen.next, number + len(expected))
+                self._compare_units(name, queue_id, numbers, expected)
+
     def _compare(self, topic: str, queue_id: int, rows: NDArray[np.void]) -> None:
         numbers = rows["queue_offset"]
         seen = self._seen.get((topic, queue_id))
@@ -143,10 +155,13 @@ class QueueCheck:
         expected = np.empty(len(rows), _UNIT)
         for name in ("physical_offset", "size", "tags_code"):
             expected[name] = rows[name]
+        self._compare_units(topic, queue_id, numbers, expected)
+
+    def _compare_units(self, topic: str, queue_id: int, numbers: NDArray[np.int64], expected: NDArray[np.void]) -> None:
         first, last = int(numbers.min()), int(numbers.max())
         folder = self._root / topic / str(queue_id)
         found = self._read(folder, first, last - first + 1, _UNIT, self._file_bytes)[numbers - first]
-        self._units += len(rows)
+        self._units += len(expected)
         is_same = found["physical_offset"] == expected["physical_offset"]
         is_same &= found["size"] == expected["size"]
         is_same &= (found["tags_code"] == expected["tags_code"]) | (found["tags_code"] <= _FIRST_ADDRESS)
@@ -219,13 +234,36 @@ class QueueCheck:
     def finish(self) -> tuple[int, int]:
         """Look for units that no record stands for; returns how many queues and units were looked at."""
         queues = 0
-        queues += sum(1 for _ in list_queues(self._batch_root))
+        for topic, queue_id, folder in list_queues(self._batch_root):
+            queues += 1
+            self._check_batch_rest(topic, queue_id, folder)
         for topic, queue_id, folder in list_queues(self._root):
             queues += 1
-            if not topic.startswith(_LMQ_PREFIX):
-                self._check_rest(topic, queue_id, folder)
+            self._check_rest(topic, queue_id, folder)
         self._fds.close()
         return queues, self._units
+
+    def _check_batch_rest(self, topic: str, queue_id: int, folder: Path) -> None:
+        end = self._batch_units.get((topic, queue_id))
+        if end is None:
+            return  # all of its records expired
+        for path in sorted(folder.glob("[0-9]" * 20)):
+            first = max(0, end - int(path.name) // BATCH_UNIT_BYTES)
+            size = path.stat().st_size
+            if size not in (0, self._batch_file_bytes):
+                self._tell("file.unreadable", path, 0, size, f"it has {size} bytes, not {self._batch_file_bytes}")
+            elif first * BATCH_UNIT_BYTES < size:
+                behind = np.frombuffer(path.read_bytes(), BATCH_UNIT)[first:]
+                for start, stop in _runs(behind["size"] > 0):
+                    self._tell(
+                        "queue.extra",
+                        path,
+                        (first + start) * BATCH_UNIT_BYTES,
+                        (stop - start) * BATCH_UNIT_BYTES,
+                        f"{stop - start} unit(s) of {topic} queue {queue_id} stand for no record, "
+                        f"first {_show(behind[start])}",
+                        self._was_open,
+                    )
 
     def _check_rest(self, topic: str, queue_id: int, folder: Path) -> None:
         seen = self._seen.get((topic, queue_id))

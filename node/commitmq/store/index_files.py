@@ -89,7 +89,9 @@ class IndexFiles:
         run: Path,
         clock: Callable[[], datetime] = datetime.now,
     ) -> None:
-        """``run`` is emptied at every start of the node and lies on the same file system: new files are made there."""
+        """``run`` is emptied at every start of the node. New files are made there, or, where ``folder`` is a file system of
+        its own, in ``folder``.
+        """
         self.folder = folder
         self.shape = shape
         self._commit_log = commit_log
@@ -121,6 +123,9 @@ class IndexFiles:
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            if self.folder.stat().st_dev != self._temporary.parent.stat().st_dev:
+                self._temporary = self.folder / self._temporary.name
+                self._temporary.unlink(missing_ok=True)
         except OSError as error:
             raise store_error("cannot use the folder of the index", error, self.folder) from error
         saved = SavedState.load(self._state_path)

@@ -24,8 +24,10 @@ from commitmq.errors import StoreLockedError
 from commitmq.offline.held_store import HeldStore
 from commitmq.offline.rebuild import rebuild
 from commitmq.offline.verify import Finding, Report, verify
+from commitmq.store.record import Record
 from commitmq.store.store_lock import StoreLock
 from golden_stores import GoldenStore
+from index_store import IndexStore
 from nodes import commitmq
 
 SETTINGS = ("index.hash_slots=200", "index.max_items=500")
@@ -181,6 +183,52 @@ def test_any_flipped_bit_of_a_queue_an_index_or_a_body_is_found(
     data[at] ^= 1 << chance.randrange(8)
     path.write_bytes(data)
     assert not check(clean).is_sound, f"seed {seed}: {path} at {at}"
+
+
+def test_an_index_that_is_switched_off_may_be_behind(clean: Path) -> None:
+    """Goal: a store that was used with index.enable=false is not called damaged."""
+    newest = sorted((clean / "index").iterdir())[-1]
+    newest.unlink()
+    assert not check(clean).is_sound
+    with HeldStore(clean, load(None, (*SETTINGS, "index.enable=false"))) as store:
+        assert verify(store).findings == []
+
+
+@pytest.fixture
+def kinds(tmp_path: Path) -> Path:
+    """A store with records that name LMQs, and with plain records in a BatchCQ topic, as RocketMQ 5.4.0 accepts them."""
+    made = IndexStore(tmp_path)
+    (made.root / "config").mkdir()
+    table = {"topicConfigTable": {"B": {"topicName": "B", "attributes": {"queue.type": "BatchCQ"}}}}
+    (made.root / "config" / "topics.json").write_text(json.dumps(table))
+    for number in range(20):
+        further = {"INNER_MULTI_DISPATCH": "%LMQ%a,%LMQ%b", "INNER_MULTI_QUEUE_OFFSET": f"{number},{number}"}
+        made.append(
+            [
+                Record("T", queue_offset=number, store_timestamp=1_000, properties=further),
+                Record("B", queue_offset=number, store_timestamp=1_000),
+            ]
+        )
+    with HeldStore(made.root, load(None, SETTINGS)) as store:
+        rebuild(store, ("queues",))
+    return made.root
+
+
+def test_queues_of_every_kind_are_compared(kinds: Path) -> None:
+    report = check(kinds)
+    assert (report.findings, report.queues, report.units) == ([], 4, 20 * 4)
+    for file, offset, data, kind in (
+        ("consumequeue/%LMQ%b/0/00000000000000000000", 47, b"\x77", "queue.wrong"),
+        ("consumequeue/%LMQ%b/0/00000000000000000000", 380, bytes(20), "queue.missing"),
+        ("consumequeue/%LMQ%a/0/00000000000000000000", 400, b"\1" * 20, "queue.extra"),
+        ("batchconsumequeue/B/0/00000000000000000000", 46 * 3, b"\1", "queue.wrong"),
+        ("batchconsumequeue/B/0/00000000000000000000", 46 * 20, b"\1" * 46, "queue.extra"),
+    ):
+        before = (kinds / file).read_bytes()
+        change(kinds / file, offset, data)
+        found = [(one.kind, one.file) for one in damage_of(check(kinds))]
+        assert found == [(kind, file)], (file, offset)
+        (kinds / file).write_bytes(before)
 
 
 def test_what_can_be_rebuilt_is_rebuilt(clean: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -329,6 +330,18 @@ def test_the_folder_may_be_deleted(store: IndexStore) -> None:
     shutil.rmtree(store.folder)
     store.build()
     assert store.contents() == expected(store)
+
+
+def test_the_folder_may_be_another_file_system(store: IndexStore) -> None:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as elsewhere:
+        if os.stat(elsewhere).st_dev == store.root.stat().st_dev:
+            pytest.skip("/dev/shm and the folder of the tests are one file system")
+        store.folder.symlink_to(elsewhere)
+        (Path(elsewhere) / "index.new").write_bytes(b"of a process that was killed")
+        store.append(records(20))
+        store.build()
+        assert store.contents() == expected(store)
+        assert store.names() == sorted(os.listdir(elsewhere))
 
 
 def test_files_of_other_names_are_left_alone(store: IndexStore) -> None:
