@@ -8,6 +8,7 @@ store then dispatches the whole log again, which ends in the same files.
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
 from collections.abc import Callable
@@ -22,10 +23,13 @@ from commitmq.errors import StoreError
 from commitmq.hookspecs import Dispatcher, DispatcherView
 from commitmq.log import get_log
 from commitmq.offline.held_store import HeldStore
+from commitmq.store.batch_consume_queue import BATCH_UNIT_BYTES
 from commitmq.store.commit_log import CommitLog
 from commitmq.store.dispatch_batch import LogWalker
+from commitmq.store.format import PREBLANK_SIZE, UNIT_BYTES
 from commitmq.store.json_config import sync_folder
 from commitmq.store.layout import StoreLayout
+from commitmq.store.queue_files import list_queues
 from commitmq.store.recovery import scan_to_end
 
 KINDS: Final = ("queues", "index")
@@ -64,6 +68,9 @@ def rebuild(
         records = _dispatch(store, beside, log, kinds, start, end, progress)
     finally:
         log.close()
+    if "queues" in kinds:
+        _keep_ends(layout.consume_queue, beside.consume_queue, UNIT_BYTES, start)
+        _keep_ends(layout.batch_consume_queue, beside.batch_consume_queue, BATCH_UNIT_BYTES, start)
     kept = layout.own / f"before-rebuild-{time.time_ns() // 1_000_000}"
     _exchange(layout, beside, kinds, kept)
     return Rebuilt(start, end, records, time.perf_counter() - begun, kept)
@@ -101,17 +108,35 @@ def _dispatch(
         position = batch.end
         progress(position - start, end - start)
     walker.release()
-    for name, dispatcher in dispatchers:
+    for _, dispatcher in dispatchers:
         dispatcher.flush(thorough=True)
-        for topic in deleted:
-            # Its records below the tombstone got no units; what an index has of them is filtered by every reader.
-            if name == _DISPATCHERS["queues"]:
-                continue
-            forget = getattr(dispatcher, "forget", None)
-            if forget is not None:
-                forget(topic)
         dispatcher.close()
     return records
+
+
+def _keep_ends(old: Path, new: Path, unit_bytes: int, log_start: int) -> None:
+    """Take over the last file of every queue of which the log has no record any more: only it knows the next offset.
+
+    Both kinds of units begin with physical offset i8 and size i4; a queue whose last unit does not lie below the log's
+    beginning points at nothing, and is left behind.
+    """
+    for topic, queue_id, folder in list_queues(old):
+        target = new / topic / str(queue_id)
+        files = sorted(path for path in folder.iterdir() if len(path.name) == 20 and path.name.isdecimal())
+        if not files or target.exists():
+            continue
+        data = files[-1].read_bytes()
+        units = len(data.rstrip(b"\0")) + unit_bytes - 1
+        last = data[units // unit_bytes * unit_bytes - unit_bytes :][:12] if units >= unit_bytes else b""
+        offset, size = int.from_bytes(last[:8], "big", signed=True), int.from_bytes(last[8:12], "big", signed=True)
+        if 0 < size < PREBLANK_SIZE and offset + size <= log_start:
+            target.mkdir(parents=True)
+            with (target / files[-1].name).open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            for made in (target, target.parent, new):
+                sync_folder(made)
 
 
 def _attributes(store: HeldStore) -> Callable[[str], dict[str, str] | None]:

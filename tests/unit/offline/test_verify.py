@@ -24,6 +24,7 @@ from commitmq.errors import StoreLockedError
 from commitmq.offline.held_store import HeldStore
 from commitmq.offline.rebuild import rebuild
 from commitmq.offline.verify import Finding, Report, verify
+from commitmq.store.consume_queue import ConsumeQueue
 from commitmq.store.record import Record
 from commitmq.store.store_lock import StoreLock
 from golden_stores import GoldenStore
@@ -255,6 +256,24 @@ def test_what_can_be_rebuilt_is_rebuilt(clean: Path, tmp_path: Path) -> None:
     assert (done.kept / "index").is_dir()
     assert (done.kept / "dispatchers" / "index" / "files.json").is_file()
     assert check(clean).findings == []
+
+
+def test_a_queue_whose_messages_all_expired_keeps_its_next_offset(clean: Path) -> None:
+    (clean / "commitlog" / "00000000000000000000").unlink()
+    queue = ConsumeQueue(clean / "consumequeue" / "GoldenNormal" / "0", 1000)
+    before = queue.refresh()
+    # This one's last message expires, by hand: nothing of the queue is left in the log.
+    gone = clean / "consumequeue" / "Gone" / "3"
+    shutil.copytree(clean / "consumequeue" / "GoldenNormal" / "0", gone)
+    last = ConsumeQueue(gone, 1000)
+    last.recover()
+    last.truncate(100_000)
+    expected = last.max_offset
+    assert 0 < expected < before
+    with HeldStore(clean, load(None, SETTINGS)) as store:
+        rebuild(store, ("queues",))
+    assert ConsumeQueue(gone, 1000).refresh() == expected
+    assert ConsumeQueue(clean / "consumequeue" / "GoldenNormal" / "0", 1000).refresh() == before
 
 
 def test_a_rebuild_that_is_interrupted_leaves_the_store_as_it_was(clean: Path) -> None:
