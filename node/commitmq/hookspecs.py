@@ -96,8 +96,9 @@ class Dispatcher(Protocol):
     dispatcher retry`` or ``skip`` while everything else goes on.
 
     Two more methods are optional. ``forget(topic: str) -> None``: the topic was deleted, and all its records so far have
-    been dispatched. ``query(request: dict) -> dict``: answer a question that came with ``Admin.dispatcher_query``, JSON
-    values both ways, between two batches; raising fails the question, not the process.
+    been dispatched; it comes again when they do, and late when the dispatcher was dead or parked at the time.
+    ``query(request: dict) -> dict``: answer a question that came with ``Admin.dispatcher_query``, a dict of JSON values both
+    ways, ``network.max_frame_bytes`` at most, between two batches; raising fails the question, not the process.
     """
 
     def open(self, view: DispatcherView) -> int:
@@ -112,7 +113,8 @@ class Dispatcher(Protocol):
     def flush(self, *, thorough: bool) -> tuple[int, int]:
         """Make what was dispatched durable. Returns (durable offset, store timestamp in ms of its newest record).
 
-        Called once a second, between two batches. Not ``thorough``: the dispatcher may leave small amounts for later. It
+        Called once a second, between two batches. The offset is one between two records, the end of the last batch at
+        most; anything else than two int of that kind ends the process and is not remembered. Not ``thorough``: the dispatcher may leave small amounts for later. It
         is thorough once a minute and at the end; at the end only for a dispatcher with an attribute ``spreads_flush``
         that is true, which sees to it by itself that nothing stays unsynced for long.
         """

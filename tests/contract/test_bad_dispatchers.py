@@ -109,6 +109,9 @@ def test_it_sees_every_record_and_answers_questions(patient: Patient) -> None:
         with pytest.raises(ProtocolError, match="ZeroDivisionError"):
             admin.dispatcher_query("misbehaving", {"raise": True})
         restarts = patient.row()["restarts"]
+        for wish, reason in (("exit", "SystemExit"), ("nothing", "must be a dict"), ("large", "max_frame_bytes")):
+            with pytest.raises(ProtocolError, match=reason):
+                admin.dispatcher_query("misbehaving", {wish: True})
         assert admin.dispatcher_query("misbehaving", {})["seen"] == patient.sent
         assert patient.row()["restarts"] == restarts, "a question must not end the process"
         with pytest.raises(ProtocolError, match="there is no dispatcher 'other'; there are consume_queue"):
@@ -171,6 +174,69 @@ def test_poison_is_narrowed_down_to_one_record_and_can_be_skipped(patient: Patie
         assert moved["position"] == 0
     patient.caught_up()
     assert patient.row()["skipped"] == []
+
+
+@pytest.mark.parametrize(
+    ("mode", "reason"),
+    [
+        ("flush ('x', 0)", "two of int"),
+        ("flush (1, 0)", "no record begins"),
+        ("flush (1099511627776, 0)", "is at the offset"),
+        ("open 1", "no record begins"),
+    ],
+)
+def test_a_place_that_cannot_be_is_not_believed(patient: Patient, mode: str, reason: str) -> None:
+    patient.send(10)
+    patient.caught_up()
+    patient.mode(mode)
+    if mode.startswith("open"):
+        os.kill(patient.node.pids()["dispatcher-misbehaving"], signal.SIGKILL)
+    eventually(lambda: reason in (patient.row()["last_error"] or ""), "it died of its answer")
+
+
+@pytest.mark.slow
+def test_who_cannot_go_back_stays_parked_and_can_be_tried_again(patient: Patient) -> None:
+    with Producer(patient.node.address) as producer:
+        patient.mode(f"stubborn {patient.row()['position']}")
+        poison = producer.send("poison", b"bad")
+    patient.sent += 1
+
+    def is_parked() -> bool:
+        parked = patient.row()["parked"]
+        return (
+            patient.row()["state"] == "parked" and bool(parked) and parked["physical_offset"] == poison.physical_offset
+        )
+
+    eventually(is_parked, "it is parked")
+    with Admin(patient.node.address) as admin:
+        with pytest.raises(ProtocolError, match="cannot go back"):
+            admin.dispatcher_reset("misbehaving", "begin")
+        eventually(is_parked, "it is parked at the same record")
+        patient.mode("well")
+        admin.dispatcher_retry("misbehaving")
+    patient.caught_up()
+
+
+@pytest.mark.parametrize("state", ["parked", "dead"])
+def test_it_hears_of_a_topic_that_was_deleted_while_it_could_not_listen(patient: Patient, state: str) -> None:
+    topic = f"gone_while_{state}"
+    patient.send(5, topic)
+    patient.caught_up()
+    with Admin(patient.node.address) as admin:
+        if state == "parked":
+            patient.mode(f"poison {patient.row()['position']}")
+            patient.send(1)
+            eventually(lambda: patient.row()["state"] == "parked", "it is parked")
+            admin.topic_delete(topic)
+        else:
+            pid = patient.node.pids()["dispatcher-misbehaving"]
+            os.kill(pid, signal.SIGSTOP)
+            admin.topic_delete(topic)
+            os.kill(pid, signal.SIGKILL)
+        patient.mend()
+        eventually(
+            lambda: topic in admin.dispatcher_query("misbehaving", {"forgotten": True})["topics"], "it has been told"
+        )
 
 
 def test_a_reset_takes_offsets_times_and_ends_and_refuses_the_rest(patient: Patient) -> None:

@@ -17,6 +17,7 @@ are taken out of every batch from then on, also when the dispatcher goes back to
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 from typing import Any, Final
 
@@ -61,6 +62,8 @@ class DispatcherHost:
         self._expired = ExpiredSegments(context, self.log)
         self._changed: list[tuple[str, int]] = []
         self._deleted = self._load_tombstones()
+        self._told = dict(self._deleted)  # deletions that the dispatcher knows of, or will when it comes there:
+        self._to_forget: list[tuple[int, str]] = []  # (offset, topic), ascending
         self._flags = 0
         self._topics_version = -1
         self._views: TopicViews | None = None  # made when the dispatcher first asks: most do not
@@ -77,6 +80,7 @@ class DispatcherHost:
         self._reached = self._control.dispatcher(self.slot, DispatcherWord.DISPATCHED)
         self._deaths = self._control.dispatcher(self.slot, DispatcherWord.DEATHS) if self.is_plugin else 0
         self._suspect_end = self._control.dispatcher(self.slot, DispatcherWord.SUSPECT_END)
+        self._unreadable = -1
         self._next_flush_ms = 0
         self._next_thorough_ms = monotonic_ms() + config.consume_queue.flush_thorough_interval_ms
         self._publisher: zmq.Socket[bytes] | None = None
@@ -107,7 +111,7 @@ class DispatcherHost:
             if self.is_plugin:
                 self._report_gap(self.position, self._min_offset)
             self.position = self._min_offset
-        self.dispatcher = dispatcher = factory()
+        dispatcher: Dispatcher = factory()
         view = DispatcherView(
             context.layout,
             context.config,
@@ -142,12 +146,40 @@ class DispatcherHost:
             context.log.warning("the log ends before the dispatcher's position", position=position, end=end)
             dispatcher.truncate(end)
             position = end
+        if self.is_plugin:
+            self._check_place("open()", position)
+            self._told = {topic: at for topic, at in self._deleted.items() if not self._is_to_be_told(at, position)}
+        self.dispatcher = dispatcher
         self._set_position(position if self.is_plugin else max(position, self._min_offset))
         skipped, gaps = (state.skipped, state.gaps) if state is not None else ([], [])
         context.tell(state="running", parked=None, skipped=skipped, gaps=gaps)
         # What expired while this dispatcher was dead, or parked, or not yet told when the node ended.
         self._min_offset = 0
         self.check_min()
+
+    def _is_to_be_told(self, deleted_at: int, position: int) -> bool:
+        """Whether the dispatcher, opened at ``position``, must yet be told of a topic that was deleted at ``deleted_at``.
+
+        What lies behind ``position`` comes again, deletions as well as records, or was never told because the process was
+        dead or parked. An offset that is no record's any more names a log that was cut since.
+        """
+        return position <= deleted_at <= self._control.get(Word.WRITTEN) and self._begins_a_record(deleted_at)
+
+    def _check_place(self, said_by: str, offset: int) -> None:
+        """Raise ValueError for an offset of a dispatcher's that is not between two records."""
+        if not self._begins_a_record(offset):
+            raise ValueError(f"{said_by} returned the offset {offset}, where no record begins")
+
+    def _begins_a_record(self, offset: int) -> bool:
+        """True also at the end of the log, and below what is left of it."""
+        end = self._control.get(Word.WRITTEN)
+        if offset == end or offset < self._control.get(Word.MIN_OFFSET):
+            return True
+        try:
+            LogWalker(self.log, max_rows=1, max_bytes=self.log.segment_bytes).walk(offset, end)
+        except CorruptRecordError:
+            return False
+        return True
 
     def _factory(self) -> str:
         if self.is_plugin:
@@ -213,25 +245,32 @@ class DispatcherHost:
             return  # known already; or the log is read instead, in pieces that fit
         if batch.start > self.position and not self.read_log(batch.start, most=BATCHES_A_TURN):
             return  # too far behind: the loop reads on, and answers in between
+        while self._to_forget and self._to_forget[0][0] < batch.end:
+            if not self.read_log(self._to_forget[0][0], most=BATCHES_A_TURN):
+                return
         self._dispatch(batch.after(self.position))
 
     def read_log(self, limit: int, *, most: int = 1 << 62) -> bool:
         """Dispatch from the log itself up to ``limit``, in ``most`` batches; True when it got there."""
         while self.position < limit and most > 0:
+            self.check_min()
             self.check_topics()
             if self.position >= limit:
-                break  # a deletion had it read this far
+                break  # the log now begins behind it
             most -= 1
-            self.check_min()
+            stop = min(limit, self._to_forget[0][0]) if self._to_forget else limit
             walker = self._walker
             if self._deaths:
                 walker = LogWalker(self.log, max_rows=self._suspicious_rows(), max_bytes=walker.max_bytes)
             try:
-                batch = walker.walk(self.position, limit)
+                batch = walker.walk(self.position, stop)
             except CorruptRecordError as error:
-                self._context.log.error("the log cannot be read", error=str(error))
+                if self._unreadable != self.position:  # it is tried again and again: once is enough
+                    self._context.log.error("the log cannot be read", error=str(error))
+                self._unreadable = self.position
                 return False
             self._dispatch(batch)
+            self._forget_due()
             self._context.heartbeat()
         return self.position >= limit
 
@@ -320,15 +359,28 @@ class DispatcherHost:
         if thorough:
             self._next_thorough_ms = now + config.flush_thorough_interval_ms
         try:
-            durable, stamp = self.dispatcher.flush(thorough=thorough)
+            flushed = self.dispatcher.flush(thorough=thorough)
         except StoreError as error:
             if self.is_plugin:
                 raise
             self._flag(DispatcherFlag.STORE_ERROR, str(error))
             return
+        if self.is_plugin:
+            self._check_flushed(flushed)
+        durable, stamp = flushed
         self._remember(durable, stamp)
         self._control.put_dispatcher(self.slot, DispatcherWord.DURABLE_TIMESTAMP, stamp)
         self._control.put_dispatcher(self.slot, DispatcherWord.DURABLE, durable)
+
+    def _check_flushed(self, flushed: object) -> None:
+        """Raise ValueError for an answer of ``flush`` that must not be remembered: the next start would rest on it."""
+        if not isinstance(flushed, tuple) or [type(one) for one in flushed] != [int, int]:
+            raise ValueError(f"flush() must return (durable offset, store timestamp), two of int, not {flushed!r:.100}")
+        durable, stamp = flushed
+        if not 0 <= durable <= self.position or not 0 <= stamp < 1 << 63:
+            raise ValueError(f"flush() returned {flushed}, but the dispatcher is at the offset {self.position}")
+        if durable != self.position:
+            self._check_place("flush()", durable)
 
     def _remember(self, durable: int, stamp: int) -> None:
         state = self.state
@@ -384,24 +436,34 @@ class DispatcherHost:
 
     def check_topics(self) -> None:
         """News may be lost: compare versions now and then, and read the tombstones when they moved."""
+        self._forget_due()
         version = self._control.get(Word.TOPICS_VERSION)
         if version == self._topics_version:
             return
         self._topics_version = version
         for topic, offset in self._load_tombstones().items():
-            if self._deleted.get(topic, -1) < offset:
-                self._delete_topic(topic, offset)
+            self._delete_topic(topic, offset)
 
     def _delete_topic(self, topic: str, offset: int) -> None:
-        """Everything below ``offset`` was stored before the deletion: dispatch it first, so that nothing of it comes later."""
-        if self.dispatcher is None or self._deleted.get(topic, -1) >= offset:
+        """The dispatcher hears of it between what was stored before the deletion, below ``offset``, and what follows.
+
+        It may be far behind, so the log is read up to there in the loop's own time.
+        """
+        if self.dispatcher is None or self._told.get(topic, -1) >= offset:
             return
-        self.read_log(min(offset, self.limit()))
-        self._deleted[topic] = offset
-        forget = getattr(self.dispatcher, "forget", None)
-        if forget is not None:
-            forget(topic)
-            self._context.log.info("topic deleted", topic=topic, below=offset)
+        self._told[topic] = offset
+        bisect.insort(self._to_forget, (offset, topic))
+        self._forget_due()
+
+    def _forget_due(self) -> None:
+        """Tell the dispatcher of the deletions that it has come to."""
+        while self._to_forget and self._to_forget[0][0] <= self.position:
+            offset, topic = self._to_forget.pop(0)
+            self._deleted[topic] = offset
+            forget = getattr(self.dispatcher, "forget", None)
+            if forget is not None:
+                forget(topic)
+                self._context.log.info("topic deleted", topic=topic, below=offset)
 
     def _topic_attributes(self, topic: str) -> dict[str, str] | None:
         """See DispatcherView. A topic is in the table's file before a message of it can be in the log."""
@@ -437,7 +499,8 @@ class DispatcherHost:
     def move(self, to: int) -> None:
         """Continue at ``to``, a record's offset: forwards by leaving out what is between, backwards by ``truncate``.
 
-        Raises NotImplementedError when the dispatcher cannot go back, StoreError when its state cannot be written.
+        Raises NotImplementedError when the dispatcher cannot go back, StoreError when its state cannot be written; what
+        the dispatcher raises means that this process must end.
         """
         assert self.state is not None
         if to >= self.position:
@@ -447,10 +510,18 @@ class DispatcherHost:
             self.forgive()
             self._context.tell(skipped=self.state.skipped)
             return
-        if self.dispatcher is None:
-            self.open()
-        assert self.dispatcher is not None
-        self.dispatcher.truncate(to)
+        was_parked, before = self.dispatcher is None, self.position
+        try:
+            if self.dispatcher is None:
+                self.open()
+            assert self.dispatcher is not None
+            self.dispatcher.truncate(to)
+        except Exception as error:
+            if was_parked or not isinstance(error, NotImplementedError):
+                # Nobody knows what is left of it: as after a crash, the next process opens it again, or is parked again.
+                self.dispatcher = None
+                self._set_position(before)
+            raise
         # What was skipped behind is wanted again: whoever goes back means all of it.
         self.state.skipped = [(start, min(end, to)) for start, end in self.state.skipped if start < to]
         self.state.position = to

@@ -26,6 +26,7 @@ from commitmq.workers.runtime import WorkerContext
 
 _REQUESTS_A_TURN: Final = 64
 _MAX_TIME_MS: Final = 1 << 53
+_MAX_DEPTH: Final = 254
 
 
 class DispatcherRequests:
@@ -85,11 +86,25 @@ class DispatcherRequests:
         query = getattr(self._host.dispatcher, "query", None)
         if query is None:
             raise ProtocolError("UNKNOWN_OP", f"dispatcher {self._host.name} answers no queries")
-        result = query(request)
         try:
-            orjson.dumps(result)
+            result = query(request)
+        except SystemExit as error:  # a library for commands, perhaps: still only this question's failure
+            raise ProtocolError("SYSTEM_ERROR", f"{self._host.name} failed on this request: {error!r:.1000}") from error
+        if not isinstance(result, dict):
+            raise ProtocolError("SYSTEM_ERROR", f"the answer of {self._host.name} must be a dict, not {result!r:.100}")
+        most = self._context.config.network.max_frame_bytes
+        try:
+            # Text is measured first: packing what the process has no memory for ends in a signal, not in an exception.
+            size = _text_size(result)
+            if size <= most:
+                size = len(orjson.dumps(result))
         except TypeError as error:
             raise ProtocolError("SYSTEM_ERROR", f"the answer of {self._host.name} is not JSON: {error}") from error
+        if size > most:
+            raise ProtocolError(
+                "SYSTEM_ERROR",
+                f"the answer of {self._host.name} has {size} bytes, network.max_frame_bytes allows {most}",
+            )
         return {"result": result, "position": self._host.position}
 
     def _retry(self, _header: dict[str, Any]) -> dict[str, Any]:
@@ -121,9 +136,13 @@ class DispatcherRequests:
         try:
             self._host.move(to)
         except NotImplementedError:
+            self.restart_wanted = was_parked
             raise ProtocolError(
                 "INVALID_PARAMETER", f"dispatcher {self._host.name} cannot go back: its truncate() is not implemented"
             ) from None
+        except Exception:
+            self.restart_wanted = True
+            raise
         self.restart_wanted = was_parked
         return {"position": to, "before": before}
 
@@ -181,3 +200,13 @@ class DispatcherRequests:
             yield batch
             start = batch.end
             self._context.heartbeat()
+
+
+def _text_size(value: object, depth: int = 0) -> int:
+    """Characters of all texts in a JSON value. What is nested deeper than JSON may be is left for the packer to refuse."""
+    if isinstance(value, str):
+        return len(value)
+    if depth > _MAX_DEPTH or not isinstance(value, dict | list | tuple):
+        return 0
+    inner = (*value.keys(), *value.values()) if isinstance(value, dict) else value
+    return sum(_text_size(one, depth + 1) for one in inner)

@@ -1,11 +1,13 @@
 """A plugin whose dispatcher does as a file says: goes well, raises, hangs, exits, eats memory, or is slow.
 
-It records the physical offset of every record it saw in SQLite, with its position in the same transaction: what it has
-in there is exactly what it dispatched, however it ended. The file is read before every batch.
+It also answers badly: from ``open``, from ``flush``, to questions. It records the physical offset of every record it saw
+in SQLite, with its position in the same transaction: what it has in there is exactly what it dispatched, however it
+ended. The file is read before every batch.
 """
 
 from __future__ import annotations
 
+import ast
 import os
 import sqlite3
 import time
@@ -44,10 +46,12 @@ class Misbehaving:
         self._database.execute("PRAGMA journal_mode=WAL")
         self._database.execute("CREATE TABLE IF NOT EXISTS seen (physical_offset INTEGER)")
         self._database.execute("CREATE TABLE IF NOT EXISTS position (value INTEGER)")
+        self._database.execute("CREATE TABLE IF NOT EXISTS forgotten (topic TEXT)")
         row = self._database.execute("SELECT value FROM position").fetchone()
         self._position = view.position if row is None else max(int(row[0]), view.position)
         self._hoard: list[bytes] = []
-        return self._position
+        mode, argument = self._mode()
+        return int(argument) if mode == "open" else self._position
 
     def dispatch(self, batch: DispatchBatch) -> None:
         self._behave(batch)
@@ -59,7 +63,7 @@ class Misbehaving:
         self._position = batch.end
 
     def _behave(self, batch: DispatchBatch) -> None:
-        mode, _, argument = self._mode_file.read_text().partition(" ")
+        mode, argument = self._mode()
         if mode == "raise":
             raise RuntimeError("this dispatcher always raises")
         if mode == "exit":
@@ -71,13 +75,26 @@ class Misbehaving:
                 self._hoard.append(b"x" * 4_000_000)
         if mode == "slow":
             time.sleep(0.2)
-        if mode == "poison" and int(argument) in batch.rows["physical_offset"]:
+        if mode in ("poison", "stubborn") and int(argument) in batch.rows["physical_offset"]:
             raise ValueError(f"the record at {argument} is poison")
 
+    def _mode(self) -> tuple[str, str]:
+        mode, _, argument = self._mode_file.read_text().partition(" ")
+        return mode, argument
+
     def flush(self, *, thorough: bool) -> tuple[int, int]:
+        mode, argument = self._mode()
+        if mode == "flush":
+            return ast.literal_eval(argument)  # type: ignore[no-any-return]
         return self._position, 0
 
+    def forget(self, topic: str) -> None:
+        with self._database:
+            self._database.execute("INSERT INTO forgotten VALUES (?)", (topic,))
+
     def truncate(self, offset: int) -> None:
+        if self._mode()[0] == "stubborn":
+            raise NotImplementedError
         with self._database:
             self._database.execute("DELETE FROM seen WHERE physical_offset >= ?", (offset,))
             self._database.execute("DELETE FROM position")
@@ -94,5 +111,13 @@ class Misbehaving:
     def query(self, request: dict[str, Any]) -> dict[str, Any]:
         if request.get("raise"):
             raise ZeroDivisionError("asked to")
+        if request.get("exit"):
+            raise SystemExit(3)
+        if request.get("large"):
+            return {"large": ["x" * 10_000_000] * 10}
+        if request.get("nothing"):
+            return None  # type: ignore[return-value]
+        if request.get("forgotten"):
+            return {"topics": [row[0] for row in self._database.execute("SELECT topic FROM forgotten")]}
         row = self._database.execute("SELECT COUNT(*), COUNT(DISTINCT physical_offset) FROM seen").fetchone()
         return {"seen": row[0], "distinct": row[1]}
