@@ -114,9 +114,11 @@ class Dispatcher(Protocol):
         """Make what was dispatched durable. Returns (durable offset, store timestamp in ms of its newest record).
 
         Called once a second, between two batches. The offset is one between two records, the end of the last batch at
-        most; anything else than two int of that kind ends the process and is not remembered. Not ``thorough``: the dispatcher may leave small amounts for later. It
-        is thorough once a minute and at the end; at the end only for a dispatcher with an attribute ``spreads_flush``
-        that is true, which sees to it by itself that nothing stays unsynced for long.
+        most: anything but two int of that kind ends the process and is not remembered.
+
+        Not ``thorough``: the dispatcher may leave small amounts for later. It is thorough once a minute and at the end; at
+        the end only for a dispatcher with an attribute ``spreads_flush`` that is true, which sees to it by itself that
+        nothing stays unsynced for long.
         """
 
     def truncate(self, offset: int) -> None:
