@@ -28,6 +28,9 @@ def main(arguments: list[str]) -> int:
         rest = rest[1:]
     elif code := lint(fix=False):
         return code
+    if not rest:
+        # Two at a time: most tests wait for processes. Who names tests wants to see them one after the other.
+        rest = ["-n", "2", "--dist", "worksteal"]
     if not any(argument.startswith("-m") for argument in rest):
         rest = ["-m", "not slow", *rest]
     return check("pytest", *rest)

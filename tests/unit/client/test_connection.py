@@ -131,6 +131,8 @@ def test_without_a_peer_nothing_is_sent_then_or_later(server: Server) -> None:
 
 
 def test_a_silent_peer_means_unknown(server: Server, channel: Channel) -> None:
+    channel.put([wire.pack({"op": "x", "id": 0})], soon())  # connected, so that the time below is the peer's alone
+    server.next()
     with pytest.raises(ConnectionLost, match="no answer"):
         channel.request("x", timeout_s=0.2)
 
