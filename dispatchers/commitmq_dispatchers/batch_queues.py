@@ -40,10 +40,16 @@ class BatchQueues:
     def load(self, offset: int) -> None:
         """Load every queue anew and cut it at physical ``offset``, durably."""
         self._queues.clear()
+        deleted = self._view.topics_deleted()
         for topic, queue_id, folder in list_queues(self._root):
             queue = BatchConsumeQueue(folder, self._file_bytes, self._fds)
             queue.recover(offset)
             queue.truncate(offset)
+            first = queue.min_index
+            if first < queue.end_index and int(queue.unit(first)["physical_offset"]) < deleted.get(topic, 0):
+                # The topic was deleted, but not these files: base offsets of a new topic of the name begin at 0 again.
+                queue.destroy()
+                continue
             durable = self._view.durable
             if durable is not None and durable < offset and queue.max_physical_offset > durable:
                 # A process of this dispatcher that was killed may have left units that are in the page cache only.
