@@ -90,8 +90,12 @@ def repair(store: HeldStore, how: How, progress: Progress = lambda _done, _total
     # What the sidecar says was flushed is not there any more.
     store.layout.sidecar.unlink(missing_ok=True)
     sync_folder(store.layout.own)
-    if store.config.index.enable and store.layout.index.is_dir():
-        rebuild(store, ("index",), progress)
+    if store.layout.index.is_dir():
+        if store.config.index.enable:
+            rebuild(store, ("index",), progress)
+        else:
+            # Its items would point into what is written from now on; a node that has it on again builds it anew.
+            shutil.rmtree(store.layout.index)
     return done
 
 

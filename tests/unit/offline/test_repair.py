@@ -108,6 +108,13 @@ def test_cut_ends_the_log_there(clean: GoldenStore) -> None:
     assert len(done.evidence) == 3
 
 
+def test_an_index_that_is_switched_off_does_not_outlive_a_cut(clean: GoldenStore) -> None:
+    overwrite(clean, middle(clean)["physical_offset"] + 100, b"\xff\xfe\xfd")
+    with HeldStore(clean.root, load(None, (*SETTINGS, "index.enable=false"))) as store:
+        repair(store, "cut")
+    assert not clean.layout.index.exists()
+
+
 def test_damage_up_to_a_segments_end_becomes_its_filler(clean: GoldenStore) -> None:
     before = offsets_in_log(clean)
     last = [one for one in before if one < SEGMENT_BYTES][-2:]
