@@ -32,12 +32,12 @@ def create(path: Path, pid: int) -> None:
 
 
 def read_pid(path: Path) -> int | None:
-    """The process id in the file; None without a file or without a number in it."""
+    """The process id in the file; None without a file, -1 without a number in it: old RocketMQs leave it empty."""
     try:
-        text = path.read_text(encoding="ascii")
-    except (FileNotFoundError, UnicodeDecodeError):
+        text = path.read_bytes()
+    except FileNotFoundError:
         return None
-    return int(text) if text.strip().isdigit() else None
+    return int(text) if text.strip().isdigit() else -1
 
 
 def remove(path: Path) -> None:

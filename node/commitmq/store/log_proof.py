@@ -15,6 +15,7 @@ import struct
 from pathlib import Path
 from typing import Final
 
+from commitmq.store.commit_log import CommitLog
 from commitmq.store.fd_cache import FdCache
 from commitmq.store.format import MAGIC_V1, MAGIC_V2, SysFlag
 from commitmq.store.layout import segment_name
@@ -23,7 +24,36 @@ from commitmq.store.queue_files import Proof
 
 # Size, magic, queue id, queue offset, physical offset, sysFlag of a record (spec 2.1).
 _HEAD: Final = struct.Struct(">ii4xi4xqqi")
+_SEARCH_BYTES: Final = 1 << 16
 _HOST_BYTES: Final = {False: 8, True: 20}
+
+
+def has_record_before(log: CommitLog, offset: int) -> bool:
+    """Whether a record ends at physical ``offset``. At a segment's beginning, where a filler may end, it counts as proven.
+
+    Nothing says how long the record is, so the way back is searched for its head. Nearly always that is near.
+    """
+    base = offset - offset % log.segment_bytes
+    end = offset - base
+    if not end:
+        return True
+    segment = log.read(base, log.segment_bytes)
+    magics = [struct.pack(">i", magic) for magic in (MAGIC_V1, MAGIC_V2)]
+    stop = end
+    while stop > 0:
+        start = max(0, stop - _SEARCH_BYTES)
+        # Heads that begin before ``stop`` are in this piece, and only those.
+        piece = bytes(segment[start : min(end, stop + _HEAD.size)])
+        for magic in magics:
+            at = piece.rfind(magic)
+            while at >= 4:
+                if len(piece) - at + 4 >= _HEAD.size:
+                    size, _, _, _, position, _ = _HEAD.unpack_from(piece, at - 4)
+                    if (start + at - 4 + size, position) == (end, base + start + at - 4):
+                        return True
+                at = piece.rfind(magic, 0, at)
+        stop = start
+    return False
 
 
 class LogProof:

@@ -7,6 +7,8 @@ What a recovery decides
 Rules
     * Our own sidecar agrees with the checkpoint, so nobody else used the store: the scan starts at what was flushed, and
       dispatchers start again at what was durable in the ConsumeQueues. What is read is the tail of about a second.
+      A log in which no record ends at that place belongs to another moment, and is refused: a scan that begins inside a
+      record would cut all that follows.
     * Else, clean stop (no ``abort``): ConsumeQueues cover the log; the scan starts in the segment of their newest record.
     * Else: the scan starts at the newest segment whose first record is older than the checkpoint's least timestamp
       (minus 3 s), because what is older was flushed, in the log and in the ConsumeQueues. Everything from there on is
@@ -49,7 +51,7 @@ from commitmq.store.consume_queue import ConsumeQueue, list_queues
 from commitmq.store.expiry import finish_expiry
 from commitmq.store.fd_cache import FdCache
 from commitmq.store.layout import StoreLayout, segment_name
-from commitmq.store.log_proof import LogProof
+from commitmq.store.log_proof import LogProof, has_record_before
 from commitmq.store.mapped_file import check_size
 from commitmq.store.sidecar import Sidecar
 
@@ -122,7 +124,7 @@ def recover(
         if layout.flush_failed.exists():
             _drop_page_cache(layout, log)
         checkpoint = Checkpoint.load_durable(layout.checkpoint)
-        sidecar = _trusted_sidecar(layout, segment_bytes, previous_pid, bases)
+        sidecar = _trusted_sidecar(layout, commit_log, previous_pid, bases)
         if sidecar is not None:
             start, durable, crc_from = max(sidecar.flushed, bases[0]), sidecar.queues_durable, sidecar.crc_from
             stamp = sidecar.flushed_timestamp
@@ -171,8 +173,9 @@ def _check_queue_files(queues: Path, file_bytes: int) -> None:
 
 
 def _trusted_sidecar(
-    layout: StoreLayout, segment_bytes: int, previous_pid: int | None, bases: list[int]
+    layout: StoreLayout, commit_log: CommitLog, previous_pid: int | None, bases: list[int]
 ) -> Sidecar | None:
+    segment_bytes = commit_log.segment_bytes
     sidecar = Sidecar.load(layout.sidecar)
     if sidecar is None or not sidecar.agrees_with(
         layout.checkpoint, segment_bytes=segment_bytes, previous_pid=previous_pid
@@ -182,6 +185,13 @@ def _trusted_sidecar(
         raise StoreError(
             f"the log must reach physical offset {sidecar.flushed}, which was acknowledged as flushed, but its last segment "
             f"is {segment_name(bases[-1])}. Put the missing segments back, or remove {layout.sidecar} to go on without them",
+            path=layout.commit_log,
+        )
+    if sidecar.flushed > bases[0] and not has_record_before(commit_log, sidecar.flushed):
+        raise StoreError(
+            f"no record ends at physical offset {sidecar.flushed}, up to which the log was flushed: these are files of "
+            f"different moments, or of different stores. Nothing was changed. Put the right ones back, or remove "
+            f"{layout.sidecar} to have the log end where its records do",
             path=layout.commit_log,
         )
     return sidecar

@@ -15,7 +15,9 @@ from log_builder import SEGMENT_BYTES, build_log, message
 from commitmq.errors import StoreError
 from commitmq.log import get_log
 from commitmq.store.checkpoint import Checkpoint
+from commitmq.store.commit_log import CommitLog
 from commitmq.store.layout import StoreLayout, segment_name
+from commitmq.store.log_proof import has_record_before
 from commitmq.store.record import Record, encode_record
 from commitmq.store.recovery import Recovered, recover
 from commitmq.store.sidecar import SIDECAR_BYTES, Sidecar
@@ -138,6 +140,40 @@ def test_a_log_that_is_shorter_than_what_was_flushed_is_refused(store: Store) ->
         store.recover()
     store.layout.sidecar.unlink()
     assert store.recover().end == store.end
+
+
+@pytest.mark.parametrize("other", ["older", "diverged"])
+def test_a_log_of_another_moment_is_refused_and_not_cut(store: Store, other: str) -> None:
+    store.sidecar.flushed = store.records[25].physical_offset + (7 if other == "diverged" else 0)
+    store.save()
+    if other == "older":
+        for record in store.records[23:]:
+            store.overwrite(record, bytes(record.total_size), at=0)
+    before = [path.read_bytes() for path in sorted(store.layout.commit_log.iterdir())]
+    with pytest.raises(StoreError, match="no record ends at"):
+        store.recover()
+    assert [path.read_bytes() for path in sorted(store.layout.commit_log.iterdir())] == before
+    store.layout.sidecar.unlink()
+    found = store.recover()
+    assert found.end == (store.records[23].physical_offset if other == "older" else store.end)
+
+
+def test_what_looks_like_a_record_in_a_body_proves_nothing(tmp_path: Path) -> None:
+    whole = encode_record(message(1))
+    records = build_log(tmp_path, [message(0), dataclasses.replace(message(1), body=whole * 3), message(2)])
+    log = CommitLog(tmp_path, SEGMENT_BYTES)
+    ends = [record.physical_offset + record.total_size for record in records]
+    assert [offset for offset in range(1, ends[-1] + 50) if has_record_before(log, offset)] == ends
+    log.close()
+
+
+def test_a_record_longer_than_one_piece_of_the_search_is_found(tmp_path: Path) -> None:
+    size = 1 << 20
+    (record,) = build_log(tmp_path, [message(0, size=200_000)], segment_bytes=size)
+    log = CommitLog(tmp_path, size)
+    assert has_record_before(log, record.total_size)
+    assert not has_record_before(log, record.total_size + 1)
+    log.close()
 
 
 def test_a_record_without_crc_where_every_record_has_one_is_torn(tmp_path: Path) -> None:

@@ -70,6 +70,8 @@ def test_abort_file(tmp_path: Path) -> None:
     assert not abort_file.exists(path)
     assert abort_file.read_pid(path) is None
     abort_file.remove(path)
+    path.touch()
+    assert abort_file.read_pid(path) == -1, "somebody was here, who it was is not known"
 
 
 HOLD = """
