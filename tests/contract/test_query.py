@@ -181,6 +181,15 @@ def test_arguments_that_do_not_go_together(served: Served) -> None:
             served.admin.query(TOPIC, **arguments)  # type: ignore[arg-type]
 
 
+def test_what_cannot_be_sent_is_refused_with_a_sentence(served: Served) -> None:
+    for arguments in ({"key": "\udcff"}, {"key": "a", "begin": 1 << 70}):
+        with pytest.raises(ProtocolError, match="INVALID_PARAMETER: a value cannot be sent"):
+            served.admin.query(TOPIC, **arguments)  # type: ignore[arg-type]
+    ended = commitmq("query", "--topic", TOPIC, "--key", "\udcff", "--node", served.node.address)
+    assert (ended.returncode, ended.stdout) == (CliExit.FAILURE, "")
+    assert ended.stderr.startswith("commitmq: INVALID_PARAMETER")
+
+
 def test_asyncio(served: Served) -> None:
     async def ask() -> tuple[QueryResult, Message]:
         async with AsyncAdmin(served.node.address) as admin:

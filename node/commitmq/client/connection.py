@@ -233,10 +233,15 @@ class Channel:
         """One request and its answer, answers to earlier requests of this channel being dropped.
 
         Raises ProtocolError for a refusal, ConnectionLost without an answer, NodeUnavailableError if it was not sent.
+        What cannot be said in a request (a string that is no valid Unicode, as bytes of a command line may be; a number
+        beyond 64 bits) counts as refused.
         """
         deadline = time.monotonic() + timeout_s
         identity = self.next_id()
-        header = orjson.dumps({"v": wire.PROTOCOL_VERSION, "op": op, "id": identity, **(fields or {})})
+        try:
+            header = orjson.dumps({"v": wire.PROTOCOL_VERSION, "op": op, "id": identity, **(fields or {})})
+        except orjson.JSONEncodeError as error:
+            raise ProtocolError("INVALID_PARAMETER", f"a value cannot be sent: {error}") from error
         self.last_use = time.monotonic()
         self.put([header, *payload], deadline)
         while True:
