@@ -386,7 +386,7 @@ class Crew:
     def _without_culprit(self, worker: WorkerProcess) -> bool:
         """Ask again at once, without the plugin that ended the discovery process; False when none is to blame."""
         culprit = str(worker.info.get("loading", ""))
-        if not culprit or culprit in self.left_out:
+        if not culprit or culprit in self.left_out or _is_ours(culprit):
             return False
         self.left_out[culprit] = f"the process that imported it ended: {worker.last_exit}"
         self._log.error("a plugin is left out", plugin=culprit, why=worker.last_exit)

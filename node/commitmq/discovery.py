@@ -37,7 +37,7 @@ def discover(config: NodeConfig, leave_out: Mapping[str, str], say: Callable[[st
     loaded.before = say
     config_errors = loaded.check_config(config)
     dispatchers = [
-        {"name": spec.name, "factory": spec.factory, "can_undo": spec.can_undo, "plugin": report.name,
+        {"name": spec.name, "factory": spec.factory, "can_undo": bool(spec.can_undo), "plugin": report.name,
          "built_in": report.is_built_in}
         for report, spec in loaded.dispatchers(config)
     ]  # fmt: skip
@@ -65,7 +65,7 @@ def discover_in_child(config: NodeConfig, *, timeout_s: float) -> dict[str, Any]
         found, culprit, why = _ask_child(config, leave_out, timeout_s)
         if found is not None:
             return found
-        if not culprit or culprit in leave_out:
+        if not culprit or culprit in leave_out or culprit in plugins.BUILT_IN:
             break
         leave_out[culprit] = why
     return {

@@ -32,6 +32,7 @@ BUILT_IN = (
 )
 ENTRY_POINT_GROUP = "commitmq"
 OWN_DISTRIBUTION = "commitmq"
+OWN_DISPATCHERS = ("consume_queue", "index", "memory")
 PLUGINS_VARIABLE = "COMMITMQ_PLUGINS"
 TAG_FILTER = "TAG"
 API_ATTRIBUTE = "COMMITMQ_HOOK_API"
@@ -125,6 +126,11 @@ class Plugins:
                     trouble = f"the factory {spec.factory!r:.200} must be module:attribute"
                 elif any(other.name == spec.name for _, other in found):
                     trouble = f"something of the name {spec.name!r} exists already"
+                elif spec.name in OWN_DISPATCHERS and kind is DispatcherSpec and not report.is_built_in:
+                    # Also while ours is switched off: it would find another's position when it is switched on again.
+                    trouble = f"the name {spec.name!r} is taken by a dispatcher of the node's own"
+                elif getattr(spec, "stores_topics", False) and not report.is_built_in:
+                    trouble = f"{spec.name!r} stores topics: only the node's own memory topics do so far"
                 if trouble:
                     report.fail(hook, trouble)
                 else:

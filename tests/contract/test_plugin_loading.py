@@ -61,12 +61,20 @@ BROKEN: dict[str, tuple[str, str, str]] = {
     "takes_our_name": (
         hook("dispatchers", "return [DispatcherSpec('consume_queue', 'a:b')]"), "commitmq_dispatchers", "exists already",
     ),
+    "takes_our_name_first": (
+        hook("dispatchers", "return [DispatcherSpec('index', 'a:b')]").replace("@hookimpl", "@hookimpl(trylast=True)"),
+        "commitmq_dispatchers", "a dispatcher of the node's own",
+    ),
+    "stores_topics": (
+        hook("dispatchers", "return [DispatcherSpec('x', 'a:b', stores_topics=True)]"),
+        "commitmq_dispatchers", "memory topics",
+    ),
     "takes_our_filter": (hook("filters", "return [FilterSpec('SQL92', 'a:b')]"), "commitmq_filters", "already"),
 }  # fmt: skip
 
 WELL = {
     # Found after the others, by its name, so that all of them came first.
-    "zz_well": hook("dispatchers", "return [DispatcherSpec('well', 'zz_well:Well')]")
+    "zz_well": hook("dispatchers", "return [DispatcherSpec('well', 'zz_well:Well', can_undo=object())]")
     + """
 class Well:
     def open(self, view):

@@ -41,7 +41,14 @@ from commitmq.store.append import (
     CommitLogAppender,
     MessageIllegalError,
 )
-from commitmq.store.memory_files import DEFAULT_FOLDER, memory_folder
+from commitmq.store.memory_files import (
+    DEFAULT_FOLDER,
+    NodeWord,
+    check_private,
+    memory_folder,
+    node_page,
+    survives,
+)
 from commitmq.store.message_id import pack_host
 from commitmq.store.record import Host
 from commitmq.workers.runtime import WorkerContext
@@ -147,7 +154,8 @@ class MemoryProcess:
         self._publisher.setsockopt(zmq.LINGER, 0)
         self._publisher.bind(layout.ipc("memory-changed"))
         folder = memory_folder(layout, config.memory.folder)
-        budget, segment_bytes = sizes(config, folder)
+        life = node_life(layout)
+        budget, segment_bytes = sizes_of_life(config, folder, life)
         store_host = pack_host(Host(config.network.store_host, config.network.store_port))
         factory = plugins.resolve(str(context.params.get("factory", STORE_FACTORY)))
         self._store = cast(TopicStore, factory())  # type: ignore[operator]
@@ -155,7 +163,7 @@ class MemoryProcess:
             TopicStoreView(
                 folder=folder,
                 store=layout.root.resolve(),
-                life=node_life(layout),
+                life=life,
                 budget_bytes=budget,
                 segment_bytes=segment_bytes,
                 store_host=store_host,
@@ -288,6 +296,25 @@ class MemoryProcess:
         self._store.close(keep=False)
         self._publisher.close()
         self._news.close()
+
+
+def sizes_of_life(config: NodeConfig, folder: Path, life: str) -> tuple[int, int]:
+    """:func:`sizes`, but those that a former process of this life of the node found, if there was one.
+
+    What it stored is not available memory any more: measured again, the budget would be smaller after each death, segments
+    perhaps too, and what was acknowledged would be evicted or be unreadable.
+    """
+    if not config.memory.budget_bytes and survives(folder, life):
+        check_private(folder)
+        try:
+            page = node_page(folder)
+        except (OSError, StoreError):
+            return sizes(config, folder)  # nothing in it can be read
+        found = page.get(NodeWord.BUDGET), page.get(NodeWord.SEGMENT_BYTES)
+        page.close()
+        if all(found):
+            return found
+    return sizes(config, folder)
 
 
 def sizes(config: NodeConfig, folder: Path) -> tuple[int, int]:

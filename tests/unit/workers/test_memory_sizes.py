@@ -10,8 +10,9 @@ import pytest
 
 from commitmq.config import NodeConfig, load
 from commitmq.errors import ConfigError, StoreError
+from commitmq.store.memory_files import NodeWord, node_page
 from commitmq.workers import memory
-from commitmq.workers.memory import available_bytes, sizes
+from commitmq.workers.memory import available_bytes, sizes, sizes_of_life
 
 GIB = 1 << 30
 
@@ -35,6 +36,26 @@ def test_a_small_file_system_limits_it_and_its_segments(monkeypatch: pytest.Monk
     assert 4 * segment <= budget
     on_machine(monkeypatch, available=16 * GIB, file_system=1 << 16)
     assert sizes(NodeConfig(), Path("/dev/shm/x")) == (1 << 20, 1 << 18)
+
+
+def test_a_process_that_takes_over_keeps_the_sizes_of_the_one_before(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What is stored is not available any more; that must cost nobody what was acknowledged."""
+    config, folder = NodeConfig(), tmp_path / "memory"
+    on_machine(monkeypatch, available=64 << 20, file_system=32 * GIB)
+    first = sizes_of_life(config, folder, "a")
+    assert first == sizes(config, folder)
+    folder.mkdir(mode=0o700)
+    page = node_page(folder, create=True)
+    (folder / "owner").write_text('{"life": "a"}')
+    assert sizes_of_life(config, folder, "a") == first, "its predecessor died before it said how large"
+    page.put(NodeWord.BUDGET, first[0])
+    page.put(NodeWord.SEGMENT_BYTES, first[1])
+    on_machine(monkeypatch, available=16 << 20, file_system=32 * GIB)
+    assert sizes_of_life(config, folder, "a") == first
+    assert sizes_of_life(config, folder, "another") == sizes(config, folder) != first
+    page.close()
 
 
 def test_a_number_that_cannot_be_held_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
