@@ -281,6 +281,7 @@ def test_killed_while_slow_it_goes_on_where_it_was(patient: Patient) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.parametrize("mode", ["raise", "exit", "hang", "leak"])
 def test_sends_and_queues_keep_their_rate(
     patient: Patient, mode: str, record_property: Callable[[str, object], None]

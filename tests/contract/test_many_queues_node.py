@@ -59,6 +59,7 @@ def send(node: Node, admin: Admin, names: list[str], first: int, messages: int, 
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.timeout(900)
 def test_ten_thousand_queues(node: Node) -> None:
     with Admin(node.address, timeout_s=60) as admin:
