@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import orjson
 
 from commitmq import failpoints, plugins
@@ -25,6 +26,7 @@ from commitmq.log import get_log
 from commitmq.offline.held_store import HeldStore
 from commitmq.store.batch_consume_queue import BATCH_UNIT_BYTES
 from commitmq.store.commit_log import CommitLog
+from commitmq.store.consume_queue import UNIT, ConsumeQueue
 from commitmq.store.dispatch_batch import LogWalker
 from commitmq.store.format import PREBLANK_SIZE, UNIT_BYTES
 from commitmq.store.json_config import sync_folder
@@ -71,6 +73,7 @@ def rebuild(
     if "queues" in kinds:
         _keep_ends(layout.consume_queue, beside.consume_queue, UNIT_BYTES, start)
         _keep_ends(layout.batch_consume_queue, beside.batch_consume_queue, BATCH_UNIT_BYTES, start)
+        _keep_lost_places(layout.consume_queue, beside.consume_queue, config.consume_queue.file_bytes)
     kept = layout.own / f"before-rebuild-{time.time_ns() // 1_000_000}"
     _exchange(layout, beside, kinds, kept)
     return Rebuilt(start, end, records, time.perf_counter() - begun, kept)
@@ -137,6 +140,22 @@ def _keep_ends(old: Path, new: Path, unit_bytes: int, log_start: int) -> None:
                 os.fsync(file.fileno())
             for made in (target, target.parent, new):
                 sync_folder(made)
+
+
+def _keep_lost_places(old: Path, new: Path, file_bytes: int) -> None:
+    """Places that a repair left at a queue's end, of messages that are lost: the log does not know that they are taken."""
+    for topic, queue_id, folder in list_queues(old):
+        queue = ConsumeQueue(folder, file_bytes)
+        made = ConsumeQueue(new / topic / str(queue_id), file_bytes)
+        try:
+            end, made_end = queue.refresh(), made.refresh()
+        except StoreError:
+            continue  # why it is rebuilt
+        units = np.frombuffer(queue.read_units(made_end, end - made_end) if made_end < end else b"", UNIT)
+        if made.has_files and len(units) and bool((units["size"] == PREBLANK_SIZE).all()):
+            made.recover()
+            made.pad_to(end)
+            made.flush()
 
 
 def _attributes(store: HeldStore) -> Callable[[str], dict[str, str] | None]:

@@ -29,10 +29,10 @@ from commitmq.store.fd_cache import FdCache
 from commitmq.store.format import PREBLANK_SIZE, UNIT_BYTES
 from commitmq.store.queue_files import Proof, QueueFiles, Span, StoreTimes, list_queues
 
-__all__ = ["MAX_GAP_UNITS", "ConsumeQueue", "StoreTimes", "Unit", "list_queues"]
+__all__ = ["MAX_GAP_UNITS", "UNIT", "ConsumeQueue", "StoreTimes", "Unit", "list_queues"]
 
 _UNIT: Final = struct.Struct(">qiq")
-_UNIT_TYPE: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
+UNIT: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 _PREBLANK: Final = _UNIT.pack(0, PREBLANK_SIZE, 0)
 _SCAN_BYTES: Final = 4096 * UNIT_BYTES
 MAX_GAP_UNITS: Final = 10_000_000
@@ -169,7 +169,7 @@ class ConsumeQueue(QueueFiles):
         """
         while position < self.file_bytes:
             data = self._pread(base, position, min(_SCAN_BYTES, self.file_bytes - position))
-            units = np.frombuffer(data, dtype=_UNIT_TYPE, count=len(data) // UNIT_BYTES)
+            units = np.frombuffer(data, dtype=UNIT, count=len(data) // UNIT_BYTES)
             if not len(units):
                 return False
             offsets = units["physical_offset"].astype(np.int64)
@@ -213,14 +213,11 @@ class ConsumeQueue(QueueFiles):
     def last_offset_below(self, physical_offset: int) -> int:
         """The next queue offset when only units of records that begin below ``physical_offset`` count.
 
-        A binary search: physical offsets grow along a queue. Pre-blank units count with the first real one behind
-        them.
+        A binary search: physical offsets grow along a queue. Pre-blank units count with the real one before them: their
+        places are taken, by nothing or by a message that is lost.
         """
         first, end = max(0, self._first) // UNIT_BYTES, self.max_offset
-        if first >= end:
-            return first
-        # Those a queue begins with are never cut: no record had their places.
-        return max(self._next_real(first, end), self._search(first, end, physical_offset))
+        return self._next_real(self._search(first, end, physical_offset), end) if first < end else first
 
     def _search(self, low: int, high: int, physical_offset: int) -> int:
         """The first queue offset in [low, high) whose unit is at or above ``physical_offset``, else ``high``."""
@@ -235,13 +232,13 @@ class ConsumeQueue(QueueFiles):
 
     def _next_real(self, queue_offset: int, stop: int) -> int:
         """The first unit from ``queue_offset`` on, below ``stop``, that is no pre-blank one; ``stop`` without one."""
-        if self._unit_at(queue_offset)[1] != PREBLANK_SIZE:
+        if queue_offset >= stop or self._unit_at(queue_offset)[1] != PREBLANK_SIZE:
             return queue_offset
         while queue_offset < stop:
             data = self._read(
                 queue_offset * UNIT_BYTES, min(stop - queue_offset, _SCAN_BYTES // UNIT_BYTES) * UNIT_BYTES
             )
-            sizes = np.frombuffer(data, _UNIT_TYPE)["size"]
+            sizes = np.frombuffer(data, UNIT)["size"]
             real = np.flatnonzero(sizes != PREBLANK_SIZE)
             if len(real):
                 return queue_offset + int(real[0])
@@ -290,10 +287,7 @@ class ConsumeQueue(QueueFiles):
             get_log("consume_queue").warning(
                 "unit does not follow its queue's end", queue=self.folder, expected=queue_offset, end=self.max_offset
             )
-            gap = (expected - self._end) // UNIT_BYTES
-            if 0 < gap <= MAX_GAP_UNITS:
-                self._write_at(self._end, _PREBLANK * gap)
-                self._end = expected
+            self.pad_to(queue_offset)
         if not len(view):
             return 0
         written = len(view) // UNIT_BYTES
@@ -302,6 +296,13 @@ class ConsumeQueue(QueueFiles):
         self._end += len(view)
         self.max_physical_offset = offset + size
         return written
+
+    def pad_to(self, queue_offset: int) -> None:
+        """Fill the places from the end up to ``queue_offset`` with pre-blank units, MAX_GAP_UNITS at most or none."""
+        gap = queue_offset - self.max_offset
+        if 0 < gap <= MAX_GAP_UNITS:
+            self._write_at(self._end, _PREBLANK * gap)
+            self._end += gap * UNIT_BYTES
 
     def _begin(self, expected: int) -> None:
         """Make the queue's first file; pre-blank it up to ``expected`` (spec 3.3 step 3)."""
@@ -328,9 +329,11 @@ class ConsumeQueue(QueueFiles):
         self._settle(bases, durable=True)
 
     def _end_below(self, limit: int) -> None:
-        self._end = self.last_offset_below(limit) * UNIT_BYTES
-        last = self.unit(self._end // UNIT_BYTES - 1) if self._end else None
-        self.max_physical_offset = -1 if last is None or last[1] == PREBLANK_SIZE else last[0] + last[1]
+        first, end = max(0, self._first) // UNIT_BYTES, self.max_offset
+        found = self._search(first, end, limit) if first < end else first
+        last = self._unit_at(found - 1) if found > first else None
+        self.max_physical_offset = -1 if last is None else last[0] + last[1]
+        self._end = (self._next_real(found, end) if first < end else end) * UNIT_BYTES
 
     def _settle(self, bases: list[int], *, durable: bool) -> None:
         """Make the files agree with the end."""

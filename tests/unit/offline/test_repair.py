@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from commitmq import Admin, Consumer
+from commitmq import Admin, Consumer, Producer
 from commitmq.cli.exit_codes import CliExit
 from commitmq.config import load
 from commitmq.errors import StoreError
@@ -168,17 +168,26 @@ def test_a_repair_that_is_killed_is_run_again(clean: GoldenStore, how: How, poin
 def test_a_node_serves_the_rest_of_a_repaired_store(clean: GoldenStore, tmp_path: Path) -> None:
     hit = middle(clean)
     queue = hit["queue_id"]
+    newest = next(
+        one
+        for one in reversed(clean.messages)
+        if one["topic"] == "GoldenNormal" and one["queue_id"] != queue and one["queue_offset"] == 59
+    )
     overwrite(clean, hit["physical_offset"] + 100, b"\xff\xfe\xfd")
+    overwrite(clean, newest["physical_offset"] + 4, b"\xff\xfe\xfd")
     sets = [part for setting in SETTINGS for part in ("--set", setting)]
     shown = commitmq("store", "repair", str(clean.root), *sets)
     assert shown.returncode == CliExit.DAMAGE_FOUND
     assert f"segment {0:020d} at {hit['physical_offset']}, {hit['total_size']} bytes" in shown.stdout
     done = commitmq("store", "repair", str(clean.root), "--skip", "--yes", "--json", *sets)
-    assert json.loads(done.stdout)["blanked_units"] == 1, done.stderr
+    assert json.loads(done.stdout)["blanked_units"] == 2, done.stderr
+    rebuilt = commitmq("store", "rebuild", str(clean.root), *sets)
+    assert rebuilt.returncode == 0, rebuilt.stderr
     wanted = sorted(
         (one["queue_id"], one["queue_offset"], one["physical_offset"])
         for one in clean.messages
-        if one["topic"] == "GoldenNormal" and one["physical_offset"] != hit["physical_offset"]
+        if one["topic"] == "GoldenNormal"
+        and one["physical_offset"] not in (hit["physical_offset"], newest["physical_offset"])
     )
     node = Node(
         clean.root, f"commit_log.segment_bytes={SEGMENT_BYTES}", "consume_queue.file_bytes=1000", *SETTINGS,
@@ -193,6 +202,10 @@ def test_a_node_serves_the_rest_of_a_repaired_store(clean: GoldenStore, tmp_path
                 assert batch, f"only {len(found)} of {len(wanted)} messages came"
                 found += [(one.queue_id, one.queue_offset, one.physical_offset) for one in batch]
         assert sorted(found) == wanted
+        # The newest message of another queue is gone as well: its place is not given to the next one.
+        with Producer(node.address) as producer:
+            sent = producer.send("GoldenNormal", b"next", queue=newest["queue_id"])
+            assert sent.queue_offset == newest["queue_offset"] + 1
         with Admin(node.address) as admin:
             low, high = admin.offsets("GoldenNormal")[queue][1:3]
             assert (low, high) == (0, 60), "the message that is gone keeps its place"

@@ -100,7 +100,7 @@ def test_a_gap_is_reported_and_every_unit_stays_at_its_offset(make: Make, caplog
     assert [queue.unit(number) for number in range(2, 7)] == [(0, 0x7FFFFFFF, 0)] * 5
     assert caplog.records[-1].fields == {"queue": queue.folder, "expected": 7, "end": 2}  # type: ignore[attr-defined]
     # Searches pass over the blank places, from either side.
-    for offset, expected in [(0, 0), (1, 1), (101, 2), (900, 2), (901, 8)]:
+    for offset, expected in [(0, 0), (1, 1), (101, 7), (900, 7), (901, 8)]:
         assert queue.last_offset_below(offset) == expected, offset
     queue.correct_min_offset(150)
     assert queue.min_offset == 7
@@ -108,7 +108,10 @@ def test_a_gap_is_reported_and_every_unit_stays_at_its_offset(make: Make, caplog
     again.recover()
     assert (again.max_offset, again.max_physical_offset) == (8, 1000)
     again.truncate(900)
-    assert (again.max_offset, again.max_physical_offset) == (2, 200)
+    # The blank places stay taken when what is behind them goes.
+    assert (again.max_offset, again.max_physical_offset) == (7, 200)
+    assert again.append_units(7, unit(950)) == 1
+    assert again.unit(7) == (950, 100, 0)
 
 
 def test_an_absurd_gap_is_not_filled(make: Make) -> None:
