@@ -15,8 +15,8 @@ taken that would go over the budget, segments are evicted until it fits:
 2. else the segment that was begun first of all topics, the active one of a topic that went quiet included: such a topic
    is empty then, and goes on with the next segment and the next queue offset.
 
-What can never be evicted is the page and the last unit file of each queue that was ever used. If only that is left, and
-it fills the budget, a send is refused.
+With segments go the units that point into them (memory_units). What is never evicted is a page a topic, and of each
+queue that was ever used the page with its last unit. If the budget does not hold a send beside that, the send is refused.
 """
 
 from __future__ import annotations
@@ -26,8 +26,6 @@ import errno
 import mmap
 import os
 import shutil
-import struct
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final
@@ -51,7 +49,6 @@ from commitmq.store.fd_cache import FdCache
 from commitmq.store.layout import segment_name
 from commitmq.store.memory_files import (
     PAGE_BYTES,
-    UNIT_FILE_BYTES,
     NodeWord,
     SharedPage,
     TopicState,
@@ -61,11 +58,8 @@ from commitmq.store.memory_files import (
     survives,
     topic_page,
 )
+from commitmq_dispatchers.memory_units import UNIT, UNIT_STRUCT, UnitFiles, pages
 
-_UNIT: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
-_UNIT_STRUCT: Final = struct.Struct(">qiq")
-_UNIT_BYTES: Final = 20
-_FILE_UNITS: Final = UNIT_FILE_BYTES // _UNIT_BYTES
 _FILLER_BYTES: Final = 8
 _FIRST_PIECE_BYTES: Final = 64 * 1024
 _LARGEST_PIECE_BYTES: Final = 1024 * 1024
@@ -84,38 +78,21 @@ def commitmq_dispatchers(config: NodeConfig) -> list[DispatcherSpec]:
     return [DispatcherSpec("memory", "commitmq_dispatchers.memory:MemoryStore", stores_topics=True)]
 
 
-class _Queue:
-    """``next``: the next message's queue offset. Files are known by the byte they begin with, ``first`` and ``last``;
-    ``allocated`` bytes of the last one are there. ``last`` is -1 without a file.
-    """
-
-    __slots__ = ("allocated", "first", "folder", "last", "next")
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = os.fspath(folder)
-        self.next = 0
-        self.first = 0
-        self.last = -1
-        self.allocated = 0
-
-    def path(self, base: int) -> str:
-        return f"{self.folder}/{segment_name(base)}"
-
-
 class _Topic:
     """One topic. ``segments``: bytes allocated of each segment that is there, by its first offset, ascending."""
 
-    __slots__ = ("appender", "folder", "head", "incoming_bytes", "map", "name", "queues", "segments", "used")
+    __slots__ = ("appender", "folder", "head", "incoming_bytes", "map", "name", "queues", "refusal", "segments", "used")
 
     def __init__(self, name: str, folder: Path, head: SharedPage, appender: CommitLogAppender) -> None:
         self.name = name
         self.folder = folder
         self.head = head
         self.appender = appender
-        self.queues: dict[int, _Queue] = {}
+        self.queues: dict[int, UnitFiles] = {}
         self.segments: dict[int, int] = {}
         self.map: mmap.mmap | None = None  # the appender's, of the segment it writes to
         self.incoming_bytes = 0  # of the append under way
+        self.refusal: DiskFullError | None = None  # why it got no segment
         self.used = PAGE_BYTES
 
     def segment_path(self, base: int) -> str:
@@ -179,8 +156,8 @@ class MemoryStore:
         codes = np.zeros(1, np.int64)
         ends = np.array([size], np.int64)
         tags_codes(np.frombuffer(record, np.uint8), ends, codes)
-        done = self._appended(lambda: one.appender.append_record(record, units.next, born_host_bytes))
-        data = _UNIT_STRUCT.pack(done.physical_offset, size, int(codes[0]))
+        done = self._appended(one, units, lambda: one.appender.append_record(record, units.next, born_host_bytes))
+        data = UNIT_STRUCT.pack(done.physical_offset, size, int(codes[0]))
         return self._finish(one, units, data, 1, done)
 
     def append_run(self, topic: str, incarnation: int, queue: int, run: CheckedRun, born_host: bytes) -> Stored:
@@ -195,8 +172,8 @@ class MemoryStore:
         units = self._ready(one, queue, int(sizes.max()), run.count, int(ends[-1]))
         codes = np.zeros(run.count, np.int64)
         tags_codes(run.data, ends, codes)
-        done = self._appended(lambda: one.appender.append_run(run, units.next, born_host))
-        table = np.empty(run.count, _UNIT)
+        done = self._appended(one, units, lambda: one.appender.append_run(run, units.next, born_host))
+        table = np.empty(run.count, UNIT)
         table["size"] = sizes
         table["tags_code"] = codes
         starts = ends - sizes
@@ -207,7 +184,7 @@ class MemoryStore:
             first = stop
         return self._finish(one, units, table.tobytes(), run.count, done)
 
-    def _ready(self, one: _Topic, queue: int, largest: int, count: int, size: int) -> _Queue:
+    def _ready(self, one: _Topic, queue: int, largest: int, count: int, size: int) -> UnitFiles:
         """Memory for ``count`` records of ``size`` bytes together, except in segments that do not exist yet."""
         if largest + _FILLER_BYTES > self._segment_bytes:
             raise MessageIllegalError(
@@ -216,41 +193,37 @@ class MemoryStore:
             )
         units = one.queues.get(queue)
         if units is None:
-            units = one.queues[queue] = _Queue(one.folder / str(queue))
+            units = one.queues[queue] = UnitFiles(one.folder / str(queue), self._fds)
         one.incoming_bytes = size
         try:
-            self._reserve_units(one, units, count)
+            units.reserve(count, lambda fd, start, taken: self._allocate(one, fd, start, taken))
             position = one.appender.position
             base = position - position % self._segment_bytes
             if base in one.segments:
                 self._reserve_segment(one, base, min(self._segment_bytes, position - base + size + _FILLER_BYTES))
+        except DiskFullError:
+            self._account(one, -units.give_up_reserve())
+            raise
         except OSError as error:
             if error.errno in _NO_SPACE:
                 raise DiskFullError(f"no memory for memory topics: {error.strerror}", path=self._folder) from error
             raise
         return units
 
-    def _appended(self, append: Callable[[], Appended]) -> Appended:
+    def _appended(self, one: _Topic, units: UnitFiles, append: Callable[[], Appended]) -> Appended:
+        one.refusal = None
         try:
             done = append()
         except SegmentUnavailableError:
-            raise DiskFullError(
-                "no memory is left for memory topics, and nothing to evict", path=self._folder
-            ) from None
+            self._account(one, -units.give_up_reserve())
+            raise one.refusal or self._full() from None
         if failpoints.ACTIVE:
             failpoints.hit("memory.after_append")
         return done
 
-    def _finish(self, one: _Topic, units: _Queue, data: bytes, count: int, done: Appended) -> Stored:
+    def _finish(self, one: _Topic, units: UnitFiles, data: bytes, count: int, done: Appended) -> Stored:
         number = units.next
-        at = number * _UNIT_BYTES
-        view = memoryview(data)
-        while len(view):
-            base = at - at % UNIT_FILE_BYTES
-            piece = view[: base + UNIT_FILE_BYTES - at]
-            os.pwrite(self._fds.write_fd(units.path(base)), piece, at - base)
-            at += len(piece)
-            view = view[len(piece) :]
+        units.write(data)
         if failpoints.ACTIVE:
             failpoints.hit("memory.before_publish")
         one.head.put(_TIMESTAMP, done.store_timestamp)
@@ -267,7 +240,7 @@ class MemoryStore:
         if needed <= have:
             return
         piece = min(max(have, _FIRST_PIECE_BYTES), _LARGEST_PIECE_BYTES)
-        wanted = min(self._segment_bytes, _pages(max(needed, have + piece)))
+        wanted = min(self._segment_bytes, pages(max(needed, have + piece)))
         self._allocate(one, self._fds.write_fd(one.segment_path(base)), have, wanted - have)
         one.segments[base] = wanted
         self._populate(one, have, wanted - have)
@@ -283,7 +256,7 @@ class MemoryStore:
         needed = min(self._segment_bytes, one.incoming_bytes + _FILLER_BYTES)
         try:
             if base not in one.segments:
-                self._make_segment(one, base, _pages(max(min(_FIRST_PIECE_BYTES, self._segment_bytes), needed)))
+                self._make_segment(one, base, pages(max(min(_FIRST_PIECE_BYTES, self._segment_bytes), needed)))
             elif base >= one.appender.position:
                 # Made for a run that then had to be undone; this one may be longer.
                 self._reserve_segment(one, base, needed)
@@ -293,6 +266,7 @@ class MemoryStore:
             finally:
                 os.close(fd)
         except (DiskFullError, OSError) as error:
+            one.refusal = error if isinstance(error, DiskFullError) else None
             self._view.log.error("no segment for a memory topic", topic=one.name, error=str(error))
             return None
         self._populate(one, 0, one.segments[base])
@@ -313,39 +287,11 @@ class MemoryStore:
         one.segments[base] = size
         self._order[one.name, base] = None
 
-    def _reserve_units(self, one: _Topic, units: _Queue, count: int) -> None:
-        """Have the places of the next ``count`` units allocated. Raises DiskFullError."""
-        start, stop = units.next * _UNIT_BYTES, (units.next + count) * _UNIT_BYTES
-        for base in range(start - start % UNIT_FILE_BYTES, stop, UNIT_FILE_BYTES):
-            if base != units.last:
-                if base < units.last:
-                    continue  # allocated in full for an append that then failed
-                self._make_unit_file(units, base)
-            needed = min(UNIT_FILE_BYTES, _pages(stop - base))
-            if needed > units.allocated:
-                fd = self._fds.write_fd(units.path(base))
-                self._allocate(one, fd, units.allocated, needed - units.allocated)
-                units.allocated = needed
-
-    def _make_unit_file(self, units: _Queue, base: int) -> None:
-        if units.last < 0:
-            os.makedirs(units.folder, 0o700, exist_ok=True)
-            units.first = base
-        fd = os.open(units.path(base), os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        try:
-            os.ftruncate(fd, UNIT_FILE_BYTES)
-        finally:
-            os.close(fd)
-        units.last, units.allocated = base, 0
-
     def _allocate(self, one: _Topic, fd: int, start: int, size: int) -> None:
         """Allocate bytes of a file for ``one``, evicting what is in the way. Raises DiskFullError."""
         while self._used + size > self._budget:
             if not self._evict(one):
-                raise DiskFullError(
-                    f"the {self._budget} bytes of memory.budget_bytes are used up, and nothing is left to evict",
-                    path=self._folder,
-                )
+                raise self._full()
         while True:
             try:
                 os.posix_fallocate(fd, start, size)
@@ -355,6 +301,15 @@ class MemoryStore:
                 if error.errno not in _NO_SPACE or not self._evict(one):
                     raise DiskFullError(f"no memory for memory topics: {error.strerror}", path=self._folder) from error
         self._account(one, size)
+
+    def _full(self) -> DiskFullError:
+        queues = sum(len(one.queues) for one in self._topics.values())
+        return DiskFullError(
+            f"the {self._budget} bytes of memory.budget_bytes do not hold this message beside what is never evicted: a page"
+            f" for each of {len(self._topics)} memory topics, and one or two for each of their {queues} queues in use;"
+            " nothing is left to evict",
+            path=self._folder,
+        )
 
     def _account(self, one: _Topic, size: int) -> None:
         one.used += size
@@ -395,23 +350,10 @@ class MemoryStore:
         self._account(one, -one.segments.pop(base))
         self._order.pop((one.name, base), None)
         for units in one.queues.values():
-            self._expire_units(one, units, floor)
+            self._account(one, -units.expire(floor))
         self._evicted += 1
         one.head.put(TopicWord.EVICTED, one.head.get(TopicWord.EVICTED) + 1)
         self._page.put(NodeWord.EVICTED, self._evicted)
-
-    def _expire_units(self, one: _Topic, units: _Queue, floor: int) -> None:
-        """Delete the queue's full files that point below ``floor`` only."""
-        while units.first < units.last:
-            path = units.path(units.first)
-            last = os.pread(self._fds.write_fd(path), _UNIT_BYTES, UNIT_FILE_BYTES - _UNIT_BYTES)
-            physical, size, _ = _UNIT_STRUCT.unpack(last)
-            if not size or physical >= floor:
-                return
-            self._fds.drop(path)
-            os.unlink(path)
-            units.first += UNIT_FILE_BYTES
-            self._account(one, -UNIT_FILE_BYTES)
 
     # ------------------------------------------------------------ topics
 
@@ -430,7 +372,7 @@ class MemoryStore:
             oldest, base = next(iter(self._order))
             self._drop_segment(self._topics[oldest], base)
         if self._used + PAGE_BYTES > self._budget:
-            raise DiskFullError("memory.budget_bytes is used up, and nothing is left to evict", path=self._folder)
+            raise self._full()
         temporary = self._folder / ".new"
         shutil.rmtree(temporary, ignore_errors=True)
         try:
@@ -523,6 +465,7 @@ class MemoryStore:
                     "a memory topic cannot be taken over and is lost", topic=folder.name, error=str(error)
                 )
                 self._topics.pop(folder.name, None)
+                self._fds.close()
                 shutil.rmtree(folder)
         self._order = dict.fromkeys(sorted(ages, key=lambda key: ages[key]))
         self._used = PAGE_BYTES + sum(one.used for one in self._topics.values())
@@ -554,41 +497,10 @@ class MemoryStore:
                     mapped[start:allocated] = bytes(allocated - start)
         for entry in os.listdir(folder):
             if entry.isdecimal():
-                units = one.queues[int(entry)] = _Queue(folder / entry)
-                self._reopen_queue(one, units, floor, bound)
+                units = one.queues[int(entry)] = UnitFiles(folder / entry, self._fds)
+                one.used += units.reopen(bound)
+                one.used -= units.expire(floor)
         head.put(_TOPIC_USED, one.used)
-
-    def _reopen_queue(self, one: _Topic, units: _Queue, floor: int, bound: int) -> None:
-        """Cut units that point behind ``bound``; the first of them is the next queue offset."""
-        bases = deque(sorted(int(name) for name in os.listdir(units.folder)))
-        if not bases:
-            return
-        units.first = bases[0]
-        while True:
-            base = bases[-1]
-            data = np.fromfile(units.path(base), _UNIT)
-            ends = data["physical_offset"].astype(np.int64) + data["size"]
-            count = int(((data["size"] > 0) & (ends <= bound)).sum())
-            if count or len(bases) == 1:
-                break
-            bases.pop()
-            os.unlink(units.path(base))
-        units.last = base
-        units.next = base // _UNIT_BYTES + count
-        units.allocated = _pages(count * _UNIT_BYTES)
-        fd = self._fds.write_fd(units.path(base))
-        # No reader looks at what is cut here: it lies behind BOUND.
-        os.ftruncate(fd, count * _UNIT_BYTES)
-        os.ftruncate(fd, UNIT_FILE_BYTES)
-        if units.allocated:
-            os.posix_fallocate(fd, 0, units.allocated)
-        one.used += (len(bases) - 1) * UNIT_FILE_BYTES + units.allocated
-        self._expire_units(one, units, floor)
-
-
-def _pages(size: int) -> int:
-    """``size`` rounded up to whole pages."""
-    return -(-size // PAGE_BYTES) * PAGE_BYTES
 
 
 def _store_timestamp(segment: mmap.mmap) -> int:

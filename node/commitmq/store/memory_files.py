@@ -10,6 +10,7 @@ One process writes (the memory dispatcher), any number read. A page is made of s
 that one writer, as in the control block. What a reader may see of a topic is [FLOOR, BOUND) of its log: BOUND moves
 after records and units are in place, FLOOR moves before anything below it is deleted.
 
+Units that point below FLOOR only are given back by pages, so a queue's first file may begin with a hole.
 Nothing is ever reused: an evicted segment is unlinked, and whoever has it mapped goes on reading the bytes that were
 there. So a reader needs no second look after copying; one that comes too late does not find the file
 (OffsetOutOfRangeError) and asks again. What it owes is to let go of evicted segments soon, since until then their
@@ -202,7 +203,7 @@ class MemoryTopic:
             segment_bytes,
             files=_Segments(folder / name / "log", segment_bytes, self.head),
         )
-        self.queues = QueueReader(self.log, folder, UNIT_FILE_BYTES, fds=fds)
+        self.queues = QueueReader(self.log, folder, UNIT_FILE_BYTES, fds=fds, holes=True)
         self.incarnation = self.head.get(TopicWord.INCARNATION)
         self._seen_floor = self.floor
 

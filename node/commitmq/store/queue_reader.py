@@ -6,6 +6,8 @@ counts when its record begins at or above it: the log's minimum, or where a dele
 queue both are monotone, so the visible part is an interval, found by bisection and then only extended.
 
 What a queue costs here is one small object: descriptors are bounded by an FdCache, maps by the CommitLog.
+The first file of a queue may begin with a hole (``holes``), pages of zeros that its writer gave back: units there lay below
+the floor. A hole only grows, from the front on, so a unit that is still there proves that all behind it were.
 Nothing here writes; the minimum of spec 3.6 is a number in memory. Pre-blank units are passed over.
 """
 
@@ -103,7 +105,8 @@ _NOTHING: Units = np.empty(0, UNIT)
 
 class _Queue:
     """What is known of one queue. ``first``/``last``: bytes at which its files begin; ``min``/``max``: queue offsets;
-    ``mark``: physical offset in the unit before ``max``, by which a queue that was made anew betrays itself.
+    ``mark``: physical offset in the unit before ``max``, by which a queue that was made anew betrays itself. With holes
+    ``first`` is where the first unit begins that is there, and ``mark`` begins as what that points at.
     """
 
     __slots__ = ("bound", "first", "floor", "folder", "last", "mark", "max", "min")
@@ -129,12 +132,16 @@ class QueueReader:
         max_open_files: int = 512,
         max_queues: int = MAX_CACHED_QUEUES,
         fds: FdCache | None = None,
+        holes: bool = False,
     ) -> None:
-        """``fds``: descriptors shared with other readers of this process, instead of ``max_open_files`` of its own."""
+        """``fds``: descriptors shared with other readers of this process, instead of ``max_open_files`` of its own.
+        ``holes``: the first file of a queue may begin with one; such files should be small.
+        """
         self.commit_log = commit_log
         self.folder = os.fspath(folder)
         self.file_bytes = file_bytes
         self.max_queues = max_queues
+        self._holes = holes
         self._fds = FdCache(max_open_files) if fds is None else fds
         self._extensions = ExtensionReader(folder.with_name("consumequeue_ext"), ext_file_bytes, self._fds)
         self._queues: OrderedDict[tuple[str, int], _Queue] = OrderedDict()
@@ -176,7 +183,12 @@ class QueueReader:
             state = self._opened(topic, queue)
             if state is None:
                 return None
-            self._extend(state, bound)
+            while not self._extend(state, bound) and self._holes:
+                state = self._opened(topic, queue)  # a hole grew meanwhile
+                if state is None:
+                    return None
+            if self._holes and state.mark < 0:
+                return state  # no unit yet, by which a hole made before the next look could be told from this
             self._queues[key] = state
             if len(self._queues) > self.max_queues:
                 self._queues.popitem(last=False)
@@ -194,7 +206,27 @@ class QueueReader:
             raise StoreError(f"cannot list the queue: {error.strerror}", path=folder) from error
         bases = [int(name) for name in names if len(name) == 20 and name.isascii() and name.isdigit()]
         bases = [base for base in bases if base % self.file_bytes == 0]
-        return _Queue(folder, min(bases), max(bases)) if bases else None
+        if not bases:
+            return None
+        state = _Queue(folder, min(bases), max(bases))
+        if self._holes and not self._pass_hole(state):
+            return self._opened(topic, queue)
+        return state
+
+    def _pass_hole(self, state: _Queue) -> bool:
+        """Let a queue that was just opened begin with the first unit of its first file that is there; False when that
+        file was deleted since the folder was listed.
+        """
+        data = self._pread(state, state.min, self.file_bytes // UNIT_BYTES)
+        if not data and not os.path.exists(f"{state.folder}/{segment_name(state.first)}"):
+            return False
+        units = np.frombuffer(data, UNIT)
+        there = np.flatnonzero(units["size"] > 0)
+        if len(there):
+            state.min = state.max = state.min + int(there[0])
+            state.first = state.min * UNIT_BYTES
+            state.mark = int(units["physical_offset"][there[0]])
+        return True
 
     def _extend(self, state: _Queue, bound: int) -> bool:
         """Move ``state.max`` to the end of what lies below ``bound``; False when the files known are gone."""
@@ -205,16 +237,20 @@ class QueueReader:
         start = max(known - 1, state.first // UNIT_BYTES)
         tail, mark = self._tail(state, start, bound)
         # The last unit known is read again: when it is another one, the folder was deleted and made anew.
-        if known > start and mark != state.mark:
+        if (known > start or state.mark >= 0) and mark != state.mark:
             return False
         state.max = max(known, start + tail)
         if tail == _TAIL_UNITS or (tail and (start + tail) * UNIT_BYTES % self.file_bytes == 0):
             while os.path.exists(f"{state.folder}/{segment_name(state.last + self.file_bytes)}"):
                 state.last += self.file_bytes
             state.max = self._end(state, state.max, bound)
+        if self._holes and tail:
+            unit = self._unit(state, start)
+            if unit is None or not unit[1] or unit[0] != mark:
+                return False
         if state.max > known:
             unit = self._unit(state, state.max - 1)
-            state.mark = -1 if unit is None else unit[0]
+            state.mark = -1 if unit is None or not unit[1] else unit[0]
         state.bound = bound
         if was_empty and state.max > state.min:
             state.floor = -1  # what min points at was not there to be looked at before
@@ -230,7 +266,8 @@ class QueueReader:
             if not _is_below(physical, size, bound):
                 break
             count += 1
-        return count, _UNIT.unpack_from(data)[0] if data else -1
+        physical, size, _ = _UNIT.unpack_from(data) if data else (-1, 0, 0)
+        return count, physical if size else -1
 
     def _end(self, state: _Queue, known: int, bound: int) -> int:
         """First queue offset at or after ``known`` that does not lie below ``bound``; all before ``known`` do."""

@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +29,7 @@ from commitmq.store.append import CommitLogAppender, MessageIllegalError
 from commitmq.store.java import java_string_hash
 from commitmq.store.memory_files import UNIT_FILE_BYTES, MemoryTopics, check_private, memory_folder
 from commitmq.store.message_id import pack_host
-from commitmq.store.queue_reader import PullStatus
+from commitmq.store.queue_reader import PullStatus, QueueReader
 from commitmq.store.record import Host, Record, decode_record, encode_record
 from commitmq_dispatchers.memory import MemoryStore
 
@@ -348,6 +349,113 @@ def test_a_memory_file_system_that_is_full_evicts_and_then_refuses(
     assert first == high + 6 * 64
     assert memory.bodies("t")[-3:] == [b"again"] * 3
     assert memory.really_used == memory.store.used_bytes
+
+
+def test_many_topics_fit_a_budget_just_above_what_is_never_evicted(folder: Path) -> None:
+    topics, queues = 200, 4
+    budget = 4096 * (1 + topics * (1 + 2 * queues)) + 8 * SEGMENT
+    memory = Memory(folder, budget=budget)
+    sent = 0
+    for _ in range(2):
+        for number in range(topics):
+            for queue in range(queues):
+                assert memory.run(f"t{number}", [b"x"] * 300, queue)[0] == sent
+            assert memory.store.used_bytes <= budget
+        sent += 300
+    assert memory.really_used == memory.store.used_bytes <= budget
+    memory = memory.restarted()
+    assert memory.really_used == memory.store.used_bytes <= budget
+    for number in (0, topics - 1):
+        for queue in range(queues):
+            low, high = memory.bounds(f"t{number}", queue) or (0, 0)
+            assert (high, len(memory.read(f"t{number}", queue))) == (sent, high - low)
+            assert memory.one(f"t{number}", b"after", queue) == sent
+            assert memory.bodies(f"t{number}", queue)[-1] == b"after"
+    assert memory.bounds("t0", 0) == (sent, sent + 1), "its older messages went, the last unit stayed"
+
+
+def test_a_reader_that_comes_late_finds_the_end_behind_a_hole(folder: Path) -> None:
+    """One that looked before, one that never did, and one after a restart, at every size of the hole."""
+    memory = Memory(folder, budget=12 * SEGMENT)
+    seed = random.randrange(1 << 32)
+    rng = random.Random(seed)
+    sent = holes = 0
+    early = memory.reader
+    while sent < 3 * UNIT_FILE_BYTES // 20:
+        count = rng.randrange(1, 700)
+        memory.run("t", [b"%d" % (sent + index) for index in range(count)])
+        sent += count
+        if rng.random() < 0.3:
+            fill(memory, f"other{rng.randrange(3)}", rng.randrange(1, 12))
+        if rng.random() < 0.2:
+            memory = memory.restarted()
+        assert memory.really_used == memory.store.used_bytes <= 12 * SEGMENT, f"seed {seed}"
+        first = sorted((folder / "topics" / "t" / "0").iterdir())[0]
+        holes += not any(first.read_bytes()[:4096])
+        expected = None
+        for reader in (early, memory.reader, MemoryTopics(folder)):
+            if reader is early and rng.random() < 0.5:
+                continue  # sometimes it has not looked for long
+            found = reader.get("t", MADE)
+            assert found is not None
+            bounds = found.queues.bounds("t", 0, bound=found.bound, floor=found.floor)
+            assert bounds is not None
+            assert bounds[1] == sent, f"seed {seed}"
+            assert expected in (None, bounds), f"seed {seed}"
+            expected = bounds
+        assert memory.bodies("t") == [b"%d" % number for number in range((expected or (0,))[0], sent)], f"seed {seed}"
+    assert holes
+
+
+@pytest.mark.parametrize("step", ["_pass_hole", "_extend", "_end"])
+def test_what_is_evicted_while_a_reader_opens_a_queue_does_not_hide_its_end(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    for sent in (2_000, 6_000):  # a hole grows, or the first file goes too
+        memory = Memory(folder.with_name(str(sent)), budget=24 * SEGMENT)
+        for first in range(0, sent, 100):
+            memory.run("t", [b"%d" % number for number in range(first, first + 100)])
+        real = getattr(QueueReader, step)
+        evicted = [False]
+
+        def evicting(*args: Any, real: Any = real, memory: Memory = memory, evicted: list[bool] = evicted) -> Any:
+            if not evicted[0]:
+                evicted[0] = True
+                for number in range(24):
+                    fill(memory, f"other{number}", 1)
+            return real(*args)
+
+        found = memory.reader.get("t", MADE)
+        assert found is not None
+        bound = found.bound
+        with monkeypatch.context() as patched:
+            patched.setattr(QueueReader, step, evicting)
+            seen = found.queues.bounds("t", 0, bound=bound, floor=0)
+        assert evicted[0]
+        assert seen is not None
+        assert seen[1] == sent
+        assert memory.bounds("t") == (sent, sent)
+
+
+def test_a_budget_that_holds_no_more_topics_refuses_with_what_fills_it(folder: Path) -> None:
+    """A refused run gives back what it had reserved, and what was stored before can still be added to."""
+    memory = Memory(folder, budget=4 * SEGMENT)
+    with pytest.raises(DiskFullError, match=r"memory\.budget_bytes do not hold .* never evicted.* queues in use"):
+        for number in range(100):
+            memory.run(f"t{number}", [b"x"] * 50)
+    assert memory.really_used == memory.store.used_bytes <= 4 * SEGMENT
+    for _ in range(3):
+        used = memory.store.used_bytes
+        with pytest.raises(DiskFullError, match="never evicted"):
+            memory.run("t1", [b"x"] * 9_000)
+        assert memory.really_used == memory.store.used_bytes <= max(used, 4 * SEGMENT)
+    for name in [name for name in memory.store.topics() if name != "t1"][:10]:
+        memory.store.forget(name)
+    assert memory.run("t1", [b"again"])[0] == 50
+    memory = memory.restarted()
+    assert memory.run("t1", [b"and again"])[0] == 51
+    assert memory.bodies("t1")[-2:] == [b"again", b"and again"]
+    assert memory.really_used == memory.store.used_bytes <= 4 * SEGMENT
 
 
 # ---------------------------------------------------------------- topics come and go
