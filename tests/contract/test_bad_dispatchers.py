@@ -296,7 +296,7 @@ def test_sends_and_queues_keep_their_rate(
             last = producer.send_batch("rates", [body] * 1000)
             count += 1000
         with Admin(patient.node.address) as admin:
-            end = last.acks[-1].end_offset - 1
+            end = int(last.acks[-1].answer["end_offset"]) - 1
             eventually(lambda: admin.status()["positions"]["dispatched"] > end, "what was sent is visible")
         patient.sent += count
         return count / (time.perf_counter() - begun)
