@@ -190,7 +190,9 @@ class DispatcherContract:
     def loaded(self) -> tuple[DispatcherSpec, NodeConfig, Any]:
         """The dispatcher's spec, the configuration and the plugin's own section, by way of its hooks."""
         config = load(None, self.settings)
-        candidate = plugins.Candidate(self.plugin, "tested", "-", partial(importlib.import_module, self.plugin))
+        # The node's own dispatchers pass this contract too, and only its distribution may use their names.
+        distribution = plugins.OWN_DISTRIBUTION if self.plugin in plugins.BUILT_IN else "tested"
+        candidate = plugins.Candidate(self.plugin, distribution, "-", partial(importlib.import_module, self.plugin))
         found = plugins.load_each([candidate])
         specs = [spec for _, spec in found.dispatchers(config) if spec.name == self.name]
         sections = [section for _, section in found.sections()]
