@@ -93,8 +93,9 @@ def start_node(folder: Path, *settings: str, **extra: str) -> Iterator[Node]:
         node.end()
 
 
-def free_ports(count: int = 4) -> int:
-    """The first of ``count`` neighbouring ports that are free, for a node that must find its ports again.
+def free_ports(count: int = 40) -> int:
+    """The first of ``count`` neighbouring ports that are free, for a node that must find its ports again. By default as
+    many as a node may take: its own, its readers', its dispatchers' and cleanup's.
 
     Below the range that the system itself hands out: there, another program (even a client that tries to connect to the
     absent node) may sit on a port by the time it is wanted again.

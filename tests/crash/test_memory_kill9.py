@@ -22,7 +22,7 @@ from commitmq.client.results import BatchSendError
 from commitmq.errors import Outcome, SendError
 from commitmq.store.layout import StoreLayout
 from commitmq.store.memory_files import memory_folder
-from nodes import Node, eventually, start_node
+from nodes import Node, eventually, free_ports, start_node
 
 TOPIC = "cache"
 GROUP = "readers"
@@ -39,7 +39,8 @@ SETTINGS = (
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
-    with start_node(tmp_path_factory.mktemp("memory-kill"), *SETTINGS) as made:
+    # It is killed and must come back where its clients look for it.
+    with start_node(tmp_path_factory.mktemp("memory-kill"), *SETTINGS, f"network.port={free_ports()}") as made:
         with Admin(made.address) as admin:
             admin.topic_create(TOPIC, 2, attributes=IN_MEMORY)
         yield made
@@ -181,7 +182,7 @@ def test_a_node_that_is_killed_as_a_whole_begins_anew_and_groups_miss_nothing(no
     survivor.poll(timeout_s=0.5)
     node.kill_all()
     assert folder.exists()
-    ended = node.start(f"network.port={address.rpartition(':')[2]}")
+    ended = node.start()
     assert ended.returncode == 0, ended.stderr
     assert messages(node) == 0
     with Producer(node.address) as producer:
