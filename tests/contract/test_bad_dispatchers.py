@@ -196,6 +196,8 @@ def test_a_place_that_cannot_be_is_not_believed(patient: Patient, mode: str, rea
 
 @pytest.mark.slow
 def test_who_cannot_go_back_stays_parked_and_can_be_tried_again(patient: Patient) -> None:
+    patient.send(50)  # so that there is something to go back to
+    patient.caught_up()
     with Producer(patient.node.address) as producer:
         patient.mode(f"stubborn {patient.row()['position']}")
         poison = producer.send("poison", b"bad")
