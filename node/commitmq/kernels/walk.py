@@ -81,10 +81,9 @@ _MULTI_OFFSETS = np.frombuffer(b"INNER_MULTI_QUEUE_OFFSET", np.uint8)
 _MAX_DIGITS = 18  # of a number that surely fits 64 bits
 
 
-@njit("int64(Array(uint8, 1, 'C', readonly=True), int64, int64)", cache=True, nogil=True)
-def string_hash(buf, start, end):  # type: ignore[no-untyped-def]
-    """Java's hash of the string whose UTF-8 is ``buf[start:end]``: over UTF-16 units, 32 bits, signed (spec 0.1)."""
-    value = np.uint32(0)
+@njit("uint32(Array(uint8, 1, 'C', readonly=True), int64, int64, uint32)", cache=True, nogil=True)
+def hash_on(buf, start, end, value):  # type: ignore[no-untyped-def]
+    """Java's string hash continued from ``value`` over the UTF-16 units of the UTF-8 in ``buf[start:end]`` (spec 0.1)."""
     thirty_one = np.uint32(31)
     at = start
     while at < end:
@@ -93,9 +92,8 @@ def string_hash(buf, start, end):  # type: ignore[no-untyped-def]
             value = value * thirty_one + first
             at += 1
         elif first < 0xE0 and at + 1 < end:
-            value = value * thirty_one + (
-                ((first & np.uint32(0x1F)) << np.uint32(6)) | (np.uint32(buf[at + 1]) & np.uint32(0x3F))
-            )
+            unit = ((first & np.uint32(0x1F)) << np.uint32(6)) | (np.uint32(buf[at + 1]) & np.uint32(0x3F))
+            value = value * thirty_one + unit
             at += 2
         elif first < 0xF0 and at + 2 < end:
             unit = (
@@ -111,8 +109,7 @@ def string_hash(buf, start, end):  # type: ignore[no-untyped-def]
                 | ((np.uint32(buf[at + 1]) & np.uint32(0x3F)) << np.uint32(12))
                 | ((np.uint32(buf[at + 2]) & np.uint32(0x3F)) << np.uint32(6))
                 | (np.uint32(buf[at + 3]) & np.uint32(0x3F))
-            )
-            point -= np.uint32(0x10000)
+            ) - np.uint32(0x10000)
             value = value * thirty_one + (np.uint32(0xD800) + (point >> np.uint32(10)))
             value = value * thirty_one + (np.uint32(0xDC00) + (point & np.uint32(0x3FF)))
             at += 4
@@ -120,7 +117,13 @@ def string_hash(buf, start, end):  # type: ignore[no-untyped-def]
             # A cut sequence: Java decodes it to the replacement character.
             value = value * thirty_one + np.uint32(0xFFFD)
             at = end
-    return np.int64(np.int32(value))
+    return value
+
+
+@njit("int64(Array(uint8, 1, 'C', readonly=True), int64, int64)", cache=True, nogil=True)
+def string_hash(buf, start, end):  # type: ignore[no-untyped-def]
+    """Java's hash of the string whose UTF-8 is ``buf[start:end]``: over UTF-16 units, 32 bits, signed (spec 0.1)."""
+    return np.int64(np.int32(hash_on(buf, start, end, np.uint32(0))))
 
 
 @njit(inline="always")

@@ -30,7 +30,7 @@ from commitmq.store.json_config import sync_folder
 from commitmq.store.layout import segment_name
 from commitmq.store.retention import Claim, Plan, Reason, Rules, Situation, decide, local_hour, next_by_age
 from commitmq.store.unconsumed import UnitFinder, slowest
-from commitmq.workers.expiry_requests import ByHand, ExpiryRequests
+from commitmq.workers.expiry_requests import ByHand, expiry_socket
 from commitmq.workers.group_positions import group_positions
 from commitmq.workers.runtime import WorkerContext, monotonic_ms
 
@@ -345,7 +345,7 @@ def run(context: WorkerContext) -> None:
         cleaner.delete_leftovers()
     except StoreError as error:
         context.log.error("segments below the log's minimum cannot be deleted", error=str(error))
-    requests = ExpiryRequests(context, cleaner.expire)
+    requests = expiry_socket(context, cleaner.expire)
     context.ready(endpoints=requests.endpoints)
     interval_ms = context.config.retention.check_interval_ms
     next_look_ms = monotonic_ms() + _FIRST_LOOK_INTERVALS * interval_ms

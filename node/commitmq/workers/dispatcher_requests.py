@@ -11,20 +11,17 @@ A request never ends the process, whatever is in it; a question that raises fail
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Final
 
 import orjson
-import zmq
 
-from commitmq.client import wire
 from commitmq.control import Word
-from commitmq.errors import CommitMQError, ProtocolError
+from commitmq.errors import ProtocolError
 from commitmq.store.dispatch_batch import LogWalker
 from commitmq.workers.dispatch_host import CONSUME_QUEUE, DispatcherHost
+from commitmq.workers.request_socket import RequestSocket
 from commitmq.workers.runtime import WorkerContext
 
-_REQUESTS_A_TURN: Final = 64
 _MAX_TIME_MS: Final = 1 << 53
 _MAX_DEPTH: Final = 254
 
@@ -36,44 +33,9 @@ class DispatcherRequests:
         self._context = context
         self._host = host
         self.restart_wanted = False
-        self._operations: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
-            "query": self._query,
-            "retry": self._retry,
-            "skip": self._skip,
-            "reset": self._reset,
-        }
-        self.router, self.endpoints = context.bind_router(context.role)
-        context.register(self.router)
-
-    def serve(self) -> None:
-        """Answer what has arrived."""
-        for _ in range(_REQUESTS_A_TURN):
-            try:
-                client, *frames = self.router.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            self.router.send_multipart([client, self._answer(frames)])
-
-    def _answer(self, frames: list[bytes]) -> bytes:
-        if len(frames) != 1:
-            return wire.error(None, "BAD_HEADER", f"a dispatcher takes one frame, not {len(frames)}")
-        try:
-            header = wire.parse_request(frames[0])
-        except ProtocolError as error:
-            return wire.error(wire.request_id(frames[0]), error.code, error.message)
-        identity, operation = header["id"], self._operations.get(header["op"])
-        if operation is None:
-            known = ", ".join(self._operations)
-            return wire.error(identity, "UNKNOWN_OP", f"a dispatcher knows {known}, not {header['op']!r:.100}")
-        try:
-            return wire.ok(identity, **operation(header))
-        except ProtocolError as error:
-            return wire.error(identity, error.code, error.message)
-        except CommitMQError as error:
-            return wire.error(identity, "SYSTEM_ERROR", str(error))
-        except Exception as error:
-            self._context.log.exception("a request failed", op=header["op"], error=repr(error))
-            return wire.error(identity, "SYSTEM_ERROR", f"{self._host.name} failed on this request: {error!r:.1000}")
+        operations = {"query": self._query, "retry": self._retry, "skip": self._skip, "reset": self._reset}
+        self._socket = RequestSocket(context, f"dispatcher {host.name}", operations)
+        self.router, self.endpoints, self.serve = self._socket.router, self._socket.endpoints, self._socket.serve
 
     # ------------------------------------------------------------ operations
 

@@ -13,13 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-import zmq
-
-from commitmq.client import wire
-from commitmq.errors import CommitMQError, ProtocolError
+from commitmq.errors import ProtocolError
+from commitmq.workers.request_socket import RequestSocket
 from commitmq.workers.runtime import WorkerContext
 
-_REQUESTS_A_TURN: Final = 16
 _MOST: Final = 1 << 62
 
 
@@ -32,41 +29,9 @@ class ByHand:
     dry_run: bool = False
 
 
-class ExpiryRequests:
+def expiry_socket(context: WorkerContext, expire: Callable[[ByHand], dict[str, Any]]) -> RequestSocket:
     """The socket of the cleanup worker."""
-
-    def __init__(self, context: WorkerContext, expire: Callable[[ByHand], dict[str, Any]]) -> None:
-        self._context = context
-        self._expire = expire
-        self.router, self.endpoints = context.bind_router(context.role)
-        context.register(self.router)
-
-    def serve(self) -> None:
-        """Answer what has arrived."""
-        for _ in range(_REQUESTS_A_TURN):
-            try:
-                client, *frames = self.router.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            self.router.send_multipart([client, self._answer(frames)])
-
-    def _answer(self, frames: list[bytes]) -> bytes:
-        if len(frames) != 1:
-            return wire.error(None, "BAD_HEADER", f"cleanup takes one frame, not {len(frames)}")
-        try:
-            header = wire.parse_request(frames[0])
-        except ProtocolError as error:
-            return wire.error(wire.request_id(frames[0]), error.code, error.message)
-        identity = header["id"]
-        if header["op"] != "expire":
-            return wire.error(identity, "UNKNOWN_OP", f"cleanup knows expire, not {header['op']!r:.100}")
-        try:
-            return wire.ok(identity, **self._expire(_by_hand(header)))
-        except ProtocolError as error:
-            return wire.error(identity, error.code, error.message)
-        except (CommitMQError, OSError) as error:
-            self._context.log.error("a request failed", error=str(error))
-            return wire.error(identity, "SYSTEM_ERROR", str(error))
+    return RequestSocket(context, "cleanup", {"expire": lambda header: expire(_by_hand(header))})
 
 
 def _by_hand(header: dict[str, Any]) -> ByHand:
