@@ -39,6 +39,11 @@ VERBS = {
     "dispatcher": "List dispatchers; move one that is stuck.",
 }
 
+# Verbs that built-in plugins add through the hook; their summaries are here so that --help need not load the plugins.
+BUILT_IN_VERBS = {
+    "pipeline": "Spark jobs over stores and nodes.",
+}
+
 # The same as in commitmq.plugins, which is too heavy to import here.
 ENTRY_POINT_GROUP = "commitmq"
 PLUGINS_VARIABLE = "COMMITMQ_PLUGINS"
@@ -53,11 +58,11 @@ class LazyGroup(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         self._ask_plugins()
-        return [*VERBS, *super().list_commands(ctx)]
+        return [*VERBS, *BUILT_IN_VERBS, *(name for name in super().list_commands(ctx) if name not in BUILT_IN_VERBS)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in VERBS:
-            self._ask_plugins()
+            self._ask_plugins(load=cmd_name in BUILT_IN_VERBS)
             return super().get_command(ctx, cmd_name)
         command = getattr(import_module(f"commitmq.cli.{cmd_name}"), cmd_name)
         assert isinstance(command, click.Command)
@@ -74,16 +79,20 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         self._ask_plugins()
         with formatter.section("Verbs"):
-            formatter.write_dl(list(VERBS.items()))
-        if self.commands:
+            formatter.write_dl([*VERBS.items(), *BUILT_IN_VERBS.items()])
+        added = [(name, one) for name, one in sorted(self.commands.items()) if name not in BUILT_IN_VERBS]
+        if added:
             with formatter.section("Verbs of plugins"):
-                formatter.write_dl([(name, one.get_short_help_str()) for name, one in sorted(self.commands.items())])
+                formatter.write_dl([(name, one.get_short_help_str()) for name, one in added])
 
-    def _ask_plugins(self) -> None:
-        """Let the plugins add their commands, once. Nothing is imported when no plugin is installed."""
+    def _ask_plugins(self, *, load: bool = False) -> None:
+        """Let the plugins add their commands, once. Nothing is imported when no plugin is installed and nobody wants a
+        built-in one's verb (``load``).
+        """
         if not self._asked_plugins:
-            self._asked_plugins = True
-            if os.environ.get(PLUGINS_VARIABLE) or any(True for _ in entry_points(group=ENTRY_POINT_GROUP)):
+            installed = os.environ.get(PLUGINS_VARIABLE) or any(True for _ in entry_points(group=ENTRY_POINT_GROUP))
+            if load or installed:
+                self._asked_plugins = True
                 import_module("commitmq.cli.plugin_commands").add_to(self, taken=set(VERBS))
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import time
 
-_MODULES = ("raw", "run", "walk", "tags", "columns", "index", "units")
+_MODULES = ("raw", "run", "walk", "tags", "columns", "index", "units", "arrow")
 
 
 def warm() -> float:

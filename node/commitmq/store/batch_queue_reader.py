@@ -160,7 +160,17 @@ class BatchQueueReader:
         last = units[-1] if len(taken) == len(places) else units[taken[-1]]
         return units[taken], int(last["base_offset"]) + int(last["count"])
 
-    # ------------------------------------------------------------ time
+    # ------------------------------------------------------------ place and time
+
+    def offset_at(self, topic: str, queue: int, physical: int, *, bound: int, floor: int = 0) -> int | None:
+        """Queue offset at which the first batch begins whose record lies at or behind ``physical``, clamped into
+        [min, max]. None when the queue has no unit.
+        """
+        state = self._synced(topic, queue, bound, floor)
+        if state is None:
+            return None
+        index = state.queue.first_index(lambda unit: int(unit["physical_offset"]) >= physical, state.high, state.low)
+        return int(state.queue.unit(index)["base_offset"]) if index < state.high else self._bounds(state)[1]
 
     def offset_by_time(
         self, topic: str, queue: int, timestamp: int, *, upper: bool = False, bound: int, floor: int = 0

@@ -522,7 +522,19 @@ class QueueReader:
             frames.append(b"".join(part))
         return frames
 
-    # ------------------------------------------------------------ time
+    # ------------------------------------------------------------ place and time
+
+    def offset_at(self, topic: str, queue: int, physical: int, *, bound: int, floor: int = 0) -> int | None:
+        """First queue offset whose record begins at or behind ``physical``, clamped into [min, max]; None without a file."""
+        state = self._synced(topic, queue, bound, floor)
+        if state is None:
+            return None
+
+        def is_behind(offset: int) -> bool:
+            unit = self._unit(state, self._next_real(state, offset))
+            return unit is not None and unit[0] >= physical
+
+        return _bisect(state.min, state.max, is_behind)
 
     def offset_by_time(
         self, topic: str, queue: int, timestamp: int, *, upper: bool = False, bound: int, floor: int = 0

@@ -49,7 +49,7 @@ def test_help_lists_every_verb_with_its_summary_and_imports_none() -> None:
     )
     ended = run(code=code)
     assert ended.returncode == 0
-    for verb, summary in main_module.VERBS.items():
+    for verb, summary in {**main_module.VERBS, **main_module.BUILT_IN_VERBS}.items():
         assert f"  {verb} " in ended.stdout
         assert summary in ended.stdout
     assert set(ended.stderr.split()) == {"commitmq.cli.main", "commitmq.cli.exit_codes"}
@@ -70,6 +70,13 @@ def test_every_verb_in_the_table_is_a_command_of_its_own_module(verb: str) -> No
     command = main_module.cli.get_command(click.Context(main_module.cli), verb)
     assert isinstance(command, click.Command)
     assert command.name == verb
+
+
+def test_a_built_in_plugin_s_verb_comes_through_the_hook_with_the_summary_of_the_table() -> None:
+    for verb, summary in main_module.BUILT_IN_VERBS.items():
+        command = main_module.cli.get_command(click.Context(main_module.cli), verb)
+        assert isinstance(command, click.Command)
+        assert command.get_short_help_str() == summary
 
 
 def test_every_exit_code_is_explained_and_means_the_same_as_a_worker_s() -> None:

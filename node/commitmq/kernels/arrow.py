@@ -1,0 +1,219 @@
+"""Records as Arrow columns: fields, bodies, texts and property maps of many records, without an object for any of them.
+
+All functions take a stretch of the log as bytes and arrays of positions in it. What they fill has Arrow's own layout:
+values one after the other, and 32-bit offsets that say where each begins and the last one ends.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from commitmq.kernels.raw import OK, REASON_PHYSICAL_OFFSET, REASON_SHORT, layout, load4, load8, same_bytes
+
+# Rows of the matrix that ``heads`` fills. Starts are positions in the stretch, sizes bytes, times milliseconds.
+QUEUE_ID = 0
+FLAG = 1
+QUEUE_OFFSET = 2
+SYS_FLAG = 3
+BORN_TIMESTAMP = 4
+STORE_TIMESTAMP = 5
+STORE_HOST = 6
+STORE_HOST_SIZE = 7
+RECONSUME_TIMES = 8
+BODY = 9
+BODY_SIZE = 10
+TOPIC = 11
+TOPIC_SIZE = 12
+PROPERTIES = 13
+PROPERTIES_SIZE = 14
+FIELDS = 15
+
+_DIGITS = np.frombuffer(b"0123456789ABCDEF", np.uint8)
+_CRC = np.frombuffer(b"__CRC32#", np.uint8)
+
+
+@njit(
+    "int64(Array(uint8, 1, 'C', readonly=True), int64, Array(int64, 1, 'C'), Array(int64, 1, 'C'), Array(int64, 2, 'C'), "
+    "Array(int64, 1, 'C'))",
+    cache=True,
+    nogil=True,
+)
+def heads(log, base, positions, sizes, fields, why):  # type: ignore[no-untyped-def]
+    """Fill ``fields[FIELDS, n]`` from the n records at ``positions``; returns how many were records.
+
+    The first that is none ends it: ``why[0]`` becomes the reason (:mod:`commitmq.kernels.raw`). A record must have the
+    size that ``sizes`` says, and name ``base`` + its position as its physical offset.
+    """
+    why[0] = OK
+    for index in range(positions.size):
+        at = positions[index]
+        if at < 0 or at > log.size:
+            why[0] = REASON_SHORT
+            return index
+        (reason, total, born, host, body, body_size, topic, topic_size, properties, properties_size) = layout(
+            log, at, log.size
+        )
+        if reason == OK and total != sizes[index]:
+            reason = REASON_SHORT
+        if reason == OK and load8(log, at + 28) != base + at:
+            reason = REASON_PHYSICAL_OFFSET
+        if reason != OK:
+            why[0] = reason
+            return index
+        fields[QUEUE_ID, index] = load4(log, at + 12)
+        fields[FLAG, index] = load4(log, at + 16)
+        fields[QUEUE_OFFSET, index] = load8(log, at + 20)
+        fields[SYS_FLAG, index] = load4(log, at + 36)
+        fields[BORN_TIMESTAMP, index] = load8(log, at + 40)
+        fields[STORE_TIMESTAMP, index] = load8(log, at + 48 + born)
+        fields[STORE_HOST, index] = at + 56 + born
+        fields[STORE_HOST_SIZE, index] = host
+        fields[RECONSUME_TIMES, index] = load4(log, at + 56 + born + host)
+        fields[BODY, index] = body
+        fields[BODY_SIZE, index] = body_size
+        fields[TOPIC, index] = topic
+        fields[TOPIC_SIZE, index] = topic_size
+        fields[PROPERTIES, index] = properties
+        fields[PROPERTIES_SIZE, index] = properties_size
+    return positions.size
+
+
+@njit(
+    "void(Array(uint8, 1, 'C', readonly=True), Array(int64, 1, 'C'), Array(int64, 1, 'C'), Array(uint8, 1, 'C'))",
+    cache=True,
+    nogil=True,
+)
+def gather(log, starts, sizes, out):  # type: ignore[no-untyped-def]
+    """Put ``log[starts[i]:starts[i] + sizes[i]]`` one after the other into ``out``, which they must fill."""
+    at = np.int64(0)
+    for index in range(starts.size):
+        start = starts[index]
+        size = sizes[index]
+        for byte in range(size):
+            out[at + byte] = log[start + byte]
+        at += size
+
+
+@njit(
+    "void(Array(uint8, 1, 'C', readonly=True), Array(int64, 1, 'C'), Array(int64, 1, 'C'), Array(int64, 1, 'C'), "
+    "Array(uint8, 1, 'C'))",
+    cache=True,
+    nogil=True,
+)
+def message_ids(log, hosts, host_sizes, physical_offsets, out):  # type: ignore[no-untyped-def]
+    """Offset message ids (spec 2.10) one after the other: the store host and the physical offset in hexadecimal."""
+    at = np.int64(0)
+    for index in range(hosts.size):
+        for byte in range(host_sizes[index]):
+            value = log[hosts[index] + byte]
+            out[at] = _DIGITS[value >> 4]
+            out[at + 1] = _DIGITS[value & 15]
+            at += 2
+        offset = physical_offsets[index]
+        for nibble in range(16):
+            out[at] = _DIGITS[(offset >> (60 - 4 * nibble)) & 15]
+            at += 1
+
+
+@njit(inline="always")
+def _next_pair(log, position, stop):  # type: ignore[no-untyped-def]
+    """The pair that begins at ``position`` or behind: (name, its size, value, its size, where to go on).
+
+    A pair without name or value is passed over (spec 2.5), as is the record's own CRC; at the end the name's size is 0.
+    """
+    zero = np.int64(0)
+    while position < stop:
+        name = position
+        while position < stop and log[position] != 1 and log[position] != 2:
+            position += 1
+        name_size = position - name
+        if position >= stop or log[position] == 2:
+            position += 1
+            continue
+        position += 1
+        value = position
+        while position < stop and log[position] != 2:
+            position += 1
+        value_size = position - value
+        position += 1
+        if name_size == 0 or value_size == 0:
+            continue
+        if name_size == _CRC.size and same_bytes(log, name, _CRC, 0, name_size):
+            continue
+        return (name, name_size, value, value_size, position)
+    return (stop, zero, stop, zero, stop)
+
+
+@njit(inline="always")
+def _comes_again(log, name, name_size, position, stop):  # type: ignore[no-untyped-def]
+    """Whether a pair of this name is at ``position`` or behind; the last one counts then (spec 2.5)."""
+    while True:
+        (other, other_size, _value, _value_size, position) = _next_pair(log, position, stop)
+        if other_size == 0:
+            return False
+        if other_size == name_size and same_bytes(log, name, log, other, name_size):
+            return True
+
+
+@njit(
+    "void(Array(uint8, 1, 'C', readonly=True), Array(int64, 1, 'C'), Array(int64, 1, 'C'), Array(int32, 1, 'C'), "
+    "Array(int64, 1, 'C'))",
+    cache=True,
+    nogil=True,
+)
+def measure_properties(log, starts, sizes, offsets, totals):  # type: ignore[no-untyped-def]
+    """``offsets[i + 1]`` becomes how many pairs the first i + 1 records have; ``totals`` (pairs, name bytes, value bytes)."""
+    pairs = np.int64(0)
+    names = np.int64(0)
+    values = np.int64(0)
+    offsets[0] = 0
+    for index in range(starts.size):
+        position = starts[index]
+        stop = position + sizes[index]
+        while True:
+            (name, name_size, _value, value_size, position) = _next_pair(log, position, stop)
+            if name_size == 0:
+                break
+            if _comes_again(log, name, name_size, position, stop):
+                continue
+            pairs += 1
+            names += name_size
+            values += value_size
+        offsets[index + 1] = pairs
+    totals[0] = pairs
+    totals[1] = names
+    totals[2] = values
+
+
+@njit(
+    "void(Array(uint8, 1, 'C', readonly=True), Array(int64, 1, 'C'), Array(int64, 1, 'C'), Array(int32, 1, 'C'), "
+    "Array(uint8, 1, 'C'), Array(int32, 1, 'C'), Array(uint8, 1, 'C'))",
+    cache=True,
+    nogil=True,
+)
+def take_properties(log, starts, sizes, name_offsets, names, value_offsets, values):  # type: ignore[no-untyped-def]
+    """Fill names and values of all pairs, which ``measure_properties`` has counted."""
+    pair = 0
+    name_at = np.int64(0)
+    value_at = np.int64(0)
+    name_offsets[0] = 0
+    value_offsets[0] = 0
+    for index in range(starts.size):
+        position = starts[index]
+        stop = position + sizes[index]
+        while True:
+            (name, name_size, value, value_size, position) = _next_pair(log, position, stop)
+            if name_size == 0:
+                break
+            if _comes_again(log, name, name_size, position, stop):
+                continue
+            for byte in range(name_size):
+                names[name_at + byte] = log[name + byte]
+            for byte in range(value_size):
+                values[value_at + byte] = log[value + byte]
+            name_at += name_size
+            value_at += value_size
+            pair += 1
+            name_offsets[pair] = name_at
+            value_offsets[pair] = value_at

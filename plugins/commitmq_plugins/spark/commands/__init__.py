@@ -1,0 +1,31 @@
+"""``commitmq pipeline``: one module here for each verb, which holds a click command of the module's name.
+
+A module must be cheap to import: Spark and the job itself are imported by the command when it runs.
+"""
+
+from __future__ import annotations
+
+import pkgutil
+from importlib import import_module
+
+import click
+
+
+class _Verbs(click.Group):
+    """The commands of the modules in this folder; ``_`` in a module's name is ``-`` in its verb."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted(one.name.replace("_", "-") for one in pkgutil.iter_modules(__path__))
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        name = cmd_name.replace("-", "_")
+        command = getattr(import_module(f"{__name__}.{name}"), name)
+        assert isinstance(command, click.Command)
+        return command
+
+
+@click.group(cls=_Verbs)
+def pipeline() -> None:
+    """Spark jobs over stores and nodes."""
