@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from commitmq.errors import ProtocolError
 from commitmq.store.batch_consume_queue import BatchConsumeQueue, BatchUnits
@@ -118,6 +119,27 @@ class BatchQueueReader:
         """
         if wanted is not None and not isinstance(wanted, TagFilter):
             raise ProtocolError("INVALID_PARAMETER", "a topic with queue.type=BatchCQ can be filtered by tags only")
+        for is_second in (False, True):
+            result = self._read(topic, queue, offset, bound, floor, max_messages, max_bytes, wanted, is_second)
+            if result is not None:
+                return result
+            # As with plain queues: a unit is not what it must be, and a fresh look tells whether it is damaged.
+            self._queues.pop((topic, queue), None)
+        raise AssertionError("the second look has an answer")
+
+    def _read(
+        self,
+        topic: str,
+        queue: int,
+        offset: int,
+        bound: int,
+        floor: int,
+        max_messages: int,
+        max_bytes: int,
+        tags: TagFilter | None,
+        is_second: bool,
+    ) -> PullResult | None:
+        """One look; None when it is the first and the unit at ``offset`` is not what it must be."""
         state = self._synced(topic, queue, bound, floor)
         if state is None:
             return PullResult(PullStatus.NO_MATCHED_LOGIC_QUEUE, 0, 0, 0, _NOTHING)
@@ -130,19 +152,34 @@ class BatchQueueReader:
             if offset == high:
                 return PullResult(PullStatus.OFFSET_OVERFLOW_ONE, offset, low, high, _NOTHING)
             return PullResult(PullStatus.OFFSET_OVERFLOW_BADLY, high, low, high, _NOTHING)
-        units, following = self._matching(state, offset, max_messages, max_bytes, wanted)
+        index = state.queue.index_of(offset, state.high)
+        # A batch has one message at least, so more units than messages cannot be wanted without a filter.
+        count = min(state.high - index, SCAN_UNITS if tags is not None else max_messages, SCAN_UNITS)
+        units = state.queue.units(index, count)
+        whole = _whole(units, offset, bound)
+        if len(units) and not whole[0]:
+            if not is_second:
+                return None
+            there = np.flatnonzero(whole)
+            following = int(units["base_offset"][there[0]]) if len(there) else high
+            return PullResult(PullStatus.MESSAGE_WAS_REMOVING, max(following, offset + 1), low, high, _NOTHING)
+        if not whole.all():
+            units = units[: int(np.argmin(whole))]
+        units, following = self._matching(state, units, offset, max_messages, max_bytes, tags)
         return PullResult(
             PullStatus.FOUND if len(units) else PullStatus.NO_MATCHED_MESSAGE, following, low, high, _plain(units)
         )
 
     def _matching(
-        self, state: _Queue, offset: int, max_messages: int, max_bytes: int, tags: TagFilter | None
+        self,
+        state: _Queue,
+        units: BatchUnits,
+        offset: int,
+        max_messages: int,
+        max_bytes: int,
+        tags: TagFilter | None,
     ) -> tuple[BatchUnits, int]:
-        """The units to hand out, and where to go on."""
-        index = state.queue.index_of(offset, state.high)
-        # A batch has one message at least, so more units than messages cannot be wanted without a filter.
-        count = min(state.high - index, SCAN_UNITS if tags is not None else max_messages, SCAN_UNITS)
-        units = state.queue.units(index, count)
+        """Which of ``units`` to hand out, and where to go on."""
         if not len(units):
             return units, self._bounds(state)[1]
         passed = np.ones(len(units), np.bool_)
@@ -184,6 +221,14 @@ class BatchQueueReader:
         if state.low >= state.high:
             return self._bounds(state)[1]
         return state.queue.offset_by_time(timestamp, "upper" if upper else "lower", state.high)
+
+
+def _whole(units: BatchUnits, offset: int, bound: int) -> NDArray[np.bool_]:
+    """Which of ``units``, the first of which should hold ``offset``, can be what they must be: a batch below ``bound``."""
+    physical, sizes = units["physical_offset"].astype(np.int64), units["size"].astype(np.int64)
+    counts = units["count"].astype(np.int64)
+    ends = units["base_offset"].astype(np.int64) + counts
+    return (sizes > 0) & (counts > 0) & (physical >= 0) & (physical + sizes <= bound) & (ends > offset)
 
 
 def _plain(units: BatchUnits) -> Units:

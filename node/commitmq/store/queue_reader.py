@@ -103,6 +103,24 @@ class RecordFilter(Protocol):
 _NOTHING: Units = np.empty(0, UNIT)
 
 
+@dataclass(slots=True)
+class _Looks:
+    """What one read asks for; a second look passes over a unit that is still not what it must be."""
+
+    bound: int
+    floor: int
+    max_messages: int
+    max_bytes: int
+    wanted: RecordFilter | None
+    is_second: bool = False
+
+    @staticmethod
+    def passed_over(offset: int, readable: NDArray[np.bool_], units: Units) -> tuple[Units, int, bool]:
+        """Nothing, up to the first unit behind ``offset`` that can be read: the reader of the answer is told of a gap."""
+        there = np.flatnonzero(readable)
+        return _NOTHING, offset + (int(there[0]) if len(there) else len(units)), True
+
+
 class _Queue:
     """What is known of one queue. ``first``/``last``: bytes at which its files begin; ``min``/``max``: queue offsets;
     ``mark``: physical offset in the unit before ``max``, by which a queue that was made anew betrays itself. With holes
@@ -240,7 +258,9 @@ class QueueReader:
         if (known > start or state.mark >= 0) and mark != state.mark:
             return False
         state.max = max(known, start + tail)
-        if tail == _TAIL_UNITS or (tail and (start + tail) * UNIT_BYTES % self.file_bytes == 0):
+        # A unit that is not below the bound ends the queue, unless there is a later file: then it is a damaged one.
+        at_border = bool(tail) and (start + tail) * UNIT_BYTES % self.file_bytes == 0
+        if tail == _TAIL_UNITS or at_border or (start + tail) * UNIT_BYTES < state.last:
             while os.path.exists(f"{state.folder}/{segment_name(state.last + self.file_bytes)}"):
                 state.last += self.file_bytes
             state.max = self._end(state, state.max, bound)
@@ -356,6 +376,21 @@ class QueueReader:
         With ``wanted``, other messages are examined and passed over, SCAN_UNITS units and SCAN_RECORDS records of them at
         most in one call. Raises FilterError when the filter fails.
         """
+        looks = _Looks(bound, floor, max_messages, max_bytes, wanted)
+        result = self._read(topic, queue, offset, looks)
+        if result is None:
+            # A unit that must be there is not. Either it was being written while it was looked at (a read beside a
+            # write may show half of it), or the queue's end was cut and is made again: a fresh look tells. Or it is
+            # damaged, and stays so.
+            self._queues.pop((topic, queue), None)
+            looks.is_second = True
+            result = self._read(topic, queue, offset, looks)
+            assert result is not None
+        return result
+
+    def _read(self, topic: str, queue: int, offset: int, looks: _Looks) -> PullResult | None:
+        """One look; None when it is the first and the unit at ``offset`` is not what it must be."""
+        bound, floor = looks.bound, looks.floor
         state = self._synced(topic, queue, bound, floor)
         if state is None:
             return PullResult(PullStatus.NO_MATCHED_LOGIC_QUEUE, 0, 0, 0, _NOTHING)
@@ -368,10 +403,13 @@ class QueueReader:
             if offset == high:
                 return PullResult(PullStatus.OFFSET_OVERFLOW_ONE, offset, low, high, _NOTHING)
             return PullResult(PullStatus.OFFSET_OVERFLOW_BADLY, high, low, high, _NOTHING)
-        if wanted is None:
-            units, following, missing = self._read_all(state, offset, bound, floor, max_messages, max_bytes)
+        if looks.wanted is None:
+            found = self._read_all(state, offset, looks)
         else:
-            units, following, missing = self._read_wanted(state, offset, bound, floor, max_messages, max_bytes, wanted)
+            found = self._read_wanted(state, offset, looks, looks.wanted)
+        if found is None:
+            return None
+        units, following, missing = found
         if len(units):
             status = PullStatus.FOUND
         else:
@@ -383,36 +421,32 @@ class QueueReader:
         file_units = self.file_bytes // UNIT_BYTES
         return min(offset + file_units - offset % file_units, state.max)
 
-    def _read_all(
-        self, state: _Queue, offset: int, bound: int, floor: int, max_messages: int, max_bytes: int
-    ) -> tuple[Units, int, bool]:
-        count = min(max_messages, state.max - offset)
+    def _read_all(self, state: _Queue, offset: int, looks: _Looks) -> tuple[Units, int, bool] | None:
+        count = min(looks.max_messages, state.max - offset)
         # Half a kilobyte a message is a guess that keeps a pull of few large messages from reading a long index.
-        guess = min(count, max(64, max_bytes // 512))
+        guess = min(count, max(64, looks.max_bytes // 512))
         units = self._units(state, offset, guess)
         if not len(units):
             return _NOTHING, self._gap(state, offset), True
-        readable, sizes = _readable(units, bound, floor)
+        readable, sizes, whole = _readable(units, looks.bound, looks.floor)
+        if not whole:
+            return looks.passed_over(offset, readable, units) if looks.is_second else None
+        if whole < len(units):
+            units, readable, sizes = units[:whole], readable[:whole], sizes[:whole]
         if not readable.all():
             kept = np.flatnonzero(readable)
             if not len(kept):
                 return _NOTHING, offset + len(units), True
-            taken = _fitting(sizes[kept], max_bytes)
+            taken = _fitting(sizes[kept], looks.max_bytes)
             following = offset + (len(units) if taken == len(kept) else int(kept[taken]))
             return units[kept[:taken]], following, False
-        taken = _fitting(sizes, max_bytes)
+        taken = _fitting(sizes, looks.max_bytes)
         return units[:taken], offset + taken, False
 
     def _read_wanted(
-        self,
-        state: _Queue,
-        offset: int,
-        bound: int,
-        floor: int,
-        max_messages: int,
-        max_bytes: int,
-        wanted: RecordFilter,
-    ) -> tuple[Units, int, bool]:
+        self, state: _Queue, offset: int, looks: _Looks, wanted: RecordFilter
+    ) -> tuple[Units, int, bool] | None:
+        max_messages, max_bytes = looks.max_messages, looks.max_bytes
         found: list[Units] = []
         count = total = looked_at = 0
         missing = False
@@ -425,7 +459,13 @@ class QueueReader:
             units = self._units(state, at, min(_CHUNK_UNITS, stop - at))
             if not len(units):
                 return (np.concatenate(found, dtype=UNIT) if found else _NOTHING), self._gap(state, at), True
-            readable, _ = _readable(units, bound, floor)
+            readable, _, whole = _readable(units, looks.bound, looks.floor)
+            if not whole:
+                if at > offset:
+                    break  # what was found first; the next read begins here
+                return looks.passed_over(offset, readable, units) if looks.is_second else None
+            if whole < len(units):
+                units, readable = units[:whole], readable[:whole]
             missing = missing or not readable.all()
             codes = units["tags_code"].astype(np.int64)
             extensions = self._extensions.resolve(state.folder[len(self.folder) + 1 :], codes)
@@ -565,11 +605,16 @@ def _is_below(physical: int, size: int, bound: int) -> bool:
     return size > 0 and physical >= 0 and physical + size <= bound
 
 
-def _readable(units: Units, bound: int, floor: int) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """Which units may be shown, and all sizes."""
+def _readable(units: Units, bound: int, floor: int) -> tuple[NDArray[np.bool_], NDArray[np.int64], int]:
+    """Which units may be shown, all sizes, and how many units there are before the first that is neither to be shown nor
+    a pre-blank one: nobody may pass over that as if it were nothing.
+    """
     physical = units["physical_offset"].astype(np.int64)
     sizes = units["size"].astype(np.int64)
-    return (sizes > 0) & (sizes != PREBLANK_SIZE) & (physical >= floor) & (physical + sizes <= bound), sizes
+    blank = sizes == PREBLANK_SIZE
+    readable = (sizes > 0) & ~blank & (physical >= floor) & (physical + sizes <= bound)
+    wrong = np.flatnonzero(~(readable | blank))
+    return readable, sizes, int(wrong[0]) if len(wrong) else len(units)
 
 
 def _fitting(sizes: NDArray[np.int64], max_bytes: int, at_least: bool = True) -> int:

@@ -69,7 +69,6 @@ _EXPIRY_MS: Final = 60_000
 _NO_QUEUE: Final = (PullStatus.NO_MATCHED_LOGIC_QUEUE, PullStatus.NO_MESSAGE_IN_QUEUE)
 _BATCH_FILES: Final = 512
 _LMQ: Final = TopicView(1, 1, PERM_READ)
-_SCANNED: Final = (PullStatus.NO_MATCHED_MESSAGE, PullStatus.MESSAGE_WAS_REMOVING)
 
 
 def run(ctx: WorkerContext) -> None:
@@ -377,7 +376,7 @@ class Reader:
             return True
         if result.status in _NO_QUEUE:
             return pull.offset == 0
-        return result.status in _SCANNED and result.next_offset >= result.max_offset
+        return result.status is PullStatus.NO_MATCHED_MESSAGE and result.next_offset >= result.max_offset
 
     def _answer(self, pull: Pull, result: PullResult) -> None:
         frames: list[Any] = []

@@ -13,6 +13,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -171,6 +172,58 @@ def test_files_and_segments_that_expire(tmp_path: Path) -> None:
     found = late.read("t", 0, 0, bound=store.end, **EVERYTHING)
     assert found.status in (PullStatus.OFFSET_TOO_SMALL, PullStatus.MESSAGE_WAS_REMOVING)
     assert 0 < found.next_offset <= first
+
+
+class _HalfWritten(QueueReader):
+    """Sees unit ``half`` as a read beside a write may show it: a size already, the physical offset not yet."""
+
+    half = -1
+
+    def _pread(self, state: Any, offset: int, count: int) -> bytes:
+        data = bytearray(super()._pread(state, offset, count))
+        at = (self.half - offset) * UNIT.itemsize
+        if self.half >= 0 and 0 <= at < len(data):
+            data[at : at + 8] = bytes(8)
+            self.half = -1
+        return bytes(data)
+
+
+@pytest.mark.parametrize("wanted", [None, TagFilter(["A"])])
+def test_a_unit_read_while_it_is_written_is_not_passed_over(store: QueueStore, wanted: TagFilter | None) -> None:
+    """It looks like one of the first records of the log, so it counts as readable; a moment later it is not."""
+    for number in range(3):
+        store.put("t", 0, b"%d" % number, tag="A")
+    bound = store.end
+    reader = _HalfWritten(
+        CommitLog(store.layout.commit_log, store.segment_bytes), store.layout.consume_queue, store.file_bytes
+    )
+    assert reader.read("t", 0, 0, bound=bound, **EVERYTHING, wanted=wanted).next_offset == 3
+    store.put("t", 0, b"3", tag="A")
+    reader.half = 3
+    result = reader.read("t", 0, 3, bound=bound + 1, **EVERYTHING, wanted=wanted)
+    assert reader.half == -1
+    assert (result.status, result.next_offset) == (PullStatus.OFFSET_OVERFLOW_ONE, 3)
+    result = reader.read("t", 0, 3, bound=store.end, **EVERYTHING, wanted=wanted)
+    assert (bodies(reader, result), result.next_offset) == ([b"3"], 4)
+
+
+@pytest.mark.parametrize("wanted", [None, TagFilter(["A"])])
+@pytest.mark.parametrize("unit", [bytes(20), (1 << 40).to_bytes(8, "big") + (200).to_bytes(4, "big") + bytes(8)])
+def test_a_damaged_unit_ends_a_read_and_is_a_gap_of_its_own(
+    store: QueueStore, unit: bytes, wanted: TagFilter | None
+) -> None:
+    for number in range(25):
+        store.put("t", 0, b"%d" % number, tag="A")
+    file = store.layout.consume_queue / "t" / "0" / segment_name(0)
+    data = bytearray(file.read_bytes())
+    data[4 * 20 : 5 * 20] = unit
+    file.write_bytes(data)
+    reader = reader_of(store)
+    before = pull(reader, store, 0, wanted=wanted)
+    assert (bodies(reader, before), before.next_offset) == ([b"0", b"1", b"2", b"3"], 4)
+    gap = pull(reader, store, 4, wanted=wanted)
+    assert (gap.status, gap.next_offset) == (PullStatus.MESSAGE_WAS_REMOVING, 5)
+    assert bodies(reader, pull(reader, store, 5, wanted=wanted)) == [b"%d" % number for number in range(5, 25)]
 
 
 @pytest.mark.parametrize("before", [1, 2, 3, 4, 30])
