@@ -7,6 +7,7 @@ expired with their queues, or switching it on again would meet stale units.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,13 +16,14 @@ from commitmq.errors import FilterError
 from commitmq.hookspecs import DispatcherView
 from commitmq.kernels.tags import MATCH, NO_MATCH
 from commitmq.store.bloom import BITMAP_BYTES
-from commitmq.store.consume_queue import ConsumeQueue
-from commitmq.store.consume_queue_ext import ConsumeQueueExt, is_address
+from commitmq.store.consume_queue import UNIT, ConsumeQueue
+from commitmq.store.consume_queue_ext import MAX_ADDRESS, ConsumeQueueExt, is_address
 from commitmq.store.dispatch_batch import Rows
 from commitmq.store.fd_cache import FdCache
 from commitmq.store.queue_files import list_queues
 
 QueueKey = tuple[str, int]
+_LOOK_UNITS: Final = 8_192
 
 
 class QueueExtensions:
@@ -46,10 +48,7 @@ class QueueExtensions:
             if queue is None or not queue.has_files:
                 ext.destroy()  # nothing points there any more
                 continue
-            ext.recover()
-            last = queue.unit(queue.max_offset - 1)
-            if last is not None and is_address(last[2]):
-                ext.truncate_behind(last[2])
+            _open_behind(ext, queue)
             if queue.is_dirty:
                 ext.expect_unsynced(0)  # units that point here are to be synced again, so what they point to is too
             self._queues[topic, queue_id] = ext
@@ -67,7 +66,7 @@ class QueueExtensions:
         ext = self._queues.get(key)
         if ext is None:
             ext = ConsumeQueueExt(self._root / key[0] / str(key[1]), self._file_bytes, self._fds)
-            ext.recover()
+            _open_behind(ext, queue)
             self._queues[key] = ext
         rows = rows[fresh:]
         bitmaps = self._bitmaps(key[0], rows) if self._with_bitmaps else None
@@ -118,3 +117,22 @@ class QueueExtensions:
             first = None if queue is None else queue.unit(queue.min_offset)
             if first is not None and is_address(first[2]):
                 ext.delete_below(first[2])
+
+
+def _open_behind(ext: ConsumeQueueExt, queue: ConsumeQueue) -> None:
+    """Load ``ext`` and have it go on behind what the newest of the queue's units that points there points to.
+
+    Without files that unit is looked for through the whole queue: the files may have been lost, and no new unit may come
+    to lie where an old address leads.
+    """
+    ext.recover()
+    end = queue.max_offset
+    least = max(queue.min_offset, end - 1) if ext.has_files else queue.min_offset
+    while end > least:
+        first = max(least, end - _LOOK_UNITS)
+        units = np.frombuffer(queue.read_units(first, end - first), UNIT)
+        found = np.flatnonzero(units["tags_code"] <= MAX_ADDRESS)
+        if len(found):
+            ext.truncate_behind(int(units["tags_code"][found[-1]]))
+            return
+        end = first

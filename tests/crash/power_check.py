@@ -6,14 +6,16 @@ coordinator's loading are the workers' own functions, called in their order on a
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import zmq
 from power_load import GROUP, PASSING, Said, digest
 from traffic import tags_code
@@ -24,8 +26,13 @@ from commitmq.control import ControlBlock, Word, WorkerWord
 from commitmq.coordination.service import Service
 from commitmq.log import get_log
 from commitmq.store import abort_file
+from commitmq.store.batch_consume_queue import BatchConsumeQueue
+from commitmq.store.client_batch import decode_client_batch
 from commitmq.store.commit_log import CommitLog
-from commitmq.store.consume_queue import ConsumeQueue, list_queues
+from commitmq.store.consume_queue import UNIT, ConsumeQueue, list_queues
+from commitmq.store.consume_queue_ext import ExtensionReader
+from commitmq.store.fd_cache import FdCache
+from commitmq.store.format import SysFlag
 from commitmq.store.index_file import IndexShape
 from commitmq.store.index_reader import IndexReader, KeyKind, KeyQuery
 from commitmq.store.layout import StoreLayout
@@ -124,28 +131,70 @@ class Recovered:
         return found
 
 
-def check(store: Recovered, said: Said, before: int, *, power: bool = True) -> int:
+class Stored(NamedTuple):
+    """One message that the log has; ``name`` is its body's :func:`digest`."""
+
+    topic: str
+    queue_id: int
+    queue_offset: int
+    physical_offset: int
+    name: str
+
+
+def messages_of(record: Record) -> list[Stored]:
+    """The message of a record, or those of its inner batch."""
+    bodies = [record.body]
+    if record.sys_flag & SysFlag.INNER_BATCH:
+        bodies = [element.body for element in decode_client_batch(record.body)]
+    return [
+        Stored(record.topic, record.queue_id, record.queue_offset + number, record.physical_offset, digest(body))
+        for number, body in enumerate(bodies)
+    ]
+
+
+def light_places(record: Record) -> list[tuple[str, int]]:
+    """Name and queue offset of each light message queue that the record is in."""
+    names = record.properties.get("INNER_MULTI_DISPATCH")
+    if not names:
+        return []
+    offsets = map(int, record.properties["INNER_MULTI_QUEUE_OFFSET"].split(","))
+    return list(zip(names.split(","), offsets, strict=True))
+
+
+def check(store: Recovered, said: Said, before: int, *, until: int | None = None, power: bool = True) -> int:
     """Hold ``store`` against everything said before the time ``before``; returns how many acks were looked for.
 
-    Without ``power`` the page cache survived: then acks of ``memory`` must be there too.
+    What was asked for before ``until`` (the same, unless it is given) may have been done. Without ``power`` the page cache
+    survived: then acks of ``memory`` must be there too.
     """
+    until = before if until is None else until
     records = store.records()
-    queues: dict[tuple[str, int], list[Record]] = {}
-    bodies: dict[str, Record] = {}
+    queues: dict[tuple[str, int], list[Stored]] = {}
+    units: dict[tuple[str, int], list[tuple[int, Record]]] = {}
+    bodies: dict[str, Stored] = {}
     for record in records:
-        name = digest(record.body)
-        assert name in said.sent, f"nobody sent the body at {record.physical_offset}"
-        assert name not in bodies, f"stored twice: {record.physical_offset} and {bodies[name].physical_offset}"
-        bodies[name] = record
-        if record.physical_offset >= store.tombstones.get(record.topic, 0):
-            queue = queues.setdefault((record.topic, record.queue_id), [])
+        is_deleted = record.physical_offset < store.tombstones.get(record.topic, 0)
+        key = (record.topic, record.queue_id)
+        for stored in messages_of(record):
+            name = stored.name
+            assert name in said.sent, f"nobody sent the body at {record.physical_offset}"
+            assert name not in bodies, f"stored twice: {record.physical_offset} and {bodies[name].physical_offset}"
+            bodies[name] = stored
+            if is_deleted:
+                continue
+            queue = queues.setdefault(key, [])
             # Older ones may have expired; a queue of which nothing did begins at 0.
-            expected = queue[-1].queue_offset + 1 if queue else record.queue_offset if store.min_offset else 0
-            assert record.queue_offset == expected, f"a gap or a double in {record.topic}/{record.queue_id}"
-            queue.append(record)
-    _check_units(store, queues)
+            expected = queue[-1].queue_offset + 1 if queue else stored.queue_offset if store.min_offset else 0
+            assert stored.queue_offset == expected, f"a gap or a double in {record.topic}/{record.queue_id}"
+            queue.append(stored)
+        if not is_deleted:
+            units.setdefault(key, []).append((record.queue_offset, record))
+            for light, number in light_places(record):
+                units.setdefault((light, 0), []).append((number, record))
+    _check_units(store, units)
     _check_index(store, records)
     nexts = {key: queue[-1].queue_offset + 1 for key, queue in queues.items()}
+    nexts |= {key: found[-1][0] + 1 for key, found in units.items() if key not in queues}
     assert nexts.items() <= store.queue_offsets.items(), "queue offsets do not go on where the records end"
     assert store.min_offset or nexts == {key: offset for key, offset in store.queue_offsets.items() if offset}
 
@@ -153,7 +202,7 @@ def check(store: Recovered, said: Said, before: int, *, power: bool = True) -> i
     for time, ack, name, topic, queue_id, queue_offset, physical in said.acked:
         if time >= before or physical < store.min_offset:
             continue
-        if topic == PASSING and any(said.sent[name] < asked < before for asked, _ in said.deleting):
+        if topic == PASSING and any(said.sent[name] < asked < until for asked, _ in said.deleting):
             continue
         found = bodies.get(name)
         if found is None:
@@ -163,7 +212,8 @@ def check(store: Recovered, said: Said, before: int, *, power: bool = True) -> i
         checked += 1
         place = (found.topic, found.queue_id, found.queue_offset, found.physical_offset)
         assert place == (topic, queue_id, queue_offset, physical), f"{place} was acknowledged elsewhere"
-        assert found in queues[topic, queue_id], "it counts as deleted"
+        mine = queues[topic, queue_id]
+        assert mine[queue_offset - mine[0].queue_offset] is found, "it counts as deleted"
     for time, topic, queue_id, offset, name in said.seen:
         if time < before:
             queue = queues.get((topic, queue_id), [])
@@ -171,47 +221,73 @@ def check(store: Recovered, said: Said, before: int, *, power: bool = True) -> i
             if store.min_offset and (offset < first or not queue):
                 continue
             assert offset - first < len(queue), f"a consumer saw {topic}/{queue_id}@{offset}, which is gone"
-            body = queue[offset - first].body
-            assert digest(body) == name, f"a consumer saw another body at {topic}/{queue_id}@{offset}"
+            assert queue[offset - first].name == name, f"a consumer saw another body at {topic}/{queue_id}@{offset}"
     _check_topics(store, said, before, bodies)
-    _check_commits(store, said, before)
+    _check_commits(store, said, before, until)
     return checked
 
 
-def _check_units(store: Recovered, queues: dict[tuple[str, int], list[Record]]) -> None:
+def _check_units(store: Recovered, wanted: dict[tuple[str, int], list[tuple[int, Record]]]) -> None:
+    """``wanted``: by queue, in order, the queue offset and the record of each unit."""
     found = {(topic, queue): folder for topic, queue, folder in list_queues(store.layout.consume_queue)}
-    for key in {*found, *queues}:
-        records = queues.get(key, [])
+    batches = {(topic, queue): folder for topic, queue, folder in list_queues(store.layout.batch_consume_queue)}
+    settings = store.config.consume_queue
+    extensions = ExtensionReader(store.layout.consume_queue_ext, settings.ext_file_bytes, FdCache(8))
+    for key in {*found, *batches, *wanted}:
+        units = wanted.get(key, [])
+        if key in batches:
+            _check_batch_units(batches[key], settings.batch_file_bytes, key, [record for _, record in units])
+            continue
         if key not in found:
-            assert not records, f"{key} has no ConsumeQueue"
+            assert not units, f"{key} has no ConsumeQueue"
             continue
-        queue = ConsumeQueue(found[key], store.config.consume_queue.file_bytes)
+        queue = ConsumeQueue(found[key], settings.file_bytes)
         queue.refresh()
-        if store.min_offset and not records:
+        if store.min_offset and not units:
             continue
-        first = records[0].queue_offset if records else 0
+        first = units[0][0] if units else 0
+        assert [number for number, _ in units] == list(range(first, first + len(units))), f"{key}: a gap or a double"
         count = queue.max_offset - first
-        assert count == len(records), f"{key}: {count} units from {first} on, {len(records)} records"
-        units = b""
-        while len(units) < 20 * len(records):
-            more = queue.read_units(first + len(units) // 20, len(records))
-            assert more, f"{key}: unit {first + len(units) // 20} cannot be read"
-            units += more
-        expected = b"".join(
-            one.physical_offset.to_bytes(8, "big")
-            + one.total_size.to_bytes(4, "big")
-            + tags_code(one).to_bytes(8, "big", signed=True)
-            for one in records
-        )
-        assert units == expected, f"{key}: units and records differ"
+        assert count == len(units), f"{key}: {count} units from {first} on, {len(units)} records"
+        data = b""
+        while len(data) < 20 * len(units):
+            more = queue.read_units(first + len(data) // 20, len(units))
+            assert more, f"{key}: unit {first + len(data) // 20} cannot be read"
+            data += more
+        stored = np.frombuffer(data, UNIT)
+        codes = stored["tags_code"].astype(np.int64)
+        resolved = extensions.resolve(f"{key[0]}/{key[1]}", codes)
+        if resolved is not None:
+            codes = resolved.codes
+        told = list(zip(stored["physical_offset"].tolist(), stored["size"].tolist(), codes.tolist(), strict=True))
+        expected = [(one.physical_offset, one.total_size, tags_code(one)) for _, one in units]
+        assert told == expected, f"{key}: units and records differ, {_first_difference(told, expected)}"
+
+
+def _check_batch_units(folder: Path, file_bytes: int, key: tuple[str, int], records: list[Record]) -> None:
+    queue = BatchConsumeQueue(folder, file_bytes)
+    queue.refresh()
+    units = queue.units(queue.end_index - len(records), len(records))
+    names = ("physical_offset", "size", "base_offset", "count")
+    told = list(zip(*(units[name].tolist() for name in names), strict=True))
+    expected = [(one.physical_offset, one.total_size, one.queue_offset, len(messages_of(one))) for one in records]
+    assert told == expected, f"{key}: batch units and records differ, {_first_difference(told, expected)}"
+
+
+def _first_difference(told: list[tuple[int, ...]], expected: list[tuple[int, ...]]) -> str:
+    pairs = itertools.zip_longest(told, expected)
+    number, (one, other) = next((number, pair) for number, pair in enumerate(pairs) if pair[0] != pair[1])
+    return f"number {number} of {len(expected)}: {one}, not {other}"
 
 
 def _check_index(store: Recovered, records: list[Record]) -> None:
-    """A few records, the newest among them, are found by their unique key."""
+    """A few records, the newest among them, are found by their unique key; inner batches have keys of their own."""
     shape = IndexShape(store.config.index.hash_slots, store.config.index.max_items)
     log = CommitLog(store.layout.commit_log, store.config.commit_log.segment_bytes)
     reader = IndexReader(log, store.layout.index, shape)
     for record in records[:: max(1, len(records) // 12)] + records[-3:]:
+        if record.sys_flag & SysFlag.INNER_BATCH:
+            continue
         query = KeyQuery(record.topic, record.properties["UNIQ_KEY"], KeyKind.UNIQUE)
         found = reader.search(query, bound=store.end, max_messages=5)
         assert found.offsets == [record.physical_offset], f"the index has {found} for {record.physical_offset}"
@@ -219,7 +295,7 @@ def _check_index(store: Recovered, records: list[Record]) -> None:
     log.close()
 
 
-def _check_topics(store: Recovered, said: Said, before: int, bodies: dict[str, Record]) -> None:
+def _check_topics(store: Recovered, said: Said, before: int, bodies: dict[str, Stored]) -> None:
     lost = {name for time, name in said.topics if time < before} - store.topics
     assert not lost, f"topics that were acknowledged are gone: {lost}"
     last = max((time for time, _ in said.deleted if time < before), default=0)
@@ -228,14 +304,14 @@ def _check_topics(store: Recovered, said: Said, before: int, bodies: dict[str, R
             assert bodies[name].physical_offset < store.tombstones.get(PASSING, 0), "a deleted message is back"
 
 
-def _check_commits(store: Recovered, said: Said, before: int) -> None:
+def _check_commits(store: Recovered, said: Said, before: int, until: int) -> None:
     least: dict[tuple[str, int], int] = {}
     most: dict[tuple[str, int], int] = {}
     for time, topic, queue, offset in said.committed:
         if time < before:
             least[topic, queue] = max(offset, least.get((topic, queue), 0))
     for time, topic, queue, offset in said.committing:
-        if time < before:
+        if time < until:
             most[topic, queue] = max(offset, most.get((topic, queue), 0))
     for key, offset in least.items():
         assert store.committed.get(key, -1) >= offset, f"{key} was committed at {offset}, is {store.committed.get(key)}"

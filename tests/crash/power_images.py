@@ -51,6 +51,21 @@ class Images:
         """The event after which the power goes in image ``number``."""
         return random.Random(f"moment {number}").randrange(len(self.record.events))
 
+    def looks(self) -> list[int]:
+        """The events at which all files were looked at."""
+        return [number for number, event in enumerate(self.record.events) if number and event.get("whole")]
+
+    def check_killed(self, recovered: Recovered, moment: int) -> int:
+        """:func:`check` for the death of every process at ``moment``, one of :meth:`looks`.
+
+        Files change while they are looked at: what was said before the look must be there, what was asked for before its
+        end may.
+        """
+        events = self.record.events
+        return check(
+            recovered, self.run.said, int(events[moment - 1]["t"]), until=int(events[moment]["t"]), power=False
+        )
+
     def run_all(
         self, numbers: Iterable[int], *, keep: Path | None = None, on_failure: Callable[[int], None] | None = None
     ) -> Found:

@@ -37,8 +37,15 @@ SETTINGS = {
     "groups.offsets_interval_ms": 700,
     "index.hash_slots": 97,
     "index.max_items": 600,
+    "consume_queue.enable_ext": True,
+    "consume_queue.ext_file_bytes": 4_096,
+    "consume_queue.batch_file_bytes": 46 * 40,
+    "consume_queue.enable_lmq": True,
+    "consume_queue.enable_multi_dispatch": True,
 }
 TOPICS = ("orders", "audit")
+BATCHES = "batches"  # of inner batches
+LIGHT = ("%LMQ%a", "%LMQ%b", "%LMQ%c")
 PASSING = "passing"
 GROUP = "watchers"
 SHIM = Path(__file__).parent / "power_shim"
@@ -71,7 +78,7 @@ class Said:
 class Load:
     """Senders, a consumer and a maker of topics against the node at ``address``, until :meth:`end`."""
 
-    def __init__(self, address: str, said: Said, seed: str, *, sees_unflushed: bool) -> None:
+    def __init__(self, address: str, said: Said, seed: str, *, sees_unflushed: bool, deletes: bool = True) -> None:
         self._address = address
         self._said = said
         self._seed = seed
@@ -85,7 +92,10 @@ class Load:
             "async": self._send_async,
             "consumer": self._consume,
             "topics": self._make_topics,
+            "kinds": self._send_kinds,
         }
+        if not deletes:
+            del works["topics"]
         self._threads = [threading.Thread(target=self._guarded, args=(name, work)) for name, work in works.items()]
         for thread in self._threads:
             thread.start()
@@ -151,8 +161,26 @@ class Load:
                         self._said.acknowledge(name, future.result(9))
                 self._over.wait(0.15 * chance.random())
 
+    def _send_kinds(self, chance: random.Random) -> None:
+        """Inner batches, and messages for several light message queues; with keys."""
+        with self._producer() as producer:
+            while not self._over.is_set():
+                bodies = [self._body(chance) for _ in range(chance.randrange(1, 9))]
+                ack = chance.choice(("flushed", "memory"))
+                with contextlib.suppress(SendError):
+                    results = producer.send_batch(BATCHES, [body for body, _ in bodies], ack=ack, queue=0)
+                    for (_, name), result in zip(bodies, results, strict=True):
+                        self._said.acknowledge(name, result)
+                body, name = self._body(chance)
+                with contextlib.suppress(SendError):
+                    queues = chance.sample(LIGHT, chance.randrange(1, 4))
+                    keys = f"k{chance.randrange(20)}"
+                    result = producer.send(TOPICS[0], body, ack=ack, tags="blue", keys=keys, multi_dispatch=queues)
+                    self._said.acknowledge(name, result)
+                self._over.wait(0.12 * chance.random())
+
     def _consume(self, chance: random.Random) -> None:
-        with Consumer(GROUP, TOPICS, node=self._address, auto_commit=False, timeout_s=20) as consumer:
+        with Consumer(GROUP, [*TOPICS, BATCHES], node=self._address, auto_commit=False, timeout_s=20) as consumer:
             while not self._over.is_set():
                 for message in consumer.poll(0.1, max_messages=40):
                     place = (message.topic, message.queue_id, message.queue_offset)
@@ -206,10 +234,13 @@ class Run:
         return cls(folder, Said(**data["said"]), data["settings"])
 
 
-def record_run(folder: Path, seed: int, *, scale: float = 1.0, **settings: Any) -> Run:
+def record_run(
+    folder: Path, seed: int, *, scale: float = 1.0, deletes: bool = True, short: bool = False, **settings: Any
+) -> Run:
     """One life of a node in ``folder``: load, processes killed, a clean stop, everything killed, twice recovered.
 
-    ``scale`` stretches the parts; ``settings`` go over :data:`SETTINGS`. About 15 s at scale 1.
+    ``scale`` stretches the parts; ``settings`` go over :data:`SETTINGS`. Without ``deletes`` no topic is deleted, which
+    RocketMQ knows nothing of. A ``short`` life ends with the first death of everything. About 15 s at scale 1.
     """
     chance = random.Random(seed)
     store, record = folder / "store", folder / "record"
@@ -243,23 +274,27 @@ def record_run(folder: Path, seed: int, *, scale: float = 1.0, **settings: Any) 
 
     try:
         start()
-        with loaded(node, run, f"{seed}/1"):
+        with Admin(node.address) as admin:
+            admin.topic_create(BATCHES, 1, attributes={"queue.type": "BatchCQ"})
+        with loaded(node, run, f"{seed}/1", deletes):
             kill_one()
-            kill_one()
+            if not short:
+                kill_one()
             time.sleep(scale * 0.5)
-        ended = node.stop()
-        assert ended.returncode == 0, ended.stderr
-        start()
-        with loaded(node, run, f"{seed}/2"):
-            kill_one()
-            time.sleep(scale * chance.random())
-            node.pids()
-            with recorder.alone():
-                node.kill_all(known=True)
+        if not short:
+            ended = node.stop()
+            assert ended.returncode == 0, ended.stderr
             start()
-            kill_one()
-            kill_one()
-            time.sleep(scale * 0.5)
+            with loaded(node, run, f"{seed}/2", deletes):
+                kill_one()
+                time.sleep(scale * chance.random())
+                node.pids()
+                with recorder.alone():
+                    node.kill_all(known=True)
+                start()
+                kill_one()
+                kill_one()
+                time.sleep(scale * 0.5)
         node.pids()
         with recorder.alone():
             node.kill_all(known=True)
@@ -274,9 +309,10 @@ def record_run(folder: Path, seed: int, *, scale: float = 1.0, **settings: Any) 
 
 
 @contextlib.contextmanager
-def loaded(node: Node, run: Run, seed: str) -> Iterator[None]:
+def loaded(node: Node, run: Run, seed: str, deletes: bool) -> Iterator[None]:
     """Load on ``node`` inside."""
-    load = Load(node.address, run.said, seed, sees_unflushed=run.settings.get("commit_log.flush_mode") == "async")
+    sees_unflushed = run.settings.get("commit_log.flush_mode") == "async"
+    load = Load(node.address, run.said, seed, sees_unflushed=sees_unflushed, deletes=deletes)
     try:
         yield
     finally:

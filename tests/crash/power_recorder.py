@@ -18,8 +18,9 @@ All events of all processes have one order: each is made and written down under 
     shadow/   the files as recorded last
 
 Operations: ``create path``, ``mkdir path``, ``rename path to``, ``unlink path``, ``rmdir path``, ``cut path size``,
-``sync path size pages``, ``syncdir path``, ``look files``. ``pages`` is ``[[number of the page in its file, position
-in pages or -1 for zeros], …]``. The recorder must not die inside: whoever kills a process holds the lock meanwhile
+``sync path size pages``, ``syncdir path``, ``look files`` (of all files when it is ``whole``). ``pages`` is ``[[number of
+the page in its file, position in pages or -1 for zeros], …]``. The recorder must not die inside: whoever kills a process
+holds the lock meanwhile
 (:meth:`Recorder.alone`).
 """
 
@@ -126,7 +127,7 @@ class Recorder:
                     if data is not None:
                         files[path], contents[path] = [size, pages], data
         if files:
-            self._write({"op": "look", "files": files})
+            self._write({"op": "look", "files": files, "whole": True})
             for path, data in contents.items():
                 self._remember(path, data)
 

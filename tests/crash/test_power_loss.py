@@ -140,14 +140,11 @@ def test_flushed_messages_survive_a_power_cut_at_any_moment(run: Run, scratch: P
 def test_a_kill_at_any_moment_loses_nothing_at_all(run: Run, scratch: Path) -> None:
     """The same record with the page cache intact: then acks of ``memory`` are held to."""
     images = Images(run, scratch)
-    moments = [
-        number for number, event in enumerate(images.record.events) if event["op"] == "look" and number % 25 == 0
-    ]
-    for moment, disk in images.record.disks(moments):
+    for moment, disk in images.record.disks(images.looks()[::15]):
         folder = scratch / f"cached-{moment}"
         disk.write_cached(folder)
         recovered = Recovered(folder, config_of(run.settings))
-        check(recovered, run.said, images.record.events[moment]["t"])
+        images.check_killed(recovered, moment)
         shutil.rmtree(folder)
 
 

@@ -36,6 +36,12 @@ def run_rocketmq(_class_path: str) -> RunRocketMQ:
 
 
 @pytest.fixture
+def run_rocketmq_on_each(_class_path: str) -> Callable[..., dict[Path, rocketmq.Run]]:
+    """``run_rocketmq_on_each(roots)``: see :func:`rocketmq.run_each`."""
+    return partial(rocketmq.run_each, _class_path)
+
+
+@pytest.fixture
 def judge_by_rocketmq(_class_path: str) -> Callable[..., list[dict[str, Any]]]:
     """``judge_by_rocketmq(cases)``: see :func:`rocketmq.judge`."""
     return partial(rocketmq.judge, _class_path)

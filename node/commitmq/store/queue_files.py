@@ -281,9 +281,11 @@ class QueueFiles:
                     failpoints.hit("queue.before_fdatasync")
                 os.fdatasync(self._fds.write_fd(self._path(base)))
             if self._made and os.path.isdir(self.folder):
-                # The queue's folder may be new, and its topic's: their names lie in the two folders above.
+                # The queue's folder may be new, its topic's too, and the one for all queues of this kind: their names lie
+                # in the three folders above.
                 topic = os.path.dirname(self.folder)
-                named |= {self.folder, topic, os.path.dirname(topic)}
+                kind = os.path.dirname(topic)
+                named |= {self.folder, topic, kind, os.path.dirname(kind)}
             if folders is None:
                 sync_folders(named)
         except OSError as error:

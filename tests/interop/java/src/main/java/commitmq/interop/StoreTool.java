@@ -1,7 +1,10 @@
 package commitmq.interop;
 
 import com.alibaba.fastjson2.JSON;
+import java.io.IOException;
 import java.io.PrintStream;
+import java.io.PrintWriter;
+import java.io.StringWriter;
 import java.nio.ByteBuffer;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
@@ -16,6 +19,9 @@ import java.util.List;
 import java.util.Map;
 import java.util.Properties;
 import java.util.TreeMap;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.Executors;
+import java.util.concurrent.TimeUnit;
 import org.apache.rocketmq.common.BoundaryType;
 import org.apache.rocketmq.common.MixAll;
 import org.apache.rocketmq.common.attribute.CQType;
@@ -45,6 +51,9 @@ import org.apache.rocketmq.store.queue.CqUnit;
  *     append-inner TOPIC QUEUE N  N inner batches, of 1, 2, … N messages, to a topic with queue.type=BatchCQ
  *     append-light TOPIC QUEUE COUNT NAMES   COUNT messages that go to the LMQs NAMES (with commas) too
  *     config                      topics, groups and offsets as a broker decodes their files; the store is not opened
+ *     judge FILE                  "read", then "units", then "queries FILE"
+ *   StoreTool --each FILE         many stores at once: each line of FILE is where the output goes, and the arguments of
+ *                                 one run as above, with tabs between; what a run fails with goes to its output + ".failed"
  * </pre>
  *
  * --hosts adds the hosts of each message, --inflate prints bodies as RocketMQ's compressors inflate them. The report tells the log's and the queues' bounds right after recovery and again before the stop.
@@ -53,18 +62,27 @@ public final class StoreTool {
     private static final int PULL_MESSAGES = 32;
     private static final String GROUP = "interop";
 
-    private final PrintStream out = new PrintStream(System.out, false, StandardCharsets.UTF_8);
+    /** RocketMQ sleeps while it closes a store, so several at a time cost little more than one. */
+    private static final int STORES_AT_ONCE = 6;
+
+    private final PrintStream out;
     private final Properties settings = new Properties();
     private Path report;
     private final MessageJson json = new MessageJson();
 
-    private StoreTool() {
+    private StoreTool(PrintStream out) {
+        this.out = out;
     }
 
     public static void main(String[] arguments) {
         int status = 0;
         try {
-            new StoreTool().run(new ArrayDeque<>(Arrays.asList(arguments)));
+            if (arguments[0].equals("--each")) {
+                each(Path.of(arguments[1]));
+            } else {
+                PrintStream out = new PrintStream(System.out, false, StandardCharsets.UTF_8);
+                new StoreTool(out).run(new ArrayDeque<>(Arrays.asList(arguments)));
+            }
         } catch (Throwable error) {
             error.printStackTrace();
             status = 1;
@@ -72,6 +90,29 @@ public final class StoreTool {
         // A failed load leaves RocketMQ threads behind that are no daemons; they must not keep this process.
         System.out.flush();
         Runtime.getRuntime().halt(status);
+    }
+
+    private static void each(Path file) throws Exception {
+        ExecutorService pool = Executors.newFixedThreadPool(STORES_AT_ONCE);
+        for (String line : Files.readAllLines(file, StandardCharsets.UTF_8)) {
+            Deque<String> arguments = new ArrayDeque<>(Arrays.asList(line.split("\t")));
+            Path output = Path.of(arguments.removeFirst());
+            pool.execute(() -> {
+                try (PrintStream out = new PrintStream(output.toFile(), StandardCharsets.UTF_8)) {
+                    new StoreTool(out).run(arguments);
+                } catch (Throwable error) {
+                    StringWriter said = new StringWriter();
+                    error.printStackTrace(new PrintWriter(said));
+                    try {
+                        Files.writeString(Path.of(output + ".failed"), said.toString(), StandardCharsets.UTF_8);
+                    } catch (IOException lost) {
+                        lost.printStackTrace();
+                    }
+                }
+            });
+        }
+        pool.shutdown();
+        pool.awaitTermination(1, TimeUnit.HOURS);
     }
 
     private void run(Deque<String> arguments) throws Exception {
@@ -105,6 +146,11 @@ public final class StoreTool {
             told.put("recovered", bounds(open.store));
             switch (verb) {
                 case "read" -> readAll(open.store);
+                case "judge" -> {
+                    readAll(open.store);
+                    forEachQueue(open.store, this::units);
+                    queries(open.store, Path.of(arguments.removeFirst()));
+                }
                 case "query" -> query(open.store, arguments.removeFirst(), arguments.removeFirst());
                 case "queries" -> queries(open.store, Path.of(arguments.removeFirst()));
                 case "times" -> times(open.store, arguments);

@@ -1,0 +1,285 @@
+"""Stores that a crash left: RocketMQ's own classes and our recovery find the same messages in them.
+
+Goal: "a store written here opens there, including after a crash". Each crash gives two stores. One is as the crash left it,
+and RocketMQ recovers it by its own rules: it must have every message that was acknowledged for good. The other went through
+our recovery first: then both must agree on every message of every queue (place, bytes, properties), on the bounds of every
+queue, on the tags code of every unit, extension units included, and on what is found by key.
+
+Method: a node whose disk is recorded lives under load (tests/crash/power_load: plain queues with extension units, inner
+batches, light message queues, keys), with processes killed all the time. From the record come stores as SIGKILL of every
+process left them (the page cache is whole), and as power cuts left them (any subset of what was not synced).
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "crash"))
+
+from power_check import Recovered, check, config_of, light_places
+from power_disk import Disk
+from power_images import Images
+from power_load import SETTINGS, Run, digest, record_run
+from traffic import seed, tags_code
+
+from commitmq.store.batch_consume_queue import BatchConsumeQueue
+from commitmq.store.client_batch import decode_client_batch
+from commitmq.store.commit_log import CommitLog
+from commitmq.store.consume_queue import ConsumeQueue, list_queues
+from commitmq.store.format import SysFlag
+from commitmq.store.index_file import IndexShape
+from commitmq.store.index_reader import IndexReader, KeyKind, KeyQuery
+from commitmq.store.record import Record
+
+pytestmark = [pytest.mark.interop, pytest.mark.timeout(420)]
+
+# RocketMQ looks for holes in the last three files of a queue only, and refuses a store in which a file that is not the last
+# one never got its size. So no queue may roll twice between two syncs; with real sizes none can.
+SIZES = {
+    "consume_queue.file_bytes": 4_000,
+    "consume_queue.ext_file_bytes": 20_000,
+    "consume_queue.batch_file_bytes": 46 * 200,
+}
+ROCKETMQ = {
+    "mappedFileSizeCommitLog": SETTINGS["commit_log.segment_bytes"],
+    "mappedFileSizeConsumeQueue": SIZES["consume_queue.file_bytes"],
+    "enableConsumeQueueExt": "true",
+    "mappedFileSizeConsumeQueueExt": SIZES["consume_queue.ext_file_bytes"],
+    "mapperFileSizeBatchConsumeQueue": SIZES["consume_queue.batch_file_bytes"],
+    "enableLmq": "true",
+    "enableMultiDispatch": "true",
+    "maxHashSlotNum": SETTINGS["index.hash_slots"],
+    "maxIndexNum": SETTINGS["index.max_items"],
+    # RocketMQ 5.4.0 goes back ten segments at most, which of these small ones is less than the seconds since its checkpoint.
+    "commitLogRecoverMaxNum": 10_000,
+}
+Line = dict[str, Any]
+Key = tuple[str, int]
+Judge = Callable[..., dict[Path, Any]]
+
+
+class Crashed:
+    """One crash: ``left`` is what it left, ``recovered`` the same after our recovery; both are RocketMQ's to write to."""
+
+    def __init__(self, folder: Path, images: Images, disk: Disk, moment: int, chance: random.Random | None) -> None:
+        """The crash after event ``moment``: a power cut when there is ``chance`` to choose what is left, else a kill."""
+        self.name = folder.name
+        self.left, self.recovered = folder.with_name(f"{self.name}-left"), folder.with_name(f"{self.name}-recovered")
+        self.queries = folder.with_name(f"{self.name}.queries")
+        if chance is None:
+            disk.write_cached(self.left)
+        else:
+            disk.write_image(self.left, chance)
+        shutil.copytree(self.left, self.recovered)
+        self._run, self._power = images.run, chance is not None
+        self._store = Recovered(self.recovered, config_of(self._run.settings))
+        events = images.record.events
+        self._before = int(events[moment if self._power else moment - 1]["t"])
+        if self._power:
+            check(self._store, self._run.said, self._before)
+        else:
+            images.check_killed(self._store, moment)
+        self.records = self._store.records()
+        for root in (self.left, self.recovered):
+            shutil.rmtree(root / "run", ignore_errors=True)
+        self.keys = self._some_keys()
+        self.queries.write_text("".join(f"{topic}\t{key}\n" for topic, key in self.keys), encoding="utf-8")
+
+    def _some_keys(self) -> list[tuple[str, str]]:
+        found: dict[tuple[str, str], None] = {}
+        for number, record in enumerate(self.records):
+            if not record.sys_flag & SysFlag.INNER_BATCH:
+                if "KEYS" in record.properties:
+                    found[record.topic, record.properties["KEYS"]] = None
+                if number % 11 == 0:
+                    found[record.topic, record.properties["UNIQ_KEY"]] = None
+        return list(found)
+
+    # ------------------------------------------------------------ what we say
+
+    def our_messages(self) -> dict[Key, list[Line]]:
+        """By queue, in its order: the fields of each message. Light message queues tell their place and the record's."""
+        found: dict[Key, list[Line]] = {}
+        for record in self.records:
+            queue = found.setdefault((record.topic, record.queue_id), [])
+            if record.sys_flag & SysFlag.INNER_BATCH:
+                queue += [
+                    {
+                        "queue_offset": record.queue_offset + number,
+                        "physical_offset": record.physical_offset,
+                        "properties": one.decoded_properties(),
+                        "body_hex": one.body.hex(),
+                    }
+                    for number, one in enumerate(decode_client_batch(record.body))
+                ]
+            else:
+                queue.append(record.to_json())
+            for name, offset in light_places(record):
+                found.setdefault((name, 0), []).append(
+                    {"lmq_offset": offset, "physical_offset": record.physical_offset}
+                )
+        return found
+
+    def our_bounds(self) -> dict[Key, tuple[int, int]]:
+        found = {}
+        layout, settings = self._store.layout, self._store.config.consume_queue
+        for topic, queue_id, folder in list_queues(layout.consume_queue):
+            queue = ConsumeQueue(folder, settings.file_bytes)
+            queue.refresh()
+            found[topic, queue_id] = (queue.min_offset, queue.max_offset)
+        for topic, queue_id, folder in list_queues(layout.batch_consume_queue):
+            batches = BatchConsumeQueue(folder, settings.batch_file_bytes)
+            batches.refresh()
+            found[topic, queue_id] = (0, batches.max_offset)
+        return found
+
+    def our_answers(self) -> dict[tuple[str, str], list[int]]:
+        layout, config = self._store.layout, self._store.config
+        log = CommitLog(layout.commit_log, config.commit_log.segment_bytes)
+        reader = IndexReader(log, layout.index, IndexShape(config.index.hash_slots, config.index.max_items))
+        found = {}
+        for topic, key in self.keys:
+            # As a consumer of RocketMQ's asks: by any of the keys, the unique one too.
+            both = [
+                reader.search(KeyQuery(topic, key, kind), bound=self._store.end, max_messages=10_000).offsets
+                for kind in (KeyKind.KEY, KeyKind.UNIQUE)
+            ]
+            found[topic, key] = sorted({*both[0], *both[1]})
+        reader.close()
+        log.close()
+        return found
+
+    # ------------------------------------------------------------ what was promised
+
+    def check_promises(self, lines: list[Line]) -> int:
+        """Everything that was acknowledged for good is in ``lines``; returns how many messages that are."""
+        found = {
+            (line["topic"], line["queue_id"], line["queue_offset"]): (
+                line["physical_offset"],
+                digest(bytes.fromhex(line["body_hex"])),
+            )
+            for line in lines
+            if "body_hex" in line
+        }
+        promised = 0
+        for time, ack, name, topic, queue_id, offset, physical in self._run.said.acked:
+            if time < self._before and (ack == "flushed" or not self._power):
+                promised += 1
+                assert found.get((topic, queue_id, offset)) == (physical, name), (
+                    f"{self.name}: {topic}/{queue_id}@{offset}"
+                )
+        return promised
+
+
+def by_queue(lines: list[Line]) -> dict[Key, list[Line]]:
+    """RocketMQ's lines of messages, as :meth:`Crashed.our_messages` has them."""
+    found: dict[Key, list[Line]] = {}
+    for line in lines:
+        if "lmq" in line:
+            told = {"lmq_offset": line["lmq_offset"], "physical_offset": line["message"]["physical_offset"]}
+            found.setdefault((line["lmq"], 0), []).append(told)
+        elif "body_hex" in line:
+            properties = {name: value for name, value in line["properties"].items() if name != "__CRC32#"}
+            found.setdefault((line["topic"], line["queue_id"]), []).append({**line, "properties": properties})
+    return found
+
+
+def agree(crash: Crashed, run: Any) -> int:
+    """RocketMQ's ``run`` on the recovered store says what we say; returns how many messages were compared."""
+    ours, theirs = crash.our_messages(), by_queue(run.lines)
+    assert ours.keys() == theirs.keys(), f"{crash.name}: {ours.keys() ^ theirs.keys()}"
+    for key, expected in ours.items():
+        told = theirs[key]
+        # Of a message in a batch we know what the batch says of it; WAIT is what RocketMQ's consumers add.
+        same = [{name: line[name] for name in known} for known, line in zip(expected, told, strict=True)]
+        for line in same:
+            if "total_size" not in line and "properties" in line:
+                line["properties"].pop("WAIT", None)
+        assert same == expected, f"{crash.name}: {key}"
+    bounds = {key: (low, high) for key, (low, high, _) in run.queues.items() if high}
+    assert bounds == {key: one for key, one in crash.our_bounds().items() if one[1]}, f"{crash.name}: {bounds}"
+    records = {record.physical_offset: record for record in crash.records}
+    units = [line for line in run.lines if "tags_code" in line]
+    assert len(units) == sum(high - low for low, high in bounds.values())
+    for line in units:
+        record: Record = records[line["physical_offset"]]
+        assert line["tags_code"] == tags_code(record), f"{crash.name}: {line}"
+    # RocketMQ indexes the record at which its own recovery began to build the index anew a second time (spec 4.2).
+    answers = {
+        (line["topic"], line["key"]): sorted(set(line["physical_offsets"]))
+        for line in run.lines
+        if "physical_offsets" in line
+    }
+    known = crash.our_answers()
+    differing = {
+        key: (answers.get(key), known.get(key)) for key in {*answers, *known} if answers.get(key) != known.get(key)
+    }
+    assert not differing, f"{crash.name}: {differing}"
+    return sum(map(len, ours.values()))
+
+
+def crashes_of(run: Run, folder: Path, kills: int, cuts: int, number: int) -> list[Crashed]:
+    """``kills`` moments at which every process died, and ``cuts`` at which the power went, of a recorded life."""
+    images = Images(run, folder)
+    chance = random.Random(number)
+    looks = images.looks()
+    # Late ones have more in them. A record is played forward once, so moments ascend.
+    moments = sorted(
+        [(chance.choice(looks[len(looks) // 3 :]), False) for _ in range(kills)]
+        + [(chance.randrange(len(images.record.events) // 3, len(images.record.events)), True) for _ in range(cuts)]
+    )
+    found = []
+    for (moment, power), (_, disk) in zip(moments, images.record.disks([at for at, _ in moments]), strict=True):
+        name = folder / f"{'cut' if power else 'kill'}-{moment}"
+        found.append(Crashed(name, images, disk, moment, chance if power else None))
+    return found
+
+
+def judge(crashes: list[Crashed], on_each: Judge) -> tuple[int, int]:
+    """Both stores of each crash in RocketMQ; returns how many messages were compared, and how many promises held."""
+    verbs = {root: ("judge", str(crash.queries)) for crash in crashes for root in (crash.left, crash.recovered)}
+    runs = on_each(verbs, settings=ROCKETMQ)
+    compared = promised = 0
+    for crash in crashes:
+        for root in (crash.left, crash.recovered):
+            assert "failed" not in runs[root].report, f"{root.name}: {runs[root].report['failed']}"
+        compared += agree(crash, runs[crash.recovered])
+        crash.check_promises(runs[crash.recovered].lines)
+        promised += crash.check_promises(runs[crash.left].lines)
+    return compared, promised
+
+
+def test_rocketmq_opens_what_crashes_left(tmp_path: Path, run_rocketmq_on_each: Judge) -> None:
+    number = seed()
+    run = record_run(tmp_path / "life", number, deletes=False, short=True, **SIZES)
+    compared, promised = judge(crashes_of(run, tmp_path, 1, 2, number), run_rocketmq_on_each)
+    assert compared > 200
+    assert promised > 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "mode",
+    [
+        {},
+        {"commit_log.flush_mode": "async"},
+        {"commit_log.append_properties_crc": False, "consume_queue.enable_ext": False},
+        {"commit_log.preallocate_segments": 1, "consume_queue.flush_least_pages": 0},
+    ],
+    ids=["default", "async", "plain", "eager"],
+)
+def test_rocketmq_opens_what_many_crashes_left(
+    mode: dict[str, Any], tmp_path: Path, run_rocketmq_on_each: Judge
+) -> None:
+    number = seed()
+    run = record_run(tmp_path / "life", number, deletes=False, **SIZES, **mode)
+    compared, promised = judge(crashes_of(run, tmp_path, 8, 24, number), run_rocketmq_on_each)
+    print(f"crashes=32 messages_compared={compared} promises={promised}")  # noqa: T201
+    assert promised > 5_000
