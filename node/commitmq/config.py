@@ -83,6 +83,15 @@ class IndexConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ProducersConfig:
+    max_entries: int = _key(50_000, 1)
+    window: int = _key(8, 1, 1024)
+    expiry_ms: int = _key(604_800_000, 1_000)
+    snapshot_bytes: int = _key(256 * 1024 * 1024, 65536)
+    snapshot_interval_ms: int = _key(60_000, 10)
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryConfig:
     enable: bool = _key(True)
     budget_bytes: int = _key(0, 0)
@@ -182,6 +191,7 @@ class NodeConfig:
     consume_queue: ConsumeQueueConfig = field(default_factory=ConsumeQueueConfig)
     index: IndexConfig = field(default_factory=IndexConfig)
     topics: TopicsConfig = field(default_factory=TopicsConfig)
+    producers: ProducersConfig = field(default_factory=ProducersConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     reader: ReaderConfig = field(default_factory=ReaderConfig)
     filter: FilterConfig = field(default_factory=FilterConfig)

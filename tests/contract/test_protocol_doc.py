@@ -63,6 +63,8 @@ def matches(expected: Any, found: Any) -> bool:
         return True
     if isinstance(expected, dict) and isinstance(found, dict):
         return expected.keys() == found.keys() and all(matches(expected[key], found[key]) for key in expected)
+    if isinstance(expected, list) and isinstance(found, list):
+        return len(expected) == len(found) and all(map(matches, expected, found))
     return bool(expected == found)
 
 

@@ -67,7 +67,7 @@ def comparable(output: str, store: Path) -> str:
 
 def test_the_tour_prints_what_it_says(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     blocks = tour_blocks()
-    assert [language for language, _ in blocks] == ["console", "pycon", "pycon", "console"]
+    assert [language for language, _ in blocks] == ["console", "pycon", "pycon", "pycon", "console"]
     names: dict[str, object] = {}
     for language, text in blocks:
         if language == "pycon":
@@ -75,7 +75,7 @@ def test_the_tour_prints_what_it_says(store: Path, monkeypatch: pytest.MonkeyPat
             report: list[str] = []
             failed, attempted = doctest.DocTestRunner(verbose=False).run(example, out=report.append, clear_globs=False)
             names.update(example.globs)  # the parser made a copy
-            assert attempted >= 3
+            assert attempted >= 1
             assert failed == 0, "".join(report)
             continue
         for command, expected in commands_of(text):

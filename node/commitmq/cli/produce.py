@@ -55,6 +55,12 @@ Numbered = tuple[int, "Message | bytes"]
     help="What each batch waits for.",
 )
 @click.option("--compress", type=click.Choice(["zlib", "lz4", "zstd"]), help="Compress larger bodies.")
+@click.option("--idempotent", is_flag=True, help="Send again what was not answered; the node stores it once.")
+@click.option(
+    "--producer-id",
+    metavar="ID",
+    help="Idempotent under this name: the same input sent again, with the same queue, stores only what is missing.",
+)
 @click.option("--timeout", type=click.FloatRange(min=0.001), default=10.0, show_default=True, help="Seconds a batch.")
 @json_option
 @node_option
@@ -68,6 +74,8 @@ def produce(
     queue: int | None,
     ack: str,
     compress: str | None,
+    idempotent: bool,
+    producer_id: str | None,
     timeout: float,
     as_json: bool,
     node: str,
@@ -77,16 +85,21 @@ def produce(
     Empty lines are left out. A line that is no message ends the command with its number, after what came before it was
     stored; so does a failed send, saying how many messages are stored.
     """
-    from commitmq.client.producer import Producer
-
     if form == "jsonl" and (tags or keys):
         raise click.UsageError("with --format jsonl each line has its own tags and keys")
+    if producer_id is not None and queue is None and form == "lines":
+        raise click.UsageError("--producer-id needs --queue: a repetition must send to the same queue")
+    sure: dict[str, Any] = {"idempotent": idempotent or producer_id is not None, "producer_id": producer_id}
     parse = _message_of_json if form == "jsonl" else _message_of_line(tags, keys)
     source: BinaryIO = sys.stdin.buffer if path is None else path.open("rb")
     started = time.perf_counter()
     state = _Progress()
     try:
-        with source, _bar(path) as advance, Producer(node, ack=ack, timeout_s=timeout, compress=compress) as producer:
+        with (
+            source,
+            _bar(path) as advance,
+            _producer(node, ack=ack, timeout_s=timeout, compress=compress, **sure) as producer,
+        ):
             _send_all(producer, topic, queue, batch, _messages(source.fileno(), parse, state, advance), state)
     except _BadLineError as error:
         fail(f"line {error.number}: {error.reason}; {state.stored} messages before it are stored")
@@ -105,6 +118,15 @@ def produce(
         return
     left_out = f", {state.empty} empty lines left out" if state.empty else ""
     click.echo(f"{state.stored} messages stored in {topic} in {seconds:.2f} s ({ack}){left_out}")
+
+
+def _producer(node: str, **settings: Any) -> Producer:
+    from commitmq.client.producer import Producer
+
+    try:
+        return Producer(node, **settings)
+    except ValueError as error:
+        raise click.UsageError(str(error)) from error
 
 
 class _Progress:

@@ -179,6 +179,7 @@ class BatchSender:
             return
         refusal = wire.send_refusal(answer)
         self._problem = self._problem or refusal
+        self._refused(number, refusal)
         if refusal.outcome is Outcome.STORED:
             self._stored += run.count
             if "queue_offset" in answer:
@@ -186,6 +187,9 @@ class BatchSender:
         elif refusal.outcome is Outcome.UNKNOWN:
             self._unknown += run.count
         self._core.routes.forget(self._plan.topic)
+
+    def _refused(self, number: int, refusal: SendError) -> None:
+        """Run ``number`` was not acknowledged, but answered."""
 
     def _lose(self, error: SendError) -> None:
         self._unknown += sum(run.count for _, run in self._flying.values())

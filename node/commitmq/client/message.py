@@ -34,6 +34,7 @@ _BY_PARAMETER: Final = {
     Property.SHARDING_KEY: "give it as sharding_key=",
     Property.UNIQUE_KEY: "the client makes it",
     Property.CRC32: "the node makes it",
+    Property.PRODUCER_SEQUENCE: "an idempotent producer makes it",
     Property.INNER_MULTI_DISPATCH: "give the names as multi_dispatch=",
     # Marks that turn a message into a delayed one, a half message, a timer or an inner batch. The node refuses them on
     # a plain send, and with them the whole run, so a message must not get that far.
@@ -321,7 +322,12 @@ def _check_text(what: str, text: str) -> str:
 
 
 _NOT_SENT_AGAIN: Final = frozenset(
-    (Property.UNIQUE_KEY, Property.INNER_MULTI_DISPATCH, Property.INNER_MULTI_QUEUE_OFFSET)
+    (
+        Property.UNIQUE_KEY,
+        Property.INNER_MULTI_DISPATCH,
+        Property.INNER_MULTI_QUEUE_OFFSET,
+        Property.PRODUCER_SEQUENCE,
+    )
 )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from types import TracebackType
-from typing import Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
 import orjson
 import zmq
@@ -23,6 +23,7 @@ from commitmq.client.message import (
     build_properties,
     check_body,
     check_flag,
+    check_properties_size,
     check_topic,
     join_queue_names,
     sendable,
@@ -36,7 +37,11 @@ from commitmq.errors import CommitMQError, InvalidMessageError, SendError
 from commitmq.store.compression import compress, compression_flags
 from commitmq.store.format import Property
 from commitmq.store.java import java_string_hash
+from commitmq.store.producer_mark import MAX_MARK_BYTES
 from commitmq.store.unique_ids import UniqueIds
+
+if TYPE_CHECKING:
+    from commitmq.client.idempotent import Sequences
 
 _ACKS: Final = ("flushed", "memory")
 # What a message costs besides its body, for the bound on pending bytes; it need not be exact.
@@ -73,6 +78,21 @@ class Producer:
 
     Order: messages that one thread sends to one queue are stored in that order. Without ``queue`` or ``sharding_key`` a
     message may go to any queue.
+
+    ``idempotent``: each message is numbered and stored exactly once, and what would be of unknown fate (the node died, the
+    connection ended) is sent again by itself for as long as its ``timeout_s`` lasts; give that the time a restart of the
+    node takes. A single ``send`` takes a little longer then. The node remembers a producer for ``producers.expiry_ms``.
+    Not for memory topics, BatchCQ topics and ``multi_dispatch``. A message whose time is over is still of unknown fate.
+
+    With a ``producer_id`` (1 to 64 letters, digits and ``._-/@+=``) that outlives this object, a program can repeat
+    itself: messages are numbered from 0 in each queue, in the order of sending, and one that has the same id,
+    ``producer_epoch``, queue and number as a stored one is that one: it is not stored, and its result
+    (``duplicate``) tells where it lies. So an attempt that failed is repeated by a new producer, anywhere, that sends the
+    same messages in the same order to the same queues, however they are cut into batches; two attempts at the same time
+    store each message once. Every send needs its queue (``queue``, or sharding keys while the number of queues stays) then.
+    A higher epoch begins at 0 again and shuts out the lower ones: their sends are refused as PRODUCER_FENCED. After a
+    send of unknown fate such a producer refuses to go on; its successor repeats all of it. An id belongs to one sender:
+    several at the same time must send the very same messages.
     """
 
     def __init__(
@@ -85,8 +105,15 @@ class Producer:
         compress_over_bytes: int = 4096,
         max_pending: int = 100_000,
         max_pending_bytes: int = 128 * 1024 * 1024,
+        idempotent: bool = False,
+        producer_id: str | None = None,
+        producer_epoch: int = 0,
     ) -> None:
         """Raises ValueError for a setting out of range; nothing is connected yet."""
+        if not idempotent and (producer_id is not None or producer_epoch):
+            raise ValueError("producer_id and producer_epoch are for idempotent=True")
+        if producer_id is None and producer_epoch:
+            raise ValueError("producer_epoch needs a producer_id: without one the producer counts epochs by itself")
         if timeout_s <= 0:
             raise ValueError(f"timeout_s must be positive, not {timeout_s}")
         if max_pending < 1 or max_pending_bytes < 1:
@@ -98,7 +125,20 @@ class Producer:
         self._compress_flags = 0 if compress is None else compression_flags(compress)
         self._compress_over = compress_over_bytes
         self._ids = UniqueIds()
-        self._core = SendCore(node, timeout_s=timeout_s, max_pending=max_pending, max_pending_bytes=max_pending_bytes)
+        self._sequences: Sequences | None = None
+        limits: dict[str, Any] = {
+            "timeout_s": timeout_s,
+            "max_pending": max_pending,
+            "max_pending_bytes": max_pending_bytes,
+        }
+        if idempotent:
+            from commitmq.client.idempotent import IdempotentCore
+            from commitmq.client.idempotent import Sequences as Numbers
+
+            self._sequences = Numbers(producer_id, producer_epoch)
+            self._core: SendCore = IdempotentCore(node, self._sequences, **limits)
+        else:
+            self._core = SendCore(node, **limits)
         self._pid = self._core.pid
         self._starts: dict[tuple[str, str | None], str] = {}
         self._closed = False
@@ -140,8 +180,8 @@ class Producer:
             self._check_usable()
         if core.elsewhere:
             core = core.elsewhere.get(topic, core)
-        if core.outstanding or not core.io.acquire(False):
-            # Others are sending. Joining their runs is faster than taking turns.
+        if core.outstanding or self._sequences is not None or not core.io.acquire(False):
+            # Others are sending. Joining their runs is faster than taking turns. (And numbering is the pump's.)
             deadline = now + (timeout_s or self._timeout_s)
             return self._send_along(topic, body, tags, keys, properties, sharding_key, queue, flag, ack, deadline)
         try:
@@ -296,6 +336,10 @@ class Producer:
         if self._core.all_in_flight() and (queue is not None or sharding_keys is not None):
             # Messages this thread sent before must come before this batch in their queue.
             self._core.flush(deadline)
+        if self._sequences is not None:
+            return self._send_numbered_batch(
+                topic, messages, tags, keys, properties, sharding_keys, queue, limit, self._ack if ack is None else ack
+            )
         # Only batches need numpy: a producer of single messages starts without it.
         from commitmq.client.batch_plan import plan_batch
         from commitmq.client.batch_sender import BatchSender
@@ -322,6 +366,54 @@ class Producer:
                     # Deleted and made again as the other kind: nothing is stored, so all of it goes to the other process.
                     if plan.order is not None or not self._core.corrected(topic, error):
                         raise
+
+    def _send_numbered_batch(
+        self,
+        topic: str,
+        messages: Sequence[bytes | Message],
+        tags: str | Sequence[str | None] | None,
+        keys: Sequence[Keys | None] | None,
+        properties: Mapping[str, str] | None,
+        sharding_keys: Sequence[str | None] | None,
+        queue: int | None,
+        limit: float,
+        ack: str,
+    ) -> BatchResult:
+        from commitmq.client.batch_plan import plan_batch
+        from commitmq.client.idempotent import IdempotentCore
+        from commitmq.client.idempotent_batch import NumberedBatchSender
+
+        core, deadline = self._core, time.monotonic() + limit
+        assert isinstance(core, IdempotentCore)
+        if core.routes.takes_inner_batches(check_topic(topic), deadline):
+            raise InvalidMessageError(f"topic {topic!r} has queue.type=BatchCQ, which takes no idempotent sends")
+        core.core_for(topic, min(deadline, time.monotonic() + 1.0))
+        with core.guest(deadline):
+            for last in (False, True):
+                plan = plan_batch(
+                    topic,
+                    messages,
+                    tags=tags,
+                    keys=keys,
+                    properties=properties,
+                    sharding_keys=sharding_keys,
+                    compressed=None if self._compress is None else self._compressed,
+                )
+                if (
+                    queue is None
+                    and not core.sequences.is_own
+                    and (plan.sharding_keys is None or not all(plan.sharding_keys))
+                ):
+                    raise _needs_queue()
+                core.sequences.check()
+                core.connected(deadline)
+                plan.check_sizes(core.max_message_bytes)
+                try:
+                    return NumberedBatchSender(core, plan, self._ids, ack=_check_ack(ack), limit_s=limit).send(queue)
+                except BatchSendError as error:
+                    if last or not core.is_behind(error):
+                        raise
+        raise AssertionError("the second attempt returns or raises")
 
     # ------------------------------------------------------------ the end
 
@@ -403,6 +495,8 @@ class Producer:
         if flag:
             check_flag(flag)
         check_topic(topic)
+        if self._sequences is not None:
+            self._check_numbered(topic, queue, sharding_key, len(encoded), deadline)
         if queue is None:
             queue = _shard(sharding_key, core.routes.queues(topic, deadline)) if sharding_key else -1
         elif queue < 0:
@@ -427,6 +521,17 @@ class Producer:
         self._core.submit(topic, queue, self._ack if ack is None else _check_ack(ack), future)
         return future
 
+    def _check_numbered(
+        self, topic: str, queue: int | None, sharding_key: str | None, properties_bytes: int, deadline: float
+    ) -> None:
+        assert self._sequences is not None
+        check_properties_size(properties_bytes + MAX_MARK_BYTES)
+        if queue is None and not sharding_key and not self._sequences.is_own:
+            raise _needs_queue()
+        self._sequences.check()
+        if self._core.routes.is_memory(topic, min(deadline, time.monotonic() + 1.0)):
+            raise InvalidMessageError(f"topic {topic!r} is kept in memory: memory topics take no idempotent sends")
+
     def _send_to_further_queues(
         self,
         topic: str,
@@ -442,6 +547,8 @@ class Producer:
         ack: str | None,
     ) -> SendResult:
         """A send by itself: runs cannot carry what such a record needs. Sends under way go first."""
+        if self._sequences is not None:
+            raise InvalidMessageError("an idempotent producer's messages cannot go to further queues")
         self._check_usable()
         self._check_may_wait()
         core = self._core
@@ -542,6 +649,12 @@ def _check_ack(ack: str) -> str:
     if ack not in _ACKS:
         raise ValueError(f"ack must be one of {', '.join(_ACKS)}, not {ack!r}")
     return ack
+
+
+def _needs_queue() -> InvalidMessageError:
+    return InvalidMessageError(
+        "a producer with a given producer_id needs queue or sharding keys: a repetition must send to the same queues"
+    )
 
 
 def _shard(sharding_key: str, queues: int) -> int:

@@ -14,7 +14,8 @@ class SendResult(NamedTuple):
     """Where a message was stored. Offsets: ``queue_offset`` counts messages, ``physical_offset`` bytes of the log.
 
     ``ack`` is what was reached (``flushed`` or ``memory``), ``msg_id`` the offset message id, ``unique_id`` the id that
-    the producer gave the message.
+    the producer gave the message. ``duplicate``: an idempotent producer sent it again and it was stored already; the rest
+    is about the stored one, or -1 and empty where the node does not remember its place.
     """
 
     topic: str
@@ -25,6 +26,7 @@ class SendResult(NamedTuple):
     msg_id: str
     unique_id: str
     ack: str
+    duplicate: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """The fields by name."""
@@ -32,7 +34,8 @@ class SendResult(NamedTuple):
 
     def __repr__(self) -> str:
         place = f"{self.topic}/{self.queue}@{self.queue_offset}"
-        return f"SendResult({place}, physical_offset={self.physical_offset}, {self.ack})"
+        again = ", duplicate" if self.duplicate else ""
+        return f"SendResult({place}, physical_offset={self.physical_offset}, {self.ack}{again})"
 
 
 class RunAck:
@@ -61,6 +64,8 @@ class RunAck:
 
     def result(self, index: int) -> SendResult:
         """The result of message ``index`` of the run."""
+        if "stored_before" in self.answer:
+            return self._repeated(index)
         offsets = self._offsets
         if offsets is None:
             offsets = self._offsets = self._physical_offsets()
@@ -68,11 +73,6 @@ class RunAck:
         physical = offsets[index]
         # An id is the store's host, the same for the whole run, and the physical offset as 16 digits.
         msg_id = f"{answer['msg_id'][:-16]}{physical:016X}"
-        unique = self.unique
-        if isinstance(unique, tuple):
-            unique_id = f"{unique[0]}{(unique[1] + index) & 0xFFFF:04X}"
-        else:
-            unique_id = unique[index]
         return SendResult(
             self.topic,
             self.queue,
@@ -80,16 +80,45 @@ class RunAck:
             physical,
             answer["store_timestamp"],
             msg_id,
-            unique_id,
+            self._unique_id(index),
             self.ack,
         )
 
-    def _physical_offsets(self) -> list[int]:
+    def _repeated(self, index: int) -> SendResult:
+        """As :meth:`result`, of a run that was stored before, all of it or its first messages."""
+        answer = self.answer
+        before = answer["stored_before"]
+        rest = answer.get("rest") or {}
+        prefix = (answer["msg_id"] or rest.get("msg_id", ""))[:-16]
+        if index < len(before):
+            queue_offset, physical, stamp, unique_id = before[index]
+            msg_id = f"{prefix}{physical:016X}" if prefix and physical >= 0 else ""
+            return SendResult(
+                self.topic, self.queue, queue_offset, physical, stamp, msg_id, unique_id, self.ack, duplicate=True
+            )
+        if self._offsets is None:
+            self._offsets = self._physical_offsets(len(before))
+        within = index - len(before)
+        physical = self._offsets[within]
+        msg_id = f"{prefix}{physical:016X}"
+        stamp = rest["store_timestamp"]
+        unique_id = self._unique_id(index)
+        return SendResult(
+            self.topic, self.queue, rest["queue_offset"] + within, physical, stamp, msg_id, unique_id, self.ack
+        )
+
+    def _unique_id(self, index: int) -> str:
+        unique = self.unique
+        if isinstance(unique, tuple):
+            return f"{unique[0]}{(unique[1] + index) & 0xFFFF:04X}"
+        return unique[index]
+
+    def _physical_offsets(self, before: int = 0) -> list[int]:
         # A run that met a segment's end lies in parts: [[count, physical offset of the first], …].
         parts = self.answer.get("parts") or [[self.count, self.answer["physical_offset"]]]
         offsets: list[int] = []
         for count, start in parts:
-            done = len(offsets)
+            done = before + len(offsets)
             offsets.extend(accumulate(map(int, self.sizes[done : done + count - 1]), initial=int(start)))
         return offsets
 

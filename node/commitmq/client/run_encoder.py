@@ -2,7 +2,8 @@
 
 A record of a run is an ordinary one (see :mod:`commitmq.store.record`) with zeros where only the node knows the value:
 queueOffset, physicalOffset, both hosts, storeTimestamp. With ``properties_crc`` its properties end with an empty
-``__CRC32#`` slot of 20 bytes.
+``__CRC32#`` slot of 20 bytes. Before it comes the mark of an idempotent producer, if it is one's
+(:mod:`commitmq.store.producer_mark`).
 
 Two encoders make the same bytes:
 
@@ -32,6 +33,7 @@ from commitmq.store.format import (
     Property,
     SysFlag,
 )
+from commitmq.store.producer_mark import MARK_DIGITS, mark_of
 from commitmq.store.properties import encode_properties
 from commitmq.store.unique_ids import MAX_BLOCK, UniqueIds
 
@@ -76,9 +78,22 @@ class RunLayout:
     ``head`` packs everything before the body: see :func:`record_parts`.
     """
 
-    __slots__ = ("crc_slot", "fixed_bytes", "head", "magic", "sys_flag", "tail", "topic", "topic_bytes", "v6_bytes")
+    __slots__ = (
+        "crc_slot",
+        "end_bytes",
+        "fixed_bytes",
+        "head",
+        "magic",
+        "mark",
+        "sys_flag",
+        "tail",
+        "topic",
+        "topic_bytes",
+        "v6_bytes",
+    )
 
-    def __init__(self, topic: str, *, born_v6: bool, store_v6: bool, properties_crc: bool) -> None:
+    def __init__(self, topic: str, *, born_v6: bool, store_v6: bool, properties_crc: bool, mark: bytes = b"") -> None:
+        """``mark``: of an idempotent producer, without the sequence."""
         name = topic.encode()
         wide = len(topic) > V1_TOPIC_UNITS
         self.topic = topic
@@ -92,20 +107,36 @@ class RunLayout:
         self.head = struct.Struct(f">iiiii16xiq{born + 8 + store}xi8xi")
         self.tail = (_SHORT.pack(len(name)) if wide else bytes((len(name),))) + name
         self.crc_slot = CRC_SLOT if properties_crc else b""
+        self.mark = mark
+        # What every record's properties end with: the unique id, the mark, the slot.
+        self.end_bytes = UNIQUE_BYTES + (len(mark) + MARK_DIGITS + 1 if mark else 0) + len(self.crc_slot)
         # Everything but the body and the properties.
         self.fixed_bytes = MIN_RECORD_BYTES + wide + self.v6_bytes + len(name)
 
     def record_bytes(self, body_bytes: int, properties_bytes: int) -> int:
         """Size of a record whose properties (without unique id and slot) take ``properties_bytes``."""
-        return self.fixed_bytes + body_bytes + properties_bytes + UNIQUE_BYTES + len(self.crc_slot)
+        return self.fixed_bytes + body_bytes + properties_bytes + self.end_bytes
 
 
 def record_parts(
-    layout: RunLayout, queue: int, body: bytes, properties: bytes, unique_id: str, flag: int, sys_flag: int, born: int
+    layout: RunLayout,
+    queue: int,
+    body: bytes,
+    properties: bytes,
+    unique_id: str,
+    flag: int,
+    sys_flag: int,
+    born: int,
+    sequence: int = 0,
 ) -> tuple[int, bytes, bytes]:
-    """``(size, head, tail)`` of one record: head + body + tail are its bytes. ``properties`` without the unique id."""
-    slot = layout.crc_slot
-    properties_bytes = len(properties) + UNIQUE_BYTES + len(slot)
+    """``(size, head, tail)`` of one record: head + body + tail are its bytes. ``properties`` without the unique id.
+
+    ``sequence`` counts only where the layout has a mark.
+    """
+    end = layout.crc_slot
+    if layout.mark:
+        end = mark_of(layout.mark, sequence) + end
+    properties_bytes = len(properties) + layout.end_bytes
     body_bytes = len(body)
     size = layout.fixed_bytes + body_bytes + properties_bytes
     head = layout.head.pack(
@@ -117,7 +148,7 @@ def record_parts(
         properties,
         UNIQUE_PREFIX,
         unique_id.encode(),
-        slot,
+        end,
     )
     return size, head, tail
 
@@ -142,6 +173,15 @@ def _head_type(v6_bytes: int) -> np.dtype[np.void]:
     return _head_types[v6_bytes]
 
 
+def _decimal_digits(first: int, count: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """MARK_DIGITS decimal digits, in ASCII, of each of ``count`` numbers: one row a number."""
+    import numpy as np
+
+    numbers = np.arange(first, first + count, dtype=np.int64)
+    powers = 10 ** np.arange(MARK_DIGITS - 1, -1, -1, dtype=np.int64)
+    return (numbers[:, None] // powers % 10 + 48).astype(np.uint8)
+
+
 def encode_run(
     layout: RunLayout,
     queue: int,
@@ -153,23 +193,24 @@ def encode_run(
     flags: int | Sequence[int] = 0,
     sys_flags: int | Sequence[int] = 0,
     body_sizes: np.ndarray[Any, np.dtype[np.int64]] | None = None,
+    sequence: int = 0,
 ) -> EncodedRun:
     """Encode ``bodies`` (1 to MAX_RUN_MESSAGES) as one run.
 
     ``properties`` are encoded, without the unique id: one for all, or one per message. ``sys_flags``: compression bits.
-    Limits of sizes are the caller's business; properties beyond 32,767 bytes raise InvalidMessageError.
+    ``sequence``: of the first record, where the layout has a mark. Limits of sizes are the caller's business; properties
+    beyond 32,767 bytes raise InvalidMessageError.
     """
     import numpy as np
 
     count = len(bodies)
     sizes_of_bodies = np.fromiter(map(len, bodies), np.int64, count) if body_sizes is None else body_sizes
     prefix, counter = unique_ids.block(count)
-    slot = layout.crc_slot
     if isinstance(properties, bytes):
-        properties_bytes: Any = len(properties) + UNIQUE_BYTES + len(slot)
+        properties_bytes: Any = len(properties) + layout.end_bytes
         longest = properties_bytes
     else:
-        properties_bytes = np.fromiter(map(len, properties), np.int64, count) + (UNIQUE_BYTES + len(slot))
+        properties_bytes = np.fromiter(map(len, properties), np.int64, count) + layout.end_bytes
         longest = int(properties_bytes.max())
     if longest > MAX_PROPERTIES_BYTES:
         raise InvalidMessageError(f"the properties take {longest} bytes, at most {MAX_PROPERTIES_BYTES} are allowed")
@@ -184,12 +225,15 @@ def encode_run(
     before = UNIQUE_PREFIX + prefix
     if isinstance(properties, bytes):
         before = layout.tail + _SHORT.pack(longest) + properties + before
-    after = b"\x02" + slot
+    after = b"\x02" + mark_of(layout.mark, sequence) + layout.crc_slot
     tail_bytes = len(before) + 4 + len(after)
     # Piece i is the tail of message i-1 followed by the head of message i; the first has no tail, the last no head.
     pieces = np.zeros((count + 1, tail_bytes + head_bytes), np.uint8)
     pieces[1:, :tail_bytes] = np.frombuffer(before + b"0000" + after, np.uint8)
     pieces[1:, len(before) : len(before) + 4] = digits
+    if layout.mark:
+        at = len(before) + 5 + len(layout.mark)
+        pieces[1:, at : at + MARK_DIGITS] = _decimal_digits(sequence, count)
     heads = np.ndarray((count,), head_type, pieces, tail_bytes, (pieces.strides[0],))
     heads["size"] = sizes
     heads["magic"] = layout.magic

@@ -11,8 +11,9 @@ The pump sends the first pending message at once. While runs are in flight, what
 when an answer comes back, or when :data:`FULL_RUN_BYTES` are there and fewer than :data:`WINDOW` runs are in flight. So
 a lone message waits for nobody, and a stream of them travels in runs.
 
-What happens to pending sends when the connection ends: those handed to it are of *unknown* fate and fail at once; those
-not handed over stay pending, are sent on the next connection, and fail as *not stored* when their time is over.
+What happens to pending sends when the connection ends: those handed to it are of *unknown* fate and fail at once (an
+idempotent producer repeats them, see commitmq.client.idempotent); those not handed over stay pending, are sent on the next
+connection, and fail as *not stored* when their time is over.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ _Group = tuple[str, int, str]  # topic, queue or -1, ack
 _log = logging.getLogger("commitmq.client")
 
 
-class _InFlight:
+class InFlight:
     """One run on its way."""
 
     __slots__ = ("ack", "bytes", "futures", "queue", "sizes", "topic")
@@ -95,12 +96,14 @@ class SendCore:
         self.max_message_bytes = 0
         self.outstanding = 0  # messages pending or in flight; condition held to change
         self.closed = False
+        self.mark = b""  # what records of an idempotent producer carry
+        self._repeating = False  # such a producer sends something again, and nothing else until that is answered
         self._outstanding_bytes = 0
         self._waiting = 0  # threads waiting for space or for a flush
         self._guests = 0  # batches that want the connection
         self._groups: dict[_Group, deque[SendFuture]] = {}
         self._pending_bytes = 0
-        self._flying: dict[int, _InFlight] = {}
+        self._flying: dict[int, InFlight] = {}
         self._earliest = float("inf")
         self._thread: threading.Thread | None = None
         self._asleep = False
@@ -182,6 +185,7 @@ class SendCore:
                 born_v6=bool(hello["born_host"]["v6"]),
                 store_v6=bool(hello["store_host"]["v6"]),
                 properties_crc=bool(hello["properties_crc"]),
+                mark=self.mark,
             )
         return layout
 
@@ -364,17 +368,17 @@ class SendCore:
                 except Exception as error:
                     # Nothing here should raise; if it does, no future may be left hanging.
                     _log.exception("the producer's sending thread failed", extra={"fields": {}})
-                    self._lose(f"the client failed: {error!r}")
+                    self._give_up(f"the client failed: {error!r}")
                     self._fail_pending(True, "CLIENT_ERROR", f"the client failed: {error!r}")
 
     def _drive(self) -> None:
         """Send and receive until nothing is in flight and nothing may be sent now (io held)."""
         while not self.closed:
-            if not self._guests:
+            if not self._guests or self._repeating:
                 self._fill()
             with self.condition:
                 if not self._flying:
-                    if not self._groups or self._guests:
+                    if not self._repeating and (not self._groups or self._guests):
                         return
                     continue
                 self._asleep = len(self._flying) < WINDOW and not self._guests
@@ -480,7 +484,7 @@ class SendCore:
                 waiting.extendleft(reversed(futures))
             self._lose(error.message)
             return
-        self._flying[identity] = _InFlight(topic, queue, ack, futures, sizes)
+        self._flying[identity] = InFlight(topic, queue, ack, futures, sizes)
 
     def _receive(self) -> None:
         """Wait for answers, a ring of the bell or one tick; take all answers that are there."""
@@ -517,7 +521,7 @@ class SendCore:
             if not self._flying:
                 return
 
-    def _answered(self, run: _InFlight, answer: dict[str, Any]) -> None:
+    def _answered(self, run: InFlight, answer: dict[str, Any]) -> None:
         if not answer["ok"]:
             self.routes.forget(run.topic)
             if answer.get("code") == WRONG_ENDPOINT and not self.is_primary:
@@ -540,6 +544,10 @@ class SendCore:
         flying, self._flying = self._flying, {}
         for run in flying.values():
             self._fail(run.futures, lambda: unknown(sentence))
+
+    def _give_up(self, sentence: str) -> None:
+        """Nothing that is in flight will be asked about again."""
+        self._lose(sentence)
 
     def _expire(self) -> None:
         """Fail what is out of time; a run of which nobody waits any more takes the connection with it."""
@@ -624,7 +632,7 @@ class SendCore:
             thread.join(1.0)
         locked = self.io.acquire(timeout=1.0)
         try:
-            self._lose("the producer was closed before the answer")
+            self._give_up("the producer was closed before the answer")
             self.directory.close()
             if self.is_primary:
                 self.routes.close()

@@ -20,6 +20,7 @@ from commitmq.kernels.raw import (
     REASON_QUEUE,
     REASON_RECORD_SIZE,
     REASON_RESERVED_FIELD,
+    REASON_SEQUENCE,
     REASON_SHORT,
     REASON_SYS_FLAG,
     REASON_TOPIC,
@@ -33,6 +34,8 @@ from commitmq.kernels.raw import (
     same_bytes,
     store8,
 )
+
+MARK_DIGITS = 12  # of the sequence that ends a producer's mark, see commitmq.store.producer_mark
 
 # What a client may set in sysFlag: compressed, and the compression type.
 CLIENT_SYS_FLAGS = 0x1 | 0x700
@@ -71,6 +74,18 @@ def utf8_error(buf, start, end):  # type: ignore[no-untyped-def]
                 return at
         at += more + 1
     return -1
+
+
+@njit(inline="always")
+def mark_number(buf, at):  # type: ignore[no-untyped-def]
+    """The number that MARK_DIGITS digits at ``at`` are; -1 when one is no digit."""
+    value = np.int64(0)
+    for index in range(MARK_DIGITS):
+        digit = np.int64(buf[at + index]) - 48
+        if digit < 0 or digit > 9:
+            return np.int64(-1)
+        value = value * 10 + digit
+    return value
 
 
 @njit(
@@ -117,19 +132,20 @@ def properties_reason(buf, start, end, names, name_ends):  # type: ignore[no-unt
 
 @njit(
     "int64(Array(uint8, 1, 'C', readonly=True), Array(uint8, 1, 'C', readonly=True), int64, int64, int64, int64,"
-    " boolean, Array(uint8, 1, 'C', readonly=True), Array(int64, 1, 'C', readonly=True), Array(int64, 1, 'C'),"
-    " Array(int64, 1, 'C'))",
+    " boolean, Array(uint8, 1, 'C', readonly=True), Array(int64, 1, 'C', readonly=True),"
+    " Array(uint8, 1, 'C', readonly=True), int64, Array(int64, 1, 'C'), Array(int64, 1, 'C'))",
     cache=True,
     nogil=True,
 )
 def check_run(  # type: ignore[no-untyped-def]
-    buf, topic, queue_id, max_body, max_record, v6_flags, crc_slot, names, name_ends, ends, out
+    buf, topic, queue_id, max_body, max_record, v6_flags, crc_slot, names, name_ends, mark, sequence, ends, out
 ):
     """Check every record of the run ``buf``; trusts nothing.
 
     ``ends[i]`` becomes the end of record i in the run (int64, at least ``buf.size // 91 + 1`` long); ``out[0]`` the
     number of good records, ``out[1]`` the position of the first bad one. ``v6_flags`` are the sysFlag bits 0x30 the
-    layout must have, ``crc_slot`` whether each record must end with an empty ``__CRC32#`` slot.
+    layout must have, ``crc_slot`` whether each record must end with an empty ``__CRC32#`` slot. Unless ``mark`` is empty,
+    record i must carry it, with the number ``sequence`` + i, as the last property (before that slot).
     Returns OK or the reason.
     """
     at = np.int64(0)
@@ -170,6 +186,12 @@ def check_run(  # type: ignore[no-untyped-def]
             if not has_crc_slot(buf, properties, properties_size):
                 return REASON_CRC_SLOT
             stop -= CRC_SLOT_BYTES
+        if mark.size:
+            stop -= mark.size + MARK_DIGITS + 1
+            if stop < properties or not same_bytes(buf, stop, mark, 0, mark.size):
+                return REASON_SEQUENCE
+            if buf[stop + mark.size + MARK_DIGITS] != 2 or mark_number(buf, stop + mark.size) != sequence + count:
+                return REASON_SEQUENCE
         reason = properties_reason(buf, properties, stop, names, name_ends)
         if reason != OK:
             return reason

@@ -51,6 +51,7 @@ FORBIDDEN_PROPERTIES = (
     "TIMER_DELIVER_MS",
     "TIMER_OUT_MS",
     "TIMER_DEL_UNIQKEY",
+    "__PSEQ__",
     "__CRC32#",
 )
 
@@ -72,6 +73,7 @@ _SENTENCES = {
     raw.REASON_FORBIDDEN_PROPERTY: "it carries a property that only the node may set",
     raw.REASON_CRC_SLOT: "its properties do not end with the 20-byte __CRC32# slot that hello asked for",
     raw.REASON_UTF8: "its properties are not UTF-8",
+    raw.REASON_SEQUENCE: "its last property is not the __PSEQ__ that the request's producer and sequence make",
 }
 
 _INNER_BATCH = SysFlag.INNER_BATCH | SysFlag.NEED_UNWRAP
@@ -120,6 +122,11 @@ class CheckedRun:
     data: np.ndarray[Any, np.dtype[np.uint8]]
     ends: np.ndarray[Any, np.dtype[np.int64]]
     count: int
+
+    def without_first(self, count: int) -> CheckedRun:
+        """The run without its first ``count`` records, fewer than it has."""
+        start = int(self.ends[count - 1])
+        return CheckedRun(self.data[start:], self.ends[count:] - start, self.count - count)
 
 
 def forbidden_names() -> tuple[np.ndarray[Any, np.dtype[np.uint8]], np.ndarray[Any, np.dtype[np.int64]]]:
@@ -174,8 +181,14 @@ class CommitLogAppender:
 
     # ------------------------------------------------------------ checks
 
-    def check_run(self, data: Any, topic: bytes, queue_id: int, *, born_v6: bool) -> CheckedRun:
-        """Check all of a run (any buffer); raises MessageIllegalError that names the record. Stores nothing."""
+    def check_run(
+        self, data: Any, topic: bytes, queue_id: int, *, born_v6: bool, mark: bytes = b"", sequence: int = 0
+    ) -> CheckedRun:
+        """Check all of a run (any buffer); raises MessageIllegalError that names the record. Stores nothing.
+
+        ``mark``: of an idempotent producer, which record i must carry with the number ``sequence`` + i
+        (:mod:`commitmq.store.producer_mark`); empty for a run without.
+        """
         buffer = np.frombuffer(data, np.uint8)
         if buffer.size < 91:
             raise MessageIllegalError("the run is shorter than one record")
@@ -195,6 +208,8 @@ class CommitLogAppender:
             self.properties_crc,
             self._names,
             self._name_ends,
+            np.frombuffer(mark, np.uint8),
+            sequence,
             self._ends,
             self._out,
         )
@@ -217,6 +232,7 @@ class CommitLogAppender:
         reconsume_times: int = 0,
         checked: bool = False,
         inner_batch: bool = False,
+        mark: bytes = b"",
     ) -> bytearray:
         """One record of a single send, complete but for what :meth:`append_record` fills in.
 
@@ -229,7 +245,7 @@ class CommitLogAppender:
             raise MessageIllegalError(
                 f"the body has {size} bytes, commit_log.max_message_bytes allows {self.max_message_bytes}"
             )
-        room = MAX_PROPERTIES_BYTES - (len(CRC_SLOT) if self.properties_crc else 0)
+        room = MAX_PROPERTIES_BYTES - (len(CRC_SLOT) if self.properties_crc else 0) - len(mark)
         if len(properties) > room:
             raise MessageIllegalError(
                 f"the properties have {len(properties)} bytes, at most {room} fit", code="PROPERTIES_SIZE_EXCEEDED"
@@ -242,6 +258,7 @@ class CommitLogAppender:
             )
             if reason != raw.OK:
                 raise MessageIllegalError("the message: " + _SENTENCES[reason].replace("its ", "", 1))
+        properties += mark
         if self.properties_crc:
             properties += CRC_SLOT
         if inner_batch:

@@ -1,7 +1,7 @@
 """Where everything of a store lives: RocketMQ's paths (spec 1.1) and the two folders that are only ours.
 
     commitlog/ consumequeue/ batchconsumequeue/ index/ config/ checkpoint abort lock      RocketMQ's, byte for byte
-    commitmq/     durable and ours: position sidecars, the offsets journal, tombstones of deleted topics
+    commitmq/     durable and ours: position sidecars, the offsets journal, tombstones of deleted topics, producers
     run/          volatile and ours: control block, role locks, sockets, segments being made; emptied at each start
 
 RocketMQ ignores folders it does not know, so a store with ours in it still opens there.
@@ -74,6 +74,11 @@ class StoreLayout:
     def flush_failed(self) -> Path:
         """There while a failed sync makes the page cache untrustworthy: the next recovery reads from the device."""
         return self.own / "flush_failed"
+
+    @property
+    def producers(self) -> Path:
+        """What was known of idempotent producers at a place of the log; see :mod:`commitmq.store.producer_snapshot`."""
+        return self.own / "producers"
 
     @property
     def run(self) -> Path:

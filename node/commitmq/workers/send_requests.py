@@ -29,15 +29,19 @@ from commitmq.store.append import (
 from commitmq.store.format import LMQ_PREFIX, Property
 from commitmq.store.inner_batch import count_messages
 from commitmq.store.message_id import offset_message_id, pack_host
+from commitmq.store.producer_mark import mark_of
+from commitmq.store.producer_replay import StoredRecord
+from commitmq.store.producer_table import SequenceRefusedError
 from commitmq.store.record import Host
 from commitmq.store.topic_name import FORBIDDEN_TOPICS, validate_topic
 from commitmq.store.unique_ids import UniqueIds
+from commitmq.workers.producers import Numbered, Producers, ProducersUnusableError, numbered
 from commitmq.workers.runtime import WorkerContext, monotonic_ms
 from commitmq.workers.special_sends import FurtherQueues, SpecialSendError, batch_properties
 from commitmq.workers.topic_view import TopicView, TopicViews
 
 # Plain ints, see workers.writer.
-_DISK_FLAGS, _FLUSH_ERRNO = int(Word.DISK_FLAGS), int(Word.FLUSH_ERRNO)
+_DISK_FLAGS, _FLUSH_ERRNO, _FLUSHED = int(Word.DISK_FLAGS), int(Word.FLUSH_ERRNO), int(Word.FLUSHED)
 _DISPATCHER_FLAGS = int(DispatcherWord.FLAGS)
 _PERSISTED_RETRY_MS = 200
 _SEGMENT_PATIENCE_MS = 1_000
@@ -88,7 +92,10 @@ class SendRequests:
         offsets: dict[tuple[str, int], int],
         topics: TopicViews,
         publish: Callable[[], None],
+        producers: Producers | None = None,
     ) -> None:
+        """``producers``: what is known of idempotent ones; None where their sends are not taken."""
+        self._producers = producers
         self._context = context
         self._control = context.control
         self._appender = appender
@@ -143,6 +150,8 @@ class SendRequests:
             return self._send_batch(identity, header, frames)
         except SpecialSendError as refusal:
             return wire.error(header["id"], refusal.code, refusal.sentence, outcome="not_stored")
+        except SequenceRefusedError as refusal:
+            return wire.error(header["id"], refusal.code, refusal.sentence, outcome="not_stored")
         except Refusal as refusal:
             return wire.error(header["id"], refusal.code, refusal.sentence, outcome="not_stored", **refusal.fields)
         except MessageIllegalError as error:
@@ -165,6 +174,9 @@ class SendRequests:
         if born < 0:
             born = time.time_ns() // 1_000_000
         host = self._born_host(identity, frames[1])
+        sender = self._numbered(header) if "producer_id" in header else None
+        if sender is not None and further:
+            raise Refusal("MESSAGE_ILLEGAL", "an idempotent send cannot go to further queues")
         record = self._appender.encode(
             topic.encode(),
             queue_id,
@@ -175,6 +187,7 @@ class SendRequests:
             born_timestamp=born,
             born_host=host,
             checked=True,
+            mark=b"" if sender is None else mark_of(sender.mark, sender.sequence),
         )
         if further and len(record) > self._appender.max_message_bytes:
             raise Refusal(
@@ -182,6 +195,12 @@ class SendRequests:
                 f"the record has {len(record)} bytes, commit_log.max_message_bytes allows {self._appender.max_message_bytes}"
                 " for all of a message that goes to further queues",
             )
+        if sender is not None:
+            if self._stored_before(sender, topic, queue_id, 1):
+                return self._repeated(identity, header, topic, queue_id, sender, 1, 1, None, ack)
+            number, done = self._store_record(topic, queue_id, record, len(host))
+            self._note(sender, topic, queue_id, 0, number, done)
+            return self._acknowledged(identity, header, topic, queue_id, number, 1, done, ack)
         number, done = self._store_record(topic, queue_id, record, len(host))
         if further:
             self._further.count(further)
@@ -197,15 +216,49 @@ class SendRequests:
             )
         count = _integer(header, "count", -1, -1, 1 << 31)
         host = self._born_host(identity, frames[1])
-        run = self._appender.check_run(frames[1].buffer, topic.encode(), queue_id, born_v6=len(host) == 20)
+        sender = self._numbered(header) if "producer_id" in header else None
+        run = self._appender.check_run(
+            frames[1].buffer,
+            topic.encode(),
+            queue_id,
+            born_v6=len(host) == 20,
+            mark=b"" if sender is None else sender.mark,
+            sequence=0 if sender is None else sender.sequence,
+        )
         if count != run.count:
             raise Refusal("MESSAGE_ILLEGAL", f"the header says {count} records, the run holds {run.count}")
+        if sender is not None:
+            return self._append_numbered(identity, header, topic, queue_id, sender, run, host, ack)
         number, done = self._store_run(topic, queue_id, run, host)
+        return self._acknowledged(identity, header, topic, queue_id, number, run.count, done, ack)
+
+    def _append_numbered(
+        self,
+        identity: bytes,
+        header: dict[str, Any],
+        topic: str,
+        queue_id: int,
+        sender: Numbered,
+        run: CheckedRun,
+        host: bytes,
+        ack: str,
+    ) -> bytes | Waiting:
+        """A run of an idempotent producer: only what is not stored yet is stored, the answer is about all of it."""
+        before = self._stored_before(sender, topic, queue_id, run.count)
+        if before == run.count:
+            return self._repeated(identity, header, topic, queue_id, sender, run.count, before, None, ack)
+        rest = run.without_first(before) if before else run
+        number, done = self._store_run(topic, queue_id, rest, host)
+        self._note(sender, topic, queue_id, before, number, done)
+        if before:
+            return self._repeated(identity, header, topic, queue_id, sender, run.count, before, (number, done), ack)
         return self._acknowledged(identity, header, topic, queue_id, number, run.count, done, ack)
 
     def _send_batch(self, identity: bytes, header: dict[str, Any], frames: list[zmq.Frame]) -> bytes | Waiting:
         """Several messages as the body of one record, for a topic whose queues count batches (spec 2.8)."""
         topic, queue_id, ack = self._checked(header, frames)
+        if "producer_id" in header:
+            raise Refusal("MESSAGE_ILLEGAL", f"topic {topic!r} has queue.type=BatchCQ, which takes no idempotent sends")
         body = frames[1].buffer
         # Before the messages inside are looked at: the limit bounds that work.
         if len(body) > self._appender.max_message_bytes:
@@ -264,6 +317,79 @@ class SendRequests:
         done = self._stored(lambda: self._appender.append_run(run, number, host))
         self._offsets[topic, queue_id] = number + run.count
         return number, done
+
+    # ------------------------------------------------------------ idempotent producers
+
+    def _numbered(self, header: dict[str, Any]) -> Numbered:
+        if self._producers is None:
+            raise Refusal("MESSAGE_ILLEGAL", "memory topics take no idempotent sends")
+        if header.get("queue", -1) == -1:
+            raise Refusal(
+                "INVALID_PARAMETER", "an idempotent send needs its queue: sequences count messages of one queue"
+            )
+        try:
+            return numbered(header)
+        except ValueError as error:
+            raise Refusal("INVALID_PARAMETER", str(error)) from error
+
+    def _stored_before(self, sender: Numbered, topic: str, queue_id: int, count: int) -> int:
+        assert self._producers is not None
+        try:
+            return self._producers.judge(sender, topic, queue_id, count)
+        except ProducersUnusableError as error:
+            raise Refusal("SERVICE_NOT_AVAILABLE", str(error), _PERSISTED_RETRY_MS) from error
+
+    def _note(
+        self, sender: Numbered, topic: str, queue_id: int, before: int, queue_offset: int, done: Appended
+    ) -> None:
+        assert self._producers is not None
+        self._producers.note(sender, topic, queue_id, before, queue_offset, done)
+        if failpoints.ACTIVE:
+            failpoints.hit("writer.before_answer")
+
+    def _repeated(
+        self,
+        identity: bytes,
+        header: dict[str, Any],
+        topic: str,
+        queue_id: int,
+        sender: Numbered,
+        count: int,
+        before: int,
+        rest: tuple[int, Appended] | None,
+        ack: str,
+    ) -> bytes | Waiting:
+        """The answer to a send of which ``before`` messages were stored earlier; ``rest`` is what was stored now."""
+        assert self._producers is not None
+        stored, end = self._producers.find(sender, topic, queue_id, before)
+        first = stored[0]
+        fields: dict[str, Any] = {
+            "queue": queue_id,
+            "queue_offset": first[0],
+            "physical_offset": first[1],
+            "msg_id": self._message_id(first),
+            "store_timestamp": first[2],
+            "duplicate": rest is None,
+            "stored_before": stored,
+        }
+        if header["op"] == "append":
+            fields["count"] = count
+            fields["end_offset"] = end
+            fields["parts"] = []
+            if rest is not None:
+                number, done = rest
+                fields["parts"] = [[part.count, part.physical_offset] for part in done.parts]
+                msg_id = f"{self._message_id_prefix}{done.physical_offset:016X}"
+                fields["rest"] = {"queue_offset": number, "msg_id": msg_id, "store_timestamp": done.store_timestamp}
+        answer = wire.ok(header["id"], status="PUT_OK", ack=ack, **fields)
+        if ack == "memory" or (rest is None and self._control.get(_FLUSHED) >= end):
+            return answer
+        # Answers wait in the order of the log: this one's place is behind all that was stored up to now.
+        position = self._appender.position
+        return Waiting(identity, position, answer, header["id"], monotonic_ms() + self._timeout_ms, fields)
+
+    def _message_id(self, stored: StoredRecord) -> str:
+        return f"{self._message_id_prefix}{stored[1]:016X}" if stored[1] >= 0 else ""
 
     # ------------------------------------------------------------ steps
 

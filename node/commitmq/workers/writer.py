@@ -1,14 +1,15 @@
 """writer: the only process that appends to the CommitLog, and the address producers talk to.
 
-Owns: the CommitLog's tail, queue offsets. Reads: the topic table, ``flushed``, disk flags, the ConsumeQueue dispatcher's
-flags. Advances: ``written``, ``written_timestamp``, ``flush_wanted``. Sockets: ROUTER (ipc and tcp) for producers; DEALER to
-the coordinator (unknown topics are created there); SUB ``topics``; doorbell (rung by flush and allocate); rings flush, and in
-asynchronous mode reput. Exit codes: workers.runtime.ExitCode.
+Owns: the CommitLog's tail, queue offsets, what is known of idempotent producers (workers.producers). Reads: the topic
+table, ``flushed``, disk flags, the ConsumeQueue dispatcher's flags. Advances: ``written``, ``written_timestamp``,
+``flush_wanted``. Sockets: ROUTER (ipc and tcp) for producers; DEALER to the coordinator (unknown topics are created there);
+SUB ``topics``; doorbell (rung by flush and allocate); rings flush, and in asynchronous mode reput. Exit codes:
+workers.runtime.ExitCode.
 
 Start: the tail is scanned from min(flushed, dispatched) and never ends below ``written``; what lies behind it is zeroed;
 queue offsets are the ConsumeQueue ends (units below ``dispatched``; BatchCQ topics and LMQs have theirs) plus the records
-from there on. That is the whole state,
-so a writer may die between any two lines: a record is published or it is not, and only published ones are acknowledged.
+from there on, producers their snapshot plus the records behind it. That is the whole state, so a writer may die between
+any two lines: a record is published or it is not, and only published ones are acknowledged.
 
 Queue offsets of a topic that was deleted begin at 0 again: records below its tombstone do not count.
 """
@@ -38,6 +39,7 @@ from commitmq.store.layout import segment_name
 from commitmq.store.message_id import pack_host
 from commitmq.store.record import Host
 from commitmq.store.recovery import map_segment, writer_tail, zero_behind
+from commitmq.workers.producers import Producers
 from commitmq.workers.runtime import WorkerContext, monotonic_ms
 from commitmq.workers.send_requests import SendRequests, Waiting
 from commitmq.workers.special_sends import further_offsets, offset_behind
@@ -57,6 +59,7 @@ _TURN_BYTES = 8 * 1024 * 1024
 _TOPIC_TIMEOUT_MS = 5_000
 _MAX_WAITING_FOR_TOPIC = 10_000
 _DRAIN_MS = 10_000
+_FINISH_MS = 2_000
 _FEW_FILES = 8  # each queue is looked at once
 
 
@@ -72,7 +75,8 @@ class Writer:
         self._news.setsockopt(zmq.SUBSCRIBE, b"topics")
         self._news.connect(context.layout.ipc("topics"))
         self._forgotten = self._topics.tombstones()
-        offsets, position, stamp = recover_tail(context)
+        self._producers = Producers(context.layout, config, context.log)
+        offsets, position, stamp = recover_tail(context, self._producers)
         appender = CommitLogAppender(
             position,
             segment_bytes=config.commit_log.segment_bytes,
@@ -93,7 +97,7 @@ class Writer:
         self.router, self.endpoints = context.bind_router("writer")
         # Every turn ends with a look for requests, and nothing touches the socket between that and the wait.
         context.register(self.router, quiet=True)
-        self.requests = SendRequests(context, appender, offsets, self._topics, self._publish)
+        self.requests = SendRequests(context, appender, offsets, self._topics, self._publish, self._producers)
         self._coordinator: zmq.Socket[bytes] = context.zmq.socket(zmq.DEALER)
         self._coordinator.setsockopt(zmq.LINGER, 0)
         self._coordinator.connect(context.layout.ipc("coordinator"))
@@ -304,6 +308,7 @@ class Writer:
             if gone_below > self._forgotten.get(topic, 0):
                 self._forgotten[topic] = gone_below
                 self.requests.forget_topic(topic)
+                self._producers.forget_topic(topic, gone_below)
 
     def _release(self, topic: str, refusal: dict[str, Any] | None) -> None:
         self._topic_deadlines.pop(topic, None)
@@ -339,7 +344,18 @@ class Writer:
             self.answer_flushed()
         for one in self._waiting:
             self._fail(one, "SERVICE_NOT_AVAILABLE", "the node stops before this was flushed", "stored")
+        self._finish_producers()
         self.appender.close()
+
+    def _finish_producers(self) -> None:
+        """Wait a moment for the flush of what was acknowledged without one, for a snapshot must not be ahead of it."""
+        position = self.appender.position
+        deadline = monotonic_ms() + _FINISH_MS
+        while self._control.get(_FLUSHED) < position and monotonic_ms() < deadline:
+            self._control.put(_FLUSH_WANTED, position)
+            self._flush.ring(urgent=True)
+            self._context.wait(5)
+        self._producers.finish(position, self._control.get(_FLUSHED))
 
     def step(self) -> None:
         """One turn of the loop."""
@@ -355,13 +371,19 @@ class Writer:
             self.hear_coordinator()
         if self._news in readable or self._topics.is_stale:
             self._hear_news()
+        self._producers.turn(self.appender.position, self._control.get(_FLUSHED))
 
     def _flush_done(self) -> bool:
         return bool(self._waiting) and self._control.get(_FLUSHED) >= self._waiting[0].end
 
 
-def recover_tail(context: WorkerContext) -> tuple[dict[tuple[str, int], int], int, int]:
-    """Queue offsets by (topic, queue), the log's end and the newest store timestamp; see the module's text."""
+def recover_tail(
+    context: WorkerContext, producers: Producers | None = None
+) -> tuple[dict[tuple[str, int], int], int, int]:
+    """Queue offsets by (topic, queue), the log's end and the newest store timestamp; see the module's text.
+
+    ``producers`` is made to know the log up to its end.
+    """
     config, control, layout = context.config, context.control, context.layout
     segment_bytes = config.commit_log.segment_bytes
     started = time.monotonic()
@@ -391,10 +413,14 @@ def recover_tail(context: WorkerContext) -> tuple[dict[tuple[str, int], int], in
             offsets[topic, queue_id] = batches.max_offset_below(dispatched)
     fds.close()
     walker = LogWalker(log, max_rows=16_384, max_bytes=32 * 1024 * 1024)
-    at = dispatched
+    known = position if producers is None else producers.open(log, min(start, dispatched), position, deleted)
+    at = min(dispatched, known)
     while at < position:
         batch = walker.walk(at, position)
-        _count_rows(batch, deleted, offsets)
+        if producers is not None and batch.end > known:
+            producers.replay(batch.after(known), deleted)
+        if batch.end > dispatched:
+            _count_rows(batch.after(dispatched), deleted, offsets)
         at = batch.end
         context.heartbeat()
     walker.release()
@@ -402,7 +428,7 @@ def recover_tail(context: WorkerContext) -> tuple[dict[tuple[str, int], int], in
     context.log.info(
         "tail found",
         end=position,
-        scanned_bytes=position - start,
+        scanned_bytes=position - min(start, known),
         queues=len(offsets),
         seconds=round(time.monotonic() - started, 3),
     )
