@@ -1,0 +1,56 @@
+"""What the verbs of ``commitmq pipeline`` share: arguments, and a session whose failures are sentences."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def sources_argument(function: _Function) -> _Function:
+    """``SOURCES``: folders of stores, addresses of nodes; the parameter is called ``sources``."""
+    return click.argument("sources", metavar="SOURCES...", nargs=-1, required=True)(function)
+
+
+def topics_option(function: _Function) -> _Function:
+    """``--topic NAME``, repeatable; the parameter is called ``topics``."""
+    return click.option("--topic", "topics", metavar="NAME", multiple=True, help="Only this topic; repeatable.")(
+        function
+    )
+
+
+def master_option(function: _Function) -> _Function:
+    """``--master URL``: where Spark runs."""
+    return click.option(
+        "--master",
+        metavar="URL",
+        default="local[*]",
+        show_default=True,
+        envvar="COMMITMQ_SPARK_MASTER",
+        help="Where Spark runs: local[N], or spark://HOST:PORT.",
+    )(function)
+
+
+@contextlib.contextmanager
+def job_session(master: str, what: str, *, quiet: bool) -> Iterator[SparkSession]:
+    """A session with a progress bar called ``what``; what Spark raises becomes a CommitMQError with one sentence."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
+
+    from commitmq_plugins.spark.failures import plain
+    from commitmq_plugins.spark.jobs.progress import task_progress
+    from commitmq_plugins.spark.sessions import session
+
+    spark = session(master, app=f"commitmq pipeline: {what}", **{"spark.log.level": "ERROR"})
+    try:
+        with task_progress(spark, what, quiet=quiet):
+            yield spark
+    except (PySparkException, Py4JError) as error:
+        raise plain(error) from error
