@@ -194,6 +194,120 @@ def insert(words, slots, max_items, allocated, log, base, rows, state):  # type:
     return INSERT_DONE
 
 
+def _count_signature() -> Any:
+    rows = types.Array(from_dtype(ROW), 1, "C", readonly=True)
+    log = types.Array(types.uint8, 1, "C", readonly=True)
+    return types.void(log, types.int64, rows, types.Array(types.int64, 1, "C"))
+
+
+@njit(_count_signature(), cache=True, nogil=True)
+def count_items(log, base, rows, counts):  # type: ignore[no-untyped-def]
+    """``counts[i]`` becomes the number of items that :func:`insert` makes of ``rows[i]``; ``log`` begins at ``base``."""
+    for number in range(rows.size):
+        row = rows[number]
+        items = np.int64(0)
+        if row.sys_flag & _ROLLBACK != _ROLLBACK:
+            items += row.uniq_size > 0
+            items += row.tags_size > 0
+            position = row.physical_offset - base + np.int64(row.keys_start)
+            before = np.int64(_SPACE)
+            for at in range(position, position + np.int64(row.keys_size)):
+                byte = np.int64(log[at])
+                items += before == _SPACE and byte != _SPACE
+                before = byte
+        counts[number] = items
+
+
+@njit(
+    "void(Array(int32, 1, 'C', readonly=True), int64, int64, Array(int32, 1, 'C'), Array(int64, 2, 'C'),"
+    " Array(int64, 2, 'C'), Array(int64, 1, 'C'))",
+    cache=True,
+    nogil=True,
+)
+def check_chains(words, slots, count, heads, wrong_items, wrong_slots, out):  # type: ignore[no-untyped-def]
+    """Whether each of the items below ``count`` leads to its slot's item before it, and each slot to its newest one.
+
+    ``heads`` is scratch: a zero a slot. ``wrong_items`` gets (item, where it leads, where it must), ``wrong_slots`` the
+    same of slots, as many as there is room for. ``out`` becomes (wrong items, wrong slots, slots in use).
+    """
+    out[0] = 0
+    out[1] = 0
+    out[2] = 0
+    for number in range(1, count):
+        item = _HEADER_WORDS + slots + _ITEM_WORDS * number
+        slot = _swap(words[item]) % slots
+        previous = _swap(words[item + 4])
+        if previous != heads[slot]:
+            if out[0] < wrong_items.shape[0]:
+                wrong_items[out[0], 0] = number
+                wrong_items[out[0], 1] = previous
+                wrong_items[out[0], 2] = heads[slot]
+            out[0] += 1
+        heads[slot] = number
+    for slot in range(slots):
+        first = _swap(words[_HEADER_WORDS + slot])
+        out[2] += first != 0
+        if first != heads[slot]:
+            if out[1] < wrong_slots.shape[0]:
+                wrong_slots[out[1], 0] = slot
+                wrong_slots[out[1], 1] = first
+                wrong_slots[out[1], 2] = heads[slot]
+            out[1] += 1
+
+
+@njit(
+    "int64(Array(int32, 1, 'C', readonly=True), int64, int64, int64, int64, Array(uint8, 1, 'C'))",
+    cache=True,
+    nogil=True,
+)
+def find_strays(words, slots, count, floor, high, strays):  # type: ignore[no-untyped-def]
+    """Mark, in ``strays``, the fewest of the items below ``count`` without which physical offsets never fall.
+
+    ``strays[i]`` stands for item ``i + 1``. An offset below ``floor`` or not below ``high`` makes one too. Returns how
+    many there are.
+    """
+    last = floor
+    is_sorted = True
+    for number in range(1, count):
+        offset = _item_offset(words, _HEADER_WORDS + slots + _ITEM_WORDS * number)
+        if offset < last or offset >= high:
+            is_sorted = False
+            break
+        last = offset
+    if is_sorted:
+        return np.int64(0)
+    # The longest row of items that never falls: ends[k] is the item with which the best one of k + 1 items ends.
+    ends = np.empty(count, np.int32)
+    before = np.empty(count, np.int32)
+    length = np.int64(0)
+    for number in range(1, count):
+        offset = _item_offset(words, _HEADER_WORDS + slots + _ITEM_WORDS * number)
+        strays[number - 1] = 1
+        if offset < floor or offset >= high:
+            continue
+        low = np.int64(0)
+        top = length
+        if (
+            length > 0
+            and _item_offset(words, _HEADER_WORDS + slots + _ITEM_WORDS * np.int64(ends[length - 1])) <= offset
+        ):
+            low = length
+        while low < top:
+            middle = (low + top) // 2
+            if _item_offset(words, _HEADER_WORDS + slots + _ITEM_WORDS * np.int64(ends[middle])) <= offset:
+                low = middle + 1
+            else:
+                top = middle
+        ends[low] = number
+        before[number] = ends[low - 1] if low > 0 else 0
+        length = max(length, low + 1)
+    kept = np.int64(ends[length - 1]) if length > 0 else np.int64(0)
+    while kept > 0:
+        strays[kept - 1] = 0
+        kept = np.int64(before[kept])
+    return np.int64(count - 1 - length)
+
+
 @njit("int64(Array(int32, 1, 'C'), int64, int64, int64)", cache=True, nogil=True)
 def undo(words, slots, max_items, count):  # type: ignore[no-untyped-def]
     """Unlink and zero every item from number ``count`` on, whether the header counts it or not; returns slots in use.

@@ -309,24 +309,19 @@ def walk(segment, start, limit, base_offset, rows, topics, table, out):  # type:
 
 
 @njit(
-    "int64(Array(uint8, 1, 'C', readonly=True), int64, int64, int64, boolean, Array(int64, 1, 'C'))",
+    "int64(Array(uint8, 1, 'C', readonly=True), int64, int64, int64, int64, boolean, Array(int64, 1, 'C'))",
     cache=True,
     nogil=True,
 )
-def scan(segment, start, end, base_offset, require_crc, out):  # type: ignore[no-untyped-def]
-    """Check records of ``segment[start:end]`` one by one, bodies and CRCs included, as a recovery does (spec 8.3).
-
-    A record counts when its length chain, magic, physical offset and body CRC are right, and its ``__CRC32#`` too when it
-    has one; with ``require_crc`` it must have one. ``out`` becomes (records, end of the last good one, its start, its
-    store timestamp, reason of the stop). Returns WALK_LIMIT, WALK_BLANK or WALK_BAD.
-    """
+def scan_until(segment, start, stop, end, base_offset, require_crc, out):  # type: ignore[no-untyped-def]
+    """As :func:`scan`, for the records that begin in ``segment[start:stop]``; the last one may reach up to ``end``."""
     at = start
     out[0] = 0
     out[1] = start
     out[2] = -1
     out[3] = 0
     out[4] = OK
-    while at < end:
+    while at < stop:
         if at + 8 <= end and load4(segment, at + 4) == MAGIC_BLANK:
             return WALK_BLANK
         (reason, total, born, _host, body, body_size, topic, topic_size, properties, properties_size) = layout(
@@ -364,3 +359,45 @@ def scan(segment, start, end, base_offset, require_crc, out):  # type: ignore[no
         out[1] = at
     out[4] = REASON_SHORT
     return WALK_LIMIT
+
+
+@njit(
+    "int64(Array(uint8, 1, 'C', readonly=True), int64, int64, int64, boolean, Array(int64, 1, 'C'))",
+    cache=True,
+    nogil=True,
+)
+def scan(segment, start, end, base_offset, require_crc, out):  # type: ignore[no-untyped-def]
+    """Check records of ``segment[start:end]`` one by one, bodies and CRCs included, as a recovery does (spec 8.3).
+
+    A record counts when its length chain, magic, physical offset and body CRC are right, and its ``__CRC32#`` too when it
+    has one; with ``require_crc`` it must have one. ``out`` becomes (records, end of the last good one, its start, its
+    store timestamp, reason of the stop). Returns WALK_LIMIT, WALK_BLANK or WALK_BAD.
+    """
+    return scan_until(segment, start, end, end, base_offset, require_crc, out)
+
+
+@njit(
+    "int64(Array(uint8, 1, 'C', readonly=True), int64, int64, int64, int64, Array(int64, 1, 'C'))",
+    cache=True,
+    nogil=True,
+)
+def find_record(segment, start, stop, base_offset, budget, out):  # type: ignore[no-untyped-def]
+    """Position of the first whole record that begins in ``segment[start:stop]``; -1 without one.
+
+    A body may hold anything, also what looks like a record: only one with its own physical offset and right CRCs counts.
+    Looking at CRCs of what then is none may cost ``budget`` bytes; -2 when it is used up. ``out`` is scratch, as of scan.
+    """
+    last = min(stop, np.int64(segment.size) - 91 + 1)
+    for at in range(start, last):
+        if segment[at + 4] != 0xDA or segment[at + 5] != 0xA3 or segment[at + 6] != 0x20:
+            continue
+        if load8(segment, at + 28) != base_offset + at:
+            continue
+        scan_until(segment, at, at + 1, segment.size, base_offset, False, out)
+        if out[0] == 1:
+            return at
+        if out[4] == REASON_BODY_CRC or out[4] == REASON_RECORD_CRC or out[4] == REASON_PROPERTIES:
+            budget -= load4(segment, at)
+            if budget < 0:
+                return np.int64(-2)
+    return np.int64(-1)

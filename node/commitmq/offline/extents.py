@@ -6,8 +6,7 @@ segment that was written to, with nothing whole behind it, is a *torn end*: a cr
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,8 +17,8 @@ from commitmq.kernels import walk as kernel
 from commitmq.store.commit_log import CommitLog
 from commitmq.store.recovery import REASONS
 
-_MAGIC: Final = re.compile(rb"\xda\xa3\x20[\xa7\xab]")
 _WINDOW_BYTES: Final = 1 << 20
+_NO_BUDGET: Final = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,40 +31,79 @@ class Extent:
     is_torn_end: bool = False
 
 
-def extents(log: CommitLog, base: int, bases: Sequence[int]) -> Iterator[Extent]:
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """The extents of a part of a segment that begins at ``start``; ``end`` is where the walk arrived (physical offsets)."""
+
+    start: int
+    end: int
+    extents: tuple[Extent, ...]
+
+
+def extents(log: CommitLog, base: int, bases: Sequence[int]) -> tuple[Extent, ...]:
     """The extents of the segment at ``base``, in order; ``bases`` are all segments. Zeros behind the end are none."""
-    size = log.segment_bytes
-    segment = np.frombuffer(log.read(base, size), np.uint8)
+    segment = np.frombuffer(log.read(base, log.segment_bytes), np.uint8)
+    return walk_extents(log, segment, base, bases, base, base + segment.size).extents
+
+
+def walk_extents(
+    log: CommitLog, segment: NDArray[np.uint8], base: int, bases: Sequence[int], start: int, stop: int
+) -> Stretch:
+    """The extents from ``start``, where a record begins, up to the first end of a record or of damage that is not below
+    ``stop``; ``segment`` is all of the segment. Where nothing follows, the walk arrives at the segment's end.
+    """
+    found: list[Extent] = []
+    size = segment.size
+    limit = stop - base
     out = np.zeros(5, np.int64)
-    position = 0
-    while position < size:
-        result = kernel.scan(segment, position, size, base, False, out)
+    position = start - base
+    while position < limit:
+        result = kernel.scan_until(segment, position, limit, size, base, False, out)
         good_end, reason = int(out[1]), int(out[4])
         if good_end > position:
-            yield Extent(base + position, base + good_end)
+            found.append(Extent(base + position, base + good_end))
+        if result == kernel.WALK_LIMIT:
+            position = good_end
+            break
         if result == kernel.WALK_BLANK:
             claimed = int.from_bytes(segment[good_end : good_end + 4].tobytes(), "big", signed=True)
             if claimed != size - good_end:
-                yield Extent(base + good_end, base + size, f"a filler of {claimed} bytes with {size - good_end} left")
-            return
-        if result != kernel.WALK_BAD:
-            return
-        is_written_behind = any(any(log.read(later, 8)) for later in bases if later > base)
-        if not segment[good_end:].any():
-            if is_written_behind:
-                yield Extent(base + good_end, base + size, "zeros, and records follow in later segments")
-            return
-        why = REASONS.get(reason, f"reason {reason}")
-        following = _next_record(segment, good_end + 1, base)
-        if following < 0:
-            if is_written_behind:
-                yield Extent(base + good_end, base + size, why)
-            else:
-                end = min(size, max(_last_nonzero(segment) + 1, good_end + 8))
-                yield Extent(base + good_end, base + end, f"a torn end of the log: {why}", is_torn_end=True)
-            return
-        yield Extent(base + good_end, base + following, why)
-        position = following
+                why = f"a filler of {claimed} bytes with {size - good_end} left"
+                found.append(Extent(base + good_end, base + size, why))
+            position = size
+            break
+        damage = _damage(log, segment, base, bases, good_end, REASONS.get(reason, f"reason {reason}"))
+        if damage is not None:
+            found.append(damage)
+        position = size if damage is None or damage.is_torn_end else damage.end - base
+    return Stretch(start, base + position, tuple(found))
+
+
+def _damage(
+    log: CommitLog, segment: NDArray[np.uint8], base: int, bases: Sequence[int], position: int, why: str
+) -> Extent | None:
+    """What begins at ``position`` of the segment, where no record is; None for the zeros behind the log's end."""
+    size = segment.size
+    following = -1 if is_blank(segment, position) else _next_record(segment, position + 1, base)
+    if following >= 0:
+        return Extent(base + position, base + following, why)
+    is_written_behind = any(any(log.read(later, 8)) for later in bases if later > base)
+    last = _last_nonzero(segment[position:]) + position
+    if is_written_behind:
+        zeros = "zeros, and records follow in later segments"
+        return Extent(base + position, base + size, zeros if last < position else why)
+    if last < position:
+        return None
+    end = min(size, max(last + 1, position + 8))
+    return Extent(base + position, base + end, f"a torn end of the log: {why}", is_torn_end=True)
+
+
+def is_blank(segment: NDArray[np.uint8], position: int) -> bool:
+    """Whether nothing but zeros follows; looks no further than it must."""
+    for start in range(position, segment.size, _WINDOW_BYTES):
+        if segment[start : start + _WINDOW_BYTES].any():
+            return False
+    return True
 
 
 def _next_record(segment: NDArray[np.uint8], start: int, base: int) -> int:
@@ -73,20 +111,7 @@ def _next_record(segment: NDArray[np.uint8], start: int, base: int) -> int:
 
     A body may hold anything, also what looks like a record: only one with its own physical offset and right CRCs counts.
     """
-    out = np.zeros(5, np.int64)
-    for window in range(start, segment.size, _WINDOW_BYTES):
-        data = segment[window : window + _WINDOW_BYTES + 8].tobytes()
-        hits = sorted(hit.start() - 4 + window for hit in _MAGIC.finditer(data, 4))
-        for position in hits:
-            head = segment[position : position + 36].tobytes()
-            size = int.from_bytes(head[:4], "big", signed=True)
-            if int.from_bytes(head[28:36], "big", signed=True) != base + position:
-                continue
-            if 0 < size <= segment.size - position:
-                kernel.scan(segment, position, position + size, base, False, out)
-                if int(out[0]) == 1:
-                    return position
-    return -1
+    return int(kernel.find_record(segment, start, segment.size, base, _NO_BUDGET, np.zeros(5, np.int64)))
 
 
 def _last_nonzero(segment: NDArray[np.uint8]) -> int:

@@ -14,195 +14,216 @@ Nothing is changed. What is wrong is a list of :class:`Finding`: what kind, in w
 A store that was not closed in order (``abort`` is there) may lack units and items of its last records, and may have a torn
 end: a recovery is made for those. They are told as notes, not as damage.
 
-The log is read once, batch by batch; memory does not grow with it. Memory for queues is one small object each.
+The log is cut into pieces (:mod:`commitmq.store.log_split`), each a task that reads its part of the log once and compares
+the records with their units and items; then what is there besides, a task for some queues or an index file. So a
+:class:`~commitmq.offline.runner.Runner` may have them done side by side, with the same report. Memory: two numbers a
+queue, and the results of the pieces that are under way.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import orjson
 
 from commitmq.errors import CommitMQError
-from commitmq.offline.extents import Extent, extents
+from commitmq.offline import verify_index
+from commitmq.offline.findings import LOG, SMALL_FILES, Faults, Finding, Outcome, Report, Single
 from commitmq.offline.held_store import HeldStore
-from commitmq.offline.verify_index import IndexCheck
-from commitmq.offline.verify_queues import QueueCheck
+from commitmq.offline.runner import Progress, Runner, run_here, silent
+from commitmq.offline.store_view import StoreView
+from commitmq.offline.verify_index import IndexList
+from commitmq.offline.verify_piece import PieceReport, PieceTask, check_piece
+from commitmq.offline.verify_queues import Queue, QueueOrder, Rest, check_rest
 from commitmq.store import json_config
 from commitmq.store.checkpoint import Checkpoint
-from commitmq.store.commit_log import CommitLog
-from commitmq.store.dispatch_batch import LogWalker
-from commitmq.store.layout import segment_name
+from commitmq.store.index_file import IndexShape
+from commitmq.store.log_split import PIECE_BYTES, Job, Piece, pieces_of, prove
+from commitmq.store.queue_files import list_queues
 
-MAX_FINDINGS: Final = 10_000
+__all__ = ["Finding", "Progress", "Report", "verify"]
 
-Progress = Callable[[int, int], None]
-"""Called with bytes of the log done and in all."""
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that is not as it must be. ``offset`` and ``extent`` are bytes of ``file`` (relative to the store)."""
-
-    kind: str
-    file: str
-    offset: int
-    extent: int
-    detail: str
-    is_note: bool = False
+_PIECES_AT_ONCE: Final = 512
+_QUEUES_AT_ONCE: Final = 64
 
 
-@dataclass(slots=True)
-class Report:
-    """What was read, and the findings. Counts beyond :data:`MAX_FINDINGS` are in ``untold``."""
-
-    segments: int = 0
-    log_bytes: int = 0
-    records: int = 0
-    queues: int = 0
-    units: int = 0
-    index_files: int = 0
-    index_items: int = 0
-    seconds: float = 0.0
-    findings: list[Finding] = field(default_factory=list)
-    untold: int = 0
-
-    @property
-    def is_sound(self) -> bool:
-        """True when nothing was found but notes."""
-        return not self.untold and all(one.is_note for one in self.findings)
-
-    def add(self, finding: Finding) -> None:
-        if len(self.findings) < MAX_FINDINGS:
-            self.findings.append(finding)
-        elif not finding.is_note:
-            self.untold += 1
-
-    def to_json(self) -> dict[str, Any]:
-        return {"sound": self.is_sound, **asdict(self)}
-
-
-def verify(store: HeldStore, progress: Progress = lambda _done, _total: None) -> Report:
+def verify(
+    store: HeldStore,
+    progress: Progress = silent,
+    *,
+    runner: Runner = run_here,
+    piece_bytes: int = PIECE_BYTES,
+) -> Report:
     """Read all of ``store``. Raises StoreError only when the folder of the log cannot be read at all."""
     begun = time.perf_counter()
-    report = Report()
-    _Verifier(store, report, progress).run()
+    report = _Verifier(store, progress, runner, piece_bytes).run()
     report.seconds = time.perf_counter() - begun
     return report
 
 
 class _Verifier:
-    def __init__(self, store: HeldStore, report: Report, progress: Progress) -> None:
+    def __init__(self, store: HeldStore, progress: Progress, runner: Runner, piece_bytes: int) -> None:
         self._store = store
         self._layout = store.layout
-        self._report = report
         self._progress = progress
+        self._runner = runner
+        self._piece_bytes = piece_bytes
         self._segment_bytes = store.config.commit_log.segment_bytes
-        self._was_open = self._layout.abort.exists()
+        self._faults = Faults()
+        self._report = Report()
 
-    def run(self) -> None:
+    def run(self) -> Report:
+        report, faults = self._report, self._faults
         self._small_files()
-        bases = self._segments()
-        report = self._report
-        if not bases or any(one.kind == "log.segment" for one in report.findings):
-            return  # without all of the log nothing else can be judged
-        log = CommitLog(self._layout.commit_log, self._segment_bytes)
-        deleted = self._tombstones()
-        queues = QueueCheck(self._layout, self._store.config, deleted, self._attributes, self._tell)
-        index = IndexCheck(self._layout, self._store.config, bases[0], self._tell)
-        walker = LogWalker(
-            log,
-            max_rows=self._store.config.dispatch.batch_messages,
-            max_bytes=self._store.config.dispatch.batch_bytes,
-        )
-        done = 0
-        try:
-            for base in bases:
-                for extent in self._good_extents(log, base, bases):
-                    position = extent.start
-                    while position < extent.end:
-                        batch = walker.walk(position, extent.end)
-                        queues.take(batch)
-                        index.take(batch)
-                        report.records += len(batch)
-                        position = batch.end
-                        self._progress(done + position - base, len(bases) * self._segment_bytes)
-                report.segments += 1
-                done += self._segment_bytes
-        finally:
-            walker.release()
-            log.close()
-        report.log_bytes = done
-        report.queues, report.units = queues.finish()
-        report.index_files, report.index_items = index.finish(self._was_open)
-
-    def _tell(self, kind: str, path: Path, offset: int, extent: int, detail: str, is_note: bool = False) -> None:
-        file = os.path.relpath(path, self._layout.root)
-        self._report.add(Finding(kind, file, offset, extent, detail, is_note))
+        bases, is_whole = self._segments()
+        view = StoreView.of(self._store, tuple(bases))
+        config = view.config
+        outcome = Outcome(config.consume_queue.file_bytes, config.consume_queue.batch_file_bytes, view.was_open)
+        if bases and is_whole:  # without all of the log nothing else can be judged
+            report.segments, report.log_bytes = len(bases), len(bases) * self._segment_bytes
+            index = self._index(view)
+            queues = QueueOrder(view, faults)
+            log_end = self._log(view, index, queues)
+            self._rest(view, queues)
+            outcome = replace(outcome, log_end=log_end)
+            if index is not None:
+                faults.take(verify_index.outside(view, index, bases[-1] + self._segment_bytes))
+                report.index_items = index.total
+                first_item = IndexShape(config.index.hash_slots, config.index.max_items).item_position(1)
+                outcome = replace(outcome, index_names=index.names, index_starts=index.starts, item_position=first_item)
+        report.findings = faults.findings(outcome)
+        report.untold = faults.untold
+        return report
 
     # ------------------------------------------------------------ the log
 
-    def _segments(self) -> list[int]:
-        """Bases of the segments; a gap or a wrong size is told, and ends the list."""
+    def _segments(self) -> tuple[list[int], bool]:
+        """Bases of the segments, and whether these are all; a gap or a wrong size is told, and ends the list."""
         bases: list[int] = []
         for path in sorted(self._layout.commit_log.iterdir()):
             if len(path.name) != 20 or not path.name.isdecimal():
                 continue
-            size = path.stat().st_size
+            size, base = path.stat().st_size, int(path.name)
             if size != self._segment_bytes:
-                self._tell("log.segment", path, 0, size, f"it has {size} bytes, the others {self._segment_bytes}")
-                break
-            base = int(path.name)
+                why = f"it has {size} bytes, the others {self._segment_bytes}"
+                self._tell(LOG, base, Finding("log.segment", f"commitlog/{path.name}", 0, size, why))
+                return bases, False
             if bases and base != bases[-1] + self._segment_bytes:
                 missing = (base - bases[-1]) // self._segment_bytes - 1
-                self._tell("log.segment", path, 0, 0, f"{missing} segment(s) before this one are missing")
-                break
+                why = f"{missing} segment(s) before this one are missing"
+                self._tell(LOG, base, Finding("log.segment", f"commitlog/{path.name}", 0, 0, why))
+                return bases, False
             bases.append(base)
-        return bases
+        return bases, True
 
-    def _good_extents(self, log: CommitLog, base: int, bases: list[int]) -> Iterator[Extent]:
-        """The stretches of whole records in the segment at ``base``; what is between them is told."""
-        for extent in extents(log, base, bases):
-            if not extent.damage:
-                yield extent
-                continue
-            path = self._layout.commit_log / segment_name(base)
-            is_note = extent.is_torn_end and self._was_open
-            self._tell("log.record", path, extent.start - base, extent.end - extent.start, extent.damage, is_note)
+    def _log(self, view: StoreView, index: IndexList | None, queues: QueueOrder) -> int:
+        """Check all of it, some segments at a time; returns where the last whole record ends."""
+        total = len(view.bases) * self._segment_bytes
+        log_end = view.bases[0]
+        at_once = max(1, _PIECES_AT_ONCE * self._piece_bytes // self._segment_bytes)
+        for first in range(0, len(view.bases), at_once):
+            bases = view.bases[first : first + at_once]
+            done = first * self._segment_bytes
+
+            def finished(pieces: int, done: int = done) -> None:
+                self._progress(min(total, done + pieces * min(self._piece_bytes, self._segment_bytes)), total)
+
+            for piece in self._pieces(view, index, queues, bases, finished):
+                queues.take(piece.bounds)
+                self._faults.take(piece.faults)
+                self._report.records += piece.records
+                self._report.units += piece.units
+                log_end = max(log_end, piece.records_end)
+        queues.close()
+        self._progress(total, total)
+        return log_end
+
+    def _pieces(
+        self,
+        view: StoreView,
+        index: IndexList | None,
+        queues: QueueOrder,
+        bases: Sequence[int],
+        finished: Callable[[int], None],
+    ) -> list[PieceReport]:
+        """The pieces of some segments, each begun at a record and with its batch units where they must be."""
+
+        def run(jobs: list[Job]) -> Iterable[PieceReport]:
+            return check([PieceTask(piece, start, index) for piece, start in jobs])
+
+        def check(tasks: list[PieceTask]) -> Iterable[PieceReport]:
+            # What is done a second time is no progress.
+            return self._runner(check_piece, view, tasks, finished if len(tasks) == len(pieces) else silent)
+
+        pieces: list[Piece] = pieces_of(bases, self._segment_bytes, self._piece_bytes)
+        reports = prove(pieces, run)
+        wrong: Mapping[int, Mapping[Queue, int]] = queues.misplaced(report.bounds for report in reports)
+        again = [PieceTask(pieces[number], reports[number].start, index, places) for number, places in wrong.items()]
+        for number, report in zip(wrong, check(again), strict=True):
+            reports[number] = report
+        return reports
+
+    def _index(self, view: StoreView) -> IndexList | None:
+        """Look at each file of the index; None without one that is to be compared."""
+        names = verify_index.index_names(view)
+        if names is None:
+            return None
+        end = view.bases[-1] + self._segment_bytes
+        tasks = [verify_index.FileTask(name, 0, end) for name in names]
+        files = list(self._runner(verify_index.check_file, view, tasks, silent))
+        again = verify_index.second_looks(files, end)
+        for number, file in zip(
+            again, self._runner(verify_index.check_file, view, list(again.values()), silent), strict=True
+        ):
+            files[number] = file
+        for file in files:
+            self._faults.take(file.faults)
+        self._report.index_files = len(files)
+        return IndexList.of(files)
+
+    def _rest(self, view: StoreView, queues: QueueOrder) -> None:
+        """Look for units that no record stands for."""
+        rests = [
+            Rest(topic, queue_id, is_batch, ends.get((topic, queue_id), -1))
+            for is_batch, root, ends in (
+                (True, self._layout.batch_consume_queue, queues.batch_ends),
+                (False, self._layout.consume_queue, queues.ends),
+            )
+            for topic, queue_id, _ in list_queues(root)
+        ]
+        self._report.queues = len(rests)
+        for faults in self._runner(check_rest, view, list(_some(rests, _QUEUES_AT_ONCE)), silent):
+            self._faults.take(faults)
 
     # ------------------------------------------------------------ everything else
 
+    def _tell(self, group: int, place: int | str, finding: Finding) -> None:
+        self._faults.add(Single((group, place, 0), finding))
+
     def _small_files(self) -> None:
-        for path in sorted(self._layout.config.glob("*.json")) if self._layout.config.is_dir() else []:
+        checks: list[tuple[Path, Callable[[Path], object]]] = []
+        if self._layout.config.is_dir():
+            checks += [(path, json_config.load) for path in sorted(self._layout.config.glob("*.json"))]
+        checks.append((self._layout.checkpoint, Checkpoint.load))
+        if self._layout.own.is_dir():
+            checks += [(path, _load_json) for path in sorted(self._layout.own.glob("*.json"))]
+        for path, load in checks:
             try:
-                json_config.load(path)
-            except (CommitMQError, OSError) as error:
-                self._tell("file.unreadable", path, 0, 0, str(error))
-        try:
-            Checkpoint.load(self._layout.checkpoint)
-        except CommitMQError as error:
-            self._tell("file.unreadable", self._layout.checkpoint, 0, 0, str(error))
-        for path in sorted(self._layout.own.glob("*.json")) if self._layout.own.is_dir() else []:
-            try:
-                orjson.loads(path.read_bytes())
-            except (json.JSONDecodeError, OSError) as error:
-                self._tell("file.unreadable", path, 0, 0, str(error))
+                load(path)
+            except (CommitMQError, json.JSONDecodeError, OSError) as error:
+                file = path.relative_to(self._layout.root).as_posix()
+                self._tell(SMALL_FILES, file, Finding("file.unreadable", file, 0, 0, str(error)))
 
-    def _attributes(self, topic: str) -> dict[str, str] | None:
-        try:
-            return self._store.topic_attributes(topic)
-        except CommitMQError:
-            return None  # told already
 
-    def _tombstones(self) -> dict[str, int]:
-        try:
-            data = orjson.loads((self._layout.own / "deleted_topics.json").read_bytes())
-            return {str(name): int(offset) for name, offset in data.items()}
-        except (OSError, ValueError):
-            return {}
+def _load_json(path: Path) -> object:
+    return orjson.loads(path.read_bytes())
+
+
+def _some(rests: Sequence[Rest], count: int) -> Iterator[tuple[Rest, ...]]:
+    for start in range(0, len(rests), count):
+        yield tuple(rests[start : start + count])

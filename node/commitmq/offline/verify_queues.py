@@ -1,14 +1,19 @@
 """The ConsumeQueues of a store against its log: every record has its unit, and every unit its record.
 
-Batches of the log come in order; the units that they must have are compared with the queue's files in one read a queue
-and batch. What remains of a queue in memory is where it begins and ends.
+:class:`QueueCheck` compares the records of one piece of the log with their units; a queue that runs on in the next piece is
+told by where it begins and ends in this one (:data:`BOUNDS`). Whoever has all pieces compares these
+(:class:`QueueOrder`), and then knows what is there besides (:func:`check_rest`).
+
+A unit of a plain queue has its place by its queue offset. The 46-byte units of batch queues come one after the other,
+whatever their queue offsets: the first one's place is looked for by its record's physical offset, and is told too; where
+it is not what the pieces before make it, the piece is checked again with the right one.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -16,56 +21,99 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from commitmq.config import NodeConfig
+from commitmq.offline.findings import LOG, QUEUES, Faults, Finding, Single, UnitRun
+from commitmq.offline.store_view import StoreView
 from commitmq.store import multi_dispatch
 from commitmq.store.batch_consume_queue import BATCH_UNIT, BATCH_UNIT_BYTES, make_units
 from commitmq.store.dispatch_batch import DispatchBatch, by_queue, consumable
-from commitmq.store.fd_cache import FdCache
-from commitmq.store.format import LMQ_PREFIX, PREBLANK_SIZE, UNIT_BYTES, SysFlag
-from commitmq.store.layout import StoreLayout, segment_name
-from commitmq.store.queue_files import list_queues
-from commitmq.store.topic_config import QUEUE_TYPE, QUEUE_TYPE_BATCH
-
-Tell = Callable[..., None]
-"""``(kind, path, offset, extent, detail, is_note)``."""
+from commitmq.store.fd_cache import FdCache, affordable_files
+from commitmq.store.format import LMQ_PREFIX, PREBLANK_SIZE
+from commitmq.store.layout import segment_name
 
 _UNIT: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 _MOST_BLANKS: Final = 1_000_000
+_MOST_ORDERS: Final = 100  # of one queue in one batch: what is behind them is disorder too
+_FAR: Final = 1024  # units between two records of a batch that are not worth reading
 # Below every hash of a tag: an address in a queue's extension (spec 3.8).
 _FIRST_ADDRESS: Final = -(1 << 31) - 1
+
+PLAIN, LIGHT, BATCH = range(3)
+BOUNDS: Final = np.dtype(
+    [
+        ("topic", np.int32),  # index into the names beside it
+        ("queue_id", np.int32),
+        ("kind", np.int8),  # PLAIN, LIGHT (a record of another queue names it) or BATCH
+        ("first", np.int64),  # queue offset of the first record
+        ("next", np.int64),  # behind that of the last one, for LIGHT the highest
+        ("physical_offset", np.int64),  # of the first record
+        ("size", np.int32),
+        ("count", np.int64),
+        ("place", np.int64),  # BATCH: number of the first one's unit, -1 when it was not found
+    ]
+)
+Queue = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Names of topics, and rows of :data:`BOUNDS` for each queue and kind."""
+
+    names: tuple[str, ...] = ()
+    table: NDArray[np.void] = field(default_factory=lambda: np.empty(0, BOUNDS))
 
 
 @dataclass(slots=True)
 class _Seen:
-    """Queue offsets of the records that the log has of one queue: ``[first, next)``."""
-
+    kind: int
     first: int
     next: int
+    physical_offset: int
+    size: int
+    count: int = 0
+    place: int = -1
+
+
+class QueueUnits:
+    """Reads units of the queues under one folder; zeros where there is no file."""
+
+    def __init__(self, root: Path, kind: np.dtype[Any], file_bytes: int, fds: FdCache) -> None:
+        self.root = root
+        self._kind = kind
+        self._file_bytes = file_bytes
+        self._fds = fds
+
+    def read(self, queue: Queue, number: int, count: int) -> NDArray[np.void]:
+        """``count`` units from number ``number`` of ``queue`` on."""
+        data = bytearray(count * self._kind.itemsize)
+        at, end = number * self._kind.itemsize, (number + count) * self._kind.itemsize
+        begun = at
+        folder = f"{self.root}/{queue[0]}/{queue[1]}"
+        while at < end:
+            base = at - at % self._file_bytes
+            wanted = min(end, base + self._file_bytes) - at
+            try:
+                part = os.pread(self._fds.read_fd(f"{folder}/{segment_name(base)}"), wanted, at - base)
+            except OSError:
+                part = b""
+            data[at - begun : at - begun + len(part)] = part
+            at += wanted
+        return np.frombuffer(data, self._kind)
 
 
 class QueueCheck:
-    """See the module's text."""
+    """See the module's text. ``places`` are numbers of the first units of batch queues, where they are known."""
 
-    def __init__(
-        self,
-        layout: StoreLayout,
-        config: NodeConfig,
-        deleted: Mapping[str, int],
-        attributes: Callable[[str], dict[str, str] | None],
-        tell: Tell,
-    ) -> None:
-        self._root = layout.consume_queue
-        self._batch_root = layout.batch_consume_queue
-        self._batch_file_bytes = config.consume_queue.batch_file_bytes
-        self._batch_units: dict[tuple[str, int], int] = {}
-        self._attributes = attributes
-        self._was_open = layout.abort.exists()
-        self._file_bytes = config.consume_queue.file_bytes
-        self._deleted = deleted
-        self._tell = tell
-        self._fds = FdCache(config.consume_queue.max_open_files)
-        self._seen: dict[tuple[str, int], _Seen] = {}
-        self._units = 0
+    def __init__(self, view: StoreView, faults: Faults, places: Mapping[Queue, int]) -> None:
+        self._view = view
+        self._faults = faults
+        self._places = places
+        config = view.config.consume_queue
+        self._fds = FdCache(affordable_files(config.max_open_files))
+        self._plain = QueueUnits(view.layout.consume_queue, _UNIT, config.file_bytes, self._fds)
+        batches = view.layout.batch_consume_queue
+        self._batches = QueueUnits(batches, BATCH_UNIT, config.batch_file_bytes, self._fds)
+        self._seen: dict[tuple[Queue, int], _Seen] = {}
+        self.units = 0
 
     def take(self, batch: DispatchBatch) -> None:
         """Compare the units of the batch's records."""
@@ -73,95 +121,95 @@ class QueueCheck:
         if not len(rows):
             return
         if rows["multi_size"].any():
-            self._compare_light(batch, rows)
+            self._take_light(batch, rows)
+        in_batches = self._view.in_batch_queues(batch.topics, rows)
+        for kind, mine in ((PLAIN, rows[~in_batches]), (BATCH, rows[in_batches])):
+            if len(mine):
+                self._take_kind(batch, mine, kind)
+
+    def _take_kind(self, batch: DispatchBatch, rows: NDArray[np.void], kind: int) -> None:
         rows, starts = by_queue(rows)
         topics, queues = rows["topic"], rows["queue_id"]
         for start, stop in pairwise(starts):
             name = batch.topics[int(topics[start])]
             mine = rows[start:stop]
-            gone_below = self._deleted.get(name, -1)
+            gone_below = self._view.deleted.get(name, -1)
             if gone_below > 0:
                 mine = mine[mine["physical_offset"] >= gone_below]
             if not len(mine):
                 continue
-            if self._is_batch(name, mine):
-                self._compare_batches(name, int(queues[start]), mine)
+            if kind == BATCH:
+                self._compare_batches((name, int(queues[start])), mine)
             else:
-                self._compare(name, int(queues[start]), mine)
+                self._compare((name, int(queues[start])), mine)
 
-    def _is_batch(self, topic: str, rows: NDArray[np.void]) -> bool:
-        """Whether the topic has batch queues; of a topic that nobody knows any more its records tell."""
-        attributes = self._attributes(topic)
-        if attributes is None:
-            return bool((rows["sys_flag"] & SysFlag.INNER_BATCH != 0).any())
-        return attributes.get(QUEUE_TYPE) == QUEUE_TYPE_BATCH
+    # ------------------------------------------------------------ batch queues
 
-    def _compare_batches(self, topic: str, queue_id: int, rows: NDArray[np.void]) -> None:
-        """46-byte units come one after the other, whatever their queue offsets; each queue's next one is remembered."""
-        folder = self._batch_root / topic / str(queue_id)
-        at = self._batch_units.get((topic, queue_id))
-        if at is None:
-            at = self._first_batch_unit(folder, int(rows["physical_offset"][0]))
+    def _compare_batches(self, queue: Queue, rows: NDArray[np.void]) -> None:
+        seen = self._seen.get((queue, BATCH))
+        if seen is None:
+            first = int(rows["physical_offset"][0])
+            place = self._places[queue] if queue in self._places else locate(self._batches.root, queue, first)
+            seen = self._seen[queue, BATCH] = _Seen(BATCH, 0, 0, first, int(rows["size"][0]), place=place)
+        at = seen.place + seen.count
+        seen.count += len(rows)
+        self.units += len(rows)
+        if seen.place < 0:
+            return  # the pieces before will tell where
         # A record that is a plain message counts as a batch of one.
         inner = (rows["inner_num"] > 0) & (rows["inner_base"] >= 0)
         wanted = make_units(
             rows["physical_offset"], rows["size"], rows["tags_code"], rows["store_timestamp"],
             np.where(inner, rows["inner_base"], rows["queue_offset"]), np.where(inner, rows["inner_num"], 1),
         )  # fmt: skip
-        found = self._read(folder, at, len(wanted), BATCH_UNIT, self._batch_file_bytes)
-        self._batch_units[topic, queue_id] = at + len(wanted)
-        self._units += len(wanted)
-        wrong = np.flatnonzero(found != wanted)
-        if len(wrong):
-            first = int(wrong[0])
-            position = (at + first) * BATCH_UNIT_BYTES
-            base = position - position % self._batch_file_bytes
-            is_missing = not found[first]["size"]
-            self._tell(
-                "queue.missing" if is_missing else "queue.wrong",
-                folder / segment_name(base),
-                position - base,
-                len(wrong) * BATCH_UNIT_BYTES,
-                f"{len(wrong)} unit(s) of {topic} queue {queue_id}, first that of {_show(wanted[first])}",
-                is_missing and self._was_open,
-            )
+        found = self._batches.read(queue, at, len(wanted))
+        is_missing = (found != wanted) & (found["size"] == 0)
+        for kind, wrong in (("queue.missing", is_missing), ("queue.wrong", (found != wanted) & ~is_missing)):
+            for start, stop in runs(wrong):
+                self._tell(kind, queue, at + start, stop - start, wanted[start], found[start], is_batch=True)
 
-    def _first_batch_unit(self, folder: Path, physical_offset: int) -> int:
-        """Number of the unit of the log's first record: those before it belong to records that expired."""
-        for path in sorted(folder.glob("[0-9]" * 20)):
-            offsets = np.frombuffer(path.read_bytes(), BATCH_UNIT)["physical_offset"]
-            hits = np.flatnonzero(offsets == physical_offset)
-            if len(hits):
-                return int(path.name) // BATCH_UNIT_BYTES + int(hits[0])
-        return 0
+    # ------------------------------------------------------------ plain queues
 
-    def _compare_light(self, batch: DispatchBatch, rows: NDArray[np.void]) -> None:
+    def _take_light(self, batch: DispatchBatch, rows: NDArray[np.void]) -> None:
         """Units in the LMQs that records name. Where in them, the records say, so nothing is said of their order."""
-        for (name, queue_id), number, units in multi_dispatch.runs(batch, rows):
-            if name.startswith(LMQ_PREFIX):
+        for queue, number, units in multi_dispatch.runs(batch, rows):
+            if queue[0].startswith(LMQ_PREFIX):
                 expected = np.frombuffer(units, _UNIT)
-                numbers = np.arange(number, number + len(expected))
-                seen = self._seen.setdefault((name, queue_id), _Seen(number, number))
+                seen = self._seen.get((queue, LIGHT))
+                if seen is None:
+                    place = int(expected["physical_offset"][0])
+                    seen = self._seen[queue, LIGHT] = _Seen(LIGHT, number, number, place, int(expected["size"][0]))
                 seen.next = max(seen.next, number + len(expected))
-                self._compare_units(name, queue_id, numbers, expected)
+                seen.count += len(expected)
+                self._compare_units(queue, np.arange(number, number + len(expected)), expected)
 
-    def _compare(self, topic: str, queue_id: int, rows: NDArray[np.void]) -> None:
+    def _compare(self, queue: Queue, rows: NDArray[np.void]) -> None:
         numbers = rows["queue_offset"]
-        seen = self._seen.get((topic, queue_id))
+        seen = self._seen.get((queue, PLAIN))
         if seen is None:
-            seen = self._seen[topic, queue_id] = _Seen(int(numbers[0]), int(numbers[0]))
-        self._check_order(topic, queue_id, seen, rows)
+            first = int(numbers[0])
+            place, size = int(rows["physical_offset"][0]), int(rows["size"][0])
+            seen = self._seen[queue, PLAIN] = _Seen(PLAIN, first, first, place, size)
+        follow = np.concatenate(([seen.next], numbers[:-1] + 1))
+        for index in np.flatnonzero(numbers != follow)[:_MOST_ORDERS].tolist():
+            place, size = int(rows["physical_offset"][index]), int(rows["size"][index])
+            self._faults.add(disorder(self._plain, queue, int(follow[index]), int(numbers[index]), place, size))
         seen.next = int(numbers[-1]) + 1
+        seen.count += len(rows)
         expected = np.empty(len(rows), _UNIT)
         for name in ("physical_offset", "size", "tags_code"):
             expected[name] = rows[name]
-        self._compare_units(topic, queue_id, numbers, expected)
+        # Nearly always one stretch. Where offsets leap, what lies between is not read.
+        cuts = (np.flatnonzero(np.abs(np.diff(numbers)) > _FAR) + 1).tolist()
+        for start, stop in pairwise([0, *cuts, len(rows)]):
+            self._compare_units(queue, numbers[start:stop], expected[start:stop])
 
-    def _compare_units(self, topic: str, queue_id: int, numbers: NDArray[np.int64], expected: NDArray[np.void]) -> None:
+    def _compare_units(self, queue: Queue, numbers: NDArray[np.int64], expected: NDArray[np.void]) -> None:
         first, last = int(numbers.min()), int(numbers.max())
-        folder = self._root / topic / str(queue_id)
-        found = self._read(folder, first, last - first + 1, _UNIT, self._file_bytes)[numbers - first]
-        self._units += len(expected)
+        found = self._plain.read(queue, first, last - first + 1)
+        if len(found) != len(numbers) or int(numbers[0]) != first or int(numbers[-1]) != last:
+            found = found[numbers - first]
+        self.units += len(expected)
         is_same = found["physical_offset"] == expected["physical_offset"]
         is_same &= found["size"] == expected["size"]
         is_same &= (found["tags_code"] == expected["tags_code"]) | (found["tags_code"] <= _FIRST_ADDRESS)
@@ -169,133 +217,181 @@ class QueueCheck:
             return
         is_missing = ~is_same & (found["size"] == 0) & (found["physical_offset"] == 0)
         for kind, wrong in (("queue.missing", is_missing), ("queue.wrong", ~is_same & ~is_missing)):
-            for start, stop in _runs(wrong):
-                self._tell_units(
-                    kind, topic, queue_id, int(numbers[start]), stop - start, found[start], expected[start]
-                )
+            for start, stop in runs(wrong):
+                self._tell(kind, queue, int(numbers[start]), stop - start, expected[start], found[start])
 
-    def _check_order(self, topic: str, queue_id: int, seen: _Seen, rows: NDArray[np.void]) -> None:
-        numbers = rows["queue_offset"]
-        follow = np.concatenate(([seen.next], numbers[:-1] + 1))
-        for index in np.flatnonzero(numbers != follow)[:10].tolist():
-            offset = int(rows["physical_offset"][index])
-            folder = self._root.parent / "commitlog"
-            is_repaired = self._are_blank(topic, queue_id, int(follow[index]), int(numbers[index]))
-            self._tell(
-                "log.order",
-                folder,
-                offset,
-                int(rows["size"][index]),
-                f"{topic} queue {queue_id}: queue offset {int(numbers[index])} comes where {int(follow[index])} must",
-                is_repaired,
-            )
-
-    def _are_blank(self, topic: str, queue_id: int, first: int, stop: int) -> bool:
-        """Whether the queue has pre-blank units in [first, stop): what a repair leaves of records that were lost."""
-        if not first < stop <= first + _MOST_BLANKS:
-            return False
-        units = self._read(self._root / topic / str(queue_id), first, stop - first, _UNIT, self._file_bytes)
-        return bool(((units["size"] == PREBLANK_SIZE) & (units["physical_offset"] == 0)).all())
-
-    def _tell_units(
-        self, kind: str, topic: str, queue_id: int, number: int, count: int, found: Any, expected: Any
+    def _tell(
+        self, kind: str, queue: Queue, number: int, count: int, expected: Any, found: Any, *, is_batch: bool = False
     ) -> None:
-        at = number * UNIT_BYTES
-        base = at - at % self._file_bytes
-        what = f"units {number} to {number + count - 1}" if count > 1 else f"unit {number}"
-        if kind == "queue.missing":
-            detail = f"{what} of {topic} queue {queue_id} are not there; the first record is at {expected['physical_offset']}"
-        else:
-            detail = f"{what} of {topic} queue {queue_id}: the first is {_show(found)}, its record is {_show(expected)}"
-        is_note = kind == "queue.missing" and self._was_open
-        self._tell(kind, self._path(topic, queue_id, base), at - base, count * UNIT_BYTES, detail, is_note)
+        place = int(expected["physical_offset"])
+        self._faults.add(UnitRun(kind, is_batch, *queue, number, count, place, _show(expected), _show(found)))
 
-    def _read(self, folder: Path, number: int, count: int, kind: np.dtype[Any], file_bytes: int) -> NDArray[np.void]:
-        """``count`` units from number ``number`` of the queue in ``folder``; zeros where there is no file."""
-        data = bytearray(count * kind.itemsize)
-        at, end = number * kind.itemsize, (number + count) * kind.itemsize
-        begun = at
-        while at < end:
-            base = at - at % file_bytes
-            wanted = min(end, base + file_bytes) - at
-            try:
-                part = os.pread(self._fds.read_fd(os.fspath(folder / segment_name(base))), wanted, at - base)
-            except OSError:
-                part = b""
-            data[at - begun : at - begun + len(part)] = part
-            at += wanted
-        return np.frombuffer(data, kind)
+    # ------------------------------------------------------------ what it leaves
 
-    def _path(self, topic: str, queue_id: int, base: int) -> Path:
-        return self._root / topic / str(queue_id) / segment_name(base)
+    def bounds(self) -> Bounds:
+        """Where each queue begins and ends in this piece."""
+        names: dict[str, int] = {}
+        rows = [
+            (
+                names.setdefault(queue[0], len(names)), queue[1], kind, seen.first, seen.next,
+                seen.physical_offset, seen.size, seen.count, seen.place,
+            )
+            for (queue, kind), seen in self._seen.items()
+        ]  # fmt: skip
+        table = np.array(rows, BOUNDS)
+        return Bounds(tuple(names), table)
 
-    # ------------------------------------------------------------ what is there besides
-
-    def finish(self) -> tuple[int, int]:
-        """Look for units that no record stands for; returns how many queues and units were looked at."""
-        queues = 0
-        for topic, queue_id, folder in list_queues(self._batch_root):
-            queues += 1
-            self._check_batch_rest(topic, queue_id, folder)
-        for topic, queue_id, folder in list_queues(self._root):
-            queues += 1
-            self._check_rest(topic, queue_id, folder)
+    def close(self) -> None:
         self._fds.close()
-        return queues, self._units
-
-    def _check_batch_rest(self, topic: str, queue_id: int, folder: Path) -> None:
-        end = self._batch_units.get((topic, queue_id))
-        if end is None:
-            return  # all of its records expired
-        for path in sorted(folder.glob("[0-9]" * 20)):
-            first = max(0, end - int(path.name) // BATCH_UNIT_BYTES)
-            size = path.stat().st_size
-            if size not in (0, self._batch_file_bytes):
-                self._tell("file.unreadable", path, 0, size, f"it has {size} bytes, not {self._batch_file_bytes}")
-            elif first * BATCH_UNIT_BYTES < size:
-                behind = np.frombuffer(path.read_bytes(), BATCH_UNIT)[first:]
-                for start, stop in _runs(behind["size"] > 0):
-                    self._tell(
-                        "queue.extra",
-                        path,
-                        (first + start) * BATCH_UNIT_BYTES,
-                        (stop - start) * BATCH_UNIT_BYTES,
-                        f"{stop - start} unit(s) of {topic} queue {queue_id} stand for no record, "
-                        f"first {_show(behind[start])}",
-                        self._was_open,
-                    )
-
-    def _check_rest(self, topic: str, queue_id: int, folder: Path) -> None:
-        seen = self._seen.get((topic, queue_id))
-        end = seen.next * UNIT_BYTES if seen is not None else 0
-        for path in sorted(folder.iterdir()):
-            if len(path.name) != 20 or not path.name.isdecimal():
-                continue
-            size = path.stat().st_size
-            if size not in (0, self._file_bytes):
-                self._tell("file.unreadable", path, 0, size, f"it has {size} bytes, not {self._file_bytes}")
-                continue
-            base = int(path.name)
-            if base + size <= end or not size:
-                continue
-            units = np.frombuffer(path.read_bytes(), _UNIT)
-            first = max(0, end - base) // UNIT_BYTES
-            behind = units[first:]
-            # Places before a queue's first unit are taken by pre-blank ones (spec 3.3).
-            is_blank = (behind["size"] == PREBLANK_SIZE) & (behind["physical_offset"] == 0)
-            extra = (behind["size"] > 0) & ~is_blank
-            for start, stop in _runs(extra):
-                self._tell(
-                    "queue.extra",
-                    path,
-                    (first + start) * UNIT_BYTES,
-                    (stop - start) * UNIT_BYTES,
-                    f"{stop - start} unit(s) of {topic} queue {queue_id} stand for no record, first {_show(behind[start])}",
-                    self._was_open or seen is None,
-                )
 
 
-def _runs(mask: NDArray[np.bool_]) -> list[tuple[int, int]]:
+def locate(root: Path, queue: Queue, physical_offset: int) -> int:
+    """Number of the unit, of a batch queue, that points at ``physical_offset``; -1 without one."""
+    for path in sorted((root / queue[0] / str(queue[1])).glob("[0-9]" * 20)):
+        for position, units in _written_units(path, 0, BATCH_UNIT):
+            hits = np.flatnonzero(units["physical_offset"] == physical_offset)
+            if len(hits):
+                return (int(path.name) + position) // BATCH_UNIT_BYTES + int(hits[0])
+    return -1
+
+
+def disorder(units: QueueUnits, queue: Queue, wanted: int, number: int, physical_offset: int, size: int) -> Single:
+    """A record whose queue offset does not follow; a note where a repair has left pre-blank units of lost records."""
+    is_repaired = False
+    if wanted < number <= wanted + _MOST_BLANKS:
+        found = units.read(queue, wanted, number - wanted)
+        is_repaired = bool(((found["size"] == PREBLANK_SIZE) & (found["physical_offset"] == 0)).all())
+    detail = f"{queue[0]} queue {queue[1]}: queue offset {number} comes where {wanted} must"
+    finding = Finding("log.order", "commitlog", physical_offset, size, detail, is_repaired)
+    return Single((LOG, physical_offset, 1), finding)
+
+
+class QueueOrder:
+    """Puts the bounds of all pieces together, which come in the log's order. Memory: two numbers a queue."""
+
+    def __init__(self, view: StoreView, faults: Faults) -> None:
+        config = view.config.consume_queue
+        self._fds = FdCache(affordable_files(config.max_open_files))
+        self._plain = QueueUnits(view.layout.consume_queue, _UNIT, config.file_bytes, self._fds)
+        self._batch_root = view.layout.batch_consume_queue
+        self._faults = faults
+        self.ends: dict[Queue, int] = {}
+        """Behind the last unit that a record stands for."""
+        self.batch_ends: dict[Queue, int] = {}
+
+    def misplaced(self, pieces: Iterable[Bounds]) -> dict[int, dict[Queue, int]]:
+        """The pieces, by number, whose batch units were looked for elsewhere than they must be, with the right places."""
+        wrong: dict[int, dict[Queue, int]] = {}
+        ends = dict(self.batch_ends)
+        for index, bounds in enumerate(pieces):
+            places = {}
+            for row in bounds.table[bounds.table["kind"] == BATCH]:
+                queue = (bounds.names[int(row["topic"])], int(row["queue_id"]))
+                if queue not in ends:
+                    # Units before it belong to records that expired.
+                    ends[queue] = max(0, locate(self._batch_root, queue, int(row["physical_offset"])))
+                places[queue] = ends[queue]
+                if int(row["place"]) != ends[queue]:
+                    wrong[index] = places
+                ends[queue] += int(row["count"])
+        return wrong
+
+    def take(self, bounds: Bounds) -> None:
+        """The next piece: tell what does not follow."""
+        for topic, queue_id, kind, first, following, place, size, count, at in bounds.table.tolist():
+            queue = (bounds.names[topic], queue_id)
+            if kind == BATCH:
+                self.batch_ends[queue] = at + count
+            elif kind == LIGHT:
+                self.ends[queue] = max(self.ends.get(queue, 0), following)
+            else:
+                wanted = self.ends.get(queue, first)
+                if wanted != first:
+                    self._faults.add(disorder(self._plain, queue, wanted, first, place, size))
+                self.ends[queue] = following
+
+    def close(self) -> None:
+        self._fds.close()
+
+
+# ---------------------------------------------------------------- what is there besides
+
+
+@dataclass(frozen=True, slots=True)
+class Rest:
+    """A queue that is to be looked at behind unit number ``end``; -1 when the log has no record of it."""
+
+    topic: str
+    queue_id: int
+    is_batch: bool
+    end: int
+
+
+def check_rest(view: StoreView, rests: tuple[Rest, ...]) -> Faults:
+    """Look for units that no record stands for, and for files of a wrong size."""
+    faults = Faults()
+    for rest in rests:
+        layout, config = view.layout, view.config.consume_queue
+        root = layout.batch_consume_queue if rest.is_batch else layout.consume_queue
+        file_bytes = config.batch_file_bytes if rest.is_batch else config.file_bytes
+        for path in sorted((root / rest.topic / str(rest.queue_id)).glob("[0-9]" * 20)):
+            _check_file(view, rest, path, file_bytes, faults)
+    return faults
+
+
+def _check_file(view: StoreView, rest: Rest, path: Path, file_bytes: int, faults: Faults) -> None:
+    kind = BATCH_UNIT if rest.is_batch else _UNIT
+    base, size = int(path.name), path.stat().st_size
+    order = (QUEUES, rest.is_batch, rest.topic, rest.queue_id, 1)
+    file = os.path.relpath(path, view.root)
+    if size not in (0, file_bytes):
+        detail = f"it has {size} bytes, not {file_bytes}"
+        faults.add(Single((*order, "file.unreadable", base), Finding("file.unreadable", file, 0, size, detail)))
+        return
+    if rest.is_batch and rest.end < 0:
+        return  # all of its records expired
+    first = max(0, max(0, rest.end) * kind.itemsize - base) // kind.itemsize
+    for position, units in _written_units(path, first * kind.itemsize, kind):
+        # Places before a queue's first unit are taken by pre-blank ones (spec 3.3).
+        is_blank = (units["size"] == PREBLANK_SIZE) & (units["physical_offset"] == 0) & (not rest.is_batch)
+        for start, stop in runs((units["size"] > 0) & ~is_blank):
+            at = position + start * kind.itemsize
+            detail = (
+                f"{stop - start} unit(s) of {rest.topic} queue {rest.queue_id} stand for no record, "
+                f"first {_show(units[start])}"
+            )
+            is_note = view.was_open or rest.end < 0
+            finding = Finding("queue.extra", file, at, (stop - start) * kind.itemsize, detail, is_note)
+            faults.add(Single((*order, "queue.extra", base + at), finding))
+
+
+def _written_units(path: Path, position: int, kind: np.dtype[Any]) -> Iterable[tuple[int, NDArray[np.void]]]:
+    """Whole units behind ``position`` of a sparse file, with their position; holes are not read."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        size = os.fstat(fd).st_size
+        while position < size:
+            try:
+                position = os.lseek(fd, position, os.SEEK_DATA)
+                hole = os.lseek(fd, position, os.SEEK_HOLE)
+            except OSError:
+                return  # only a hole is left
+            position -= position % kind.itemsize
+            data = os.pread(fd, min(size, hole + kind.itemsize) - position, position)
+            data = _whole_units(data, kind.itemsize)
+            if not data:
+                return
+            yield position, np.frombuffer(data, kind)
+            position += len(data)
+    finally:
+        os.close(fd)
+
+
+def _whole_units(data: bytes, unit_bytes: int) -> bytes:
+    return data[: len(data) - len(data) % unit_bytes]
+
+
+def runs(mask: NDArray[np.bool_]) -> list[tuple[int, int]]:
     """``(start, stop)`` of each stretch of true values."""
     edges = np.flatnonzero(np.diff(np.concatenate(([False], mask, [False])).astype(np.int8)))
     return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
