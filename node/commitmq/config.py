@@ -56,7 +56,9 @@ class CommitLogConfig:
     sync_flush_timeout_ms: int = _key(5_000, 1)
     max_mapped_segments: int = _key(64, 2)
     populate_window_bytes: int = _key(4 * 1024 * 1024, 0)
-    preallocate_segments: int = _key(2, 1, 16)
+    preallocate_segments: int = _key(2, 0, 16)
+    warm_ahead_bytes: int = _key(64 * 1024 * 1024, 0)
+    mlock: bool = _key(False)
 
 
 @dataclass(frozen=True, slots=True)

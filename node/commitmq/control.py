@@ -54,6 +54,7 @@ class Word(IntEnum):
     RECOVERED_END = 14  # recovery: end of the log it found
     CRC_FROM = 15  # recovery: every record from here on has a __CRC32#; -1 when records may have none
     SUBSCRIPTIONS_VERSION = 16  # coordinator: grows with every change of run/subscriptions.json
+    SEGMENT_WANTED = 17  # writer: where the segment begins that an append waits for; 0 for none so far
 
 
 class DiskFlag(IntEnum):

@@ -1,10 +1,13 @@
-"""``commitmq bench produce|consume|latency|memory|all``: measurements of a running node, printed or as JSON."""
+"""``commitmq bench produce|consume|latency|memory|all|rolls``: measurements of a running node (rolls: of two of its own),
+printed or as JSON.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -20,7 +23,8 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 @click.group()
 def bench() -> None:
-    """Measure a node: produce, consume, latency, and a memory topic beside a durable one.
+    """Measure a node: produce, consume, latency, and a memory topic beside a durable one; or, with two nodes of its own,
+    what the end of a segment costs.
 
     Each measurement uses a topic of its own, which is deleted afterwards; its messages take room in the log until their
     segments expire.
@@ -303,6 +307,71 @@ def memory(
     click.echo(
         f"the memory topic has {result.rate_ratio} times the rate and {result.p50_ratio} times the p50 of"
         " the durable one with ack flushed"
+    )
+    _say_cut_short(result.cut_short, seconds)
+
+
+@bench.command(short_help="Sends that meet the end of a segment, with preallocation and without.")
+@click.option(
+    "--folder",
+    type=click.Path(exists=True, file_okay=False, writable=True, path_type=Path),
+    help="Where the two stores are made, on the disk to be measured.  [default: the folder for temporary files]",
+)
+@_body_option
+@click.option("--batch", type=click.IntRange(2, 10_000), default=32, show_default=True, help="Messages a batch.")
+@click.option("--rolls", "count", type=click.IntRange(min=1), default=20, show_default=True, help="Rolls of each kind.")
+@click.option("--ack", type=click.Choice(["memory", "flushed", "both"]), default="both", show_default=True)
+@click.option(
+    "--segment-bytes", type=click.IntRange(min=65536), default=16 << 20, show_default=True, help="Size of a segment."
+)
+@click.option("--set", "settings", multiple=True, metavar="SECTION.KEY=VALUE", help="A setting of both nodes.")
+@click.option(
+    "--seconds", type=click.FloatRange(min=0.1), default=300.0, show_default=True, help="Stop after this long."
+)
+@json_option
+def rolls(
+    folder: Path | None,
+    body: int,
+    batch: int,
+    count: int,
+    ack: str,
+    segment_bytes: int,
+    settings: tuple[str, ...],
+    seconds: float,
+    as_json: bool,
+) -> None:
+    """Sends that meet the end of a segment, with segments made ahead (preallocation) and made when needed.
+
+    Starts two nodes of its own, which take turns on the same disk and are removed afterwards.
+    """
+    from commitmq.bench.figures import machine, to_json
+    from commitmq.bench.rolls import measure_rolls
+
+    host = machine()
+    with _progress() as begin:
+        result = measure_rolls(
+            folder,
+            segment_bytes=segment_bytes,
+            body_bytes=body,
+            batch=batch,
+            rolls=count,
+            acks=("memory", "flushed") if ack == "both" else (ack,),
+            settings=settings,
+            limit_s=seconds,
+            progress=begin("rolls", count),
+        )
+    if as_json:
+        print_json({"bench": "rolls", "machine": host, "result": to_json(result)})
+        return
+    _print_machine(host)
+    click.echo(f"segments of {segment_bytes} bytes, {body} bytes a body, {batch} messages a batch; microseconds")
+    rows = []
+    for one in result.latencies:
+        for which, figures in (("all", one.sends), ("at rolls", one.at_rolls)):
+            values = (figures.p50_us, figures.p99_us, figures.p999_us, figures.max_us)
+            rows.append((one.kind, one.ack, one.side, which, figures.count, *(f"{value:.1f}" for value in values)))
+    print_table(
+        ("sends", "ack", "segments", "", "count", "p50", "p99", "p99.9", "max"), sorted(rows), left=(0, 1, 2, 3)
     )
     _say_cut_short(result.cut_short, seconds)
 

@@ -57,6 +57,7 @@ FORBIDDEN_PROPERTIES = (
 
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; the mmap module has no name for it yet
 _POPULATE_CHUNK_BYTES = 256 * 1024
+_UNMAP_CHUNK_BYTES = 2 * 1024 * 1024
 
 _SENTENCES = {
     raw.REASON_SHORT: "its size or the sizes inside point past the end",
@@ -90,7 +91,11 @@ class MessageIllegalError(CommitMQError):
 
 
 class SegmentUnavailableError(StoreError):
-    """The next segment is not there (yet); nothing was stored."""
+    """The segment at ``base`` is not there (yet); nothing was stored."""
+
+    def __init__(self, base: int) -> None:
+        super().__init__(f"the segment at {base} has not been allocated")
+        self.base = base
 
 
 @dataclass(slots=True)
@@ -171,6 +176,11 @@ class CommitLogAppender:
         self._clock = clock
         self.last_timestamp = last_timestamp
         self._map: mmap.mmap | None = None
+        self._left: mmap.mmap | None = None  # the mapping of the segment before, which goes in pieces
+        self._left_bytes = 0
+        self._following: mmap.mmap | None = None  # the mapping of the segment behind, if it is prepared already
+        self._following_populated = 0
+        self._look_for_following_at = 0
         self._array = np.empty(0, np.uint8)
         self._base = -1
         self._populate_window_bytes = populate_window_bytes
@@ -391,30 +401,73 @@ class CommitLogAppender:
         """Have the kernel map a piece of pages ahead of the tail, so that a store does not fault page by page.
 
         Returns True when it did: call it again while nothing else is to do. It stays within the window, because
-        populating marks pages dirty and what is dirty has to be flushed.
+        populating marks pages dirty and what is dirty has to be flushed. The window reaches into the next segment as soon
+        as that is there, so rolling to it brings no more to do than any other append; for the same reason the segment
+        that was left is taken out of the page table a piece at a time.
         """
-        if self._map is None or not self._populate_window_bytes:
+        window = self._populate_window_bytes
+        if self._map is None or not window:
             return False
+        least = min(_POPULATE_CHUNK_BYTES, window)
         at = self.position - self._base
         start = max(self._populated, at & ~4095)
-        size = min(_POPULATE_CHUNK_BYTES, at + self._populate_window_bytes - start, self.segment_bytes - start) & ~4095
-        if size < min(_POPULATE_CHUNK_BYTES, self._populate_window_bytes):
+        size = min(_POPULATE_CHUNK_BYTES, at + window - start, self.segment_bytes - start) & ~4095
+        if size >= least:
+            if not self._populate(self._map, start, size):
+                return False
+            self._populated = start + size
+        elif self.segment_bytes - start >= least or not self._populate_following(
+            at + window - self.segment_bytes, least
+        ):
             return False
+        if self._left is not None:
+            self._let_go_of_left(_UNMAP_CHUNK_BYTES)
+        return True
+
+    def _populate_following(self, window_bytes: int, least_bytes: int) -> bool:
+        """The same for the next segment, up to ``window_bytes`` of it."""
+        size = min(_POPULATE_CHUNK_BYTES, window_bytes - self._following_populated, self.segment_bytes) & ~4095
+        if size < least_bytes or self._following_populated + size > self.segment_bytes:
+            return False
+        if self._following is None:
+            if self.position < self._look_for_following_at:
+                return False
+            self._look_for_following_at = self.position + _POPULATE_CHUNK_BYTES
+            self._following = self._open_segment(self._base + self.segment_bytes)
+            if self._following is None:
+                return False
+        if not self._populate(self._following, self._following_populated, size):
+            return False
+        self._following_populated += size
+        return True
+
+    def _populate(self, mapping: mmap.mmap, start: int, size: int) -> bool:
         try:
-            self._map.madvise(_MADV_POPULATE_WRITE, start, size)
+            mapping.madvise(_MADV_POPULATE_WRITE, start, size)
         except OSError:
             self._populate_window_bytes = 0  # an older kernel: stores fault one by one instead
             return False
-        self._populated = start + size
         return True
 
     def close(self) -> None:
         """Drop the mapping of the last segment."""
         self._array = np.empty(0, np.uint8)
-        if self._map is not None:
-            self._map.close()
-        self._map = None
+        for mapping in (self._map, self._left, self._following):
+            if mapping is not None:
+                mapping.close()
+        self._map = self._left = self._following = None
         self._base = -1
+
+    def _let_go_of_left(self, limit_bytes: int) -> None:
+        """Unmap up to ``limit_bytes`` of the segment that was left, its last ones first, and in the end all of it."""
+        assert self._left is not None
+        if self._left_bytes > limit_bytes:
+            # The pages stay in the page cache, dirty ones too; only this process stops to see them.
+            self._left_bytes -= limit_bytes
+            self._left.madvise(mmap.MADV_DONTNEED, self._left_bytes, limit_bytes)
+            return
+        self._left.close()
+        self._left = None
 
     def _timestamp(self) -> int:
         # Never below the newest record's: the clock may be set back, store timestamps in the log must not (spec 5.1).
@@ -437,7 +490,8 @@ class CommitLogAppender:
         if at + size + FILLER_BYTES <= self.segment_bytes:
             self._switch(base)
             return at
-        following = self._open(base + self.segment_bytes)
+        prepared = self._following if base == self._base else None
+        following = prepared or self._open(base + self.segment_bytes)
         if base != self._base:
             self._switch(base)
         assert self._map is not None
@@ -454,12 +508,21 @@ class CommitLogAppender:
     def _open(self, base: int) -> mmap.mmap:
         mapping = self._open_segment(base)
         if mapping is None:
-            raise SegmentUnavailableError(f"the segment at {base} has not been allocated")
+            raise SegmentUnavailableError(base)
         return mapping
 
     def _adopt(self, mapping: mmap.mmap, base: int) -> None:
-        self.close()
+        if self._left is not None:
+            self._left.close()
+        self._left = self._map
+        self._left_bytes = self.segment_bytes - self.segment_bytes % _UNMAP_CHUNK_BYTES
+        self._populated = 0
+        if mapping is self._following:
+            self._populated = self._following_populated
+        elif self._following is not None:
+            self._following.close()
+        self._following = None
+        self._following_populated = self._look_for_following_at = 0
         self._map = mapping
         self._array = np.frombuffer(mapping, np.uint8)
         self._base = base
-        self._populated = 0

@@ -1,7 +1,8 @@
 """allocate: makes CommitLog segments before the writer needs them.
 
-Owns: files being made under ``run/``, unused segments ahead of the tail. Reads: ``written``. Advances: ``allocated``, and the
-disk flags that make the writer refuse sends. Sockets: none but the lifeline. Exit codes: workers.runtime.ExitCode.
+Owns: files being made under ``run/``, unused segments ahead of the tail. Reads: ``written``, ``segment_wanted``. Advances:
+``allocated``, and the disk flags that make the writer refuse sends. Sockets: none but the lifeline. Exit codes:
+workers.runtime.ExitCode.
 
 A segment is made as ``run/segment.new``, fallocated in full (a store into an unallocated page of a mapped file on a full
 disk is SIGBUS, not an error code), synced, renamed into ``commitlog/`` and the folder synced; only then ``allocated`` moves.
@@ -21,6 +22,7 @@ from commitmq import failpoints
 from commitmq.control import DiskFlag, Word
 from commitmq.store.layout import segment_name
 from commitmq.workers.runtime import WorkerContext, monotonic_ms
+from commitmq.workers.segment_memory import SegmentMemory
 
 ROLE = "allocate"
 _POLL_MS = 100
@@ -51,8 +53,11 @@ class SegmentAllocator:
         return written - written % self._segment_bytes
 
     def wanted_end(self) -> int:
-        """Where ``allocated`` should be: the tail's own segment and ``preallocate_segments`` behind it."""
-        return self._tail_base() + (1 + self._config.commit_log.preallocate_segments) * self._segment_bytes
+        """Where ``allocated`` should be: the tail's own segment and ``preallocate_segments`` behind it, or what the writer
+        waits for.
+        """
+        ahead = self._tail_base() + (1 + self._config.commit_log.preallocate_segments) * self._segment_bytes
+        return max(ahead, self._control.get(Word.SEGMENT_WANTED) + self._segment_bytes)
 
     def work(self) -> None:
         """Look at the disk when it is time, and make at most one segment."""
@@ -101,7 +106,7 @@ class SegmentAllocator:
         except OSError as error:
             new.unlink(missing_ok=True)
             # The tail's own segment and the next one are needed now; the one after that can wait for space.
-            needed = base <= self._tail_base() + self._segment_bytes
+            needed = base <= max(self._tail_base() + self._segment_bytes, self._control.get(Word.SEGMENT_WANTED))
             reason = os.strerror(error.errno or errno.EIO)
             if reason != self._complained:
                 self._log.error("cannot allocate a segment", segment=str(final), error=reason, needed_now=needed)
@@ -150,11 +155,15 @@ def _sync_folder(folder: os.PathLike[str]) -> None:
 def run(context: WorkerContext) -> None:
     """The loop: one look every 100 ms or when the writer rings at a roll."""
     allocator = SegmentAllocator(context)
+    memory = SegmentMemory(context)
     allocator.work()
+    memory.work()
     context.ready()
     control = context.control
     while not context.stopping:
         allocator.work()
+        memory.work()
         behind = control.get(Word.ALLOCATED) < allocator.wanted_end() and not control.get(Word.DISK_FLAGS)
         context.wait(0 if behind else _POLL_MS)
+    memory.close()
     allocator.remove_unused()

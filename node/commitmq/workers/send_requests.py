@@ -45,6 +45,7 @@ _DISK_FLAGS, _FLUSH_ERRNO, _FLUSHED = int(Word.DISK_FLAGS), int(Word.FLUSH_ERRNO
 _DISPATCHER_FLAGS = int(DispatcherWord.FLAGS)
 _PERSISTED_RETRY_MS = 200
 _SEGMENT_PATIENCE_MS = 1_000
+_SEGMENT_LOOK_S = 0.0005
 _FORBIDDEN = frozenset(FORBIDDEN_PROPERTIES)
 # What the writer puts itself, after it has refused a client's.
 _INNER = _FORBIDDEN - {Property.INNER_NUM, Property.INNER_BASE}
@@ -98,6 +99,7 @@ class SendRequests:
         self._producers = producers
         self._context = context
         self._control = context.control
+        self._allocate = context.ringer("allocate")
         self._appender = appender
         self._offsets = offsets
         self._topics = topics
@@ -474,20 +476,23 @@ class SendRequests:
                     failpoints.hit("writer.before_append")
                 done = append()
                 break
-            except SegmentUnavailableError:
+            except SegmentUnavailableError as error:
                 if self._control.get(Word.DISK_FLAGS) & DiskFlag.NO_SEGMENT:
                     raise Refusal(
                         "CREATE_MAPPED_FILE_FAILED",
                         "no space for the next segment of the log; reads go on",
                         self._config.disk.check_interval_ms,
                     ) from None
+                # A run may need more segments than are kept ready, and none may be (preallocate_segments = 0).
+                self._control.put(Word.SEGMENT_WANTED, error.base)
+                self._allocate.ring()
                 deadline = deadline or monotonic_ms() + _SEGMENT_PATIENCE_MS
                 if monotonic_ms() >= deadline:
                     raise Refusal(
                         "CREATE_MAPPED_FILE_FAILED", "the next segment is not ready yet", _PERSISTED_RETRY_MS
                     ) from None
                 self._context.heartbeat()
-                time.sleep(0.002)
+                time.sleep(_SEGMENT_LOOK_S)
             except StoreError as error:
                 raise Refusal("SYSTEM_ERROR", str(error)) from error
         if failpoints.ACTIVE:

@@ -297,3 +297,61 @@ def test_record_of_another_place_is_no_record_here(tmp_path: Path) -> None:
     found = scan_to_end(reader, 0)
     reader.close()
     assert (found.records, found.end) == (2, end)
+
+
+def test_the_next_segment_is_made_ready_before_the_roll(tmp_path: Path) -> None:
+    """Goal: the window of populated pages goes on into the next segment, once that is there, and a roll opens nothing."""
+    segment = 1 << 20
+    opened: list[int] = []
+    ready = {0}
+
+    def look(base: int):  # type: ignore[no-untyped-def]
+        opened.append(base)
+        path = tmp_path / segment_name(base)
+        if base in ready and not path.exists():
+            path.write_bytes(bytes(segment))
+        return map_segment(path, segment)
+
+    appender = CommitLogAppender(
+        0,
+        segment_bytes=segment,
+        open_segment=look,
+        store_host=pack_host(Host("10.0.0.1", 10911)),
+        max_message_bytes=16_384,
+        properties_crc=True,
+        populate_window_bytes=segment // 2,
+    )
+
+    def send(until: int) -> None:
+        while appender.position < until:
+            record = appender.encode(
+                TOPIC.encode(), 0, b"x" * 8000, b"", sys_flag=0, flag=0, born_timestamp=1, born_host=HOST
+            )
+            appender.append_record(record, 0, 8)
+
+    def prepare() -> int:
+        pieces = 0
+        while appender.populate_ahead():
+            pieces += 1
+        return pieces
+
+    assert prepare() == 0, "nothing is mapped yet"
+    send(1)
+    assert prepare() == 2
+    send(segment * 7 // 8)
+    assert prepare() == 0
+    assert opened == [0, segment], "the next segment is not there, which one look has told"
+    ready.add(segment)
+    send(segment * 15 // 16)
+    assert prepare() == 0, "it looks again only when the tail has moved on by a piece"
+    send(segment + 1)
+    assert opened == [0, segment, segment]
+    ready.update((2 * segment, 3 * segment))
+    while appender.position < 3 * segment:
+        send(appender.position + 1)
+        prepare()
+    assert opened == [0, segment, segment, 2 * segment, 3 * segment], "before the roll, which then opens none"
+    appender.close()
+    log = CommitLog(tmp_path, segment)
+    assert sum(1 for _ in log.iter_records()) > 350
+    log.close()
