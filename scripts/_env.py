@@ -23,9 +23,10 @@ from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parent.parent
 EXIT_UNAVAILABLE = 69  # sysexits.h EX_UNAVAILABLE: what the environment is made of could not be had
-# hatchling builds the editable install and needs editables for it. Both are installed first, by the same constraints,
-# because pip does not apply constraints to the build environments that it makes by itself.
-BUILD_REQUIREMENTS = ["hatchling", "editables"]
+# hatchling builds the editable install and needs editables for it; PySpark comes as a source archive, which setuptools
+# builds. All are installed first, by the same constraints, because pip does not apply constraints to the build
+# environments that it makes by itself.
+BUILD_REQUIREMENTS = ["hatchling", "editables", "setuptools"]
 # Settings of the caller's shell that would redirect an installation or let other code into the environment.
 FOREIGN_SETTINGS = ["PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"]
 FOREIGN_SETTINGS += ["PIP_USER", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_PYTHON"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -11,6 +12,23 @@ from commitmq_plugins.spark.sessions import QUICK_START, session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+# The first of these tests waits for a JVM, and all of them for Python workers: on a busy machine that is minutes.
+_TIMEOUT_S = 400
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the tests of this folder first.
+
+    Workers of pytest-xdist each get one stretch of all tests and take over from the end of another's. So the tests here
+    stay with the worker that begins with them, and one JVM is started, not one in each.
+    """
+    ours = [item for item in items if item.path.parent == Path(__file__).parent]
+    for item in ours:
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(_TIMEOUT_S))
+    items[:] = ours + [item for item in items if item not in set(ours)]
 
 
 @pytest.fixture(scope="session")

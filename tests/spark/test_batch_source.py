@@ -59,7 +59,7 @@ def test_golden_stores_are_read_message_by_message(spark: SparkSession, golden: 
     assert {row.topic.partition("%")[0] or row.topic[:5] for row in found.values()} == {"%DLQ%"}
 
 
-@pytest.mark.parametrize("partitions", [1, 3, 50])
+@pytest.mark.parametrize("partitions", [1, 6])
 def test_partitions_hold_every_message_once_and_queues_in_order(
     spark: SparkSession, golden: GoldenStore, partitions: int
 ) -> None:
@@ -76,3 +76,58 @@ def test_partitions_hold_every_message_once_and_queues_in_order(
 
 def prefix(golden: GoldenStore) -> str:
     return {"clean": "Golden", "crash": "Crashed"}[golden.name]
+
+
+def test_a_schema_is_the_projection(spark: SparkSession, golden_stores: dict[str, GoldenStore]) -> None:
+    golden = golden_stores["crash"]
+    frame = (
+        spark.read.format("commitmq")
+        .schema("body_size int, queue_offset bigint, store string")
+        .load(str(golden.root), topics="%DLQ%nobody")
+    )
+    assert frame.columns == ["body_size", "queue_offset", "store"]
+    assert frame.count() == 0
+    narrow = spark.read.format("commitmq").schema("queue_id int").load(str(golden.root))
+    assert narrow.count() == read(spark, golden).count()
+
+
+@pytest.mark.parametrize(
+    ("schema", "says"),
+    [("wrong int", "there is no column 'wrong'"), ("queue_id bigint", "the column queue_id is int, not bigint")],
+)
+def test_a_schema_with_other_columns_is_refused(
+    spark: SparkSession, golden_stores: dict[str, GoldenStore], schema: str, says: str
+) -> None:
+    golden = golden_stores["clean"]
+    with pytest.raises(Exception, match=says):
+        spark.read.format("commitmq").schema(schema).load(str(golden.root)).collect()
+
+
+def test_filters_are_pushed_and_change_nothing_but_what_is_read(
+    spark: SparkSession, golden_stores: dict[str, GoldenStore]
+) -> None:
+    golden = golden_stores["clean"]
+    topic = golden.messages[0]["topic"]
+    stamps = sorted(message["store_timestamp"] for message in golden.messages)
+    middle = datetime.fromtimestamp(stamps[len(stamps) // 2] / 1000, UTC)
+    frame = read(spark, golden)
+    wanted = frame.filter(
+        (frame.topic == topic) & frame.queue_id.isin(0, 2) & (frame.queue_offset > 3) & (frame.store_timestamp < middle)
+    )
+    expected = {
+        m["physical_offset"]
+        for m in golden.messages
+        if m["topic"] == topic
+        and m["queue_id"] in (0, 2)
+        and m["queue_offset"] > 3
+        and m["store_timestamp"] < milliseconds(middle)
+    }
+    assert expected
+    assert {row.physical_offset for row in wanted.collect()} == expected
+    before = spark.conf.get("spark.sql.python.filterPushdown.enabled")
+    assert before == "true"
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "false")
+    try:
+        assert {row.physical_offset for row in wanted.select("physical_offset").collect()} == expected
+    finally:
+        spark.conf.set("spark.sql.python.filterPushdown.enabled", before)

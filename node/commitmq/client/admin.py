@@ -211,6 +211,15 @@ class Admin:
                 )
         return rows
 
+    def commit_offsets(self, group: str, offsets: Iterable[tuple[str, int, int]]) -> list[tuple[str, int, int]]:
+        """Say how far a group has come whose members are not this node's: ``(topic, queue, next offset)`` each.
+
+        Never goes back. Returns what is stored now. Refused (FENCED) for queues that a member of the group reads.
+        """
+        fields = {"group": group, "offsets": [list(one) for one in offsets]}
+        answer = self._ask("coordinator", "offset.commit", fields)
+        return [(name, queue, offset) for name, queue, offset in answer["stored"]]
+
     def reset_offsets(
         self, group: str, topic: str, to: str | int | datetime, *, queues: Iterable[int] | None = None
     ) -> list[tuple[str, int, int]]:

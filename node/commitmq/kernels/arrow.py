@@ -9,7 +9,18 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from commitmq.kernels.raw import OK, REASON_PHYSICAL_OFFSET, REASON_SHORT, layout, load4, load8, same_bytes
+from commitmq.kernels.raw import (
+    OK,
+    REASON_BODY_CRC,
+    REASON_PHYSICAL_OFFSET,
+    REASON_SHORT,
+    crc32,
+    layout,
+    load2,
+    load4,
+    load8,
+    same_bytes,
+)
 
 # Rows of the matrix that ``heads`` fills. Starts are positions in the stretch, sizes bytes, times milliseconds.
 QUEUE_ID = 0
@@ -34,33 +45,39 @@ _CRC = np.frombuffer(b"__CRC32#", np.uint8)
 
 
 @njit(
-    "int64(Array(uint8, 1, 'C', readonly=True), int64, Array(int64, 1, 'C'), Array(int64, 1, 'C'), Array(int64, 2, 'C'), "
-    "Array(int64, 1, 'C'))",
+    "int64(Array(uint8, 1, 'C', readonly=True), Array(int64, 1, 'C'), Array(int64, 1, 'C'), Array(int64, 1, 'C'), "
+    "boolean, Array(int64, 2, 'C'), Array(int64, 1, 'C'))",
     cache=True,
     nogil=True,
 )
-def heads(log, base, positions, sizes, fields, why):  # type: ignore[no-untyped-def]
+def heads(log, positions, sizes, physical_offsets, check_body, fields, why):  # type: ignore[no-untyped-def]
     """Fill ``fields[FIELDS, n]`` from the n records at ``positions``; returns how many were records.
 
-    The first that is none ends it: ``why[0]`` becomes the reason (:mod:`commitmq.kernels.raw`). A record must have the
-    size that ``sizes`` says, and name ``base`` + its position as its physical offset.
+    ``why[i]`` becomes OK, or the reason (:mod:`commitmq.kernels.raw`) why there is no record of ``sizes[i]`` bytes that
+    says it lies at ``physical_offsets[i]``; with ``check_body`` its body must have the CRC that it says. The fields of
+    what is no record are left as they are.
     """
-    why[0] = OK
+    good = 0
     for index in range(positions.size):
         at = positions[index]
         if at < 0 or at > log.size:
-            why[0] = REASON_SHORT
-            return index
+            why[index] = REASON_SHORT
+            continue
         (reason, total, born, host, body, body_size, topic, topic_size, properties, properties_size) = layout(
             log, at, log.size
         )
         if reason == OK and total != sizes[index]:
             reason = REASON_SHORT
-        if reason == OK and load8(log, at + 28) != base + at:
+        if reason == OK and load8(log, at + 28) != physical_offsets[index]:
             reason = REASON_PHYSICAL_OFFSET
+        if reason == OK and check_body:
+            crc = np.int64(crc32(log, body, body_size, np.uint32(0))) & 0x7FFFFFFF if body_size else np.int64(0)
+            if crc != load4(log, at + 8):
+                reason = REASON_BODY_CRC
+        why[index] = reason
         if reason != OK:
-            why[0] = reason
-            return index
+            continue
+        good += 1
         fields[QUEUE_ID, index] = load4(log, at + 12)
         fields[FLAG, index] = load4(log, at + 16)
         fields[QUEUE_OFFSET, index] = load8(log, at + 20)
@@ -76,7 +93,78 @@ def heads(log, base, positions, sizes, fields, why):  # type: ignore[no-untyped-
         fields[TOPIC_SIZE, index] = topic_size
         fields[PROPERTIES, index] = properties
         fields[PROPERTIES_SIZE, index] = properties_size
-    return positions.size
+    return good
+
+
+@njit(
+    "int64(Array(uint8, 1, 'C', readonly=True), Array(int64, 1, 'C'), Array(int64, 1, 'C'), Array(int64, 1, 'C'))",
+    cache=True,
+    nogil=True,
+)
+def split(frame, positions, sizes, physical_offsets):  # type: ignore[no-untyped-def]
+    """Where the records of ``frame`` begin, which lie one after the other, with their sizes and what they say of their
+    place. Returns how many there are; -1 when the frame is something else. No more than the arrays hold are looked at.
+    """
+    at = np.int64(0)
+    count = 0
+    while at < frame.size and count < positions.size:
+        if at + 91 > frame.size:
+            return -1
+        size = load4(frame, at)
+        if size < 91 or at + size > frame.size:
+            return -1
+        positions[count] = at
+        sizes[count] = size
+        physical_offsets[count] = load8(frame, at + 28)
+        count += 1
+        at += size
+    return count
+
+
+# A message in an inner batch (spec 2.8): size, magic, CRC, flag and body size before the body, 4 bytes each.
+_ELEMENT_HEAD = 20
+_ELEMENT_BYTES = 22
+
+
+@njit(
+    "int64(Array(uint8, 1, 'C', readonly=True), Array(int64, 1, 'C'), Array(int64, 1, 'C'), int64, "
+    "Array(int64, 2, 'C'), Array(int64, 1, 'C'))",
+    cache=True,
+    nogil=True,
+)
+def elements(data, starts, sizes, room, fields, owners):  # type: ignore[no-untyped-def]
+    """The messages in the inner batches at ``starts`` of ``data``; returns how many there are.
+
+    With ``room`` 0 they are only counted; then FLAG, BODY, BODY_SIZE, PROPERTIES, PROPERTIES_SIZE and QUEUE_OFFSET (as the
+    number in the batch) of ``fields``, and ``owners`` (which batch), are filled. -1 - i when batch i is none.
+    """
+    count = 0
+    for owner in range(starts.size):
+        at = starts[owner]
+        end = at + sizes[owner]
+        number = 0
+        while at < end:
+            if end - at < _ELEMENT_BYTES:
+                return -1 - owner
+            size = load4(data, at)
+            body_size = load4(data, at + 16)
+            if size < _ELEMENT_BYTES or size > end - at or body_size < 0 or body_size > size - _ELEMENT_BYTES:
+                return -1 - owner
+            properties_size = load2(data, at + _ELEMENT_HEAD + body_size)
+            if properties_size < 0 or _ELEMENT_BYTES + body_size + properties_size != size:
+                return -1 - owner
+            if count < room:
+                owners[count] = owner
+                fields[FLAG, count] = load4(data, at + 12)
+                fields[QUEUE_OFFSET, count] = number
+                fields[BODY, count] = at + _ELEMENT_HEAD
+                fields[BODY_SIZE, count] = body_size
+                fields[PROPERTIES, count] = at + _ELEMENT_BYTES + body_size
+                fields[PROPERTIES_SIZE, count] = properties_size
+            count += 1
+            number += 1
+            at += size
+    return count
 
 
 @njit(
@@ -217,3 +305,34 @@ def take_properties(log, starts, sizes, name_offsets, names, value_offsets, valu
             pair += 1
             name_offsets[pair] = name_at
             value_offsets[pair] = value_at
+
+
+@njit(
+    "void(Array(uint8, 1, 'C', readonly=True), Array(int64, 1, 'C'), Array(int64, 1, 'C'), "
+    "Array(uint8, 1, 'C', readonly=True), Array(int64, 1, 'C'), Array(int64, 2, 'C'), Array(int64, 2, 'C'))",
+    cache=True,
+    nogil=True,
+)
+def property_values(log, starts, sizes, names, bounds, found, lengths):  # type: ignore[no-untyped-def]
+    """Where the values of some properties lie in the encoded properties at ``starts``.
+
+    Name ``k`` is ``names[bounds[k]:bounds[k + 1]]``; its value in record ``i`` becomes
+    ``log[found[k, i]:found[k, i] + lengths[k, i]]``, the last one when there are several; 0 bytes when there is none.
+    """
+    wanted = bounds.size - 1
+    for index in range(starts.size):
+        for number in range(wanted):
+            found[number, index] = 0
+            lengths[number, index] = 0
+        position = starts[index]
+        stop = position + sizes[index]
+        while True:
+            (name, name_size, value, value_size, position) = _next_pair(log, position, stop)
+            if name_size == 0:
+                break
+            for number in range(wanted):
+                begin = bounds[number]
+                if bounds[number + 1] - begin == name_size and same_bytes(log, name, names, begin, name_size):
+                    found[number, index] = value
+                    lengths[number, index] = value_size
+                    break

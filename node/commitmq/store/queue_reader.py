@@ -562,6 +562,23 @@ class QueueReader:
             frames.append(b"".join(part))
         return frames
 
+    def units(
+        self, topic: str, queue: int, offset: int, count: int, *, bound: int, floor: int = 0
+    ) -> tuple[int, Units]:
+        """Up to ``count`` units as they are on disk, and the queue offset of the first: ``offset``, or behind what is
+        missing there. Some may be pre-blank, empty or of records that may not be shown; none at the queue's end.
+        """
+        state = self._synced(topic, queue, bound, floor)
+        if state is None:
+            return offset, _NOTHING
+        at = max(offset, state.min)
+        while at < state.max:
+            units = self._units(state, at, min(count, state.max - at))
+            if len(units):
+                return at, units
+            at = self._gap(state, at)
+        return at, _NOTHING
+
     # ------------------------------------------------------------ place and time
 
     def offset_at(self, topic: str, queue: int, physical: int, *, bound: int, floor: int = 0) -> int | None:

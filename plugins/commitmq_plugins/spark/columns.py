@@ -6,22 +6,28 @@ are needed for (:data:`OF_UNITS`) cost no look into the log at all.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from commitmq.errors import CorruptRecordError
 from commitmq.kernels import arrow as kernel
-from commitmq.kernels import columns as property_kernel
-from commitmq.store.format import Property
-from commitmq.store.recovery import REASONS
+from commitmq.kernels.columns import EQUALS, text_tests
+from commitmq.store.compression import decompress
+from commitmq.store.format import Property, SysFlag
+from commitmq.store.tag_filter import TagFilter
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
+
+Bytes = NDArray[np.uint8]
+Numbers = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 
 TIMESTAMP: Final = pa.timestamp("us", "UTC")
 MAP: Final = pa.map_(pa.string(), pa.string())
@@ -59,6 +65,11 @@ _TIMES: Final = {"store_timestamp": kernel.STORE_TIMESTAMP, "born_timestamp": ke
 _PROPERTIES: Final = {"tags": Property.TAGS, "keys": Property.KEYS, "unique_id": Property.UNIQUE_KEY}
 
 
+_INNER: Final = SysFlag.INNER_BATCH | SysFlag.NEED_UNWRAP
+_COMPRESSION: Final = SysFlag.COMPRESSED | SysFlag.COMPRESSION_MASK
+_ELEMENT_BYTES: Final = 22
+
+
 def default_schema(*, several_stores: bool, properties: bool) -> str:
     """The DDL of what is read without a schema: all columns but sizes; ``store`` when there are several."""
     wanted = {"store": several_stores, "properties": properties}
@@ -78,62 +89,110 @@ def check_schema(schema: StructType) -> list[str]:
     return names
 
 
-class Rows:
-    """Records of one segment, ready to become columns.
+def arrow_schema(names: Sequence[str]) -> pa.Schema:
+    """The Arrow schema of these columns."""
+    return pa.schema([(name, COLUMNS[name][1]) for name in names])
 
-    ``log`` is the segment, which begins at physical offset ``base``; ``positions`` and ``sizes`` are the records in it.
-    Raises CorruptRecordError when what lies there is not what was promised; ``path`` is for its sentence.
+
+class Rows:
+    """Records, or messages of inner batches, ready to become columns; one entry each in all arrays.
+
+    ``log`` is the memory that bodies and properties lie in, ``fields`` what :func:`commitmq.kernels.arrow.heads` found
+    there; ``hosts_log`` is the one that the store hosts lie in, if it is another.
     """
 
-    __slots__ = ("_fields", "_log", "_physical_offsets", "_positions", "_sizes")
+    __slots__ = ("_hosts_log", "_log", "fields", "physical_offsets", "total_sizes")
 
     def __init__(
         self,
-        log: NDArray[np.uint8],
-        base: int,
-        physical_offsets: NDArray[np.int64],
-        sizes: NDArray[np.int64],
-        path: Path,
+        log: Bytes,
+        fields: Numbers,
+        physical_offsets: Numbers,
+        total_sizes: Numbers,
+        hosts_log: Bytes | None = None,
     ) -> None:
         self._log = log
-        self._physical_offsets = physical_offsets
-        self._positions = physical_offsets - base
-        self._sizes = sizes
-        self._fields = np.empty((kernel.FIELDS, len(sizes)), np.int64)
-        why = np.zeros(1, np.int64)
-        good = kernel.heads(log, base, self._positions, sizes, self._fields, why)
-        if good < len(sizes):
-            raise CorruptRecordError(
-                f"no record of {int(sizes[good])} bytes lies where its queue says: {REASONS.get(int(why[0]), why[0])}",
-                path=path,
-                offset=int(self._positions[good]),
-            )
+        self._hosts_log = log if hosts_log is None else hosts_log
+        self.fields = fields
+        self.physical_offsets = physical_offsets
+        self.total_sizes = total_sizes
 
     def __len__(self) -> int:
-        return len(self._sizes)
+        return len(self.physical_offsets)
 
     @property
-    def body_sizes(self) -> NDArray[np.int64]:
-        """Bytes of each body as stored."""
-        sizes: NDArray[np.int64] = self._fields[kernel.BODY_SIZE]
-        return sizes
+    def queue_offsets(self) -> Numbers:
+        """What the records say of their number in their queue."""
+        return self._field(kernel.QUEUE_OFFSET)
 
     @property
-    def sys_flags(self) -> NDArray[np.int64]:
+    def sys_flags(self) -> Numbers:
         """Each record's sysFlag (spec 2.3)."""
-        flags: NDArray[np.int64] = self._fields[kernel.SYS_FLAG]
-        return flags
+        return self._field(kernel.SYS_FLAG)
 
-    def columns(self, names: Sequence[str]) -> dict[str, pa.Array]:
-        """The columns of ``names`` that only the records tell; the others are left out."""
-        found = self._property_columns(names)
+    @property
+    def is_inner_batch(self) -> Flags:
+        """Which records hold several messages (spec 2.8)."""
+        inner: Flags = (self.sys_flags & _INNER) == _INNER
+        return inner
+
+    def _field(self, number: int) -> Numbers:
+        field: Numbers = self.fields[number]
+        return field
+
+    def take(self, chosen: Any) -> Rows:
+        """The rows of an index or a mask, in its order."""
+        return Rows(
+            self._log,
+            np.ascontiguousarray(self.fields[:, chosen]),
+            self.physical_offsets[chosen],
+            self.total_sizes[chosen],
+            self._hosts_log,
+        )
+
+    def messages_inside(self) -> tuple[Rows, Numbers]:
+        """The messages in these rows, all of which are inner batches, and which row each of them is from.
+
+        Raises CorruptRecordError for a batch that is none.
+        """
+        log, starts, sizes = self._log, self._field(kernel.BODY), self._field(kernel.BODY_SIZE)
+        if (self.sys_flags & SysFlag.COMPRESSED).any():
+            # RocketMQ's producers do not compress batches, but its consumers would inflate them.
+            bodies = [self.body(index) for index in range(len(self))]
+            sizes = np.array([len(body) for body in bodies], np.int64)
+            starts = np.cumsum(np.concatenate(([0], sizes[:-1])), dtype=np.int64)
+            log = np.frombuffer(b"".join(bodies), np.uint8)
+        starts, sizes = np.ascontiguousarray(starts), np.ascontiguousarray(sizes)
+        count = kernel.elements(log, starts, sizes, 0, np.empty((kernel.FIELDS, 0), np.int64), np.empty(0, np.int64))
+        if count < 0:
+            where = int(self.physical_offsets[-1 - count])
+            raise CorruptRecordError(
+                f"the inner batch at physical offset {where} is no batch of messages", offset=where
+            )
+        inside = np.empty((kernel.FIELDS, count), np.int64)
+        owners = np.empty(count, np.int64)
+        kernel.elements(log, starts, sizes, count, inside, owners)
+        fields = np.ascontiguousarray(self.fields[:, owners])
+        for field in (kernel.FLAG, kernel.BODY, kernel.BODY_SIZE, kernel.PROPERTIES, kernel.PROPERTIES_SIZE):
+            fields[field] = inside[field]
+        fields[kernel.QUEUE_OFFSET] += inside[kernel.QUEUE_OFFSET]
+        fields[kernel.SYS_FLAG] &= ~_COMPRESSION
+        total = inside[kernel.BODY_SIZE] + inside[kernel.PROPERTIES_SIZE] + _ELEMENT_BYTES
+        return Rows(log, fields, self.physical_offsets[owners], total, self._hosts_log), owners
+
+    def columns(self, names: Sequence[str], *, inflate: bool = False) -> dict[str, pa.Array]:
+        """The columns of ``names`` that only the records tell; the others are left out. ``inflate``: bodies that are
+        stored compressed are decompressed.
+        """
+        wanted = [name for name in names if name in _PROPERTIES]
+        found = dict(zip(wanted, self.properties_named([_PROPERTIES[name] for name in wanted]), strict=True))
         for name in names:
             if name in _NUMBERS:
-                found[name] = pa.array(self._fields[_NUMBERS[name]].astype(np.int32))
+                found[name] = pa.array(self.fields[_NUMBERS[name]].astype(np.int32))
             elif name in _TIMES:
-                found[name] = times(self._fields[_TIMES[name]])
+                found[name] = times(self.fields[_TIMES[name]])
             elif name == "body":
-                found[name] = gathered(self._log, self._fields[kernel.BODY], self.body_sizes, pa.binary())
+                found[name] = self._bodies(inflate)
             elif name == "properties":
                 found[name] = self._properties()
             elif name == "msg_id":
@@ -141,36 +200,65 @@ class Rows:
         return found
 
     def body(self, index: int) -> bytes:
-        """The body of one record as stored."""
-        start = int(self._fields[kernel.BODY, index])
-        return self._log[start : start + int(self.body_sizes[index])].tobytes()
+        """The body of one record, decompressed if it is stored compressed."""
+        start = int(self.fields[kernel.BODY, index])
+        body = self._log[start : start + int(self.fields[kernel.BODY_SIZE, index])].tobytes()
+        flags = int(self.fields[kernel.SYS_FLAG, index])
+        return decompress(body, flags) if flags & SysFlag.COMPRESSED else body
 
-    def _property_columns(self, names: Sequence[str]) -> dict[str, pa.Array]:
-        """Columns that are one property each, found in one pass; null where a record has none."""
-        wanted = [name for name in names if name in _PROPERTIES]
-        if not wanted:
-            return {}
-        encoded = [_PROPERTIES[name].encode() for name in wanted]
-        count = len(self)
-        starts = np.empty((len(wanted), count), np.int64)
-        lengths = np.empty((len(wanted), count), np.int64)
-        property_kernel.find_properties(
+    def _bodies(self, inflate: bool) -> pa.Array:
+        bodies = gathered(self._log, self.fields[kernel.BODY], self.fields[kernel.BODY_SIZE], pa.binary())
+        packed = np.flatnonzero(self.sys_flags & SysFlag.COMPRESSED) if inflate else ()
+        if not len(packed):
+            return bodies
+        mask = np.zeros(len(self), np.bool_)
+        mask[packed] = True
+        return pc.replace_with_mask(
+            bodies, pa.array(mask), pa.array([self.body(int(one)) for one in packed], pa.binary())
+        )
+
+    def property_spans(self, names: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Where the values of some properties begin and how many bytes they have: ``[len(names), rows]`` each."""
+        encoded = [name.encode() for name in names]
+        starts = np.empty((len(names), len(self)), np.int64)
+        lengths = np.empty((len(names), len(self)), np.int64)
+        kernel.property_values(
             self._log,
-            self._positions,
-            self._sizes,
+            self.fields[kernel.PROPERTIES],
+            self.fields[kernel.PROPERTIES_SIZE],
             np.frombuffer(b"".join(encoded), np.uint8),
             np.cumsum([0, *map(len, encoded)], dtype=np.int64),
             starts,
             lengths,
-            np.empty(count, np.bool_),
         )
-        return {
-            name: gathered(self._log, starts[number], lengths[number], pa.string(), absent=lengths[number] == 0)
-            for number, name in enumerate(wanted)
-        }
+        return starts, lengths
+
+    def properties_named(self, names: Sequence[str]) -> list[pa.Array]:
+        """The values of some properties as text, found in one pass; null where a row has none."""
+        if not names:
+            return []
+        starts, lengths = self.property_spans(names)
+        return [
+            gathered(self._log, start, length, pa.string(), absent=length == 0)
+            for start, length in zip(starts, lengths, strict=True)
+        ]
+
+    def has_tag(self, tags: TagFilter) -> Flags:
+        """Which rows carry one of the tags."""
+        starts, lengths = self.property_spans([Property.TAGS])
+        found = np.empty(len(self), np.bool_)
+        text_tests(self._log, starts[0], lengths[0], tags.wanted, tags.bounds, EQUALS, found)
+        return found
+
+    def has_key(self, keys: Sequence[str]) -> Flags:
+        """Which rows carry one of the business keys, which are separated by blanks."""
+        pattern = "(?:^| )(?:" + "|".join(map(re.escape, keys)) + ")(?: |$)"
+        found = pc.match_substring_regex(self.properties_named([Property.KEYS])[0], pattern)
+        flags: Flags = pc.fill_null(found, False).to_numpy(zero_copy_only=False)
+        return flags
 
     def _properties(self) -> pa.Array:
-        starts, sizes = self._fields[kernel.PROPERTIES], self._fields[kernel.PROPERTIES_SIZE]
+        starts, sizes = self.fields[kernel.PROPERTIES], self.fields[kernel.PROPERTIES_SIZE]
         offsets = np.empty(len(self) + 1, np.int32)
         totals = np.zeros(3, np.int64)
         kernel.measure_properties(self._log, starts, sizes, offsets, totals)
@@ -185,11 +273,23 @@ class Rows:
         )
 
     def _message_ids(self) -> pa.Array:
-        hosts, host_sizes = self._fields[kernel.STORE_HOST], self._fields[kernel.STORE_HOST_SIZE]
+        hosts, host_sizes = self.fields[kernel.STORE_HOST], self.fields[kernel.STORE_HOST_SIZE]
         offsets = _offsets(host_sizes * 2 + 16)
         out = np.empty(int(offsets[-1]), np.uint8)
-        kernel.message_ids(self._log, hosts, host_sizes, self._physical_offsets, out)
+        kernel.message_ids(self._hosts_log, hosts, host_sizes, self.physical_offsets, out)
         return _variable(offsets, out, pa.string())
+
+
+def rows_at(
+    log: Bytes, positions: Numbers, sizes: Numbers, physical_offsets: Numbers, *, check_body: bool
+) -> tuple[Rows, Numbers]:
+    """The records at ``positions`` of ``log``, and for each 0 or the reason (:data:`commitmq.store.recovery.REASONS`) why
+    there is none. The rows of those that are none hold nothing: take the others.
+    """
+    fields = np.empty((kernel.FIELDS, len(sizes)), np.int64)
+    why = np.empty(len(sizes), np.int64)
+    kernel.heads(log, positions, sizes, physical_offsets, check_body, fields, why)
+    return Rows(log, fields, physical_offsets, sizes), why
 
 
 def times(milliseconds: NDArray[np.int64]) -> pa.Array:

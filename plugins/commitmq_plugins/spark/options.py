@@ -6,15 +6,44 @@ otherwise read everything.
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from datetime import UTC, datetime
+from typing import Any, Final
 
 from commitmq.errors import ConfigError
+from commitmq.store.format import LMQ_PREFIX
+from commitmq.store.tag_filter import TagFilter
+from commitmq.store.topic_name import validate_group
 
+EARLIEST: Final = "earliest"
+LATEST: Final = "latest"
+DEFAULT_PARTITION_BYTES: Final = 256 * 1024 * 1024
+TRANSFERS: Final = ("auto", "files", "pull")
 _TRUE: Final = ("true", "1", "yes", "on")
 _FALSE: Final = ("false", "0", "no", "off")
-DEFAULT_PARTITION_BYTES: Final = 256 * 1024 * 1024
+_EDGES: Final = {-2: EARLIEST, -1: LATEST}
+
+Offsets = dict[str, dict[str, dict[int, int | str]]]
+"""Store -> topic -> queue -> offset, or one of EARLIEST and LATEST. The store "" stands for the only one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """Where to begin or end: an edge of each queue, else by queue, else by store time (milliseconds)."""
+
+    edge: str
+    offsets: Offsets | None = None
+    timestamp: int | None = None
+
+    def of(self, store: str, topic: str, queue_id: int) -> int | str:
+        """The offset or edge of one queue, as far as it is not by time."""
+        if self.offsets is None:
+            return self.edge
+        topics = self.offsets.get(store) or self.offsets.get("") or {}
+        return topics.get(topic, {}).get(queue_id, self.edge)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,43 +51,96 @@ class SourceOptions:
     """Options of ``read`` and ``readStream``, checked. Sizes in bytes."""
 
     stores: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+    transfer: str = "auto"
     topics: tuple[str, ...] = ()
+    topics_pattern: str = ""
+    start: Bound = Bound(EARLIEST)
+    end: Bound = Bound(LATEST)
     min_partitions: int | None = None
     max_bytes_per_partition: int = DEFAULT_PARTITION_BYTES
+    tags: str = ""
+    keys: tuple[str, ...] = ()
+    fail_on_data_loss: bool = True
+    gap_report: str = ""
+    check_crc: bool = True
     include_properties: bool = True
     decompress: bool = False
+    max_offsets_per_trigger: int | None = None
+    max_bytes_per_trigger: int | None = None
+    group: str = ""
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SourceOptions:
         """Raises ConfigError with the option's name and what it may be."""
         values = {name.lower(): value for name, value in options.items()}
-        known = {name.lower() for name in _NAMES}
+        known = {name.lower() for name in NAMES}
         unknown = sorted(set(values) - known)
         if unknown:
-            raise ConfigError(f"there is no option {unknown[0]!r}; options are {', '.join(_NAMES)}")
-        stores = tuple(_words(values.get("store", values.get("path", ""))))
-        if not stores:
-            raise ConfigError("option store: say which store folder to read")
-        return cls(
-            stores=stores,
-            topics=tuple(_words(values.get("topics", ""))),
-            min_partitions=_positive("minPartitions", values),
-            max_bytes_per_partition=_positive("maxBytesPerPartition", values) or DEFAULT_PARTITION_BYTES,
-            include_properties=_flag("includeProperties", values, True),
-            decompress=_flag("decompress", values, False),
+            raise ConfigError(f"there is no option {unknown[0]!r}; options are {', '.join(NAMES)}")
+        stores, nodes = words(values.get("store", values.get("path", ""))), words(values.get("node", ""))
+        if not stores and not nodes:
+            raise ConfigError("say what to read: option store (a folder) or option node (tcp://HOST:PORT)")
+        found = cls(
+            stores=tuple(stores),
+            nodes=tuple(nodes),
+            transfer=_one_of("transfer", values, TRANSFERS),
+            topics=tuple(words(values.get("topics", ""))),
+            topics_pattern=_pattern("topicsPattern", values),
+            start=_bound("starting", values, EARLIEST),
+            end=_bound("ending", values, LATEST),
+            min_partitions=positive("minPartitions", values),
+            max_bytes_per_partition=positive("maxBytesPerPartition", values) or DEFAULT_PARTITION_BYTES,
+            tags=_tags(values),
+            keys=tuple(words(values.get("keys", ""))),
+            fail_on_data_loss=flag("failOnDataLoss", values, True),
+            gap_report=values.get("gapreport", ""),
+            check_crc=flag("checkCrc", values, True),
+            include_properties=flag("includeProperties", values, True),
+            decompress=flag("decompress", values, False),
+            max_offsets_per_trigger=positive("maxOffsetsPerTrigger", values),
+            max_bytes_per_trigger=positive("maxBytesPerTrigger", values),
+            group=_group(values),
         )
+        if found.topics and found.topics_pattern:
+            raise ConfigError("give either topics or topicsPattern, not both")
+        if found.max_offsets_per_trigger and found.max_bytes_per_trigger:
+            raise ConfigError("give either maxOffsetsPerTrigger or maxBytesPerTrigger, not both")
+        return found
+
+    @property
+    def several(self) -> bool:
+        """Whether more than one store is read as one."""
+        return len(self.stores) + len(self.nodes) > 1
+
+    @property
+    def tag_filter(self) -> TagFilter | None:
+        """None when every tag is wanted."""
+        return TagFilter.parse(self.tags)
+
+    def wants(self, topic: str) -> bool:
+        """Whether a topic is to be read. Light message queues repeat messages of others, so they must be named."""
+        if self.topics:
+            return topic in self.topics
+        if self.topics_pattern:
+            return re.fullmatch(self.topics_pattern, topic) is not None
+        return not topic.startswith(LMQ_PREFIX)
 
 
-_NAMES: Final = (
-    "store", "path", "topics", "minPartitions", "maxBytesPerPartition", "includeProperties", "decompress",
+NAMES: Final = (
+    "store", "path", "node", "transfer", "topics", "topicsPattern", "startingOffsets", "startingTimestamp",
+    "endingOffsets", "endingTimestamp", "minPartitions", "maxBytesPerPartition", "tags", "keys", "failOnDataLoss",
+    "gapReport", "checkCrc", "includeProperties", "decompress", "maxOffsetsPerTrigger", "maxBytesPerTrigger", "group",
 )  # fmt: skip
 
 
-def _words(text: str) -> list[str]:
+def words(text: str) -> list[str]:
+    """The words of a list with commas."""
     return [word for part in text.split(",") if (word := part.strip())]
 
 
-def _flag(name: str, values: Mapping[str, str], default: bool) -> bool:
+def flag(name: str, values: Mapping[str, str], default: bool) -> bool:
+    """A true or false; ``values`` has lower-case names. Raises ConfigError."""
     text = values.get(name.lower())
     if text is None:
         return default
@@ -69,10 +151,99 @@ def _flag(name: str, values: Mapping[str, str], default: bool) -> bool:
     raise ConfigError(f"option {name}: it is true or false, not {text!r}")
 
 
-def _positive(name: str, values: Mapping[str, str]) -> int | None:
+def positive(name: str, values: Mapping[str, str]) -> int | None:
+    """A number above 0, None without one; ``values`` has lower-case names. Raises ConfigError."""
     text = values.get(name.lower())
     if text is None:
         return None
     if not text.strip().isdecimal() or not int(text):
         raise ConfigError(f"option {name}: it is a number above 0, not {text!r}")
     return int(text)
+
+
+def _one_of(name: str, values: Mapping[str, str], choices: tuple[str, ...]) -> str:
+    text = values.get(name.lower(), choices[0]).strip().lower()
+    if text not in choices:
+        raise ConfigError(f"option {name}: it is one of {', '.join(choices)}, not {text!r}")
+    return text
+
+
+def _pattern(name: str, values: Mapping[str, str]) -> str:
+    text = values.get(name.lower(), "")
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ConfigError(f"option {name}: {text!r} is no regular expression: {error}") from error
+    return text
+
+
+def _tags(values: Mapping[str, str]) -> str:
+    try:
+        TagFilter.parse(values.get("tags"))
+    except ValueError as error:
+        raise ConfigError(f"option tags: {error}") from error
+    return values.get("tags", "")
+
+
+def _group(values: Mapping[str, str]) -> str:
+    text = values.get("group", "")
+    try:
+        if text:
+            validate_group(text)
+    except ValueError as error:
+        raise ConfigError(f"option group: {error}") from error
+    return text
+
+
+def _bound(prefix: str, values: Mapping[str, str], edge: str) -> Bound:
+    offsets, timestamp = values.get(f"{prefix}offsets"), values.get(f"{prefix}timestamp")
+    if offsets is not None and timestamp is not None:
+        raise ConfigError(f"give either {prefix}Offsets or {prefix}Timestamp, not both")
+    if timestamp is not None:
+        return Bound(edge, timestamp=_milliseconds(f"{prefix}Timestamp", timestamp))
+    if offsets is None:
+        return Bound(edge)
+    text = offsets.strip()
+    if text.lower() in (EARLIEST, LATEST):
+        return Bound(text.lower())
+    return Bound(edge, offsets=_offsets(f"{prefix}Offsets", text))
+
+
+def _milliseconds(name: str, text: str) -> int:
+    """Milliseconds since 1970, or a time as ISO 8601 writes it, in UTC unless it says otherwise."""
+    if text.strip().lstrip("-").isdecimal():
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(text.strip())
+    except ValueError as error:
+        raise ConfigError(f"option {name}: it is milliseconds since 1970 or an ISO 8601 time, not {text!r}") from error
+    moment = moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    return int(moment.timestamp() * 1000)
+
+
+def _offsets(name: str, text: str) -> Offsets:
+    """``{"TOPIC": {"0": 12, "1": -2}}``, or the same below the name of each store; -2 is earliest and -1 latest."""
+    example = f'option {name}: it is earliest, latest or JSON like {{"TOPIC": {{"0": 12, "1": -2}}}}'
+    try:
+        data = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"{example}, not {text!r:.100}: {error}") from error
+    if not isinstance(data, dict) or not all(isinstance(one, dict) for one in data.values()):
+        raise ConfigError(f"{example}, not {text!r:.100}")
+    nested = any(isinstance(queues, dict) for topics in data.values() for queues in topics.values())
+    try:
+        if nested:
+            return {store: _of_topics(topics) for store, topics in data.items()}
+        return {"": _of_topics(data)}
+    except (ValueError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{example}; {error}") from error
+
+
+def _of_topics(topics: dict[str, dict[str, Any]]) -> dict[str, dict[int, int | str]]:
+    found: dict[str, dict[int, int | str]] = {}
+    for topic, queues in topics.items():
+        for queue, offset in queues.items():
+            if not isinstance(offset, int) or isinstance(offset, bool) or offset < -2:
+                raise ValueError(f"{offset!r} is no offset")
+            found.setdefault(topic, {})[int(queue)] = _EDGES.get(offset, offset)
+    return found

@@ -8,77 +8,81 @@ slices are runs of queue offsets, so a queue's messages stay in order within it 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from pyspark.sql.datasource import InputPartition
 
-from commitmq_plugins.spark.stores import OpenStore, Queue, Sizes
+from commitmq_plugins.spark.stores import OpenStore, Sizes, Slice
 
 _ROUNDS: Final = 40
 
 
 @dataclass(frozen=True)
-class Slice:
-    """Queue offsets ``[first, end)`` of one queue; records below physical offset ``floor`` belong to nobody."""
+class FilePartition(InputPartition):
+    """Slices of queues of one store folder, all below physical offset ``bound``; ``sizes`` are its files'.
 
-    topic: str
-    queue_id: int
-    is_batch: bool
-    first: int
-    end: int
-    floor: int
+    ``name`` is what the store is called in the column and in offsets. With a ``node`` the folder is that node's, and an
+    executor that does not find it (or one whose ``token`` is another) asks the node for the records instead.
+    """
 
-    @property
-    def count(self) -> int:
-        return self.end - self.first
+    name: str
+    slices: tuple[Slice, ...]
+    root: str
+    sizes: Sizes
+    bound: int
+    node: str = ""
+    token: str = ""
 
 
 @dataclass(frozen=True)
-class StorePartition(InputPartition):
-    """Slices of queues of one store folder, all below physical offset ``bound``; ``sizes`` are its files'."""
+class PullPartition(InputPartition):
+    """Slices of queues whose records the node sends."""
 
-    store: str
-    sizes: Sizes
-    bound: int
+    name: str
     slices: tuple[Slice, ...]
-
-    def __hash__(self) -> int:
-        return hash((self.store, self.bound, self.slices))
+    node: str
 
 
-def slices_of(store: OpenStore, queues: Sequence[Queue], floor: int) -> list[Slice]:
-    """All that may be shown of ``queues``."""
-    return [
-        Slice(one.topic, one.queue_id, one.is_batch, one.first, one.end, store.floor_of(one.topic, floor))
-        for one in queues
-    ]
+Partition = FilePartition | PullPartition
 
 
-def cut(store: OpenStore, slices: Sequence[Slice], bound: int, *, least: int, max_bytes: int) -> list[StorePartition]:
-    """Partitions of about equal numbers of messages: ``least``, or more if one would hold over ``max_bytes`` of log."""
+def cut(
+    store: OpenStore, slices: Sequence[Slice], bound: int, *, least: int, max_bytes: int
+) -> list[tuple[Slice, ...]]:
+    """Parts of about equal numbers of messages: ``least``, or more if one would hold over ``max_bytes`` of log."""
     slices = [one for one in slices if one.count > 0]
     if not slices:
         return []
     low = min(store.place(one, one.first, bound) for one in slices)
+    high = max(store.place(one, one.end, bound) for one in slices)
     total = sum(one.count for one in slices)
-    wanted = min(max(least, -(-(bound - low) // max_bytes)), total)
-    partitions = []
-    starts = [one.first for one in slices]
-    for number in range(1, wanted + 1):
-        if number == wanted:
-            ends = [one.end for one in slices]
-        else:
-            ends = _quantile(store, slices, low, bound, total * number // wanted)
+    wanted = min(max(least, -(-(high - low) // max_bytes)), total)
+    cuts = [_quantile(store, slices, low, bound, total * number // wanted) for number in range(1, wanted)]
+    return parts_between(slices, cuts)
+
+
+def cut_evenly(slices: Sequence[Slice], parts: int) -> list[tuple[Slice, ...]]:
+    """``parts`` parts with an equal share of each slice: for a store whose files are out of sight."""
+    slices = [one for one in slices if one.count > 0]
+    cuts = [[one.first + one.count * number // parts for one in slices] for number in range(1, parts)]
+    return parts_between(slices, cuts)
+
+
+def parts_between(slices: Sequence[Slice], cuts: Sequence[Sequence[int]]) -> list[tuple[Slice, ...]]:
+    """``slices`` cut at the queue offsets of each of ``cuts``, which ascend; parts without a message are left out."""
+    parts = []
+    starts: Sequence[int] = [one.first for one in slices]
+    for ends in [*cuts, [one.end for one in slices]]:
         part = tuple(
-            Slice(one.topic, one.queue_id, one.is_batch, start, end, one.floor)
+            replace(one, first=start, end=end)
             for one, start, end in zip(slices, starts, ends, strict=True)
             if start < end
         )
         if part:
-            partitions.append(StorePartition(str(store.layout.root), store.sizes, bound, part))
+            parts.append(part)
         starts = ends
-    return partitions
+    return parts
 
 
 def _quantile(store: OpenStore, slices: Sequence[Slice], low: int, high: int, wanted: int) -> list[int]:

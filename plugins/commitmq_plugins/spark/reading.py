@@ -1,29 +1,35 @@
-"""Reading a partition: the units of its slices in the order of the log, a segment at a time, as Arrow record batches.
+"""Reading a partition: its messages as Arrow record batches, a bounded number of rows and bytes at a time.
 
-Memory is bounded: units are read a little ahead of each slice, records stay in the mapped segment, and a batch ends at
-:data:`MAX_ROWS` rows or :data:`MAX_BATCH_BYTES` of bodies and properties.
+A partition of a folder is read in the order of the log: the units of all its slices are merged, and records are looked at
+where they are mapped. One of a node out of sight is pulled, queue by queue. From there on both are the same: whatever is
+no record counts as missing, inner batches are unwrapped, filters applied, columns made.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from commitmq.errors import StoreError
-from commitmq.store.compression import decompress
-from commitmq.store.format import SysFlag
-from commitmq.store.layout import segment_name
+from commitmq.store.format import PREBLANK_SIZE
 from commitmq.store.queue_reader import PullStatus
+from commitmq.store.recovery import REASONS
+from commitmq.store.tag_filter import TagFilter
 from commitmq_plugins.spark import columns
-from commitmq_plugins.spark.plan import Slice, StorePartition
-from commitmq_plugins.spark.stores import OpenStore
+from commitmq_plugins.spark.columns import Bytes, Flags, Numbers, Rows
+from commitmq_plugins.spark.gaps import Gap, GapPolicy
+from commitmq_plugins.spark.options import SourceOptions
+from commitmq_plugins.spark.origins import is_here
+from commitmq_plugins.spark.plan import FilePartition, Partition, PullPartition
+from commitmq_plugins.spark.pulls import RecordPuller
+from commitmq_plugins.spark.stores import OpenStore, Slice
 
 MAX_ROWS: Final = 32_768
 MAX_BATCH_BYTES: Final = 16 * 1024 * 1024
@@ -31,88 +37,270 @@ MAX_BATCH_BYTES: Final = 16 * 1024 * 1024
 _UNITS_AHEAD: Final = 262_144
 _LEAST_AHEAD: Final = 64
 _NO_LIMIT: Final = 1 << 62
-
-
-@dataclass(slots=True)
-class _Cursor:
-    """How far a slice was read. The arrays are units that were read and not yet handed out."""
-
-    slice: Slice
-    number: int
-    next_offset: int
-    physical: NDArray[np.int64]
-    sizes: NDArray[np.int64]
-    offsets: NDArray[np.int64]
+_FAR: Final = np.iinfo(np.int64).max
 
 
 @dataclass(slots=True)
 class Units:
-    """Units of several slices in the order of the log; ``numbers`` says which slice each is of."""
+    """What queues say of messages: place, size, number in the queue, and which slice each is of."""
 
-    physical: NDArray[np.int64]
-    sizes: NDArray[np.int64]
-    offsets: NDArray[np.int64]
-    numbers: NDArray[np.int64]
+    physical: Numbers
+    sizes: Numbers
+    offsets: Numbers
+    numbers: Numbers
+    codes: Numbers
 
     def __len__(self) -> int:
         return len(self.physical)
 
-    def part(self, start: int, end: int) -> Units:
-        """Those from ``start`` to ``end``."""
-        return Units(self.physical[start:end], self.sizes[start:end], self.offsets[start:end], self.numbers[start:end])
+    def take(self, chosen: slice | Flags | Numbers) -> Units:
+        """Those of an index, a mask or a slice."""
+        return Units(
+            self.physical[chosen], self.sizes[chosen], self.offsets[chosen], self.numbers[chosen], self.codes[chosen]
+        )
+
+
+def _joined(parts: Sequence[Units]) -> Units:
+    """Units of several slices in the order of the log."""
+    if len(parts) == 1:
+        return parts[0]
+    whole = Units(
+        np.concatenate([one.physical for one in parts]),
+        np.concatenate([one.sizes for one in parts]),
+        np.concatenate([one.offsets for one in parts]),
+        np.concatenate([one.numbers for one in parts]),
+        np.concatenate([one.codes for one in parts]),
+    )
+    return whole.take(np.argsort(whole.physical, kind="stable"))
 
 
 class PartitionReader:
-    """Reads one partition. Raises StoreError for what cannot be read."""
+    """Reads one partition; see :meth:`batches`."""
 
-    def __init__(self, partition: StorePartition, schema: pa.Schema, *, decompress: bool = False) -> None:
-        self._partition = partition
+    def __init__(self, partition: Partition, schema: pa.Schema, options: SourceOptions) -> None:
+        self._partition: Partition = partition
+        if isinstance(partition, FilePartition) and partition.node:
+            here = options.transfer == "files" or is_here(Path(partition.root), partition.token)
+            if not here:
+                self._partition = PullPartition(partition.name, partition.slices, partition.node)
         self._schema = schema
         self._names: list[str] = schema.names
-        self._decompress = decompress
-        self._store = OpenStore(Path(partition.store), partition.sizes)
-        self._needs_log = not columns.OF_UNITS.issuperset(self._names)
+        self._options = options
+        self._slices = partition.slices
+        self._tags = options.tag_filter
+        self._policy = GapPolicy(options.fail_on_data_loss, options.gap_report)
+        self._gaps: list[Gap] = []
+        self._ends = np.array([one.end for one in self._slices], np.int64)
+        self._firsts = np.array([one.first for one in self._slices], np.int64)
+        self._in_batches = np.array([one.is_batch for one in self._slices], np.bool_)
+        self._check_body = options.check_crc and "body" in self._names
+        self._needs_records = bool(
+            not columns.OF_UNITS.issuperset(self._names) or self._in_batches.any() or self._tags or options.keys
+        )
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """All messages, in the order of the log."""
-        try:
-            for units in self._units():
-                yield from self._of_units(units)
-        finally:
-            self._store.close()
+        """All messages of the partition. Raises DataLossError for what is missing, unless gaps are passed over; then they
+        are reported at the end.
+        """
+        if isinstance(self._partition, FilePartition):
+            with closing(_FileReader(self._partition, self._policy, self._gaps, self._tags)) as reader:
+                for units in reader.units():
+                    if self._needs_records:
+                        for log, part in reader.stretches(units):
+                            yield from self._of_records(log, part.physical % reader.segment_bytes, part)
+                    else:
+                        yield from self._of_units(units)
+        else:
+            with closing(RecordPuller(self._partition.node, self._options.tags)) as puller:
+                for number, one in enumerate(self._slices):
+                    for frame, positions, sizes, physical, missing in puller.records(one):
+                        self._gaps += [self._gap(one, first, end, "not in the log any more") for first, end in missing]
+                        self._settle()
+                        count = len(sizes)
+                        unknown = np.full(count, -1, np.int64)
+                        yield from self._of_records(
+                            frame, positions, Units(physical, sizes, unknown, np.full(count, number), unknown)
+                        )
+        self._settle(at_end=True)
 
-    # ------------------------------------------------------------ units
+    def _settle(self, *, at_end: bool = False) -> None:
+        if self._gaps and (at_end or self._policy.fail):
+            gaps, self._gaps = self._gaps, []
+            self._policy.take(gaps)
 
-    def _units(self) -> Iterator[Units]:
+    def _gap(self, one: Slice, first: int, end: int, reason: str) -> Gap:
+        return Gap(self._partition.name, one.topic, one.queue_id, first, end, reason)
+
+    # ------------------------------------------------------------ rows
+
+    def _of_units(self, units: Units) -> Iterator[pa.RecordBatch]:
+        for start in range(0, len(units), MAX_ROWS):
+            yield self._batch(units.take(slice(start, start + MAX_ROWS)), {})
+
+    def _of_records(self, log: Bytes, positions: Numbers, units: Units) -> Iterator[pa.RecordBatch]:
+        """The batches of records at ``positions`` of ``log``, few enough for one batch."""
+        rows, why = columns.rows_at(log, positions, units.sizes, units.physical, check_body=self._check_body)
+        if why.any():
+            self._note_bad(units, why)
+            rows, units = rows.take(why == 0), units.take(why == 0)
+        if self._in_batches.any() or (units.offsets < 0).any():
+            units = Units(units.physical, units.sizes, rows.queue_offsets, units.numbers, units.codes)
+            inner = rows.is_inner_batch & self._in_batches[units.numbers]
+            edges = [0, *(np.flatnonzero(np.diff(inner)) + 1).tolist(), len(rows)]
+            for start, end in pairwise(edges):
+                part, piece = rows.take(slice(start, end)), units.take(slice(start, end))
+                if start < end and inner[start]:
+                    part, owners = part.messages_inside()
+                    piece = piece.take(owners)
+                    piece.offsets, piece.sizes = part.queue_offsets, part.total_sizes
+                # A record may begin before the slice, or end behind it.
+                wanted = (piece.offsets >= self._firsts[piece.numbers]) & (piece.offsets < self._ends[piece.numbers])
+                if not wanted.all():
+                    part, piece = part.take(wanted), piece.take(wanted)
+                yield from self._filtered(part, piece)
+        else:
+            yield from self._filtered(rows, units)
+
+    def _filtered(self, rows: Rows, units: Units) -> Iterator[pa.RecordBatch]:
+        wanted: Flags | None = None
+        if self._tags is not None:
+            wanted = rows.has_tag(self._tags)
+        if self._options.keys and len(rows):
+            keyed = rows.has_key(self._options.keys)
+            wanted = keyed if wanted is None else wanted & keyed
+        if wanted is not None and not wanted.all():
+            rows, units = rows.take(wanted), units.take(wanted)
+        if len(rows):
+            yield self._batch(units, rows.columns(self._names, inflate=self._options.decompress))
+
+    def _note_bad(self, units: Units, why: Numbers) -> None:
+        for index in np.flatnonzero(why).tolist():
+            one = self._slices[int(units.numbers[index])]
+            offset = int(units.offsets[index])
+            reason = REASONS.get(int(why[index]), f"reason {int(why[index])}")
+            place = f"no sound record at physical offset {int(units.physical[index])}: {reason}"
+            self._gaps.append(self._gap(one, offset, offset + 1, place))
+        self._settle()
+
+    def _batch(self, units: Units, found: dict[str, pa.Array]) -> pa.RecordBatch:
+        """The record batch of ``units``; columns that are not in ``found`` come from the units."""
+        arrays = [found[name] if name in found else self._of_unit(name, units) for name in self._names]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def _of_unit(self, name: str, units: Units) -> pa.Array:
+        if name == "store":
+            return columns.constant(self._partition.name, len(units))
+        if name == "topic":
+            topics = [one.topic for one in self._slices]
+            if len(set(topics)) == 1:
+                return columns.constant(topics[0], len(units))
+            return pa.array(topics, pa.string()).take(pa.array(units.numbers))
+        if name == "queue_id":
+            return pa.array(np.array([one.queue_id for one in self._slices], np.int32)[units.numbers])
+        if name == "queue_offset":
+            return pa.array(units.offsets)
+        if name == "physical_offset":
+            return pa.array(units.physical)
+        return pa.array(units.sizes.astype(np.int32))
+
+
+@dataclass(slots=True)
+class _Cursor:
+    """How far a slice was read, and the units that were read of it and not yet handed out."""
+
+    slice: Slice
+    number: int
+    next_offset: int
+    units: Units
+
+
+class _FileReader:
+    """The units of a partition's slices, and the mapped segments that their records are in."""
+
+    def __init__(self, partition: FilePartition, policy: GapPolicy, gaps: list[Gap], tags: TagFilter | None) -> None:
+        self._partition = partition
+        self._store = OpenStore(Path(partition.root), partition.sizes)
+        self._policy = policy
+        self._gaps = gaps
+        self._tags = tags
+        self.segment_bytes = self._store.sizes.segment
+
+    def close(self) -> None:
+        self._store.close()
+
+    def units(self) -> Iterator[Units]:
         """Units of all slices merged. What was read ahead of one slice is held until the others have come as far."""
         slices = self._partition.slices
-        empty = np.empty(0, np.int64)
-        cursors = [_Cursor(one, number, one.first, empty, empty, empty) for number, one in enumerate(slices)]
+        none = np.empty(0, np.int64)
+        empty = Units(none, none, none, none, none)
+        cursors = [_Cursor(one, number, one.first, empty) for number, one in enumerate(slices)]
         ahead = max(_LEAST_AHEAD, min(MAX_ROWS, _UNITS_AHEAD // max(1, len(slices))))
         while cursors:
             for cursor in cursors:
-                if not len(cursor.physical) and cursor.next_offset < cursor.slice.end:
-                    self._read_ahead(cursor, ahead)
-            cursors = [one for one in cursors if len(one.physical) or one.next_offset < one.slice.end]
+                while not len(cursor.units) and cursor.next_offset < cursor.slice.end:
+                    if cursor.slice.is_batch:
+                        self._read_batches(cursor, ahead)
+                    else:
+                        self._read_plain(cursor, ahead)
+            self._settle()
+            cursors = [one for one in cursors if len(one.units)]
             # Up to here all units are known: the least end of what was read of a slice that has more.
             horizon = min(
-                (int(one.physical[-1]) for one in cursors if one.next_offset < one.slice.end), default=_NO_LIMIT
+                (int(one.units.physical[-1]) for one in cursors if one.next_offset < one.slice.end), default=_FAR
             )
             taken: list[Units] = []
             for one in cursors:
-                count = int(np.searchsorted(one.physical, horizon, side="right"))
+                count = int(np.searchsorted(one.units.physical, horizon, side="right"))
                 if count:
-                    numbers = np.full(count, one.number, np.int64)
-                    taken.append(Units(one.physical[:count], one.sizes[:count], one.offsets[:count], numbers))
-                    one.physical, one.sizes = one.physical[count:], one.sizes[count:]
-                    one.offsets = one.offsets[count:]
+                    taken.append(one.units.take(slice(0, count)))
+                    one.units = one.units.take(slice(count, None))
             if taken:
-                yield _merged(taken)
+                yield self._possible(_joined(taken))
 
-    def _read_ahead(self, cursor: _Cursor, count: int) -> None:
+    def _possible(self, units: Units) -> Units:
+        """Without those that cannot carry a wanted tag. Batches say 0 where their messages have tags of their own."""
+        if self._tags is None:
+            return units
+        passed = self._tags.may_match(units, units.codes, None)
+        in_batches = np.array([one.is_batch for one in self._partition.slices], np.bool_)
+        return units.take(passed | (in_batches[units.numbers] & (units.codes == 0)))
+
+    def _read_plain(self, cursor: _Cursor, count: int) -> None:
         one = cursor.slice
-        reader = self._store.batches if one.is_batch else self._store.queues
-        result = reader.read(
+        at, units = self._store.queues.units(
+            one.topic,
+            one.queue_id,
+            cursor.next_offset,
+            min(count, one.end - cursor.next_offset),
+            bound=self._partition.bound,
+            floor=one.floor,
+        )
+        at = min(at, one.end)
+        self._miss(one, cursor.next_offset, at, "not in the queue any more")
+        if not len(units) or at >= one.end:
+            self._miss(one, at, one.end, "not in the queue any more")
+            cursor.next_offset = one.end
+            return
+        units = units[: one.end - at]
+        physical, sizes = units["physical_offset"].astype(np.int64), units["size"].astype(np.int64)
+        offsets = np.arange(at, at + len(units), dtype=np.int64)
+        # A pre-blank unit is a place that was never meant to have a message.
+        real = sizes != PREBLANK_SIZE
+        readable = real & (sizes > 0) & (physical >= one.floor) & (physical + sizes <= self._partition.bound)
+        for missing in offsets[real & ~readable].tolist():
+            self._miss(one, missing, missing + 1, "its place in the queue is empty, or its record expired")
+        # The merge needs places that ascend; what does not is stale, and no record of this queue.
+        codes = units["tags_code"].astype(np.int64)
+        found = Units(physical, sizes, offsets, np.full(len(units), cursor.number, np.int64), codes).take(readable)
+        rising = found.physical >= np.maximum.accumulate(found.physical) if len(found) else readable[:0]
+        for stale in found.offsets[~rising].tolist():
+            self._miss(one, stale, stale + 1, "its place in the queue points back")
+        cursor.units = found.take(rising)
+        cursor.next_offset = at + len(units)
+
+    def _read_batches(self, cursor: _Cursor, count: int) -> None:
+        one = cursor.slice
+        result = self._store.batches.read(
             one.topic,
             one.queue_id,
             cursor.next_offset,
@@ -121,96 +309,49 @@ class PartitionReader:
             max_messages=min(count, one.end - cursor.next_offset),
             max_bytes=_NO_LIMIT,
         )
-        if result.status not in (PullStatus.FOUND, PullStatus.NO_MATCHED_MESSAGE, PullStatus.MESSAGE_WAS_REMOVING):
-            raise StoreError(
-                f"queue {one.queue_id} of {one.topic!r} has no message {cursor.next_offset} any more: {result.status}",
-                path=self._store.layout.root,
-            )
-        cursor.physical = result.units["physical_offset"].astype(np.int64)
-        cursor.sizes = result.units["size"].astype(np.int64)
-        cursor.offsets = cursor.next_offset + np.arange(len(result.units), dtype=np.int64)
-        if len(result.units) != result.next_offset - cursor.next_offset:
-            raise StoreError(
-                f"queue {one.queue_id} of {one.topic!r} lacks messages between {cursor.next_offset} and"
-                f" {result.next_offset}",
-                path=self._store.layout.root,
-            )
-        cursor.next_offset = min(result.next_offset, one.end)
-
-    # ------------------------------------------------------------ batches
-
-    def _of_units(self, units: Units) -> Iterator[pa.RecordBatch]:
-        if not self._needs_log:
-            for start in range(0, len(units), MAX_ROWS):
-                yield self._batch(units.part(start, start + MAX_ROWS), {})
+        if result.status == PullStatus.FOUND:
+            physical, sizes = result.units["physical_offset"].astype(np.int64), result.units["size"].astype(np.int64)
+            unknown = np.full(len(physical), -1, np.int64)
+            number = np.full(len(physical), cursor.number, np.int64)
+            codes = result.units["tags_code"].astype(np.int64)
+            cursor.units = Units(physical, sizes, unknown, number, codes)
+            cursor.next_offset = result.next_offset
             return
-        segment_bytes = self._store.sizes.segment
-        segments = units.physical // segment_bytes
+        behind = one.end if result.next_offset <= cursor.next_offset else min(result.next_offset, one.end)
+        self._miss(one, cursor.next_offset, behind, "not in the queue any more")
+        cursor.next_offset = behind
+
+    def stretches(self, units: Units) -> Iterator[tuple[Bytes, Units]]:
+        """``units`` cut to what one batch may hold, each part with the segment that all of it is in."""
+        segments = units.physical // self.segment_bytes
         start = 0
         while start < len(units):
-            base = int(segments[start]) * segment_bytes
+            base = int(segments[start]) * self.segment_bytes
             end = start + int(np.searchsorted(segments[start : start + MAX_ROWS], segments[start], side="right"))
             # At least one record, however large.
             fitting = int(np.searchsorted(np.cumsum(units.sizes[start:end]), MAX_BATCH_BYTES, side="right"))
             end = start + max(1, min(fitting, end - start))
-            part = units.part(start, end)
-            log = np.frombuffer(self._store.log.read(base, segment_bytes), np.uint8)
-            path = self._store.layout.commit_log / segment_name(base)
-            rows = columns.Rows(log, base, part.physical, part.sizes, path)
-            found = rows.columns(self._names)
-            if self._decompress and "body" in found:
-                found["body"] = _decompressed(rows, found["body"])
-            yield self._batch(part, found)
+            part = units.take(slice(start, end))
+            try:
+                log = np.frombuffer(self._store.log.read(base, self.segment_bytes), np.uint8)
+            except StoreError as error:
+                for number, offset in zip(part.numbers.tolist(), part.offsets.tolist(), strict=True):
+                    one = self._partition.slices[number]
+                    self._miss(one, offset, offset + 1, f"its segment cannot be read: {error}")
+                self._settle()
+            else:
+                yield log, part
             start = end
 
-    def _batch(self, units: Units, found: dict[str, pa.Array]) -> pa.RecordBatch:
-        """The record batch of ``units``; columns that are not in ``found`` come from the units."""
-        arrays = []
-        for name in self._names:
-            if name not in found:
-                found[name] = self._of_unit(name, units)
-            arrays.append(found[name])
-        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+    def _miss(self, one: Slice, first: int, end: int, reason: str) -> None:
+        if first < end:
+            self._gaps.append(Gap(self._partition.name, one.topic, one.queue_id, first, end, reason))
 
-    def _of_unit(self, name: str, units: Units) -> pa.Array:
-        slices = self._partition.slices
-        if name == "store":
-            return columns.constant(self._partition.store, len(units))
-        if name == "topic":
-            topics = [one.topic for one in slices]
-            if len(set(topics)) == 1:
-                return columns.constant(topics[0], len(units))
-            return pa.array(topics, pa.string()).take(pa.array(units.numbers))
-        if name == "queue_id":
-            return pa.array(np.array([one.queue_id for one in slices], np.int32)[units.numbers])
-        if name == "queue_offset":
-            return pa.array(units.offsets)
-        if name == "physical_offset":
-            return pa.array(units.physical)
-        return pa.array(units.sizes.astype(np.int32))
+    def _settle(self) -> None:
+        if self._gaps and self._policy.fail:
+            self._policy.take(self._gaps)
 
 
-def _merged(parts: Sequence[Units]) -> Units:
-    if len(parts) == 1:
-        return parts[0]
-    physical = np.concatenate([one.physical for one in parts])
-    order = np.argsort(physical, kind="stable")
-    return Units(
-        physical[order],
-        np.concatenate([one.sizes for one in parts])[order],
-        np.concatenate([one.offsets for one in parts])[order],
-        np.concatenate([one.numbers for one in parts])[order],
-    )
-
-
-def _decompressed(rows: columns.Rows, bodies: pa.Array) -> pa.Array:
-    """``bodies`` with those decompressed that are stored compressed; mostly there is none."""
-    flags = rows.sys_flags
-    packed = np.flatnonzero(flags & SysFlag.COMPRESSED)
-    if not len(packed):
-        return bodies
-    values: list[Any] = [decompress(rows.body(index), int(flags[index])) for index in packed.tolist()]
-    chosen = np.full(len(rows), -1, np.int64)
-    chosen[packed] = np.arange(len(packed))
-    mask = pa.array(chosen >= 0)
-    return pc.replace_with_mask(bodies, mask, pa.array(values, pa.binary()))
+def read_partition(partition: Partition, schema: pa.Schema, options: SourceOptions) -> Iterator[pa.RecordBatch]:
+    """The record batches of one partition; see :class:`PartitionReader`."""
+    yield from PartitionReader(partition, schema, options).batches()

@@ -18,6 +18,7 @@ DEFAULTS: Final = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.sql.session.timeZone": "UTC",
+    "spark.sql.python.filterPushdown.enabled": "true",
 }
 # For a driver whose executors are on this machine: nothing has to be found by name, and Unix sockets are quicker.
 LOCAL: Final = {

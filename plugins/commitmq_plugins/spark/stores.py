@@ -6,15 +6,17 @@ ConsumeQueues; of a store that nobody uses the end of the log is found as a reco
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from commitmq.control import ControlBlock, DispatcherWord, Word
 from commitmq.errors import StoreError
 from commitmq.store import json_config
 from commitmq.store.batch_queue_reader import BatchQueueReader
 from commitmq.store.commit_log import CommitLog
+from commitmq.store.dispatch_batch import LogWalker, consumable
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log_proof import has_record_before
 from commitmq.store.mapped_file import list_sizes
@@ -26,6 +28,8 @@ from commitmq.store.store_lock import lock_holder
 _QUEUE_FILE_BYTES: Final = 6_000_000
 _BATCH_FILE_BYTES: Final = 13_800_000
 _MAX_MAPPED: Final = 4
+_CHUNK_UNITS: Final = 65_536
+_WALK_BYTES: Final = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,32 +41,21 @@ class Sizes:
     batch_file: int
 
 
-@dataclass(frozen=True, slots=True)
-class Queue:
-    """One queue and what of it may be shown: queue offsets ``[first, end)``."""
+@dataclass(frozen=True)
+class Slice:
+    """Queue offsets ``[first, end)`` of one queue; records below physical offset ``floor`` belong to nobody."""
 
     topic: str
     queue_id: int
     is_batch: bool
     first: int
     end: int
-
-
-class SupportsOffsets(Protocol):
-    """A run of queue offsets ``[first, end)``; records below physical offset ``floor`` do not count."""
+    floor: int = 0
 
     @property
-    def topic(self) -> str: ...
-    @property
-    def queue_id(self) -> int: ...
-    @property
-    def is_batch(self) -> bool: ...
-    @property
-    def first(self) -> int: ...
-    @property
-    def end(self) -> int: ...
-    @property
-    def floor(self) -> int: ...
+    def count(self) -> int:
+        """Messages, as far as offsets tell."""
+        return self.end - self.first
 
 
 class OpenStore:
@@ -85,9 +78,14 @@ class OpenStore:
         self.batches.close()
         self.log.close()
 
+    @property
+    def is_live(self) -> bool:
+        """Whether a node runs on the store."""
+        return bool(lock_holder(self.layout.lock)) and self.layout.control.exists()
+
     def span(self) -> tuple[int, int]:
         """``(floor, bound)``: the physical offsets between which records may be shown: flushed, and not expired."""
-        if lock_holder(self.layout.lock) and self.layout.control.exists():
+        if self.is_live:
             control = ControlBlock(self.layout.control)
             try:
                 # The floor first: it may only be older than the bound.
@@ -108,35 +106,82 @@ class OpenStore:
             start = known.flushed if has_record_before(self.log, known.flushed) else start
         return scan_to_end(self.log, start).end
 
+    def unqueued(self, bound: int) -> list[tuple[str, int, int]]:
+        """``(topic, queue, queue offset)`` of messages at the end of the log that are in no ConsumeQueue.
+
+        A crash may leave some, until the next start of a node puts them there. What is looked at is the log behind the
+        last record that any queue has; a queue that lost more than others is for ``store verify`` to find.
+        """
+        ends = {(one.topic, one.queue_id): one for one in self.slices(0, bound)}
+        last = max(
+            (self.place(one, one.end - 1, bound) for one in ends.values() if one.count), default=self.log.min_offset
+        )
+        walker = LogWalker(self.log, max_rows=_CHUNK_UNITS, max_bytes=_WALK_BYTES)
+        found = []
+        while last < bound:
+            batch = walker.walk(last, bound)
+            for row in batch.rows[consumable(batch.rows)]:
+                topic, queue = batch.topics[row["topic"]], int(row["queue_id"])
+                known = ends.get((topic, queue))
+                end = 0 if known is None else known.end
+                if int(row["queue_offset"]) >= end and int(row["physical_offset"]) >= self.floor_of(topic, 0):
+                    found.append((topic, queue, int(row["queue_offset"])))
+            last = batch.end
+        walker.release()
+        return found
+
     def floor_of(self, topic: str, floor: int) -> int:
         """``floor``, or where the present topic of this name may begin when an earlier one was deleted."""
         return max(floor, int(self._deleted.get(topic, 0)))
 
-    def place(self, queue: SupportsOffsets, offset: int, bound: int) -> int:
+    def place(self, queue: Slice, offset: int, bound: int) -> int:
         """Physical offset of the first message at or behind queue ``offset``; ``bound`` without one."""
         found = self._reader(queue).read(
             queue.topic, queue.queue_id, offset, bound=bound, floor=queue.floor, max_messages=1, max_bytes=1
         )
         return int(found.units["physical_offset"][0]) if found.count else bound
 
-    def offset_at(self, queue: SupportsOffsets, physical: int, bound: int) -> int:
+    def offset_at(self, queue: Slice, physical: int, bound: int) -> int:
         """First queue offset in the slice whose record begins at or behind ``physical``; its end without one."""
         found = self._reader(queue).offset_at(queue.topic, queue.queue_id, physical, bound=bound, floor=queue.floor)
         return queue.end if found is None else min(max(found, queue.first), queue.end)
 
-    def _reader(self, queue: SupportsOffsets) -> QueueReader | BatchQueueReader:
+    def within_bytes(self, queue: Slice, budget: int, bound: int) -> int:
+        """The queue offset up to which the slice's records take at most ``budget`` bytes together."""
+        at = queue.first
+        while at < queue.end:
+            found = self._reader(queue).read(
+                queue.topic, queue.queue_id, at, bound=bound, floor=queue.floor,
+                max_messages=min(_CHUNK_UNITS, queue.end - at), max_bytes=max(budget, 1),
+            )  # fmt: skip
+            taken = int(found.units["size"].sum(dtype="i8"))
+            if found.next_offset <= at or taken > budget:
+                break
+            budget -= taken
+            at = found.next_offset
+        return min(at, queue.end)
+
+    def _reader(self, queue: Slice) -> QueueReader | BatchQueueReader:
         return self.batches if queue.is_batch else self.queues
 
-    def queue_list(self, floor: int, bound: int) -> list[Queue]:
-        """All queues that have a message to show, by topic and number."""
+    def offset_by_time(self, queue: Slice, timestamp: int, bound: int) -> int:
+        """First queue offset stored at ``timestamp`` (ms) or later, within the slice; its end when all is older."""
+        found = self._reader(queue).offset_by_time(
+            queue.topic, queue.queue_id, timestamp, bound=bound, floor=queue.floor
+        )
+        return queue.end if found is None else min(max(found, queue.first), queue.end)
+
+    def slices(self, floor: int, bound: int, wants: Callable[[str], bool] = lambda _topic: True) -> list[Slice]:
+        """All queues of wanted topics as far as they may be shown, by topic and number; also those that are empty."""
         found = []
         for folder, is_batch in ((self.layout.consume_queue, False), (self.layout.batch_consume_queue, True)):
             reader = self.batches if is_batch else self.queues
-            for topic, queue_id in _folders(folder):
-                span = reader.bounds(topic, queue_id, bound=bound, floor=self.floor_of(topic, floor))
-                if span is not None and span[0] < span[1]:
-                    found.append(Queue(topic, queue_id, is_batch, *span))
-        return sorted(found, key=lambda queue: (queue.topic, queue.queue_id))
+            for topic, queue_id in _folders(folder, wants):
+                lowest = self.floor_of(topic, floor)
+                span = reader.bounds(topic, queue_id, bound=bound, floor=lowest)
+                if span is not None:
+                    found.append(Slice(topic, queue_id, is_batch, *span, lowest))
+        return sorted(found, key=lambda one: (one.topic, one.queue_id, one.is_batch))
 
 
 def found_sizes(layout: StoreLayout) -> Sizes:
@@ -153,14 +198,14 @@ def _first_queue_file(folder: Path) -> int:
     return next((size for path in folder.glob("*/*/" + "[0-9]" * 20) if (size := path.stat().st_size)), 0)
 
 
-def _folders(root: Path) -> list[tuple[str, int]]:
-    """``(topic, queue)`` of every queue folder below ``root``."""
+def _folders(root: Path, wants: Callable[[str], bool]) -> list[tuple[str, int]]:
+    """``(topic, queue)`` of every queue folder of a wanted topic below ``root``."""
     if not root.is_dir():
         return []
     return [
         (topic.name, int(queue.name))
         for topic in root.iterdir()
-        if topic.is_dir()
+        if topic.is_dir() and wants(topic.name)
         for queue in topic.iterdir()
         if queue.name.isascii() and queue.name.isdigit()
     ]

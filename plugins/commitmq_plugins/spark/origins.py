@@ -1,0 +1,197 @@
+"""Where messages come from: a store folder, or a node by its address. Both answer the same questions of a plan.
+
+A node on this host is read like a folder, through its mapped files; one elsewhere sends its records. An origin is a
+snapshot: what was flushed when it was made. Make a new one to see more.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from commitmq.client.admin import Admin
+from commitmq.errors import ConfigError, NodeUnavailableError
+from commitmq.store.topic_config import QUEUE_TYPE, QUEUE_TYPE_BATCH
+from commitmq_plugins.spark.gaps import Gap
+from commitmq_plugins.spark.options import SourceOptions
+from commitmq_plugins.spark.plan import FilePartition, Partition, PullPartition, cut, cut_evenly
+from commitmq_plugins.spark.pulls import RecordPuller
+from commitmq_plugins.spark.stores import OpenStore, Slice
+
+_FLUSH_WAIT_S: Final = 30.0
+_LOOK_S: Final = 0.05
+
+
+class Origin(Protocol):
+    """One store, as of the moment this was made."""
+
+    @property
+    def name(self) -> str:
+        """What it is called in the column ``store`` and in offsets: as the user wrote it."""
+        ...
+
+    def slices(self, wants: Callable[[str], bool]) -> list[Slice]:
+        """What may be read of every queue of the wanted topics, empty ones included."""
+        ...
+
+    def lost(self, wants: Callable[[str], bool]) -> list[Gap]:
+        """Messages of the wanted topics that are known to be there and cannot be read."""
+        ...
+
+    def offset_by_time(self, queue: Slice, timestamp: int) -> int:
+        """First queue offset stored at ``timestamp`` (ms) or later, within the slice; its end when all is older."""
+        ...
+
+    def within_bytes(self, queue: Slice, budget: int) -> int:
+        """The queue offset up to which the slice's records take at most ``budget`` bytes of log together."""
+        ...
+
+    def partitions(self, slices: Sequence[Slice], *, least: int, max_bytes: int) -> list[Partition]:
+        """The slices cut for Spark."""
+        ...
+
+    def close(self) -> None:
+        """Give back what is open."""
+        ...
+
+
+class FolderOrigin:
+    """A store folder, or the folder of a node on this host."""
+
+    def __init__(self, name: str, root: Path, *, node: str = "", token: str = "") -> None:
+        """Raises StoreError when it is no store."""
+        self.name = name
+        self._node = node
+        self._token = token
+        self._store = OpenStore(root)
+        self._is_live = self._store.is_live
+        self._floor, self._bound = self._store.span()
+
+    def slices(self, wants: Callable[[str], bool]) -> list[Slice]:
+        return self._store.slices(self._floor, self._bound, wants)
+
+    def lost(self, wants: Callable[[str], bool]) -> list[Gap]:
+        # A node that runs puts everything into its queues before it counts as shown.
+        if self._is_live:
+            return []
+        why = "in the log, but not in its queue: start the node once, or run commitmq store rebuild"
+        return [
+            Gap(self.name, topic, queue, offset, offset + 1, why)
+            for topic, queue, offset in self._store.unqueued(self._bound)
+            if wants(topic)
+        ]
+
+    def offset_by_time(self, queue: Slice, timestamp: int) -> int:
+        return self._store.offset_by_time(queue, timestamp, self._bound)
+
+    def within_bytes(self, queue: Slice, budget: int) -> int:
+        return self._store.within_bytes(queue, budget, self._bound)
+
+    def partitions(self, slices: Sequence[Slice], *, least: int, max_bytes: int) -> list[Partition]:
+        root = str(self._store.layout.root)
+        return [
+            FilePartition(self.name, part, root, self._store.sizes, self._bound, self._node, self._token)
+            for part in cut(self._store, slices, self._bound, least=least, max_bytes=max_bytes)
+        ]
+
+    def close(self) -> None:
+        self._store.close()
+
+
+class NodeOrigin:
+    """A node whose files are out of sight: it is asked, and sends its records."""
+
+    def __init__(self, name: str, admin: Admin) -> None:
+        self.name = name
+        self._admin = admin
+        self._log_bytes = 0
+        self._puller = RecordPuller(name)
+
+    def slices(self, wants: Callable[[str], bool]) -> list[Slice]:
+        found = []
+        for topic in self._admin.topics():
+            name = str(topic["name"])
+            if wants(name):
+                is_batch = (topic.get("attributes") or {}).get(QUEUE_TYPE) == QUEUE_TYPE_BATCH
+                found += [
+                    Slice(name, queue, is_batch, low, max(low, high))
+                    for queue, low, high, _ in self._admin.offsets(name)
+                ]
+        self._wait_until_flushed()
+        return sorted(found, key=lambda one: (one.topic, one.queue_id))
+
+    def lost(self, wants: Callable[[str], bool]) -> list[Gap]:
+        del wants
+        return []
+
+    def _wait_until_flushed(self) -> None:
+        """In asynchronous mode a node shows messages that a power cut may take back: wait until those seen are safe."""
+        positions = self._admin.status()["positions"]
+        self._log_bytes = positions["written"] - positions["min_offset"]
+        deadline = time.monotonic() + _FLUSH_WAIT_S
+        written = positions["written"]
+        while positions["flushed"] < written:
+            if time.monotonic() > deadline:
+                raise NodeUnavailableError(f"the node {self.name} does not flush: is its disk full or broken?")
+            time.sleep(_LOOK_S)
+            positions = self._admin.status()["positions"]
+
+    def offset_by_time(self, queue: Slice, timestamp: int) -> int:
+        found = next(
+            (at for number, _, _, at in self._admin.offsets(queue.topic, timestamp) if number == queue.queue_id), None
+        )
+        return queue.end if found is None else min(max(found, queue.first), queue.end)
+
+    def within_bytes(self, queue: Slice, budget: int) -> int:
+        return self._puller.within_bytes(queue, budget)
+
+    def partitions(self, slices: Sequence[Slice], *, least: int, max_bytes: int) -> list[Partition]:
+        # How much of the log is theirs is not known from here; all of it is the most that can be.
+        count = min(max(least, -(-self._log_bytes // max_bytes)), max(1, sum(one.count for one in slices)))
+        return [PullPartition(self.name, part, self.name) for part in cut_evenly(slices, count)]
+
+    def close(self) -> None:
+        self._puller.close()
+        self._admin.close()
+
+
+def open_origins(options: SourceOptions) -> list[Origin]:
+    """Every store and node of ``options``, as they are now. Raises StoreError, NodeUnavailableError or ConfigError."""
+    found: list[Origin] = []
+    try:
+        for folder in options.stores:
+            found.append(FolderOrigin(folder, Path(folder)))
+        for address in options.nodes:
+            found.append(_of_node(address, options.transfer))
+    except BaseException:
+        for origin in found:
+            origin.close()
+        raise
+    return found
+
+
+def _of_node(address: str, transfer: str) -> Origin:
+    admin = Admin(address)
+    try:
+        metadata: dict[str, Any] = admin.metadata()
+        root = Path(str(metadata["store"]))
+        if transfer != "pull" and is_here(root, str(metadata["token"])):
+            origin = FolderOrigin(address, root, node=address, token=str(metadata["token"]))
+            admin.close()
+            return origin
+        if transfer == "files":
+            raise ConfigError(f"option transfer: the files of the node {address} cannot be read from this host")
+        return NodeOrigin(address, admin)
+    except BaseException:
+        admin.close()
+        raise
+
+
+def is_here(root: Path, token: str) -> bool:
+    """Whether the store in ``root`` is that of the node which gave ``token``: same host, same file system."""
+    try:
+        return bool(token) and (root / "run" / "token").read_text(encoding="ascii").strip() == token
+    except (OSError, UnicodeDecodeError):
+        return False

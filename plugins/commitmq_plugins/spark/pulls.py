@@ -1,0 +1,116 @@
+"""Records of a node that is not on this host: pulled over ZeroMQ, whole, and cut into places by a kernel."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+
+from commitmq.client.connection import Channel, Directory
+from commitmq.errors import CorruptRecordError, NodeUnavailableError
+from commitmq.kernels import arrow as kernel
+from commitmq.store.queue_reader import UNIT
+from commitmq_plugins.spark.columns import Bytes, Numbers
+from commitmq_plugins.spark.stores import Slice
+
+_PATIENCE_S: Final = 60.0
+_CONNECT_S: Final = 5.0
+_ANSWER_S: Final = 15.0
+_MAX_BYTES: Final = 8 * 1024 * 1024
+_LEAST_RECORD: Final = 91
+
+Pulled = tuple[Bytes, Numbers, Numbers, Numbers, list[tuple[int, int]]]
+"""Memory, positions of records in it, their sizes and places in the log, and the queue offsets that were missing before."""
+
+
+class RecordPuller:
+    """One connection to a reader of the node at ``address``; ``tags`` are filtered there. Not thread-safe."""
+
+    def __init__(self, address: str, tags: str = "") -> None:
+        self._directory = Directory(address)
+        self._filter = {"filter": tags} if tags else {}
+        self._channel: Channel | None = None
+
+    def close(self) -> None:
+        """End the connection."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+        self._directory.close()
+
+    def records(self, one: Slice) -> Iterator[Pulled]:
+        """All records of a slice, some at a time. Inner batches may begin before it or end behind it.
+
+        A node that is away is waited for a minute. Raises NodeUnavailableError, or ProtocolError when it refuses.
+        """
+        at = one.first
+        while at < one.end:
+            answer, frames = self._pull(one, at)
+            following = int(answer["next_offset"])
+            missing: list[tuple[int, int]] = []
+            if not int(answer["count"]):
+                skipped = following > at
+                if not skipped:
+                    following = one.end
+                # A filter passes over messages; anything else that is passed over was lost.
+                if str(answer["status"]) != "NO_MATCHED_MESSAGE":
+                    missing = [(at, min(following, one.end))]
+                at = following
+                if missing:
+                    none = np.empty(0, np.int64)
+                    yield np.empty(0, np.uint8), none, none, none, missing
+                continue
+            for frame in frames:
+                data = np.frombuffer(frame.buffer, np.uint8)
+                yield (*_split(data), [])
+            at = following
+
+    def within_bytes(self, one: Slice, budget: int) -> int:
+        """The queue offset up to which the slice's records take at most ``budget`` bytes together: its units tell."""
+        at = one.first
+        while at < one.end:
+            answer, frames = self._pull(one, at, mode="ranges")
+            if not int(answer["count"]):
+                return at if int(answer["next_offset"]) <= at else min(int(answer["next_offset"]), one.end)
+            sizes = np.frombuffer(frames[0].buffer, UNIT)["size"].astype(np.int64)
+            fitting = int(np.searchsorted(np.cumsum(sizes), budget, side="right"))
+            if fitting < len(sizes):
+                # Of a batch's messages, only all or none are counted.
+                return at if one.is_batch else min(at + fitting, one.end)
+            budget -= int(sizes.sum())
+            at = int(answer["next_offset"])
+        return min(at, one.end)
+
+    def _pull(self, one: Slice, at: int, mode: str = "bytes") -> tuple[dict[str, Any], list[Any]]:
+        deadline = time.monotonic() + _PATIENCE_S
+        fields: dict[str, Any] = {
+            "topic": one.topic,
+            "queue": one.queue_id,
+            "offset": at,
+            "max_messages": one.end - at,
+            "max_bytes": _MAX_BYTES,
+            "mode": mode,
+            **self._filter,
+        }
+        while True:
+            try:
+                if self._channel is None:
+                    self._channel, _ = self._directory.connect("reader", time.monotonic() + _CONNECT_S)
+                return self._channel.request("pull", fields, timeout_s=_ANSWER_S)
+            except NodeUnavailableError:
+                if self._channel is not None:
+                    self._channel.close()
+                    self._channel = None
+                if time.monotonic() > deadline:
+                    raise
+
+
+def _split(data: Bytes) -> tuple[Bytes, Numbers, Numbers, Numbers]:
+    room = len(data) // _LEAST_RECORD + 1
+    positions, sizes, physical = np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.int64)
+    count = kernel.split(data, positions, sizes, physical)
+    if count < 0:
+        raise CorruptRecordError("the answer of the node does not hold whole records")
+    return data, positions[:count], sizes[:count], physical[:count]

@@ -1,0 +1,106 @@
+"""Goal: a stream gives every message once, whoever dies, keeps its limits, and sees new queues and topics.
+
+Method: a real node is sent to while real queries run in micro-batches; what they gave is compared with what was sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from commitmq import Admin, Message, Producer
+from nodes import Node, start_node
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+SCHEMA = "topic string, queue_id int, queue_offset bigint, body binary"
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    with start_node(tmp_path_factory.mktemp("stream")) as node:
+        yield node
+
+
+def send(node: Node, topic: str, bodies: list[str]) -> None:
+    with Producer(node=node.address) as producer:
+        producer.send_batch(topic, [Message(body.encode()) for body in bodies])
+
+
+class Query:
+    """Runs a stream with availableNow into memory; the checkpoint stays, so the next run goes on."""
+
+    def __init__(self, spark: SparkSession, folder: Path, **options: str) -> None:
+        self.spark = spark
+        self.folder = folder
+        self.options = options
+        self.batches: list[list[Any]] = []
+
+    def run(self) -> list[str]:
+        """The bodies of one run; ``batches`` has its micro-batches."""
+        self.batches = []
+
+        def keep(frame: DataFrame, _number: int) -> None:
+            self.batches.append(frame.collect())
+
+        stream = self.spark.readStream.format("commitmq").schema(SCHEMA).options(**self.options).load()
+        query = (
+            stream.writeStream.foreachBatch(keep)
+            .option("checkpointLocation", str(self.folder / "checkpoint"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        try:
+            assert query.awaitTermination(100)
+        finally:
+            query.stop()
+        return sorted(row.body.decode() for batch in self.batches for row in batch)
+
+
+@pytest.mark.parametrize("kind", ["folder", "files", "pull"])
+def test_a_stream_goes_on_where_it_was_and_sees_new_topics(
+    spark: SparkSession, node: Node, tmp_path: Path, kind: str
+) -> None:
+    options = {"store": str(node.store)} if kind == "folder" else {"node": node.address, "transfer": kind}
+    query = Query(spark, tmp_path, topicsPattern=f"{kind}_.*", **options)
+    first = [f"a{number:03d}" for number in range(100)]
+    send(node, f"{kind}_one", first)
+    assert query.run() == first
+    second = [f"b{number:03d}" for number in range(50)]
+    send(node, f"{kind}_one", second[:20])
+    send(node, f"{kind}_two", second[20:])
+    assert query.run() == second
+    assert query.run() == []
+
+
+def test_limits_are_kept(spark: SparkSession, node: Node, tmp_path: Path) -> None:
+    bodies = [f"{number:04d}" + "x" * 200 for number in range(90)]
+    send(node, "limited", bodies)
+    query = Query(spark, tmp_path / "rows", store=str(node.store), topics="limited", maxOffsetsPerTrigger="40")
+    assert query.run() == bodies
+    assert [len(batch) for batch in query.batches] == [40, 40, 10]
+    query = Query(spark, tmp_path / "bytes", node=node.address, topics="limited", maxBytesPerTrigger="12000")
+    assert query.run() == bodies
+    assert all(len(batch) * 200 <= 12_000 for batch in query.batches)
+    assert 2 <= len(query.batches) <= 6
+
+
+def test_the_progress_is_told_to_the_node_as_a_group(spark: SparkSession, node: Node, tmp_path: Path) -> None:
+    send(node, "grouped", [str(number) for number in range(60)])
+    query = Query(
+        spark, tmp_path, node=node.address, topics="grouped", group="spark_readers", maxOffsetsPerTrigger="25"
+    )
+    assert len(query.run()) == 60
+    send(node, "grouped", ["one more"])
+
+    def lag() -> int:
+        with Admin(node.address) as admin:
+            return sum(row["lag"] for row in admin.group_lag("spark_readers"))
+
+    assert lag() == 1
+    assert query.run() == ["one more"]
+    assert lag() == 0
