@@ -36,10 +36,12 @@ from commitmq.store.format import SysFlag
 from commitmq.store.index_file import IndexShape
 from commitmq.store.index_reader import IndexReader, KeyKind, KeyQuery
 from commitmq.store.layout import StoreLayout
+from commitmq.store.producer_mark import parse_mark
 from commitmq.store.record import Record
 from commitmq.workers import recovery
 from commitmq.workers.dispatch_host import CONSUME_QUEUE, DispatcherHost
 from commitmq.workers.doorbell import Doorbell
+from commitmq.workers.producers import Producers
 from commitmq.workers.runtime import WorkerContext, monotonic_ms, role_slot
 from commitmq.workers.writer import recover_tail
 
@@ -108,7 +110,8 @@ class Recovered:
                     if host._publisher is not None:
                         host._publisher.close()
             with _worker("writer", layout, config, control, clean) as context:
-                self.queue_offsets, self.end, _stamp = recover_tail(context)
+                self.producers = Producers(layout, config, get_log("writer"))
+                self.queue_offsets, self.end, _stamp = recover_tail(context, self.producers)
             assert self.end == control.get(Word.WRITTEN)
             self.topics = set(coordinator.topics.names())
             self.tombstones = dict(coordinator.topics.tombstones)
@@ -193,6 +196,7 @@ def check(store: Recovered, said: Said, before: int, *, until: int | None = None
                 units.setdefault((light, 0), []).append((number, record))
     _check_units(store, units)
     _check_index(store, records)
+    _check_producers(store, records)
     nexts = {key: queue[-1].queue_offset + 1 for key, queue in queues.items()}
     nexts |= {key: found[-1][0] + 1 for key, found in units.items() if key not in queues}
     assert nexts.items() <= store.queue_offsets.items(), "queue offsets do not go on where the records end"
@@ -293,6 +297,28 @@ def _check_index(store: Recovered, records: list[Record]) -> None:
         assert found.offsets == [record.physical_offset], f"the index has {found} for {record.physical_offset}"
     reader.close()
     log.close()
+
+
+def _check_producers(store: Recovered, records: list[Record]) -> None:
+    """What is known of idempotent producers is what the records say, no more and no less."""
+    nexts: dict[tuple[str, str, int], tuple[int, int]] = {}
+    epochs: dict[str, int] = {}
+    for record in records:
+        mark = parse_mark(record.properties.get("__PSEQ__", ""))
+        if mark is None:
+            continue
+        name, epoch, sequence = mark
+        key = (name, record.topic, record.queue_id)
+        known_epoch, following = nexts.get(key, (epoch, sequence if store.min_offset else 0))
+        expected = following if known_epoch == epoch else 0
+        if record.physical_offset >= store.tombstones.get(record.topic, 0):
+            assert sequence == expected, f"{key} stored {sequence} of epoch {epoch} after {known_epoch}/{following}"
+            nexts[key] = (epoch, sequence + 1)
+        epochs[name] = epoch
+    for (name, topic, queue), (epoch, following) in nexts.items():
+        if epochs[name] == epoch:
+            known = store.producers.table.judge(name, epoch, topic, queue, 0, following + 1)
+            assert known == following, f"{name} stored {following} in {topic}/{queue}, {known} are known"
 
 
 def _check_topics(store: Recovered, said: Said, before: int, bodies: dict[str, Stored]) -> None:

@@ -35,6 +35,8 @@ SETTINGS = {
     "supervisor.restart_backoff_max_ms": 300,
     "consume_queue.flush_interval_ms": 200,
     "groups.offsets_interval_ms": 700,
+    "producers.snapshot_interval_ms": 150,
+    "producers.snapshot_bytes": 65_536,
     "index.hash_slots": 97,
     "index.max_items": 600,
     "consume_queue.enable_ext": True,
@@ -119,8 +121,8 @@ class Load:
         self._said.sent[name] = time.monotonic_ns()
         return body, name
 
-    def _producer(self) -> Producer:
-        return Producer(self._address, timeout_s=4)
+    def _producer(self, *, idempotent: bool = False) -> Producer:
+        return Producer(self._address, timeout_s=4, idempotent=idempotent)
 
     def _send_singles(self, chance: random.Random, ack: str, pause_s: float) -> None:
         with self._producer() as producer:
@@ -131,7 +133,7 @@ class Load:
                 self._over.wait(pause_s * chance.random() * 2)
 
     def _send_batches(self, chance: random.Random) -> None:
-        with self._producer() as producer:
+        with self._producer(idempotent=True) as producer:
             while not self._over.is_set():
                 bodies = [self._body(chance) for _ in range(chance.randrange(1, 24))]
                 topic, ack = chance.choice(TOPICS), chance.choice(("flushed", "memory"))
@@ -149,7 +151,7 @@ class Load:
                 self._over.wait(0.12 * chance.random())
 
     def _send_async(self, chance: random.Random) -> None:
-        with self._producer() as producer:
+        with self._producer(idempotent=True) as producer:
             while not self._over.is_set():
                 futures = []
                 for _ in range(chance.randrange(1, 8)):
