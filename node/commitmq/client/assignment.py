@@ -67,6 +67,7 @@ class QueueState:
     chunk: Chunk | None = None
     end: int = -1  # the queue's end as the last answer told it
     use_bytes: bool = False  # this queue's segments cannot be mapped here
+    careful_until: int = -1  # below this queue offset one message is asked for at a time: one of them is damaged
     revoked_at: float = 0.0  # time.monotonic() when the coordinator asked for it back
 
     @property

@@ -46,6 +46,7 @@ class Consumer:
 
     On the node's own host messages are read from its mapped files without a copy (``mode="auto"``); ``mode="bytes"``
     has them sent. When offsets fell out of the log, reading goes on at the nearest message there is; ``gaps`` tells.
+    Every record's CRC is compared, which costs some 0.3 µs a message; ``check_crc=False`` leaves it.
     """
 
     def __init__(
@@ -61,6 +62,7 @@ class Consumer:
         auto_commit_interval_s: float = 1.0,
         mode: str = "auto",
         max_pull_bytes: int = 2 * 1024 * 1024,
+        check_crc: bool = True,
         session_timeout_ms: int | None = None,
         rebalance_timeout_s: float = 10.0,
         timeout_s: float = 10.0,
@@ -108,6 +110,7 @@ class Consumer:
             group=group,
             mode=mode,
             max_bytes=max_pull_bytes,
+            check_crc=check_crc,
         )
         self._closed = False
         try:
@@ -142,7 +145,8 @@ class Consumer:
         """The next messages: at least one if any arrives within ``timeout_s``, else an empty batch.
 
         Calling it says that the previous batch is done. While the node restarts, polls are empty. Raises ProtocolError
-        for what waiting does not heal (a bad filter), CorruptRecordError for damaged records.
+        for what waiting does not heal (a bad filter), CorruptRecordError for a damaged record: all before it
+        were handed out, and the consumer stays there until :meth:`seek` passes over it.
         """
         self._check_usable()
         if max_messages < 1:

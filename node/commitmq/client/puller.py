@@ -16,6 +16,7 @@ from commitmq.client.batch import Part, cut_parts, parts_of_records, parts_of_un
 from commitmq.client.connection import Channel, Directory
 from commitmq.client.inner_batch import expand
 from commitmq.client.light_queue import is_light, renumber
+from commitmq.client.record_check import check_bytes, check_places
 from commitmq.client.segments import SegmentMaps
 from commitmq.client.selector import MessageSelector
 from commitmq.errors import CorruptRecordError, NodeUnavailableError, ProtocolError
@@ -46,6 +47,7 @@ class Puller:
         group: str | None,
         mode: str,
         max_bytes: int,
+        check_crc: bool = True,
     ) -> None:
         self.gaps: deque[Gap] = deque(maxlen=1000)
         self._directory = directory
@@ -57,6 +59,7 @@ class Puller:
             self._filter["group"] = group
         self._mode = mode
         self._max_bytes = max_bytes
+        self._check_crc = check_crc
         self._channels: dict[int, Channel] = {}
         self._pulls: dict[tuple[int, int], QueueState] = {}  # (reader, request id) -> queue
         self._ready: deque[QueueState] = deque()
@@ -129,6 +132,8 @@ class Puller:
             "mode": "ranges" if ranges else "bytes",
             **self._filter,
         }
+        if state.position < state.careful_until:
+            header["max_messages"] = 1
         try:
             # From now on, not from when the asking began: with 10,000 queues that is long ago for the last of them.
             channel.put([orjson.dumps(header)], time.monotonic() + _RECONNECT_S)
@@ -201,15 +206,23 @@ class Puller:
         try:
             if answer.get("mode") == "bytes":
                 state.use_bytes = True  # a memory topic: its files are the node's alone
-            parts = self._decode(state, frames, count)
+            parts = self._decode(state, frames, count, next_offset)
         except OSError as error:
             # The segment is gone, or may not be read by us: the node can still send the bytes.
             _log.warning("cannot map a segment, asking for bytes", topic=state.topic, error=str(error))
             state.use_bytes = True
             return
         except CorruptRecordError as error:
+            if count > 1:
+                # One by one from here on: those before the damaged one are good.
+                state.careful_until = next_offset
+                return
             state.retry_at = time.monotonic() + 1.0
-            self._problem = error
+            self._problem = CorruptRecordError(
+                f"{error}; met at queue offset {state.position} of queue {state.queue_id} of {state.topic!r}, from which the "
+                f"consumer does not go on by itself: seek() passes over it",
+                offset=error.offset,
+            )
             return
         if not parts:
             # Inner batches without a message of a wanted tag: nothing of them is for us, so it counts as handed out.
@@ -219,7 +232,7 @@ class Puller:
         state.position = next_offset
         self._ready.append(state)
 
-    def _decode(self, state: QueueState, frames: list[memoryview], count: int) -> list[Part]:
+    def _decode(self, state: QueueState, frames: list[memoryview], count: int, following: int) -> list[Part]:
         """The messages in an answer of ``count`` records. Raises CorruptRecordError, OSError for a missing segment."""
         if self._ranges and not state.use_bytes:
             assert self._segments is not None
@@ -229,6 +242,10 @@ class Puller:
         got = sum(map(len, parts))
         if got != count:
             raise CorruptRecordError(f"the node promised {count} records and sent {got}")
+        for part in parts:
+            check_places(part, state.position, following)
+            if self._check_crc:
+                check_bytes(part)
         if is_light(state.topic):
             return [renumber(part) for part in parts]
         return expand(parts, state.position, self._tags)

@@ -183,8 +183,11 @@ def _parts(
     from commitmq.client.batch import parts_of_records
     from commitmq.client.inner_batch import expand
     from commitmq.client.light_queue import is_light, renumber
+    from commitmq.client.record_check import check_bytes
 
     parts = parts_of_records(topic, queue, frames)
+    for part in parts:
+        check_bytes(part)
     return [renumber(part) for part in parts] if is_light(topic) else expand(parts, asked, tags)
 
 

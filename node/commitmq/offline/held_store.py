@@ -7,6 +7,7 @@ supervisor that was killed for a moment.
 from __future__ import annotations
 
 import fcntl
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +15,8 @@ from typing import Self
 
 from commitmq.config import NodeConfig
 from commitmq.errors import StoreError, StoreLockedError
+from commitmq.store.batch_consume_queue import BATCH_UNIT_BYTES
+from commitmq.store.format import UNIT_BYTES
 from commitmq.store.layout import StoreLayout
 from commitmq.store.store_lock import StoreLock
 from commitmq.store.topic_config import TopicTable
@@ -71,14 +74,22 @@ def _with_sizes(layout: StoreLayout, config: NodeConfig) -> NodeConfig:
     if segment:
         config = replace(config, commit_log=replace(config.commit_log, segment_bytes=segment))
     queues = config.consume_queue
-    queues = replace(queues, file_bytes=_queue_file_size(layout.consume_queue) or queues.file_bytes)
-    queues = replace(queues, batch_file_bytes=_queue_file_size(layout.batch_consume_queue) or queues.batch_file_bytes)
-    return replace(config, consume_queue=queues)
+    return replace(
+        config,
+        consume_queue=replace(
+            queues,
+            file_bytes=_queue_file_size(layout.consume_queue, UNIT_BYTES, queues.file_bytes),
+            batch_file_bytes=_queue_file_size(layout.batch_consume_queue, BATCH_UNIT_BYTES, queues.batch_file_bytes),
+            ext_file_bytes=_queue_file_size(layout.consume_queue_ext, 1, queues.ext_file_bytes),
+        ),
+    )
 
 
-def _queue_file_size(folder: Path) -> int:
-    files = folder.glob("*/*/" + "[0-9]" * 20)
-    return next((size for path in files if (size := path.stat().st_size)), 0)
+def _queue_file_size(folder: Path, unit_bytes: int, configured: int) -> int:
+    """The size that most files of the queues have, for one may be damaged; the configured one when that has as many."""
+    sizes = Counter(path.stat().st_size for path in folder.glob("*/*/" + "[0-9]" * 20))
+    likely = {size: count for size, count in sizes.items() if size and size % unit_bytes == 0}
+    return max(likely, key=lambda size: (likely[size], size == configured), default=configured)
 
 
 def _first_size(folder: Path) -> int:

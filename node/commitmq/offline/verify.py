@@ -31,7 +31,7 @@ from typing import Final
 
 import orjson
 
-from commitmq.errors import CommitMQError
+from commitmq.errors import CommitMQError, StoreError
 from commitmq.offline import verify_index
 from commitmq.offline.findings import LOG, SMALL_FILES, Faults, Finding, Outcome, Report, Single
 from commitmq.offline.held_store import HeldStore
@@ -45,6 +45,7 @@ from commitmq.store.checkpoint import Checkpoint
 from commitmq.store.index_file import IndexShape
 from commitmq.store.log_split import PIECE_BYTES, Job, Piece, pieces_of, prove
 from commitmq.store.queue_files import list_queues
+from commitmq.store.sidecar import Sidecar
 
 __all__ = ["Finding", "Progress", "Report", "verify"]
 
@@ -211,13 +212,21 @@ class _Verifier:
             checks += [(path, json_config.load) for path in sorted(self._layout.config.glob("*.json"))]
         checks.append((self._layout.checkpoint, Checkpoint.load))
         if self._layout.own.is_dir():
-            checks += [(path, _load_json) for path in sorted(self._layout.own.glob("*.json"))]
+            for pattern in ("*.json", "dispatchers/*.json", "dispatchers/*/*.json"):
+                checks += [(path, _load_json) for path in sorted(self._layout.own.glob(pattern))]
+            if self._layout.sidecar.exists():
+                checks.append((self._layout.sidecar, _load_sidecar))
         for path, load in checks:
             try:
                 load(path)
             except (CommitMQError, json.JSONDecodeError, OSError) as error:
                 file = path.relative_to(self._layout.root).as_posix()
                 self._tell(SMALL_FILES, file, Finding("file.unreadable", file, 0, 0, str(error)))
+
+
+def _load_sidecar(path: Path) -> None:
+    if Sidecar.load(path) is None:
+        raise StoreError("its checksum is false: a start goes by RocketMQ's rules", path=path)
 
 
 def _load_json(path: Path) -> object:

@@ -275,7 +275,8 @@ public final class StoreTool {
         long offset = store.getMinOffsetInQueue(topic, queue);
         while (true) {
             GetMessageResult result = store.getMessage(GROUP, topic, queue, offset, PULL_MESSAGES, null);
-            if (result.getStatus() == GetMessageStatus.OFFSET_OVERFLOW_ONE) {
+            if (result.getStatus() == GetMessageStatus.OFFSET_OVERFLOW_ONE
+                || result.getStatus() == GetMessageStatus.NO_MESSAGE_IN_QUEUE) {
                 return;
             }
             if (result.getStatus() != GetMessageStatus.FOUND || result.getNextBeginOffset() <= offset) {

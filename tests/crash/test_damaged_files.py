@@ -1,0 +1,254 @@
+"""Goal: whatever byte of whatever file is damaged, a store never serves wrong data for good: it is refused by a sentence that
+names the file, or what is wrong is an error where it is read, or it does not matter. verify finds what matters, and rebuild
+restores what can be rebuilt.
+
+Method: the store of a real node with every kind of file (ConsumeQueues with extension units, BatchCQ and light queues,
+index, topics, groups, offsets and their journal, checkpoint, sidecar). For each kind and each way of damage one file is
+changed at a place that a seed chooses; the store is verified, started (recovery and dispatchers, in this process), and
+every queue is read as a reader and a consumer read it. ``COMMITMQ_SEED`` repeats the choices.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+from power_check import Recovered, config_of
+from power_load import SETTINGS
+from traffic import seed
+
+from commitmq import Admin, Consumer, Message, Producer
+from commitmq.client.batch import parts_of_records
+from commitmq.client.record_check import check_bytes, check_places
+from commitmq.errors import CommitMQError, CorruptRecordError
+from commitmq.offline.held_store import HeldStore
+from commitmq.offline.rebuild import rebuild
+from commitmq.offline.verify import Report, verify
+from commitmq.store.batch_queue_reader import BatchQueueReader
+from commitmq.store.commit_log import CommitLog
+from commitmq.store.queue_reader import PullStatus, QueueReader
+from commitmq.store.record import decode_record
+from nodes import start_node
+
+# A start that is refused leaves sockets of this process's workers to the garbage collector.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+Place = tuple[str, int, int]
+Served = tuple[str, bytes, tuple[tuple[str, str], ...]]  # topic, body, properties
+
+KINDS = {
+    "log": "commitlog/*",
+    "queue": "consumequeue/orders/*/*",
+    "light queue": "consumequeue/%LMQ%*/*/*",
+    "extension": "consumequeue_ext/orders/*/*",
+    "batch queue": "batchconsumequeue/*/*/*",
+    "index": "index/*",
+    "checkpoint": "checkpoint",
+    "sidecar": "commitmq/position",
+    "topics": "config/topics.json",
+    "groups": "config/subscriptionGroup.json",
+    "offsets": "config/consumerOffset.json",
+    "generations": "config/*.bak",
+    "journal": "commitmq/offsets.journal",
+    "dispatchers": "commitmq/dispatchers/*.json",
+    "lock": "lock",
+}
+REBUILT = ("queue", "light queue", "extension", "batch queue", "index")
+DAMAGES = ("flip", "zeros", "truncation", "swap")
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("damaged")
+    settings = [f"{name}={str(value).lower()}" for name, value in SETTINGS.items()]
+    with start_node(folder, *settings) as node:
+        with Admin(node.address) as admin:
+            admin.topic_create("batches", 1, attributes={"queue.type": "BatchCQ"})
+        with Producer(node.address) as producer:
+            for number in range(4):
+                some = [Message(b"%d-%d " % (number, at) * 30, tags="red", keys=f"k{at}") for at in range(120)]
+                for queue in range(2):
+                    producer.send_batch("orders", some, queue=queue)
+            for number in range(60):
+                producer.send_batch("batches", [b"b%d-%d" % (number, at) for at in range(3)], queue=0)
+                producer.send("orders", b"l%d" % number, queue=0, multi_dispatch=["%LMQ%a", "%LMQ%b"])
+        with Consumer("readers", ["orders", "batches"], node=node.address) as consumer:
+            while consumer.poll(0.5):
+                consumer.commit()
+        assert node.stop().returncode == 0
+    shutil.rmtree(node.store / "run")  # nothing of it outlives a node
+    return node.store
+
+
+def read_all(store: Recovered) -> tuple[dict[Place, Served], set[tuple[str, int]]]:
+    """What is served, by place; and the queues in which an error said that something is wrong."""
+    config = store.config
+    log = CommitLog(store.layout.commit_log, config.commit_log.segment_bytes)
+    plain = QueueReader(
+        log,
+        store.layout.consume_queue,
+        config.consume_queue.file_bytes,
+        ext_file_bytes=config.consume_queue.ext_file_bytes,
+    )
+    batches = BatchQueueReader(store.layout.batch_consume_queue, config.consume_queue.batch_file_bytes)
+    served: dict[Place, Served] = {}
+    failed: set[tuple[str, int]] = set()
+    for topic, queue_id in QUEUES:
+        reader = batches if topic == "batches" else plain
+        offset = 0
+        while True:
+            try:
+                one = 1 if (topic, queue_id) in failed else 1_000
+                result = reader.read(topic, queue_id, offset, bound=store.end, max_messages=one, max_bytes=1 << 20)
+            except CommitMQError as error:
+                assert str(store.layout.root) in str(error), f"the error names no file: {error}"
+                failed.add((topic, queue_id))
+                break
+            if not result.count:
+                if result.status is PullStatus.OFFSET_OVERFLOW_ONE:
+                    break
+                failed.add((topic, queue_id))  # a status that every consumer reports as a gap
+                if result.next_offset <= offset:
+                    break
+                offset = result.next_offset
+                continue
+            try:
+                frames = [memoryview(bytes(frame)) for frame in plain.frames(result.units)]
+                parts = parts_of_records(topic, queue_id, frames)
+                if sum(map(len, parts)) != result.count:
+                    raise CorruptRecordError("another number of records")
+                for part in parts:
+                    check_places(part, offset, result.next_offset)
+                    check_bytes(part)
+            except CommitMQError:
+                # As a consumer does: one by one, and then past the damaged one.
+                if (topic, queue_id) in failed:
+                    offset += 1
+                failed.add((topic, queue_id))
+                continue
+            for part in parts:
+                rows = zip(
+                    part.heads["queue_offset"].tolist(),
+                    part.positions.tolist(),
+                    part.heads["size"].tolist(),
+                    strict=True,
+                )
+                for at, (number, position, size) in enumerate(rows):
+                    place = offset + at if topic.startswith("%LMQ%") else number
+                    record = decode_record(memoryview(part.data)[position : position + size])
+                    served[topic, queue_id, place] = (record.topic, record.body, tuple(record.properties.items()))
+            offset = result.next_offset
+    plain.close()
+    batches.close()
+    log.close()
+    return served, failed
+
+
+QUEUES = [("orders", 0), ("orders", 1), ("batches", 0), ("%LMQ%a", 0), ("%LMQ%b", 0)]
+
+
+@pytest.fixture(scope="module")
+def truth(original: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Place, Served]:
+    folder = tmp_path_factory.mktemp("truth") / "store"
+    shutil.copytree(original, folder)
+    served, failed = read_all(Recovered(folder, config_of(SETTINGS)))
+    assert not failed
+    assert len(served) == 960 + 60 + 60 + 2 * 60
+    return served
+
+
+def damage(chance: random.Random, path: Path, how: str) -> bool:
+    """Damage the file; False when that would change nothing."""
+    data = bytearray(path.read_bytes())
+    before = bytes(data)
+    used = len(before.rstrip(b"\0"))
+    if how == "flip" and used:
+        data[chance.randrange(used)] ^= 1 << chance.randrange(8)
+    elif how == "zeros" and used:
+        start = chance.randrange(used)
+        end = min(len(data), start + chance.choice((1, 20, 512, 4096)))
+        data[start:end] = bytes(end - start)
+    elif how == "truncation" and used:
+        del data[chance.randrange(used) :]
+    elif how == "swap" and len(data) >= 2:
+        size = 4096 if used > 3 * 4096 else max(1, used // 3)
+        first, second = 0, max(1, (used // size - 1)) * size
+        data[first : first + size], data[second : second + size] = (
+            data[second : second + size],
+            data[first : first + size],
+        )
+    path.write_bytes(data)
+    return bytes(data) != before
+
+
+def look(root: Path) -> Report | CommitMQError:
+    try:
+        with HeldStore(root, config_of(SETTINGS)) as store:
+            return verify(store)
+    except CommitMQError as error:
+        return error
+
+
+def check_one(original: Path, truth: dict[Place, Served], folder: Path, kind: str, how: str, number: int) -> None:
+    chance = random.Random(f"{kind}/{how}/{number}")
+    root = folder / "store"
+    shutil.rmtree(root, ignore_errors=True)
+    shutil.copytree(original, root)
+    paths = sorted(path for path in root.glob(KINDS[kind]) if path.is_file())
+    if not paths:
+        assert kind in ("generations", "journal", "dispatchers"), f"the store has no {kind}"
+        return
+    path = chance.choice(paths)
+    if not damage(chance, path, how):
+        return
+    name = f"seed {number}: {how} in {path.relative_to(root)}"
+    report = look(root)
+    sound = isinstance(report, Report) and report.is_sound
+    if isinstance(report, CommitMQError):
+        assert path.name in str(report), f"{name}: {report}"
+    try:
+        store = Recovered(root, config_of(SETTINGS))
+    except CommitMQError as error:
+        assert str(root) in str(error), f"{name}: the refusal names no file: {error}"
+    else:
+        served, failed = read_all(store)
+        wrong = [place for place, record in served.items() if truth.get(place) != record]
+        assert not wrong, f"{name}: served as good: {wrong[:3]}"
+        # Where a queue's last units are gone, only verify knows that there were any: a start does not read the log again.
+        ends = {queue: max((place[2] for place in served if place[:2] == queue), default=-1) for queue in QUEUES}
+        missing = {place for place in truth.keys() - served.keys() if place[2] < ends[place[:2]] or sound}
+        silent = {place[:2] for place in missing} - failed
+        assert not silent, f"{name}: messages of {silent} are missing, and nobody says so"
+    if kind in REBUILT:
+        shutil.rmtree(root)
+        shutil.copytree(original, root)
+        damage(random.Random(f"{kind}/{how}/{number}/again"), path, how)
+        with HeldStore(root, config_of(SETTINGS)) as store_held:
+            rebuild(store_held)
+            again = verify(store_held)
+        assert again.is_sound, f"{name}: {[one.detail for one in again.findings][:3]}"
+        served, failed = read_all(Recovered(root, config_of(SETTINGS)))
+        assert not failed
+        assert served == truth, f"{name}: not restored"
+
+
+@pytest.mark.parametrize("how", DAMAGES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_damage_is_named_and_never_served(
+    original: Path, truth: dict[Place, Served], tmp_path: Path, kind: str, how: str
+) -> None:
+    check_one(original, truth, tmp_path, kind, how, seed())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("kind", KINDS)
+def test_much_damage_is_named_and_never_served(
+    original: Path, truth: dict[Place, Served], tmp_path: Path, kind: str
+) -> None:
+    first = seed()
+    for number in range(25):
+        for how in DAMAGES:
+            check_one(original, truth, tmp_path, kind, how, first + number)
