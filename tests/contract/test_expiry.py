@@ -197,7 +197,8 @@ def test_a_closed_store_is_expired_offline_and_opens_as_it_is(node: Node, stored
 
     done = json.loads(commitmq(*arguments).stdout)
 
-    assert done == {**tried, "dry_run": False}
+    assert done == {**tried, "dry_run": False, "followers": done["followers"]}
+    assert done["followers"]["consumequeue"] > 10
     assert segments(node) == there[-3:]
     first = json.loads(commitmq("store", "dump", str(node.store)).stdout.splitlines()[0])
     assert there[-3] <= first["physical_offset"] < there[-2]
@@ -207,7 +208,35 @@ def test_a_closed_store_is_expired_offline_and_opens_as_it_is(node: Node, stored
     assert node.start().returncode == 0
     assert stored.check(node.address, minimum) == there[-3]
     with Producer(node.address) as producer:
-        assert stored.send(producer, 1, queue=2).queue_offset == 31
+        following = 1 + max(offset for queue, offset in stored.acked if queue == 2)
+        assert stored.send(producer, 1, queue=2).queue_offset == following
+
+
+def test_every_kind_of_file_follows_offline(tmp_path: Path) -> None:
+    settings = (
+        "consume_queue.enable_ext=true",
+        "consume_queue.ext_file_bytes=4096",
+        "consume_queue.batch_file_bytes=920",
+    )
+    with start_node(tmp_path, *SETTINGS, *settings) as node:
+        stored = Stored()
+        with Admin(node.address) as admin, Producer(node.address) as producer:
+            admin.topic_create("batches", queues=1, attributes={"queue.type": "BatchCQ"})
+            for number in range(20):
+                stored.send(producer, 50)
+                for part in range(4):
+                    producer.send_batch("batches", [b"%d.%d" % (number, part)] * 10, queue=0)
+        assert node.stop().returncode == 0
+        arguments = ("--keep-bytes", str(2 * SEGMENT_BYTES), "--json")
+
+        done = json.loads(commitmq("store", "expire", str(node.store), *arguments).stdout)
+
+        assert min(done["followers"].values()) > 0, done["followers"]
+        sizes = ("--set", "index.hash_slots=200", "--set", "index.max_items=500")
+        checked = commitmq("store", "verify", str(node.store), *sizes, "--json")
+        assert (checked.returncode, json.loads(checked.stdout)["findings"]) == (0, [])
+        assert node.start().returncode == 0
+        assert stored.check(node.address) == done["min_offset"]
 
 
 # ---------------------------------------------------------------- budget, and groups that have not read

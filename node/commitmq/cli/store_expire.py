@@ -85,6 +85,7 @@ def _expire_folder(folder: Path, before: datetime | None, keep_bytes: int | None
 def _expire_locked(
     layout: StoreLayout, before: datetime | None, keep_bytes: int | None, dry_run: bool
 ) -> dict[str, Any]:
+    from commitmq.offline.expire import expire as expire_closed
     from commitmq.store import expiry
     from commitmq.store.commit_log import CommitLog
 
@@ -100,12 +101,13 @@ def _expire_locked(
             ends.append(expiry.offset_before(log, segments, int(before.timestamp() * 1000)))
     finally:
         log.close()
-    done = expiry.expire_offline(layout, segments, min(ends), end, dry_run=dry_run)
+    done = expire_closed(layout, segments, min(ends), end, dry_run=dry_run)
     kept = "it is the last segment" if len(done.segments) >= len(segments) - 1 else "newer than was asked for"
     return {
         "segments": list(done.segments),
         "disk_bytes": done.disk_bytes,
         "min_offset": done.min_offset,
+        "followers": done.followers,
         "kept": kept,
         "dry_run": dry_run,
     }

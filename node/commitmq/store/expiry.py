@@ -18,16 +18,13 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from commitmq import failpoints
 from commitmq.errors import StoreError
 from commitmq.log import get_log
 from commitmq.store.commit_log import CommitLog
-from commitmq.store.consume_queue import ConsumeQueue, list_queues
 from commitmq.store.disk_space import FileId
-from commitmq.store.fd_cache import FdCache
 from commitmq.store.format import MIN_RECORD_BYTES
 from commitmq.store.json_config import sync_folder
 from commitmq.store.layout import StoreLayout, segment_name
@@ -173,49 +170,3 @@ def store_bytes(folder: Path) -> int:
                     with contextlib.suppress(FileNotFoundError):
                         total += entry.stat(follow_symlinks=False).st_blocks * 512
     return total
-
-
-@dataclass(frozen=True, slots=True)
-class Expired:
-    """What an expiry by hand did, or with ``dry_run`` would do: bytes are bytes of the disk."""
-
-    segments: tuple[str, ...]
-    disk_bytes: int
-    min_offset: int
-    queue_files: int = 0
-
-
-def expire_offline(
-    layout: StoreLayout, segments: Sequence[Segment], until: int, log_end: int, *, dry_run: bool = False
-) -> Expired:
-    """Delete the segments that end at or below ``until``, and the ConsumeQueue files that point below, of a closed store.
-
-    The segment that holds the log's end stays, whatever ``until`` says. The caller holds the store's lock.
-    """
-    last = log_end - 1 if log_end else 0
-    gone = [one for one in segments if one.end <= until and one.end <= last]
-    minimum = gone[-1].end if gone else segments[0].base if segments else 0
-    names, disk_bytes = tuple(segment_name(one.base) for one in gone), sum(one.disk_bytes for one in gone)
-    if dry_run or not gone:
-        return Expired(names, disk_bytes, minimum)
-    layout.own.mkdir(exist_ok=True)
-    MinOffsetFile(layout).write(minimum)
-    for one in gone:
-        delete_segment(layout, one.base)
-    sync_folder(layout.commit_log)
-    return Expired(names, disk_bytes, minimum, _expire_queues(layout, minimum))
-
-
-def _expire_queues(layout: StoreLayout, minimum: int) -> int:
-    fds = FdCache()
-    deleted = 0
-    for _topic, _queue, folder in list_queues(layout.consume_queue):
-        file = next(iter(sorted(path for path in folder.iterdir() if len(path.name) == _DIGITS)), None)
-        if file is None:
-            continue
-        queue = ConsumeQueue(folder, file.stat().st_size, fds)
-        queue.refresh()
-        deleted += queue.delete_expired(minimum)
-        queue.flush()
-    fds.close()
-    return deleted

@@ -1,0 +1,130 @@
+"""``store expire`` of a closed store: the oldest segments go, and the files that only point below them follow.
+
+What a running node does in its cleanup process and its dispatchers is done here in one go, by the same rules: the minimum
+becomes durable first, so a crash anywhere leaves a deletion that the next start finishes (see :mod:`commitmq.store.expiry`).
+The followers are files whose last entry points below the new minimum: of ConsumeQueues, of the queues of BatchCQ topics, of
+extensions, and of the index. Never the newest file of a kind: it says where the next entry goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from commitmq.store.batch_consume_queue import BatchConsumeQueue
+from commitmq.store.consume_queue import ConsumeQueue
+from commitmq.store.consume_queue_ext import ConsumeQueueExt, is_address
+from commitmq.store.expiry import MinOffsetFile, delete_segment
+from commitmq.store.fd_cache import FdCache
+from commitmq.store.index_file import HEADER_BYTES, header_of
+from commitmq.store.index_files import list_index_files
+from commitmq.store.json_config import sync_folder
+from commitmq.store.layout import StoreLayout, segment_name
+from commitmq.store.queue_files import list_queues
+from commitmq.store.retention import Segment
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """What was done, or with ``dry_run`` would be: bytes are bytes of the disk. ``followers`` counts files by kind."""
+
+    segments: tuple[str, ...]
+    disk_bytes: int
+    min_offset: int
+    followers: dict[str, int] = field(default_factory=dict)
+
+
+def expire(
+    layout: StoreLayout, segments: Sequence[Segment], until: int, log_end: int, *, dry_run: bool = False
+) -> Expired:
+    """Delete the segments that end at or below ``until``, and the files that only point below.
+
+    The segment that holds the log's end stays, whatever ``until`` says. The caller holds the store's lock. Raises StoreError.
+    """
+    last = log_end - 1 if log_end else 0
+    gone = [one for one in segments if one.end <= until and one.end <= last]
+    minimum = gone[-1].end if gone else segments[0].base if segments else 0
+    names, disk_bytes = tuple(segment_name(one.base) for one in gone), sum(one.disk_bytes for one in gone)
+    if dry_run or not gone:
+        return Expired(names, disk_bytes, minimum)
+    layout.own.mkdir(exist_ok=True)
+    MinOffsetFile(layout).write(minimum)
+    for one in gone:
+        delete_segment(layout, one.base)
+    sync_folder(layout.commit_log)
+    fds = FdCache()
+    try:
+        followers = {
+            "consumequeue": _expire_queues(layout, minimum, fds),
+            "batchconsumequeue": _expire_batch_queues(layout, minimum, fds),
+            "consumequeue_ext": _expire_extensions(layout, fds),
+            "index": _expire_index(layout, minimum),
+        }
+    finally:
+        fds.close()
+    return Expired(names, disk_bytes, minimum, followers)
+
+
+def _expire_queues(layout: StoreLayout, minimum: int, fds: FdCache) -> int:
+    deleted = 0
+    for _, _, folder in list_queues(layout.consume_queue):
+        if size := _file_size(folder):
+            queue = ConsumeQueue(folder, size, fds)
+            queue.refresh()
+            deleted += queue.delete_expired(minimum)
+            queue.flush()
+    return deleted
+
+
+def _expire_batch_queues(layout: StoreLayout, minimum: int, fds: FdCache) -> int:
+    deleted = 0
+    for _, _, folder in list_queues(layout.batch_consume_queue):
+        if size := _file_size(folder):
+            queue = BatchConsumeQueue(folder, size, fds)
+            queue.refresh()
+            deleted += queue.delete_expired(minimum)
+            queue.flush()
+    return deleted
+
+
+def _expire_extensions(layout: StoreLayout, fds: FdCache) -> int:
+    """Each queue's first unit that is left says from which extension on its messages need them."""
+    deleted = 0
+    for topic, number, folder in list_queues(layout.consume_queue_ext):
+        queue_folder = layout.consume_queue / topic / str(number)
+        size, queue_size = _file_size(folder), _file_size(queue_folder) if queue_folder.is_dir() else 0
+        if not size or not queue_size:
+            continue
+        queue = ConsumeQueue(queue_folder, queue_size, fds)
+        queue.refresh()
+        queue.correct_min_offset(MinOffsetFile(layout).read())
+        first = queue.unit(queue.min_offset)
+        if first is not None and is_address(first[2]):
+            extensions = ConsumeQueueExt(folder, size, fds)
+            extensions.recover()
+            deleted += extensions.delete_below(first[2])
+            extensions.flush()
+    return deleted
+
+
+def _expire_index(layout: StoreLayout, minimum: int) -> int:
+    names = list_index_files(layout.index) if layout.index.is_dir() else []
+    deleted = 0
+    for name in names[:-1]:
+        path = layout.index / name
+        with path.open("rb") as file:
+            head = file.read(HEADER_BYTES)
+        if len(head) < HEADER_BYTES or header_of(memoryview(head).cast("q")).end_offset >= minimum:
+            break
+        path.unlink()
+        deleted += 1
+    if deleted:
+        sync_folder(layout.index)
+    return deleted
+
+
+def _file_size(folder: Path) -> int:
+    """Size of the oldest file of one queue; all but the newest have it. 0 without a file."""
+    files = sorted(path for path in folder.iterdir() if len(path.name) == 20 and path.name.isdecimal())
+    return files[0].stat().st_size if files else 0
