@@ -26,6 +26,7 @@ MODES: tuple[dict[str, Any], ...] = (
     {"commit_log.preallocate_segments": 1},
     {"commit_log.append_properties_crc": False},
     {"retention.store_bytes": 900_000, "retention.check_interval_ms": 50, "retention.delete_interval_ms": 1},
+    {"commit_log.transient_store_pool": True, "commit_log.transient_store_pool_size": 3},
 )
 
 

@@ -47,17 +47,8 @@ from commitmq.store.append import (
 )
 from commitmq.store.fd_cache import FdCache
 from commitmq.store.layout import segment_name
-from commitmq.store.memory_files import (
-    PAGE_BYTES,
-    NodeWord,
-    SharedPage,
-    TopicState,
-    TopicWord,
-    check_private,
-    node_page,
-    survives,
-    topic_page,
-)
+from commitmq.store.memory_files import NodeWord, TopicState, TopicWord, node_page, survives, topic_page
+from commitmq.store.shared_memory import PAGE_BYTES, SharedPage, check_private
 from commitmq_dispatchers.memory_units import UNIT, UNIT_STRUCT, UnitFiles, pages
 
 _FILLER_BYTES: Final = 8

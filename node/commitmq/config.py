@@ -59,6 +59,10 @@ class CommitLogConfig:
     preallocate_segments: int = _key(2, 0, 16)
     warm_ahead_bytes: int = _key(64 * 1024 * 1024, 0)
     mlock: bool = _key(False)
+    transient_store_pool: bool = _key(False)
+    transient_store_pool_size: int = _key(5, 2, 128)
+    commit_least_pages: int = _key(4, 0)
+    commit_thorough_interval_ms: int = _key(200, 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,8 @@ Why single words: a load or store through ``memoryview.cast('q')`` is one aligne
 see half a value. ``struct.pack_into`` must not be used here: it zeroes its target first, and readers saw the zero.
 
 Why no locks: every word has one writing process (named beside it). Positions only grow while a node runs. Order that
-must hold: ``min <= dispatched[consume_queue] <= reput <= visible <= written <= allocated``.
+must hold: ``min <= dispatched[consume_queue] <= reput <= visible <= committed <= written <= allocated``. Only with the
+transient store pool is ``committed`` a word of its own; without it what is written is committed.
 
 A wake-up (see :mod:`commitmq.workers.doorbell`) only says "look again": it may be lost, so every loop also polls.
 """
@@ -55,6 +56,9 @@ class Word(IntEnum):
     CRC_FROM = 15  # recovery: every record from here on has a __CRC32#; -1 when records may have none
     SUBSCRIPTIONS_VERSION = 16  # coordinator: grows with every change of run/subscriptions.json
     SEGMENT_WANTED = 17  # writer: where the segment begins that an append waits for; 0 for none so far
+    POOL_BUFFERS = 18  # recovery: buffers of the transient store pool; 0: none, and the next two mean nothing
+    COMMITTED = 19  # flush (recovery sets its first value): end of what is in the log's files, a record's boundary
+    COMMITTED_TIMESTAMP = 20  # flush: no newer than the store timestamp (ms) of the last record below COMMITTED
 
 
 class DiskFlag(IntEnum):
@@ -154,9 +158,13 @@ class ControlBlock:
         """Store one word of worker ``slot``."""
         self._words[_WORKER_BASE + slot * _SLOT_WORDS + word] = value
 
+    def committed(self) -> int:
+        """End of what is in the log's files: committed with the transient store pool, written without it."""
+        return self._words[Word.COMMITTED if self._words[Word.POOL_BUFFERS] else Word.WRITTEN]
+
     def visible(self, sync_flush: bool) -> int:
-        """End of what a consumer may see: flushed in synchronous mode, written in asynchronous mode."""
-        return self._words[Word.FLUSHED if sync_flush else Word.WRITTEN]
+        """End of what a consumer may see: flushed in synchronous mode, committed in asynchronous mode."""
+        return self._words[Word.FLUSHED] if sync_flush else self.committed()
 
     def close(self) -> None:
         """Unmap. The object must not be used afterwards."""

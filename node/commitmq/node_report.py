@@ -34,6 +34,7 @@ def settings(config: NodeConfig) -> dict[str, Any]:
         "segment_bytes": config.commit_log.segment_bytes,
         "file_bytes": config.consume_queue.file_bytes,
         "flush_mode": config.commit_log.flush_mode,
+        "transient_store_pool": config.commit_log.transient_store_pool,
         "properties_crc": config.commit_log.append_properties_crc,
         "limits": {
             "max_message_bytes": config.commit_log.max_message_bytes,

@@ -56,6 +56,7 @@ def positions(control: ControlBlock) -> dict[str, int]:
         Word.FLUSH_ERRNO, Word.WRITER_GENERATION, Word.TOPICS_VERSION, Word.RECOVERED_END,
     )  # fmt: skip
     words = {name.name.lower(): control.get(name) for name in names}
+    words["committed"] = control.committed()
     words["dispatched"] = control.dispatcher(0, DispatcherWord.DISPATCHED)
     words["dispatched_durable"] = control.dispatcher(0, DispatcherWord.DURABLE)
     words["dispatcher_flags"] = control.dispatcher(0, DispatcherWord.FLAGS)

@@ -47,7 +47,7 @@ from commitmq.crew import CPU_SAMPLE_MS, Crew, EventLoop, StartFailed, port_of, 
 from commitmq.errors import CommitMQError, ProtocolError, StoreError, StoreLockedError
 from commitmq.processes import become_subreaper, free_locks, set_process_name, start_time_ticks
 from commitmq.roster import Roster, own_role, start_order
-from commitmq.store import abort_file
+from commitmq.store import abort_file, transient_pool
 from commitmq.store.checkpoint import Checkpoint
 from commitmq.store.layout import StoreLayout
 from commitmq.store.sidecar import Sidecar
@@ -292,6 +292,7 @@ class Supervisor:
         if failpoints.ACTIVE:
             failpoints.hit("supervisor.before_abort_removed")
         clean = self._may_remove_abort()
+        self._remove_pool()
         if clean:
             self._confirm_queues()
             abort_file.remove(self._layout.abort)
@@ -313,6 +314,15 @@ class Supervisor:
         else:
             self._log.warning("stopped, but not in order: the abort file stays and the next start recovers")
         return clean
+
+    def _remove_pool(self) -> None:
+        """Give the memory of the transient store pool back, unless it holds what is not in the log's files."""
+        control = self._control
+        if control.get(Word.POOL_BUFFERS) and control.get(Word.COMMITTED) == control.get(Word.WRITTEN):
+            try:
+                transient_pool.remove(self._layout)
+            except (OSError, StoreError) as error:
+                self._log.warning("cannot remove the transient store pool", error=str(error))
 
     def _stop_order(self) -> list[WorkerProcess]:
         """Plugins' workers first, which may be clients; their dispatchers last, when nothing more comes."""

@@ -26,7 +26,7 @@ from commitmq.client.aio import AsyncConsumer, AsyncProducer
 from commitmq.client.batch_plan import TARGET_RUN_BYTES
 from commitmq.errors import InvalidMessageError, Outcome, ProtocolError, SendError
 from commitmq.store.layout import StoreLayout
-from commitmq.store.memory_files import memory_folder
+from commitmq.store.shared_memory import memory_folder
 from nodes import Node, commitmq, eventually, start_node
 
 SEGMENT = 256 * 1024

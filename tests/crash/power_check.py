@@ -49,7 +49,10 @@ _zmq: zmq.Context[zmq.Socket[bytes]] | None = None
 
 
 def config_of(settings: dict[str, Any]) -> NodeConfig:
-    """``{"section.key": value}`` as a node's configuration."""
+    """``{"section.key": value}`` as the configuration of a node after a power cut, in which a transient store pool is gone:
+    it has none, so that thousands of images need not make one each.
+    """
+    settings = {**settings, "commit_log.transient_store_pool": False}
     sections: dict[str, dict[str, Any]] = {}
     for name, value in settings.items():
         section, _, key = name.partition(".")

@@ -48,6 +48,18 @@ ELSEWHERE = {
     "memory.after_append": "tests/unit/dispatchers/test_memory_store.py",
     "memory.before_publish": "tests/unit/dispatchers/test_memory_store.py",
     "memory.before_unlink": "tests/unit/dispatchers/test_memory_store.py",
+    "flush.after_commit": "tests/crash/test_pool_kill9.py",
+    "flush.before_commit": "tests/crash/test_pool_kill9.py",
+    "flush.before_give_back": "tests/crash/test_pool_kill9.py",
+    "flush.before_zero": "tests/crash/test_pool_kill9.py",
+    "flush.commit": "tests/crash/test_pool_kill9.py",
+    "flush.inside_commit": "tests/crash/test_pool_kill9.py",
+    "pool.after_take": "tests/crash/test_pool_kill9.py",
+    "pool.before_make": "tests/crash/test_pool_kill9.py",
+    "pool.before_owner": "tests/crash/test_pool_kill9.py",
+    "pool.inside_remove": "tests/crash/test_pool_kill9.py",
+    "recovery.after_takeover": "tests/crash/test_pool_kill9.py",
+    "recovery.before_takeover": "tests/crash/test_pool_kill9.py",
 }
 
 

@@ -25,6 +25,7 @@ from typing import Any
 
 import pytest
 from power_check import Recovered, check, config_of
+from power_disk import Record
 from power_images import Found, Images
 from power_load import SHIM, Run, record_run
 from power_recorder import Recorder
@@ -37,6 +38,8 @@ IMAGES = 200
 REAL_STARTS = 2
 SLOW_RUNS = 16
 SLOW_IMAGES = 5_000
+POOLED_IMAGES = 30
+POOLED = {"commit_log.transient_store_pool": True, "commit_log.transient_store_pool_size": 3}
 EXPIRING = {"retention.store_bytes": 900_000, "retention.check_interval_ms": 50, "retention.delete_interval_ms": 1}
 
 
@@ -104,8 +107,6 @@ for _ in range(2):
     if "ptrace" in traced.stderr or "Operation not permitted" in traced.stderr:
         pytest.skip("tracing is not permitted here")
     assert traced.returncode == 0, traced.stderr
-    from power_disk import Record
-
     recorded = Record(record)
     assert not recorded.missed
     here = (f"{store}/", f"{store}>")
@@ -135,6 +136,15 @@ def test_flushed_messages_survive_a_power_cut_at_any_moment(run: Run, scratch: P
     assert found.images == IMAGES
     assert found.acks > 10_000, "too little was acknowledged to show anything"
     print(f"images={found.images} recoveries_cut_again={found.again} acks_checked={found.acks}")  # noqa: T201
+
+
+def test_flushed_messages_survive_a_power_cut_of_a_node_with_a_pool(tmp_path: Path, scratch: Path) -> None:
+    """With the transient store pool only the flush process writes the log, and what is in the pool is gone."""
+    run = record_run(tmp_path / "pooled", seed(), scale=0.2, **POOLED)
+    assert any(event.get("path") == "commitmq/transient_pool.json" for event in Record(run.folder / "record").events)
+    found = Images(run, scratch).run_all(range(POOLED_IMAGES))
+    complain(run, found)
+    assert found.acks > 1_000, "too little was acknowledged to show anything"
 
 
 def test_a_kill_at_any_moment_loses_nothing_at_all(run: Run, scratch: Path) -> None:
@@ -211,6 +221,8 @@ def test_thousands_of_power_cuts(tmp_path: Path, scratch: Path) -> None:
         {"commit_log.flush_mode": "async"},
         {"commit_log.preallocate_segments": 1},
         EXPIRING,
+        POOLED,
+        {**POOLED, "commit_log.flush_mode": "async"},
     ]
     work = [
         (first + number, SLOW_IMAGES // SLOW_RUNS + 1, str(tmp_path / f"run-{number}"), f"{scratch}/{number}", mode)

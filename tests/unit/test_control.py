@@ -104,6 +104,16 @@ def test_visible_is_what_was_flushed_or_what_was_written(block: ControlBlock) ->
     assert block.visible(sync_flush=False) == 300
 
 
+def test_with_a_pool_only_what_is_committed_is_visible(block: ControlBlock) -> None:
+    block.put(Word.WRITTEN, 300)
+    block.put(Word.COMMITTED, 250)
+    block.put(Word.FLUSHED, 200)
+    assert block.committed() == 300, "without a pool the word means nothing"
+    block.put(Word.POOL_BUFFERS, 5)
+    assert block.committed() == 250
+    assert (block.visible(sync_flush=False), block.visible(sync_flush=True)) == (250, 200)
+
+
 def test_creating_anew_forgets_what_was_there(block: ControlBlock, path: Path) -> None:
     block.put(Word.WRITTEN, 300)
     again = ControlBlock(path, create=True)

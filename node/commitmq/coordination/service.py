@@ -28,7 +28,8 @@ from commitmq.log import get_log
 from commitmq.node_files import node_life
 from commitmq.store.json_config import sync_folder
 from commitmq.store.layout import StoreLayout
-from commitmq.store.memory_files import memory_folder, survives
+from commitmq.store.memory_files import survives
+from commitmq.store.shared_memory import memory_folder
 from commitmq.store.topic_config import STORAGE_MEMORY, STORAGE_TYPE
 
 RETRY_MS = 500

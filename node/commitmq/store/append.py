@@ -15,6 +15,7 @@ Not here: sockets, queue offsets, acks, making segment files. ``open_segment`` i
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import struct
 import time
@@ -98,6 +99,14 @@ class SegmentUnavailableError(StoreError):
         self.base = base
 
 
+class PoolFullError(SegmentUnavailableError):
+    """No buffer of the transient store pool is free: the commits to the file are behind; nothing was stored."""
+
+    def __init__(self, base: int) -> None:
+        super().__init__(base)
+        self.args = ("every buffer of the transient store pool waits to be committed",)
+
+
 @dataclass(slots=True)
 class Part:
     """Neighbouring records of one run: ``count`` from ``physical_offset`` on, ``size_bytes`` together."""
@@ -154,6 +163,7 @@ class CommitLogAppender:
         *,
         segment_bytes: int,
         open_segment: Callable[[int], mmap.mmap | None],
+        close_segment: Callable[[mmap.mmap], None] | None = None,
         store_host: bytes,
         max_message_bytes: int,
         properties_crc: bool,
@@ -163,7 +173,9 @@ class CommitLogAppender:
     ) -> None:
         """``position``: the log's end. ``store_host``: 4 or 16 address bytes and a 4-byte port, big-endian.
 
-        ``open_segment(base)`` returns a writable mapping of the segment at ``base``, None while it does not exist.
+        ``open_segment(base)`` returns a writable mapping of the segment at ``base``, None while it does not exist;
+        ``close_segment`` gets it back, where it is not this object's to unmap. What is mapped need not be the file:
+        whoever gives it sees to that.
         ``last_timestamp``: store timestamp of the newest record, below which no new one goes even if the clock does.
         """
         self.position = position
@@ -173,6 +185,8 @@ class CommitLogAppender:
         self.store_host = store_host
         self._store_host_array = np.frombuffer(store_host, np.uint8)
         self._open_segment = open_segment
+        self._close_segment = close_segment or mmap.mmap.close
+        self._keeps_left = close_segment is None
         self._clock = clock
         self.last_timestamp = last_timestamp
         self._map: mmap.mmap | None = None
@@ -433,7 +447,8 @@ class CommitLogAppender:
             if self.position < self._look_for_following_at:
                 return False
             self._look_for_following_at = self.position + _POPULATE_CHUNK_BYTES
-            self._following = self._open_segment(self._base + self.segment_bytes)
+            with contextlib.suppress(PoolFullError):
+                self._following = self._open_segment(self._base + self.segment_bytes)
             if self._following is None:
                 return False
         if not self._populate(self._following, self._following_populated, size):
@@ -454,7 +469,7 @@ class CommitLogAppender:
         self._array = np.empty(0, np.uint8)
         for mapping in (self._map, self._left, self._following):
             if mapping is not None:
-                mapping.close()
+                self._close_segment(mapping)
         self._map = self._left = self._following = None
         self._base = -1
 
@@ -466,7 +481,7 @@ class CommitLogAppender:
             self._left_bytes -= limit_bytes
             self._left.madvise(mmap.MADV_DONTNEED, self._left_bytes, limit_bytes)
             return
-        self._left.close()
+        self._close_segment(self._left)
         self._left = None
 
     def _timestamp(self) -> int:
@@ -513,14 +528,14 @@ class CommitLogAppender:
 
     def _adopt(self, mapping: mmap.mmap, base: int) -> None:
         if self._left is not None:
-            self._left.close()
-        self._left = self._map
+            self._close_segment(self._left)
+        self._left = self._map if self._keeps_left else None
         self._left_bytes = self.segment_bytes - self.segment_bytes % _UNMAP_CHUNK_BYTES
         self._populated = 0
         if mapping is self._following:
             self._populated = self._following_populated
         elif self._following is not None:
-            self._following.close()
+            self._close_segment(self._following)
         self._following = None
         self._following_populated = self._look_for_following_at = 0
         self._map = mapping

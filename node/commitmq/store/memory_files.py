@@ -22,10 +22,7 @@ only. It ends with the node; one that a killed node left is recognised by its ``
 
 from __future__ import annotations
 
-import hashlib
-import mmap
 import os
-import stat
 from collections import OrderedDict
 from enum import IntEnum
 from pathlib import Path
@@ -33,15 +30,13 @@ from typing import Any, Final
 
 import orjson
 
-from commitmq.errors import OffsetOutOfRangeError, StoreError
+from commitmq.errors import OffsetOutOfRangeError
 from commitmq.store.commit_log import CommitLog
 from commitmq.store.fd_cache import FdCache
-from commitmq.store.layout import StoreLayout
 from commitmq.store.mapped_file import MappedFileQueue
 from commitmq.store.queue_reader import QueueReader
+from commitmq.store.shared_memory import PAGE_BYTES, SharedPage
 
-DEFAULT_FOLDER: Final = "/dev/shm"
-PAGE_BYTES: Final = 4096
 UNIT_FILE_BYTES: Final = 20 * PAGE_BYTES  # whole pages of whole units: 4096 of them
 _NODE_MAGIC: Final = 0x434D_514D_4E00_0001
 _TOPIC_MAGIC: Final = 0x434D_514D_5400_0001
@@ -82,39 +77,6 @@ class TopicState(IntEnum):
     DELETED = 2
 
 
-class SharedPage:
-    """One page of words. The writer makes it, readers map it."""
-
-    def __init__(self, path: Path, magic: int, *, create: bool = False, writable: bool = False) -> None:
-        """Raises FileNotFoundError, or StoreError for something else than such a page."""
-        flags = os.O_RDWR if create or writable else os.O_RDONLY
-        fd = os.open(path, flags | os.O_CLOEXEC | (os.O_CREAT | os.O_EXCL if create else 0), 0o600)
-        try:
-            if create:
-                os.posix_fallocate(fd, 0, PAGE_BYTES)
-            elif os.fstat(fd).st_size != PAGE_BYTES:
-                raise StoreError("not a page of memory topics", path=path)
-            access = mmap.PROT_READ | (mmap.PROT_WRITE if create or writable else 0)
-            self._map = mmap.mmap(fd, PAGE_BYTES, prot=access)
-        finally:
-            os.close(fd)
-        self._words = memoryview(self._map).cast("q")
-        if create:
-            self._words[0] = magic
-        elif self._words[0] != magic:
-            raise StoreError("a page of memory topics made by another version", path=path)
-
-    def get(self, word: int) -> int:
-        return self._words[word]
-
-    def put(self, word: int, value: int) -> None:
-        self._words[word] = value
-
-    def close(self) -> None:
-        self._words.release()
-        self._map.close()
-
-
 def node_page(folder: Path, *, create: bool = False, writable: bool = False) -> SharedPage:
     """The page of the node. Errors as :class:`SharedPage`."""
     return SharedPage(folder / "node", _NODE_MAGIC, create=create, writable=writable)
@@ -126,18 +88,6 @@ def topic_page(topic_folder: Path, *, create: bool = False, writable: bool = Fal
 
 
 # ---------------------------------------------------------------- where, and whose
-
-
-def memory_folder(layout: StoreLayout, parent: str) -> Path:
-    """The folder of a store's memory topics under ``parent`` (empty: DEFAULT_FOLDER), whether it exists or not.
-
-    Two stores never share one, also where containers with the same paths share the memory file system: device and
-    inode of the store's root are in the name.
-    """
-    root = layout.root.resolve()
-    found = root.stat()
-    digest = hashlib.sha256(os.fsencode(root) + f"\0{found.st_dev}\0{found.st_ino}".encode()).hexdigest()[:20]
-    return Path(parent or DEFAULT_FOLDER) / f"commitmq-{os.getuid()}-{digest}"
 
 
 def owner_of(folder: Path) -> dict[str, Any]:
@@ -152,13 +102,6 @@ def owner_of(folder: Path) -> dict[str, Any]:
 def survives(folder: Path, life: str) -> bool:
     """True when ``folder`` holds what this life of the node stored before."""
     return bool(life) and owner_of(folder).get("life") == life
-
-
-def check_private(folder: Path) -> None:
-    """Raise StoreError unless ``folder`` is a real folder, ours, and closed to others: it lies where all may create."""
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise StoreError("the folder for memory topics is not ours alone; remove it", path=folder)
 
 
 # ---------------------------------------------------------------- reading

@@ -14,7 +14,8 @@ Rules
       (minus 3 s), because what is older was flushed, in the log and in the ConsumeQueues. Everything from there on is
       checked record by record (length chain, magic, physical offset, body CRC, ``__CRC32#`` when present) and dispatched
       again, which is idempotent.
-    * A deletion of expired segments that was interrupted is finished first (see :mod:`commitmq.store.expiry`).
+    * A deletion of expired segments that was interrupted is finished first (see :mod:`commitmq.store.expiry`), and what a
+      killed node had in its transient store pool is brought over (see :mod:`commitmq.store.pool_recovery`).
     * Zeros end the log. Something invalid behind what the sidecar knows as flushed is a torn tail: cut, later segments
       included, because a power cut keeps any subset of the pages that were not synced. (The sidecar is written before
       ``flushed`` passes a segment's end, so nothing in those later segments was promised to anyone.) Without a sidecar
@@ -53,6 +54,7 @@ from commitmq.store.fd_cache import FdCache
 from commitmq.store.layout import StoreLayout, segment_name
 from commitmq.store.log_proof import LogProof, has_record_before
 from commitmq.store.mapped_file import check_size
+from commitmq.store.pool_recovery import take_over
 from commitmq.store.sidecar import Sidecar
 
 _CHUNK_BYTES = 1 << 20
@@ -113,6 +115,7 @@ def recover(
     """
     _make_folders(layout)
     finish_expiry(layout, segment_bytes)
+    take_over(layout, segment_bytes, log)
     commit_log = CommitLog(layout.commit_log, segment_bytes)
     try:
         bases = commit_log.segments()

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from commitmq.store.layout import StoreLayout
-from commitmq.store.memory_files import memory_folder
+from commitmq.store.shared_memory import memory_folder
+from commitmq.store.transient_pool import pool_folder
 
 SEGMENT_BYTES = 1 << 20
 # Index files of the default size take 24 MB of disk each, with the first message already.
@@ -210,7 +211,9 @@ class NodeProcess:
             self.keeper.wait(DEADLINE_S)
         if self.store.exists():
             # What a killed node kept in memory waits for its next start, which a test's store does not have.
-            shutil.rmtree(memory_folder(StoreLayout(self.store), ""), ignore_errors=True)
+            layout = StoreLayout(self.store)
+            for folder in (memory_folder(layout, ""), pool_folder(layout, "")):
+                shutil.rmtree(folder, ignore_errors=True)
 
     def is_ours(self, pid: int) -> bool:
         """Whether ``pid`` still is one of this node's, and no other program that got its number."""

@@ -138,7 +138,7 @@ class DispatcherHost:
         if self.name == CONSUME_QUEUE:
             self._views = TopicViews(context.layout, self._control)
         position = dispatcher.open(view)
-        end = self._control.get(Word.WRITTEN)
+        end = self._control.committed()
         if type(position) is not int or position < 0:
             raise ValueError(f"open() must return the offset to resume from, not {position!r:.100}")
         if position > end:
@@ -171,9 +171,11 @@ class DispatcherHost:
             raise ValueError(f"{said_by} returned the offset {offset}, where no record begins")
 
     def _begins_a_record(self, offset: int) -> bool:
-        """True also at the end of the log, and below what is left of it."""
-        end = self._control.get(Word.WRITTEN)
-        if offset == end or offset < self._control.get(Word.MIN_OFFSET):
+        """True also at the end of the log, below what is left of it, and where it cannot be read yet: what names such an
+        offset then is the writer's own end of the log at some time.
+        """
+        end = self._control.committed()
+        if end <= offset <= self._control.get(Word.WRITTEN) or offset < self._control.get(Word.MIN_OFFSET):
             return True
         try:
             LogWalker(self.log, max_rows=1, max_bytes=self.log.segment_bytes).walk(offset, end)

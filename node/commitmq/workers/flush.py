@@ -1,7 +1,8 @@
 """flush: makes the CommitLog durable; one fdatasync acknowledges everything written before it began.
 
-Owns: fdatasync of the CommitLog, ``checkpoint`` and the sidecar beside it. Reads: ``written``, ``flush_wanted``, the
-dispatchers' durable positions. Advances: ``flushed``. Sockets: doorbell (rung by the writer), rings writer and reput. Exit
+Owns: fdatasync of the CommitLog, ``checkpoint`` and the sidecar beside it; with the transient store pool the log's files too
+(:mod:`commitmq.workers.log_committer`). Reads: ``written``, ``flush_wanted``, the dispatchers' durable positions. Advances:
+``flushed``, ``committed``. Sockets: doorbell (rung by the writer), rings writer and reput. Exit
 codes: workers.runtime.ExitCode.
 
 Synchronous mode: flushes at once when a sender waits, otherwise a moment later, so that sends with ack=memory share one
@@ -22,6 +23,7 @@ from commitmq.store.checkpoint import Checkpoint
 from commitmq.store.json_config import sync_folder
 from commitmq.store.layout import segment_name
 from commitmq.store.sidecar import Sidecar
+from commitmq.workers.log_committer import LogCommitter
 from commitmq.workers.runtime import WorkerContext, monotonic_ms, role_slot
 
 ROLE = "flush"
@@ -40,7 +42,9 @@ class LogFlusher:
         self._segment_bytes = context.config.commit_log.segment_bytes
         self._files: dict[int, int] = {}
         self._checkpoint = Checkpoint.load_durable(context.layout.checkpoint)
-        self._flushed_timestamp = self._control.get(Word.WRITTEN_TIMESTAMP)
+        pooled = self._control.get(Word.POOL_BUFFERS)
+        self._stamp_word = Word.COMMITTED_TIMESTAMP if pooled else Word.WRITTEN_TIMESTAMP
+        self._flushed_timestamp = self._control.get(self._stamp_word)
         self._on_disk: tuple[int, ...] | None = None
         self._next_checkpoint_ms = 0
         if self._control.get(Word.FLUSHED) < 0:
@@ -52,28 +56,28 @@ class LogFlusher:
         return self._control.get(Word.FLUSH_ERRNO) != 0
 
     def pending_bytes(self) -> int:
-        return self._control.get(Word.WRITTEN) - self._control.get(Word.FLUSHED)
+        return self._control.committed() - self._control.get(Word.FLUSHED)
 
     def pages_due(self, least_pages: int) -> bool:
         """Spec 6.1: a full segment, or at least ``least_pages`` pages behind."""
-        written, flushed = self._control.get(Word.WRITTEN), self._control.get(Word.FLUSHED)
+        written, flushed = self._control.committed(), self._control.get(Word.FLUSHED)
         if written // self._segment_bytes > flushed // self._segment_bytes:
             return True
         return written // _PAGE_BYTES - flushed // _PAGE_BYTES >= max(1, least_pages)
 
     def flush(self) -> bool:
-        """Sync everything written up to now; False (and read-only from then on) when the device refuses."""
+        """Sync everything that is in the files now; False (and read-only from then on) when the device refuses."""
         control = self._control
         # The timestamp first: it may then be older than the newest record covered, never newer (spec 1.6).
-        stamp = control.get(Word.WRITTEN_TIMESTAMP)
-        target = control.get(Word.WRITTEN)
+        stamp = control.get(self._stamp_word)
+        target = control.committed()
         start = control.get(Word.FLUSHED)
         base = start - start % self._segment_bytes
         try:
             while base < target:
                 if failpoints.ACTIVE:
                     failpoints.hit("flush.before_fdatasync")
-                os.fdatasync(self._file(base))
+                os.fdatasync(self.file(base))
                 if failpoints.ACTIVE:
                     failpoints.hit("flush.after_fdatasync")
                 base += self._segment_bytes
@@ -153,7 +157,8 @@ class LogFlusher:
         except OSError as again:
             self._log.error("cannot leave a note of the failed flush", error=os.strerror(again.errno or 5))
 
-    def _file(self, base: int) -> int:
+    def file(self, base: int) -> int:
+        """A descriptor of the segment at ``base``. Raises OSError."""
         fd = self._files.get(base)
         if fd is None:
             fd = self._files[base] = os.open(self._layout.commit_log / segment_name(base), os.O_RDWR)
@@ -173,6 +178,7 @@ class LogFlusher:
 def run(context: WorkerContext) -> None:
     """The loop; see the module's text for when it flushes."""
     flusher = LogFlusher(context)
+    committer = LogCommitter(context, flusher.file) if context.control.get(Word.POOL_BUFFERS) else None
     writer, reput = context.ringer("writer"), context.ringer("reput")
     control, log_config = context.control, context.config.commit_log
     sync = context.config.sync_flush
@@ -183,14 +189,19 @@ def run(context: WorkerContext) -> None:
         now = monotonic_ms()
         due = False
         wait_ms: float = 100
+        wanted = control.get(Word.FLUSH_WANTED) > control.get(Word.FLUSHED) or context.stopping
+        if committer is not None and not flusher.failed:
+            if committer.work(now, hurry=wanted) and not sync:
+                reput.ring(urgent=False)
+            wait_ms = committer.wait_ms(now)
         if flusher.failed:
             wait_ms = 1000
         elif flusher.pending_bytes() > 0:
-            if control.get(Word.FLUSH_WANTED) > control.get(Word.FLUSHED) or context.stopping:
+            if wanted:
                 due = True
             elif sync:
                 due = now - last_flush_ms >= pause_ms
-                wait_ms = pause_ms
+                wait_ms = min(wait_ms, pause_ms)
             else:
                 thorough = now - last_thorough_ms >= log_config.flush_thorough_interval_ms
                 interval_over = now - last_flush_ms >= log_config.flush_interval_ms
@@ -198,7 +209,7 @@ def run(context: WorkerContext) -> None:
         else:
             last_thorough_ms = now
             if sync and now - last_flush_ms < _STAY_NEAR_MS:
-                wait_ms = pause_ms  # more is likely to come, and a nap costs the writer less than a ring
+                wait_ms = min(wait_ms, pause_ms)  # more is likely to come, and a nap costs the writer less than a ring
         if due:
             if flusher.flush():
                 writer.ring()
@@ -208,11 +219,15 @@ def run(context: WorkerContext) -> None:
                 writer.ring()
             last_flush_ms = last_thorough_ms = monotonic_ms()
         flusher.save_checkpoint()
-        if context.stopping and (flusher.failed or flusher.pending_bytes() <= 0):
+        nothing_left = committer is None or committer.pending_bytes <= 0 or committer.gave_up
+        if context.stopping and (flusher.failed or (flusher.pending_bytes() <= 0 and nothing_left)):
             break
+        stuck = flusher.failed or (committer is not None and committer.is_stuck)
         context.wait(
             0 if due and flusher.pending_bytes() > 0 else wait_ms,
-            unless=lambda: control.get(Word.FLUSH_WANTED) > control.get(Word.FLUSHED) and not flusher.failed,
+            unless=lambda: not stuck and control.get(Word.FLUSH_WANTED) > control.get(Word.FLUSHED),  # noqa: B023
         )
     flusher.save_checkpoint(force=True)
+    if committer is not None:
+        committer.close()
     flusher.close()

@@ -41,16 +41,10 @@ from commitmq.store.append import (
     CommitLogAppender,
     MessageIllegalError,
 )
-from commitmq.store.memory_files import (
-    DEFAULT_FOLDER,
-    NodeWord,
-    check_private,
-    memory_folder,
-    node_page,
-    survives,
-)
+from commitmq.store.memory_files import NodeWord, node_page, survives
 from commitmq.store.message_id import pack_host
 from commitmq.store.record import Host
+from commitmq.store.shared_memory import DEFAULT_FOLDER, available_bytes, check_private, memory_folder
 from commitmq.workers.runtime import WorkerContext
 from commitmq.workers.send_requests import WRONG_ENDPOINT, Refusal, SendRequests
 from commitmq.workers.special_sends import FurtherQueues, SpecialSendError
@@ -331,10 +325,12 @@ def sizes(config: NodeConfig, folder: Path) -> tuple[int, int]:
             f"there is no folder for memory topics: {error.strerror} (memory.folder)", path=parent
         ) from error
     room = found.f_blocks * found.f_frsize
+    if config.commit_log.transient_store_pool:
+        room -= config.commit_log.transient_store_pool_size * config.commit_log.segment_bytes
     if memory.budget_bytes:
         if memory.budget_bytes > room:
             raise StoreError(
-                f"memory.budget_bytes={memory.budget_bytes}, but the file system has {room} bytes in all; make it larger"
+                f"memory.budget_bytes={memory.budget_bytes}, but the file system has {room} bytes for it; make it larger"
                 f" (containers: --shm-size), set memory.folder to another than {DEFAULT_FOLDER}, or lower the budget",
                 path=parent,
             )
@@ -346,20 +342,6 @@ def sizes(config: NodeConfig, folder: Path) -> tuple[int, int]:
         segment_bytes = _LEAST_SEGMENT_BYTES
         budget = MEMORY_LEAST_SEGMENTS * segment_bytes
     return budget, segment_bytes
-
-
-def available_bytes() -> int:
-    """Memory that could be taken now: the machine's, or what is left to this control group if that is less."""
-    meminfo = Path("/proc/meminfo").read_text(encoding="ascii")
-    available = next(int(line.split()[1]) * 1024 for line in meminfo.splitlines() if line.startswith("MemAvailable:"))
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
-        if limit.isdecimal():
-            used = int(Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii"))
-            available = min(available, max(0, int(limit) - used))
-    except (OSError, ValueError):
-        pass
-    return available
 
 
 def run(context: WorkerContext) -> None:

@@ -32,8 +32,9 @@ from commitmq.store.batch_queue_reader import BatchQueueReader
 from commitmq.store.commit_log import CommitLog
 from commitmq.store.fd_cache import affordable_files
 from commitmq.store.format import LMQ_PREFIX
-from commitmq.store.memory_files import UNIT_FILE_BYTES, MemoryTopics, NodeWord, TopicWord, memory_folder
+from commitmq.store.memory_files import UNIT_FILE_BYTES, MemoryTopics, NodeWord, TopicWord
 from commitmq.store.queue_reader import VIEW_BYTES, PullResult, PullStatus, QueueReader, RecordFilter
+from commitmq.store.shared_memory import memory_folder
 from commitmq.store.topic_config import PERM_READ
 from commitmq.workers.expired_segments import ExpiredSegments
 from commitmq.workers.filters import FAILED, ExpressionFilter, Filters

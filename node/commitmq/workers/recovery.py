@@ -13,6 +13,7 @@ import os
 import time
 
 from commitmq.control import DispatcherWord, Word, WorkerWord
+from commitmq.store import transient_pool
 from commitmq.store.checkpoint import Checkpoint
 from commitmq.store.recovery import Recovered, recover
 from commitmq.store.sidecar import Sidecar
@@ -38,6 +39,7 @@ def run(context: WorkerContext) -> None:
     control.put(Word.WRITTEN_TIMESTAMP, found.last_timestamp)
     for word in (Word.WRITTEN, Word.FLUSHED, Word.RECOVERED_END):
         control.put(word, found.end)
+    _make_pool(context, found)
     control.put(Word.MIN_OFFSET, found.min_offset)
     control.put(Word.CRC_FROM, found.crc_from if config.commit_log.append_properties_crc else -1)
     control.put(Word.REPUT, found.redispatch_from)
@@ -57,6 +59,32 @@ def run(context: WorkerContext) -> None:
         seconds=round(time.monotonic() - started, 3),
     )
     context.ready()
+
+
+def _make_pool(context: WorkerContext, found: Recovered) -> None:
+    """The transient store pool, if the node is to have one; a former one was taken over. Raises StoreError."""
+    config, control = context.config, context.control
+    if not config.commit_log.transient_store_pool:
+        return
+    started = time.monotonic()
+    buffers = config.commit_log.transient_store_pool_size
+    transient_pool.make(
+        context.layout,
+        config.memory.folder,
+        buffers=buffers,
+        segment_bytes=config.commit_log.segment_bytes,
+        properties_crc=config.commit_log.append_properties_crc,
+        committed=found.end,
+    )
+    control.put(Word.COMMITTED, found.end)
+    control.put(Word.COMMITTED_TIMESTAMP, found.last_timestamp)
+    control.put(Word.POOL_BUFFERS, buffers)
+    context.log.info(
+        "transient store pool is ready",
+        folder=transient_pool.pool_folder(context.layout, config.memory.folder),
+        buffers=buffers,
+        seconds=round(time.monotonic() - started, 3),
+    )
 
 
 def _remember(context: WorkerContext, found: Recovered) -> None:

@@ -24,6 +24,7 @@ from commitmq.store.append import (
     CheckedRun,
     CommitLogAppender,
     MessageIllegalError,
+    PoolFullError,
     SegmentUnavailableError,
 )
 from commitmq.store.format import LMQ_PREFIX, Property
@@ -46,6 +47,8 @@ _DISPATCHER_FLAGS = int(DispatcherWord.FLAGS)
 _PERSISTED_RETRY_MS = 200
 _SEGMENT_PATIENCE_MS = 1_000
 _SEGMENT_LOOK_S = 0.0005
+_POOL_PATIENCE_MS = 100
+_COMMIT_PATIENCE_MS = 500
 _FORBIDDEN = frozenset(FORBIDDEN_PROPERTIES)
 # What the writer puts itself, after it has refused a client's.
 _INNER = _FORBIDDEN - {Property.INNER_NUM, Property.INNER_BASE}
@@ -363,6 +366,7 @@ class SendRequests:
     ) -> bytes | Waiting:
         """The answer to a send of which ``before`` messages were stored earlier; ``rest`` is what was stored now."""
         assert self._producers is not None
+        self._wait_until_readable(self._producers.table.end(sender.producer_id, topic, queue_id))
         stored, end = self._producers.find(sender, topic, queue_id, before)
         first = stored[0]
         fields: dict[str, Any] = {
@@ -389,6 +393,19 @@ class SendRequests:
         # Answers wait in the order of the log: this one's place is behind all that was stored up to now.
         position = self._appender.position
         return Waiting(identity, position, answer, header["id"], monotonic_ms() + self._timeout_ms, fields)
+
+    def _wait_until_readable(self, end: int) -> None:
+        """What was sent a moment ago may be in the transient store pool only, where nothing can be looked up. Repetitions are
+        rare, so have it committed and wait for that, but not for long: that it is stored is known in any case.
+        """
+        control = self._control
+        if control.committed() >= end:
+            return
+        control.put(Word.FLUSH_WANTED, max(end, control.get(Word.FLUSH_WANTED)))
+        deadline = monotonic_ms() + _COMMIT_PATIENCE_MS
+        while control.committed() < end and monotonic_ms() < deadline:
+            self._context.heartbeat()
+            time.sleep(0.001)
 
     def _message_id(self, stored: StoredRecord) -> str:
         return f"{self._message_id_prefix}{stored[1]:016X}" if stored[1] >= 0 else ""
@@ -476,6 +493,16 @@ class SendRequests:
                     failpoints.hit("writer.before_append")
                 done = append()
                 break
+            except PoolFullError:
+                deadline = deadline or monotonic_ms() + _POOL_PATIENCE_MS
+                if monotonic_ms() >= deadline:
+                    raise Refusal(
+                        "SYSTEM_BUSY",
+                        "the transient store pool is full: the disk takes less than what is sent",
+                        _PERSISTED_RETRY_MS,
+                    ) from None
+                self._context.heartbeat()
+                time.sleep(0.002)
             except SegmentUnavailableError as error:
                 if self._control.get(Word.DISK_FLAGS) & DiskFlag.NO_SEGMENT:
                     raise Refusal(

@@ -11,12 +11,16 @@ queue offsets are the ConsumeQueue ends (units below ``dispatched``; BatchCQ top
 from there on, producers their snapshot plus the records behind it. That is the whole state, so a writer may die between
 any two lines: a record is published or it is not, and only published ones are acknowledged.
 
+With the transient store pool it appends to the pool, and only the flush process writes the log's files. Then a start waits
+until all that was published is in the files, and gives up what was complete but not published.
+
 Queue offsets of a topic that was deleted begin at 0 again: records below its tombstone do not count.
 """
 
 from __future__ import annotations
 
 import contextlib
+import mmap
 import time
 from collections import deque
 from typing import Any
@@ -28,8 +32,8 @@ import zmq
 from commitmq import failpoints
 from commitmq.client import wire
 from commitmq.control import DispatcherWord, Word
-from commitmq.errors import ProtocolError
-from commitmq.store.append import CommitLogAppender
+from commitmq.errors import ProtocolError, StoreError
+from commitmq.store.append import CommitLogAppender, PoolFullError
 from commitmq.store.batch_consume_queue import BatchConsumeQueue
 from commitmq.store.commit_log import CommitLog
 from commitmq.store.consume_queue import ConsumeQueue, list_queues
@@ -39,6 +43,8 @@ from commitmq.store.layout import segment_name
 from commitmq.store.message_id import pack_host
 from commitmq.store.record import Host
 from commitmq.store.recovery import map_segment, writer_tail, zero_behind
+from commitmq.store.transient_pool import TransientPool
+from commitmq.workers.log_committer import attach_pool
 from commitmq.workers.producers import Producers
 from commitmq.workers.runtime import WorkerContext, monotonic_ms
 from commitmq.workers.send_requests import SendRequests, Waiting
@@ -60,6 +66,7 @@ _TOPIC_TIMEOUT_MS = 5_000
 _MAX_WAITING_FOR_TOPIC = 10_000
 _DRAIN_MS = 10_000
 _FINISH_MS = 2_000
+_COMMIT_PATIENCE_MS = 30_000
 _FEW_FILES = 8  # each queue is looked at once
 
 
@@ -75,14 +82,16 @@ class Writer:
         self._news.setsockopt(zmq.SUBSCRIBE, b"topics")
         self._news.connect(context.layout.ipc("topics"))
         self._forgotten = self._topics.tombstones()
+        self._pool = attach_pool(context) if self._control.get(Word.POOL_BUFFERS) else None
         self._producers = Producers(context.layout, config, context.log)
-        offsets, position, stamp = recover_tail(context, self._producers)
+        offsets, position, stamp = recover_tail(context, self._producers, self._pool)
+        if self._pool is not None:
+            self._pool.advise_huge()
         appender = CommitLogAppender(
             position,
             segment_bytes=config.commit_log.segment_bytes,
-            open_segment=lambda base: map_segment(
-                context.layout.commit_log / segment_name(base), config.commit_log.segment_bytes
-            ),
+            open_segment=self._open_segment,
+            close_segment=None if self._pool is None else lambda _buffer: None,
             store_host=pack_host(Host(config.network.store_host, config.network.store_port)),
             max_message_bytes=config.commit_log.max_message_bytes,
             properties_crc=config.commit_log.append_properties_crc,
@@ -109,6 +118,18 @@ class Writer:
         self._asked: dict[int, str] = {}
         self._next_ask = 0
         self._segment = self.appender.position // config.commit_log.segment_bytes
+
+    def _open_segment(self, base: int) -> mmap.mmap | None:
+        """What to append the segment at ``base`` to; None while its file does not exist. Raises PoolFullError."""
+        path = self._context.layout.commit_log / segment_name(base)
+        if self._pool is None:
+            return map_segment(path, self._context.config.commit_log.segment_bytes)
+        if not path.exists():
+            return None  # what is in the pool must have a place to go to, or a full disk would show too late
+        buffer = self._pool.take(base)
+        if buffer is None:
+            raise PoolFullError(base)
+        return buffer
 
     def _publish(self) -> None:
         """Make what was appended known; the timestamp first, so that it never belongs to a newer record."""
@@ -378,7 +399,7 @@ class Writer:
 
 
 def recover_tail(
-    context: WorkerContext, producers: Producers | None = None
+    context: WorkerContext, producers: Producers | None = None, pool: TransientPool | None = None
 ) -> tuple[dict[tuple[str, int], int], int, int]:
     """Queue offsets by (topic, queue), the log's end and the newest store timestamp; see the module's text.
 
@@ -389,14 +410,16 @@ def recover_tail(
     started = time.monotonic()
     dispatched = control.dispatcher(0, DispatcherWord.DISPATCHED)
     published = control.get(Word.WRITTEN)
+    if pool is not None:
+        published = _committed(context, pool)
     log = CommitLog(layout.commit_log, segment_bytes, config.commit_log.max_mapped_segments)
     start = min(published, control.get(Word.FLUSHED), dispatched)
     position, stamp = writer_tail(log, segment_bytes, start=start, published=published)
     segment = layout.commit_log / segment_name(position - position % segment_bytes)
-    if segment.exists():
+    if segment.exists() and pool is None:
         zero_behind(segment, position % segment_bytes)
     following = layout.commit_log / segment_name(position - position % segment_bytes + segment_bytes)
-    if following.exists():
+    if following.exists() and pool is None:
         # A dead writer may have got as far as the next segment before it published anything of it.
         zero_behind(following, 0)
     deleted = TopicViews(layout, control).tombstones()
@@ -433,6 +456,24 @@ def recover_tail(
         seconds=round(time.monotonic() - started, 3),
     )
     return offsets, position, stamp
+
+
+def _committed(context: WorkerContext, pool: TransientPool) -> int:
+    """Wait until all that was published is in the log's files, and zero what was not published; the end of the log.
+
+    After a failed flush nothing is committed any more, and a node that stops commits after this process has ended: then
+    it is what the files have so far. Nothing can be appended there, because sends are refused, and nothing is zeroed.
+    """
+    control = context.control
+    deadline = monotonic_ms() + _COMMIT_PATIENCE_MS
+    while control.get(Word.COMMITTED) < control.get(Word.WRITTEN):
+        if control.get(Word.FLUSH_ERRNO) or context.stopping:
+            return control.get(Word.COMMITTED)
+        if monotonic_ms() > deadline:
+            raise StoreError("what is in the transient store pool cannot be committed", path=pool.folder)
+        context.wait(5)
+    pool.zero_from(control.get(Word.WRITTEN))
+    return control.get(Word.WRITTEN)
 
 
 def _count_rows(batch: DispatchBatch, deleted: dict[str, int], offsets: dict[tuple[str, int], int]) -> None:

@@ -27,10 +27,11 @@ from commitmq.hookspecs import TopicStoreView
 from commitmq.log import get_log
 from commitmq.store.append import CommitLogAppender, MessageIllegalError
 from commitmq.store.java import java_string_hash
-from commitmq.store.memory_files import UNIT_FILE_BYTES, MemoryTopics, check_private, memory_folder
+from commitmq.store.memory_files import UNIT_FILE_BYTES, MemoryTopics
 from commitmq.store.message_id import pack_host
 from commitmq.store.queue_reader import PullStatus, QueueReader
 from commitmq.store.record import Host, Record, decode_record, encode_record
+from commitmq.store.shared_memory import check_private, memory_folder
 from commitmq_dispatchers.memory import MemoryStore
 
 SEGMENT = 64 * 1024

@@ -11,8 +11,9 @@ import pytest
 from commitmq.config import NodeConfig, load
 from commitmq.errors import ConfigError, StoreError
 from commitmq.store.memory_files import NodeWord, node_page
+from commitmq.store.shared_memory import available_bytes
 from commitmq.workers import memory
-from commitmq.workers.memory import available_bytes, sizes, sizes_of_life
+from commitmq.workers.memory import sizes, sizes_of_life
 
 GIB = 1 << 30
 
