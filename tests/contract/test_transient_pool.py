@@ -17,7 +17,7 @@ from commitmq.cli.exit_codes import CliExit
 from commitmq.errors import Outcome, SendError
 from commitmq.store.commit_log import CommitLog
 from commitmq.store.layout import StoreLayout
-from commitmq.store.transient_pool import note_path, pool_folder
+from commitmq.store.transient_pool import TransientPool, note_path, pool_folder
 from commitmq.testing import CommitMQNode, start_node
 from commitmq.testing.node_process import SMALL_INDEX
 from nodes import commitmq, eventually
@@ -86,6 +86,21 @@ def test_small_sends_are_committed_within_the_thorough_interval(node: CommitMQNo
     assert read(node, "small", 1) == [b"only one"]
     found = positions(node)
     assert found["committed"] == found["written"]
+
+
+def test_what_is_committed_is_zeroed_and_its_buffers_are_given_back(node: CommitMQNode) -> None:
+    for _ in range(3):
+        node.send_many("round", [Message(body) for body in bodies("round", 100)], queue=0)
+    pool = TransientPool(folder_of(node), writable=False)
+    base = positions(node)["written"] // SEGMENT_BYTES * SEGMENT_BYTES
+
+    def is_tidy() -> bool:
+        # The writer may have taken the next one ahead.
+        return all(base <= at <= base + SEGMENT_BYTES and not any(buffer[:]) for at, buffer in pool.in_use())
+
+    eventually(is_tidy, "the pool holds nothing any more")
+    assert pool.committed == positions(node)["committed"] > 2 * SEGMENT_BYTES
+    pool.close()
 
 
 def test_an_ack_of_flushed_means_the_device(node: CommitMQNode) -> None:
