@@ -21,21 +21,22 @@ from commitmq.store.batch_consume_queue import BATCH_UNIT_BYTES, BatchConsumeQue
 from commitmq.store.dispatch_batch import DispatchBatch, Rows, by_queue
 from commitmq.store.fd_cache import FdCache
 from commitmq.store.format import SysFlag
-from commitmq.store.queue_files import QueueFiles, list_queues
+from commitmq.store.queue_files import list_queues
 from commitmq.store.topic_config import QUEUE_TYPE, QUEUE_TYPE_BATCH
+from commitmq_dispatchers.unsynced import Unsynced
 
 
 class BatchQueues:
-    """All queues under ``batchconsumequeue/``. Bytes appended to each since its last sync are counted in ``written``."""
+    """All queues under ``batchconsumequeue/``. What is appended waits in ``unsynced`` for its sync."""
 
-    def __init__(self, view: DispatcherView, fds: FdCache, written: dict[QueueFiles, int]) -> None:
+    def __init__(self, view: DispatcherView, fds: FdCache, unsynced: Unsynced) -> None:
         self._view = view
         self._root: Path = view.layout.batch_consume_queue
         self._file_bytes = view.config.consume_queue.batch_file_bytes
         self._fds = fds
         self._queues: dict[tuple[str, int], BatchConsumeQueue] = {}
         self._is_batch: dict[str, bool] = {}
-        self._written = written
+        self._unsynced = unsynced
 
     def load(self, offset: int) -> None:
         """Load every queue anew and cut it at physical ``offset``, durably."""
@@ -55,7 +56,7 @@ class BatchQueues:
                 # A process of this dispatcher that was killed may have left units that are in the page cache only.
                 queue.expect_unsynced(0)
             if queue.is_dirty:
-                self._written[queue] = 0
+                self._unsynced.add(queue, 0)
             self._queues[topic, queue_id] = queue
 
     def split(self, batch: DispatchBatch, rows: Rows) -> tuple[Rows, Rows]:
@@ -105,7 +106,7 @@ class BatchQueues:
                 queue = BatchConsumeQueue(self._root / topic / str(queue_id), self._file_bytes, self._fds)
                 self._queues[key] = queue
             queue.append_units(units[start:stop])
-            self._written[queue] = self._written.get(queue, 0) + (stop - start) * BATCH_UNIT_BYTES
+            self._unsynced.add(queue, (stop - start) * BATCH_UNIT_BYTES)
             changed.append(key)
         return changed
 
@@ -114,7 +115,7 @@ class BatchQueues:
         self._is_batch.pop(topic, None)
         for key in [key for key in self._queues if key[0] == topic]:
             queue = self._queues.pop(key)
-            self._written.pop(queue, None)
+            self._unsynced.discard(queue)
             queue.destroy()
         folder = self._root / topic
         if folder.is_dir() and not any(folder.iterdir()):

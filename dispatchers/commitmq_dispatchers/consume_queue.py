@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import time
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -31,12 +31,15 @@ from commitmq.store.log_proof import LogProof
 from commitmq.store.queue_files import QueueFiles, sync_folders
 from commitmq_dispatchers.batch_queues import BatchQueues
 from commitmq_dispatchers.queue_extensions import QueueExtensions
+from commitmq_dispatchers.unsynced import Unsynced
 
 _UNIT = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 _PAGE_BYTES = 4096
 _FEW_QUEUES = 64
+_QUEUES_A_REPORT = 64
 _FLUSH_SLICE = 64
 _FLUSH_S = 0.2  # of one call, unless all must be synced
+_MOST_UNSYNCED_BYTES = 64 << 20  # of the log, whose units a recovery would dispatch again
 
 
 @hookimpl
@@ -58,19 +61,15 @@ class ConsumeQueueDispatcher:
         self._fds = FdCache(affordable_files(view.config.consume_queue.max_open_files))
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
         self._extensions = QueueExtensions(view, self._fds)
-        self._written: dict[QueueFiles, int] = {}  # bytes appended to each queue since its last sync
-        self._batches = BatchQueues(view, self._fds, self._written)
+        self._unsynced = Unsynced()
+        self._batches = BatchQueues(view, self._fds, self._unsynced)
         self._position = view.position
         self._timestamp = 0
         self._durable = (view.position, 0)
-        self._round: list[QueueFiles] = []
-        self._round_share = 0
-        self._round_end = self._durable
+        self._round_end = self._round_share = 0
         self._sync_failed = False
         self._folders: set[str] = set()
         self._load(view.position)
-        if view.durable is not None:
-            self._durable = (min(view.durable, view.position), 0)
         return view.position
 
     def truncate(self, offset: int) -> None:
@@ -83,12 +82,15 @@ class ConsumeQueueDispatcher:
         nothing at or above ``offset`` counts as durable before that.
         """
         self._queues.clear()
-        self._written.clear()
-        self._round.clear()
+        self._unsynced.clear()
         deleted = self._view.topics_deleted()
-        durable = offset if self._view.durable is None else self._view.durable
+        durable = offset if self._view.durable is None else min(offset, self._view.durable)
+        self._unsynced.reached(durable, 0)
         proof = LogProof(self._view.layout.commit_log, self._view.config.commit_log.segment_bytes)
-        for topic, queue_id, folder in list_queues(self._root):
+        queues = list(list_queues(self._root))
+        for number, (topic, queue_id, folder) in enumerate(queues):
+            if number % _QUEUES_A_REPORT == 0:
+                self._view.progress("opening queues", number, len(queues), "queues")
             queue = ConsumeQueue(folder, self._file_bytes, self._fds)
             queue.recover(offset, proof=proof.of(topic, queue_id), durable=False)
             gone_below = deleted.get(topic, -1)
@@ -101,12 +103,14 @@ class ConsumeQueueDispatcher:
                 queue.expect_unsynced(queue.last_offset_below(durable) * queue.unit_bytes)
             self._queues[topic, queue_id] = queue
             if queue.is_dirty:
-                self._written[queue] = 0
+                self._unsynced.add(queue, 0)
         proof.close()
         self._extensions.truncate(self._queues)
         self._batches.load(offset)
         self._position = offset
-        self._durable = (offset, self._timestamp)
+        self._durable = (durable, 0)
+        self._round_end = 0
+        self._unsynced.reached(offset, self._timestamp)
 
     def dispatch(self, batch: DispatchBatch) -> None:
         """Append the batch's units and announce which queues grew."""
@@ -123,6 +127,7 @@ class ConsumeQueueDispatcher:
                 changed += self._append_further(batch, plain)
             self._view.announce(changed)
         self._position = batch.end
+        self._unsynced.reached(batch.end, self._timestamp)
 
     def _append(self, batch: DispatchBatch, rows: Rows) -> list[tuple[str, int]]:
         changed: list[tuple[str, int]] = []
@@ -148,7 +153,7 @@ class ConsumeQueueDispatcher:
             self._extensions.add((topic, queue_id), queue, rows[start:stop], units[start:stop])
             for first, last in consecutive(rows["queue_offset"], start, stop):
                 queue.append_units(int(rows["queue_offset"][first]), data[first * 20 : last * 20])
-            self._written[queue] = self._written.get(queue, 0) + (stop - start) * 20
+            self._unsynced.add(queue, (stop - start) * 20)
             changed.append((topic, queue_id))
         return changed
 
@@ -158,7 +163,7 @@ class ConsumeQueueDispatcher:
         for key, queue_offset, units in multi_dispatch.runs(batch, rows):
             queue = self._queue(*key)
             queue.append_units(queue_offset, units)
-            self._written[queue] = self._written.get(queue, 0) + len(units)
+            self._unsynced.add(queue, len(units))
             changed.append(key)
         return changed
 
@@ -174,9 +179,9 @@ class ConsumeQueueDispatcher:
         unsynced pages, and a share of the others, so that every queue is synced within ``flush_thorough_interval_ms``.
 
         RocketMQ syncs all of them at the end of that interval. With thousands of queues that is a pause of seconds, in
-        which nothing is dispatched; here a call takes a bounded time. The durable position moves when a round through
-        all queues is over, to where the round began. A few queues are synced in full each time: it costs little, and a
-        recovery then starts a second back instead of a minute.
+        which nothing is dispatched; here a call takes a bounded time, and those that wait for longest come first. The
+        durable position is where the one that now waits for longest began to. What a recovery must dispatch again is
+        bounded in bytes too, as far as a call's time allows. A few queues are synced in full each time: it costs little.
 
         After a failed sync the kernel calls the pages clean, and the next sync would lie. So the durable position stays
         where it is: the queues serve on, from the page cache, and the next start writes them anew from there.
@@ -184,9 +189,8 @@ class ConsumeQueueDispatcher:
         if self._sync_failed:
             return self._durable
         try:
-            if thorough or len(self._written) <= _FEW_QUEUES:
-                self._sync(list(self._written), math.inf)
-                self._round.clear()
+            if thorough or len(self._unsynced) <= _FEW_QUEUES:
+                self._sync(list(self._unsynced), math.inf)
             else:
                 self._sync_some()
         except StoreError as error:
@@ -197,44 +201,36 @@ class ConsumeQueueDispatcher:
                 error=str(error),
             )
             return self._durable
-        if not self._written and not self._folders:
-            self._durable = (self._position, self._timestamp)
+        self._durable = max(self._durable, self._unsynced.durable())
         return self._durable
 
     def _sync_some(self) -> None:
         config = self._view.config.consume_queue
-        if not self._round:
-            self._round = sorted(self._written, key=lambda queue: queue.folder, reverse=True)
-            self._round_end = (self._position, self._timestamp)
+        if self._durable[0] >= self._round_end:
             # A queue written to just after its turn waits for two rounds.
             calls = max(1, config.flush_thorough_interval_ms // (2 * config.flush_interval_ms))
-            self._round_share = -(-len(self._round) // calls)
+            self._round_end, self._round_share = self._position, -(-len(self._unsynced) // calls)
         deadline = time.monotonic() + _FLUSH_S
-        share = self._round[: -self._round_share - 1 : -1]
-        done = self._sync(share, deadline)
-        del self._round[len(self._round) - done :]
-        if not self._round and not self._folders:
-            self._durable = max(self._durable, self._round_end)
-        least = config.flush_least_pages * _PAGE_BYTES
-        self._sync([queue for queue, size in self._written.items() if size >= least], deadline)
+        self._sync(list(islice(self._unsynced, self._round_share)), deadline)
+        self._sync(self._unsynced.waiting_below(self._position - _MOST_UNSYNCED_BYTES), deadline)
+        self._sync(self._unsynced.with_bytes(config.flush_least_pages * _PAGE_BYTES), deadline)
 
-    def _sync(self, queues: list[QueueFiles], deadline: float) -> int:
-        """Sync queues, a slice at a time until ``deadline``; returns how many, at least a slice."""
+    def _sync(self, queues: list[QueueFiles], deadline: float) -> None:
+        """Sync queues, a slice at a time until ``deadline``, at least a slice."""
         done = 0
         while done < len(queues) and (done == 0 or time.monotonic() < deadline):
-            part = [queue for queue in queues[done : done + _FLUSH_SLICE] if queue in self._written]
+            part = [queue for queue in queues[done : done + _FLUSH_SLICE] if queue in self._unsynced]
             for queue in part:
                 self._extensions.flush(queue.key)
                 queue.start_flush()
             for queue in part:
                 queue.flush(self._folders)
-                del self._written[queue]
+                self._unsynced.discard(queue)
             done += _FLUSH_SLICE
         try:
             sync_folders(self._folders)
         except OSError as error:
             raise StoreError(f"cannot flush the queues: {error.strerror}", path=self._root) from error
-        return min(done, len(queues))
 
     def forget(self, topic: str) -> None:
         """A topic was deleted: delete its queues."""
@@ -242,7 +238,7 @@ class ConsumeQueueDispatcher:
         self._batches.forget(topic)
         for key in [key for key in self._queues if key[0] == topic]:
             queue = self._queues.pop(key)
-            self._written.pop(queue, None)
+            self._unsynced.discard(queue)
             queue.destroy()
         folder = self._root / topic
         if folder.is_dir() and not any(folder.iterdir()):

@@ -22,7 +22,7 @@ from commitmq.forkserver import ForkServer, ForkServerDied
 from commitmq.log import Log
 from commitmq.processes import kill_lock_holder
 from commitmq.roster import Role
-from commitmq.status import CpuMeter
+from commitmq.status import CpuMeter, progress_sentence
 from commitmq.store.layout import StoreLayout
 from commitmq.worker_process import Phase, WorkerProcess, describe_exit
 from commitmq.workers.runtime import ExitCode, monotonic_ms
@@ -32,6 +32,7 @@ START_ATTEMPTS = 3
 CPU_SAMPLE_MS = 2_000
 _SLOW_PRELOAD_MS = 8_000
 _CLOSED_LIFELINE_MS = 5_000
+_SILENT_MS = 2_000  # of a start, before and between two sentences about it
 _FORKSERVER_EXIT_S = 2.0
 _DISPATCHER_PORTS = 19  # behind admin, writer, coordinator and sixteen readers
 _CLEANUP_PORT = 35  # behind sixteen dispatchers
@@ -118,13 +119,14 @@ class Crew:
         ports: dict[str, int],
         was_clean: bool,
         on_new_port: Callable[[], None],
-        on_compiling: Callable[[str], None],
+        on_news: Callable[[str], None],
         log: Log,
     ) -> None:
         """``roles`` come in start order; ``ports`` is shared with the caller and kept up.
 
-        ``on_new_port`` is called after a change of ``ports``, ``on_compiling`` with a sentence when the start takes
-        long because kernels are compiled. ``was_clean`` is handed to workers: no ``abort`` was there before.
+        ``on_new_port`` is called after a change of ``ports``, ``on_news`` with a sentence when the start takes long: because
+        kernels are compiled, or for what a worker says it does. ``was_clean`` is handed to workers: no ``abort`` was there
+        before.
         """
         self._layout, self._config, self._control, self._log = layout, config, control, log
         self._timing = config.supervisor
@@ -132,7 +134,9 @@ class Crew:
         self._ports = ports
         self._was_clean = was_clean
         self._on_new_port = on_new_port
-        self._on_compiling = on_compiling
+        self._on_news = on_news
+        self._next_news_ms = 0
+        self.began_ms = monotonic_ms()  # of the node's start; its processes' times are told from here
         self.workers: dict[str, WorkerProcess] = {}
         for role in roles:
             self.add(role)
@@ -251,7 +255,7 @@ class Crew:
             self._said_compiling = True
             sentence = "compiling kernels, which takes about ten seconds and is done once after installation"
             self._log.info(sentence)
-            self._on_compiling(sentence)
+            self._on_news(sentence)
 
     def _forkserver_ended(self) -> None:
         forkserver = self.forkserver
@@ -338,8 +342,16 @@ class Crew:
                 worker.info.setdefault(str(message.get("list")), []).append(message.get("item"))
             else:
                 worker.info.update(message)
+                if self.judging and message.get("progress"):
+                    self._pass_on(worker, now_ms)
         if worker.lifeline_ended_ms:
             self._loop.unwatch(worker.lifeline.fileno())
+
+    def _pass_on(self, worker: WorkerProcess, now_ms: int) -> None:
+        """Tell whoever waits for the start what takes so long."""
+        if now_ms >= max(self._next_news_ms, worker.started_ms + _SILENT_MS):
+            self._next_news_ms = now_ms + _SILENT_MS
+            self._on_news(f"{worker.role}: {progress_sentence(worker.info.get('progress'))}")
 
     def _worker_is_ready(self, worker: WorkerProcess, message: dict[str, Any], now_ms: int) -> None:
         if worker.phase is Phase.STARTING and not worker.one_shot:

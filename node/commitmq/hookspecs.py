@@ -61,6 +61,9 @@ class DispatcherView:
 
     ``durable`` is what the former process had last returned from ``flush``: what lies between it and ``position`` may be
     in the page cache only, so it must be synced before a flush may return more.
+
+    ``progress(phase, done, total, unit)``: to be called now and then by an ``open`` that takes long, from its own thread.
+    ``status`` shows it, and the node knows that this process does not hang.
     """
 
     layout: StoreLayout
@@ -80,6 +83,7 @@ class DispatcherView:
     subscriptions_of: Callable[[str], list[tuple[bytes, RecordFilter]]] = lambda _topic: []
     """For the ConsumeQueue's dispatcher: the SQL92 filters of a topic's groups, each with its bits (spec 3.8)."""
     durable: int | None = None
+    progress: Callable[[str, int, int, str], None] = lambda _phase, _done, _total, _unit: None
 
     @property
     def folder(self) -> Any:

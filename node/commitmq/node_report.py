@@ -67,6 +67,7 @@ def worker_rows(crew: Crew, control: ControlBlock, config: NodeConfig, store: Pa
                 store,
                 position=position,
                 lag_bytes=lag,
+                ready_after_ms=worker.ready_ms - crew.began_ms if worker.ready_ms else None,
                 endpoints=worker.endpoints,
                 last_exit=worker.last_exit or None,
                 last_error=worker.last_error or None,
@@ -74,6 +75,15 @@ def worker_rows(crew: Crew, control: ControlBlock, config: NodeConfig, store: Pa
             )
         )
     return rows
+
+
+def progress(crew: Crew) -> dict[str, Any] | None:
+    """What a worker that is starting says of how far it is: its role, and ``phase``, ``done``, ``total``, ``unit``."""
+    for worker in crew.workers.values():
+        told = worker.info.get("progress")
+        if worker.phase is Phase.STARTING and isinstance(told, dict):
+            return {"role": worker.role, **told}
+    return None
 
 
 def dispatcher_rows(crew: Crew, control: ControlBlock, config: NodeConfig) -> list[dict[str, Any]]:

@@ -69,6 +69,19 @@ def disk_flags(control: ControlBlock) -> list[str]:
     return [flag.name for flag in DiskFlag if flags & flag]
 
 
+def progress_sentence(progress: object) -> str:
+    """``checking the log, 45 % of 256.0 MiB``: what a worker told of its start; "" for what is no progress at all."""
+    if not isinstance(progress, dict) or not isinstance(progress.get("phase"), str):
+        return ""
+    phase, done, total = progress["phase"], progress.get("done"), progress.get("total")
+    if not isinstance(done, int) or not isinstance(total, int) or total <= 0:
+        return str(phase)
+    share = f"{min(done, total) * 100 // total} % of "
+    if progress.get("unit") == "bytes":
+        return f"{phase}, {share}{total / (1 << 20):.1f} MiB"
+    return f"{phase}, {share}{total}"
+
+
 def cpu_seconds(pid: int) -> float | None:
     """User plus system time of process ``pid`` since it started; None when it is gone."""
     try:

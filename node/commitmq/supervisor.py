@@ -189,7 +189,7 @@ class Supervisor:
             ports=self._ports,
             was_clean=self._was_clean,
             on_new_port=self._write_node_file,
-            on_compiling=lambda sentence: self._report({"event": "info", "message": sentence}),
+            on_news=lambda sentence: self._report({"event": "info", "message": sentence}),
             log=self._log,
         )
 
@@ -474,6 +474,7 @@ class Supervisor:
                 "epoch": self._epoch,
                 "admin": self._admin.endpoints,
                 "flush_mode": self._config.commit_log.flush_mode,
+                "progress": node_report.progress(self._crew),
                 "keeper": "gone" if self._keeper_gone else "none" if not self._keeper_pid else "running",
             },
             processes=self._process_rows(state),

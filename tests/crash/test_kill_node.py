@@ -32,9 +32,11 @@ PROJECT = Path(__file__).resolve().parents[2]
 SAMPLE = ("writer.after_append", "flush.before_fdatasync", "queue.append", "journal.before_fdatasync")
 AT_RECOVERY = (
     "supervisor.before_abort",
+    "recovery.inside_scan",
     "recovery.after_scan",
     "recovery.before_cut",
     "recovery.before_remove",
+    "recovery.before_sync",
     "queue.before_delete",
     "index.before_cut",
     "index.inside_cut",
@@ -129,9 +131,17 @@ def lose_the_tail(layout: StoreLayout) -> int:
 
 
 @pytest.mark.parametrize(
-    "points", [AT_RECOVERY[2:4], pytest.param(AT_RECOVERY, marks=pytest.mark.slow)], ids=["two", "all"]
+    ("points", "action"),
+    [
+        (AT_RECOVERY[3:5], "kill_node"),
+        pytest.param(AT_RECOVERY, "kill_node", marks=pytest.mark.slow),
+        # A third death of the one process before it is ready would fail the start.
+        pytest.param(("recovery.inside_scan", "recovery.before_sync"), "kill", marks=pytest.mark.slow),
+        pytest.param(("recovery.after_scan", "recovery.before_cut"), "kill", marks=pytest.mark.slow),
+    ],
+    ids=["two", "all", "the process", "the process at its cut"],
 )
-def test_a_recovery_killed_anywhere_is_run_again(tmp_path: Path, points: tuple[str, ...]) -> None:
+def test_a_recovery_killed_anywhere_is_run_again(tmp_path: Path, points: tuple[str, ...], action: str) -> None:
     settings = ("consume_queue.file_bytes=400", "index.hash_slots=30", "index.max_items=50")
     fired = tmp_path / "fired"
     fired.mkdir()
@@ -141,7 +151,7 @@ def test_a_recovery_killed_anywhere_is_run_again(tmp_path: Path, points: tuple[s
         os.kill(node.keeper_pid, signal.SIGKILL)
         node.kill_all()
         whole = lose_the_tail(StoreLayout(node.store))
-        names = ";".join(f"{point}=kill_node@1" for point in points)
+        names = ";".join(f"{point}={action}@1" for point in points)
         ended = node.start(COMMITMQ_FAILPOINTS=names, COMMITMQ_FAILPOINTS_ONCE=str(fired))
         assert ended.returncode == 0, ended.stderr
         eventually(node.is_ready, "the node is ready at last")

@@ -1,5 +1,5 @@
-"""``commitmq bench produce|consume|latency|memory|all|rolls``: measurements of a running node (rolls: of two of its own),
-printed or as JSON.
+"""``commitmq bench produce|consume|latency|memory|all|rolls|restart``: measurements of a running node (rolls and restart: of
+nodes of their own), printed or as JSON.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 @click.group()
 def bench() -> None:
-    """Measure a node: produce, consume, latency, and a memory topic beside a durable one; or, with two nodes of its own,
-    what the end of a segment costs.
+    """Measure a node: produce, consume, latency, and a memory topic beside a durable one; or, with nodes of its own, what
+    the end of a segment costs, and a start after kill -9.
 
     Each measurement uses a topic of its own, which is deleted afterwards; its messages take room in the log until their
     segments expire.
@@ -374,6 +374,82 @@ def rolls(
         ("sends", "ack", "segments", "", "count", "p50", "p99", "p99.9", "max"), sorted(rows), left=(0, 1, 2, 3)
     )
     _say_cut_short(result.cut_short, seconds)
+
+
+@bench.command(short_help="Starts after kill -9, of a large store beside a small one.")
+@click.option("--gib", type=click.FloatRange(min=0.01), default=1.0, show_default=True, help="GiB of the log.")
+@click.option("--topics", type=click.IntRange(1, 10_000), default=100, show_default=True)
+@click.option("--queues", type=click.IntRange(1, 4096), default=10, show_default=True, help="Queues of each topic.")
+@click.option(
+    "--tail-mib", type=click.IntRange(min=0), default=256, show_default=True, help="MiB of it that are never flushed."
+)
+@_body_option
+@click.option("--cold", is_flag=True, help="Drop the store from the page cache before each start, as a boot does.")
+@click.option("--repeat", type=click.IntRange(1, 100), default=3, show_default=True, help="Restarts.")
+@click.option(
+    "--folder",
+    type=click.Path(path_type=Path, file_okay=False, writable=True),
+    help="Make the stores in this folder; it needs the log's size and 4 GiB more.  [default: a temporary one]",
+)
+@click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="One key of the nodes; repeatable.")
+@json_option
+def restart(
+    gib: float,
+    topics: int,
+    queues: int,
+    tail_mib: int,
+    body: int,
+    cold: bool,
+    repeat: int,
+    folder: Path | None,
+    overrides: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """How long a node takes to serve again after kill -9, beside the same with hardly any log.
+
+    Runs nodes of its own on stores of its own, which are removed. What is acknowledged must be there after each start.
+    """
+    from commitmq.bench.figures import machine, to_json
+    from commitmq.bench.restart import measure_restart
+
+    host = machine()
+    with _progress() as begin:
+        runs = measure_restart(
+            folder,
+            log_bytes=int(gib * (1 << 30)),
+            topics=topics,
+            queues=queues,
+            tail_bytes=tail_mib << 20,
+            body_bytes=body,
+            cold=cold,
+            repeat=repeat,
+            settings=overrides,
+            begin=begin,
+        )
+    if as_json:
+        print_json({"bench": "restart", "machine": host, "runs": [to_json(run) for run in runs]})
+        return
+    _print_machine(host)
+    click.echo(
+        f"{gib:g} GiB in {topics * queues} queues, {tail_mib} MiB of it not flushed, killed, "
+        f"{'page cache dropped' if cold else 'page cache warm'}; seconds since the command was started"
+    )
+    print_table(
+        ("", "ready", "first ack", "all readable", "recovery", "writer", "checked MiB", "plain read s"),
+        [
+            (
+                one.name,
+                f"{one.ready_s:.2f}",
+                f"{one.acked_s:.2f}",
+                f"{one.readable_s:.2f}",
+                f"{one.steps.get('recovery', 0):.2f}",
+                f"{one.steps.get('writer', 0):.2f}",
+                f"{one.recovery.get('scanned_bytes', 0) / (1 << 20):.0f}",
+                f"{one.plain_read_s:.2f}",
+            )
+            for one in runs
+        ],
+    )
 
 
 @bench.command(name="all", short_help="Everything in one table, beside what it should be.")

@@ -12,6 +12,7 @@ from commitmq.cli.admin_request import request
 from commitmq.cli.exit_codes import CliExit
 from commitmq.cli.output import DEFAULT_NODE, fail, human_bytes, json_option, print_json, print_table
 from commitmq.node_files import read_node_file
+from commitmq.status import progress_sentence
 from commitmq.store.layout import StoreLayout
 from commitmq.store.store_lock import lock_holder
 
@@ -46,6 +47,8 @@ def _print(report: dict[str, Any]) -> None:
     node, processes = report["node"], report["processes"]
     click.echo(f"node {node['admin'][0]}  {node['state']}  epoch {node['epoch']}  {node['flush_mode']} flush")
     click.echo(f"store {node['store']}")
+    if node.get("progress"):
+        click.echo(f"{node['progress']['role']}: {progress_sentence(node['progress'])}")
     if node["keeper"] == "gone":
         click.echo("keeper is gone: nothing starts this node's supervisor again if it is killed")
     if report["disk_flags"]:

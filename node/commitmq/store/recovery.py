@@ -30,13 +30,15 @@ and syncs all of it before positions are published.
 
 from __future__ import annotations
 
+import errno
 import itertools
 import mmap
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -56,8 +58,13 @@ from commitmq.store.log_proof import LogProof, has_record_before
 from commitmq.store.mapped_file import check_size
 from commitmq.store.pool_recovery import take_over
 from commitmq.store.sidecar import Sidecar
+from commitmq.store.writeback import start_writeback
+
+Progress: TypeAlias = Callable[[str, int, int], None]
+"""Told again and again what is being done, how much of it is done and how much there is, in bytes of the log."""
 
 _CHUNK_BYTES = 1 << 20
+_SCAN_BYTES = 16 << 20  # checked between two reports
 _FEW_FILES = 8  # each queue is looked at once
 REASONS = {
     raw.REASON_SHORT: "a record ends behind the segment, or is cut",
@@ -98,6 +105,10 @@ class ScanEnd:
     torn: str | None
 
 
+def no_progress(_phase: str, _done: int, _total: int) -> None:
+    """For callers that show none."""
+
+
 def recover(
     layout: StoreLayout,
     *,
@@ -107,11 +118,12 @@ def recover(
     clean: bool,
     log: Log,
     previous_pid: int | None = None,
+    progress: Progress = no_progress,
 ) -> Recovered:
     """Run the recovery. Only while no other process of the node lives. Raises StoreError when the store needs a person.
 
     The three sizes are those of a CommitLog segment and of the files of plain and of BatchCQ queues. ``previous_pid`` is
-    what ``abort`` held when the node was started, None when it was not there.
+    what ``abort`` held when the node was started, None when it was not there. ``progress`` must be cheap.
     """
     _make_folders(layout)
     finish_expiry(layout, segment_bytes)
@@ -136,12 +148,20 @@ def recover(
             start = _start_segment(commit_log, bases, covered if clean else None, checkpoint.min_timestamp)
             durable = covered if clean and covered >= 0 else start
             crc_from, stamp = -1, checkpoint.physic_msg_timestamp
-        found = scan_to_end(commit_log, start, crc_from=crc_from, start_is_flushed=sidecar is not None)
+        # The device works while the records are checked: what is accepted must be on it before anybody is told.
+        _start_sync(layout, start, segment_bytes)
+        found = scan_to_end(
+            commit_log, start, crc_from=crc_from, start_is_flushed=sidecar is not None, progress=progress
+        )
     finally:
         commit_log.close()
     if failpoints.ACTIVE:
         failpoints.hit("recovery.after_scan")
+    progress("cutting the tail", 0, 0)
     cut = _cut_tail(layout, found, segment_bytes, bases, log)
+    progress("syncing the log", 0, 0)
+    if failpoints.ACTIVE:
+        failpoints.hit("recovery.before_sync")
     _sync_segments(layout, start, found.end, segment_bytes)
     if layout.flush_failed.exists():
         layout.flush_failed.unlink()
@@ -225,23 +245,35 @@ def _drop_page_cache(layout: StoreLayout, log: Log) -> None:
             os.close(fd)
 
 
-def scan_to_end(commit_log: CommitLog, start: int, *, crc_from: int = -1, start_is_flushed: bool = False) -> ScanEnd:
+def scan_to_end(
+    commit_log: CommitLog,
+    start: int,
+    *,
+    crc_from: int = -1,
+    start_is_flushed: bool = False,
+    progress: Progress = no_progress,
+) -> ScanEnd:
     """Check every record from ``start``, a record's boundary, to the end of the log. Changes nothing.
 
-    Records from ``crc_from`` on must have a ``__CRC32#``, unless it is negative.
+    Records from ``crc_from`` on must have a ``__CRC32#``, unless it is negative. What lies behind the end of the log is
+    not read where it was never written: a segment is a gigabyte, and the kernel knows its holes.
 
     Raises CorruptRecordError when something invalid has records behind it in a later segment, unless the sidecar says
     that what lies behind ``start`` need not be whole (``start_is_flushed``).
     """
-    out = np.zeros(5, np.int64)
     bases = [base for base in commit_log.segments() if base + commit_log.segment_bytes > start]
+    total = max(0, _written_end(commit_log, bases) - start)
     end, stamp, records = start, 0, 0
     for number, base in enumerate(bases):
         segment = np.frombuffer(commit_log.read(base, commit_log.segment_bytes), np.uint8)
         first = max(start - base, 0)
         must_have_crc = 0 <= crc_from <= base + first
-        result = kernel.scan(segment, first, segment.size, base, must_have_crc, out)
-        found, good_end, _last, last_stamp, reason = (int(value) for value in out)
+
+        def checked(position: int, base: int = base) -> None:
+            done = base + position - start
+            progress("checking the log", done, max(done, total))
+
+        result, found, good_end, last_stamp, reason = _scan_segment(segment, first, base, must_have_crc, checked)
         records += found
         stamp = max(stamp, last_stamp)
         if found:
@@ -251,13 +283,12 @@ def scan_to_end(commit_log: CommitLog, start: int, *, crc_from: int = -1, start_
                 # The next segment went with the crash, or was removed unused by a clean stop.
                 end = base + commit_log.segment_bytes
             continue
-        head = segment[good_end : good_end + 8]
-        empty = not segment[good_end:].any() if not head.any() else False
+        empty = not segment[good_end : good_end + 8].any() and _is_empty_behind(commit_log, base, good_end)
         later = [one for one in bases[number + 1 :] if any(commit_log.read(one, 8))]
         if later and not start_is_flushed:
             raise CorruptRecordError(
                 f"corruption in the middle of the log: {REASONS.get(reason, reason)}, and records follow in segment "
-                f"{segment_name(later[0])}. Nothing was changed. Restore this segment from a copy, or cut the log here",
+                f"{segment_name(later[0])}. Nothing was changed. Put back a copy of this segment, or use `store repair`",
                 path=commit_log.folder / segment_name(base),
                 offset=good_end,
             )
@@ -265,6 +296,57 @@ def scan_to_end(commit_log: CommitLog, start: int, *, crc_from: int = -1, start_
             end if found or number == 0 else base, stamp, records, None if empty else REASONS.get(reason, str(reason))
         )
     return ScanEnd(end, stamp, records, None)
+
+
+def _scan_segment(
+    segment: np.ndarray[Any, np.dtype[np.uint8]],
+    first: int,
+    base: int,
+    must_have_crc: bool,
+    checked: Callable[[int], None],
+) -> tuple[int, int, int, int, int]:
+    """``(how it ended, records, end of the last good one, its time, reason)`` of the records from ``first`` on; see
+    :func:`commitmq.kernels.walk.scan`. A piece at a time, and ``checked`` is told the position behind each.
+    """
+    out = np.zeros(5, np.int64)
+    at, records, stamp, piece = first, 0, 0, _SCAN_BYTES
+    while True:
+        stop = min(at + piece, segment.size)
+        result = kernel.scan(segment, at, stop, base, must_have_crc, out)
+        found, good_end, _last, last_stamp, reason = (int(value) for value in out)
+        records += found
+        stamp = max(stamp, last_stamp)
+        checked(good_end)
+        if failpoints.ACTIVE:
+            failpoints.hit("recovery.inside_scan")
+        goes_on = result == kernel.WALK_LIMIT or reason == raw.REASON_SHORT
+        if result == kernel.WALK_BLANK or stop == segment.size or not goes_on:
+            return result, records, good_end, stamp, reason
+        if good_end == at:
+            piece = segment.size  # longer than a piece, or no record at all: the whole segment tells
+        at = good_end
+
+
+def _written_end(commit_log: CommitLog, bases: list[int]) -> int:
+    """Where, by the kernel's account of holes, the last written byte of the log may be; for showing progress only."""
+    for base in reversed(bases):
+        fd = os.open(commit_log.folder / segment_name(base), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            extents = _data_extents(fd, 0, commit_log.segment_bytes)
+        finally:
+            os.close(fd)
+        if extents:
+            return base + extents[-1][1]
+    return 0
+
+
+def _is_empty_behind(commit_log: CommitLog, base: int, position: int) -> bool:
+    """Whether a segment holds zeros only from ``position`` on."""
+    fd = os.open(commit_log.folder / segment_name(base), os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return next(_nonzero_chunks(fd, position, commit_log.segment_bytes), None) is None
+    finally:
+        os.close(fd)
 
 
 def _start_segment(commit_log: CommitLog, bases: list[int], covered: int | None, min_timestamp: int) -> int:
@@ -385,18 +467,43 @@ def _keep_copy(layout: StoreLayout, fd: int, base: int, start: int, size: int) -
 
 def _nonzero_chunks(fd: int, start: int, size: int) -> Iterator[tuple[int, bytes]]:
     """``(position, bytes)`` of each chunk of [start, size) that is not all zero; holes are not read."""
-    position = start
-    while position < size:
+    # All extents are asked for before the first read: what the kernel reads ahead of one counts as data from then on, so
+    # a walk that asked as it went would read the rest of a segment, which is up to a gigabyte of zeros.
+    for position, stop in _data_extents(fd, start, size):
+        while position < stop:
+            data = os.pread(fd, min(_CHUNK_BYTES, stop - position), position)
+            if not data:
+                return
+            if np.frombuffer(data, np.uint8).any():
+                yield position, data
+            position += len(data)
+
+
+def _data_extents(fd: int, start: int, size: int) -> list[tuple[int, int]]:
+    """``(begin, end)`` of what in [start, size) is no hole: blocks that were written, and pages in the page cache."""
+    extents = []
+    while start < size:
         try:
-            position = max(position, os.lseek(fd, position, os.SEEK_DATA))
-        except OSError:
-            break  # only a hole is left
-        data = os.pread(fd, min(_CHUNK_BYTES, size - position), position)
-        if not data:
-            break
-        if np.frombuffer(data, np.uint8).any():
-            yield position, data
-        position += len(data)
+            start = os.lseek(fd, start, os.SEEK_DATA)
+            stop = min(size, os.lseek(fd, start, os.SEEK_HOLE))
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # only a hole is left
+                break
+            stop = size  # a file system that knows no holes
+        if start < stop:
+            extents.append((start, stop))
+        start = stop
+    return extents
+
+
+def _start_sync(layout: StoreLayout, start: int, segment_bytes: int) -> None:
+    for path in sorted(layout.commit_log.iterdir()):
+        if path.name.isdecimal() and int(path.name) + segment_bytes > start:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            try:
+                start_writeback(fd)
+            finally:
+                os.close(fd)
 
 
 def _sync_segments(layout: StoreLayout, start: int, end: int, segment_bytes: int) -> None:

@@ -33,6 +33,7 @@ from commitmq.store.dispatch_batch import DispatchBatch, LogWalker
 from commitmq.workers.dispatch_state import DispatchState
 from commitmq.workers.expired_segments import ExpiredSegments
 from commitmq.workers.runtime import WorkerContext, monotonic_ms
+from commitmq.workers.start_progress import StartProgress
 from commitmq.workers.subscription_view import CompiledSubscriptions
 from commitmq.workers.topic_view import TopicViews
 
@@ -112,6 +113,7 @@ class DispatcherHost:
                 self._report_gap(self.position, self._min_offset)
             self.position = self._min_offset
         dispatcher: Dispatcher = factory()
+        progress = StartProgress(context)
         view = DispatcherView(
             context.layout,
             context.config,
@@ -131,6 +133,7 @@ class DispatcherHost:
                 context.layout, self._control, context.params.get("filters", ()) if not self.is_plugin else ()
             ),
             durable=self._control.dispatcher(self.slot, DispatcherWord.DURABLE),
+            progress=progress,
         )
         if state is not None:
             state.epoch, state.clean = epoch, False
@@ -138,6 +141,7 @@ class DispatcherHost:
         if self.name == CONSUME_QUEUE:
             self._views = TopicViews(context.layout, self._control)
         position = dispatcher.open(view)
+        progress.over()
         end = self._control.committed()
         if type(position) is not int or position < 0:
             raise ValueError(f"open() must return the offset to resume from, not {position!r:.100}")

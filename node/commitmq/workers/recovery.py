@@ -13,19 +13,30 @@ import os
 import time
 
 from commitmq.control import DispatcherWord, Word, WorkerWord
+from commitmq.errors import CorruptRecordError
+from commitmq.offline.damage import explained
 from commitmq.store import transient_pool
 from commitmq.store.checkpoint import Checkpoint
 from commitmq.store.recovery import Recovered, recover
 from commitmq.store.sidecar import Sidecar
 from commitmq.workers.runtime import WorkerContext, role_slot
+from commitmq.workers.start_progress import StartProgress
 
 ROLE = "recovery"
 
 
 def run(context: WorkerContext) -> None:
     """Recover, publish the positions, end."""
+    try:
+        _run(context)
+    except CorruptRecordError as error:
+        raise explained(error, context.layout, context.config.commit_log.segment_bytes) from error
+
+
+def _run(context: WorkerContext) -> None:
     started = time.monotonic()
     config = context.config
+    progress = StartProgress(context)
     found = recover(
         context.layout,
         segment_bytes=config.commit_log.segment_bytes,
@@ -34,6 +45,7 @@ def run(context: WorkerContext) -> None:
         clean=bool(context.params.get("clean", False)),
         log=context.log,
         previous_pid=context.params.get("previous_pid"),
+        progress=progress,
     )
     control = context.control
     control.put(Word.WRITTEN_TIMESTAMP, found.last_timestamp)
@@ -47,18 +59,19 @@ def run(context: WorkerContext) -> None:
     control.put_dispatcher(0, DispatcherWord.DISPATCHED, found.redispatch_from)
     control.put_dispatcher(0, DispatcherWord.DURABLE, found.redispatch_from)
     _remember(context, found)
-    context.log.info(
-        "store recovered",
-        clean=bool(context.params.get("clean", False)),
-        end=found.end,
-        redispatch_from=found.redispatch_from,
-        records=found.records,
-        scanned_bytes=found.scanned_bytes,
-        cut_bytes=found.cut_bytes,
-        by_sidecar=found.by_sidecar,
-        seconds=round(time.monotonic() - started, 3),
-    )
-    context.ready()
+    recovered = {
+        "clean": bool(context.params.get("clean", False)),
+        "end": found.end,
+        "redispatch_from": found.redispatch_from,
+        "records": found.records,
+        "scanned_bytes": found.scanned_bytes,
+        "cut_bytes": found.cut_bytes,
+        "by_sidecar": found.by_sidecar,
+        "seconds": round(time.monotonic() - started, 3),
+    }
+    context.log.info("store recovered", **recovered)
+    progress.over()
+    context.ready(recovered=recovered)
 
 
 def _make_pool(context: WorkerContext, found: Recovered) -> None:

@@ -6,10 +6,10 @@ table, ``flushed``, disk flags, the ConsumeQueue dispatcher's flags. Advances: `
 SUB ``topics``; doorbell (rung by flush and allocate); rings flush, and in asynchronous mode reput. Exit codes:
 workers.runtime.ExitCode.
 
-Start: the tail is scanned from min(flushed, dispatched) and never ends below ``written``; what lies behind it is zeroed;
-queue offsets are the ConsumeQueue ends (units below ``dispatched``; BatchCQ topics and LMQs have theirs) plus the records
-from there on, producers their snapshot plus the records behind it. That is the whole state, so a writer may die between
-any two lines: a record is published or it is not, and only published ones are acknowledged.
+Start: the tail is scanned from min(flushed, dispatched), what recovery checked left out, and never ends below ``written``;
+what lies behind it is zeroed; queue offsets are the ConsumeQueue ends (units below ``dispatched``; BatchCQ topics and LMQs
+have theirs) plus the records from there on, producers their snapshot plus the records behind it. That is the whole state,
+so a writer may die between any two lines: a record is published or it is not, and only published ones are acknowledged.
 
 With the transient store pool it appends to the pool, and only the flush process writes the log's files. Then a start waits
 until all that was published is in the files, and gives up what was complete but not published.
@@ -32,7 +32,8 @@ import zmq
 from commitmq import failpoints
 from commitmq.client import wire
 from commitmq.control import DispatcherWord, Word
-from commitmq.errors import ProtocolError, StoreError
+from commitmq.errors import CorruptRecordError, ProtocolError, StoreError
+from commitmq.offline.damage import explained
 from commitmq.store.append import CommitLogAppender, PoolFullError
 from commitmq.store.batch_consume_queue import BatchConsumeQueue
 from commitmq.store.commit_log import CommitLog
@@ -49,6 +50,7 @@ from commitmq.workers.producers import Producers
 from commitmq.workers.runtime import WorkerContext, monotonic_ms
 from commitmq.workers.send_requests import SendRequests, Waiting
 from commitmq.workers.special_sends import further_offsets, offset_behind
+from commitmq.workers.start_progress import StartProgress
 from commitmq.workers.topic_view import TopicViews
 
 ROLE = "writer"
@@ -68,6 +70,7 @@ _DRAIN_MS = 10_000
 _FINISH_MS = 2_000
 _COMMIT_PATIENCE_MS = 30_000
 _FEW_FILES = 8  # each queue is looked at once
+_QUEUES_A_REPORT = 64
 
 
 class Writer:
@@ -413,7 +416,8 @@ def recover_tail(
     if pool is not None:
         published = _committed(context, pool)
     log = CommitLog(layout.commit_log, segment_bytes, config.commit_log.max_mapped_segments)
-    start = min(published, control.get(Word.FLUSHED), dispatched)
+    # What recovery has checked need not be checked again, however far behind the ConsumeQueues are.
+    start = max(control.get(Word.RECOVERED_END), min(published, control.get(Word.FLUSHED), dispatched))
     position, stamp = writer_tail(log, segment_bytes, start=start, published=published)
     segment = layout.commit_log / segment_name(position - position % segment_bytes)
     if segment.exists() and pool is None:
@@ -425,7 +429,11 @@ def recover_tail(
     deleted = TopicViews(layout, control).tombstones()
     offsets: dict[tuple[str, int], int] = {}
     fds = FdCache(_FEW_FILES)
-    for topic, queue_id, folder in list_queues(layout.consume_queue):
+    progress = StartProgress(context)
+    queues = list(list_queues(layout.consume_queue))
+    for number, (topic, queue_id, folder) in enumerate(queues):
+        if number % _QUEUES_A_REPORT == 0:
+            progress("looking at the ends of queues", number, len(queues), "queues")
         queue = ConsumeQueue(folder, config.consume_queue.file_bytes, fds)
         # No proof is needed: the dispatcher opened before this process, and cleared away what was behind the ends.
         if queue.refresh(dispatched, proof=lambda *_unit: True):
@@ -437,7 +445,7 @@ def recover_tail(
     fds.close()
     walker = LogWalker(log, max_rows=16_384, max_bytes=32 * 1024 * 1024)
     known = position if producers is None else producers.open(log, min(start, dispatched), position, deleted)
-    at = min(dispatched, known)
+    at = begin = min(dispatched, known)
     while at < position:
         batch = walker.walk(at, position)
         if producers is not None and batch.end > known:
@@ -445,13 +453,15 @@ def recover_tail(
         if batch.end > dispatched:
             _count_rows(batch.after(dispatched), deleted, offsets)
         at = batch.end
-        context.heartbeat()
+        progress("counting what is not in the queues yet", at - begin, position - begin)
+    progress.over()
     walker.release()
     log.close()
     context.log.info(
         "tail found",
         end=position,
-        scanned_bytes=position - min(start, known),
+        scanned_bytes=position - start,
+        counted_bytes=position - begin,
         queues=len(offsets),
         seconds=round(time.monotonic() - started, 3),
     )
@@ -492,7 +502,10 @@ def _count_rows(batch: DispatchBatch, deleted: dict[str, int], offsets: dict[tup
 
 def run(context: WorkerContext) -> None:
     """The loop: requests, answers whose flush is done, news of topics."""
-    writer = Writer(context)
+    try:
+        writer = Writer(context)
+    except CorruptRecordError as error:
+        raise explained(error, context.layout, context.config.commit_log.segment_bytes) from error
     context.ready(endpoints=writer.endpoints)
     while not context.stopping:
         writer.step()

@@ -7,7 +7,9 @@ recovery read is in its result, so "begins there" is counted in bytes.
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from log_builder import SEGMENT_BYTES, build_log, message
@@ -19,21 +21,21 @@ from commitmq.store.commit_log import CommitLog
 from commitmq.store.layout import StoreLayout, segment_name
 from commitmq.store.log_proof import has_record_before
 from commitmq.store.record import Record, encode_record
-from commitmq.store.recovery import Recovered, recover
+from commitmq.store.recovery import Recovered, recover, scan_to_end
 from commitmq.store.sidecar import SIDECAR_BYTES, Sidecar
 
 OWNER = 4242
 
 
 class Store:
-    """Thirty records in three segments; the sidecar says that the first twenty are flushed and in the queues."""
+    """Thirty records in three segments; the sidecar says that all but the last ten are flushed and in the queues."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, messages: int = 30) -> None:
         self.layout = StoreLayout(root)
         self.layout.own.mkdir(parents=True)
-        self.records = build_log(self.layout.commit_log, [message(number) for number in range(30)])
+        self.records = build_log(self.layout.commit_log, [message(number) for number in range(messages)])
         self.end = self.records[-1].physical_offset + self.records[-1].total_size
-        self.known = self.records[20].physical_offset
+        self.known = self.records[-10].physical_offset
         self.sidecar = Sidecar(self.known, 1_019, self.known, -1, SEGMENT_BYTES, OWNER)
         self.checkpoint = Checkpoint(1_019, 1_019, 0)
         self.save()
@@ -204,3 +206,100 @@ def test_a_torn_record_behind_the_sidecar_is_cut_and_one_before_it_is_not_looked
     assert (found.end, found.records) == (store.records[28].physical_offset, 8)
     again = store.recover()
     assert (again.end, again.cut_bytes) == (found.end, 0)
+
+
+@pytest.mark.parametrize("messages", [30, 300])
+def test_the_work_does_not_grow_with_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, messages: int) -> None:
+    """The same tail behind a short log and behind a long one: as many bytes are read, by whatever call."""
+    store = Store(tmp_path / "store", messages)
+    counted = count_reads(monkeypatch)
+    found = store.recover()
+    assert (found.end, found.records) == (store.end, 10)
+    assert found.scanned_bytes <= 10 * max(one.total_size for one in store.records) + SEGMENT_BYTES
+    # Nothing but the segments of the tail, and of the record before it, which is looked for in the segment before.
+    assert counted["segments"] <= {
+        one.physical_offset // SEGMENT_BYTES for one in [*store.records[-12:], store.records[0]]
+    } | {store.end // SEGMENT_BYTES}
+    assert counted["pread"] <= 2 * SEGMENT_BYTES
+
+
+def count_reads(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """``pread``: bytes read with that call; ``segments``: numbers of those that were mapped and looked at."""
+    counted: dict[str, Any] = {"pread": 0, "segments": set()}
+    real_pread, real_read = os.pread, CommitLog.read
+
+    def pread(fd: int, size: int, offset: int) -> bytes:
+        data = real_pread(fd, size, offset)
+        counted["pread"] += len(data)
+        return data
+
+    def read(self: CommitLog, offset: int, size: int) -> memoryview:
+        counted["segments"].add(offset // self.segment_bytes)
+        return real_read(self, offset, size)
+
+    monkeypatch.setattr(os, "pread", pread)
+    monkeypatch.setattr(CommitLog, "read", read)
+    return counted
+
+
+def test_what_was_never_written_of_a_segment_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Segments are preallocated: behind the end of the log there may be a gigabyte of zeros."""
+    big = 256 << 20
+    layout = StoreLayout(tmp_path / "store")
+    layout.own.mkdir(parents=True)
+    records = build_log(layout.commit_log, [message(number) for number in range(5)], segment_bytes=1 << 16)
+    end = records[-1].physical_offset + records[-1].total_size
+    with open(layout.commit_log / segment_name(0), "r+b") as file:
+        file.truncate(end)
+        os.posix_fallocate(file.fileno(), 0, big)
+        os.fsync(file.fileno())
+    counted = count_reads(monkeypatch)
+    found = recover(
+        layout,
+        segment_bytes=big,
+        consume_queue_bytes=1000,
+        batch_queue_bytes=460,
+        clean=False,
+        log=get_log("test"),
+    )
+    assert (found.end, found.records, found.cut_bytes) == (end, 5, 0)
+    # What the kernel has read ahead of the records counts as data: some megabytes.
+    assert counted["pread"] <= big // 4
+
+
+def test_progress_comes_piece_by_piece_and_ends_at_the_end(store: Store) -> None:
+    told: list[tuple[str, int, int]] = []
+    found = recover(
+        store.layout,
+        segment_bytes=SEGMENT_BYTES,
+        consume_queue_bytes=1000,
+        batch_queue_bytes=460,
+        clean=False,
+        log=get_log("test"),
+        previous_pid=OWNER + 1,
+        progress=lambda phase, done, total: told.append((phase, done, total)),
+    )
+    checked = [(done, total) for phase, done, total in told if phase == "checking the log"]
+    assert len(checked) >= 3, "at least one a segment"
+    assert checked == sorted(checked)
+    assert checked[-1][0] == found.scanned_bytes
+    assert all(done <= total for done, total in checked)
+    assert [phase for phase, _, _ in told[-2:]] == ["cutting the tail", "syncing the log"]
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 91, 500, 4096])
+def test_a_log_that_is_checked_in_pieces_ends_where_it_does_in_one(
+    store: Store, monkeypatch: pytest.MonkeyPatch, piece_bytes: int
+) -> None:
+    """Pieces end anywhere: inside a record, inside a filler; also with a torn record at the end."""
+    log = CommitLog(store.layout.commit_log, SEGMENT_BYTES)
+    whole = scan_to_end(log, 0)
+    monkeypatch.setattr("commitmq.store.recovery._SCAN_BYTES", piece_bytes)
+    assert scan_to_end(log, 0) == whole
+    monkeypatch.undo()
+    store.overwrite(store.records[-3], b"torn", 150)
+    torn = scan_to_end(log, 0)
+    assert torn.torn
+    monkeypatch.setattr("commitmq.store.recovery._SCAN_BYTES", piece_bytes)
+    assert scan_to_end(log, 0) == torn
+    log.close()

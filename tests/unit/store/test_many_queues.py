@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import random
 import tracemalloc
 from collections import Counter
 from collections.abc import Iterator
@@ -21,9 +22,11 @@ from commitmq.hookspecs import DispatcherView
 from commitmq.log import get_log
 from commitmq.store import fd_cache
 from commitmq.store.commit_log import CommitLog
+from commitmq.store.consume_queue import ConsumeQueue
 from commitmq.store.dispatch_batch import DispatchBatch, LogWalker
 from commitmq.store.recovery import recover
 from commitmq_dispatchers.consume_queue import ConsumeQueueDispatcher
+from commitmq_dispatchers.unsynced import Unsynced
 from queue_store import QueueStore
 
 TOPICS, QUEUES = 120, 10
@@ -226,3 +229,53 @@ def test_open_files_are_what_the_system_allows(
     monkeypatch.setattr(fd_cache.resource, "setrlimit", lambda _, pair: set_to.append(pair[0]))
     assert fd_cache.affordable_files(wanted) == given
     assert set_to == ([] if raised is None else [raised])
+
+
+def test_what_a_recovery_dispatches_again_is_bounded_in_bytes(
+    opened: tuple[ConsumeQueueDispatcher, DispatchBatch, CommitLog], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream over all queues, each of which waits anew all the time, and a bound of a quarter of it."""
+    dispatcher, batch, _ = opened
+    bound = (batch.end - batch.start) // 4
+    monkeypatch.setattr("commitmq_dispatchers.consume_queue._MOST_UNSYNCED_BYTES", bound)
+    monkeypatch.setattr("commitmq_dispatchers.consume_queue._FLUSH_S", 60.0)
+    pieces, most = 12, 0
+    for number in range(pieces):
+        low, high = (
+            int(batch.rows["physical_offset"][at * COUNT // pieces]) for at in (number, min(number + 1, pieces - 1))
+        )
+        high = batch.end if number + 1 == pieces else high
+        rows = batch.rows[number * COUNT // pieces : (number + 1) * COUNT // pieces]
+        dispatcher.dispatch(DispatchBatch(low, high, rows, batch.topics, batch.log))
+        durable, _ = dispatcher.flush(thorough=False)
+        most = max(most, high - durable)
+        assert high - durable <= bound + (high - low), "the oldest units are synced first"
+    assert most > bound // 2, "not everything is synced each time"
+    assert dispatcher.flush(thorough=True)[0] == batch.end
+
+
+def test_the_durable_position_never_passes_a_unit_that_waits() -> None:
+    seed = random.randrange(1 << 32)
+    chance = random.Random(seed)
+    queues = [ConsumeQueue(f"/nowhere/t/{number}", FILE_BYTES) for number in range(20)]
+    unsynced = Unsynced()
+    model: dict[ConsumeQueue, int] = {}  # where its first unsynced unit is
+    position = 0
+    for _ in range(2_000):
+        if chance.random() < 0.5:
+            for queue in chance.sample(queues, chance.randrange(6)):
+                unsynced.add(queue, 20)
+                model.setdefault(queue, position)
+            position += chance.randrange(1, 100)
+            unsynced.reached(position, position * 2)
+        elif model:
+            # Synced in any order.
+            for queue in chance.sample(sorted(model, key=lambda one: one.folder), chance.randrange(len(model) + 1)):
+                unsynced.discard(queue)
+                del model[queue]
+        expected = min(model.values(), default=position)
+        assert unsynced.durable() == (expected, expected * 2), f"seed {seed}"
+        bound = chance.randrange(position + 1)
+        assert set(unsynced.waiting_below(bound)) == {queue for queue, at in model.items() if at < bound}, (
+            f"seed {seed}"
+        )

@@ -1,0 +1,38 @@
+"""What to tell a person whose node does not start because its log is damaged: where, how far, and what can be done."""
+
+from __future__ import annotations
+
+from commitmq.errors import CorruptRecordError, StoreError
+from commitmq.offline.extents import extents
+from commitmq.store.commit_log import CommitLog
+from commitmq.store.layout import StoreLayout, segment_name
+
+
+def explained(error: CorruptRecordError, layout: StoreLayout, segment_bytes: int) -> CorruptRecordError:
+    """``error`` with the extent of the damage in its segment, and the verbs that show and repair it.
+
+    Reads that segment; changes nothing. ``error`` itself when it does not say where, or when nothing is damaged there.
+    """
+    if error.path is None or error.offset is None or not error.path.name.isdecimal():
+        return error
+    base = int(error.path.name)
+    log = CommitLog(layout.commit_log, segment_bytes)
+    try:
+        bases = log.segments()
+        damaged = (one for one in extents(log, base, bases) if one.damage and one.end > base + (error.offset or 0))
+        extent = next(damaged, None)
+    except StoreError:
+        return error
+    finally:
+        log.close()
+    if extent is None:
+        return error
+    at, size = extent.start - base, extent.end - extent.start
+    follows = "the segment ends there" if extent.end == base + segment_bytes else "a whole record follows"
+    return CorruptRecordError(
+        f"the log is damaged in the middle: segment {segment_name(base)} at offset {at}, {size} bytes, behind which "
+        f"{follows}: {extent.damage}. Nothing was changed. Put back a copy of this segment, or let `commitmq store repair "
+        f"{layout.root}` show all damage, and end the log there (--cut) or take out these bytes only (--skip)",
+        path=error.path,
+        offset=at,
+    )
