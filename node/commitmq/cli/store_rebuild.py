@@ -33,18 +33,7 @@ def rebuild(
     with HeldStore(folder, config) as store, byte_progress("rebuilding", quiet=as_json) as progress:
         done = work(store, KINDS if only is None else (only,), progress)
     if as_json:
-        print_json(
-            {
-                "start": done.start,
-                "end": done.end,
-                "records": done.records,
-                "seconds": round(done.seconds, 3),
-                "kept": str(done.kept),
-            }
-        )
-        return
-    rate = (done.end - done.start) / max(done.seconds, 1e-6) / 1e6
-    click.echo(
-        f"rebuilt {only or 'queues and index'} from {done.records} records in {done.seconds:.1f} s ({rate:.0f} MB/s)"
-    )
-    click.echo(f"the old files are in {done.kept}")
+        print_json(done.to_json())
+    else:
+        click.echo(done.line(only))
+        click.echo(f"the old files are in {done.kept}")

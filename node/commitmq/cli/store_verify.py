@@ -9,8 +9,6 @@ import click
 from commitmq.cli.exit_codes import CliExit
 from commitmq.cli.output import json_option, print_json
 
-_SHOWN = 50
-
 
 @click.command()
 @click.argument("folder", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
@@ -33,15 +31,6 @@ def verify(folder: Path, config_file: Path | None, overrides: tuple[str, ...], a
     if as_json:
         print_json(report.to_json())
     else:
-        for finding in report.findings[:_SHOWN]:
-            kind = "note" if finding.is_note else finding.kind
-            click.echo(f"{kind}: {finding.file} at {finding.offset}: {finding.detail}")
-        untold = len(report.findings) - _SHOWN + report.untold
-        if untold > 0:
-            click.echo(f"and {untold} more; --json lists them")
-        click.echo(
-            f"{'sound' if report.is_sound else 'DAMAGED'}: {report.records} records in {report.segments} segments, "
-            f"{report.units} units of {report.queues} queues, {report.index_items} items in {report.index_files} index files"
-        )
+        click.echo("\n".join(report.lines()))
     if not report.is_sound:
         raise SystemExit(int(CliExit.DAMAGE_FOUND))

@@ -17,6 +17,7 @@ from commitmq.store.format import UNIT_BYTES
 from commitmq.store.layout import segment_name
 
 MAX_FINDINGS: Final = 10_000
+_SHOWN: Final = 50
 
 Order = tuple[Any, ...]
 """Where a finding stands in the report: a group, and what its members are compared by."""
@@ -58,6 +59,21 @@ class Report:
 
     def to_json(self) -> dict[str, Any]:
         return {"sound": self.is_sound, **asdict(self)}
+
+    def lines(self, most: int = _SHOWN) -> list[str]:
+        """The report for people: ``most`` findings, and what was read."""
+        lines = [
+            f"{'note' if one.is_note else one.kind}: {one.file} at {one.offset}: {one.detail}"
+            for one in self.findings[:most]
+        ]
+        untold = len(self.findings[most:]) + self.untold
+        if untold > 0:
+            lines.append(f"and {untold} more; --json lists them")
+        lines.append(
+            f"{'sound' if self.is_sound else 'DAMAGED'}: {self.records} records in {self.segments} segments, "
+            f"{self.units} units of {self.queues} queues, {self.index_items} items in {self.index_files} index files"
+        )
+        return lines
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,6 +52,21 @@ class Rebuilt:
     seconds: float
     kept: Path
 
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "start": self.start,
+            "end": self.end,
+            "records": self.records,
+            "seconds": round(self.seconds, 3),
+            "kept": str(self.kept),
+        }
+
+    def line(self, only: str | None) -> str:
+        """What was done, for people; ``only`` is the kind when it was one."""
+        rate = (self.end - self.start) / max(self.seconds, 1e-6) / 1e6
+        what = only or "queues and index"
+        return f"rebuilt {what} from {self.records} records in {self.seconds:.1f} s ({rate:.0f} MB/s)"
+
 
 def rebuild(
     store: HeldStore, kinds: tuple[str, ...] = KINDS, progress: Progress = lambda _done, _total: None
@@ -71,12 +86,30 @@ def rebuild(
     finally:
         log.close()
     if "queues" in kinds:
-        _keep_ends(layout.consume_queue, beside.consume_queue, UNIT_BYTES, start)
-        _keep_ends(layout.batch_consume_queue, beside.batch_consume_queue, BATCH_UNIT_BYTES, start)
-        _keep_lost_places(layout.consume_queue, beside.consume_queue, config.consume_queue.file_bytes)
-    kept = layout.own / f"before-rebuild-{time.time_ns() // 1_000_000}"
-    _exchange(layout, beside, kinds, kept)
+        keep_ends(store, beside, start)
+    kept = exchange(layout, beside, kinds)
     return Rebuilt(start, end, records, time.perf_counter() - begun, kept)
+
+
+def keep_ends(store: HeldStore, beside: StoreLayout, log_start: int) -> None:
+    """Take over into ``beside`` what only the old queues know: where those end of which the log has no record any more,
+    and places at a queue's end that a repair left.
+    """
+    layout = store.layout
+    _keep_ends(layout.consume_queue, beside.consume_queue, UNIT_BYTES, log_start)
+    _keep_ends(layout.batch_consume_queue, beside.batch_consume_queue, BATCH_UNIT_BYTES, log_start)
+    _keep_lost_places(layout.consume_queue, beside.consume_queue, store.config.consume_queue.file_bytes)
+
+
+def staged_folders(kinds: tuple[str, ...]) -> list[str]:
+    """Names of the folders of a store that ``kinds`` are in."""
+    return [name for kind in kinds for name in _FOLDERS[kind]]
+
+
+def refuse_without_index(store: HeldStore, kinds: tuple[str, ...]) -> None:
+    """Raise StoreError when an index is to be made that the configuration does not want."""
+    if "index" in kinds and not store.config.index.enable:
+        raise StoreError("no index is made: index.enable is off", path=store.layout.root)
 
 
 def _dispatch(
@@ -185,8 +218,9 @@ def _tombstones(layout: StoreLayout) -> dict[str, int]:
     return {str(name): int(offset) for name, offset in orjson.loads(data).items()}
 
 
-def _exchange(layout: StoreLayout, beside: StoreLayout, kinds: tuple[str, ...], kept: Path) -> None:
-    """Put the new folders in the old ones' place, which go to ``kept``."""
+def exchange(layout: StoreLayout, beside: StoreLayout, kinds: tuple[str, ...]) -> Path:
+    """Put the new folders in the old ones' place; returns where those went."""
+    kept = layout.own / f"before-rebuild-{time.time_ns() // 1_000_000}"
     kept.mkdir(parents=True)
     layout.sidecar.unlink(missing_ok=True)
     sync_folder(layout.own)
@@ -201,6 +235,7 @@ def _exchange(layout: StoreLayout, beside: StoreLayout, kinds: tuple[str, ...], 
     for folder in (layout.root, layout.own, kept):
         sync_folder(folder)
     shutil.rmtree(beside.root)
+    return kept
 
 
 def _replace(old: Path, new: Path, kept: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -17,6 +18,21 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 def sources_argument(function: _Function) -> _Function:
     """``SOURCES``: folders of stores, addresses of nodes; the parameter is called ``sources``."""
     return click.argument("sources", metavar="SOURCES...", nargs=-1, required=True)(function)
+
+
+def stores_argument(function: _Function) -> _Function:
+    """``DIRS``: folders of stores that nobody uses; the parameter is called ``folders``."""
+    kind = click.Path(exists=True, file_okay=False, path_type=Path)
+    return click.argument("folders", metavar="DIRS...", nargs=-1, required=True, type=kind)(function)
+
+
+def config_options(function: _Function) -> _Function:
+    """``--config`` and ``--set``, as of ``store verify``: the parameters are called ``config_file`` and ``overrides``."""
+    keys = click.option(
+        "--set", "overrides", metavar="KEY=VALUE", multiple=True, help="One configuration key; repeatable."
+    )
+    kind = click.Path(path_type=Path, dir_okay=False)
+    return click.option("--config", "config_file", type=kind, help="TOML file of keys.")(keys(function))
 
 
 def topics_option(function: _Function) -> _Function:

@@ -8,11 +8,9 @@ finding by finding.
 from __future__ import annotations
 
 import json
-import os
-import pickle
 import random
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,26 +22,13 @@ from commitmq.offline.rebuild import rebuild
 from commitmq.offline.runner import Runner, run_here
 from commitmq.offline.verify import verify
 from commitmq.store.record import Record
+from damaged_stores import damage
 from golden_stores import GoldenStore
 from index_store import IndexStore
+from scattered import scattered
 
 SETTINGS = ("index.hash_slots=200", "index.max_items=500")
 PIECES = (20_000, 4_096)
-
-
-def scattered(seed: int) -> Runner:
-    def run(work: Callable[..., Any], view: Any, tasks: Sequence[Any], finished: Callable[[int], None]) -> list[Any]:
-        chance = random.Random(seed)
-        order = list(range(len(tasks)))
-        chance.shuffle(order)
-        order += [number for number in order if chance.random() < 0.2]
-        results = {}
-        for number in order:
-            sent = pickle.loads(pickle.dumps((view, tasks[number])))
-            results[number] = pickle.loads(pickle.dumps(work(*sent)))
-        return [results[number] for number in range(len(tasks))]
-
-    return run
 
 
 def report(root: Path, piece_bytes: int = 1 << 26, runner: Runner = run_here) -> dict[str, Any]:
@@ -51,39 +36,6 @@ def report(root: Path, piece_bytes: int = 1 << 26, runner: Runner = run_here) ->
         found = verify(store, runner=runner, piece_bytes=piece_bytes)
     found.seconds = 0
     return found.to_json()
-
-
-def damage(root: Path, chance: random.Random) -> list[str]:
-    """Change some files of the log, the queues and the index in one of many ways each; returns what was done."""
-    done = []
-    for _ in range(chance.randrange(1, 5)):
-        kind = chance.choice(["commitlog", "consumequeue", "index"])
-        path = chance.choice([one for one in sorted((root / kind).rglob("*")) if one.is_file()])
-        data = bytearray(path.read_bytes())
-        used = max((index for index, byte in enumerate(data) if byte), default=0) + 1
-        at, size = chance.randrange(used), chance.choice([20, 60, 500, 4_096])
-        how = chance.choice(["flip", "flip", "zero", "noise", "copy", "cut", "take away"])
-        if how == "flip":
-            data[at] ^= 1 << chance.randrange(8)
-        elif how == "zero":
-            data[at : at + size] = bytes(len(data[at : at + size]))
-        elif how == "noise":
-            data[at : at + size] = chance.randbytes(len(data[at : at + size]))
-        elif how == "copy":
-            source = chance.randrange(used)
-            piece = data[source : source + min(size, len(data) - max(at, source))]
-            data[at : at + len(piece)] = piece
-        if how == "take away" and kind != "commitlog":
-            path.unlink()
-        elif how == "cut" and kind != "commitlog":
-            os.truncate(path, at)
-        else:
-            path.write_bytes(data)
-        done.append(f"{how} {path.relative_to(root)} {at}")
-    if chance.random() < 0.2:
-        (root / "abort").write_bytes(b"1")
-        done.append("abort")
-    return done
 
 
 @pytest.mark.parametrize("name", ["clean", "crash"])

@@ -1,0 +1,302 @@
+"""A rebuild in tasks that a :class:`~commitmq.offline.runner.Runner` may do side by side; the files are ``store rebuild``'s.
+
+First a survey of all pieces of the log (:mod:`commitmq.offline.rebuild_pieces`): it finds the log's end as a recovery does,
+and counts. Then every piece writes its units, and every index file is made, all at their own places under a folder of the
+job's own; when all of it is durable, it takes the old files' place as in :mod:`commitmq.offline.rebuild`, or goes to an
+empty folder that is named. Whatever dies before, tasks or this process, leaves that folder, which the next one removes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+from commitmq.errors import StoreError
+from commitmq.offline.held_store import HeldStore
+from commitmq.offline.rebuild import KINDS, Rebuilt, exchange, keep_ends, refuse_without_index, staged_folders
+from commitmq.offline.rebuild_index import IndexTask, make_index_file
+from commitmq.offline.rebuild_pieces import (
+    LOCK_NAME,
+    FillTask,
+    IrregularTask,
+    Survey,
+    SurveyTask,
+    fill,
+    make_irregular,
+    survey,
+)
+from commitmq.offline.runner import Progress, Runner, run_here, silent
+from commitmq.offline.store_view import StoreView
+from commitmq.offline.verify_queues import BATCH, Queue
+from commitmq.store.commit_log import CommitLog
+from commitmq.store.consume_queue import MAX_GAP_UNITS
+from commitmq.store.index_files import file_name
+from commitmq.store.index_state import SavedState
+from commitmq.store.json_config import sync_folder
+from commitmq.store.layout import StoreLayout
+from commitmq.store.log_split import PIECE_BYTES, Job, pieces_of, prove
+from commitmq.store.recovery import scan_to_end
+
+_PIECES_AT_ONCE: Final = 512
+_STAGING: Final = "rebuild-"
+
+Task = FillTask | IrregularTask | IndexTask
+
+
+def rebuild_parallel(
+    store: HeldStore,
+    kinds: tuple[str, ...] = KINDS,
+    progress: Progress = silent,
+    *,
+    runner: Runner = run_here,
+    into: Path | None = None,
+    piece_bytes: int = PIECE_BYTES,
+) -> Rebuilt:
+    """Make ``kinds`` (of :data:`KINDS`) anew: in place, or ``into`` an empty folder, with the store left as it is.
+
+    Raises StoreError; CorruptRecordError when the log itself is damaged.
+    """
+    begun = time.perf_counter()
+    refuse_without_index(store, kinds)
+    log = CommitLog(store.layout.commit_log, store.config.commit_log.segment_bytes)
+    bases = tuple(log.segments())
+    view = StoreView.of(store, bases)
+    with _staging(into if into is not None else store.layout.own, is_new=into is not None) as beside:
+        plan = _Plan(view, beside.root, kinds)
+        _survey(plan, log, progress, runner, piece_bytes)
+        plan.settle()
+        for folder in plan.folders(beside):
+            folder.mkdir(parents=True, exist_ok=True)
+        for result in runner(_do, view, plan.tasks(beside, datetime.now()), silent):
+            plan.index_end = max(plan.index_end, result)
+        if "index" in kinds:
+            plan.save_index_state(beside)
+        if "queues" in kinds:
+            keep_ends(store, beside, plan.start)
+        _sync(beside.root)
+        _close(beside.root)
+        if into is None:
+            kept = exchange(store.layout, beside, kinds)
+        else:
+            kept = into
+            for name in staged_folders(kinds):
+                if (beside.root / name).exists():
+                    (beside.root / name).rename(into / name)
+            sync_folder(into)
+    log.close()
+    progress(plan.end - plan.start, plan.end - plan.start)
+    return Rebuilt(plan.start, plan.end, plan.records, time.perf_counter() - begun, kept)
+
+
+def _do(view: StoreView, task: Task) -> int:
+    """A task that writes; returns where an index file ends, else -1."""
+    if isinstance(task, IndexTask):
+        return make_index_file(view, task)
+    if isinstance(task, IrregularTask):
+        make_irregular(view, task)
+    else:
+        fill(view, task)
+    return -1
+
+
+# ---------------------------------------------------------------- the job's folder
+
+
+@contextmanager
+def _staging(parent: Path, *, is_new: bool) -> Iterator[StoreLayout]:
+    """A folder of this job's own under ``parent``; what others left there is removed. Raises StoreError."""
+    parent.mkdir(parents=True, exist_ok=True)
+    for left in parent.glob(f"{_STAGING}*"):
+        shutil.rmtree(left, ignore_errors=True)
+    if is_new and any(parent.iterdir()):
+        raise StoreError("the folder to rebuild into is not empty", path=parent)
+    beside = StoreLayout(parent / f"{_STAGING}{uuid.uuid4().hex}")
+    beside.run.mkdir(parents=True)
+    (beside.root / LOCK_NAME).touch()
+    try:
+        yield beside
+    finally:
+        _close(beside.root)
+        shutil.rmtree(beside.root, ignore_errors=True)
+
+
+def _close(staging: Path) -> None:
+    """Wait until no task writes any more, and let none begin."""
+    try:
+        fd = os.open(staging / LOCK_NAME, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        (staging / LOCK_NAME).unlink()
+    finally:
+        os.close(fd)
+
+
+def _sync(root: Path) -> None:
+    """Make all files and names under ``root`` durable, the deepest first. Raises StoreError."""
+    try:
+        for folder, _, names in os.walk(root, topdown=False):
+            for name in names:
+                fd = os.open(os.path.join(folder, name), os.O_RDWR | os.O_CLOEXEC)
+                try:
+                    os.fdatasync(fd)
+                finally:
+                    os.close(fd)
+            sync_folder(Path(folder))
+    except OSError as error:
+        raise StoreError(f"cannot make what was rebuilt durable: {error.strerror}", path=root) from error
+
+
+# ---------------------------------------------------------------- the plan
+
+
+@dataclass(slots=True)
+class _PlannedPiece:
+    start: int
+    end: int
+    items: int
+    ends: dict[Queue, int] = field(default_factory=dict)
+    places: dict[Queue, int] = field(default_factory=dict)
+
+
+class _Plan:
+    """What the surveys, taken in the log's order, say of the tasks that follow. Memory: a few numbers a queue and piece."""
+
+    def __init__(self, view: StoreView, staging: Path, kinds: tuple[str, ...]) -> None:
+        self.view = view
+        self.kinds = kinds
+        self.start = self.end = view.bases[0] if view.bases else 0
+        self.records = 0
+        self.index_end = 0
+        self._staging = staging
+        self._pieces: list[_PlannedPiece] = []
+        self._ends: dict[Queue, int] = {}
+        self._batch_ends: dict[Queue, int] = {}
+        self._kinds: dict[Queue, int] = {}
+        self._irregular: set[Queue] = set()
+        self._last_record = self._last_with_items = -1
+        self._names: list[str] = []
+
+    def take(self, found: Survey) -> None:
+        """The next piece of the log."""
+        if found.records:
+            piece = _PlannedPiece(found.start, found.records_end, found.items)
+            for queue, span in found.queues.items():
+                if self._kinds.setdefault(queue, span.kind) != span.kind or not span.is_regular:
+                    self._irregular.add(queue)
+                if span.kind == BATCH:
+                    piece.places[queue] = self._batch_ends.get(queue, 0)
+                    self._batch_ends[queue] = piece.places[queue] + span.count
+                    continue
+                end = self._ends.get(queue, -1)
+                if end != span.first:
+                    piece.ends[queue] = end
+                    if end >= 0 and not 0 <= span.first - end <= MAX_GAP_UNITS:
+                        self._irregular.add(queue)
+                self._ends[queue] = span.next
+            self._pieces.append(piece)
+        self.records += found.records
+        self._last_record = max(self._last_record, found.last_record)
+        self._last_with_items = max(self._last_with_items, found.last_with_items)
+
+    def settle(self) -> None:
+        """All pieces are there. A batch queue is never irregular: its units come one after the other in any case."""
+        self._irregular = {queue for queue in self._irregular if queue in self._ends}
+
+    def folders(self, beside: StoreLayout) -> Iterator[Path]:
+        """The folders that tasks write into; those of irregular queues are moved there."""
+        if "index" in self.kinds:
+            yield beside.index
+        if "queues" in self.kinds:
+            yield beside.consume_queue
+            for topic, queue_id in self._ends:
+                folder = beside.consume_queue / topic
+                yield folder if (topic, queue_id) in self._irregular else folder / str(queue_id)
+            for topic, queue_id in self._batch_ends:
+                yield beside.batch_consume_queue / topic / str(queue_id)
+
+    def tasks(self, beside: StoreLayout, now: datetime) -> list[Task]:
+        """What is to be written, the longest first."""
+        tasks: list[Task] = []
+        if "index" in self.kinds:
+            tasks += self._index_tasks(now)
+        if "queues" in self.kinds:
+            if self._irregular:
+                tasks.append(IrregularTask(self._staging, self.start, self.end, frozenset(self._irregular)))
+            tasks += [
+                FillTask(self._staging, one.start, one.end, one.ends, one.places, frozenset(self._irregular))
+                for one in self._pieces
+            ]
+        return tasks
+
+    def _index_tasks(self, now: datetime) -> Iterable[IndexTask]:
+        total = sum(piece.items for piece in self._pieces)
+        room = self.view.config.index.max_items - 1
+        files = -(-total // room)
+        if total % room == 0 and self._last_record > self._last_with_items:
+            files += 1  # a file is made for the record behind the one that filled the last, whether it has keys or not
+        before, piece = 0, 0
+        for number in range(files):
+            first = number * room
+            while first and before + self._pieces[piece].items < first:
+                before += self._pieces[piece].items
+                piece += 1
+            self._names.append(file_name(now, self._names[-1] if self._names else None))
+            start = self._pieces[piece].start
+            yield IndexTask(self._staging, self._names[-1], first, start, before, self.end)
+
+    def save_index_state(self, beside: StoreLayout) -> None:
+        """What the index dispatcher leaves beside its files when it stops in order."""
+        durable = self._names[-2] if len(self._names) > 1 else ""
+        newest = self._names[-1] if self._names else ""
+        state = SavedState(durable, True, self.end, newest, self.index_end)
+        state.save(beside.own / "dispatchers" / "index" / "files.json")
+
+
+def _survey(plan: _Plan, log: CommitLog, progress: Progress, runner: Runner, piece_bytes: int) -> None:
+    """Survey the log's pieces up to its end. Raises CorruptRecordError for damage in its midst."""
+    view = plan.view
+    segment_bytes = view.segment_bytes
+    at_once = max(1, _PIECES_AT_ONCE * piece_bytes // segment_bytes)
+    total = len(view.bases) * segment_bytes
+    for first in range(0, len(view.bases), at_once):
+        bases = view.bases[first : first + at_once]
+        for found in _surveys(
+            plan, bases, piece_bytes, runner, _counting(progress, first, segment_bytes, piece_bytes, total)
+        ):
+            plan.take(found)
+            if found.broken_at >= 0:
+                # Nothing may follow in later segments: the scan of a recovery says so, or raises.
+                base = found.broken_at - found.broken_at % segment_bytes
+                plan.end = scan_to_end(log, base).end
+                return
+        plan.end = bases[-1] + segment_bytes
+
+
+def _counting(
+    progress: Progress, first: int, segment_bytes: int, piece_bytes: int, total: int
+) -> Callable[[int], None]:
+    size = min(piece_bytes, segment_bytes)
+    return lambda pieces: progress(min(total, first * segment_bytes + pieces * size), total)
+
+
+def _surveys(
+    plan: _Plan, bases: Sequence[int], piece_bytes: int, runner: Runner, finished: Callable[[int], None]
+) -> list[Survey]:
+    pieces = pieces_of(bases, plan.view.segment_bytes, piece_bytes)
+
+    def run(jobs: list[Job]) -> Iterable[Survey]:
+        tasks = [SurveyTask(piece, start, "queues" in plan.kinds, "index" in plan.kinds) for piece, start in jobs]
+        return runner(survey, plan.view, tasks, finished if len(tasks) == len(pieces) else silent)
+
+    return prove(pieces, run)

@@ -1,0 +1,42 @@
+"""``pipeline rebuild``: :mod:`commitmq.offline.rebuild_parallel` with Spark; the files are those of ``store rebuild``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from commitmq.config import NodeConfig
+from commitmq.offline.held_store import HeldStore
+from commitmq.offline.rebuild import KINDS, Rebuilt
+from commitmq.offline.rebuild_parallel import rebuild_parallel
+from commitmq.store.log_split import PIECE_BYTES
+from commitmq_plugins.spark.runner import SparkRunner
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def rebuild(
+    spark: SparkSession,
+    stores: Sequence[str | Path],
+    *,
+    kinds: tuple[str, ...] = KINDS,
+    config: NodeConfig | None = None,
+    into: str | Path | None = None,
+    piece_bytes: int = PIECE_BYTES,
+) -> Mapping[Path, Rebuilt]:
+    """Make ``kinds`` of files of all ``stores`` anew (folders that executors see by the same paths; nobody may use them).
+
+    ``into`` is an empty folder, or one to be made, for the files of a single store, which then stays as it is. Raises
+    StoreError, StoreLockedError; CorruptRecordError when a log is damaged; ValueError for several stores with ``into``.
+    """
+    if into is not None and len(stores) != 1:
+        raise ValueError("only one store can be rebuilt into a folder")
+    runner = SparkRunner(spark)
+    done = {}
+    for root in map(Path, stores):
+        with HeldStore(root, config or NodeConfig()) as store:
+            target = None if into is None else Path(into).absolute()
+            done[root] = rebuild_parallel(store, kinds, runner=runner, into=target, piece_bytes=piece_bytes)
+    return done

@@ -1,0 +1,62 @@
+"""Spark as the one who does the tasks of an offline job: see :mod:`commitmq.offline.runner`.
+
+A task is a plain value, what it does a function of an installed module, so executors need the package and nothing else. What
+is told by an error of ours (a damaged log, a full disk) would be so at every try: it comes back as a result and is raised
+here; anything else is Spark's to retry.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from commitmq import errors
+from commitmq.errors import CommitMQError, StoreError
+from commitmq.offline.store_view import StoreView
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_TASKS_A_CORE: Final = 32  # enough to even out, few enough that starting them costs nothing
+
+
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    kind: str
+    message: str
+
+
+class SparkRunner:
+    """Does tasks side by side on ``spark``; a :class:`commitmq.offline.runner.Runner`."""
+
+    def __init__(self, spark: SparkSession) -> None:
+        self._context = spark.sparkContext
+
+    def __call__(
+        self, work: Callable[[StoreView, T], R], view: StoreView, tasks: Sequence[T], finished: Callable[[int], None]
+    ) -> list[R]:
+        if not tasks:
+            return []
+        slices = min(len(tasks), _TASKS_A_CORE * self._context.defaultParallelism)
+        results: list[Any] = self._context.parallelize(tasks, slices).mapPartitions(partial(_do, work, view)).collect()
+        for one in results:
+            if isinstance(one, _Failure):
+                kind = getattr(errors, one.kind, StoreError)
+                raise (kind if issubclass(kind, StoreError) and kind is not errors.StoreLockedError else StoreError)(
+                    one.message
+                )
+        finished(len(tasks))
+        return results
+
+
+def _do(work: Callable[[StoreView, T], R], view: StoreView, tasks: Iterable[T]) -> Iterator[R | _Failure]:
+    for task in tasks:
+        try:
+            yield work(view, task)
+        except CommitMQError as error:
+            yield _Failure(type(error).__name__, str(error))
