@@ -6,8 +6,11 @@ values one after the other, and 32-bit offsets that say where each begins and th
 
 from __future__ import annotations
 
+import ctypes
+
+import llvmlite.binding as llvm
 import numpy as np
-from numba import njit
+from numba import njit, types
 
 from commitmq.kernels.raw import (
     OK,
@@ -39,6 +42,10 @@ TOPIC_SIZE = 12
 PROPERTIES = 13
 PROPERTIES_SIZE = 14
 FIELDS = 15
+
+# The C library's: several times as fast as a loop over bytes. Compiled code refers to it by name, as raw.py says.
+llvm.add_symbol("commitmq_memcpy", ctypes.cast(ctypes.CDLL(None).memcpy, ctypes.c_void_p).value)
+_copy = types.ExternalFunction("commitmq_memcpy", types.uint64(types.uint64, types.uint64, types.uint64))
 
 _DIGITS = np.frombuffer(b"0123456789ABCDEF", np.uint8)
 _CRC = np.frombuffer(b"__CRC32#", np.uint8)
@@ -174,13 +181,12 @@ def elements(data, starts, sizes, room, fields, owners):  # type: ignore[no-unty
 )
 def gather(log, starts, sizes, out):  # type: ignore[no-untyped-def]
     """Put ``log[starts[i]:starts[i] + sizes[i]]`` one after the other into ``out``, which they must fill."""
-    at = np.int64(0)
+    source = np.uint64(log.ctypes.data)
+    target = np.uint64(out.ctypes.data)
     for index in range(starts.size):
-        start = starts[index]
-        size = sizes[index]
-        for byte in range(size):
-            out[at + byte] = log[start + byte]
-        at += size
+        size = np.uint64(sizes[index])
+        _copy(target, source + np.uint64(starts[index]), size)  # type: ignore[call-overload]
+        target += size
 
 
 @njit(

@@ -20,7 +20,7 @@ from commitmq.store.topic_name import validate_group
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
-DEFAULT_PARTITION_BYTES: Final = 256 * 1024 * 1024
+DEFAULT_PARTITION_BYTES: Final = 1024 * 1024 * 1024
 TRANSFERS: Final = ("auto", "files", "pull")
 _TRUE: Final = ("true", "1", "yes", "on")
 _FALSE: Final = ("false", "0", "no", "off")

@@ -31,7 +31,7 @@ from commitmq_plugins.spark.plan import FilePartition, Partition, PullPartition
 from commitmq_plugins.spark.pulls import RecordPuller
 from commitmq_plugins.spark.stores import OpenStore, Slice
 
-MAX_ROWS: Final = 32_768
+MAX_ROWS: Final = 131_072
 MAX_BATCH_BYTES: Final = 16 * 1024 * 1024
 # Units held of all slices together, and of each at least: 20 bytes on disk, some 40 here.
 _UNITS_AHEAD: Final = 262_144
