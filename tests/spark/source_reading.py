@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
+from commitmq import Admin
+from commitmq.testing.node_process import eventually
 from commitmq_plugins.spark import columns
 from commitmq_plugins.spark.gaps import Gap, GapPolicy
 from commitmq_plugins.spark.options import SourceOptions
@@ -33,3 +35,14 @@ def read_table(names: Sequence[str] = tuple(columns.COLUMNS), *, least: int = 2,
     schema = columns.arrow_schema(names)
     batches = [batch for one in planned(parsed, least) for batch in PartitionReader(one, schema, parsed).batches()]
     return pa.Table.from_batches(batches, schema)
+
+
+def wait_until_shown(address: str) -> None:
+    """Wait until everything that the node at ``address`` has stored is flushed and in its queues."""
+
+    def is_shown() -> bool:
+        with Admin(address) as admin:
+            positions = admin.status()["positions"]
+        return positions["written"] == positions["flushed"] == positions["dispatched"]
+
+    eventually(is_shown, "all that was sent is shown")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from source_reading import read_table
+from source_reading import read_table, wait_until_shown
 
 from commitmq import Admin, Consumer, Message, Producer
 from nodes import Node, start_node
@@ -26,7 +26,12 @@ SEED = 20_611
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     rng = random.Random(SEED)
     folder = tmp_path_factory.mktemp("kinds")
-    with start_node(folder, "commit_log.segment_bytes=131072", "consume_queue.enable_lmq=true", "consume_queue.enable_multi_dispatch=true") as node:
+    with start_node(
+        folder,
+        "commit_log.segment_bytes=131072",
+        "consume_queue.enable_lmq=true",
+        "consume_queue.enable_multi_dispatch=true",
+    ) as node:
         with Admin(node.address) as admin:
             admin.topic_create("plain", 3)
             admin.topic_create("batches", 2, attributes={"queue.type": "BatchCQ"})
@@ -45,6 +50,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
                     ],
                 )
             producer.send("plain", b"light", multi_dispatch=["%LMQ%one"])
+        wait_until_shown(node.address)
         yield node
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from source_reading import wait_until_shown
 
 from commitmq import Admin, Message, Producer
 from nodes import Node, start_node
@@ -29,6 +30,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 def send(node: Node, topic: str, bodies: list[str]) -> None:
     with Producer(node=node.address) as producer:
         producer.send_batch(topic, [Message(body.encode()) for body in bodies])
+    wait_until_shown(node.address)
 
 
 class Query:
