@@ -1,4 +1,4 @@
-"""CommitMQ in one minute: start a node, send it a month of real flights, read them back, look at the files, stop it.
+"""CommitMQ in one minute: start a node, send it a month of real flights, read them back, ask Spark about them, stop it.
 
 Run through scripts/quickstart, which prepares the environment. Leaves nothing behind: the node lives in a temporary
 folder and is stopped however this ends, also by Ctrl-C. With --keep it stays, and the last lines say how to talk to it.
@@ -53,6 +53,7 @@ def main(arguments: list[str]) -> int:
             receive(address, flights)
             receive_some(address, flights)
             show_files(store)
+            ask_spark(store, flights)
             if options.keep:
                 show_what_next(store, address)
     except KeyboardInterrupt:
@@ -281,6 +282,63 @@ def show_files(store: Path) -> None:
             facts = path.stat()
             table.add_row(str(path.relative_to(store)), f"{facts.st_size:,}", f"{facts.st_blocks * 512:,}")
     show_table(table)
+
+
+# ---------------------------------------------------------------- Spark
+
+
+def ask_spark(store: Path, flights: list[Message]) -> None:
+    """A question to the store's files, answered by a Spark job while the node runs: when is it best to leave?"""
+    from pyspark import SparkContext
+    from pyspark.sql import functions as f
+
+    from commitmq_plugins.spark.java import find_java
+    from commitmq_plugins.spark.sessions import QUICK_START, session
+
+    heading("ask Spark, which reads the files themselves: at which time of the day do flights leave late?")
+    java = find_java()
+    console.print(f"Java {java.version}, {java.origin}; Spark takes about ten seconds to start", style="dim")
+    started = time.perf_counter()
+    spark = session("local[2]", app="quickstart", **QUICK_START)
+    try:
+        log = spark.read.format("commitmq").schema("tags string, body binary").option("store", str(store))
+        flight = f.from_json(f.col("body").cast("string"), "hour string, dep_delay string")
+        rows = (
+            log.option("topics", TOPIC)
+            .load()
+            .select(f.col("tags").alias("airport"), flight.alias("flight"))
+            .withColumn("block", f.floor(f.col("flight.hour").cast("int") / 3) * 3)
+            .withColumn("late", f.expr("try_cast(flight.dep_delay AS int)") > 15)
+            .groupBy("block", "airport")
+            .agg(f.count("*").alias("flights"), f.avg(f.col("late").cast("double")).alias("late"))
+            .collect()
+        )
+        show_lateness([(int(row.block), str(row.airport), int(row.flights), float(row.late or 0)) for row in rows])
+        counted = sum(int(row.flights) for row in rows)
+    finally:
+        gateway = SparkContext._gateway
+        spark.stop()
+        if gateway is not None:
+            gateway.shutdown()
+            gateway.proc.stdin.close()  # the JVM ends with its standard input
+            gateway.proc.wait(timeout=PATIENCE_S)
+    report_rate("Spark started, and read and grouped", counted, time.perf_counter() - started)
+    if counted != len(flights):
+        sys.exit(f"Spark counted {counted:,} of {len(flights):,} flights")
+
+
+def show_lateness(cells: list[tuple[int, str, int, float]]) -> None:
+    """Share of flights more than a quarter of an hour late, by three hours of the day and airport."""
+    airports = sorted({airport for _, airport, _, _ in cells})
+    share = {(block, airport): late for block, airport, _, late in cells}
+    table = Table(show_edge=False)
+    table.add_column("planned to leave")
+    for airport in airports:
+        table.add_column(airport, justify="right")
+    for block in sorted({block for block, *_ in cells}):
+        row = (f"{share[block, one]:.0%}" if (block, one) in share else "" for one in airports)
+        table.add_row(f"{block:02}:00 to {block + 2:02}:59", *row)
+    show_table(table, "left more than 15 minutes late")
 
 
 def show_what_next(store: Path, address: str) -> None:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 DEFAULTS: Final = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
+    "spark.log.level": "ERROR",
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.python.filterPushdown.enabled": "true",
 }
@@ -54,7 +55,7 @@ def session(master: str = "local[2]", *, app: str = "commitmq", **config: object
     builder = SparkSession.builder.master(master).appName(app)
     for name, value in settings.items():
         builder = builder.config(name, str(value).lower() if isinstance(value, bool) else str(value))
-    with _environment():
+    with _environment(is_local=master.startswith("local")):
         found = builder.getOrCreate()
     # Spark finds it by itself where its workers can import pyspark_commitmq, and warns of a second registration.
     manager = found._jsparkSession.sessionState().dataSourceManager()
@@ -64,9 +65,12 @@ def session(master: str = "local[2]", *, app: str = "commitmq", **config: object
 
 
 @contextlib.contextmanager
-def _environment() -> Iterator[None]:
+def _environment(*, is_local: bool) -> Iterator[None]:
     """What Spark takes from the environment when it starts its JVM, and only then."""
     wanted = {"JAVA_HOME": str(find_java().home), "PYSPARK_PYTHON": sys.executable}
+    if is_local:
+        # Otherwise it looks for another address of this host and warns about what it finds.
+        wanted["SPARK_LOCAL_IP"] = "127.0.0.1"
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
     try:
