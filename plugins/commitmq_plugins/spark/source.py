@@ -10,7 +10,14 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Final
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceArrowWriter,
+    DataSourceReader,
+    DataSourceStreamArrowWriter,
+    DataSourceStreamReader,
+    InputPartition,
+)
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
@@ -60,6 +67,21 @@ class CommitMQSource(DataSource):
         from commitmq_plugins.spark.streaming import StreamReader
 
         return StreamReader(SourceOptions.parse(self.options), schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
+        """For ``df.write``. Raises ConfigError: a log is only added to."""
+        from commitmq_plugins.spark.sinks import BatchSink, SinkOptions
+
+        if overwrite:
+            raise ConfigError("a topic cannot be overwritten: write with mode append")
+        return BatchSink(SinkOptions.parse(self.options), schema)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
+        """For ``writeStream``, in the output mode append or update."""
+        from commitmq_plugins.spark.sinks import SinkOptions, StreamSink
+
+        del overwrite
+        return StreamSink(SinkOptions.parse(self.options), schema)
 
 
 class _Push:
