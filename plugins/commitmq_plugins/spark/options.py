@@ -200,7 +200,7 @@ def _bound(prefix: str, values: Mapping[str, str], edge: str) -> Bound:
     if offsets is not None and timestamp is not None:
         raise ConfigError(f"give either {prefix}Offsets or {prefix}Timestamp, not both")
     if timestamp is not None:
-        return Bound(edge, timestamp=_milliseconds(f"{prefix}Timestamp", timestamp))
+        return Bound(edge, timestamp=milliseconds(f"{prefix}Timestamp", timestamp))
     if offsets is None:
         return Bound(edge)
     text = offsets.strip()
@@ -209,7 +209,7 @@ def _bound(prefix: str, values: Mapping[str, str], edge: str) -> Bound:
     return Bound(edge, offsets=_offsets(f"{prefix}Offsets", text))
 
 
-def _milliseconds(name: str, text: str) -> int:
+def milliseconds(name: str, text: str) -> int:
     """Milliseconds since 1970, or a time as ISO 8601 writes it, in UTC unless it says otherwise."""
     if text.strip().lstrip("-").isdecimal():
         return int(text)

@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import pkgutil
 from importlib import import_module
+from keyword import iskeyword
 
 import click
 
 
 class _Verbs(click.Group):
-    """The commands of the modules in this folder; ``_`` in a module's name is ``-`` in its verb."""
+    """The commands of the modules in this folder. ``_`` in a module's name is ``-`` in its verb, at its end nothing."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted(one.name.replace("_", "-") for one in pkgutil.iter_modules(__path__))
+        return sorted(one.name.rstrip("_").replace("_", "-") for one in pkgutil.iter_modules(__path__))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.list_commands(ctx):
             return None
-        name = cmd_name.replace("-", "_")
+        name = cmd_name.replace("-", "_") + ("_" if iskeyword(cmd_name) else "")
         command = getattr(import_module(f"{__name__}.{name}"), name)
         assert isinstance(command, click.Command)
         return command

@@ -1,0 +1,257 @@
+"""Messages as Parquet files, exactly once: each run adds what is new, and a run that was killed is simply repeated.
+
+Work goes in steps of a few partitions a core. A step's tasks write files under names that no reader takes for data; when all
+are done, one commit (:mod:`commitmq_plugins.spark.jobs.manifest`) makes the files and the positions behind their last messages
+part of the export at once. What dies before has changed nothing that counts.
+
+The folder must be one that the driver and every executor see under the same path.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from commitmq import failpoints
+from commitmq.errors import ConfigError
+from commitmq.store.format import LMQ_PREFIX
+from commitmq_plugins.spark.columns import COLUMNS
+from commitmq_plugins.spark.gaps import Gap, coalesced
+from commitmq_plugins.spark.jobs.arrow_map import map_in_arrow
+from commitmq_plugins.spark.jobs.manifest import FOLDER, DataFile, ExportError, Manifest, Positions
+from commitmq_plugins.spark.jobs.parquet_files import REPORT_SCHEMA, FileWriter
+from commitmq_plugins.spark.jobs.positions import behind, frame_of, news, over, schema_of, split_sources
+from commitmq_plugins.spark.options import SourceOptions
+from commitmq_plugins.spark.plan import Partition
+from commitmq_plugins.spark.reading import read_partition
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, Row, SparkSession
+
+BODIES: Final = ("raw", "json", "csv")
+DEFAULT_FILE_BYTES: Final = 128 * 1024 * 1024
+DEFAULT_PARTITION_BYTES: Final = 256 * 1024 * 1024
+_MALFORMED: Final = "_malformed"
+_PARTITIONS_A_CORE: Final = 4
+_REPORT: Final = pa.schema(
+    [
+        (name, pa.string() if kind == "string" else pa.int64())
+        for name, kind in (column.split() for column in REPORT_SCHEMA.split(", "))
+    ]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What the rows look like. ``body``: one of :data:`BODIES`; ``schema``: DDL of parsed bodies.
+
+    A parsed body is the struct ``value``. The column ``body`` is then null, except of bodies that are no such JSON or CSV, and
+    of all with ``keep_body``. ``parser``: options of Spark's from_json or from_csv.
+    """
+
+    body: str = "raw"
+    schema: str = ""
+    keep_body: bool = False
+    parser: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Raises ConfigError for what does not go together."""
+        if self.body not in BODIES:
+            raise ConfigError(f"bodies are exported as {', '.join(BODIES)}, not {self.body!r}")
+        if (self.body == "raw") == bool(self.schema):
+            raise ConfigError("bodies that are parsed need a schema, and raw ones have none")
+
+    def to_json(self) -> dict[str, Any]:
+        return {"body": self.body, "schema": self.schema, "keep_body": self.keep_body, "parser": dict(self.parser)}
+
+    @property
+    def ddl(self) -> str:
+        """Spark's schema of the exported rows, the partition columns ``topic`` and ``date`` at its end."""
+        rows = [f"{name} {kind}" for name, (kind, _) in COLUMNS.items() if name != "topic"]
+        value = [f"value struct<{_members(self.schema)}>"] if self.schema else []
+        return ", ".join([*rows, *value, "topic string", "date string"])
+
+
+@dataclass(slots=True)
+class Exported:
+    """What a run added. ``gaps``: messages that were missing; ``malformed``: bodies that could not be parsed."""
+
+    commits: int = 0
+    messages: int = 0
+    files: int = 0
+    bytes: int = 0
+    malformed: int = 0
+    gaps: list[Gap] = field(default_factory=list)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "commits": self.commits,
+            "messages": self.messages,
+            "files": self.files,
+            "bytes": self.bytes,
+            "malformed": self.malformed,
+            "gaps": [one.to_json() for one in self.gaps],
+        }
+
+
+def export(
+    spark: SparkSession,
+    sources: Sequence[str],
+    target: Path,
+    *,
+    topics: Sequence[str] = (),
+    form: Form | None = None,
+    max_file_bytes: int = DEFAULT_FILE_BYTES,
+    max_partition_bytes: int = DEFAULT_PARTITION_BYTES,
+    fail_on_data_loss: bool = True,
+) -> Exported:
+    """Add to ``target`` every message of ``sources`` that it does not have yet.
+
+    ``topics``: only these; without, all but light message queues, whose messages are others' too. Files grow to
+    ``max_file_bytes``, up to a row group more. Raises DataLossError for messages that expired or are damaged, unless
+    they are to be passed over; ExportError when ``target`` has another form, or another run works on it.
+    """
+    target = target.absolute()
+    form = form or Form()
+    folders, nodes = split_sources(sources)
+    wanted = frozenset(topics)
+
+    def wants(topic: str) -> bool:
+        return topic in wanted if wanted else not topic.startswith(LMQ_PREFIX)
+
+    done = Exported()
+    with Manifest(target).locked():
+        manifest = Manifest(target)
+        if manifest.form is not None and manifest.form != form.to_json():
+            raise ExportError(f"{target} was exported as {manifest.form}, not as {form.to_json()}: use another folder")
+        manifest.clean()
+        report = target / FOLDER / "gaps"
+        options = SourceOptions(
+            stores=folders,
+            nodes=nodes,
+            decompress=True,
+            fail_on_data_loss=fail_on_data_loss,
+            gap_report=str(report),
+        )
+        cores = spark.sparkContext.defaultParallelism
+        found = news(options, wants, manifest.positions, manifest.bounds, least=cores, max_bytes=max_partition_bytes)
+        gaps, passed = found.gaps, found.passed
+        step = cores * _PARTITIONS_A_CORE
+        for start in range(0, len(found.partitions), step):
+            part = found.partitions[start : start + step]
+            shutil.rmtree(report, ignore_errors=True)
+            rows = _written(spark, part, options, form, target, len(manifest.commits) + 1, max_file_bytes)
+            if failpoints.ACTIVE:
+                failpoints.hit("export.after_tasks")
+            gaps = coalesced([*gaps, *_reported(report)])
+            _commit(manifest, form, rows, {**passed, **behind(part)}, gaps, found.bounds, done)
+            gaps, passed = [], {}
+        if gaps:
+            _commit(manifest, form, [], passed, gaps, found.bounds, done)
+        shutil.rmtree(report, ignore_errors=True)
+        manifest.clean()
+    return done
+
+
+def exported(spark: SparkSession, root: Path, *, topics: Sequence[str] = (), commits: Sequence[int] = ()) -> DataFrame:
+    """The messages of an export, by its manifest: never a file that is not finished, none twice.
+
+    ``topics`` and ``commits``: only these. Raises ExportError when there is no export.
+    """
+    root = root.absolute()
+    manifest = Manifest(root)
+    if manifest.form is None:
+        raise ExportError(f"{root} holds no export: it has no commit")
+    paths = [
+        str(root / file.path)
+        for commit in manifest.commits
+        for file in commit.files
+        if (not commits or commit.number in commits) and (not topics or file.topic in topics)
+    ]
+    form = Form(**manifest.form)
+    if not paths:
+        return spark.createDataFrame([], form.ddl)
+    # A manifest's files are there; looking at their folders again would only cost.
+    return spark.read.schema(form.ddl).option("basePath", str(root)).parquet(*paths)
+
+
+def _written(
+    spark: SparkSession,
+    partitions: Sequence[Partition],
+    options: SourceOptions,
+    form: Form,
+    target: Path,
+    number: int,
+    max_file_bytes: int,
+) -> list[Row]:
+    """Let tasks write ``partitions`` into files that no commit names yet; returns their reports."""
+
+    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        writer = FileWriter(target, number, max_file_bytes)
+        for batch in batches:
+            writer.take(batch)
+        yield pa.RecordBatch.from_pylist(writer.close(), _REPORT)
+
+    names = list(COLUMNS)
+    if form.body == "raw":
+        # Rows never leave the Python worker.
+        _, schema = schema_of(names)
+        return over(spark, partitions, lambda one: write(read_partition(one, schema, options)), REPORT_SCHEMA).collect()
+    return map_in_arrow(_parsed(frame_of(spark, partitions, names, options), form), write, REPORT_SCHEMA).collect()
+
+
+def _parsed(frame: DataFrame, form: Form) -> DataFrame:
+    """``frame`` with the column ``value``."""
+    from pyspark.sql import functions as sql
+
+    parse = sql.from_json if form.body == "json" else sql.from_csv
+    options = {**form.parser, "mode": "PERMISSIVE", "columnNameOfCorruptRecord": _MALFORMED}
+    schema = f"{form.schema}, {_MALFORMED} string"
+    text = sql.col("body").cast("string")
+    frame = frame.withColumn("value", parse(text, schema, options))
+    good = sql.col("value").isNotNull() & sql.col(f"value.{_MALFORMED}").isNull()
+    frame = frame.withColumn("value", sql.when(good, sql.col("value").dropFields(_MALFORMED)))
+    if not form.keep_body:
+        frame = frame.withColumn("body", sql.when(sql.col("value").isNull(), sql.col("body")))
+    return frame
+
+
+def _members(schema: str) -> str:
+    """DDL of columns as the members of a struct."""
+    from pyspark.sql.types import StructType
+
+    return StructType.fromDDL(schema).simpleString().removeprefix("struct<").removesuffix(">")
+
+
+def _commit(
+    manifest: Manifest,
+    form: Form,
+    rows: Sequence[Row],
+    positions: Positions,
+    gaps: Sequence[Gap],
+    bounds: Mapping[str, int],
+    done: Exported,
+) -> None:
+    files = [
+        DataFile(row.path, row.topic, row.date, row.rows, row.bytes, row.first_ms, row.last_ms)
+        for row in sorted(rows, key=lambda one: (one.topic, one.date, one.first_ms, one.path))
+    ]
+    manifest.commit(form.to_json(), files, positions, [one.to_json() for one in gaps], bounds)
+    done.commits += 1
+    done.messages += sum(one.rows for one in files)
+    done.files += len(files)
+    done.bytes += sum(one.bytes for one in files)
+    done.malformed += sum(row.malformed for row in rows)
+    done.gaps += gaps
+
+
+def _reported(folder: Path) -> list[Gap]:
+    """The gaps that tasks have met. One that was tried several times may have met some several times."""
+    lines = [line for path in sorted(folder.glob("*.jsonl")) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [Gap(**json.loads(line)) for line in lines]

@@ -1,0 +1,135 @@
+"""Messages of one topic, of a time or with a tag or key, sent to another at a bounded rate.
+
+What is to be sent is decided when the job begins, and remembered in its state (:mod:`commitmq_plugins.spark.jobs.state`) as
+steps: stretches of each store's log, one after the other. So messages of a queue keep their order, and a run that was
+interrupted goes on at the step it was in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from commitmq.errors import ConfigError
+from commitmq_plugins.spark.gaps import DataLossError, Gap, coalesced
+from commitmq_plugins.spark.jobs.positions import frame_of, split_sources
+from commitmq_plugins.spark.jobs.sending import SENT_COLUMNS, Sent, by_queue, ensure_topic, send
+from commitmq_plugins.spark.jobs.state import opened
+from commitmq_plugins.spark.options import EARLIEST, LATEST, Bound, SourceOptions
+from commitmq_plugins.spark.origins import open_origins
+from commitmq_plugins.spark.plan import Partition
+from commitmq_plugins.spark.ranges import chosen
+from commitmq_plugins.spark.sinks import SinkOptions
+from commitmq_plugins.spark.stores import Slice
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+DEFAULT_STEP_BYTES: Final = 64 * 1024 * 1024
+_MOST_TASKS: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """What one run sent, of ``steps`` steps of which ``begun_at`` were done before."""
+
+    sent: Sent
+    steps: int
+    begun_at: int
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self.sent), "steps": self.steps, "begun_at": self.begun_at}
+
+
+def replay(
+    spark: SparkSession,
+    sources: Sequence[str],
+    topic: str,
+    target: str,
+    state: Path,
+    *,
+    node: str | None = None,
+    start_ms: int | None = None,
+    end_ms: int | None = None,
+    tags: str = "",
+    keys: Sequence[str] = (),
+    per_second: float | None = None,
+    step_bytes: int = DEFAULT_STEP_BYTES,
+    fail_on_data_loss: bool = True,
+) -> Replayed:
+    """Send the messages of ``topic`` in ``sources`` to the topic ``target`` of ``node``, each to the queue of its number.
+
+    Those stored from ``start_ms`` on and before ``end_ms`` (milliseconds since 1970), with a tag of ``tags`` (``a || b``)
+    and one of ``keys``. ``target`` is made with as many queues if it does not exist. Repeating the job with the same
+    ``state`` sends what is missing; when all is sent, nothing. Raises StateError, DataLossError, SendError or SinkError.
+    """
+    if per_second is not None and per_second <= 0:
+        raise ConfigError(f"a rate is above 0 messages a second, not {per_second}")
+    folders, nodes = split_sources(sources)
+    options = SourceOptions(
+        stores=folders,
+        nodes=nodes,
+        topics=(topic,),
+        start=Bound(EARLIEST, timestamp=start_ms),
+        end=Bound(LATEST, timestamp=end_ms),
+        tags=tags,
+        keys=tuple(keys),
+        fail_on_data_loss=fail_on_data_loss,
+        decompress=True,
+    )
+    what = {
+        "job": "replay", "sources": [*folders, *nodes], "topic": topic, "target": target, "node": node,
+        "start_ms": start_ms, "end_ms": end_ms, "tags": tags, "keys": list(keys),
+    }  # fmt: skip
+    sent = Sent()
+    with opened(state, what, lambda: _plan(options, target, node, step_bytes)) as found:
+        begun_at = found.done
+        queues = int(found.plan["queues"])
+        tasks = min(queues, _MOST_TASKS)
+        steps: list[dict[str, Any]] = found.plan["steps"]
+        for number in range(found.done, len(steps)):
+            partitions = _partitions(spark, options, steps[number])
+            frame = by_queue(frame_of(spark, partitions, SENT_COLUMNS, options), queues, tasks)
+            sink = SinkOptions(node=node, topic=target)
+            sent += send(frame, tasks, sink, found.sink_id, number, per_second)
+            found.finish_step()
+    return Replayed(sent, len(steps), begun_at)
+
+
+def _plan(options: SourceOptions, target: str, node: str | None, step_bytes: int) -> dict[str, Any]:
+    """What is there now, in steps."""
+    gaps: list[Gap] = []
+    steps: list[dict[str, Any]] = []
+    most_queues = 1
+    origins = open_origins(options)
+    try:
+        for origin in origins:
+            slices = chosen(origin, options, gaps)
+            most_queues = max([most_queues, *(one.queue_id + 1 for one in slices)])
+            for partition in origin.partitions(slices, least=1, max_bytes=step_bytes):
+                steps.append({"store": origin.name, "slices": [asdict(one) for one in partition.slices]})
+    finally:
+        for origin in origins:
+            origin.close()
+    if gaps and options.fail_on_data_loss:
+        raise DataLossError(coalesced(gaps))
+    return {"queues": ensure_topic(node, target, most_queues), "steps": steps}
+
+
+def _partitions(spark: SparkSession, options: SourceOptions, step: dict[str, Any]) -> list[Partition]:
+    """The messages of one step, as the store is now."""
+    name = str(step["store"])
+    only = (
+        replace(options, stores=(name,), nodes=())
+        if name in options.stores
+        else replace(options, stores=(), nodes=(name,))
+    )
+    (origin,) = open_origins(only)
+    try:
+        cores = spark.sparkContext.defaultParallelism
+        slices = [Slice(**one) for one in step["slices"]]
+        return origin.partitions(slices, least=cores, max_bytes=options.max_bytes_per_partition)
+    finally:
+        origin.close()

@@ -1,0 +1,108 @@
+"""What the jobs that send messages share: the target topic, the way of rows to their queues, and the sending.
+
+A job's rows must come in the same order to the same tasks when it is repeated. So they are shuffled by target queue into a
+number of partitions that the job remembers, and sorted there by where they were: two reads of the same messages give the
+same partitions, whatever the cluster looks like. A queue's messages keep their order, and those of one store come before
+those of the next.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from commitmq.client.admin import Admin
+from commitmq_plugins.spark.jobs.arrow_map import map_in_arrow
+from commitmq_plugins.spark.sinks import SinkOptions, send_partition
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+SENT_COLUMNS: Final = ("store", "topic", "queue_id", "queue_offset", "tags", "keys", "properties", "flag", "body")
+"""What of a message is needed to send it again."""
+_REPORT: Final = "messages bigint, repeated bigint, empty bigint"
+_LEAST_RATE: Final = 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What was sent; ``repeated`` of these messages had been stored by an earlier attempt. ``empty``: had no body and were
+    left out, because a message needs at least one byte."""
+
+    messages: int = 0
+    repeated: int = 0
+    empty: int = 0
+
+    def __add__(self, other: Sent) -> Sent:
+        return Sent(self.messages + other.messages, self.repeated + other.repeated, self.empty + other.empty)
+
+
+def ensure_topic(node: str | None, topic: str, queues: int) -> int:
+    """Make ``topic`` with ``queues`` queues unless it exists; returns how many it has. Raises CommitMQError."""
+    with Admin(node) as admin:
+        if all(one["name"] != topic for one in admin.topics()):
+            admin.topic_create(topic, queues)
+        return int(admin.topic(topic)["write_queues"])
+
+
+def by_queue(frame: DataFrame, queues: int, partitions: int) -> DataFrame:
+    """``frame`` (with :data:`SENT_COLUMNS`) with its target queue in ``queue_id``, cut and sorted as the module says.
+
+    A queue beyond the target's is folded onto one of those.
+    """
+    from pyspark.sql import functions as sql
+
+    target = sql.pmod(sql.col("queue_id"), sql.lit(queues)).cast("int")
+    return (
+        frame.withColumn("_from", sql.col("queue_id"))
+        .withColumn("queue_id", target)
+        .repartition(partitions, "queue_id")
+        .sortWithinPartitions("queue_id", "store", "topic", "_from", "queue_offset")
+        .select("queue_id", "tags", "keys", "properties", "flag", "body")
+    )
+
+
+def send(
+    frame: DataFrame, partitions: int, options: SinkOptions, sink_id: str, epoch: int, per_second: float | None = None
+) -> Sent:
+    """Send the rows of ``frame``, each of its partitions by one task; at most ``per_second`` messages a second over all."""
+    each = None if per_second is None else max(_LEAST_RATE, per_second / partitions)
+
+    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        pace = None if each is None else _Pace(each)
+        parts = batches if each is None else _small(batches, max(1, int(each / 10)))
+        stored = send_partition(parts, options, sink_id, epoch, pace=pace, skip_empty=True)
+        report = {"messages": stored.messages, "repeated": stored.repeated, "empty": stored.empty}
+        yield pa.RecordBatch.from_pylist([report])
+
+    rows = map_in_arrow(frame, work, _REPORT).collect()
+    return Sent(*(sum(row[name] for row in rows) for name in ("messages", "repeated", "empty")))
+
+
+class _Pace:
+    """Holds a task back to a rate, from its first row on."""
+
+    def __init__(self, per_second: float) -> None:
+        self._per_second = per_second
+        self._began: float | None = None
+        self._passed = 0
+
+    def __call__(self, count: int) -> None:
+        now = time.monotonic()
+        if self._began is None:
+            self._began = now
+        due = self._began + self._passed / self._per_second
+        if due > now:
+            time.sleep(due - now)
+        self._passed += count
+
+
+def _small(batches: Iterator[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
+    """``batches`` in pieces of at most ``rows``, so that a rate is kept within a second too."""
+    for batch in batches:
+        for start in range(0, batch.num_rows, rows):
+            yield batch.slice(start, rows)

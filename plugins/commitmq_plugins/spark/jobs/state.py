@@ -1,0 +1,88 @@
+"""What a job that sends remembers, so that it can be interrupted anywhere and be run again: one JSON file.
+
+    what     what it was asked to do; another request with the same file is refused
+    sink_id  of its producers: the same in every run, so that the node knows what it has
+    plan     what was decided at the beginning: the messages it is about, cut into steps
+    done     how many steps are finished
+
+The file is replaced as a whole and synced before a step begins, so a run that dies repeats at most the step it was in; the
+node stores nothing of that twice.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from commitmq import failpoints
+from commitmq.errors import CommitMQError
+from commitmq_plugins.spark.jobs.manifest import make_folder, sync_folder
+
+
+class StateError(CommitMQError):
+    """A job's state belongs to another job, is in use or cannot be read."""
+
+
+class JobState:
+    """The state of one job; made by :func:`opened`."""
+
+    def __init__(self, path: Path, what: dict[str, Any], sink_id: str, plan: dict[str, Any], done: int) -> None:
+        self.path = path
+        self.what = what
+        self.sink_id = sink_id
+        self.plan = plan
+        self.done = done
+
+    def save(self) -> None:
+        """Make the present state durable."""
+        members = {"what": self.what, "sink_id": self.sink_id, "plan": self.plan, "done": self.done}
+        unfinished = self.path.with_name(f".{self.path.name}.unfinished")
+        with unfinished.open("w", encoding="utf-8") as file:
+            json.dump(members, file, separators=(",", ":"))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(unfinished, self.path)
+        sync_folder(self.path.parent)
+
+    def finish_step(self) -> None:
+        """One more step is done."""
+        if failpoints.ACTIVE:
+            failpoints.hit("job.before_step_done")
+        self.done += 1
+        self.save()
+
+
+@contextlib.contextmanager
+def opened(path: Path, what: dict[str, Any], plan: Callable[[], dict[str, Any]]) -> Iterator[JobState]:
+    """The state in ``path``, with ``plan()`` if there is none. Nobody else can have it meanwhile.
+
+    Raises StateError when it is of another request than ``what``.
+    """
+    path = path.absolute()
+    make_folder(path.parent)
+    descriptor = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise StateError(f"another run of this job has {path}") from error
+        if path.exists():
+            try:
+                members = json.loads(path.read_text(encoding="utf-8"))
+                found = JobState(path, members["what"], members["sink_id"], members["plan"], members["done"])
+            except (ValueError, KeyError, TypeError) as error:
+                raise StateError(f"{path} is no state of a job: {error}") from error
+            if found.what != what:
+                raise StateError(f"{path} belongs to another job, {found.what}, not to {what}: use another file")
+        else:
+            found = JobState(path, what, f"job-{secrets.token_hex(10)}", plan(), 0)
+            found.save()
+        yield found
+    finally:
+        os.close(descriptor)
