@@ -32,7 +32,7 @@ from commitmq.errors import DiskFullError, StoreError
 from commitmq.kernels import index as index_kernel
 from commitmq.kernels import walk as kernel
 from commitmq.offline.store_view import StoreView
-from commitmq.offline.verify_queues import BATCH, LIGHT, PLAIN, Queue
+from commitmq.offline.verify_queues import BATCH, LIGHT, PLAIN, Queue, narrow
 from commitmq.store import multi_dispatch
 from commitmq.store.batch_consume_queue import BATCH_UNIT_BYTES, make_units
 from commitmq.store.consume_queue import MAX_GAP_UNITS, UNIT, ConsumeQueue
@@ -148,7 +148,8 @@ def _note(queues: dict[Queue, QueueSpan], queue: Queue, kind: int, number: int, 
 
 def units_of(view: StoreView, batch: DispatchBatch) -> Iterator[Units]:
     """The units of a batch's records, queue by queue, as the node's dispatcher makes them; batch units as an array."""
-    rows = batch.rows[consumable(batch.rows)]
+    wanted = consumable(batch.rows)
+    rows = batch.rows if wanted.all() else batch.rows[wanted]
     if not len(rows):
         return
     in_batches = view.in_batch_queues(batch.topics, rows)
@@ -177,7 +178,7 @@ def _grouped(view: StoreView, batch: DispatchBatch, rows: Rows) -> Iterator[tupl
 
 
 def _plain_units(view: StoreView, batch: DispatchBatch, rows: Rows) -> Iterator[Units]:
-    for queue, mine in _grouped(view, batch, rows):
+    for queue, mine in _grouped(view, batch, narrow(rows)):
         units = np.empty(len(mine), UNIT)
         for name in ("physical_offset", "size", "tags_code"):
             units[name] = mine[name]
