@@ -7,6 +7,9 @@ after which it is run again; a node that goes on writing; damaged and expired lo
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -97,8 +100,8 @@ def test_an_export_that_failed_anywhere_is_simply_run_again(
     monkeypatch: pytest.MonkeyPatch,
     step: str,
 ) -> None:
-    """Steps of tasks fail in Spark's workers, through the environment of the test's process, which they do not share: there
-    the files of an attempt that died are laid beside."""
+    """The driver fails at a step. Steps of tasks are in processes that a test cannot reach: there the files that a dead
+    attempt leaves are laid beside."""
     store = golden_stores["clean"]
     options: dict[str, Any] = {"max_partition_bytes": 15_000}
     if step in ("export.before_write", "export.after_file"):
@@ -121,6 +124,41 @@ def test_an_export_that_failed_anywhere_is_simply_run_again(
     assert places(spark, tmp_path) == expected(store)
     named = {file.path for file in Manifest(tmp_path).files}
     assert {str(path.relative_to(tmp_path)) for path in tmp_path.glob("topic=*/*/*")} == named
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_an_export_that_is_killed_at_every_step_is_whole_in_the_end(
+    spark: SparkSession, golden_stores: dict[str, GoldenStore], tmp_path: Path
+) -> None:
+    """SIGKILL to the driver, or in the first two steps to a worker: the verb in a process of its own, one step after the
+    other, on the same folder; then it is left alone."""
+    store = golden_stores["clean"]
+    words = [
+        sys.executable,
+        "-m",
+        "commitmq.cli.main",
+        "pipeline",
+        "export",
+        str(store.root),
+        "--to",
+        str(tmp_path / "out"),
+    ]
+    for step in (*STEPS, ""):
+        points = {failpoints.VARIABLE: f"{step}=kill@1"} if step else {}
+        ended = subprocess.run(
+            [*words, "--topic", "GoldenNormal", "--topic", "GoldenBatch", "--master", "local[2]", "--json"],
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **points},
+            capture_output=True,
+            timeout=300,
+            check=False,
+        )
+        # After a commit there is nothing more to do, so the last step is not reached again.
+        assert (ended.returncode == 0) == (not step), (step, ended.returncode, ended.stderr[-2000:])
+        if step == "export.after_commit":
+            assert Manifest(tmp_path / "out").commits
+    wanted = [one for one in expected(store) if one[0] in ("GoldenNormal", "GoldenBatch")]
+    assert places(spark, tmp_path / "out") == wanted
 
 
 def test_a_second_run_adds_what_a_node_has_stored_since(
