@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 
 import pytest
+from test_io_error_matrix import PLACES
 from test_kill9 import FAILPOINTS, SEGMENT_BYTES, SETTINGS, check_everything
 from traffic import Traffic, seed
 
@@ -35,6 +36,7 @@ AT_RECOVERY = (
     "recovery.inside_scan",
     "recovery.after_scan",
     "recovery.before_cut",
+    "recovery.cut",
     "recovery.before_remove",
     "recovery.before_sync",
     "queue.before_delete",
@@ -43,10 +45,12 @@ AT_RECOVERY = (
 )
 AT_STOP = ("allocate.before_remove", "supervisor.before_abort_removed")
 AT_EXPIRY = ("cleanup.before_publish", "cleanup.after_publish", "cleanup.before_unlink", "cleanup.after_unlink")
+AT_NEW_MINIMUM = ("min_offset.write", "min_offset.before_fsync")
 # Where the tests of these are: they need more than a node under load.
 ELSEWHERE = {
     "rebuild.before_exchange": "tests/unit/offline/test_repair.py",
     "repair.before_log": "tests/unit/offline/test_repair.py",
+    "repair.write": "tests/unit/offline/test_repair.py",
     "memory.after_append": "tests/unit/dispatchers/test_memory_store.py",
     "memory.before_publish": "tests/unit/dispatchers/test_memory_store.py",
     "memory.before_unlink": "tests/unit/dispatchers/test_memory_store.py",
@@ -62,6 +66,14 @@ ELSEWHERE = {
     "pool.inside_remove": "tests/crash/test_pool_kill9.py",
     "recovery.after_takeover": "tests/crash/test_pool_kill9.py",
     "recovery.before_takeover": "tests/crash/test_pool_kill9.py",
+    "recovery.takeover": "tests/crash/test_pool_kill9.py",
+    "export.after_commit": "tests/spark/test_export.py",
+    "export.after_file": "tests/spark/test_export.py",
+    "export.after_tasks": "tests/spark/test_export.py",
+    "export.before_commit": "tests/spark/test_export.py",
+    "export.before_rename": "tests/spark/test_export.py",
+    "export.before_write": "tests/spark/test_export.py",
+    "job.before_step_done": "tests/spark/test_sending_jobs.py",
 }
 
 
@@ -176,10 +188,13 @@ def test_a_stop_killed_anywhere_loses_nothing(tmp_path: Path) -> None:
             assert numbers(node) == list(range(30 * turn + 30))
 
 
-def test_an_expiry_killed_anywhere_keeps_the_rest_readable(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "points", [AT_EXPIRY, pytest.param(AT_NEW_MINIMUM, marks=pytest.mark.slow)], ids=["deletion", "minimum"]
+)
+def test_an_expiry_killed_anywhere_keeps_the_rest_readable(tmp_path: Path, points: tuple[str, ...]) -> None:
     fired = tmp_path / "fired"
     fired.mkdir()
-    names = ";".join(f"{point}=kill_node@{turn + 1}" for turn, point in enumerate(AT_EXPIRY))
+    names = ";".join(f"{point}=kill_node@{turn + 1}" for turn, point in enumerate(points))
     extra = {"COMMITMQ_FAILPOINTS": names, "COMMITMQ_FAILPOINTS_ONCE": str(fired)}
     settings = ("retention.store_bytes=2000000", "retention.check_interval_ms=100", "retention.delete_interval_ms=10")
     with start_node(tmp_path, *SETTINGS, *settings, **extra) as node:
@@ -193,7 +208,7 @@ def test_an_expiry_killed_anywhere_keeps_the_rest_readable(tmp_path: Path) -> No
             except CommitMQError:
                 # Whether they are stored is not known: the same numbers are sent again.
                 time.sleep(0.3)
-            return {one.name for one in fired.iterdir()} == set(AT_EXPIRY)
+            return {one.name for one in fired.iterdir()} == set(points)
 
         eventually(send_more, f"all of {names} fire", timeout_s=60)
         eventually(node.is_ready, "the node is whole again")
@@ -211,9 +226,11 @@ def test_every_failpoint_is_in_the_matrix() -> None:
         for root in ("node", "dispatchers", "plugins")
         for path in sorted((PROJECT / root).rglob("*.py"))
     )
-    named = set(re.findall(r'failpoints\.(?:hit|clip)\(f?"([^"]+)"', text)) - {"name"}
+    named = set(re.findall(r'(?:failpoints\.(?:hit|clip)\(f?|place=)"([^"]+)"', text)) - {"name"}
+    queues = re.findall(r'place: ClassVar\[str\] = "(\w+)"', text)
+    named = {one.replace("{self.place}", queue) for one in named for queue in queues}
     patterns = {re.escape(name).replace(r"\{self\.name\}", r"\w+") for name in named}
-    listed = {*FAILPOINTS, *AT_RECOVERY, *AT_STOP, *AT_EXPIRY, *ELSEWHERE}
+    listed = {*FAILPOINTS, *PLACES, *AT_RECOVERY, *AT_STOP, *AT_EXPIRY, *AT_NEW_MINIMUM, *ELSEWHERE}
     missing = [pattern for pattern in sorted(patterns) if not any(re.fullmatch(pattern, name) for name in listed)]
     assert not missing, f"failpoints in the code that nothing kills: {missing}"
     stale = [name for name in sorted(listed) if not any(re.fullmatch(pattern, name) for pattern in patterns)]

@@ -37,6 +37,7 @@ UNDER_LOAD = {
 }
 AT_RECOVERY = (
     "recovery.before_takeover",
+    "recovery.takeover",
     "recovery.after_takeover",
     "pool.inside_remove",
     "pool.before_make",

@@ -22,6 +22,7 @@ from pathlib import Path
 
 import orjson
 
+from commitmq import failpoints
 from commitmq.coordination.membership import Membership, Queue, QueuesOf, View
 from commitmq.errors import InvalidMessageError, ProtocolError, StoreError
 from commitmq.store.group_config import GroupConfig, GroupTable
@@ -202,6 +203,8 @@ class Groups:
             fresh = self._members_path.with_name(self._members_path.name + ".new")
             try:
                 fresh.write_bytes(orjson.dumps(current))
+                if failpoints.ACTIVE:
+                    failpoints.hit("members.before_replace")
                 os.replace(fresh, self._members_path)
             except OSError as error:
                 with contextlib.suppress(OSError):

@@ -46,6 +46,7 @@ import orjson
 from commitmq import failpoints
 from commitmq.errors import DiskFullError, StoreError
 from commitmq.store.json_config import sync_folder
+from commitmq.store.write_all import write_all
 
 MAGIC = b"\xc3OJ\x01"
 _HEADER = struct.Struct(">4sIQI")
@@ -241,9 +242,10 @@ class OffsetsJournal:
         fd = -1
         try:
             fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-            if os.pwrite(fd, record, 0) != len(record):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            write_all(fd, record, 0, place="journal.create")
             os.fdatasync(fd)
+            if failpoints.ACTIVE:
+                failpoints.hit("journal.after_create")
         except OSError as error:
             if fd >= 0:
                 os.close(fd)

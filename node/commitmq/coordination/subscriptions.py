@@ -23,6 +23,7 @@ from typing import Any, Final
 
 import orjson
 
+from commitmq import failpoints
 from commitmq.control import ControlBlock, Word
 from commitmq.errors import StoreError
 from commitmq.log import get_log
@@ -171,6 +172,8 @@ class Subscriptions:
         path = subscriptions_path(self.layout)
         fresh = path.with_name(path.name + ".new")
         fresh.write_bytes(orjson.dumps(listed))
+        if failpoints.ACTIVE:
+            failpoints.hit("subscriptions.before_replace")
         os.replace(fresh, path)
         self.control.put(Word.SUBSCRIPTIONS_VERSION, self.control.get(Word.SUBSCRIPTIONS_VERSION) + 1)
 

@@ -35,6 +35,7 @@ from commitmq.store.json_config import sync_folder
 from commitmq.store.layout import StoreLayout, segment_name
 from commitmq.store.queue_files import list_queues
 from commitmq.store.record import Record, encode_record
+from commitmq.store.write_all import write_all
 
 How = Literal["cut", "skip"]
 
@@ -282,10 +283,7 @@ def _blank_units(store: HeldStore, damage: list[Extent]) -> int:
 def _write(path: Path, position: int, data: bytes) -> None:
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
-        while data:
-            written = os.pwrite(fd, data, position)
-            position += written
-            data = data[written:]
+        write_all(fd, data, position, place="repair.write")
         os.fdatasync(fd)
     except OSError as error:
         raise StoreError(f"cannot write: {error.strerror}", path=path, offset=position) from error

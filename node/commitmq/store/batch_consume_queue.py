@@ -79,6 +79,7 @@ class BatchConsumeQueue(QueueFiles):
     __slots__ = ("_end_offset", "_first_offset", "_last_start", "_min")
 
     unit_bytes: ClassVar[int] = BATCH_UNIT_BYTES
+    place: ClassVar[str] = "batch_queue"
 
     def __init__(self, folder: Path | str, file_bytes: int, fds: FdCache | None = None) -> None:
         """Nothing is read yet. ``file_bytes`` must be a multiple of 46."""

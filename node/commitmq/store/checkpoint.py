@@ -10,15 +10,16 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from commitmq import failpoints
 from commitmq.errors import StoreError
 from commitmq.store.json_config import sync_folder
+from commitmq.store.write_all import write_all
 
 CHECKPOINT_BYTES: Final = 4096
 _FIELDS: Final = struct.Struct(">qqqqq")
@@ -98,9 +99,9 @@ class Checkpoint:
         made = not path.exists()
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            data = self.to_bytes()
-            if os.pwrite(fd, data, 0) != len(data):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            write_all(fd, self.to_bytes(), 0, place="checkpoint.write")
+            if failpoints.ACTIVE:
+                failpoints.hit("checkpoint.before_fdatasync")
             os.fdatasync(fd)
         finally:
             os.close(fd)

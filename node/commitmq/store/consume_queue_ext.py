@@ -68,6 +68,7 @@ class ConsumeQueueExt(QueueFiles):
     __slots__ = ()
 
     unit_bytes: ClassVar[int] = 1
+    place: ClassVar[str] = "queue_ext"
 
     def __init__(self, folder: Path | str, file_bytes: int, fds: FdCache | None = None) -> None:
         """``file_bytes`` is at least what the largest unit of ours needs."""

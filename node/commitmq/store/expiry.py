@@ -30,6 +30,7 @@ from commitmq.store.json_config import sync_folder
 from commitmq.store.layout import StoreLayout, segment_name
 from commitmq.store.record import peek
 from commitmq.store.retention import Segment
+from commitmq.store.write_all import write_all
 
 _DIGITS = 20
 
@@ -63,7 +64,10 @@ class MinOffsetFile:
             made = not self.path.exists()
             fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
             try:
-                os.pwrite(fd, b"%020d\n" % offset, 0)
+                # In place: a new file needs space, and it is a full disk that this makes room on.
+                write_all(fd, b"%020d\n" % offset, 0, place="min_offset.write")
+                if failpoints.ACTIVE:
+                    failpoints.hit("min_offset.before_fsync")
                 os.fsync(fd)
             finally:
                 os.close(fd)

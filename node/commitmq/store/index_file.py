@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from commitmq import failpoints
 from commitmq.errors import DiskFullError, StoreError
 from commitmq.kernels import index as kernel
+from commitmq.store.write_all import write_all
 
 HEADER_BYTES: Final = 40
 SLOT_BYTES: Final = 4
@@ -281,7 +282,7 @@ def create(path: Path, temporary: Path, shape: IndexShape, predecessor: IndexHea
             os.ftruncate(fd, shape.file_bytes)
             allocate(fd, 0, shape.item_position(1), temporary)
             stamp, offset = (0, 0) if predecessor is None else (predecessor.end_timestamp, predecessor.end_offset)
-            os.pwrite(fd, _HEADER.pack(stamp, stamp, offset, offset, 0, 1), 0)
+            write_all(fd, _HEADER.pack(stamp, stamp, offset, offset, 0, 1), 0, place="index.create")
         finally:
             os.close(fd)
         if failpoints.ACTIVE:

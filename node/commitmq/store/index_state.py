@@ -16,8 +16,10 @@ from pathlib import Path
 
 import orjson
 
+from commitmq import failpoints
 from commitmq.store.index_file import store_error
 from commitmq.store.json_config import sync_folder
+from commitmq.store.write_all import write_all
 
 
 @dataclass(slots=True)
@@ -51,9 +53,10 @@ class SavedState:
             path.parent.mkdir(parents=True, exist_ok=True)
             beside = path.with_suffix(".new")
             with open(beside, "wb") as file:
-                file.write(orjson.dumps(asdict(self)))
-                file.flush()
+                write_all(file.fileno(), orjson.dumps(asdict(self)), 0, place="index_state.write")
                 os.fsync(file.fileno())
+            if failpoints.ACTIVE:
+                failpoints.hit("index_state.before_replace")
             os.replace(beside, path)
             sync_folder(path.parent)
         except OSError as error:

@@ -21,6 +21,7 @@ from typing import Any
 
 from commitmq import failpoints
 from commitmq.errors import DiskFullError, StoreError
+from commitmq.store.write_all import write_all
 
 # A string is matched as a whole so that digits and braces inside one are never taken for a key.
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"(\s*:)?|([{,]\s*)(-?\d+)(?=\s*:)', re.DOTALL)
@@ -168,8 +169,9 @@ def replace_text(path: Path, text: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(fresh, "wb") as file:
             # What is no Unicode becomes "?", as in Java.
-            file.write(text.encode(errors="replace"))
-            file.flush()
+            write_all(file.fileno(), text.encode(errors="replace"), 0, place="json.write")
+            if failpoints.ACTIVE:
+                failpoints.hit("json.before_fsync")
             os.fsync(file.fileno())
         if failpoints.ACTIVE:
             failpoints.hit("json.before_replace")

@@ -36,6 +36,7 @@ from commitmq.store.layout import StoreLayout, segment_name
 from commitmq.store.log_proof import has_record_before
 from commitmq.store.shared_memory import check_private
 from commitmq.store.transient_pool import PoolNote, TransientPool
+from commitmq.store.write_all import write_all
 
 _CHUNK_BYTES = 1 << 20
 
@@ -184,10 +185,7 @@ def _write(layout: StoreLayout, span: _Span, segment_bytes: int) -> None:
         try:
             if os.fstat(fd).st_size < segment_bytes:
                 os.posix_fallocate(fd, 0, segment_bytes)
-            position, view = span.start, memoryview(span.buffer)[span.start : span.end]
-            while view:
-                written = os.pwrite(fd, view, position)
-                position, view = position + written, view[written:]
+            write_all(fd, memoryview(span.buffer)[span.start : span.end], span.start, place="recovery.takeover")
             os.fdatasync(fd)
         finally:
             os.close(fd)

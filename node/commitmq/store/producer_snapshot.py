@@ -31,6 +31,7 @@ from typing import Final
 from commitmq import failpoints
 from commitmq.errors import StoreError
 from commitmq.store.json_config import sync_folder
+from commitmq.store.write_all import write_all
 
 _MAGIC: Final = b"CMQPRD01"
 _HEAD: Final = struct.Struct(">8sqq")
@@ -66,8 +67,7 @@ class ProducerSnapshot:
         data = head + _CRC.pack(zlib.crc32(self.table, zlib.crc32(head))) + self.table
         new = path.with_name(path.name + ".new")
         with new.open("wb") as file:
-            file.write(data)
-            file.flush()
+            write_all(file.fileno(), data, 0, place="producers.write")
             if failpoints.ACTIVE:
                 failpoints.hit("producers.before_fsync")
             os.fsync(file.fileno())

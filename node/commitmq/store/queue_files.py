@@ -64,6 +64,8 @@ class QueueFiles:
     __slots__ = ("_dirty", "_end", "_fds", "_first", "_made", "file_bytes", "folder", "max_physical_offset")
 
     unit_bytes: ClassVar[int]
+    place: ClassVar[str] = "queue"
+    """What its failpoints begin with."""
 
     def __init__(self, folder: Path | str, file_bytes: int, fds: FdCache | None = None) -> None:
         """Nothing is read yet. ``file_bytes`` must be a multiple of a unit's size."""
@@ -233,7 +235,7 @@ class QueueFiles:
                 self._dirty = set()
             self._dirty.add(base)
             while len(data):
-                piece = failpoints.clip("queue.append", data) if failpoints.ACTIVE else data
+                piece = failpoints.clip(f"{self.place}.append", data) if failpoints.ACTIVE else data
                 written = os.pwrite(fd, piece, position)
                 data = data[written:]
                 position += written
@@ -247,12 +249,12 @@ class QueueFiles:
         self._made = True
         try:
             if failpoints.ACTIVE:
-                failpoints.hit("queue.before_create")
+                failpoints.hit(f"{self.place}.before_create")
             os.makedirs(self.folder, exist_ok=True)
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
             fd = self._fds.write_fd(path)
             if failpoints.ACTIVE:
-                failpoints.hit("queue.inside_create")
+                failpoints.hit(f"{self.place}.inside_create")
             os.ftruncate(fd, self.file_bytes)
         except OSError as error:
             # One without its size would be taken for whole at the next try, and refused by its size at the next start.
@@ -278,7 +280,7 @@ class QueueFiles:
         try:
             for base in sorted(self._dirty or ()):
                 if failpoints.ACTIVE:
-                    failpoints.hit("queue.before_fdatasync")
+                    failpoints.hit(f"{self.place}.before_fdatasync")
                 os.fdatasync(self._fds.write_fd(self._path(base)))
             if self._made and os.path.isdir(self.folder):
                 # The queue's folder may be new, its topic's too, and the one for all queues of this kind: their names lie

@@ -58,6 +58,7 @@ from commitmq.store.log_proof import LogProof, has_record_before
 from commitmq.store.mapped_file import check_size
 from commitmq.store.pool_recovery import take_over
 from commitmq.store.sidecar import Sidecar
+from commitmq.store.write_all import write_all
 from commitmq.store.writeback import start_writeback
 
 Progress: TypeAlias = Callable[[str, int, int], None]
@@ -430,7 +431,7 @@ def _zero_tail(layout: StoreLayout, path: Path, base: int, found: ScanEnd, log: 
         if failpoints.ACTIVE:
             failpoints.hit("recovery.before_cut")
         for position, chunk in _nonzero_chunks(fd, start, size):
-            os.pwrite(fd, bytes(len(chunk)), position)
+            write_all(fd, bytes(len(chunk)), position, place="recovery.cut")
         os.fdatasync(fd)
     finally:
         os.close(fd)
@@ -570,7 +571,7 @@ def zero_behind(path: Path, position: int) -> int:
     try:
         zeroed = 0
         for at, chunk in _nonzero_chunks(fd, position, os.fstat(fd).st_size):
-            os.pwrite(fd, bytes(len(chunk)), at)
+            write_all(fd, bytes(len(chunk)), at)
             zeroed += len(chunk)
         return zeroed
     finally:

@@ -23,7 +23,6 @@ It fits one sector and is written in place, like the checkpoint.
 
 from __future__ import annotations
 
-import errno
 import os
 import struct
 import zlib
@@ -34,6 +33,7 @@ from typing import Final
 from commitmq import failpoints
 from commitmq.store.checkpoint import CHECKPOINT_BYTES, Checkpoint
 from commitmq.store.json_config import sync_folder
+from commitmq.store.write_all import write_all
 
 _MAGIC: Final = b"CMQPOS01"
 _FIELDS: Final = struct.Struct(">8sqqqqqqII")
@@ -98,9 +98,9 @@ class Sidecar:
         made = not path.exists()
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
-            data = self.to_bytes()
-            if os.pwrite(fd, data, 0) != len(data):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            write_all(fd, self.to_bytes(), 0, place="sidecar.write")
+            if failpoints.ACTIVE:
+                failpoints.hit("sidecar.before_fdatasync")
             os.fdatasync(fd)
         finally:
             os.close(fd)

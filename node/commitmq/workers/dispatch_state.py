@@ -21,8 +21,10 @@ from typing import Any, Final
 import numpy as np
 import orjson
 
+from commitmq import failpoints
 from commitmq.errors import StoreError
 from commitmq.store.dispatch_batch import DispatchBatch
+from commitmq.store.write_all import write_all
 
 _MOST_RANGES: Final = 100
 
@@ -75,9 +77,10 @@ class DispatchState:
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with beside.open("wb") as file:
-                file.write(orjson.dumps(data))
-                file.flush()
+                write_all(file.fileno(), orjson.dumps(data), 0, place="dispatcher_state.write")
                 os.fsync(file.fileno())
+            if failpoints.ACTIVE:
+                failpoints.hit("dispatcher_state.before_replace")
             beside.replace(self.path)
             folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
             try:

@@ -145,7 +145,7 @@ def test_a_missing_segment_is_nothing_that_a_repair_can_mend(clean: GoldenStore)
 
 
 @pytest.mark.parametrize("how", ["cut", "skip"])
-@pytest.mark.parametrize("point", ["repair.before_log", "rebuild.before_exchange"])
+@pytest.mark.parametrize("point", ["repair.before_log", "repair.write", "rebuild.before_exchange"])
 def test_a_repair_that_is_killed_is_run_again(clean: GoldenStore, how: How, point: str) -> None:
     hit = middle(clean)
     overwrite(clean, hit["physical_offset"] + 100, b"\xff\xfe\xfd")
