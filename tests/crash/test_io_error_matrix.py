@@ -201,8 +201,8 @@ def test_a_process_dies_at_each_place(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("part", range(6))
+@pytest.mark.parametrize("part", range(8))
 def test_a_node_dies_at_each_place(tmp_path: Path, part: int) -> None:
     """The places that ``test_kill_node`` does not know."""
-    names = sorted(PLACES.keys() - FAILPOINTS.keys())[part::6]
+    names = sorted(PLACES.keys() - FAILPOINTS.keys())[part::8]
     life(tmp_path, dict.fromkeys(names, "kill_node"), seed() + part)

@@ -36,13 +36,13 @@ AT_RECOVERY = (
     "recovery.inside_scan",
     "recovery.after_scan",
     "recovery.before_cut",
-    "recovery.cut",
     "recovery.before_remove",
     "recovery.before_sync",
     "queue.before_delete",
     "index.before_cut",
     "index.inside_cut",
 )
+AT_CUT = ("recovery.cut",)
 AT_STOP = ("allocate.before_remove", "supervisor.before_abort_removed")
 AT_EXPIRY = ("cleanup.before_publish", "cleanup.after_publish", "cleanup.before_unlink", "cleanup.after_unlink")
 AT_NEW_MINIMUM = ("min_offset.write", "min_offset.before_fsync")
@@ -150,8 +150,11 @@ def lose_the_tail(layout: StoreLayout) -> int:
         # A third death of the one process before it is ready would fail the start.
         pytest.param(("recovery.inside_scan", "recovery.before_sync"), "kill", marks=pytest.mark.slow),
         pytest.param(("recovery.after_scan", "recovery.before_cut"), "kill", marks=pytest.mark.slow),
+        pytest.param(AT_CUT, "kill_node", marks=pytest.mark.slow),
+        pytest.param(AT_CUT, "errno:EIO", marks=pytest.mark.slow),
+        pytest.param(AT_CUT, "short:7", marks=pytest.mark.slow),
     ],
-    ids=["two", "all", "the process", "the process at its cut"],
+    ids=["two", "all", "the process", "the process at its cut", "inside the cut", "refused", "short"],
 )
 def test_a_recovery_killed_anywhere_is_run_again(tmp_path: Path, points: tuple[str, ...], action: str) -> None:
     settings = ("consume_queue.file_bytes=400", "index.hash_slots=30", "index.max_items=50")
@@ -230,7 +233,7 @@ def test_every_failpoint_is_in_the_matrix() -> None:
     queues = re.findall(r'place: ClassVar\[str\] = "(\w+)"', text)
     named = {one.replace("{self.place}", queue) for one in named for queue in queues}
     patterns = {re.escape(name).replace(r"\{self\.name\}", r"\w+") for name in named}
-    listed = {*FAILPOINTS, *PLACES, *AT_RECOVERY, *AT_STOP, *AT_EXPIRY, *AT_NEW_MINIMUM, *ELSEWHERE}
+    listed = {*FAILPOINTS, *PLACES, *AT_RECOVERY, *AT_CUT, *AT_STOP, *AT_EXPIRY, *AT_NEW_MINIMUM, *ELSEWHERE}
     missing = [pattern for pattern in sorted(patterns) if not any(re.fullmatch(pattern, name) for name in listed)]
     assert not missing, f"failpoints in the code that nothing kills: {missing}"
     stale = [name for name in sorted(listed) if not any(re.fullmatch(pattern, name) for pattern in patterns)]
