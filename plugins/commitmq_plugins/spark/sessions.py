@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
+import ipaddress
 import os
 import sys
+import sysconfig
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
+from urllib.parse import urlsplit
 
 from commitmq.errors import CommitMQError
 from commitmq_plugins.spark.java import find_java
@@ -21,10 +26,11 @@ DEFAULTS: Final = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.python.filterPushdown.enabled": "true",
 }
-# For a driver whose executors are on this machine: nothing has to be found by name, and Unix sockets are quicker.
+# For a driver whose executors are on this machine: nothing has to be found by name.
+LOOPBACK: Final = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+# Unix sockets are quicker than TCP.
 LOCAL: Final = {
-    "spark.driver.host": "127.0.0.1",
-    "spark.driver.bindAddress": "127.0.0.1",
+    **LOOPBACK,
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.sql.shuffle.partitions": "2",
 }
@@ -33,6 +39,8 @@ QUICK_START: Final = {
     "spark.sql.adaptive.enabled": "false",
 }
 """For short jobs and tests: a third less time until the first result, and slower work afterwards."""
+_WORKERS_PATH: Final = "spark.executorEnv.PYTHONPATH"
+_PACKAGES: Final = ("commitmq", "commitmq_dispatchers", "commitmq_plugins", "pyspark_commitmq")
 
 
 class SparkMissingError(CommitMQError):
@@ -42,8 +50,10 @@ class SparkMissingError(CommitMQError):
 def session(master: str = "local[2]", *, app: str = "commitmq", **config: object) -> SparkSession:
     """A Spark session on ``master``; ``config`` are Spark's own settings: ``session(**{"spark.driver.memory": "2g"})``.
 
-    One that exists already in this process is used, with ``config`` applied as far as Spark can. Raises
-    SparkMissingError or JavaMissingError with what to install.
+    Workers run this Python and import commitmq from where this process has it. On other machines of a cluster it has to be
+    installed; their Python is ``PYSPARK_PYTHON``, else a program at the path of this one. One that exists already in this
+    process is used, with ``config`` applied as far as Spark can. Raises SparkMissingError or JavaMissingError with what to
+    install.
     """
     try:
         from pyspark.sql import SparkSession
@@ -51,11 +61,12 @@ def session(master: str = "local[2]", *, app: str = "commitmq", **config: object
         raise SparkMissingError(f"PySpark is missing ({error}): pip install 'commitmq[spark]'") from error
     from commitmq_plugins.spark.source import CommitMQSource
 
-    settings: dict[str, object] = {**DEFAULTS, **(LOCAL if master.startswith("local") else {}), **config}
+    is_local = master.startswith("local")
+    settings: dict[str, object] = {**DEFAULTS, **(LOCAL if is_local else _of_cluster(master)), **config}
     builder = SparkSession.builder.master(master).appName(app)
     for name, value in settings.items():
         builder = builder.config(name, str(value).lower() if isinstance(value, bool) else str(value))
-    with _environment(is_local=master.startswith("local")):
+    with _environment(is_cluster=not is_local, is_here=settings.get("spark.driver.host") == "127.0.0.1"):
         found = builder.getOrCreate()
     # Spark finds it by itself where its workers can import pyspark_commitmq, and warns of a second registration.
     manager = found._jsparkSession.sessionState().dataSourceManager()
@@ -64,11 +75,51 @@ def session(master: str = "local[2]", *, app: str = "commitmq", **config: object
     return found
 
 
+def _of_cluster(master: str) -> dict[str, object]:
+    """What executors in processes of their own need in addition."""
+    found: dict[str, object] = dict(LOOPBACK) if _is_loopback(master) else {}
+    if folders := _import_folders():
+        found[_WORKERS_PATH] = os.pathsep.join(folders)
+    return found
+
+
+def _is_loopback(master: str) -> bool:
+    """Whether ``spark://HOST:PORT`` can be reached from this machine only, and so can have no executor elsewhere."""
+    try:
+        host = urlsplit(master).hostname or ""
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _import_folders() -> list[str]:
+    """From where a new Python finds what this process has imported: of a checkout its folders, and PYTHONPATH.
+
+    What is installed is not named: an executor's Python has a folder of its own for that.
+    """
+    installed = {Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")}
+    folders: dict[str, None] = {}
+    for package in _PACKAGES:
+        spec = importlib.util.find_spec(package)
+        for place in (spec.submodule_search_locations or ()) if spec is not None else ():
+            folder = Path(place).resolve().parent
+            if folder not in installed:
+                folders[str(folder)] = None
+    for place in os.environ.get("PYTHONPATH", "").split(os.pathsep):
+        if place:
+            # An executor works in a folder of its own, where a relative path would mean another place.
+            folders[os.path.abspath(place)] = None
+    return list(folders)
+
+
 @contextlib.contextmanager
-def _environment(*, is_local: bool) -> Iterator[None]:
+def _environment(*, is_cluster: bool, is_here: bool) -> Iterator[None]:
     """What Spark takes from the environment when it starts its JVM, and only then."""
     wanted = {"JAVA_HOME": str(find_java().home), "PYSPARK_PYTHON": sys.executable}
-    if is_local:
+    if is_cluster and os.environ.get("PYSPARK_PYTHON"):
+        # Somebody knows what Python is called on the machines of the cluster.
+        del wanted["PYSPARK_PYTHON"]
+    if is_here:
         # Otherwise it looks for another address of this host and warns about what it finds.
         wanted["SPARK_LOCAL_IP"] = "127.0.0.1"
     before = {name: os.environ.get(name) for name in wanted}
