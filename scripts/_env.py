@@ -1,6 +1,6 @@
 """Makes this project's environment where it is missing or out of date, then runs a script in it.
 
-    python _env.py SCRIPT [ARGUMENT…]
+    python _env.py [--extra NAME] SCRIPT [ARGUMENT…]
 
 Runs under any Python ≥ 3.11 with nothing but its standard library. The environment is ``.venv`` in the project, or the
 folder that ``COMMITMQ_VENV`` names. A stamp in it says from which pyproject.toml, constraints.txt, Python and project
@@ -41,9 +41,14 @@ def main(arguments: list[str]) -> int:
     for name in FOREIGN_SETTINGS:
         os.environ.pop(name, None)
     folder = Path(os.environ.get("COMMITMQ_VENV") or PROJECT / ".venv").absolute()
+    extra = ""
+    if arguments[:1] == ["--extra"]:
+        extra, arguments = arguments[1], arguments[2:]
     try:
         with only_one_at_a_time():
             ensure_environment(folder)
+            if extra:
+                ensure_extra(folder, extra)
             ensure_kernels(folder)
     except EnvironmentUnavailable as error:
         print(f"commitmq: {error}", file=sys.stderr)
@@ -87,16 +92,31 @@ def ensure_environment(folder: Path) -> None:
         shutil.rmtree(folder, ignore_errors=True)
         run([sys.executable, "-I", "-m", "venv", str(folder)], "the environment could not be made")
     say("installing what commitmq needs, once …")
+    install(folder, *BUILD_REQUIREMENTS)
+    install(folder, "--no-build-isolation", "--editable", f"{PROJECT}[test]")
+    stamp.write_text(wanted, encoding="ascii")
+
+
+def ensure_extra(folder: Path, extra: str) -> None:
+    """Install an extra of the project into the environment ``folder`` unless its stamp says that it is there."""
+    stamp = folder / f"commitmq-extra-{extra}"
+    wanted = environment_digest()
+    if read_text(stamp) == wanted:
+        return
+    say(f"installing what the extra {extra} needs, once …")
+    install(folder, "--no-build-isolation", "--editable", f"{PROJECT}[{extra}]")
+    stamp.write_text(wanted, encoding="ascii")
+
+
+def install(folder: Path, *what: str) -> None:
+    """Install by the project's constraints; raises EnvironmentUnavailable."""
     pip = [str(interpreter(folder)), "-I", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     if not os.access(os.path.expanduser("~"), os.W_OK):
         pip.append("--no-cache-dir")
-    pip += ["--constraint", str(PROJECT / "constraints.txt")]
-    hint = (
-        "the installation failed: the first run needs a Python package index that pip can reach; later ones need none"
+    run(
+        [*pip, "--constraint", str(PROJECT / "constraints.txt"), *what],
+        "the installation failed: the first run needs a Python package index that pip can reach; later ones need none",
     )
-    run([*pip, *BUILD_REQUIREMENTS], hint)
-    run([*pip, "--no-build-isolation", "--editable", f"{PROJECT}[test]"], hint)
-    stamp.write_text(wanted, encoding="ascii")
 
 
 def ensure_kernels(folder: Path) -> None:

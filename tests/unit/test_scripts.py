@@ -120,6 +120,22 @@ def test_changed_pins_install_again_and_an_interrupted_installation_counts_as_no
     assert all("--constraint" in command for command in commands)
 
 
+def test_an_extra_is_installed_when_it_is_asked_for_and_not_again(
+    env: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[list[str]] = []
+    monkeypatch.setattr(env, "run", lambda command, problem: commands.append(command))
+    env.ensure_extra(tmp_path, "bench")
+    assert len(commands) == 1
+    assert commands[0][-1] == f"{SCRIPTS.parent}[bench]"
+    assert "--constraint" in commands[0]
+    env.ensure_extra(tmp_path, "bench")
+    assert len(commands) == 1
+    (tmp_path / "commitmq-extra-bench").write_text("of other pins", encoding="ascii")
+    env.ensure_extra(tmp_path, "bench")
+    assert len(commands) == 2
+
+
 def test_the_stamp_follows_requirements_pins_and_place(
     env: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
