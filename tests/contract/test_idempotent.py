@@ -442,7 +442,7 @@ def test_snapshots_are_taken_while_it_runs(tmp_path: Path) -> None:
     ("point", "action"),
     [
         ("writer.after_append", "kill"),
-        ("writer.before_answer", "kill_node"),
+        pytest.param("writer.before_answer", "kill_node", marks=pytest.mark.slow),
         pytest.param("writer.before_publish", "kill", marks=pytest.mark.slow),
         pytest.param("writer.before_answer", "kill", marks=pytest.mark.slow),
         pytest.param("writer.after_append", "kill_node", marks=pytest.mark.slow),

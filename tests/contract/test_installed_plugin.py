@@ -148,6 +148,7 @@ def test_counts_are_exact_whatever_dies_under_load(node: EnvironmentNode) -> Non
     assert counted(node, "load") == truth
 
 
+@pytest.mark.slow
 def test_poison_is_parked_and_a_person_decides(node: EnvironmentNode) -> None:
     with Producer(node.address) as producer:
         producer.send("poison", b"x", tags="fine", queue=0)

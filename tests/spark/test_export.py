@@ -92,7 +92,7 @@ STEPS = (
 )
 
 
-@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("step", [STEPS[0], *(pytest.param(step, marks=pytest.mark.slow) for step in STEPS[1:])])
 def test_an_export_that_failed_anywhere_is_simply_run_again(
     spark: SparkSession,
     golden_stores: dict[str, GoldenStore],

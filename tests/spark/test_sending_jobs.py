@@ -119,7 +119,7 @@ def test_what_rocketmq_has_stored_can_be_imported(
                 assert one.body.hex() == message["body_hex"]
 
 
-@pytest.mark.parametrize("hit", [1, 3])
+@pytest.mark.parametrize("hit", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_replay_that_breaks_off_goes_on(
     spark: SparkSession, node: CommitMQNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hit: int
 ) -> None:

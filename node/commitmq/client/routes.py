@@ -14,7 +14,7 @@ from commitmq.store.topic_config import QUEUE_TYPE, QUEUE_TYPE_BATCH, STORAGE_ME
 
 _TTL_S: Final = 10.0
 _TYPE_PATIENCE_S: Final = 1.0
-_MAX_TYPES: Final = 10_000
+_MAX_TOPICS: Final = 10_000
 
 
 def not_stored(code: str, sentence: str) -> SendError:
@@ -36,7 +36,8 @@ class Routes:
         self._lock = threading.Lock()
         self._known: dict[str, tuple[int, float, bool]] = {}  # queues to write to, when asked, kept in memory
         self._batch_topics: dict[str, tuple[bool, float]] = {}
-        self._turn = int.from_bytes(os.urandom(2), "big")
+        self._turns: dict[str, int] = {}  # one a topic: with a common one, topics sent to in turn would skip queues
+        self._first_turn = int.from_bytes(os.urandom(2), "big")  # so that many short-lived producers use all queues
 
     def queues(self, topic: str, deadline: float) -> int:
         """Number of queues of ``topic`` that can be written to; the topic is created if the node does that.
@@ -82,7 +83,7 @@ class Routes:
         return self._batch_topics[topic][0]
 
     def _note_type(self, topic: str, is_batch: bool) -> None:
-        if len(self._batch_topics) >= _MAX_TYPES:
+        if len(self._batch_topics) >= _MAX_TOPICS:
             self._batch_topics.clear()
         self._batch_topics[topic] = (is_batch, time.monotonic())
 
@@ -108,8 +109,12 @@ class Routes:
 
     def next_queue(self, topic: str, deadline: float) -> int:
         """Round robin over the topic's queues. Raises as :meth:`queues`."""
-        self._turn += 1
-        return self._turn % self.queues(topic, deadline)
+        queues = self.queues(topic, deadline)
+        turn = self._turns.get(topic, self._first_turn) + 1
+        if len(self._turns) >= _MAX_TOPICS:
+            self._turns.clear()
+        self._turns[topic] = turn
+        return turn % queues
 
     def close(self) -> None:
         """Close the connection."""

@@ -18,6 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from commitmq.store.layout import StoreLayout
 from commitmq.store.shared_memory import memory_folder
 from commitmq.store.transient_pool import pool_folder
@@ -194,10 +196,13 @@ class NodeProcess:
         ``known`` takes the pids seen so far, for when the node could not answer now.
         """
         pids = [pid for pid in self.seen if alive(pid) and self.is_ours(pid)] if known else list(self.pids().values())
-        for number in (signal.SIGSTOP, signal.SIGKILL):
-            for pid in pids:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, number)
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+        # Children first: the kernel wakes halted processes (SIGCONT) when the death of a parent leaves their group alone.
+        for pid in sorted(pids, key=_generation, reverse=True):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         eventually(lambda: not [pid for pid in pids if alive(pid)], "every process is gone")
 
     def end(self) -> None:
@@ -221,3 +226,10 @@ class NodeProcess:
             return b"commitmq" in Path(f"/proc/{pid}/cmdline").read_bytes()
         except OSError:
             return False
+
+
+def _generation(pid: int) -> int:
+    """How many ancestors a process has; 0 when it is gone."""
+    with contextlib.suppress(psutil.Error):
+        return len(psutil.Process(pid).parents())
+    return 0
