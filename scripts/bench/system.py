@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -215,6 +216,19 @@ def free_port() -> int:
         if port not in _given_ports:
             _given_ports.add(port)
             return port
+
+
+def free_ports(count: int) -> int:
+    """The first of ``count`` neighbouring ports that are free, below those that the kernel hands out by itself."""
+    while True:
+        first = random.randrange(12_000, 32_000 - count)
+        try:
+            with contextlib.ExitStack() as stack:
+                for port in range(first, first + count):
+                    stack.enter_context(socket.socket()).bind((HOST, port))
+        except OSError:
+            continue
+        return first
 
 
 def accepts(port: int) -> bool:

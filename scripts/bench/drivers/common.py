@@ -69,7 +69,7 @@ def percentiles(samples_ns: Sequence[int]) -> dict[str, float]:
     return {**found, "max": ordered[-1] / 1000}
 
 
-def closed_loop(job: Job, make_send: Callable[[int], Callable[[bytes], None]]) -> Result:
+def closed_loop(job: Job, make_send: Callable[[int], Callable[[bytes], object]]) -> Result:
     """The work ``send``: ``clients`` threads send one message at a time for ``seconds`` after ``warmup_s``.
 
     ``make_send`` makes one client and returns what sends a body and waits for its ack; it is called in the client's

@@ -1,0 +1,84 @@
+"""CommitMQ itself, started by its own command with its default configuration."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+
+from bench.system import HOST, Command, Durability, Server, free_ports
+from commitmq import Admin, CommitMQError
+from commitmq.store.layout import StoreLayout
+from commitmq.store.shared_memory import memory_folder
+from commitmq.store.transient_pool import pool_folder
+
+_COMMITMQ: Final = (sys.executable, "-m", "commitmq.cli.main")
+# As flushDiskType of RocketMQ: the promise of an ack is that of the row, and with "async" consumers do not wait for the
+# device either.
+_SETTINGS: Final[dict[Durability, dict[str, str]]] = {"memory": {"commit_log.flush_mode": "async"}, "flushed": {}}
+_PORTS: Final = 40  # a node takes those behind its own for its processes
+
+
+class CommitMQ:
+    """The project's own node."""
+
+    name = "CommitMQ"
+    works = frozenset({"send", "pipeline", "batch", "read", "end_to_end", "mixed", "query", "ready"})
+
+    @property
+    def version(self) -> str:
+        return version("commitmq")
+
+    def missing(self) -> str | None:
+        return None
+
+    def install(self) -> None:
+        """Its kernels are compiled with the environment; nothing is left to do."""
+
+    def settings(self, durability: Durability) -> dict[str, str]:
+        return {**_SETTINGS[durability], "Producer(ack=…)": durability}
+
+    def start(self, folder: Path, durability: Durability, **hints: str) -> Server:
+        return CommitMQServer(folder, {**_SETTINGS[durability], **hints}).launch()
+
+
+class CommitMQServer(Server):
+    """A node in the foreground; all its processes descend from its keeper."""
+
+    ready_within_s = 120.0
+
+    def __init__(self, folder: Path, settings: dict[str, str]) -> None:
+        super().__init__(folder)
+        self._store = folder / "store"
+        self._settings = settings
+        self._port = free_ports(_PORTS)
+
+    @property
+    def address(self) -> str:
+        return f"tcp://{HOST}:{self._port}"
+
+    def commands(self) -> list[Command]:
+        settings = {"network.port": str(self._port), **self._settings}
+        pairs = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
+        paths = os.pathsep.join(path for path in sys.path if path)
+        return [Command("node", [*_COMMITMQ, "start", "--store", str(self._store), *pairs], {"PYTHONPATH": paths})]
+
+    def is_ready(self) -> bool:
+        try:
+            with Admin(self.address, timeout_s=1.0) as admin:
+                return bool(admin.status()["node"]["state"] == "ready")
+        except CommitMQError:
+            return False
+
+    def driver(self) -> list[str]:
+        return [sys.executable, "-m", "bench.drivers.commitmq_driver"]
+
+    def stop(self) -> None:
+        super().stop()
+        # What a node keeps in shared memory waits for its next start, which this store does not have.
+        layout = StoreLayout(self._store)
+        for folder in (memory_folder(layout, ""), pool_folder(layout, "")):
+            shutil.rmtree(folder, ignore_errors=True)
