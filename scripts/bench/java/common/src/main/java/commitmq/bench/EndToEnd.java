@@ -1,0 +1,102 @@
+package commitmq.bench;
+
+import com.google.gson.JsonObject;
+import java.nio.ByteBuffer;
+import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicBoolean;
+import java.util.concurrent.atomic.AtomicLong;
+import java.util.concurrent.locks.LockSupport;
+
+/** An open loop: one thread sends at a fixed rate, another receives; a message's latency counts from when it should have
+ * been sent, so that a system that falls behind cannot hide it. */
+final class EndToEnd {
+    /** After its planned end, so long may a slow system still take; what has not arrived then is counted as lost. */
+    private static final double GRACE_S = 10;
+
+    private final Request request;
+    private final Peer peer;
+    private final Bodies bodies;
+    private final long intervalNs;
+    private final int messages;
+    private final int warmUp;
+
+    EndToEnd(Request request, Peer peer) {
+        this.request = request;
+        this.peer = peer;
+        this.bodies = new Bodies(request.bodyBytes(), request.seed());
+        this.intervalNs = Math.round(1e9 / request.rate());
+        this.warmUp = (int) (request.rate() * request.warmupSeconds());
+        this.messages = warmUp + (int) (request.rate() * request.seconds());
+    }
+
+    JsonObject run() throws Exception {
+        peer.createTopic(request.topic(), request.queues());
+        try (Peer.Reader reader = peer.reader(request.topic(), true);
+                Peer.Writer writer = peer.writer(request.topic(), Peer.Use.SINGLE)) {
+            // The consumer stands at the end before the first message is sent, and both connections are there.
+            reader.poll(500, (array, at, length) -> {});
+            writer.send(message(-1));
+            reader.poll(1000, (array, at, length) -> {});
+
+            long start = System.nanoTime() + Sending.nanoseconds(0.1);
+            long deadline = start + messages * intervalNs + Sending.nanoseconds(GRACE_S);
+            CountDownLatch toCome = new CountDownLatch(messages);
+            AtomicLong errors = new AtomicLong();
+            AtomicLong last = new AtomicLong(start);
+            Samples samples = new Samples();
+            AtomicBoolean ended = new AtomicBoolean();
+            Threads.each(2, which -> {
+                if (which == 0) {
+                    produce(writer, start, deadline, errors);
+                    long left = deadline - System.nanoTime();
+                    toCome.await(Math.max(left, 0), TimeUnit.NANOSECONDS);
+                    ended.set(true);
+                } else {
+                    while (!ended.get()) {
+                        reader.poll(100, (array, at, length) -> {
+                            long now = System.nanoTime();
+                            long number = ByteBuffer.wrap(array, at, Long.BYTES).getLong();
+                            if (number >= 0) {
+                                toCome.countDown();
+                                last.set(now);
+                                if (number >= warmUp) {
+                                    samples.add(now - (start + number * intervalNs));
+                                }
+                            }
+                        });
+                    }
+                }
+                return null;
+            });
+            double seconds = (last.get() - (start + warmUp * intervalNs)) / 1e9;
+            JsonObject result = Sending.sent(samples.size(), Math.max(seconds, 1e-9), errors.get());
+            result.addProperty("lost", toCome.getCount());
+            result.add("latency_us", samples.microseconds());
+            return result;
+        }
+    }
+
+    private void produce(Peer.Writer writer, long start, long deadline, AtomicLong errors) throws Exception {
+        for (long number = 0; number < messages; number++) {
+            long planned = start + number * intervalNs;
+            for (long now; (now = System.nanoTime()) < planned; ) {
+                LockSupport.parkNanos(planned - now);
+            }
+            if (System.nanoTime() > deadline) {
+                return;
+            }
+            writer.submit(message(number), null, error -> {
+                if (error != null && errors.getAndIncrement() == 0) {
+                    System.err.println("the first send that failed: " + error);
+                }
+            });
+        }
+    }
+
+    private byte[] message(long number) {
+        byte[] body = bodies.get(Math.max(number, 0)).clone();
+        ByteBuffer.wrap(body).putLong(number);
+        return body;
+    }
+}

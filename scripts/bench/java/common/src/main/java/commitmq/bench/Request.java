@@ -1,0 +1,104 @@
+package commitmq.bench;
+
+import com.google.gson.JsonElement;
+import com.google.gson.JsonObject;
+import com.google.gson.JsonParser;
+
+/** What a driver is asked to do: the JSON object of its command line. */
+public final class Request {
+    private final JsonObject fields;
+
+    public Request(String json) {
+        fields = JsonParser.parseString(json).getAsJsonObject();
+    }
+
+    /** {@code host:port} of the server. */
+    public String address() {
+        return text("address", null);
+    }
+
+    public String work() {
+        return text("work", null);
+    }
+
+    public String topic() {
+        return text("topic", null);
+    }
+
+    /** Queues (partitions) the topic gets when this driver creates it. */
+    public int queues() {
+        return (int) number("queues", 1);
+    }
+
+    public int bodyBytes() {
+        return (int) number("body_bytes", 1024);
+    }
+
+    public int clients() {
+        return (int) number("clients", 1);
+    }
+
+    public long seed() {
+        return number("seed", 1);
+    }
+
+    /** Messages of the measurement, in all. */
+    public long messages() {
+        return number("messages", -1);
+    }
+
+    /** Messages in one batch. */
+    public int batch() {
+        return (int) number("batch", 1000);
+    }
+
+    /** Single messages that may wait for their acknowledgement at a time. */
+    public int window(int otherwise) {
+        return (int) number("window", otherwise);
+    }
+
+    public double seconds() {
+        return real("seconds", Double.NaN);
+    }
+
+    /** Seconds of the same work before the clock starts, so that both JVMs have compiled what is measured. */
+    public double warmupSeconds() {
+        return real("warmup_s", 3.0);
+    }
+
+    /** Messages a second. */
+    public double rate() {
+        return real("rate", Double.NaN);
+    }
+
+    /** Key lookups. */
+    public int count() {
+        return (int) number("count", 1000);
+    }
+
+    public double timeoutSeconds() {
+        return real("timeout_s", 120);
+    }
+
+    private String text(String name, String otherwise) {
+        return present(name, otherwise) ? fields.get(name).getAsString() : otherwise;
+    }
+
+    private long number(String name, long otherwise) {
+        return present(name, otherwise) ? fields.get(name).getAsLong() : otherwise;
+    }
+
+    private double real(String name, double otherwise) {
+        return present(name, otherwise) ? fields.get(name).getAsDouble() : otherwise;
+    }
+
+    private boolean present(String name, Object otherwise) {
+        JsonElement element = fields.get(name);
+        boolean present = element != null && !element.isJsonNull();
+        boolean required = otherwise == null || otherwise.equals(-1L) || otherwise.equals(Double.NaN);
+        if (!present && required) {
+            throw new IllegalArgumentException("the request has no \"" + name + "\": " + fields);
+        }
+        return present;
+    }
+}

@@ -1,0 +1,86 @@
+package commitmq.bench.kafka;
+
+import commitmq.bench.Peer;
+import java.util.List;
+import java.util.Properties;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicInteger;
+import java.util.concurrent.atomic.AtomicReference;
+import org.apache.kafka.clients.producer.Callback;
+import org.apache.kafka.clients.producer.KafkaProducer;
+import org.apache.kafka.clients.producer.Producer;
+import org.apache.kafka.clients.producer.ProducerRecord;
+import org.apache.kafka.clients.producer.RecordMetadata;
+import org.apache.kafka.common.serialization.ByteArraySerializer;
+
+/** A KafkaProducer with its own choice of partitions. Its accumulator makes the batches. */
+final class KafkaWriter implements Peer.Writer {
+    private static final String BATCHES_OUTSTANDING = "batches outstanding";
+
+    private final Producer<byte[], byte[]> producer;
+    private final String topic;
+    private final int batchesOutstanding;
+
+    KafkaWriter(String topic, Properties settings) {
+        this.topic = topic;
+        this.batchesOutstanding = Integer.parseInt(settings.getProperty(BATCHES_OUTSTANDING, "1"));
+        settings.remove(BATCHES_OUTSTANDING);
+        this.producer = new KafkaProducer<>(settings, new ByteArraySerializer(), new ByteArraySerializer());
+        producer.partitionsFor(topic);
+    }
+
+    @Override
+    public void send(byte[] body) throws Exception {
+        producer.send(new ProducerRecord<>(topic, body)).get();
+    }
+
+    @Override
+    public void submit(byte[] body, String key, Peer.Done done) {
+        producer.send(new ProducerRecord<>(topic, body), (metadata, error) -> done.with(error));
+    }
+
+    @Override
+    public void submit(List<byte[]> bodies, Peer.Done done) {
+        Countdown countdown = new Countdown(bodies.size(), done);
+        for (byte[] body : bodies) {
+            producer.send(new ProducerRecord<>(topic, body), countdown);
+        }
+    }
+
+    @Override
+    public int batchesOutstanding() {
+        return batchesOutstanding;
+    }
+
+    @Override
+    public void close() {
+        producer.close();
+    }
+
+    /** Sends one message and says where it is stored. */
+    RecordMetadata sendOne(byte[] body, int timeoutMs) throws Exception {
+        return producer.send(new ProducerRecord<>(topic, body)).get(timeoutMs, TimeUnit.MILLISECONDS);
+    }
+
+    /** Ends once, when the last message of a batch did. */
+    private static final class Countdown implements Callback {
+        private final AtomicInteger left;
+        private final AtomicReference<Exception> first = new AtomicReference<>();
+        private final Peer.Done done;
+
+        Countdown(int messages, Peer.Done done) {
+            this.left = new AtomicInteger(messages);
+            this.done = done;
+        }
+
+        @Override
+        public void onCompletion(RecordMetadata metadata, Exception error) {
+            if (error != null) {
+                first.compareAndSet(null, error);
+            }
+            if (left.decrementAndGet() == 0) {
+                done.with(first.get());
+            }
+        }
+    }
+}

@@ -1,0 +1,172 @@
+"""RocketMQ: a name server and a broker of the published artifacts, and their Java client."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from bench.system import HOST, Command, Durability, Server, accepts, free_port
+from bench.systems import jvm
+
+# The start script of the release has the same flags but a heap of 8 GB, and AlwaysPreTouch, which would show as memory
+# that an idle broker takes.
+_BROKER_FLAGS = {
+    "-Xms": "4g",
+    "-Xmx": "4g",
+    "-XX:+UseG1GC": "",
+    "-XX:G1HeapRegionSize=": "16m",
+    "-XX:G1ReservePercent=": "25",
+    "-XX:InitiatingHeapOccupancyPercent=": "30",
+    "-XX:SoftRefLRUPolicyMSPerMB=": "0",
+    "-XX:-OmitStackTraceInFastThrow": "",
+    "-XX:MaxDirectMemorySize=": "4g",
+}
+_NAME_SERVER_FLAGS = {"-Xms": "256m", "-Xmx": "256m"}
+
+_BROKER = {
+    # A batch of 1000 messages of 4 KiB is larger than the default of 4 MiB.
+    "maxMessageSize": str(16 << 20),
+    # Sends that wait longer are refused; under a full load of this benchmark they would be, by the default of 200 ms.
+    "waitTimeMillsInSendQueue": "10000",
+    # One pull gets 32 messages or 256 KiB by default, and 8 or 64 KiB when they are older than what memory holds.
+    "maxTransferCountOnMessageInMemory": "4096",
+    "maxTransferBytesOnMessageInMemory": str(4 << 20),
+    "maxTransferCountOnMessageInDisk": "4096",
+    "maxTransferBytesOnMessageInDisk": str(4 << 20),
+}
+
+_CLIENTS = {
+    "producer": {
+        "maxMessageSize": str(16 << 20),
+        # Late is not lost.
+        "sendMsgTimeout": "30000",
+        # Bodies of 4 KiB and more are compressed by default, which no other client does unasked.
+        "compressMsgBodyOverHowmuch": str(2**31 - 1),
+        # What failed counts as failed.
+        "retryTimesWhenSendFailed": "0",
+        "retryTimesWhenSendAsyncFailed": "0",
+    },
+    "producer, batch": {"batches outstanding": "4"},
+    "consumer": {
+        "pullBatchSize": "1024",
+        # The client pauses for 50 ms whenever one of these is met.
+        "pullThresholdForAll": "1000000",
+        "pullThresholdForQueue": "20000",
+        "pullThresholdSizeForQueue": "1024",
+    },
+}
+
+
+class RocketMQ:
+    """Apache RocketMQ."""
+
+    name = "RocketMQ"
+    works = frozenset({"send", "pipeline", "batch", "read", "end_to_end", "mixed", "query", "ready"})
+
+    @property
+    def version(self) -> str:
+        """Of broker and client."""
+        return jvm.version("rocketmq")
+
+    def missing(self) -> str | None:
+        """Why it cannot run here."""
+        return jvm.missing()
+
+    def install(self) -> None:
+        """Build the Java project."""
+        jvm.install()
+
+    def settings(self, durability: Durability) -> dict[str, str]:
+        """All that is not the default."""
+        flags = " ".join(name + value for name, value in _BROKER_FLAGS.items())
+        found = {"broker JVM": flags, **{f"broker: {key}": value for key, value in _broker(durability).items()}}
+        found["name server JVM"] = " ".join(name + value for name, value in _NAME_SERVER_FLAGS.items())
+        found["client JVM"] = " ".join(name + value for name, value in jvm.DRIVER_FLAGS.items())
+        for section, values in _CLIENTS.items():
+            found |= {f"{section}: {key}": value for key, value in values.items()}
+        return found
+
+    def start(self, folder: Path, durability: Durability, **hints: str) -> Server:
+        """Name server and broker; ``hints`` are not used."""
+        return _Server(folder, durability).launch()
+
+
+def _broker(durability: Durability) -> dict[str, str]:
+    return {"flushDiskType": "SYNC_FLUSH" if durability == "flushed" else "ASYNC_FLUSH", **_BROKER}
+
+
+class _Server(Server):
+    ready_within_s = 120.0
+
+    def __init__(self, folder: Path, durability: Durability) -> None:
+        super().__init__(folder)
+        self._home = folder / "home"
+        self._store = folder / "store"
+        self._name_server_port = free_port()
+        self._broker_port = _broker_port()
+        self._name_server_conf = folder / "namesrv.conf"
+        self._broker_conf = folder / "broker.conf"
+        self._home.mkdir()
+        _write(
+            self._name_server_conf,
+            {
+                "listenPort": str(self._name_server_port),
+                "bindAddress": HOST,
+                "kvConfigPath": str(self._home / "kvConfig.json"),
+            },
+        )
+        _write(
+            self._broker_conf,
+            {
+                "brokerClusterName": "bench",
+                "brokerName": "bench",
+                "brokerId": "0",
+                "brokerIP1": HOST,
+                "brokerIP2": HOST,
+                "bindAddress": HOST,
+                "listenPort": str(self._broker_port),
+                "haListenPort": str(self._broker_port + 1),
+                "namesrvAddr": self.address,
+                "storePathRootDir": str(self._store),
+                "storePathCommitLog": str(self._store / "commitlog"),
+                **_broker(durability),
+            },
+        )
+
+    @property
+    def address(self) -> str:
+        """The name server's, which knows the broker's."""
+        return f"{HOST}:{self._name_server_port}"
+
+    def commands(self) -> list[Command]:
+        home = {"-Duser.home=": str(self._home), "-Drocketmq.home.dir=": str(self._home)}
+        name_server = jvm.java("rocketmq", "org.apache.rocketmq.namesrv.NamesrvStartup", {**_NAME_SERVER_FLAGS, **home})
+        broker = jvm.java("rocketmq", "org.apache.rocketmq.broker.BrokerStartup", {**_BROKER_FLAGS, **home})
+        return [
+            Command("namesrv", [*name_server, "-c", str(self._name_server_conf)]),
+            Command("broker", [*broker, "-c", str(self._broker_conf)]),
+        ]
+
+    def is_ready(self) -> bool:
+        return accepts(self._name_server_port) and accepts(self._broker_port)
+
+    def driver(self) -> list[str]:
+        # The client writes its log below the home folder.
+        flags = {**jvm.DRIVER_FLAGS, "-Duser.home=": str(self.folder / "client")}
+        return [*jvm.java("rocketmq", "commitmq.bench.rocketmq.RocketMqDriver", flags), json.dumps(_CLIENTS)]
+
+    def store_files(self) -> Iterator[Path]:
+        return (path for path in self._store.rglob("*") if path.is_file())
+
+
+def _broker_port() -> int:
+    """A port whose neighbours are free too: the broker listens at two below it as well, and at one above it."""
+    while True:
+        port = free_port()
+        if not any(accepts(near) for near in (port - 2, port + 1)):
+            return port
+
+
+def _write(path: Path, settings: dict[str, str]) -> None:
+    path.write_text("".join(f"{key}={value}\n" for key, value in settings.items()), encoding="utf-8")
