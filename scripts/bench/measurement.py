@@ -8,6 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,23 @@ _SCRIPTS = Path(__file__).resolve().parent.parent
 _SHOWN_BYTES = 2000
 
 
-def run_driver(server: Server, job: dict[str, Any], *, limit_s: float) -> dict[str, Any]:
+def run_driver(
+    server: Server, job: dict[str, Any], *, limit_s: float, settle_s: float = 0.0, count_cpu: bool = True
+) -> dict[str, Any]:
     """What the driver of ``server`` measured, with ``server_cpu_s`` and ``driver_cpu_s`` added (user + system, seconds).
 
-    Raises BenchError when it fails, prints no result or takes longer than ``limit_s``.
+    The server is looked at ``settle_s`` after the driver ended. Raises BenchError when the driver fails, prints no result
+    or takes longer than ``limit_s``.
     """
-    given = {"address": server.address, **job}
+    command = [*server.driver(), json.dumps({"address": server.address, **job})]
+    if not count_cpu:
+        return run_command(command, limit_s=limit_s)
     server_before, driver_before = server.cpu_seconds(), _children_cpu_s()
-    result = run_command([*server.driver(), json.dumps(given)], limit_s=limit_s)
+    result = run_command(command, limit_s=limit_s)
     # Nothing else that this process starts ends meanwhile, so what its ended children took is the driver's.
-    result["driver_cpu_s"] = round(_children_cpu_s() - driver_before, 3)
+    driver_after = _children_cpu_s()
+    time.sleep(settle_s)
+    result["driver_cpu_s"] = round(driver_after - driver_before, 3)
     result["server_cpu_s"] = round(server.cpu_seconds() - server_before, 3)
     return result
 

@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from dataclasses import asdict
 from multiprocessing.synchronize import Barrier
 from typing import Any
 
@@ -168,8 +169,21 @@ def _batches(job: Job, number: int, barrier: Barrier, _errors: Any) -> None:
         send_all()
 
 
+def floor(job: Job) -> Result:
+    """Single sends of both promises, a bare echo over the same transport and a bare fdatasync, in turns of 200."""
+    from commitmq.bench.latency import measure_latency
+    from commitmq.bench.target import BenchTopic
+
+    with BenchTopic(job.address) as topic:
+        measured = measure_latency(topic, body_bytes=job.body_bytes, count=job.count, limit_s=job.timeout_s)
+    sends = {one.ack: one.send.p50_us for one in measured.sends}
+    device = None if measured.device is None else asdict(measured.device)
+    return {**sends, "transport": measured.transport, "echo": asdict(measured.echo), "device": device}
+
+
 WORKS: dict[str, Callable[[Job], Result]] = {
     "send": send,
+    "floor": floor,
     "pipeline": pipeline,
     "batch": batch,
     "read": reading.read,

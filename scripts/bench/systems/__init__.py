@@ -10,6 +10,8 @@ from bench.system import System
 # libraries of its own.
 SYSTEMS = {
     "commitmq": "bench.systems.commitmq:CommitMQ",
+    "rocketmq": "bench.systems.rocketmq:RocketMQ",
+    "kafka": "bench.systems.kafka:Kafka",
 }
 
 

@@ -26,7 +26,7 @@ class CommitMQ:
     """The project's own node."""
 
     name = "CommitMQ"
-    works = frozenset({"send", "pipeline", "batch", "read", "end_to_end", "mixed", "query", "ready"})
+    works = frozenset({"send", "pipeline", "batch", "read", "end_to_end", "mixed", "query", "ready", "floor"})
 
     @property
     def version(self) -> str:

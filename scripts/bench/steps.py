@@ -1,0 +1,139 @@
+"""Measurements that are more than one run of a driver: idle, processor time, restart, and reads of a cold store."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from bench import page_cache
+from bench.measurement import run_driver
+from bench.system import BenchError, Server
+from bench.workloads import CPU_MESSAGES, FLOOR_COUNT, IDLE_S, RESTART_BYTES, Size, Workload
+
+# What a server still does for what was just stored (indexes, flushes) counts with it.
+_SETTLE_S: Final = 0.5
+_FILL_LIMIT_S: Final = 600.0
+
+
+@dataclass(frozen=True)
+class Step:
+    """A measurement in a session: ``job`` is complete but for what the step itself sets."""
+
+    server: Server
+    workload: Workload
+    job: dict[str, Any]
+    size: Size
+
+
+def drive(step: Step) -> dict[str, Any]:
+    """One run of the driver; a cold one after the server was stopped and its files were dropped from the page cache."""
+    more = {}
+    if step.workload.cold:
+        step.server.stop()
+        more["resident_share"] = page_cache.drop(step.server.store_files())
+        step.server.restart()
+    return run_driver(step.server, step.job, limit_s=step.workload.limit_s) | more
+
+
+def idle(step: Step) -> dict[str, Any]:
+    """Processor time and memory while nothing happens, a moment after the start."""
+    time.sleep(IDLE_S[step.size])
+    before, began = step.server.cpu_seconds(), time.monotonic()
+    time.sleep(IDLE_S[step.size])
+    spent, seconds = step.server.cpu_seconds() - before, time.monotonic() - began
+    return {
+        "cpu_percent": 100 * spent / seconds,
+        "memory_bytes": step.server.memory_bytes(),
+        "processes": len(step.server.pids()),
+        "seconds": seconds,
+    }
+
+
+def cpu(step: Step) -> dict[str, Any]:
+    """CPU seconds per million messages of client and server, to produce them in batches and to read all of them.
+
+    What it takes to start a client is left out: the same is done with a tenth of the messages, and the difference counts.
+    """
+    messages = CPU_MESSAGES[step.size]
+    few = messages // 10
+    spent: dict[tuple[str, int], float] = {}
+    details = {}
+    for work in ("batch", "read"):
+        for count in (few, messages):
+            result = run_driver(
+                step.server,
+                {**step.job, "work": work, "topic": f"cpu-{count}", "messages": count, "batch": 1000, "mode": ""},
+                limit_s=step.workload.limit_s,
+                settle_s=_SETTLE_S,
+            )
+            spent[work, count] = result["driver_cpu_s"] + result["server_cpu_s"]
+            details[f"{work} {count}"] = {name: result[name] for name in ("driver_cpu_s", "server_cpu_s")}
+    each = {work: (spent[work, messages] - spent[work, few]) / (messages - few) * 1e6 for work in ("batch", "read")}
+    return {
+        "produce": each["batch"],
+        "consume": each["read"],
+        "cpu_s_per_million": sum(each.values()),
+        "messages": messages,
+        "details": details,
+    }
+
+
+def floor(step: Step) -> dict[str, Any]:
+    """CommitMQ's driver times an echo, its sends and fdatasync in turn."""
+    job = {**step.job, "count": FLOOR_COUNT[step.size]}
+    return run_driver(step.server, job, limit_s=step.workload.limit_s)
+
+
+def restart(step: Step) -> dict[str, Any]:
+    """Fill the store, kill the server, start it: seconds until a client's message went through and came back.
+
+    The client tries from before the server starts; the page cache stays, as after any death of processes.
+    """
+    wanted = RESTART_BYTES[step.size]
+    fill = {**step.job, "work": "batch", "messages": wanted // int(step.job["body_bytes"]), "batch": 1000}
+    # The driver's own limit for any wait is for one message, not for all of them.
+    filled = run_driver(step.server, {**fill, "timeout_s": _FILL_LIMIT_S}, limit_s=_FILL_LIMIT_S)
+    step.server.kill()
+    found: list[dict[str, Any] | BenchError] = []
+    job = {**step.job, "work": "ready", "topic": "restarted", "timeout_s": step.workload.limit_s}
+
+    def wait_ready() -> None:
+        try:
+            found.append(run_driver(step.server, job, limit_s=step.workload.limit_s + 10, count_cpu=False))
+        except BenchError as error:
+            found.append(error)
+
+    waiting = threading.Thread(target=wait_ready)
+    waiting.start()
+    # The client's own start must not count; it takes longest where it is a Java program.
+    time.sleep(1.5)
+    began = time.time()
+    try:
+        step.server.restart()
+        serving_s = time.time() - began
+    finally:
+        waiting.join()
+    if isinstance(found[0], BenchError):
+        raise found[0]
+    return {
+        "seconds": found[0]["wall_time"] - began,
+        "serving_s": serving_s,
+        "stored_bytes": filled["messages"] * int(step.job["body_bytes"]),
+    }
+
+
+STEPS: Final[dict[str, Callable[[Step], dict[str, Any]]]] = {
+    "idle": idle,
+    "cpu": cpu,
+    "floor": floor,
+    "restart": restart,
+}
+# Which works of a driver a step needs, where that is not its own name.
+NEEDS: Final[dict[str, frozenset[str]]] = {
+    "idle": frozenset(),
+    "cpu": frozenset({"batch", "read"}),
+    "restart": frozenset({"batch", "ready"}),
+}

@@ -1,0 +1,207 @@
+"""What is measured: each workload is a job for the drivers, or a step of its own, with a full and a quick size.
+
+Rows that are compared have equal durability: ``memory`` (the server has the message; nothing waits for the device) or
+``flushed`` (the message is on the device).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal
+
+from bench.system import Durability
+
+Size = Literal["full", "quick", "tiny"]
+
+BOTH: Final[tuple[Durability, ...]] = ("memory", "flushed")
+MEMORY: Final[tuple[Durability, ...]] = ("memory",)
+FLUSHED: Final[tuple[Durability, ...]] = ("flushed",)
+
+OURS: Final = "CommitMQ"
+# Of CommitMQ only: how its clients wait, or which way a reader takes.
+_READS: Final = {
+    OURS: {
+        "columns": {"mode": "columns"},
+        "messages": {"mode": "messages"},
+        "columns, tcp": {"mode": "columns tcp"},
+        "messages, tcp": {"mode": "messages tcp"},
+    }
+}
+_TASKS: Final = {OURS: {"": {"mode": "tasks"}}}
+_SEND_OVER_TCP: Final = {OURS: {"": {}, "tcp": {"mode": "tcp"}}}
+# Seconds that a measurement should take, and how many messages each system does in one on a small machine: the faster
+# ones get more, so that none is over before it has begun.
+_SECONDS: Final[dict[Size, float]] = {"full": 2.5, "quick": 1.0, "tiny": 0.02}
+_PER_SECOND: Final[dict[str, dict[str, int]]] = {
+    "pipeline": {OURS: 60_000, "RocketMQ": 7_000, "Kafka": 100_000, "": 50_000},
+    "batch of 100 B": {OURS: 1_000_000, "RocketMQ": 300_000, "Kafka": 700_000, "": 100_000},
+    "batch of 1024 B": {OURS: 250_000, "RocketMQ": 120_000, "Kafka": 150_000, "": 60_000},
+    "batch of 4096 B": {OURS: 60_000, "RocketMQ": 40_000, "Kafka": 40_000, "": 25_000},
+    "small batches": {OURS: 40_000, "RocketMQ": 30_000, "": 50_000},
+}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """One row of comparison.
+
+    ``work`` is the driver's, or a step of :mod:`bench.session` (``idle``, ``restart``, ``cpu``). ``job`` are the driver's
+    parameters. ``per_second`` names the row of expected rates that gives the number of messages. ``variants`` are, for
+    the systems named, further ways to do it, by what they are called in the tables. ``reads``: the workload whose
+    messages are read. ``cold``: after the page cache was dropped. ``without``: systems that it makes no sense for.
+    """
+
+    name: str
+    title: str
+    work: str
+    durabilities: tuple[Durability, ...] = MEMORY
+    job: Mapping[str, Any] = field(default_factory=dict)
+    per_second: str = ""
+    variants: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
+    reads: str = ""
+    cold: bool = False
+    without: frozenset[str] = frozenset()
+    limit_s: float = 90.0
+
+    def jobs(self, system: str, size: Size) -> dict[str, dict[str, Any]]:
+        """The job of each variant for ``system``, by the variant's name; most have one, without a name."""
+        job = dict(self.job)
+        if self.per_second:
+            rates = _PER_SECOND[self.per_second]
+            wanted = rates.get(system, rates[""]) * _SECONDS[size]
+            least = 1000 if self.work == "batch" else 100
+            job["messages"] = max(int(wanted) // 1000 * 1000, least)
+        variants = self.variants.get(system, {"": {}})
+        return {name: {**job, **more} for name, more in variants.items()}
+
+
+def _send(clients: int) -> Workload:
+    return Workload(
+        f"send-{clients}",
+        f"single sends of 1 KiB, each waits for its ack, {clients} client{'s' if clients > 1 else ''}",
+        "send",
+        BOTH,
+        {"clients": clients, "body_bytes": 1024},
+        variants=_SEND_OVER_TCP if clients == 1 else _TASKS,
+    )
+
+
+def _batch(body_bytes: int, clients: int) -> Workload:
+    return Workload(
+        f"batch-{body_bytes}-{clients}",
+        f"batches of 1000 x {body_bytes} B, {clients} client{'s' if clients > 1 else ''}",
+        "batch",
+        BOTH,
+        {"clients": clients, "body_bytes": body_bytes, "batch": 1000},
+        f"batch of {body_bytes} B",
+    )
+
+
+def _read(body_bytes: int, *, cold: bool) -> Workload:
+    return Workload(
+        f"read-{body_bytes}-{'cold' if cold else 'warm'}",
+        f"catch-up read of {body_bytes} B messages, page cache {'dropped' if cold else 'warm'}",
+        "read",
+        MEMORY,
+        {"body_bytes": body_bytes},
+        variants={OURS: {name: _READS[OURS][name] for name in ("columns", "messages")}} if cold else _READS,
+        reads=f"batch-{body_bytes}-1",
+        cold=cold,
+        # It reads everything into its own memory when it starts.
+        without=frozenset({"Redis"}) if cold else frozenset(),
+    )
+
+
+def _end_to_end(rate: int, durabilities: tuple[Durability, ...] = MEMORY) -> Workload:
+    return Workload(
+        f"end-to-end-{rate}",
+        f"from the planned send to the consumer, 1 KiB at {rate:,} messages a second",
+        "end_to_end",
+        durabilities,
+        {"rate": rate, "body_bytes": 1024},
+    )
+
+
+def _queues(queues: int) -> Workload:
+    return Workload(
+        f"queues-{queues}",
+        f"batches of 20 x 1 KiB in turn over {queues:,} queue{'s' if queues > 1 else ''}",
+        "batch",
+        MEMORY,
+        {"clients": 1, "body_bytes": 1024, "batch": 20, "queues": queues},
+        "small batches",
+        limit_s=180.0,
+    )
+
+
+RESTART: Final = Workload("restart", "ready after kill -9", "restart", MEMORY, {"body_bytes": 1024, "clients": 1})
+FLOOR: Final = Workload(
+    "floor",
+    "single send of 1 KiB beside a bare pyzmq echo and a bare fdatasync, taking turns",
+    "floor",
+    MEMORY,
+    {"body_bytes": 1024},
+)
+
+FULL: Final = (
+    Workload("idle", "idle: nothing connected, nothing stored", "idle", MEMORY),
+    FLOOR,
+    _send(1),
+    _send(16),
+    _send(64),
+    Workload(
+        "pipeline",
+        "single sends of 1 KiB, pipelined, 1 client",
+        "pipeline",
+        BOTH,
+        {"body_bytes": 1024, "window": 10_000},
+        "pipeline",
+    ),
+    *(_batch(body_bytes, clients) for body_bytes in (100, 1024, 4096) for clients in (1, 4)),
+    _read(100, cold=False),
+    _read(1024, cold=False),
+    _end_to_end(1_000),
+    _end_to_end(10_000, BOTH),
+    _end_to_end(50_000),
+    Workload("mixed", "batches of 1000 x 1 KiB with a consumer behind", "mixed", MEMORY, {"batch": 1000}),
+    Workload("query", "one message by its key", "query", MEMORY, {"messages": 50_000, "batch": 500, "count": 500}),
+    Workload("cpu", "processor time to produce and consume 1 KiB messages, client and server", "cpu", MEMORY),
+    _queues(1),
+    _queues(100),
+    _queues(10_000),
+    _read(100, cold=True),
+    _read(1024, cold=True),
+)
+
+_QUICK_NAMES: Final[dict[str, tuple[Durability, ...]]] = {
+    "idle": MEMORY,
+    "floor": MEMORY,
+    "send-1": BOTH,
+    "send-64": FLUSHED,
+    "pipeline": BOTH,
+    "batch-100-1": BOTH,
+    "batch-1024-1": BOTH,
+    "read-1024-warm": MEMORY,
+    "end-to-end-10000": MEMORY,
+    "cpu": MEMORY,
+}
+
+# What each size has of the parameters that every job gets.
+COMMON: Final[dict[Size, dict[str, Any]]] = {
+    "full": {"warmup_s": 1.0, "seconds": 3.0},
+    "quick": {"warmup_s": 0.3, "seconds": 1.2},
+    "tiny": {"warmup_s": 0.05, "seconds": 0.2},
+}
+IDLE_S: Final[dict[Size, float]] = {"full": 5.0, "quick": 1.5, "tiny": 0.2}
+RESTART_BYTES: Final[dict[Size, int]] = {"full": 5 << 30, "quick": 256 << 20, "tiny": 1 << 20}
+CPU_MESSAGES: Final[dict[Size, int]] = {"full": 500_000, "quick": 100_000, "tiny": 1_000}
+FLOOR_COUNT: Final[dict[Size, int]] = {"full": 4_000, "quick": 1_000, "tiny": 200}
+
+
+def workloads(size: Size) -> tuple[Workload, ...]:
+    """The workloads of ``size``, in the order in which they run; those that read come behind those that write."""
+    if size == "full":
+        return FULL
+    chosen = (replace(one, durabilities=_QUICK_NAMES[one.name]) for one in FULL if one.name in _QUICK_NAMES)
+    return tuple(chosen)
