@@ -12,6 +12,8 @@ SYSTEMS = {
     "commitmq": "bench.systems.commitmq:CommitMQ",
     "rocketmq": "bench.systems.rocketmq:RocketMQ",
     "kafka": "bench.systems.kafka:Kafka",
+    "redis": "bench.systems.redis:Redis",
+    "nats": "bench.systems.nats:Nats",
 }
 
 
