@@ -18,6 +18,9 @@ class Figure:
     of: Callable[[dict[str, Any]], float]
 
 
+_SHARES: Final = ("p50", "p90", "p99", "p99.9", "p99.99")
+
+
 def _latency(share: str) -> Figure:
     return Figure(share, share, "µs", "less", lambda result: float(result["latency_us"][share]))
 
@@ -42,7 +45,7 @@ _TO_VISIBLE: Final = (
 FIGURES: Final[dict[str, tuple[Figure, ...]]] = {
     "send": (
         Figure("rate", "rate", "messages/s", "more", lambda result: float(result["rate"])),
-        *(_latency(share) for share in ("p50", "p90", "p99", "p99.9")),
+        *(_latency(share) for share in _SHARES),
     ),
     "pipeline": _TO_VISIBLE[:2],
     "batch": _TO_VISIBLE,
@@ -51,7 +54,7 @@ FIGURES: Final[dict[str, tuple[Figure, ...]]] = {
         Figure("mb_rate", "bodies", "MB/s", "more", lambda result: float(result["bytes"] / result["seconds"] / 1e6)),
         Figure("first_s", "first after", "s", "less", lambda result: float(result["first_s"])),
     ),
-    "end_to_end": tuple(_latency(share) for share in ("p50", "p90", "p99", "p99.9", "p99.99")),
+    "end_to_end": tuple(_latency(share) for share in _SHARES),
     "mixed": (Figure("rate", "produced and consumed", "messages/s", "more", _rate("seconds", "consumed")),),
     "query": tuple(_latency(share) for share in ("p50", "p99")),
     "floor": (

@@ -12,6 +12,7 @@ import matplotlib
 matplotlib.use("agg")
 
 from matplotlib import pyplot
+from matplotlib.ticker import LogLocator, MaxNLocator
 
 from bench.results import Results, Row
 from bench.workloads import FULL, OURS, Workload
@@ -79,7 +80,7 @@ def _bars(axis: Any, results: Results, _workload: Workload, rows: Sequence[Row])
     axis.set_yticks(range(len(rows)), [_label(row) for row in reversed(rows)])
     axis.set_xlabel("messages a second", fontsize=7)
     axis.xaxis.set_major_formatter(lambda value, _position: f"{value:,.0f}")
-    axis.xaxis.set_major_locator(matplotlib.ticker.MaxNLocator(5))
+    axis.xaxis.set_major_locator(MaxNLocator(5))
 
 
 def _curves(axis: Any, results: Results, _workload: Workload, rows: Sequence[Row]) -> None:
@@ -95,6 +96,8 @@ def _curves(axis: Any, results: Results, _workload: Workload, rows: Sequence[Row
     axis.set_xscale("log")
     axis.set_yscale("log")
     axis.set_xticks([1 / (1 - share) for share in _SHARES.values()], list(_SHARES))
+    axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.yaxis.set_major_formatter(lambda value, _position: f"{value:,.10g}")
     axis.minorticks_off()
     axis.set_ylabel("µs", fontsize=7)
     axis.grid(alpha=0.3)

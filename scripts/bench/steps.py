@@ -11,7 +11,7 @@ from typing import Any, Final
 from bench import page_cache
 from bench.measurement import run_driver
 from bench.system import BenchError, Server
-from bench.workloads import CPU_MESSAGES, FLOOR_COUNT, IDLE_S, RESTART_BYTES, Size, Workload
+from bench.workloads import CPU_MESSAGES, FLOOR_COUNT, IDLE_S, RESTART_BYTES, SETTLE_S, Size, Workload
 
 # What a server still does for what was just stored (indexes, flushes) counts with it.
 _SETTLE_S: Final = 0.5
@@ -40,7 +40,7 @@ def drive(step: Step) -> dict[str, Any]:
 
 def idle(step: Step) -> dict[str, Any]:
     """Processor time and memory while nothing happens, a moment after the start."""
-    time.sleep(IDLE_S[step.size])
+    time.sleep(SETTLE_S[step.size])
     before, began = step.server.cpu_seconds(), time.monotonic()
     time.sleep(IDLE_S[step.size])
     spent, seconds = step.server.cpu_seconds() - before, time.monotonic() - began

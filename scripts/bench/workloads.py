@@ -190,9 +190,11 @@ _QUICK_NAMES: Final[dict[str, tuple[Durability, ...]]] = {
 # What each size has of the parameters that every job gets.
 COMMON: Final[dict[Size, dict[str, Any]]] = {
     "full": {"warmup_s": 1.0, "seconds": 3.0},
-    "quick": {"warmup_s": 0.3, "seconds": 1.2},
+    "quick": {"warmup_s": 0.8, "seconds": 1.2},
     "tiny": {"warmup_s": 0.05, "seconds": 0.2},
 }
+# A Java program still compiles itself for some seconds after it serves.
+SETTLE_S: Final[dict[Size, float]] = {"full": 8.0, "quick": 3.0, "tiny": 0.0}
 IDLE_S: Final[dict[Size, float]] = {"full": 5.0, "quick": 1.5, "tiny": 0.2}
 RESTART_BYTES: Final[dict[Size, int]] = {"full": 5 << 30, "quick": 256 << 20, "tiny": 1 << 20}
 CPU_MESSAGES: Final[dict[Size, int]] = {"full": 500_000, "quick": 100_000, "tiny": 1_000}
