@@ -90,10 +90,11 @@ class LogFlusher:
                 error=os.strerror(error.errno or 5),
             )
             return False
-        if target // self._segment_bytes > start // self._segment_bytes and not self._save(target, stamp):
-            # Before anyone is told: with this a recovery knows that what it finds torn in a former segment was flushed.
-            # Without, it takes the damage for a torn tail; the next checkpoint a second later makes up for it.
-            self._log.warning("the position at a segment's end is not on the disk")
+        if target // self._segment_bytes > start // self._segment_bytes:
+            # With this on the disk a recovery knows that what it finds torn in a former segment was flushed, and does not
+            # take damage for a torn tail. It is made at once, but whoever waits for the flush does not wait for this too:
+            # what is acknowledged is durable without it.
+            self._next_checkpoint_ms = 0
         control.put(Word.FLUSHED, target)
         self._flushed_timestamp = stamp
         self._checkpoint.physic_msg_timestamp = max(self._checkpoint.physic_msg_timestamp, stamp)
