@@ -29,8 +29,8 @@ def main(arguments: list[str]) -> int:
     elif code := lint(fix=False):
         return code
     if not rest:
-        # Two at a time: most tests wait for processes. Who names tests wants to see them one after the other.
-        rest = ["-n", "2", "--dist", "worksteal"]
+        # Three at a time: most tests wait for processes. Who names tests wants to see them one after the other.
+        rest = ["-n", "3", "--dist", "worksteal"]
     if not any(argument.startswith("-m") for argument in rest):
         rest = ["-m", "not slow", *rest]
     return check("pytest", *rest)

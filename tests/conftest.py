@@ -6,12 +6,17 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from golden_stores import GOLDEN_NAMES, GoldenStore, unpack
 
 # Projects of their own, whose tests run in environments of their own.
 collect_ignore = ["fixtures"]
+
+# The machines that run this are shared: how long an example takes says nothing of the code.
+hypothesis.settings.register_profile("commitmq", deadline=None)
+hypothesis.settings.load_profile("commitmq")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -15,6 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PATIENCE_MS = 30_000
+RETURN_MS = 2_000
+"""How long the space of a file may stay away after its last holder let go: a dying process loses its maps first."""
+
 _DELETED = " (deleted)"
 
 
@@ -84,14 +87,21 @@ class DiskWatch:
         if raw <= worry_above:
             return DiskUse(max(raw, elsewhere), max(raw, elsewhere), disk_bytes)
         holders = find_holders(self._segments)
-        held = min(used, self._held_bytes({file for holder in holders for file in holder.files}, now_ms))
+        held = self._held_bytes({file for holder in holders for file in holder.files}, now_ms)
+        # Once more, because who let go since the first look is not among the holders, but its space was still in use then.
+        used = min(used, _use(self._segments)[0])
+        raw = used / disk_bytes
+        held = min(used, held)
         return DiskUse(max((used - held) / disk_bytes, elsewhere), max(raw, elsewhere), disk_bytes, held, holders)
 
     def _held_bytes(self, seen: set[FileId], now_ms: int) -> int:
         for file, one in list(self._unreturned.items()):
             if file in seen:
                 one.was_seen = True
-            elif one.was_seen or not 0 <= now_ms - one.at_ms < PATIENCE_MS:
+            elif one.was_seen:
+                one.was_seen = False
+                one.at_ms = now_ms - PATIENCE_MS + RETURN_MS
+            elif not 0 <= now_ms - one.at_ms < PATIENCE_MS:
                 del self._unreturned[file]  # its holder has let go, or it is not what takes the space
         believed = sum(one.disk_bytes for file, one in self._unreturned.items() if file not in seen)
         return len(seen) * self._segment_bytes + believed

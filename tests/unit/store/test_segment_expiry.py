@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from commitmq.errors import OffsetOutOfRangeError, StoreError
-from commitmq.store import mapped_file
+from commitmq.store import disk_space, mapped_file
 from commitmq.store.consume_queue import ConsumeQueue
-from commitmq.store.disk_space import PATIENCE_MS, DiskWatch, find_holders
+from commitmq.store.disk_space import PATIENCE_MS, RETURN_MS, DiskWatch, Holder, find_holders
 from commitmq.store.expiry import MinOffsetFile, finish_expiry, list_bases, look_at_segments, store_bytes
 from commitmq.store.fd_cache import FdCache
 from commitmq.store.layout import StoreLayout, segment_name
@@ -210,7 +210,25 @@ def test_deleted_segments_that_a_process_holds_count_as_free(layout: StoreLayout
         assert watch.look(0, worry_above=1.0).holders == (), "holders are only looked for on a full disk"
         holder.stdin.close()  # type: ignore[union-attr]
         holder.wait(10)
-    assert watch.look(0, worry_above=-1.0).held_bytes == 0, "it let go, so nothing is to be waited for"
+    assert watch.look(0, worry_above=-1.0).held_bytes == SIZE, "who dies is seen to let go before the space is back"
+    assert watch.look(RETURN_MS, worry_above=-1.0).held_bytes == 0, "it let go, so nothing is to be waited for"
+
+
+def test_a_holder_that_lets_go_during_a_look_is_not_taken_for_a_fuller_disk(
+    layout: StoreLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = {"used": 90}
+    monkeypatch.setattr(disk_space, "_use", lambda folder: (disk["used"], 100))
+    watch = DiskWatch(layout.commit_log, [], 10)
+    monkeypatch.setattr(disk_space, "find_holders", lambda folder: (Holder(1, "one", frozenset({(1, 1)})),))
+    assert watch.look(0, worry_above=0.5).ratio == 0.8
+
+    def lets_go(folder: Path) -> tuple[Holder, ...]:
+        disk["used"] = 80
+        return ()
+
+    monkeypatch.setattr(disk_space, "find_holders", lets_go)
+    assert watch.look(1, worry_above=0.5).ratio == 0.8
 
 
 def test_space_that_has_not_come_back_is_believed_for_a_while(
