@@ -16,11 +16,13 @@ import pytest
 
 from commitmq import Admin, CommitMQError, Message, Producer
 from commitmq.bench import target as target_module
+from commitmq.bench.baseline import Baseline, BaselineError, Figure, compare
 from commitmq.bench.checksum import checksum_of_batch, checksum_of_bodies
 from commitmq.bench.consume import fill, measure_consume
 from commitmq.bench.device import Device
 from commitmq.bench.echo import EchoPeer
 from commitmq.bench.figures import Clock, Percentiles, Spread
+from commitmq.bench.floors import COPY, ECHO_AND_SYNC, NONE, Floors
 from commitmq.bench.goals import Goal, judge, measure_all
 from commitmq.bench.latency import measure_latency
 from commitmq.bench.produce import measure_produce
@@ -295,3 +297,102 @@ def test_produce_over_many_queues(node: Node) -> None:
     refused = commitmq("bench", "produce", "--topics", "2", "--mode", "sync", "--node", node.address)
     assert refused.returncode == 2
     assert "--topics" in refused.stderr
+
+
+# ---------------------------------------------------------------- baselines
+
+
+KEPT = ("latency", "--count", "5", "--repeat", "1", "--ack", "memory")
+
+
+@pytest.fixture(scope="module")
+def kept(node: Node, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A baseline. Read only."""
+    file = tmp_path_factory.mktemp("baseline") / "baseline.json"
+    report = bench(node, *KEPT, "--save", str(file))
+    assert "compared" not in report
+    assert Baseline.load(file).floors == Floors(**report["floors"])
+    return file
+
+
+def test_a_measurement_is_kept_and_compared(node: Node, kept: Path) -> None:
+    before = Baseline.load(kept)
+    assert before.bench == "latency"
+    assert before.floors.echo_p50_us > 0
+    assert before.floors.fdatasync_p50_us is not None
+    report = bench(node, *KEPT, "--compare", str(kept), "--fail-below", "0.001")
+    compared = report["compared"]
+    [one] = compared["figures"]
+    assert compared["taken"] == before.taken
+    assert (one["before"], one["now"]) == (
+        before.figures[0].value.median,
+        report["runs"][0]["sends"][0]["send"]["p50_us"],
+    )
+    assert one["ratio"] == pytest.approx(one["before"] / one["now"], abs=0.001)
+    assert one["corrected"] > 0
+
+
+def test_a_fall_below_the_baseline_is_an_exit_code(node: Node, kept: Path, tmp_path: Path) -> None:
+    before = Baseline.load(kept)
+    file = tmp_path / "baseline.json"
+    values = [dataclasses.replace(one, value=Spread(0.01, 0.01, 0.01)) for one in before.figures]
+    dataclasses.replace(before, figures=tuple(values)).save(file)
+    ended = commitmq("bench", *KEPT, "--compare", str(file), "--fail-below", "0.5", "--node", node.address)
+    assert ended.returncode == 1, ended.stderr
+    assert "by the machine's own" in ended.stdout
+    assert "times the baseline, below 0.5" in ended.stderr
+
+
+def test_a_baseline_of_another_measurement_is_refused_before_anything_is_measured(
+    node: Node, kept: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other.json"
+    other.write_text('{"format": "something else"}', encoding="ascii")
+    for arguments, sentence in (
+        (("latency", "--ack", "memory", "--body", "9", "--compare", str(kept)), "body 1024 then and 9 now"),
+        (("produce", "--compare", str(kept)), "one of `bench latency`"),
+        (("latency", "--compare", str(other)), "is no baseline"),
+        (("latency", "--fail-below", "0.9"), "--compare"),
+    ):
+        refused = commitmq("bench", *arguments, "--node", node.address)
+        assert refused.returncode == 2
+        assert sentence in refused.stderr
+
+
+def test_floors_correct_for_a_machine_that_became_slower() -> None:
+    def measured(floor_us: float, sync_us: float | None, copies: float, sends: float, rate: float) -> Baseline:
+        figures = (
+            Figure("send", "us", Spread(sends, sends, sends), False, ECHO_AND_SYNC),
+            Figure("batches", "messages/s", Spread(rate, rate, rate), True, COPY),
+            Figure("ratio", "x", Spread(sends, sends, sends), False, NONE),
+        )
+        return Baseline("some", {"body": 1}, {}, Floors(floor_us, sync_us, copies, 1.0), figures)
+
+    before = measured(100, 60, 8000, sends=320, rate=400_000)
+    # Twice as slow, and half the copies a second: the same software. Its batches became a tenth slower beyond that.
+    send, batches, ratio = compare(before, measured(200, 120, 4000, sends=640, rate=180_000))
+    assert (send.ratio, send.corrected) == (0.5, 1.0)
+    assert (batches.ratio, batches.corrected) == (0.45, 0.9)
+    assert (ratio.ratio, ratio.corrected, ratio.judged) == (0.5, None, 0.5)
+    send, _, _ = compare(before, measured(200, None, 4000, sends=640, rate=180_000))
+    assert (send.corrected, send.judged) == (None, 0.5)
+    with pytest.raises(BaselineError, match="none of"):
+        compare(before, dataclasses.replace(before, figures=()))
+
+
+@pytest.mark.slow
+def test_every_figure_of_all_measurements_has_a_floor_that_can_be_had(node: Node, tmp_path: Path) -> None:
+    file = tmp_path / "baseline.json"
+    for arguments in (
+        ("memory", "--messages", "100", "--batch", "50", "--count", "5"),
+        ("consume", "--messages", "100"),
+        ("produce", "--mode", "sync", "--messages", "5"),
+        ("all", "--count", "5", "--messages", "100"),
+    ):
+        bench(node, *arguments, "--repeat", "1", "--save", str(file))
+        found = Baseline.load(file)
+        assert found.figures
+        for one in found.figures:
+            assert one.value.median > 0
+            assert (found.floors.of(one.floor) is None) is (one.floor == NONE)
+            assert one.more_is_better is (one.unit == "messages/s")

@@ -12,6 +12,7 @@ from typing import Final
 
 from commitmq.bench.consume import fill, measure_consume
 from commitmq.bench.figures import Progress, Spread, no_progress
+from commitmq.bench.floors import COPY, NONE, PYTHON
 from commitmq.bench.latency import measure_latency
 from commitmq.bench.produce import measure_produce
 from commitmq.bench.target import BenchTopic
@@ -22,12 +23,16 @@ BATCH: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """``limit`` in ``unit``; the median must be at least that, or with ``at_most`` at most. None: only told."""
+    """``limit`` in ``unit``; the median must be at least that, or with ``at_most`` at most. None: only told.
+
+    ``floor``: what a comparison with a baseline corrects by (:mod:`commitmq.bench.floors`); None for what is no result.
+    """
 
     name: str
     unit: str
     limit: float | None
     at_most: bool = False
+    floor: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +46,14 @@ class Outcome:
 
 
 ECHO: Final = Goal("bare ZeroMQ echo, p50", "us", None)
-SEND_MEMORY: Final = Goal("single send, ack memory, p50 / echo p50", "x", 1.6, at_most=True)
-SEND_FLUSHED: Final = Goal("single send, ack flushed, p50 / echo p50", "x", 3.0, at_most=True)
-BATCH_MEMORY: Final = Goal("send_batch of 1000, ack memory", "messages/s", 250_000)
-BATCH_FLUSHED: Final = Goal("send_batch of 1000, ack flushed", "messages/s", None)
-ASYNC_MEMORY: Final = Goal("send_async, ack memory", "messages/s", 60_000)
-ASYNC_FLUSHED: Final = Goal("send_async, ack flushed", "messages/s", None)
-READ_COLUMNS: Final = Goal("catch-up read, columns, every byte", "messages/s", 600_000)
-READ_MESSAGES: Final = Goal("catch-up read, Message objects", "messages/s", 250_000)
+SEND_MEMORY: Final = Goal("single send, ack memory, p50 / echo p50", "x", 1.6, at_most=True, floor=NONE)
+SEND_FLUSHED: Final = Goal("single send, ack flushed, p50 / echo p50", "x", 3.0, at_most=True, floor=NONE)
+BATCH_MEMORY: Final = Goal("send_batch of 1000, ack memory", "messages/s", 250_000, floor=COPY)
+BATCH_FLUSHED: Final = Goal("send_batch of 1000, ack flushed", "messages/s", None, floor=COPY)
+ASYNC_MEMORY: Final = Goal("send_async, ack memory", "messages/s", 60_000, floor=PYTHON)
+ASYNC_FLUSHED: Final = Goal("send_async, ack flushed", "messages/s", None, floor=PYTHON)
+READ_COLUMNS: Final = Goal("catch-up read, columns, every byte", "messages/s", 600_000, floor=COPY)
+READ_MESSAGES: Final = Goal("catch-up read, Message objects", "messages/s", 250_000, floor=PYTHON)
 
 
 def judge(goal: Goal, values: list[float], note: str = "") -> Outcome:

@@ -34,7 +34,7 @@ VERBS = {
     "query": "Find messages by key, unique key, tag, id or time.",
     "group": "List consumer groups and their lag.",
     "store": "Look into a store folder, offline.",
-    "bench": "Measure a node: produce, consume, latency.",
+    "bench": "Measure a node, keep that as a baseline, compare with one.",
     "plugins": "List plugins and what they add.",
     "dispatcher": "List dispatchers; move one that is stuck.",
 }

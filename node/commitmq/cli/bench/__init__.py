@@ -1,0 +1,30 @@
+"""``commitmq bench produce|consume|latency|memory|all|rolls|restart``: measurements of a running node (rolls and restart: of
+nodes of their own), printed or as JSON; kept as a baseline, or compared with one.
+"""
+
+from __future__ import annotations
+
+import click
+
+from commitmq.cli.bench.everything import all_
+from commitmq.cli.bench.own_nodes import restart, rolls
+from commitmq.cli.bench.reads import consume
+from commitmq.cli.bench.sends import latency, memory, produce
+
+
+@click.group()
+def bench() -> None:
+    """Measure a node: produce, consume, latency, and a memory topic beside a durable one; or, with nodes of its own, what
+    the end of a segment costs, and a start after kill -9.
+
+    Each measurement uses a topic of its own, which is deleted afterwards; its messages take room in the log until their
+    segments expire.
+
+    --save FILE keeps what a measurement found, with the raw speed of the machine at that moment (a bare ZeroMQ echo,
+    fdatasync, a memory copy, a Python loop). --compare FILE shows how a later one compares, as it is and corrected by what
+    the machine itself has become faster or slower; with --fail-below RATIO it exits with 1 when a figure fell below that.
+    """
+
+
+for _command in (latency, produce, consume, memory, rolls, restart, all_):
+    bench.add_command(_command)

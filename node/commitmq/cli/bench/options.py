@@ -1,0 +1,36 @@
+"""Options that several measurements share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from commitmq.cli.output import json_option, node_option
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def common_options(function: _Function) -> _Function:
+    """What every measurement of a running node takes."""
+    for decorate in (
+        node_option,
+        json_option,
+        click.option(
+            "--seconds",
+            type=click.FloatRange(min=0.1),
+            default=60.0,
+            show_default=True,
+            help="Stop a run after this long; its figures are then of fewer messages.",
+        ),
+        click.option("--repeat", type=click.IntRange(1, 100), default=3, show_default=True, help="Runs."),
+    ):
+        function = decorate(function)
+    return function
+
+
+topic_option = click.option("--topic", metavar="TOPIC", help="Use this topic and keep it.  [default: a fresh one]")
+body_option = click.option(
+    "--body", type=click.IntRange(1, 4 * 1024 * 1024), default=1024, show_default=True, help="Bytes of each body."
+)
