@@ -42,8 +42,8 @@ class Job:
 
 
 def run(works: dict[str, Callable[[Job], Result]]) -> None:
-    """Do the job in ``argv[1]`` with the function that ``works`` has for its work, and print its result."""
-    given = json.loads(sys.argv[1])
+    """Do the job in the last argument with the function that ``works`` has for its work, and print its result."""
+    given = json.loads(sys.argv[-1])
     known = {one.name for one in fields(Job)}
     job = Job(**{name: value for name, value in given.items() if name in known})
     result = works[job.work](job)

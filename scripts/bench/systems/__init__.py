@@ -12,6 +12,7 @@ SYSTEMS = {
     "commitmq": "bench.systems.commitmq:CommitMQ",
     "rocketmq": "bench.systems.rocketmq:RocketMQ",
     "kafka": "bench.systems.kafka:Kafka",
+    "confluent": "bench.systems.confluent:Confluent",
     "redis": "bench.systems.redis:Redis",
     "nats": "bench.systems.nats:Nats",
 }

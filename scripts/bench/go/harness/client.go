@@ -15,11 +15,17 @@ type Client interface {
 	Visible() error
 	// Echo stores one message and reads it back.
 	Echo(queue int, body []byte) error
-	// Consume gives every message of every queue to each, from the beginning, in the order of each queue, and waits for
-	// new ones, until each returns false. A body is valid during the call only.
-	Consume(each func(body []byte) bool) error
+	// Consumer returns a consumer of every queue that stands at their beginning or, with onlyNew, at their end.
+	Consumer(onlyNew bool) (Consumer, error)
 	// Close closes the connections.
 	Close()
+}
+
+// Consumer reads what was sent before and waits for what comes.
+type Consumer interface {
+	// Each gives every message to take, in the order of its queue, until take returns false. A body is valid during the
+	// call only. It is called once.
+	Each(take func(body []byte) bool) error
 }
 
 // Stream sends messages one after another and gathers their acks.

@@ -19,12 +19,11 @@ func (j *job) endToEnd() (*Result, error) {
 	if j.BodyBytes < planBytes || j.Rate <= 0 {
 		return nil, fmt.Errorf("end_to_end needs a rate and bodies of at least %d bytes", planBytes)
 	}
-	producer, consumer, err := j.both()
+	producer, consumer, closeBoth, err := j.both()
 	if err != nil {
 		return nil, err
 	}
-	defer producer.Close()
-	defer consumer.Close()
+	defer closeBoth()
 	warmup, total := int(j.Rate*j.WarmupS), int(j.Rate*(j.WarmupS+j.Seconds))
 	samples := make([]time.Duration, 0, total-warmup)
 	var start time.Time
@@ -32,7 +31,7 @@ func (j *job) endToEnd() (*Result, error) {
 	arrived := make(chan struct{})
 	ended := make(chan error, 1)
 	go func() {
-		ended <- consumer.Consume(func(body []byte) bool {
+		ended <- consumer.Each(func(body []byte) bool {
 			if received < 0 {
 				close(arrived)
 				received = 0
@@ -91,19 +90,18 @@ func (j *job) endToEnd() (*Result, error) {
 // mixed has one client send batches for the given time while a consumer follows; the clock stops when the consumer has
 // every message.
 func (j *job) mixed() (*Result, error) {
-	producer, consumer, err := j.both()
+	producer, consumer, closeBoth, err := j.both()
 	if err != nil {
 		return nil, err
 	}
-	defer producer.Close()
-	defer consumer.Close()
+	defer closeBoth()
 	var total atomic.Int64 // messages that will have been sent, once it is known
 	total.Store(1 << 62)
 	var sum checksum
 	arrived := make(chan struct{})
 	ended := make(chan error, 1)
 	go func() {
-		ended <- consumer.Consume(func(body []byte) bool {
+		ended <- consumer.Each(func(body []byte) bool {
 			if sum.add(body); sum.messages == 1 {
 				close(arrived)
 			}
@@ -116,7 +114,7 @@ func (j *job) mixed() (*Result, error) {
 	if err := await(arrived, ended); err != nil {
 		return nil, err
 	}
-	stream := producer.Stream(2*j.Batch, j.Batch)
+	stream := j.batches(producer)
 	start := time.Now()
 	end := start.Add(seconds(j.Seconds))
 	produced := 0
@@ -142,18 +140,27 @@ func (j *job) mixed() (*Result, error) {
 	}, nil
 }
 
-// both makes the clients of the producer and the consumer, with connections of their own.
-func (j *job) both() (Client, Client, error) {
+// both makes a producer and a consumer that stands at the end, with connections of their own, and what closes these.
+func (j *job) both() (Client, Consumer, func(), error) {
 	producer, err := j.connect(&j.Order, true)
 	if err != nil {
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
-	consumer, err := j.connect(&j.Order, false)
+	other, err := j.connect(&j.Order, false)
 	if err != nil {
 		producer.Close()
-		return nil, nil, err
+		return nil, nil, nil, err
 	}
-	return producer, consumer, nil
+	closeBoth := func() {
+		other.Close()
+		producer.Close()
+	}
+	consumer, err := other.Consumer(true)
+	if err != nil {
+		closeBoth()
+		return nil, nil, nil, err
+	}
+	return producer, consumer, closeBoth, nil
 }
 
 // await returns when the consumer got its first message, or why it did not.

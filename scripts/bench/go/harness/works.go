@@ -87,14 +87,23 @@ func (j *job) pipeline() (*Result, error) {
 	return j.produce(func(client Client) Stream { return client.Stream(j.Window, 0) }, 1)
 }
 
-// batch has each client send batches; a batch goes to one queue, the next one to the next queue. Two batches of each
-// client are under way at a time, so that the server has work while a client prepares the next one.
+// batch has each client send batches; a batch goes to one queue, the next one to the next queue. At least two batches of
+// each client are under way at a time, so that the server has work while a client prepares the next one.
 func (j *job) batch() (*Result, error) {
-	return j.produce(func(client Client) Stream { return client.Stream(2*j.Batch, j.Batch) }, j.Batch)
+	return j.produce(j.batches, j.Batch)
+}
+
+const messagesUnderWay = 2000 // of each client, unless two batches are more
+
+func (j *job) batches(client Client) Stream {
+	return client.Stream(max(2*j.Batch, messagesUnderWay), j.Batch)
 }
 
 // produce sends all messages of all clients, run by run messages in turn to each queue.
 func (j *job) produce(open func(Client) Stream, run int) (*Result, error) {
+	if err := j.warmUp(open); err != nil {
+		return nil, err
+	}
 	clients := make([]Client, j.Clients)
 	for number := range clients {
 		client, err := j.connect(&j.Order, number == 0)
@@ -135,6 +144,24 @@ func (j *job) produce(open func(Client) Stream, run int) (*Result, error) {
 	}, nil
 }
 
+// warmUp sends like the measured clients to a topic of its own, so that the measured one holds what was counted.
+func (j *job) warmUp(open func(Client) Stream) error {
+	end := time.Now().Add(seconds(j.WarmupS))
+	order := j.Order
+	order.Topic, order.Queues = j.Topic+"-warm-up", 1
+	client, err := j.connect(&order, true)
+	if err != nil {
+		return err
+	}
+	defer client.Close()
+	stream := open(client)
+	for index := 0; time.Now().Before(end); index++ {
+		stream.Put(0, j.body(index))
+	}
+	_, err = stream.Wait()
+	return err
+}
+
 // checksum adds up the CRC-32 of bodies, so that their order does not matter.
 type checksum struct {
 	messages int
@@ -155,10 +182,14 @@ func (j *job) read() (*Result, error) {
 		return nil, err
 	}
 	defer client.Close()
+	consumer, err := client.Consumer(false)
+	if err != nil {
+		return nil, err
+	}
 	var sum checksum
 	var first float64
 	start := time.Now()
-	err = client.Consume(func(body []byte) bool {
+	err = consumer.Each(func(body []byte) bool {
 		if sum.messages == 0 {
 			first = time.Since(start).Seconds()
 		}

@@ -30,6 +30,7 @@ type client struct {
 	acks       *acks
 	streams    []string // names, one a queue, or one only
 	subjects   []string // one a queue
+	sharers    int      // clients that publish to the same streams
 	last       position // of the last acknowledged message
 }
 
@@ -43,7 +44,7 @@ func connect(order *harness.Order, create bool) (harness.Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &client{connection: connection, acks: newAcks()}
+	c := &client{connection: connection, acks: newAcks(), sharers: order.Clients}
 	c.js, err = jetstream.New(connection,
 		jetstream.WithPublishAsyncMaxPending(1<<20), // the window is kept by acks
 		jetstream.WithPublishAsyncAckHandler(c.acks.arrived),

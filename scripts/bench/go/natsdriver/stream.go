@@ -90,11 +90,12 @@ type stream struct{ client *client }
 
 // Stream ignores batch: the window alone keeps the server busy.
 func (c *client) Stream(window, _ int) harness.Stream {
-	c.acks.window = min(window, serverQueue)
+	c.acks.window = max(1, min(window, serverQueue/c.sharers))
 	return stream{c}
 }
 
-// serverQueue is less than the 10,000 messages that the server lets wait for a stream before it refuses more.
+// serverQueue is less than the 10,000 messages that the server lets wait for a stream before it refuses more; the clients
+// that publish to it share it.
 const serverQueue = 8000
 
 func (s stream) Put(queue int, body []byte) {

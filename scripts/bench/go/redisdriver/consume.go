@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"time"
 
+	"commitmq/bench/harness"
+
 	"github.com/redis/rueidis"
 )
 
@@ -29,9 +31,38 @@ type reply struct {
 	err     error
 }
 
-// Consume asks the next XREAD while each looks at what the last one answered. One group of streams is waited for by the
+// consumer is what was read so far of each stream.
+type consumer struct {
+	client *client
+	groups []*group
+}
+
+// Consumer asks for the last ids of the streams when it shall stand at their end.
+func (c *client) Consumer(onlyNew bool) (harness.Consumer, error) {
+	ids := make([]string, c.queues)
+	commands := make(rueidis.Commands, 0, c.queues)
+	for queue := range ids {
+		ids[queue] = beforeAnyID
+		if onlyNew {
+			key := c.redis.B().Xrevrange().Key(c.key(queue))
+			commands = append(commands, key.End("+").Start("-").Count(1).Build())
+		}
+	}
+	for queue, result := range c.redis.DoMulti(context.Background(), commands...) {
+		last, err := result.AsXRange()
+		if err != nil {
+			return nil, err
+		}
+		if len(last) > 0 {
+			ids[queue] = last[0].ID
+		}
+	}
+	return &consumer{client: c, groups: c.groups(ids)}, nil
+}
+
+// Each asks the next XREAD while take looks at what the last one answered. One group of streams is waited for by the
 // server; several are asked in turn.
-func (c *client) Consume(each func(body []byte) bool) error {
+func (c *consumer) Each(take func(body []byte) bool) error {
 	replies := make(chan reply, repliesAhead)
 	stop, cancel := context.WithCancel(context.Background())
 	defer cancel()
@@ -46,7 +77,7 @@ func (c *client) Consume(each func(body []byte) bool) error {
 				if err != nil {
 					return err
 				}
-				if !each(body) {
+				if !take(body) {
 					return nil
 				}
 			}
@@ -55,13 +86,12 @@ func (c *client) Consume(each func(body []byte) bool) error {
 	return nil
 }
 
-func (c *client) fetch(stop context.Context, replies chan<- reply) {
+func (c *consumer) fetch(stop context.Context, replies chan<- reply) {
 	defer close(replies)
-	groups := c.groups()
 	for {
 		empty := true
-		for _, group := range groups {
-			answer := c.ask(stop, group, len(groups) == 1)
+		for _, group := range c.groups {
+			answer := c.client.ask(stop, group, len(c.groups) == 1)
 			if stop.Err() != nil {
 				return
 			}
@@ -81,15 +111,15 @@ func (c *client) fetch(stop context.Context, replies chan<- reply) {
 	}
 }
 
-func (c *client) groups() []*group {
+func (c *client) groups(ids []string) []*group {
 	var groups []*group
-	for queue := range c.queues {
+	for queue := range ids {
 		if queue%streamsARead == 0 {
 			groups = append(groups, &group{place: map[string]int{}})
 		}
 		last := groups[len(groups)-1]
 		last.place[c.key(queue)] = len(last.keys)
-		last.keys, last.ids = append(last.keys, c.key(queue)), append(last.ids, beforeAnyID)
+		last.keys, last.ids = append(last.keys, c.key(queue)), append(last.ids, ids[queue])
 	}
 	return groups
 }

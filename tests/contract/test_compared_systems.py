@@ -1,0 +1,117 @@
+"""Goal: what the comparison says of Redis, NATS and Kafka's Python client is work that was done: everything that was sent
+is read back, byte for byte, in every way that is measured; and it outlives a kill.
+
+Method: the real servers and drivers in tiny sizes. The bodies' CRC-32 are added up where they are sent and again where they
+are read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bench.measurement import run_driver
+from bench.system import Server, System
+from bench.systems import load
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+PERCENTILES = ["p50", "p90", "p99", "p99.9", "p99.99", "max"]
+# It is a package of the system, which neither the project nor its checks install.
+NOT_INSTALLED_HERE = {"redis"}
+
+
+@pytest.fixture(scope="module", params=["redis", "nats", "confluent"])
+def system(request: pytest.FixtureRequest) -> System:
+    found = load(request.param)
+    if missing := found.missing():
+        if os.environ.get("COMMITMQ_CI") == "1" and request.param not in NOT_INSTALLED_HERE:
+            pytest.fail(missing)
+        pytest.skip(missing)
+    found.install()
+    return found
+
+
+@pytest.fixture(scope="module")
+def server(system: System, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with system.start(tmp_path_factory.mktemp("server") / "store", "memory") as running:
+        yield running
+
+
+def drive(server: Server, work: str, topic: str, **job: Any) -> dict[str, Any]:
+    common = {"queues": 3, "body_bytes": 100, "ack": "memory", "clients": 1, "seed": 7, "warmup_s": 0.1, "seconds": 0.3}
+    given = {**common, "timeout_s": 60.0, "work": work, "topic": topic, **job}
+    return run_driver(server, given, limit_s=180)
+
+
+def assert_read_back(server: Server, topic: str, sent: dict[str, Any], **job: Any) -> None:
+    read = drive(server, "read", topic, messages=sent["messages"], mode="checksum", **job)
+    assert read["messages"] == sent["messages"]
+    assert read["bytes"] == sent["messages"] * job.get("body_bytes", 100)
+    assert read["checksum"] == sent["checksum"]
+    assert 0 < read["first_s"] <= read["seconds"]
+
+
+def assert_latencies(result: dict[str, Any]) -> None:
+    found = [result["latency_us"][name] for name in PERCENTILES]
+    assert found == sorted(found)
+    assert found[0] > 0
+
+
+@pytest.mark.parametrize("clients", [1, 3])
+def test_single_sends(server: Server, clients: int) -> None:
+    done = drive(server, "send", f"send-{clients}", clients=clients)
+    assert done["errors"] == 0
+    assert done["messages"] > 10
+    assert done["rate"] == pytest.approx(done["messages"] / done["seconds"])
+    assert_latencies(done)
+
+
+@pytest.mark.parametrize("window", [1, 50, 10_000])
+def test_pipelined_sends_are_read_back(server: Server, window: int) -> None:
+    topic = f"pipeline-{window}"
+    sent = drive(server, "pipeline", topic, messages=501, window=window)
+    assert (sent["messages"], sent["errors"]) == (501, 0)
+    assert 0 < sent["seconds"] <= sent["visible_seconds"]
+    assert_read_back(server, topic, sent)
+
+
+@pytest.mark.parametrize(("clients", "queues", "batch"), [(1, 3, 100), (3, 1, 30), (1, 150, 7)])
+def test_batches_are_read_back(server: Server, clients: int, queues: int, batch: int) -> None:
+    topic = f"batch-{clients}-{queues}"
+    sent = drive(server, "batch", topic, messages=2000, clients=clients, queues=queues, batch=batch, body_bytes=1024)
+    assert (sent["messages"], sent["errors"]) == (2000, 0)
+    assert_read_back(server, topic, sent, queues=queues, body_bytes=1024)
+
+
+def test_every_message_of_an_open_loop_arrives(server: Server) -> None:
+    # Twice: a topic that is not new must not be taken for what this producer sent.
+    for _ in range(2):
+        done = drive(server, "end_to_end", "end-to-end", rate=500, seconds=0.6, warmup_s=0.2)
+        assert done["messages"] == 300
+        assert done["errors"] == 0
+        assert_latencies(done)
+        assert done["latency_us"]["p50"] < 0.6e6
+
+
+def test_the_consumer_behind_a_producer_gets_all(server: Server) -> None:
+    for _ in range(2):
+        done = drive(server, "mixed", "mixed", batch=50)
+        assert done["produced"] == done["consumed"] > 50
+        assert done["errors"] == 0
+        assert 0 < done["produce_seconds"] <= done["seconds"]
+
+
+def test_what_was_acknowledged_outlives_a_kill(system: System, tmp_path: Path) -> None:
+    with system.start(tmp_path / "store", "flushed") as server:
+        sent = drive(server, "batch", "kept", messages=300, batch=20, ack="flushed")
+        server.kill()
+        assert server.pids() == []
+        server.restart()
+        back = drive(server, "ready", "ready")
+        assert 0 < back["seconds"] < 60
+        assert_read_back(server, "kept", sent)
