@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from commitmq import Admin, CommitMQError, Message, Producer
+from commitmq import Admin, CommitMQError, Message, Producer, stations
 from commitmq.bench import target as target_module
 from commitmq.bench.baseline import Baseline, BaselineError, Figure, compare
 from commitmq.bench.checksum import checksum_of_batch, checksum_of_bodies
@@ -26,8 +26,10 @@ from commitmq.bench.floors import COPY, ECHO_AND_SYNC, NONE, Floors
 from commitmq.bench.goals import Goal, judge, measure_all
 from commitmq.bench.latency import measure_latency
 from commitmq.bench.produce import measure_produce
+from commitmq.bench.stations import _times as station_times
 from commitmq.bench.target import BenchTopic
 from commitmq.client.consumer import Consumer
+from commitmq.stations import Station
 from nodes import Node, alive, commitmq, eventually, start_node
 
 SEGMENT_BYTES = 8 << 20
@@ -396,3 +398,49 @@ def test_every_figure_of_all_measurements_has_a_floor_that_can_be_had(node: Node
             assert one.value.median > 0
             assert (found.floors.of(one.floor) is None) is (one.floor == NONE)
             assert one.more_is_better is (one.unit == "messages/s")
+
+
+# ---------------------------------------------------------------- stations
+
+
+def test_the_stations_of_a_send_add_up(tmp_path: Path) -> None:
+    ended = commitmq(
+        "bench", "stations", "--count", "60", "--ack", "flushed", "--body", "200", "--folder", str(tmp_path), "--json"
+    )
+    assert ended.returncode == 0, ended.stderr
+    [result] = json.loads(ended.stdout)["results"]
+    assert 30 < result["sends"] <= 60, "most sends are seen everywhere"
+    names = [step["name"] for step in result["steps"]]
+    assert len(names) == len(set(names)) == 13
+    assert all(step["time"]["count"] == result["sends"] for step in result["steps"])
+    assert all(step["time"]["p50_us"] >= 0 for step in result["steps"])
+    # Medians of parts do not add up to the median of the whole exactly, but they are parts of it.
+    assert sum(step["time"]["p50_us"] for step in result["steps"]) < 1.5 * result["total"]["p50_us"]
+    assert sum(step["share"] for step in result["steps"]) == pytest.approx(1.0, abs=0.02)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_stations_are_put_in_their_order() -> None:
+    order = [Station.CALLED, Station.HANDED_OVER, Station.W_AWAKE, Station.W_RECEIVED, Station.RETURNED]
+    # Two frames are handed over; the writer woke for something else before, then for this; flush is nobody's business here.
+    seen = [(10, 1), (12, 3), (13, 10), (14, 3), (15, 10), (17, 11), (18, 20), (30, 5)]
+    assert station_times(order, seen, 15) == [10, 14, 15, 17, 30]
+    assert station_times(order, [(10, 1), (14, 3), (17, 11), (30, 5)], 9) == [10, 14, 14, 17, 30], "it was awake"
+    assert station_times(order, [(10, 1), (14, 3), (30, 5)], 9) is None
+
+
+def test_without_the_variable_nothing_is_wrapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Worker:
+        def work(self, number: int) -> int:
+            return number + 1
+
+    monkeypatch.delenv(stations.VARIABLE, raising=False)
+    worker = Worker()
+    stations.watch("worker", (worker, "work", Station.F_SYNC, Station.F_SYNCED))
+    assert vars(worker) == {}
+    monkeypatch.setenv(stations.VARIABLE, str(tmp_path))
+    stations.watch("worker", (worker, "work", Station.F_SYNC, Station.F_SYNCED))
+    assert worker.work(1) == 2
+    (first, one), (second, other) = stations.read(tmp_path)
+    assert (one, other) == (Station.F_SYNC, Station.F_SYNCED)
+    assert first <= second

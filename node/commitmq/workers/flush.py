@@ -17,8 +17,9 @@ from __future__ import annotations
 
 import os
 
-from commitmq import failpoints
+from commitmq import failpoints, stations
 from commitmq.control import DispatcherWord, Word, WorkerWord
+from commitmq.stations import Station
 from commitmq.store.checkpoint import Checkpoint
 from commitmq.store.json_config import sync_folder
 from commitmq.store.layout import segment_name
@@ -185,6 +186,7 @@ def run(context: WorkerContext) -> None:
     sync = context.config.sync_flush
     pause_ms = max(1, context.config.dispatch.coalesce_us // 1000)
     last_flush_ms = last_thorough_ms = monotonic_ms()
+    stations.watch(ROLE, (flusher, "flush", Station.F_SYNC, Station.F_SYNCED))
     context.ready()
     while True:
         now = monotonic_ms()

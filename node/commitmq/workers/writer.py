@@ -29,11 +29,12 @@ import numpy as np
 import orjson
 import zmq
 
-from commitmq import failpoints
+from commitmq import failpoints, stations
 from commitmq.client import wire
 from commitmq.control import DispatcherWord, Word
 from commitmq.errors import CorruptRecordError, ProtocolError, StoreError
 from commitmq.offline.damage import explained
+from commitmq.stations import Station
 from commitmq.store.append import CommitLogAppender, PoolFullError
 from commitmq.store.batch_consume_queue import BatchConsumeQueue
 from commitmq.store.commit_log import CommitLog
@@ -506,6 +507,13 @@ def run(context: WorkerContext) -> None:
         writer = Writer(context)
     except CorruptRecordError as error:
         raise explained(error, context.layout, context.config.commit_log.segment_bytes) from error
+    stations.watch(
+        ROLE,
+        (context, "wait", None, Station.W_AWAKE),
+        (writer, "_handle", Station.W_RECEIVED, Station.W_DONE),
+        (writer.appender, "append_record", Station.W_APPEND, Station.W_APPENDED),
+        (writer, "_answer", Station.W_ANSWER, Station.W_ANSWERED),
+    )
     context.ready(endpoints=writer.endpoints)
     while not context.stopping:
         writer.step()

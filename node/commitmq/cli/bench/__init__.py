@@ -1,5 +1,5 @@
-"""``commitmq bench produce|consume|latency|memory|all|rolls|restart``: measurements of a running node (rolls and restart: of
-nodes of their own), printed or as JSON; kept as a baseline, or compared with one.
+"""``commitmq bench produce|consume|latency|memory|all|rolls|restart|stations``: measurements of a running node (the last
+three: of nodes of their own), printed or as JSON; kept as a baseline, or compared with one.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 import click
 
 from commitmq.cli.bench.everything import all_
-from commitmq.cli.bench.own_nodes import restart, rolls
+from commitmq.cli.bench.own_nodes import restart, rolls, stations
 from commitmq.cli.bench.reads import consume
 from commitmq.cli.bench.sends import latency, memory, produce
 
@@ -15,7 +15,7 @@ from commitmq.cli.bench.sends import latency, memory, produce
 @click.group()
 def bench() -> None:
     """Measure a node: produce, consume, latency, and a memory topic beside a durable one; or, with nodes of its own, what
-    the end of a segment costs, and a start after kill -9.
+    the end of a segment costs, a start after kill -9, and where the time of a send goes.
 
     Each measurement uses a topic of its own, which is deleted afterwards; its messages take room in the log until their
     segments expire.
@@ -26,5 +26,5 @@ def bench() -> None:
     """
 
 
-for _command in (latency, produce, consume, memory, rolls, restart, all_):
+for _command in (latency, produce, consume, memory, rolls, restart, stations, all_):
     bench.add_command(_command)

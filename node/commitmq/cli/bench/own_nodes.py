@@ -1,4 +1,4 @@
-"""``commitmq bench rolls|restart``: measurements that run nodes of their own."""
+"""``commitmq bench rolls|restart|stations``: measurements that run nodes of their own."""
 
 from __future__ import annotations
 
@@ -150,3 +150,45 @@ def restart(
             for one in runs
         ],
     )
+
+
+@click.command(short_help="Where the time of a single send goes, station by station.")
+@body_option
+@click.option(
+    "--count", type=click.IntRange(1, 15_000), default=2000, show_default=True, help="Sends of each ack level."
+)
+@click.option("--ack", type=click.Choice(["memory", "flushed", "both"]), default="both", show_default=True)
+@click.option(
+    "--folder",
+    type=click.Path(exists=True, file_okay=False, writable=True, path_type=Path),
+    help="Where the store is made.  [default: the folder for temporary files]",
+)
+@click.option("--set", "settings", multiple=True, metavar="SECTION.KEY=VALUE", help="A setting of the node.")
+@json_option
+def stations(body: int, count: int, ack: str, folder: Path | None, settings: tuple[str, ...], as_json: bool) -> None:
+    """Where the time of a single synchronous send goes: client, socket, writer, flush, and the way back.
+
+    Starts a node of its own that notes when a send passes each station. Noting takes a few microseconds itself, so this
+    tells shares; `bench latency` tells how long a send takes.
+    """
+    from commitmq.bench.figures import machine, to_json
+    from commitmq.bench.stations import measure_stations
+
+    host = machine()
+    acks = ("memory", "flushed") if ack == "both" else (ack,)
+    with progress_bars() as begin:
+        advance = begin("stations", count * len(acks))
+        results = measure_stations(folder, body_bytes=body, count=count, acks=acks, settings=settings, progress=advance)
+    if as_json:
+        print_json({"bench": "stations", "machine": host, "results": [to_json(one) for one in results]})
+        return
+    print_machine(host)
+    for result in results:
+        click.echo(f"ack {result.ack}: {result.sends} sends of {body} bytes, microseconds")
+        rows = [
+            (one.name, f"{one.time.p50_us:.1f}", f"{one.time.p90_us:.1f}", f"{one.time.p99_us:.1f}", f"{one.share:.0%}")
+            for one in result.steps
+        ]
+        total = result.total
+        rows.append(("from call to return", f"{total.p50_us:.1f}", f"{total.p90_us:.1f}", f"{total.p99_us:.1f}", ""))
+        print_table(("", "p50", "p90", "p99", "share"), rows)

@@ -1,0 +1,184 @@
+"""Where the time of one send goes: its stations in client, writer and flush process, on a node of its own.
+
+The node runs with :mod:`commitmq.stations` on, which costs it some microseconds a send: shares are what is told here, not how
+long a send takes. That is measured by ``commitmq bench latency``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Final
+
+from commitmq import stations
+from commitmq.bench.figures import Percentiles, Progress, no_progress
+from commitmq.client.admin import Admin
+from commitmq.client.producer import Producer
+from commitmq.errors import CommitMQError, NodeUnavailableError
+from commitmq.stations import Station
+from commitmq.testing.node_process import NodeProcess
+
+_TOPIC: Final = "stations"
+_WARM: Final = 200
+_SEGMENT_BYTES: Final = 64 << 20
+
+# The stations of a send in their order, and what lies before each of them.
+_MEMORY: Final = (
+    (Station.CALLED, ""),
+    (Station.ENCODED, "client: checks, encodes the header"),
+    (Station.HANDED_OVER, "client: hands over to ZeroMQ"),
+    (Station.W_AWAKE, "socket, the writer wakes up"),
+    (Station.W_RECEIVED, "writer: takes the frames"),
+    (Station.W_APPEND, "writer: checks, encodes the record"),
+    (Station.W_APPENDED, "writer: stores the record"),
+    (Station.W_DONE, "writer: publishes, builds the answer"),
+)
+_FLUSHED: Final = (
+    (Station.F_SYNC, "the flush process wakes up"),
+    (Station.F_SYNCED, "flush: fdatasync, publishes"),
+)
+_ANSWER: Final = (
+    (Station.W_ANSWER, "writer: goes on to the answer"),
+    (Station.W_ANSWERED, "writer: hands over to ZeroMQ"),
+    (Station.ANSWERED, "socket, the client wakes up"),
+    (Station.RETURNED, "client: the result"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What lies between two stations; ``share`` of all steps' medians."""
+
+    name: str
+    time: Percentiles
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class StationsResult:
+    """``sends`` whose stations were all seen, of one ack level. ``total``: from call to return, tracing included."""
+
+    ack: str
+    body_bytes: int
+    sends: int
+    steps: tuple[Step, ...]
+    total: Percentiles
+
+
+def measure_stations(
+    folder: Path | None = None,
+    *,
+    body_bytes: int = 1024,
+    count: int = 2000,
+    acks: Sequence[str] = ("memory", "flushed"),
+    settings: Sequence[str] = (),
+    progress: Progress = no_progress,
+) -> list[StationsResult]:
+    """Follow ``count`` sends of each ack level, one at a time.
+
+    The store is made in ``folder`` (the system's folder for temporary files) and removed. ``settings`` are further
+    ``section.key=value`` of the node. Raises NodeUnavailableError when it does not start, SendError when a send fails.
+    """
+    if count < 1:
+        raise ValueError("count must be at least 1")
+    results = []
+    for ack in acks:
+        home = Path(tempfile.mkdtemp(prefix="commitmq-stations-", dir=folder))
+        try:
+            _follow(home, ack, os.urandom(body_bytes), count, settings, progress)
+            results.append(_result(ack, body_bytes, stations.read(home / "events")))
+        finally:
+            shutil.rmtree(home, ignore_errors=True)
+    return results
+
+
+def _follow(home: Path, ack: str, body: bytes, count: int, settings: Sequence[str], progress: Progress) -> None:
+    events = home / "events"
+    events.mkdir()
+    node = NodeProcess(home / "store", f"commit_log.segment_bytes={_SEGMENT_BYTES}", *settings)
+    with contextlib.ExitStack() as stack:
+        stack.callback(node.end)
+        started = node.start(**{stations.VARIABLE: str(events)})
+        if started.returncode != 0:
+            raise NodeUnavailableError(f"the node to be measured did not start: {started.stderr.strip()}")
+        with Admin(node.address) as admin:
+            admin.topic_create(_TOPIC, 1)
+        producer = stack.enter_context(Producer(node.address, ack=ack))
+        for _ in range(_WARM):
+            producer.send(_TOPIC, body)
+        recorder = stations.Recorder(events, "client")
+        channel = producer._core.channel
+        assert channel is not None
+        recorder.around(channel, "send", Station.ENCODED, Station.HANDED_OVER)
+        recorder.around(channel, "receive", None, Station.ANSWERED)
+        for done in range(1, count + 1):
+            recorder.note(Station.CALLED)
+            producer.send(_TOPIC, body)
+            recorder.note(Station.RETURNED)
+            if done % 100 == 0:
+                progress(100)
+        progress(count % 100)
+
+
+def _result(ack: str, body_bytes: int, events: list[tuple[int, int]]) -> StationsResult:
+    """``events`` of all processes in the order of time; between a call and its return there is one send only."""
+    places = (*_MEMORY, *(_FLUSHED if ack == "flushed" else ()), *_ANSWER)
+    order = [station for station, _ in places]
+    gaps: list[list[int]] = [[] for _ in order[1:]]
+    totals = []
+    send: list[tuple[int, int]] = []
+    awake = 0
+    for at, station in events:
+        if station == Station.CALLED:
+            send = []
+        if station == Station.W_AWAKE:
+            awake = at
+        send.append((at, station))
+        if station != Station.RETURNED:
+            continue
+        times = _times(order, send, awake)
+        if times is not None:
+            totals.append(times[-1] - times[0])
+            for gap, (earlier, later) in zip(gaps, pairwise(times), strict=True):
+                gap.append(later - earlier)
+    if not totals:
+        raise CommitMQError("no send was seen at all of its stations")
+    steps = [(name, Percentiles.of(gap)) for (_, name), gap in zip(places[1:], gaps, strict=True)]
+    whole = sum(figures.p50_us for _, figures in steps) or 1.0
+    return StationsResult(
+        ack,
+        body_bytes,
+        len(totals),
+        tuple(Step(name, figures, round(figures.p50_us / whole, 3)) for name, figures in steps),
+        Percentiles.of(totals),
+    )
+
+
+def _times(order: list[Station], send: list[tuple[int, int]], awake: int) -> list[int] | None:
+    """When one send was at each station; None when it was not seen at one of them.
+
+    A station that is passed several times (a frame each, a flush for somebody else) counts where it fits: behind the one
+    before it; of the hand-over the last frame does, of the waking the last one before the request was taken.
+    """
+    times: list[int] = []
+    for station in order:
+        found = [at for at, one in send if one == station]
+        if station == Station.HANDED_OVER:
+            when = found[-1] if found else None
+        elif station == Station.W_AWAKE:
+            # Awake already when the request came: then nobody had to wake it.
+            taken = next((at for at, one in send if one == Station.W_RECEIVED), awake)
+            when = max([at for at in found if at <= taken] or [0])
+            when = min(max(when, times[-1]), taken)
+        else:
+            when = next((at for at in found if not times or at >= times[-1]), None)
+        if when is None:
+            return None
+        times.append(when)
+    return times
