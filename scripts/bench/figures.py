@@ -64,8 +64,8 @@ FIGURES: Final[dict[str, tuple[Figure, ...]]] = {
         Figure("fdatasync_p50", "fdatasync p50", "µs", "less", lambda result: float(result["device"]["p50_us"])),
     ),
     "idle": (
-        Figure("cpu_percent", "processor", "% of a core", "less", lambda result: float(result["cpu_percent"])),
         Figure("memory_mib", "memory", "MiB", "less", lambda result: float(result["memory_bytes"] / (1 << 20))),
+        Figure("cpu_percent", "processor", "% of a core", "less", lambda result: float(result["cpu_percent"])),
     ),
     "restart": (
         Figure("seconds", "until a message went through", "s", "less", lambda result: float(result["seconds"])),

@@ -101,7 +101,7 @@ def _workload(results: Results, workload: Workload, durability: str, rows: list[
         ratio = None
         if ours is not None and row.system != OURS and figures:
             ratio = results.ratio((ours, figures[0].name), (row, figures[0].name))
-        lines.append([_name(row), *cells, _spread(ratio) if row != ours else ""])
+        lines.append([_name(row), *cells, "" if row.system == OURS else _spread(ratio)])
     heads = [f"{one.title}, {one.unit}" for one in figures]
     yield from _table(["system", *heads, _ratio_head(ours, figures)], lines)
 

@@ -146,11 +146,14 @@ class Results:
 
 
 def ratio(ours: dict[int, float], theirs: dict[int, float]) -> Spread | None:
-    """Of the medians of two figures by round; low and high are of the rounds that have both. None where one is missing."""
-    if not ours or not theirs:
+    """Of the medians of two figures by round; low and high are of the rounds that have both.
+
+    None where one is missing, or theirs is nothing, of which ours is no multiple.
+    """
+    if not ours or not theirs or not median(theirs.values()):
         return None
     whole = median(ours.values()) / median(theirs.values())
-    within = [ours[one] / theirs[one] for one in ours.keys() & theirs.keys()]
+    within = [ours[one] / theirs[one] for one in ours.keys() & theirs.keys() if theirs[one]]
     return Spread(whole, min(within, default=whole), max(within, default=whole), len(within))
 
 

@@ -64,6 +64,8 @@ def test_a_ratio_is_of_the_medians_and_its_range_of_rounds_that_have_both() -> N
     assert found == Spread(110.0 / 300.0, 0.5, 0.75, 2)
     assert ratio({1: 1.0}, {}) is None
     assert ratio({}, {1: 1.0}) is None
+    assert ratio({1: 1.0}, {1: 0.0}) is None
+    assert ratio({1: 1.0, 2: 3.0, 3: 3.0}, {1: 0.0, 2: 1.5, 3: 2.0}) == Spread(2.0, 1.5, 2.0, 2)
     assert ratio({1: 1.0}, {2: 4.0}) == Spread(0.25, 0.25, 0.25, 0)
 
 
