@@ -66,7 +66,7 @@ def run_command(command: list[str], *, limit_s: float) -> dict[str, Any]:
         raise
     lines = output.splitlines()
     if process.returncode or not lines:
-        raise BenchError(f"the driver ended with code {process.returncode}\n{_end_of(errors)}")
+        raise BenchError(f"the driver ended with code {process.returncode}: {_end_of(errors)}")
     try:
         result = json.loads(lines[-1])
     except ValueError:

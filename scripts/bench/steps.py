@@ -72,13 +72,10 @@ def cpu(step: Step) -> dict[str, Any]:
             spent[work, count] = result["driver_cpu_s"] + result["server_cpu_s"]
             details[f"{work} {count}"] = {name: result[name] for name in ("driver_cpu_s", "server_cpu_s")}
     each = {work: (spent[work, messages] - spent[work, few]) / (messages - few) * 1e6 for work in ("batch", "read")}
-    return {
-        "produce": each["batch"],
-        "consume": each["read"],
-        "cpu_s_per_million": sum(each.values()),
-        "messages": messages,
-        "details": details,
-    }
+    result = {"messages": messages, "details": details}
+    if min(each.values()) <= 0:
+        return result  # what a start took varies by more than the messages took: no figure
+    return {**result, "produce": each["batch"], "consume": each["read"], "cpu_s_per_million": sum(each.values())}
 
 
 def floor(step: Step) -> dict[str, Any]:
