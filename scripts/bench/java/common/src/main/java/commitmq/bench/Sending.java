@@ -95,6 +95,7 @@ final class Sending {
         long began;
         long ended;
         long errors;
+        long visible;
         try (Streams streams = new Streams(peer, request.topic(), use, bodies, clients, window)) {
             began = System.nanoTime();
             streams.each((stream, client) -> {
@@ -103,8 +104,9 @@ final class Sending {
             });
             ended = System.nanoTime();
             errors = streams.errors();
+            // Before the writers are closed, which takes seconds with some clients.
+            visible = waitUntilReadable(peer, request.topic(), before + messages - errors);
         }
-        long visible = waitUntilReadable(peer, request.topic(), before + messages - errors);
         JsonObject result = sent(messages - errors, (ended - began) / 1e9, errors);
         result.addProperty("visible_seconds", (visible - began) / 1e9);
         result.addProperty("checksum", bodies.checksum(messages));

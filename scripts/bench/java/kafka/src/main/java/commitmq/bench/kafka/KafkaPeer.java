@@ -22,6 +22,8 @@ import org.apache.kafka.clients.consumer.ConsumerRecord;
 import org.apache.kafka.clients.consumer.KafkaConsumer;
 import org.apache.kafka.clients.producer.RecordMetadata;
 import org.apache.kafka.common.TopicPartition;
+import org.apache.kafka.common.TopicPartitionInfo;
+import org.apache.kafka.common.errors.RetriableException;
 import org.apache.kafka.common.errors.TopicExistsException;
 import org.apache.kafka.common.serialization.ByteArrayDeserializer;
 
@@ -60,10 +62,7 @@ final class KafkaPeer implements Peer {
                 throw error;
             }
         }
-        int found = admin().describeTopics(List.of(topic)).topicNameValues().get(topic)
-                .get(CREATE_TIMEOUT_MS, TimeUnit.MILLISECONDS)
-                .partitions()
-                .size();
+        int found = partitionsOf(topic);
         partitions.put(topic, IntStream.range(0, found).mapToObj(i -> new TopicPartition(topic, i)).toList());
     }
 
@@ -109,6 +108,27 @@ final class KafkaPeer implements Peer {
     @Override
     public void close() {
         // The process ends right after.
+    }
+
+    /** Returns how many partitions the topic has, once the broker serves all of them: its own metadata follow later. */
+    private int partitionsOf(String topic) throws Exception {
+        for (long deadline = System.currentTimeMillis() + CREATE_TIMEOUT_MS; ; Thread.sleep(10)) {
+            try {
+                List<TopicPartitionInfo> found = admin().describeTopics(List.of(topic)).topicNameValues().get(topic)
+                        .get(CREATE_TIMEOUT_MS, TimeUnit.MILLISECONDS)
+                        .partitions();
+                if (found.stream().allMatch(one -> one.leader() != null && !one.leader().isEmpty())) {
+                    return found.size();
+                }
+            } catch (ExecutionException error) {
+                if (!(error.getCause() instanceof RetriableException)) {
+                    throw error;
+                }
+            }
+            if (System.currentTimeMillis() > deadline) {
+                throw new IllegalStateException("the broker does not serve the new topic " + topic);
+            }
+        }
     }
 
     private Consumer<byte[], byte[]> openConsumer() {
