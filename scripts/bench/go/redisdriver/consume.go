@@ -12,7 +12,7 @@ import (
 
 const (
 	streamsARead  = 100  // most streams that one XREAD asks
-	entriesARead  = 4000 // most entries that one XREAD answers, of all its streams together
+	entriesARead  = 1000 // most entries that one XREAD answers, of all its streams together
 	repliesAhead  = 2    // replies that are fetched while an earlier one is looked at
 	waitForNewMs  = 5000 // how long an XREAD waits for new entries
 	beforeAnyID   = "0-0"
