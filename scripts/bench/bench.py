@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from bench import machine, report
 from bench.results import Results
 from bench.session import Session
-from bench.system import BenchError, System
+from bench.system import BenchError, Durability, System
 from bench.systems import SYSTEMS, load
 from bench.workloads import BOTH, RESTART, Size, Workload, workloads
 
@@ -92,10 +92,7 @@ def _run(options: argparse.Namespace, arguments: Sequence[str]) -> Results:
             # The first of a round is another one each time, so that none always follows the same one.
             turn = (number - 1) % len(systems)
             order = [*systems[turn:], *systems[:turn]]
-            for part, durability, parts in (
-                *(("main", durability, [one for one in chosen if one is not RESTART]) for durability in BOTH),
-                ("restart", "memory", [one for one in chosen if one is RESTART]),
-            ):
+            for part, durability, parts in _parts(about["size"], chosen):
                 for system in order:
                     Session(
                         results,
@@ -111,6 +108,15 @@ def _run(options: argparse.Namespace, arguments: Sequence[str]) -> Results:
         results.document["ended"] = _now()
         results.save()
     return results
+
+
+def _parts(size: Size, chosen: Sequence[Workload]) -> list[tuple[str, Durability, list[Workload]]]:
+    """The sessions of each system in a round: one a durability, and in the full run one more to fill and restart."""
+    main = [one for one in chosen if one is not RESTART]
+    restart = [one for one in chosen if one is RESTART]
+    if size != "full":
+        return [("main", "memory", [*main, *restart]), ("main", "flushed", main)]
+    return [("main", "memory", main), ("main", "flushed", main), ("restart", "memory", restart)]
 
 
 def _results(options: argparse.Namespace, arguments: Sequence[str], folder: Path) -> Results:

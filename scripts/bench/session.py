@@ -12,15 +12,17 @@ from bench.figures import figures_of
 from bench.results import Results
 from bench.steps import NEEDS, STEPS, Step, drive
 from bench.system import BenchError, Durability, Server, System
-from bench.workloads import COMMON, Size, Workload
+from bench.workloads import COMMON, OURS, Size, Workload
 
 Tell = Callable[[str], None]
 
 
-def takes(system: System, workload: Workload) -> bool:
-    """True when ``workload`` is measured with ``system``."""
+def takes(system: System, workload: Workload, durability: Durability) -> bool:
+    """True when ``workload`` is measured with ``system`` and acks of this ``durability``."""
     needed = NEEDS.get(workload.work, frozenset({workload.work}))
-    return needed <= system.works and system.name not in workload.without
+    if not needed <= system.works or system.name in workload.without:
+        return False
+    return durability in workload.durabilities and (system.name == OURS or durability not in workload.only_ours)
 
 
 class Session:
@@ -43,7 +45,7 @@ class Session:
         self._results = results
         self._system = system
         self._durability: Durability = durability
-        self._workloads = [one for one in workloads if durability in one.durabilities and takes(system, one)]
+        self._workloads = [one for one in workloads if takes(system, one, durability)]
         self._size: Size = size
         self._folder = folder
         self._tell = tell
@@ -58,10 +60,10 @@ class Session:
         load_before = machine.load_average()
         self._tell(f"round {self.key['round']}, {self._system.name}, ack {self._durability}")
         try:
-            server = self._system.start(self._folder, self._durability)
+            server = self._start()
         except (BenchError, OSError) as error:
             for workload in self._workloads:
-                for variant, job in workload.jobs(self._system.name, self._size).items():
+                for variant, job in workload.jobs(self._system.name, self._size, self._durability).items():
                     self._note(workload, variant, job, error=f"the server did not start: {error}")
         else:
             with server:
@@ -71,8 +73,17 @@ class Session:
             shutil.rmtree(self._folder, ignore_errors=True)
         self._results.finish({**self.key, "load_before": load_before, "load_after": machine.load_average()})
 
+    def _start(self) -> Server:
+        """A server with a new folder. Once more when that fails: a port may have been taken by then. Raises BenchError."""
+        try:
+            return self._system.start(self._folder, self._durability)
+        except BenchError as error:
+            self._tell(f"  it did not start, and is started once more: {error}")
+            shutil.rmtree(self._folder, ignore_errors=True)
+            return self._system.start(self._folder, self._durability)
+
     def _measure(self, server: Server, workload: Workload) -> None:
-        for variant, wanted in workload.jobs(self._system.name, self._size).items():
+        for variant, wanted in workload.jobs(self._system.name, self._size, self._durability).items():
             job = self._job(workload, wanted)
             try:
                 self._keep_alive(server)

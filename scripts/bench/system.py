@@ -209,17 +209,17 @@ class Server(ABC):
 
 def free_port() -> int:
     """A TCP port of the loopback interface that is free, and was not given by this function before."""
-    while True:
-        with socket.socket() as probe:
-            probe.bind((HOST, 0))
-            port: int = probe.getsockname()[1]
-        if port not in _given_ports:
-            _given_ports.add(port)
-            return port
+    while (port := free_ports(1)) in _given_ports:
+        continue
+    _given_ports.add(port)
+    return port
 
 
 def free_ports(count: int) -> int:
-    """The first of ``count`` neighbouring ports that are free, below those that the kernel hands out by itself."""
+    """The first of ``count`` neighbouring ports that are free, below those that the kernel hands out by itself.
+
+    Those may be some connection's when a server is started again and wants its own back.
+    """
     while True:
         first = random.randrange(12_000, 32_000 - count)
         try:

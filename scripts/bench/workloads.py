@@ -34,7 +34,7 @@ _TASKS: Final = {OURS: {"": {"mode": "tasks"}}}
 _SEND_OVER_TCP: Final = {OURS: {"": {}, "tcp": {"mode": "tcp"}}}
 # Seconds that a measurement should take, and how many messages each system does in one on a small machine: the faster
 # ones get more, so that none is over before it has begun.
-_SECONDS: Final[dict[Size, float]] = {"full": 2.5, "quick": 1.0, "tiny": 0.02}
+_SECONDS: Final[dict[Size, float]] = {"full": 2.0, "quick": 0.8, "tiny": 0.02}
 _PER_SECOND: Final[dict[str, dict[str, int]]] = {
     "pipeline": {OURS: 60_000, "RocketMQ": 7_000, "Redis": 120_000, "NATS": 80_000, "": 100_000},
     "batch of 100 B": {OURS: 1_000_000, "RocketMQ": 300_000, "Redis": 250_000, "NATS": 200_000, "": 500_000},
@@ -42,6 +42,8 @@ _PER_SECOND: Final[dict[str, dict[str, int]]] = {
     "batch of 4096 B": {OURS: 60_000, "NATS": 20_000, "": 40_000},
     "small batches": {OURS: 40_000, "RocketMQ": 30_000, "": 50_000},
 }
+# With a server that waits for the device, these do so much less.
+_FLUSHED_SHARE: Final = {"NATS": 0.1, "Redis": 0.4}
 
 
 @dataclass(frozen=True)
@@ -52,6 +54,7 @@ class Workload:
     parameters. ``per_second`` names the row of expected rates that gives the number of messages. ``variants`` are, for
     the systems named, further ways to do it, by what they are called in the tables. ``reads``: the workload whose
     messages are read. ``cold``: after the page cache was dropped. ``without``: systems that it makes no sense for.
+    ``only_ours``: durabilities with which it is measured for CommitMQ alone.
     """
 
     name: str
@@ -64,14 +67,17 @@ class Workload:
     reads: str = ""
     cold: bool = False
     without: frozenset[str] = frozenset()
+    only_ours: tuple[Durability, ...] = ()
     limit_s: float = 90.0
 
-    def jobs(self, system: str, size: Size) -> dict[str, dict[str, Any]]:
+    def jobs(self, system: str, size: Size, durability: Durability = "memory") -> dict[str, dict[str, Any]]:
         """The job of each variant for ``system``, by the variant's name; most have one, without a name."""
         job = dict(self.job)
         if self.per_second:
             rates = _PER_SECOND[self.per_second]
             wanted = rates.get(system, rates[""]) * _SECONDS[size]
+            if durability == "flushed":
+                wanted *= _FLUSHED_SHARE.get(system, 1.0)
             least = 1000 if self.work == "batch" else 100
             job["messages"] = max(int(wanted) // 1000 * 1000, least)
         variants = self.variants.get(system, {"": {}})
@@ -94,7 +100,7 @@ def _batch(body_bytes: int, clients: int) -> Workload:
         f"batch-{body_bytes}-{clients}",
         f"batches of 1000 x {body_bytes} B, {clients} client{'s' if clients > 1 else ''}",
         "batch",
-        BOTH,
+        BOTH if body_bytes == 1024 or (body_bytes, clients) == (100, 1) else MEMORY,
         {"clients": clients, "body_bytes": body_bytes, "batch": 1000},
         f"batch of {body_bytes} B",
     )
@@ -186,7 +192,6 @@ FULL: Final = (
 )
 
 _QUICK_NAMES: Final[dict[str, tuple[Durability, ...]]] = {
-    "idle": MEMORY,
     "floor": MEMORY,
     "send-1": BOTH,
     "send-64": FLUSHED,
@@ -195,20 +200,25 @@ _QUICK_NAMES: Final[dict[str, tuple[Durability, ...]]] = {
     "batch-1024-1": BOTH,
     "read-1024-warm": MEMORY,
     "end-to-end-10000": MEMORY,
-    "cpu": MEMORY,
 }
+# Together with those every work and step is done once.
+_TINY_NAMES: Final[dict[str, tuple[Durability, ...]]] = dict.fromkeys(
+    ("idle", "mixed", "query", "cpu", "queues-100", "read-1024-cold"), MEMORY
+)
+# Where the quick run waits for the device with CommitMQ only: peers that do not are what it is compared with.
+_QUICK_FLUSHED_OURS: Final = frozenset({"pipeline", "batch-100-1"})
 
 # What each size has of the parameters that every job gets.
 COMMON: Final[dict[Size, dict[str, Any]]] = {
-    "full": {"warmup_s": 1.0, "seconds": 3.0},
-    "quick": {"warmup_s": 0.8, "seconds": 1.2},
+    "full": {"warmup_s": 1.0, "seconds": 2.5},
+    "quick": {"warmup_s": 0.6, "seconds": 1.0},
     "tiny": {"warmup_s": 0.05, "seconds": 0.2},
 }
 # A Java program still compiles itself for some seconds after it serves.
-SETTLE_S: Final[dict[Size, float]] = {"full": 8.0, "quick": 3.0, "tiny": 0.0}
-IDLE_S: Final[dict[Size, float]] = {"full": 5.0, "quick": 1.5, "tiny": 0.2}
-RESTART_BYTES: Final[dict[Size, int]] = {"full": 5 << 30, "quick": 256 << 20, "tiny": 1 << 20}
-CPU_MESSAGES: Final[dict[Size, int]] = {"full": 500_000, "quick": 100_000, "tiny": 1_000}
+SETTLE_S: Final[dict[Size, float]] = {"full": 5.0, "quick": 3.0, "tiny": 0.0}
+IDLE_S: Final[dict[Size, float]] = {"full": 4.0, "quick": 1.5, "tiny": 0.2}
+RESTART_BYTES: Final[dict[Size, int]] = {"full": 5 << 30, "quick": 64 << 20, "tiny": 1 << 20}
+CPU_MESSAGES: Final[dict[Size, int]] = {"full": 300_000, "quick": 100_000, "tiny": 1_000}
 FLOOR_COUNT: Final[dict[Size, int]] = {"full": 4_000, "quick": 1_000, "tiny": 200}
 
 
@@ -216,5 +226,10 @@ def workloads(size: Size) -> tuple[Workload, ...]:
     """The workloads of ``size``, in the order in which they run; those that read come behind those that write."""
     if size == "full":
         return FULL
-    chosen = (replace(one, durabilities=_QUICK_NAMES[one.name]) for one in FULL if one.name in _QUICK_NAMES)
+    names = _QUICK_NAMES | (_TINY_NAMES if size == "tiny" else {})
+    chosen = []
+    for workload in FULL:
+        if workload.name in names:
+            ours = FLUSHED if workload.name in _QUICK_FLUSHED_OURS else ()
+            chosen.append(replace(workload, durabilities=names[workload.name], only_ours=ours))
     return tuple(chosen)

@@ -23,7 +23,7 @@ from bench.workloads import MEMORY, RESTART, workloads
 from nodes import environment
 
 COMMAND = [sys.executable, str(Path(__file__).resolve().parents[2] / "scripts" / "bench")]
-OPTIONS = ["--tiny", "--rounds", "2", "--systems", "commitmq", "--no-plots"]
+OPTIONS = ["--tiny", "--rounds", "1", "--systems", "commitmq", "--no-plots"]
 
 
 def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
@@ -81,7 +81,7 @@ def test_an_interrupted_comparison_goes_on_and_has_every_figure(tmp_path: Path) 
     rows = results.rows()
     assert {(row.workload, row.durability) for row in rows} == expected
     for row, rounds in rows.items():
-        assert set(rounds) == {1, 2}, row
+        assert set(rounds) == {1}, row
         # What so few messages take of the processor may drown in what the start of a client takes.
         assert all(rounds.values()) or row.workload == "cpu", row
     assert "| CommitMQ (columns, tcp) |" in (out / "README.md").read_text()
