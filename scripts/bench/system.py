@@ -73,7 +73,7 @@ class Command:
 
 
 class Server(ABC):
-    """A running server; a ``with`` block ends it. Subclasses say which processes it has and when it is ready."""
+    """A running server; a ``with`` block ends it for good. Subclasses say which processes it has and when it is ready."""
 
     ready_within_s: float = 60.0
     stopped_within_s: float = 60.0
@@ -144,6 +144,10 @@ class Server(ABC):
             tree.wait(_KILLED_WITHIN_S)
         self._running.clear()
 
+    def discard(self) -> None:
+        """End a server whose folder is not needed any more; an orderly stop would write what is removed next."""
+        self.kill()
+
     def restart(self) -> None:
         """Start again on the same folder and at the same address, after :meth:`kill` or :meth:`stop`."""
         self.launch()
@@ -174,7 +178,7 @@ class Server(ABC):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self.stop()
+        self.discard()
 
     def _spawn(self, command: Command) -> tuple[Command, subprocess.Popen[bytes], ProcessTree]:
         with open(self.folder / f"{command.name}.log", "ab") as log:

@@ -76,8 +76,8 @@ class CommitMQServer(Server):
     def driver(self) -> list[str]:
         return [sys.executable, "-m", "bench.drivers.commitmq_driver"]
 
-    def stop(self) -> None:
-        super().stop()
+    def discard(self) -> None:
+        super().discard()
         # What a node keeps in shared memory waits for its next start, which this store does not have.
         layout = StoreLayout(self._store)
         for folder in (memory_folder(layout, ""), pool_folder(layout, "")):
