@@ -28,11 +28,12 @@ DEFAULTS: Final = {
 }
 # For a driver whose executors are on this machine: nothing has to be found by name.
 LOOPBACK: Final = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
-# Unix sockets are quicker than TCP.
+# Unix sockets are quicker than TCP; our daemon imports once what its workers need.
 LOCAL: Final = {
     **LOOPBACK,
     "spark.python.unix.domain.socket.enabled": "true",
     "spark.sql.shuffle.partitions": "2",
+    "spark.python.daemon.module": "pyspark_commitmq.daemon",
 }
 QUICK_START: Final = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
