@@ -6,17 +6,15 @@ values one after the other, and 32-bit offsets that say where each begins and th
 
 from __future__ import annotations
 
-import ctypes
-
-import llvmlite.binding as llvm
 import numpy as np
-from numba import njit, types
+from numba import njit
 
 from commitmq.kernels.raw import (
     OK,
     REASON_BODY_CRC,
     REASON_PHYSICAL_OFFSET,
     REASON_SHORT,
+    copy_bytes,
     crc32,
     layout,
     load2,
@@ -42,10 +40,6 @@ TOPIC_SIZE = 12
 PROPERTIES = 13
 PROPERTIES_SIZE = 14
 FIELDS = 15
-
-# The C library's: several times as fast as a loop over bytes. Compiled code refers to it by name, as raw.py says.
-llvm.add_symbol("commitmq_memcpy", ctypes.cast(ctypes.CDLL(None).memcpy, ctypes.c_void_p).value)
-_copy = types.ExternalFunction("commitmq_memcpy", types.uint64(types.uint64, types.uint64, types.uint64))
 
 _DIGITS = np.frombuffer(b"0123456789ABCDEF", np.uint8)
 _CRC = np.frombuffer(b"__CRC32#", np.uint8)
@@ -181,12 +175,10 @@ def elements(data, starts, sizes, room, fields, owners):  # type: ignore[no-unty
 )
 def gather(log, starts, sizes, out):  # type: ignore[no-untyped-def]
     """Put ``log[starts[i]:starts[i] + sizes[i]]`` one after the other into ``out``, which they must fill."""
-    source = np.uint64(log.ctypes.data)
-    target = np.uint64(out.ctypes.data)
+    target = np.int64(0)
     for index in range(starts.size):
-        size = np.uint64(sizes[index])
-        _copy(target, source + np.uint64(starts[index]), size)  # type: ignore[call-overload]
-        target += size
+        copy_bytes(out, target, log, starts[index], sizes[index])
+        target += sizes[index]
 
 
 @njit(

@@ -25,6 +25,7 @@ from commitmq.kernels.raw import (
     REASON_SYS_FLAG,
     REASON_TOPIC,
     REASON_UTF8,
+    copy_bytes,
     crc32,
     has_crc_slot,
     layout,
@@ -271,7 +272,7 @@ def store_run(  # type: ignore[no-untyped-def]
     physicalOffset (``base_offset`` + position in the segment), storeTimestamp, hosts and the digits of ``__CRC32#``.
     """
     size = end - start
-    segment[at + 8 : at + size] = run[start + 8 : end]
+    copy_bytes(segment, at + 8, run, start + 8, size - 8)
     source = start
     target = at
     number = queue_offset
