@@ -98,7 +98,7 @@ _memcpy = types.ExternalFunction("commitmq_memcpy", types.uint64(types.uint64, t
 @njit(inline="always")
 def copy_bytes(target, target_at, source, source_at, size):  # type: ignore[no-untyped-def]
     """Copy ``source[source_at:source_at + size]`` to ``target[target_at:]``; they must not overlap. In no certain order."""
-    _memcpy(
+    _memcpy(  # type: ignore[call-overload]
         np.uint64(target.ctypes.data) + np.uint64(target_at),
         np.uint64(source.ctypes.data) + np.uint64(source_at),
         np.uint64(size),
