@@ -1,4 +1,4 @@
-"""Goal: what the comparison says of Redis, NATS and Kafka's Python client is work that was done: everything that was sent
+"""Goal: what the comparison says of RocketMQ, Kafka, Redis and NATS is work that was done: everything that was sent
 is read back, byte for byte, in every way that is measured; and it outlives a kill.
 
 Method: the real servers and drivers in tiny sizes. The bodies' CRC-32 are added up where they are sent and again where they
@@ -25,7 +25,7 @@ PERCENTILES = ["p50", "p90", "p99", "p99.9", "p99.99", "max"]
 NOT_INSTALLED_HERE = {"redis"}
 
 
-@pytest.fixture(scope="module", params=["redis", "nats", "confluent"])
+@pytest.fixture(scope="module", params=["rocketmq", "kafka", "redis", "nats", "confluent"])
 def system(request: pytest.FixtureRequest) -> System:
     found = load(request.param)
     if missing := found.missing():

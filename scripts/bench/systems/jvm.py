@@ -21,6 +21,10 @@ DRIVER_FLAGS = {"-Xms": "512m", "-Xmx": "3g"}
 """Of the drivers' virtual machines; the collector is Java's own choice (G1)."""
 
 
+WARM_UP = "three times that of the other systems' clients"
+"""As the drivers do it."""
+
+
 def missing() -> str | None:
     """Why nothing can be built or run, None when it can."""
     programs = [name for name in ("java", "javac", "mvn") if shutil.which(name) is None]

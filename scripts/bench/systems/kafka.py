@@ -37,27 +37,28 @@ _BROKER = {
     "message.max.bytes": str(16 << 20),
 }
 
+# After a restart of the server, it is looked for as often as the other systems' clients do.
+_RECONNECT = {"reconnect.backoff.ms": "20", "reconnect.backoff.max.ms": "20"}
 _BULK = {"linger.ms": "5", "batch.size": str(1 << 20), "buffer.memory": str(128 << 20)}
 _CLIENTS = {
     "producer": {
         # One broker, so the leader's acknowledgement is all there can be.
         "acks": "1",
         "max.request.size": str(16 << 20),
-        # After a restart of the server, it is looked for as often as the other systems' clients do.
-        "reconnect.backoff.ms": "20",
-        "reconnect.backoff.max.ms": "20",
+        **_RECONNECT,
     },
     "producer, single": {"linger.ms": "0"},
     "producer, pipeline": _BULK,
-    "producer, batch": {**_BULK, "batches outstanding": "50"},
+    # The driver lowers this batch.size to what one batch of its job needs, or to what buffer.memory has for each queue.
+    "producer, batch": {**_BULK, "messages outstanding": "50000"},
     "consumer": {
         "max.poll.records": "10000",
         "max.partition.fetch.bytes": str(8 << 20),
         "fetch.max.bytes": str(64 << 20),
         "enable.auto.commit": "false",
-        "reconnect.backoff.ms": "20",
-        "reconnect.backoff.max.ms": "20",
+        **_RECONNECT,
     },
+    "admin": _RECONNECT,
 }
 
 
@@ -84,6 +85,7 @@ class Kafka:
         """All that is not the default."""
         flags = " ".join(name + value for name, value in _BROKER_FLAGS.items())
         found = {"broker JVM": flags, **{f"broker: {key}": value for key, value in _broker(durability).items()}}
+        found["clients: warm-up"] = jvm.WARM_UP
         found["client JVM"] = " ".join(name + value for name, value in jvm.DRIVER_FLAGS.items())
         for section, values in _CLIENTS.items():
             found |= {f"{section}: {key}": value for key, value in values.items()}

@@ -29,6 +29,7 @@ _BROKER = {
     "maxMessageSize": str(16 << 20),
     # Sends that wait longer are refused; under a full load of this benchmark they would be, by the default of 200 ms.
     "waitTimeMillsInSendQueue": "10000",
+    "sendThreadPoolQueueCapacity": "100000",
     # One pull gets 32 messages or 256 KiB by default, and 8 or 64 KiB when they are older than what memory holds.
     "maxTransferCountOnMessageInMemory": "4096",
     "maxTransferBytesOnMessageInMemory": str(4 << 20),
@@ -50,7 +51,7 @@ _CLIENTS = {
         "retryTimesWhenSendFailed": "0",
         "retryTimesWhenSendAsyncFailed": "0",
     },
-    "producer, batch": {"batches outstanding": "4"},
+    "producer, batch": {"messages outstanding": "4000"},
     "consumer": {"maxNums of a pull": "4096", "messages fetched ahead": "20000"},
 }
 
@@ -79,6 +80,7 @@ class RocketMQ:
         flags = " ".join(name + value for name, value in _BROKER_FLAGS.items())
         found = {"broker JVM": flags, **{f"broker: {key}": value for key, value in _broker(durability).items()}}
         found["name server JVM"] = " ".join(name + value for name, value in _NAME_SERVER_FLAGS.items())
+        found["clients: warm-up"] = jvm.WARM_UP
         found["client JVM"] = " ".join(name + value for name, value in jvm.DRIVER_FLAGS.items())
         for section, values in _CLIENTS.items():
             found |= {f"{section}: {key}": value for key, value in values.items()}

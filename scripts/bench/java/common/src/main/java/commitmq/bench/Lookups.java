@@ -22,7 +22,7 @@ final class Lookups {
         Bodies bodies = new Bodies(request.bodyBytes(), request.seed());
         peer.createTopic(topic, request.queues());
         long errors;
-        try (Streams streams = new Streams(peer, topic, Peer.Use.PIPELINE, bodies, 1, request.window(WINDOW))) {
+        try (Streams streams = new Streams(peer, topic, Peer.Use.PIPELINE, bodies, 1, request.window(WINDOW), request.batch())) {
             streams.each((stream, client) -> {
                 for (long number = 0; number < messages; number++) {
                     stream.submit(number, key(number));

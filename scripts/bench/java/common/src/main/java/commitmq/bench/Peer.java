@@ -35,8 +35,8 @@ public interface Peer extends AutoCloseable {
         /** Sends all without waiting; {@code done} is called once, after the last acknowledgement. */
         void submit(List<byte[]> bodies, Done done) throws Exception;
 
-        /** Batches of so many messages that one client keeps outstanding. */
-        int batchesOutstanding();
+        /** How many messages one client keeps outstanding when it sends batches; one batch at least. */
+        int messagesOutstanding();
 
         @Override
         void close();

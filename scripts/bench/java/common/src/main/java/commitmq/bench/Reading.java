@@ -47,7 +47,7 @@ final class Reading {
         // What the consumer waits for; not known before the last acknowledgement.
         AtomicLong wanted = new AtomicLong(Long.MAX_VALUE);
         try (Peer.Reader reader = peer.reader(request.topic(), true);
-                Streams streams = new Streams(peer, request.topic(), Peer.Use.BATCH, bodies, clients, 0)) {
+                Streams streams = new Streams(peer, request.topic(), Peer.Use.BATCH, bodies, clients, 0, request.batch())) {
             reader.poll(0, checksum);
             long began = System.nanoTime();
             long until = began + Sending.nanoseconds(request.seconds());

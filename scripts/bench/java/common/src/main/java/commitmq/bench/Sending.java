@@ -96,7 +96,7 @@ final class Sending {
         long ended;
         long errors;
         long visible;
-        try (Streams streams = new Streams(peer, request.topic(), use, bodies, clients, window)) {
+        try (Streams streams = new Streams(peer, request.topic(), use, bodies, clients, window, request.batch())) {
             began = System.nanoTime();
             streams.each((stream, client) -> {
                 long first = client * share;

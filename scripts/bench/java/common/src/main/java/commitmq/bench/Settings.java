@@ -25,6 +25,10 @@ public final class Settings {
         return of("consumer");
     }
 
+    public Properties admin() {
+        return of("admin");
+    }
+
     private Properties of(String... names) {
         Properties found = new Properties();
         for (String name : names) {

@@ -13,12 +13,14 @@ final class Streams implements AutoCloseable {
     private final List<Peer.Writer> writers = new ArrayList<>();
     private final List<Stream> streams = new ArrayList<>();
 
-    /** Connects the clients. {@code window} is how much each keeps outstanding; 0: as many batches as its writer likes. */
-    Streams(Peer peer, String topic, Peer.Use use, Bodies bodies, int clients, int window) throws Exception {
+    /** Connects the clients. {@code window} is how much each keeps outstanding; 0: as many batches of {@code batch}
+     * messages as its writer likes. */
+    Streams(Peer peer, String topic, Peer.Use use, Bodies bodies, int clients, int window, int batch)
+            throws Exception {
         for (int i = 0; i < clients; i++) {
             Peer.Writer writer = peer.writer(topic, use);
             writers.add(writer);
-            streams.add(new Stream(writer, bodies, window > 0 ? window : writer.batchesOutstanding()));
+            streams.add(new Stream(writer, bodies, window > 0 ? window : outstandingBatches(writer, batch)));
         }
     }
 
@@ -34,6 +36,10 @@ final class Streams implements AutoCloseable {
     /** Messages that failed, of all clients. */
     long errors() {
         return streams.stream().mapToLong(Stream::errors).sum();
+    }
+
+    private static int outstandingBatches(Peer.Writer writer, int batch) {
+        return Math.max(1, writer.messagesOutstanding() / batch);
     }
 
     @Override

@@ -21,7 +21,7 @@ final class WarmUp {
         long until = System.nanoTime() + Sending.nanoseconds(request.warmupSeconds());
         peer.createTopic(topic, 1);
         long before = peer.readable(topic);
-        try (Streams streams = new Streams(peer, topic, use, bodies, clients, window)) {
+        try (Streams streams = new Streams(peer, topic, use, bodies, clients, window, request.batch())) {
             streams.each((stream, client) -> {
                 while (System.nanoTime() < until) {
                     if (use == Peer.Use.BATCH) {

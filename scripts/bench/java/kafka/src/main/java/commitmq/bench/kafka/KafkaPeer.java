@@ -16,10 +16,12 @@ import java.util.stream.IntStream;
 import org.apache.kafka.clients.CommonClientConfigs;
 import org.apache.kafka.clients.admin.Admin;
 import org.apache.kafka.clients.admin.CreateTopicsOptions;
+import org.apache.kafka.clients.admin.NewPartitions;
 import org.apache.kafka.clients.admin.NewTopic;
 import org.apache.kafka.clients.consumer.Consumer;
 import org.apache.kafka.clients.consumer.ConsumerRecord;
 import org.apache.kafka.clients.consumer.KafkaConsumer;
+import org.apache.kafka.clients.producer.ProducerConfig;
 import org.apache.kafka.clients.producer.RecordMetadata;
 import org.apache.kafka.common.TopicPartition;
 import org.apache.kafka.common.TopicPartitionInfo;
@@ -32,6 +34,11 @@ final class KafkaPeer implements Peer {
     /** Ten thousand partitions take minutes. */
     private static final int CREATE_TIMEOUT_MS = 600_000;
 
+    /** A controller refuses to change more than 10,000 records of its metadata at a time. */
+    private static final int CREATED_AT_ONCE = 5000;
+
+    private static final int DEFAULT_BATCH_SIZE = 16_384;
+    private static final int RECORD_OVERHEAD_BYTES = 100;
     private static final int ROUND_TRIP_TIMEOUT_MS = 1000;
 
     private final Request request;
@@ -54,9 +61,16 @@ final class KafkaPeer implements Peer {
         }
         try {
             CreateTopicsOptions options = new CreateTopicsOptions().timeoutMs(CREATE_TIMEOUT_MS);
-            admin().createTopics(List.of(new NewTopic(topic, Optional.of(queues), Optional.empty())), options)
-                    .all()
-                    .get(CREATE_TIMEOUT_MS, TimeUnit.MILLISECONDS);
+            NewTopic first = new NewTopic(topic, Optional.of(Math.min(queues, CREATED_AT_ONCE)), Optional.empty());
+            admin().createTopics(List.of(first), options).all().get(CREATE_TIMEOUT_MS, TimeUnit.MILLISECONDS);
+            for (int made = CREATED_AT_ONCE; made < queues; ) {
+                made = Math.min(queues, made + CREATED_AT_ONCE);
+                // The controller may not have the topic in what it answers from at once.
+                partitionsOf(topic);
+                admin().createPartitions(Map.of(topic, NewPartitions.increaseTo(made)))
+                        .all()
+                        .get(CREATE_TIMEOUT_MS, TimeUnit.MILLISECONDS);
+            }
         } catch (ExecutionException error) {
             if (!(error.getCause() instanceof TopicExistsException)) {
                 throw error;
@@ -68,7 +82,16 @@ final class KafkaPeer implements Peer {
 
     @Override
     public Writer writer(String topic, Use use) {
-        return new KafkaWriter(topic, at(settings.producer(use)));
+        Properties found = settings.producer(use);
+        if (use == Use.BATCH) {
+            // Each partition that has something to send takes this much of buffer.memory, half of which they share.
+            long most = Long.parseLong(found.getProperty(ProducerConfig.BATCH_SIZE_CONFIG));
+            long share = Long.parseLong(found.getProperty(ProducerConfig.BUFFER_MEMORY_CONFIG)) / 2 / request.queues();
+            long wanted = (long) request.batch() * (request.bodyBytes() + RECORD_OVERHEAD_BYTES);
+            long chosen = Math.min(most, request.queues() == 1 ? wanted : share);
+            found.setProperty(ProducerConfig.BATCH_SIZE_CONFIG, Long.toString(Math.max(DEFAULT_BATCH_SIZE, chosen)));
+        }
+        return new KafkaWriter(topic, at(found));
     }
 
     @Override
@@ -142,7 +165,7 @@ final class KafkaPeer implements Peer {
 
     private Admin admin() {
         if (admin == null) {
-            admin = Admin.create(at(new Properties()));
+            admin = Admin.create(at(settings.admin()));
         }
         return admin;
     }

@@ -13,20 +13,22 @@ import org.apache.kafka.clients.producer.ProducerRecord;
 import org.apache.kafka.clients.producer.RecordMetadata;
 import org.apache.kafka.common.serialization.ByteArraySerializer;
 
-/** A KafkaProducer with its own choice of partitions. Its accumulator makes the batches. */
+/** A KafkaProducer. Its accumulator makes the batches that are sent. */
 final class KafkaWriter implements Peer.Writer {
-    private static final String BATCHES_OUTSTANDING = "batches outstanding";
+    private static final String MESSAGES_OUTSTANDING = "messages outstanding";
 
     private final Producer<byte[], byte[]> producer;
     private final String topic;
-    private final int batchesOutstanding;
+    private final int messagesOutstanding;
+    private final int partitions;
+    private final AtomicInteger batches = new AtomicInteger();
 
     KafkaWriter(String topic, Properties settings) {
         this.topic = topic;
-        this.batchesOutstanding = Integer.parseInt(settings.getProperty(BATCHES_OUTSTANDING, "1"));
-        settings.remove(BATCHES_OUTSTANDING);
+        this.messagesOutstanding = Integer.parseInt(settings.getProperty(MESSAGES_OUTSTANDING, "1"));
+        settings.remove(MESSAGES_OUTSTANDING);
         this.producer = new KafkaProducer<>(settings, new ByteArraySerializer(), new ByteArraySerializer());
-        producer.partitionsFor(topic);
+        this.partitions = producer.partitionsFor(topic).size();
     }
 
     @Override
@@ -42,14 +44,17 @@ final class KafkaWriter implements Peer.Writer {
     @Override
     public void submit(List<byte[]> bodies, Peer.Done done) {
         Countdown countdown = new Countdown(bodies.size(), done);
+        // Batches go to the partitions in turn, as with the other systems; by itself a producer changes the partition only
+        // after batch.size bytes.
+        int partition = Math.floorMod(batches.getAndIncrement(), partitions);
         for (byte[] body : bodies) {
-            producer.send(new ProducerRecord<>(topic, body), countdown);
+            producer.send(new ProducerRecord<>(topic, partition, null, body), countdown);
         }
     }
 
     @Override
-    public int batchesOutstanding() {
-        return batchesOutstanding;
+    public int messagesOutstanding() {
+        return messagesOutstanding;
     }
 
     @Override

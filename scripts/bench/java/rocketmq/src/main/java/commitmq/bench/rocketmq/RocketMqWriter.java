@@ -13,15 +13,15 @@ import org.apache.rocketmq.common.message.Message;
 
 /** A DefaultMQProducer; it gives each message or batch to the next queue in turn. */
 final class RocketMqWriter implements Peer.Writer {
-    private static final String BATCHES_OUTSTANDING = "batches outstanding";
+    private static final String MESSAGES_OUTSTANDING = "messages outstanding";
 
     private final DefaultMQProducer producer;
     private final String topic;
-    private final int batchesOutstanding;
+    private final int messagesOutstanding;
 
     RocketMqWriter(String nameServer, String topic, Properties settings) throws Exception {
         this.topic = topic;
-        this.batchesOutstanding = Integer.parseInt(settings.getProperty(BATCHES_OUTSTANDING, "1"));
+        this.messagesOutstanding = Integer.parseInt(settings.getProperty(MESSAGES_OUTSTANDING, "1"));
         producer = new DefaultMQProducer("bench-producer");
         producer.setNamesrvAddr(nameServer);
         MixAll.properties2Object(settings, producer);
@@ -58,8 +58,8 @@ final class RocketMqWriter implements Peer.Writer {
     }
 
     @Override
-    public int batchesOutstanding() {
-        return batchesOutstanding;
+    public int messagesOutstanding() {
+        return messagesOutstanding;
     }
 
     @Override
