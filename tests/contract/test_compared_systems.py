@@ -106,6 +106,14 @@ def test_the_consumer_behind_a_producer_gets_all(server: Server) -> None:
         assert 0 < done["produce_seconds"] <= done["seconds"]
 
 
+def test_every_message_is_found_by_its_key(system: System, server: Server) -> None:
+    if "query" not in system.works:
+        pytest.skip(f"{system.name} finds no message by its key")
+    done = drive(server, "query", "query", messages=300, batch=50, count=40)
+    assert (done["messages"], done["found"], done["errors"]) == (40, 40, 0)
+    assert_latencies(done)
+
+
 def test_what_was_acknowledged_outlives_a_kill(system: System, tmp_path: Path) -> None:
     with system.start(tmp_path / "store", "flushed") as server:
         sent = drive(server, "batch", "kept", messages=300, batch=20, ack="flushed")

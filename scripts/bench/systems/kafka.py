@@ -147,7 +147,8 @@ class KafkaServer(Server):
         """Give the data folder its identity, as every new broker needs."""
         cluster = urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
         command = jvm.java("kafka", "kafka.tools.StorageTool", {"-Xmx": "256m"})
-        command += ["format", "--cluster-id", cluster, "--config", str(self._conf)]
+        # In one word, because one in 64 identities begins with a dash.
+        command += ["format", f"--cluster-id={cluster}", "--config", str(self._conf)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         if done.returncode:
             raise BenchError(f"Kafka's storage could not be formatted: {(done.stdout + done.stderr)[-2000:]}")
