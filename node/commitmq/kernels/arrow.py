@@ -9,19 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from commitmq.kernels.raw import (
-    OK,
-    REASON_BODY_CRC,
-    REASON_PHYSICAL_OFFSET,
-    REASON_SHORT,
-    copy_bytes,
-    crc32,
-    layout,
-    load2,
-    load4,
-    load8,
-    same_bytes,
-)
+from commitmq.kernels.raw import OK, REASON_BODY_CRC, REASON_PHYSICAL_OFFSET, REASON_SHORT, crc32, layout
+from commitmq.kernels.words import copy_bytes, load2, load4, load8, same_bytes, until_mark, until_two
 
 # Rows of the matrix that ``heads`` fills. Starts are positions in the stretch, sizes bytes, times milliseconds.
 QUEUE_ID = 0
@@ -211,16 +200,14 @@ def _next_pair(log, position, stop):  # type: ignore[no-untyped-def]
     zero = np.int64(0)
     while position < stop:
         name = position
-        while position < stop and log[position] != 1 and log[position] != 2:
-            position += 1
+        position = until_mark(log, position, stop)
         name_size = position - name
         if position >= stop or log[position] == 2:
             position += 1
             continue
         position += 1
         value = position
-        while position < stop and log[position] != 2:
-            position += 1
+        position = until_two(log, position, stop)
         value_size = position - value
         position += 1
         if name_size == 0 or value_size == 0:

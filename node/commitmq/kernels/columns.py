@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from commitmq.kernels.raw import OK, layout, same_bytes
+from commitmq.kernels.raw import OK, layout
+from commitmq.kernels.words import same_bytes, until_mark, until_two
 
 # What parsing a value as a number came to.
 ABSENT = 0
@@ -62,16 +63,14 @@ def find_properties(log, positions, sizes, names, bounds, starts, lengths, whole
         stop = properties + properties_size
         while position < stop:
             name = position
-            while position < stop and log[position] != 1 and log[position] != 2:
-                position += 1
+            position = until_mark(log, position, stop)
             name_size = position - name
             if position >= stop or log[position] == 2:
                 position += 1
                 continue
             position += 1
             value = position
-            while position < stop and log[position] != 2:
-                position += 1
+            position = until_two(log, position, stop)
             value_size = position - value
             position += 1
             if name_size == 0 or value_size == 0:

@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 from numba import from_dtype, njit, types
 
-from commitmq.kernels.raw import OK, layout, load8, same_bytes
+from commitmq.kernels.raw import OK, layout
 from commitmq.kernels.walk import ROW, hash_on
+from commitmq.kernels.words import load8, same_bytes, until_mark, until_two
 
 _LITTLE = sys.byteorder == "little"
 _HEADER_WORDS = 10
@@ -448,16 +449,14 @@ def match_keys(  # type: ignore[no-untyped-def]
         stop = properties + properties_size
         while position < stop:
             name = position
-            while position < stop and log[position] != 1 and log[position] != 2:
-                position += 1
+            position = until_mark(log, position, stop)
             if position >= stop or log[position] == 2:
                 position += 1
                 continue
             size = position - name
             position += 1
             first = position
-            while position < stop and log[position] != 2:
-                position += 1
+            position = until_two(log, position, stop)
             if position > first and (
                 (kind == BY_KEY and size == _KEYS.size and same_bytes(log, name, _KEYS, 0, size))
                 or (kind == BY_UNIQUE_KEY and size == _UNIQ.size and same_bytes(log, name, _UNIQ, 0, size))

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from commitmq.kernels.raw import CRC_SLOT_BYTES, has_crc_slot, same_bytes
+from commitmq.kernels.raw import CRC_SLOT_BYTES, has_crc_slot
 from commitmq.kernels.run import MARK_DIGITS, mark_number
+from commitmq.kernels.words import same_bytes
 
 _NAME = np.frombuffer(b"__PSEQ__\x01", np.uint8)
 _MAX_EPOCH_DIGITS = 18

@@ -1,4 +1,4 @@
-"""The smallest steps: big-endian loads and stores, CRC-32, and the layout of one record (spec 2.1).
+"""The smallest steps: CRC-32, and the layout of one record (spec 2.1).
 
 CRC-32 is ISA-L's, taken from the ``isal`` wheel by symbol, because calling it per record through Python costs more than
 the CRC itself: 1 KiB takes about 0.06 us there, 0.4 us in zlib, 0.4 us in the table loop below. Builds of isal that hide
@@ -14,6 +14,8 @@ import llvmlite.binding as llvm
 import numpy as np
 from isal import isal_zlib
 from numba import njit, types
+
+from commitmq.kernels.words import address_of, load2, load4, load8
 
 _SYMBOL = "crc32_gzip_refl"
 
@@ -84,54 +86,10 @@ if _ADDRESS is not None:
     @njit("uint32(Array(uint8, 1, 'C', readonly=True), int64, int64, uint32)", cache=True, nogil=True)
     def crc32(buf, start, size, seed):  # type: ignore[no-untyped-def]
         """CRC-32 of ``buf[start:start+size]`` continuing from ``seed`` (0 to begin), as ``zlib.crc32``."""
-        address = np.uint64(buf.ctypes.data) + np.uint64(start)
-        return _external(seed, address, np.uint64(size))  # type: ignore[call-overload]
+        return _external(seed, np.uint64(address_of(buf) + start), np.uint64(size))  # type: ignore[call-overload]
 
 else:
     crc32 = crc32_tables
-
-# The C library's: several times as fast as a loop over bytes, which is what a slice assignment is compiled to.
-llvm.add_symbol("commitmq_memcpy", ctypes.cast(ctypes.CDLL(None).memcpy, ctypes.c_void_p).value)
-_memcpy = types.ExternalFunction("commitmq_memcpy", types.uint64(types.uint64, types.uint64, types.uint64))
-
-
-@njit(inline="always")
-def copy_bytes(target, target_at, source, source_at, size):  # type: ignore[no-untyped-def]
-    """Copy ``source[source_at:source_at + size]`` to ``target[target_at:]``; they must not overlap. In no certain order."""
-    _memcpy(  # type: ignore[call-overload]
-        np.uint64(target.ctypes.data) + np.uint64(target_at),
-        np.uint64(source.ctypes.data) + np.uint64(source_at),
-        np.uint64(size),
-    )
-
-
-@njit(inline="always")
-def load4(buf, at):  # type: ignore[no-untyped-def]
-    """Signed 4-byte big-endian integer at ``at``, as int64."""
-    value = (
-        (np.int64(buf[at]) << 24) | (np.int64(buf[at + 1]) << 16) | (np.int64(buf[at + 2]) << 8) | np.int64(buf[at + 3])
-    )
-    return np.int64(np.int32(value))
-
-
-@njit(inline="always")
-def load8(buf, at):  # type: ignore[no-untyped-def]
-    """Signed 8-byte big-endian integer at ``at``."""
-    return (load4(buf, at) << 32) | (load4(buf, at + 4) & np.int64(0xFFFFFFFF))
-
-
-@njit(inline="always")
-def load2(buf, at):  # type: ignore[no-untyped-def]
-    """Signed 2-byte big-endian integer at ``at``, as int64."""
-    return np.int64(np.int16((np.int64(buf[at]) << 8) | np.int64(buf[at + 1])))
-
-
-@njit(inline="always")
-def store8(buf, at, value):  # type: ignore[no-untyped-def]
-    """Store ``value`` as 8 bytes, big-endian."""
-    for index in range(8):
-        buf[at + index] = np.uint8((value >> (56 - 8 * index)) & 255)
-
 
 MAGIC_V1 = -626843481
 MAGIC_V2 = -626843477
@@ -206,7 +164,7 @@ def layout(buf, at, end):  # type: ignore[no-untyped-def]
 
 
 CRC_SLOT_BYTES = 20
-_SLOT_NAME = np.frombuffer(b"__CRC32#\x01", np.uint8)
+_SLOT_NAME = int.from_bytes(b"__CRC32#", "big")
 
 
 @njit(inline="always")
@@ -215,10 +173,7 @@ def has_crc_slot(buf, properties, properties_size):  # type: ignore[no-untyped-d
     if properties_size < CRC_SLOT_BYTES:
         return False
     at = properties + properties_size - CRC_SLOT_BYTES
-    for index in range(9):
-        if buf[at + index] != _SLOT_NAME[index]:
-            return False
-    return buf[at + 19] == 2
+    return load8(buf, at) == _SLOT_NAME and buf[at + 8] == 1 and buf[at + 19] == 2
 
 
 @njit(inline="always")
@@ -231,12 +186,3 @@ def crc_slot_value(buf, slot):  # type: ignore[no-untyped-def]
             return np.int64(-1)
         value = value * 10 + digit
     return value
-
-
-@njit(inline="always")
-def same_bytes(left, left_at, right, right_at, size):  # type: ignore[no-untyped-def]
-    """Whether ``size`` bytes at both places are equal."""
-    for index in range(size):
-        if left[left_at + index] != right[right_at + index]:
-            return False
-    return True

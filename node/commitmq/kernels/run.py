@@ -25,16 +25,11 @@ from commitmq.kernels.raw import (
     REASON_SYS_FLAG,
     REASON_TOPIC,
     REASON_UTF8,
-    copy_bytes,
     crc32,
     has_crc_slot,
     layout,
-    load2,
-    load4,
-    load8,
-    same_bytes,
-    store8,
 )
+from commitmq.kernels.words import copy_bytes, is_ascii, load2, load4, load8, same_bytes, store8, until_low
 
 MARK_DIGITS = 12  # of the sequence that ends a producer's mark, see commitmq.store.producer_mark
 
@@ -48,6 +43,9 @@ def utf8_error(buf, start, end):  # type: ignore[no-untyped-def]
     """Position of the first byte that is not UTF-8 (RFC 3629: no overlong forms, no surrogates); -1 when all is well."""
     at = start
     while at < end:
+        if at + 8 <= end and is_ascii(buf, at, at + 8):
+            at += 8
+            continue
         first = buf[at]
         if first < 0x80:
             at += 1
@@ -89,6 +87,59 @@ def mark_number(buf, at):  # type: ignore[no-untyped-def]
     return value
 
 
+@njit(inline="always")
+def _sieve_bit(size, first):  # type: ignore[no-untyped-def]
+    """The bit of a sieve for names of ``size`` bytes that begin with the byte ``first``."""
+    return np.uint64(1) << np.uint64((size * 5 + np.int64(first)) & 63)
+
+
+@njit("uint64(Array(uint8, 1, 'C', readonly=True), Array(int64, 1, 'C', readonly=True))", cache=True, nogil=True)
+def names_sieve(names, name_ends):  # type: ignore[no-untyped-def]
+    """What most names are told from ``names`` by, without a comparison: a word with a bit for each of them."""
+    sieve = np.uint64(0)
+    begin = np.int64(0)
+    for index in range(name_ends.size):
+        stop = name_ends[index]
+        if stop > begin:
+            sieve |= _sieve_bit(stop - begin, names[begin])
+        begin = stop
+    return sieve
+
+
+@njit(
+    "int64(Array(uint8, 1, 'C', readonly=True), int64, int64, Array(uint8, 1, 'C', readonly=True),"
+    " Array(int64, 1, 'C', readonly=True), uint64)",
+    cache=True,
+    nogil=True,
+)
+def _pairs_reason(buf, start, end, names, name_ends, sieve):  # type: ignore[no-untyped-def]
+    """As :func:`properties_reason`; ``sieve`` is the one of ``names``."""
+    at = start
+    while at < end:
+        name = at
+        at = until_low(buf, at, end)
+        if at >= end or buf[at] != 1 or at == name:
+            return REASON_PROPERTIES
+        size = at - name
+        if sieve & _sieve_bit(size, buf[name]):
+            begin = np.int64(0)
+            for index in range(name_ends.size):
+                stop = name_ends[index]
+                if stop - begin == size and same_bytes(names, begin, buf, name, size):
+                    return REASON_FORBIDDEN_PROPERTY
+                begin = stop
+        value = at + 1
+        at = until_low(buf, value, end)
+        while at < end and buf[at] == 0:  # which a value may have
+            at = until_low(buf, at + 1, end)
+        if at >= end or buf[at] != 2 or at == value:
+            return REASON_PROPERTIES
+        at += 1
+    if not is_ascii(buf, start, end) and utf8_error(buf, start, end) >= 0:
+        return REASON_UTF8
+    return OK
+
+
 @njit(
     "int64(Array(uint8, 1, 'C', readonly=True), int64, int64, Array(uint8, 1, 'C', readonly=True),"
     " Array(int64, 1, 'C', readonly=True))",
@@ -100,35 +151,7 @@ def properties_reason(buf, start, end, names, name_ends):  # type: ignore[no-unt
 
     ``names`` are the forbidden names, one after the other; ``name_ends`` their ends. Returns a reason, OK when well.
     """
-    at = start
-    ascii_only = True
-    while at < end:
-        name = at
-        while at < end and buf[at] > 2:
-            if buf[at] >= 0x80:
-                ascii_only = False
-            at += 1
-        if at >= end or buf[at] != 1 or at == name:
-            return REASON_PROPERTIES
-        size = at - name
-        begin = 0
-        for index in range(name_ends.size):
-            stop = name_ends[index]
-            if stop - begin == size and same_bytes(names, begin, buf, name, size):
-                return REASON_FORBIDDEN_PROPERTY
-            begin = stop
-        at += 1
-        value = at
-        while at < end and (buf[at] > 2 or buf[at] == 0):
-            if buf[at] >= 0x80:
-                ascii_only = False
-            at += 1
-        if at >= end or buf[at] != 2 or at == value:
-            return REASON_PROPERTIES
-        at += 1
-    if not ascii_only and utf8_error(buf, start, end) >= 0:
-        return REASON_UTF8
-    return OK
+    return _pairs_reason(buf, start, end, names, name_ends, names_sieve(names, name_ends))
 
 
 @njit(
@@ -152,6 +175,7 @@ def check_run(  # type: ignore[no-untyped-def]
     at = np.int64(0)
     count = 0
     size = buf.size
+    sieve = names_sieve(names, name_ends)
     while at < size:
         out[0] = count
         out[1] = at
@@ -193,7 +217,7 @@ def check_run(  # type: ignore[no-untyped-def]
                 return REASON_SEQUENCE
             if buf[stop + mark.size + MARK_DIGITS] != 2 or mark_number(buf, stop + mark.size) != sequence + count:
                 return REASON_SEQUENCE
-        reason = properties_reason(buf, properties, stop, names, name_ends)
+        reason = _pairs_reason(buf, properties, stop, names, name_ends, sieve)
         if reason != OK:
             return reason
         expected = np.int64(crc32(buf, body, body_size, np.uint32(0))) & 0x7FFFFFFF if body_size else np.int64(0)
@@ -227,6 +251,7 @@ def check_batch(buf, names, name_ends, out):  # type: ignore[no-untyped-def]
     at = np.int64(0)
     count = 0
     size = buf.size
+    sieve = names_sieve(names, name_ends)
     while at < size:
         out[0] = count
         out[1] = at
@@ -244,7 +269,7 @@ def check_batch(buf, names, name_ends, out):  # type: ignore[no-untyped-def]
         properties_size = load2(buf, properties - 2)
         if properties_size < 0 or properties + properties_size != at + total:
             return REASON_LENGTHS
-        reason = properties_reason(buf, properties, properties + properties_size, names, name_ends)
+        reason = _pairs_reason(buf, properties, properties + properties_size, names, name_ends, sieve)
         if reason != OK:
             return reason
         at += total
@@ -280,12 +305,10 @@ def store_run(  # type: ignore[no-untyped-def]
         total = load4(run, source)
         store8(segment, target + 20, number)
         store8(segment, target + 28, base_offset + target)
-        for index in range(born_host.size):
-            segment[target + 48 + index] = born_host[index]
+        copy_bytes(segment, target + 48, born_host, 0, born_host.size)
         stamp = target + 48 + born_host.size
         store8(segment, stamp, store_timestamp)
-        for index in range(store_host.size):
-            segment[stamp + 8 + index] = store_host[index]
+        copy_bytes(segment, stamp + 8, store_host, 0, store_host.size)
         if crc_slot:
             # The covered bytes include size and magic, which for the first record are only in the run as yet.
             head = crc32(run, source, 8, np.uint32(0))

@@ -9,7 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from commitmq.kernels.raw import OK, layout, same_bytes
+from commitmq.kernels.raw import OK, layout
+from commitmq.kernels.words import same_bytes, until_mark, until_two
 
 NO_MATCH = 0
 MATCH = 1
@@ -49,16 +50,14 @@ def match_tags(log, positions, sizes, wanted, bounds, verdicts):  # type: ignore
         stop = properties + properties_size
         while position < stop:
             name = position
-            while position < stop and log[position] != 1 and log[position] != 2:
-                position += 1
+            position = until_mark(log, position, stop)
             if position >= stop or log[position] == 2:
                 position += 1
                 continue
             name_size = position - name
             position += 1
             start = position
-            while position < stop and log[position] != 2:
-                position += 1
+            position = until_two(log, position, stop)
             if name_size == _TAGS.size and position > start and same_bytes(log, name, _TAGS, 0, name_size):
                 value = start
                 value_size = position - start

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from commitmq.kernels.raw import OK, layout, same_bytes
+from commitmq.kernels.raw import OK, layout
 from commitmq.kernels.walk import string_hash
+from commitmq.kernels.words import same_bytes, until_mark, until_two
 
 _TAGS = np.frombuffer(b"TAGS", np.uint8)
 
@@ -32,16 +33,14 @@ def tags_codes(run, ends, codes):  # type: ignore[no-untyped-def]
         stop = properties + properties_size
         while position < stop:
             name = position
-            while position < stop and run[position] != 1 and run[position] != 2:
-                position += 1
+            position = until_mark(run, position, stop)
             name_size = position - name
             if position >= stop or run[position] == 2:
                 position += 1
                 continue
             position += 1
             value = position
-            while position < stop and run[position] != 2:
-                position += 1
+            position = until_two(run, position, stop)
             if name_size == 4 and position > value and same_bytes(run, name, _TAGS, 0, 4):
                 codes[index] = string_hash(run, value, position)
             position += 1

@@ -21,10 +21,8 @@ from commitmq.kernels.raw import (
     crc_slot_value,
     has_crc_slot,
     layout,
-    load4,
-    load8,
-    same_bytes,
 )
+from commitmq.kernels.words import load4, load8, same_bytes, until_mark, until_two
 
 # One row a record. Spans are (start, size) in bytes from the record's first byte; a missing part has size 0.
 ROW = np.dtype(
@@ -70,9 +68,9 @@ WALK_FULL = 1  # as many rows as were asked for
 WALK_BLANK = 2  # a filler: the log goes on in the next segment
 WALK_BAD = 3  # no record here, see the reason
 
-_KEYS = np.frombuffer(b"KEYS", np.uint8)
-_TAGS = np.frombuffer(b"TAGS", np.uint8)
-_UNIQ = np.frombuffer(b"UNIQ_KEY", np.uint8)
+_KEYS = int.from_bytes(b"KEYS", "big")
+_TAGS = int.from_bytes(b"TAGS", "big")
+_UNIQ = int.from_bytes(b"UNIQ_KEY", "big")
 _DELAY = np.frombuffer(b"DELAY", np.uint8)
 _INNER_NUM = np.frombuffer(b"INNER_NUM", np.uint8)
 _INNER_BASE = np.frombuffer(b"INNER_BASE", np.uint8)
@@ -259,31 +257,33 @@ def walk(segment, start, limit, base_offset, rows, topics, table, out):  # type:
         stop = properties + properties_size
         while position < stop:
             name = position
-            while position < stop and segment[position] != 1 and segment[position] != 2:
-                position += 1
+            position = until_mark(segment, position, stop)
             name_size = position - name
             if position >= stop or segment[position] == 2:
                 position += 1
                 continue
             position += 1
             value = position
-            while position < stop and segment[position] != 2:
-                position += 1
+            position = until_two(segment, position, stop)
             value_size = position - value
             position += 1
             if name_size == 0 or value_size == 0:
                 continue
-            if _is(segment, name, name_size, _TAGS):
-                row.tags_start = value - at
-                row.tags_size = value_size
-            elif _is(segment, name, name_size, _KEYS):
-                row.keys_start = value - at
-                row.keys_size = value_size
-            elif _is(segment, name, name_size, _UNIQ):
-                row.uniq_start = value - at
-                row.uniq_size = value_size
-            elif _is(segment, name, name_size, _DELAY) and value_size <= 9:
-                row.delay_level = max(_number(segment, value, value_size), np.int64(0))
+            if name_size == 4:
+                four = load4(segment, name)
+                if four == _TAGS:
+                    row.tags_start = value - at
+                    row.tags_size = value_size
+                elif four == _KEYS:
+                    row.keys_start = value - at
+                    row.keys_size = value_size
+            elif name_size == 8:
+                if load8(segment, name) == _UNIQ:
+                    row.uniq_start = value - at
+                    row.uniq_size = value_size
+            elif name_size == 5:
+                if same_bytes(segment, name, _DELAY, 0, 5) and value_size <= 9:
+                    row.delay_level = max(_number(segment, value, value_size), np.int64(0))
             elif name_size >= _INNER_NUM.size and segment[name] == 73:  # I
                 if _is(segment, name, name_size, _INNER_NUM):
                     number = _number(segment, value, value_size)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import time
 
-_MODULES = ("raw", "run", "walk", "tags", "columns", "index", "units", "arrow", "marks")
+_MODULES = ("words", "raw", "run", "walk", "tags", "columns", "index", "units", "arrow", "marks")
 
 
 def warm() -> float:

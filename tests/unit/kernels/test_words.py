@@ -1,0 +1,161 @@
+"""Goal: what looks at eight bytes at once finds what a look at each byte finds, and never touches a byte behind the buffer.
+
+Method: short and long random bytes, of few different values, in a page that ends where the process may not read, against plain
+Python; a read beyond the end ends the test run with a segmentation fault.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import random
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+from numba import njit
+
+from commitmq.kernels import raw, words
+from commitmq.kernels.run import properties_reason
+from commitmq.store.append import FORBIDDEN_PROPERTIES, forbidden_names
+
+_PAGE = mmap.PAGESIZE
+_SIZES = (*range(26), 63, 64, 65, 300)
+
+
+@njit
+def find(buf, at, end):  # type: ignore[no-untyped-def]
+    low, mark = words.until_low(buf, at, end), words.until_mark(buf, at, end)
+    return low, mark, words.until_two(buf, at, end), words.is_ascii(buf, at, end)
+
+
+@njit
+def same(left, left_at, right, right_at, size):  # type: ignore[no-untyped-def]
+    return words.same_bytes(left, left_at, right, right_at, size)
+
+
+@njit
+def numbers(buf, at):  # type: ignore[no-untyped-def]
+    return words.load2(buf, at), words.load4(buf, at), words.load8(buf, at)
+
+
+@njit
+def put(buf, at, value, other):  # type: ignore[no-untyped-def]
+    words.store8(buf, at, value)
+    words.copy_bytes(other, 0, buf, at, 8)
+
+
+@pytest.fixture
+def edge() -> Iterator[np.ndarray]:
+    """A page of bytes behind which none may be read."""
+    memory = mmap.mmap(-1, 2 * _PAGE)
+    array = np.frombuffer(memory, np.uint8)
+    behind = ctypes.c_void_p(array.ctypes.data + _PAGE)
+    libc = ctypes.CDLL(None, use_errno=True)
+    assert libc.mprotect(behind, ctypes.c_size_t(_PAGE), 0) == 0
+    yield array[:_PAGE]
+    libc.mprotect(behind, ctypes.c_size_t(_PAGE), mmap.PROT_READ | mmap.PROT_WRITE)
+
+
+def first(data: bytes, wanted: bytes, at: int, end: int) -> int:
+    return next((place for place in range(at, end) if data[place] in wanted), end)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_ends_are_found_where_they_are(edge: np.ndarray, seed: int) -> None:
+    chance = random.Random(seed)
+    alphabet = (bytes(range(256)), b"\x00\x01\x02\x03\x80\x81\x82a", b"ab\x02", b"abc\x03\x04\x7f")[seed]
+    for size in _SIZES:
+        for _ in range(20):
+            data = bytes(chance.choices(alphabet, k=size))
+            buf = edge[_PAGE - size :]
+            buf[:] = np.frombuffer(data, np.uint8)
+            at = chance.randint(0, size)
+            end = chance.randint(at, size)
+            assert find(buf, at, end) == (
+                first(data, b"\0\1\2", at, end),
+                first(data, b"\1\2", at, end),
+                first(data, b"\2", at, end),
+                data[at:end].isascii(),
+            ), (seed, data, at, end)
+
+
+def test_one_byte_that_differs_is_seen_anywhere(edge: np.ndarray) -> None:
+    for size in _SIZES[:-1]:
+        other = np.frombuffer(bytes(range(1, size + 1)), np.uint8)
+        buf = edge[_PAGE - size :]
+        buf[:] = other
+        assert same(buf, 0, other, 0, size)
+        for place in range(size):
+            buf[place] ^= 0x80
+            assert not same(buf, 0, other, 0, size), (size, place)
+            assert same(buf, 0, other, 0, place)
+            assert same(buf, place + 1, other, place + 1, size - place - 1)
+            buf[place] ^= 0x80
+
+
+def test_numbers_are_big_endian_and_signed(edge: np.ndarray) -> None:
+    for data in (b"\xff\xfe\xfd\xfc\xfb\xfa\xf9\xf8", b"\x01\x02\x03\x04\x05\x06\x07\x08"):
+        edge[-8:] = np.frombuffer(data, np.uint8)
+        expected = tuple(int.from_bytes(data[:size], "big", signed=True) for size in (2, 4, 8))
+        assert numbers(edge, _PAGE - 8) == expected
+        copy = np.zeros(8, np.uint8)
+        put(edge, _PAGE - 8, expected[2], copy)
+        assert edge[-8:].tobytes() == copy.tobytes() == data
+
+
+def reason(data: bytes) -> int:
+    """The rules of properties, plainly."""
+    at = 0
+    while at < len(data):
+        name = first(data, b"\0\1\2", at, len(data))
+        if name == at or data[name : name + 1] != b"\1":
+            return raw.REASON_PROPERTIES
+        if data[at:name] in {one.encode() for one in FORBIDDEN_PROPERTIES}:
+            return raw.REASON_FORBIDDEN_PROPERTY
+        value = first(data, b"\1\2", name + 1, len(data))
+        if value == name + 1 or data[value : value + 1] != b"\2":
+            return raw.REASON_PROPERTIES
+        at = value + 1
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return raw.REASON_UTF8
+    return raw.OK
+
+
+def test_properties_are_judged_as_their_rules_say(edge: np.ndarray) -> None:
+    chance = random.Random(7)
+    names, ends = forbidden_names()
+    pieces = [
+        *FORBIDDEN_PROPERTIES,
+        "TAGS",
+        "KEYS",
+        "DELAX",
+        "a",
+        "name of some length",
+        "\u00fc",
+        "\u6d88\u606f",
+        "\U0001f600",
+    ]
+    seen = set()
+    for _ in range(3000):
+        data = bytearray()
+        for _ in range(chance.randint(0, 4)):
+            data += chance.choice(pieces[-8:] if chance.random() < 0.9 else pieces).encode() + b"\x01"
+            data += (
+                chance.choice(pieces) * chance.randint(1, 3) + "\0" * chance.choice((0, 0, 0, 9))
+            ).encode() + b"\x02"
+        if data and chance.random() < 0.4:
+            data[chance.randrange(len(data))] = chance.choice((0, 1, 2, 0x41, 0x80, 0xC0, 0xED, 0xFF))
+        buf = edge[_PAGE - len(data) :]
+        buf[:] = np.frombuffer(bytes(data), np.uint8)
+        expected = reason(bytes(data))
+        seen.add(expected)
+        assert properties_reason(buf, 0, len(data), names, ends) == expected, bytes(data)
+    assert seen == {raw.OK, raw.REASON_PROPERTIES, raw.REASON_FORBIDDEN_PROPERTY, raw.REASON_UTF8}
+    for name in FORBIDDEN_PROPERTIES:
+        data = bytearray(name.encode() + b"\x01v\x02")
+        assert properties_reason(np.frombuffer(bytes(data), np.uint8), 0, len(data), names, ends) == (
+            raw.REASON_FORBIDDEN_PROPERTY
+        )
