@@ -39,6 +39,8 @@ _BROKER = {
 
 # After a restart of the server, it is looked for as often as the other systems' clients do.
 _RECONNECT = {"reconnect.backoff.ms": "20", "reconnect.backoff.max.ms": "20"}
+# What comes while a request is under way goes in the next one: by the default of 16 KiB that is 15 messages of 1 KiB.
+_PROMPT = {"linger.ms": "0", "batch.size": str(256 << 10)}
 _BULK = {"linger.ms": "5", "batch.size": str(1 << 20), "buffer.memory": str(128 << 20)}
 _CLIENTS = {
     "producer": {
@@ -47,7 +49,8 @@ _CLIENTS = {
         "max.request.size": str(16 << 20),
         **_RECONNECT,
     },
-    "producer, single": {"linger.ms": "0"},
+    "producer, single": _PROMPT,
+    "producer, rate": _PROMPT,
     "producer, pipeline": _BULK,
     # The driver lowers this batch.size to what one batch of its job needs, or to what buffer.memory has for each queue.
     "producer, batch": {**_BULK, "messages outstanding": "50000"},

@@ -51,6 +51,9 @@ _CLIENTS = {
         "retryTimesWhenSendFailed": "0",
         "retryTimesWhenSendAsyncFailed": "0",
     },
+    # Its accumulator makes batches of single messages that are sent without waiting, several times as fast.
+    "producer, pipeline": {"autoBatch": "true"},
+    "producer, rate": {"autoBatch": "true", "batchMaxDelayMs": "1"},
     "producer, batch": {"messages outstanding": "4000"},
     "consumer": {"maxNums of a pull": "4096", "messages fetched ahead": "20000"},
 }

@@ -6,8 +6,10 @@ import java.util.List;
 public interface Peer extends AutoCloseable {
     /** How a writer is going to be used: each is tuned as its documentation advises for that. */
     enum Use {
-        /** One message, wait for its acknowledgement, the next one; also messages at a given rate. Lowest latency. */
+        /** One message, wait for its acknowledgement, the next one; also messages at a low rate. Lowest latency. */
         SINGLE,
+        /** Single messages at a rate at which they must travel together, with the lowest latency at that. */
+        RATE,
         /** Single messages, many outstanding. */
         PIPELINE,
         /** Batches. */

@@ -88,7 +88,7 @@ final class KafkaPeer implements Peer {
             long most = Long.parseLong(found.getProperty(ProducerConfig.BATCH_SIZE_CONFIG));
             long share = Long.parseLong(found.getProperty(ProducerConfig.BUFFER_MEMORY_CONFIG)) / 2 / request.queues();
             long wanted = (long) request.batch() * (request.bodyBytes() + RECORD_OVERHEAD_BYTES);
-            long chosen = Math.min(most, request.queues() == 1 ? wanted : share);
+            long chosen = Math.min(most, request.queues() == 1 ? wanted : Math.max(wanted, share));
             found.setProperty(ProducerConfig.BATCH_SIZE_CONFIG, Long.toString(Math.max(DEFAULT_BATCH_SIZE, chosen)));
         }
         return new KafkaWriter(topic, at(found));
@@ -135,7 +135,7 @@ final class KafkaPeer implements Peer {
 
     /** Returns how many partitions the topic has, once the broker serves all of them: its own metadata follow later. */
     private int partitionsOf(String topic) throws Exception {
-        for (long deadline = System.currentTimeMillis() + CREATE_TIMEOUT_MS; ; Thread.sleep(10)) {
+        for (long deadline = System.currentTimeMillis() + CREATE_TIMEOUT_MS; ; Thread.sleep(50)) {
             try {
                 List<TopicPartitionInfo> found = admin().describeTopics(List.of(topic)).topicNameValues().get(topic)
                         .get(CREATE_TIMEOUT_MS, TimeUnit.MILLISECONDS)
