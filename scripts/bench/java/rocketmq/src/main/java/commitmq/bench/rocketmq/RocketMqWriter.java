@@ -13,7 +13,6 @@ import org.apache.rocketmq.common.message.Message;
 
 /** A DefaultMQProducer; it gives each message or batch to the next queue in turn. */
 final class RocketMqWriter implements Peer.Writer {
-    private static final String BATCH_MAX_DELAY_MS = "batchMaxDelayMs";
     private static final String MESSAGES_OUTSTANDING = "messages outstanding";
 
     private final DefaultMQProducer producer;
@@ -29,7 +28,10 @@ final class RocketMqWriter implements Peer.Writer {
         producer.start();
         if (Boolean.parseBoolean(settings.getProperty("autoBatch"))) {
             producer.initProduceAccumulator();
-            producer.batchMaxDelayMs(Integer.parseInt(settings.getProperty(BATCH_MAX_DELAY_MS, "10")));
+            // These have no setters that properties2Object would find.
+            producer.batchMaxDelayMs(Integer.parseInt(settings.getProperty("batchMaxDelayMs")));
+            producer.batchMaxBytes(Long.parseLong(settings.getProperty("batchMaxBytes")));
+            producer.totalBatchMaxBytes(Long.parseLong(settings.getProperty("totalBatchMaxBytes")));
         }
     }
 
