@@ -117,14 +117,15 @@ SINGLE_CALLS = {
     # part, role: (measured, limit)
     ("single, memory", CLIENT): (10.7, 11.5),
     ("single, flushed", CLIENT): (10.8, 11.6),
-    ("single, memory", "writer"): (15.7, 17.0),
+    ("single, memory", "writer"): (13.3, 15.5),
     ("single, flushed", "writer"): (19.4, 20.8),
 }
-# Of those, the ones that are not ZeroMQ's waits. The writer's are its doorbell: to ring flush, and two recvfrom for a ring.
+# Of those, the ones that are not ZeroMQ's waits. The writer's are its doorbell: to ring flush, and two recvfrom for a
+# ring, which it gets of a flush that somebody waits for.
 SINGLE_OTHER_CALLS = {
     ("single, memory", CLIENT): (0.01, 0.1),
     ("single, flushed", CLIENT): (0.01, 0.1),
-    ("single, memory", "writer"): (1.4, 2.2),
+    ("single, memory", "writer"): (0.08, 0.5),
     ("single, flushed", "writer"): (3.0, 3.3),
 }
 # System calls of all the node's processes for one message: (measured, limit). For single sends the processes behind the
@@ -151,7 +152,7 @@ IDLE_CALLS_A_SECOND = 450  # measured 330: heartbeats, and each process's look a
 BATCH_PYTHON_CALLS = {CLIENT: 0.3, **dict.fromkeys(HOT, 0.3)}
 PYTHON_CALLS = {
     ("single, memory", CLIENT): (23.7, 27),
-    ("single, memory", "writer"): (144, 158),
+    ("single, memory", "writer"): (129, 145),
     ("single, flushed", "writer"): (170, 187),
     ("pipelined", CLIENT): (42.6, 47),
     ("pipelined", "writer"): (0.3, 0.8),

@@ -34,7 +34,7 @@ _STAY_NEAR_MS = 10
 
 
 class LogFlusher:
-    """The work without the loop."""
+    """The work without the loop. ``answers_somebody``: whether a sender waited for what the last flush reached."""
 
     def __init__(self, context: WorkerContext) -> None:
         self._control = context.control
@@ -46,6 +46,7 @@ class LogFlusher:
         pooled = self._control.get(Word.POOL_BUFFERS)
         self._stamp_word = Word.COMMITTED_TIMESTAMP if pooled else Word.WRITTEN_TIMESTAMP
         self._flushed_timestamp = self._control.get(self._stamp_word)
+        self.answers_somebody = False
         self._on_disk: tuple[int, ...] | None = None
         self._next_checkpoint_ms = 0
         if self._control.get(Word.FLUSHED) < 0:
@@ -97,6 +98,10 @@ class LogFlusher:
             # what is acknowledged is durable without it.
             self._next_checkpoint_ms = 0
         control.put(Word.FLUSHED, target)
+        # Who waited for less than the former end was rung then. The look comes behind the store above, because the writer does
+        # it the other way round: it says what it waits for and then, before it sleeps, looks how far the flush is. So one of
+        # the two sees the other; a ring that is lost all the same costs the writer's bound of 20 ms.
+        self.answers_somebody = control.get(Word.FLUSH_WANTED) > start
         self._flushed_timestamp = stamp
         self._checkpoint.physic_msg_timestamp = max(self._checkpoint.physic_msg_timestamp, stamp)
         self._drop_files_below(target)
@@ -215,7 +220,8 @@ def run(context: WorkerContext) -> None:
                 wait_ms = min(wait_ms, pause_ms)  # more is likely to come, and a nap costs the writer less than a ring
         if due:
             if flusher.flush():
-                writer.ring()
+                if flusher.answers_somebody:
+                    writer.ring()
                 if sync:
                     reput.ring(urgent=False)
             else:
