@@ -29,8 +29,9 @@ def main(arguments: list[str]) -> int:
     elif code := lint(fix=False):
         return code
     if not rest:
-        # Three at a time: most tests wait for processes. Who names tests wants to see them one after the other.
-        rest = ["-n", "3", "--dist", "worksteal"]
+        # Four at a time: most tests wait for processes. A file's tests stay together, because they share a node, and come
+        # in order, the short ones last. Who names tests wants to see them one after the other.
+        rest = ["-n", "4", "--dist", "loadfile", "--no-loadscope-reorder"]
     if not any(argument.startswith("-m") for argument in rest):
         rest = ["-m", "not slow", *rest]
     return check("pytest", *rest)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -13,6 +14,8 @@ from golden_stores import GOLDEN_NAMES, GoldenStore, unpack
 
 # Projects of their own, whose tests run in environments of their own.
 collect_ignore = ["fixtures"]
+
+FOLDERS = ("spark", "crash", "interop", "contract", "counted", "unit")
 
 # The machines that run this are shared: how long an example takes says nothing of the code.
 hypothesis.settings.register_profile("commitmq", deadline=None)
@@ -23,6 +26,29 @@ def pytest_configure(config: pytest.Config) -> None:
     """Have our own pytest plugin where its entry point is not known: in an environment older than the checkout."""
     if not config.pluginmanager.has_plugin("commitmq"):
         config.pluginmanager.import_plugin("commitmq.testing.pytest_plugin")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With ``--dist loadfile``: a file's tests share a node, so one process runs them; Spark's share a session, all of them.
+
+    The longest files begin first.
+    """
+    if config.getoption("dist") != "loadfile":
+        return None
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByFile(LoadFileScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return "tests/spark" if nodeid.startswith("tests/spark/") else super()._split_scope(nodeid)
+
+    return ByFile(config, log)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The order of the folders: those whose files take longest first, so that no process is left alone at the end."""
+    items.sort(key=lambda item: next((at for at, name in enumerate(FOLDERS) if f"/tests/{name}/" in str(item.path)), 9))
 
 
 @pytest.fixture(scope="session")

@@ -19,6 +19,8 @@ import pytest
 
 from nodes import Node, environment, start_node
 
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
+
 HELP_MS = 200
 STATUS_MS = 400
 READY_S = 3.0

@@ -170,20 +170,20 @@ def test_an_idle_supervisor_wakes_at_most_five_times_a_second(running: Node) -> 
 # ---------------------------------------------------------------- deaths
 
 
-@pytest.mark.parametrize("role", ROLES)
-def test_a_killed_worker_is_started_again_and_the_others_go_on(running: Node, role: str) -> None:
-    before = running.pids()
-    endpoints = running.row(role).get("endpoints")
-    os.kill(before[role], signal.SIGKILL)
-    eventually(lambda: running.healed(role, before[role]), f"{role} is back")
-    after = running.pids()
-    assert {name: pid for name, pid in after.items() if name != role} == {
-        name: pid for name, pid in before.items() if name != role
-    }
-    row = running.row(role)
-    assert row["restarts"] == 1
-    assert row["last_exit"] == "killed by SIGKILL"
-    assert row["endpoints"] == endpoints, "clients must find it at the same address"
+def test_a_killed_worker_is_started_again_and_the_others_go_on(running: Node) -> None:
+    for role in ROLES:
+        before = running.pids()
+        endpoints = running.row(role).get("endpoints")
+        os.kill(before[role], signal.SIGKILL)
+        eventually(lambda role=role, pid=before[role]: running.healed(role, pid), f"{role} is back")
+        after = running.pids()
+        assert {name: pid for name, pid in after.items() if name != role} == {
+            name: pid for name, pid in before.items() if name != role
+        }
+        row = running.row(role)
+        assert row["restarts"] == 1
+        assert row["last_exit"] == "killed by SIGKILL"
+        assert row["endpoints"] == endpoints, "clients must find it at the same address"
     assert running.stop().returncode == 0
 
 

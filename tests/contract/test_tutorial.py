@@ -82,6 +82,7 @@ def comparable(output: str, store: Path) -> list[list[str]]:
     return [line.split() for line in output.splitlines()]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_tutorial_prints_what_it_says(tmp_path: Path) -> None:
     shell = Shell(Environment(tmp_path / "venv"), tmp_path)

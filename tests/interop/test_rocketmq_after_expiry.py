@@ -21,6 +21,7 @@ SEGMENT_BYTES = 131072
 QUIET = ("Quiet", 1)
 
 
+@pytest.mark.slow
 def test_rocketmq_opens_what_expiry_left_and_goes_on(tmp_path, run_rocketmq):
     root = tmp_path / "store"
     rng = random.Random(415)

@@ -17,7 +17,7 @@ from node_process import NodeProcess, dump
 from commitmq import Admin, Message, Producer
 from commitmq.store.index_files import list_index_files
 
-pytestmark = [pytest.mark.interop, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.slow, pytest.mark.interop, pytest.mark.timeout(420)]
 
 # More than RocketMQ's 64 messages an answer, so that whole chains are compared.
 SETTINGS = {"maxMsgsNumBatch": 1_000_000}

@@ -63,7 +63,7 @@ class Query:
         return sorted(row.body.decode() for batch in self.batches for row in batch)
 
 
-@pytest.mark.parametrize("kind", ["folder", "files", "pull"])
+@pytest.mark.parametrize("kind", ["folder", "files", pytest.param("pull", marks=pytest.mark.slow)])
 def test_a_stream_goes_on_where_it_was_and_sees_new_topics(
     spark: SparkSession, node: Node, tmp_path: Path, kind: str
 ) -> None:

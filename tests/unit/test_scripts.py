@@ -182,8 +182,8 @@ def test_two_scripts_at_once_prepare_one_after_the_other(env: ModuleType) -> Non
     ("arguments", "tools"),
     [
         (["lint"], ["ruff check", "ruff format", "mypy"]),
-        (["test"], ["ruff check", "ruff format", "mypy", "pytest -m not slow -n 3"]),
-        (["test", "--no-lint"], ["pytest -m not slow -n 3"]),
+        (["test"], ["ruff check", "ruff format", "mypy", "pytest -m not slow -n 4"]),
+        (["test", "--no-lint"], ["pytest -m not slow -n 4"]),
         (["test", "--no-lint", "-m", "slow"], ["pytest -m slow"]),
         (["test", "--no-lint", "tests/unit", "--maxfail=1"], ["pytest -m not slow tests/unit --maxfail=1"]),
     ],

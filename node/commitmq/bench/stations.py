@@ -164,16 +164,17 @@ def _times(order: list[Station], send: list[tuple[int, int]], awake: int) -> lis
     """When one send was at each station; None when it was not seen at one of them.
 
     A station that is passed several times (a frame each, a flush for somebody else) counts where it fits: behind the one
-    before it; of the hand-over the last frame does, of the waking the last one before the request was taken.
+    before it; of the hand-over the last frame does, of the waking the last one before the request was taken. A client that
+    loses its core right after the hand-over stamps it late: what the writer has taken was handed over.
     """
     times: list[int] = []
+    taken = next((at for at, one in send if one == Station.W_RECEIVED), awake)
     for station in order:
         found = [at for at, one in send if one == station]
         if station == Station.HANDED_OVER:
-            when = found[-1] if found else None
+            when = max(min(found[-1], taken), times[-1]) if found and times else None
         elif station == Station.W_AWAKE:
             # Awake already when the request came: then nobody had to wake it.
-            taken = next((at for at, one in send if one == Station.W_RECEIVED), awake)
             when = max([at for at in found if at <= taken] or [0])
             when = min(max(when, times[-1]), taken)
         else:

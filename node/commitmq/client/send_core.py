@@ -391,6 +391,10 @@ class SendCore:
         while self._groups and len(flying) < WINDOW:
             if flying and self._pending_bytes < FULL_RUN_BYTES:
                 return
+            if flying and self.channel is not None and self.channel.lost():
+                # Before another connection counts its requests from one again: its runs must not take these ones' places.
+                self._lose("the connection ended before the answer")
+                return
             now = time.monotonic()
             try:
                 channel = self.connected(now + 0.5)

@@ -40,9 +40,13 @@ final class OpenStore implements AutoCloseable {
         broker.setBrokerName("b0");
         broker.setBrokerClusterName("C");
         boolean abortFileFound = new File(root.toFile(), "abort").exists();
-        DefaultMessageStore store = new DefaultMessageStore(config,
-            new BrokerStatsManager("C", false), (topic, queue, offset, tags, time, bitMap, properties) -> { },
-            broker, ConfigFiles.topics(root.resolve("config")));
+        DefaultMessageStore store;
+        // RocketMQ fills a static map while it makes a store: a broker has one, this program several at a time.
+        synchronized (OpenStore.class) {
+            store = new DefaultMessageStore(config,
+                new BrokerStatsManager("C", false), (topic, queue, offset, tags, time, bitMap, properties) -> { },
+                broker, ConfigFiles.topics(root.resolve("config")));
+        }
         if (!store.load()) {
             throw new IllegalStateException("RocketMQ refuses to load the store: DefaultMessageStore.load() said false");
         }
