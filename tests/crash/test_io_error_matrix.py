@@ -130,10 +130,8 @@ def life(tmp_path: Path, actions: dict[str, str], number: int, **settings: objec
             while missing() and not load.trouble:
                 assert time.monotonic() < deadline, f"not met: {missing()}"
                 time.sleep(0.05)
-            before = len(said.acked)
-            eventually(
-                lambda: len(said.acked) > before + 20 or load.trouble, "the node takes messages again", timeout_s=40
-            )
+            enough = max(len(said.acked) + 20, 200)
+            eventually(lambda: len(said.acked) > enough or load.trouble, "the node takes messages again", timeout_s=40)
         finally:
             load.end()
         eventually(node.is_ready, "the node is whole again", timeout_s=40)

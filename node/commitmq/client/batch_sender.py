@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import Any, Final
 
 import orjson
@@ -54,18 +55,7 @@ class BatchSender:
 
     def send(self, queue: int | None) -> BatchResult:
         """Send all runs; ``queue`` None lets sharding keys or the turn decide. Raises BatchSendError."""
-        keep_freed_memory()
-        core, plan = self._core, self._plan
-        deadline = self._deadline()
-        groups = [(-1 if queue is None else queue, 0, len(plan))]
-        if queue is None and plan.sharding_keys is not None:
-            count = core.routes.queues(plan.topic, deadline)
-            groups = plan.sort_by_queue([shard(key, count) if key else -1 for key in plan.sharding_keys])
-        if self._inner:
-            runs = plan.inner_batches(groups, core.max_message_bytes)
-        else:
-            runs = plan.runs(core.layout(plan.topic), groups, int(core.hello["max_run_bytes"]))
-        for run in runs:
+        for run in self._runs(queue):
             try:
                 self._send_run(len(self._planned), run)
             except SendError as error:
@@ -77,6 +67,22 @@ class BatchSender:
                 break
         while self._flying:
             self._take_answer()
+        return self._result()
+
+    def _runs(self, queue: int | None) -> Iterator[PlannedRun]:
+        """The batch in runs, each of one queue and of a size that the node takes. Connected already. Raises SendError."""
+        keep_freed_memory()
+        core, plan = self._core, self._plan
+        groups = [(-1 if queue is None else queue, 0, len(plan))]
+        if queue is None and plan.sharding_keys is not None:
+            count = core.routes.queues(plan.topic, self._deadline())
+            groups = plan.sort_by_queue([shard(key, count) if key else -1 for key in plan.sharding_keys])
+        if self._inner:
+            return iter(plan.inner_batches(groups, core.max_message_bytes))
+        return iter(plan.runs(core.layout(plan.topic), groups, int(core.hello["max_run_bytes"])))
+
+    def _result(self) -> BatchResult:
+        """What the caller is told, when nothing is in flight any more. Raises BatchSendError."""
         if self._problem is not None:
             raise self._error(self._problem)
         return BatchResult([self._acks[number] for number in range(len(self._planned))], self._order())
@@ -102,19 +108,8 @@ class BatchSender:
             if encoded is None:
                 encoded = self._encoded(queue, run)
             identity = channel.next_id()
-            header: dict[str, Any] = {
-                "v": wire.PROTOCOL_VERSION,
-                "op": "batch" if self._inner else "append",
-                "id": identity,
-                "topic": plan.topic,
-                "queue": queue,
-                "count": encoded.count,
-                "ack": self._ack,
-            }
-            if self._inner:
-                header.update(born=self._born, properties=self._record_properties(run))
             try:
-                channel.put([orjson.dumps(header), encoded.data], deadline)
+                channel.put([self._header(identity, queue, run, encoded), encoded.data], deadline)
             except NodeUnavailableError as error:
                 # This run was not taken; with the connection went the answers to those before it.
                 core.disconnect()
@@ -129,6 +124,20 @@ class BatchSender:
                 raise
             self._flying[identity] = (number, encoded)
             return
+
+    def _header(self, identity: int, queue: int, run: PlannedRun, encoded: EncodedRun) -> bytes:
+        header: dict[str, Any] = {
+            "v": wire.PROTOCOL_VERSION,
+            "op": "batch" if self._inner else "append",
+            "id": identity,
+            "topic": self._plan.topic,
+            "queue": queue,
+            "count": encoded.count,
+            "ack": self._ack,
+        }
+        if self._inner:
+            header.update(born=self._born, properties=self._record_properties(run))
+        return orjson.dumps(header)
 
     def _encoded(self, queue: int, run: PlannedRun) -> EncodedRun:
         core, plan = self._core, self._plan
@@ -172,6 +181,9 @@ class BatchSender:
             self._core.disconnect()
             self._lose(unknown(str(answer.get("error")), str(answer.get("code"))))
             return
+        self._answered(identity, answer)
+
+    def _answered(self, identity: int, answer: dict[str, Any]) -> None:
         number, run = self._flying.pop(identity)
         if answer["ok"]:
             self._acks[number] = run.acknowledged(self._ack, answer)

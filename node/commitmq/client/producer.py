@@ -41,6 +41,7 @@ from commitmq.store.producer_mark import MAX_MARK_BYTES
 from commitmq.store.unique_ids import UniqueIds
 
 if TYPE_CHECKING:
+    from commitmq.client.batch_plan import BatchPlan
     from commitmq.client.idempotent import Sequences
 
 _ACKS: Final = ("flushed", "memory")
@@ -340,21 +341,10 @@ class Producer:
             return self._send_numbered_batch(
                 topic, messages, tags, keys, properties, sharding_keys, queue, limit, self._ack if ack is None else ack
             )
-        # Only batches need numpy: a producer of single messages starts without it.
-        from commitmq.client.batch_plan import plan_batch
         from commitmq.client.batch_sender import BatchSender
 
         ack = self._ack if ack is None else _check_ack(ack)
-        inner = self._core.routes.takes_inner_batches(check_topic(topic), deadline)
-        plan = plan_batch(
-            topic,
-            messages,
-            tags=tags,
-            keys=keys,
-            properties=properties,
-            sharding_keys=sharding_keys,
-            compressed=None if self._compress is None or inner else self._compressed,
-        )
+        plan, inner = self._plan(topic, messages, tags, keys, properties, sharding_keys, deadline)
         while True:
             core = self._core.core_for(topic, min(deadline, time.monotonic() + 1.0))
             with core.guest(deadline):
@@ -366,6 +356,83 @@ class Producer:
                     # Deleted and made again as the other kind: nothing is stored, so all of it goes to the other process.
                     if plan.order is not None or not self._core.corrected(topic, error):
                         raise
+
+    def send_batch_async(
+        self,
+        topic: str,
+        messages: Sequence[bytes | Message],
+        *,
+        tags: str | Sequence[str | None] | None = None,
+        keys: Sequence[Keys | None] | None = None,
+        properties: Mapping[str, str] | None = None,
+        sharding_keys: Sequence[str | None] | None = None,
+        queue: int | None = None,
+        timeout_s: float | None = None,
+        ack: str | None = None,
+    ) -> Future[BatchResult]:
+        """As :meth:`send_batch`, without waiting: the next batch is encoded and sent while the node stores this one.
+
+        The future gets a BatchResult or a BatchSendError (InvalidMessageError for a body larger than the node allows).
+        Batches are stored in the order of the calls, unless one fails; between batches and single sends there is no order
+        without a :meth:`flush`. Raises InvalidMessageError at once for what no node takes. Blocks while ``max_pending``
+        messages are pending. An idempotent producer sends one batch after the other, so there this waits for the result.
+        """
+        self._check_usable()
+        limit = timeout_s or self._timeout_s
+        deadline = time.monotonic() + limit
+        ack = self._ack if ack is None else _check_ack(ack)
+        if self._sequences is not None or not messages:
+            done: Future[BatchResult] = Future()
+            try:
+                done.set_result(
+                    self.send_batch(
+                        topic,
+                        messages,
+                        tags=tags,
+                        keys=keys,
+                        properties=properties,
+                        sharding_keys=sharding_keys,
+                        queue=queue,
+                        timeout_s=limit,
+                        ack=ack,
+                    )
+                )
+            except SendError as error:
+                done.set_exception(error)
+            return done
+        from commitmq.client.pending_batch import PendingBatch
+
+        plan, inner = self._plan(topic, messages, tags, keys, properties, sharding_keys, deadline)
+        core = self._core.core_for(topic, min(deadline, time.monotonic() + 1.0))
+        batch = PendingBatch(core, plan, self._ids, ack=ack, limit_s=limit, inner=inner, queue=queue)
+        core.submit_batch(batch)
+        return batch.future
+
+    def _plan(
+        self,
+        topic: str,
+        messages: Sequence[bytes | Message],
+        tags: str | Sequence[str | None] | None,
+        keys: Sequence[Keys | None] | None,
+        properties: Mapping[str, str] | None,
+        sharding_keys: Sequence[str | None] | None,
+        deadline: float,
+    ) -> tuple[BatchPlan, bool]:
+        """The batch with its properties, and whether it goes as inner batches. Raises InvalidMessageError."""
+        # Only batches need numpy: a producer of single messages starts without it.
+        from commitmq.client.batch_plan import plan_batch
+
+        inner = self._core.routes.takes_inner_batches(check_topic(topic), deadline)
+        plan = plan_batch(
+            topic,
+            messages,
+            tags=tags,
+            keys=keys,
+            properties=properties,
+            sharding_keys=sharding_keys,
+            compressed=None if self._compress is None or inner else self._compressed,
+        )
+        return plan, inner
 
     def _send_numbered_batch(
         self,

@@ -9,7 +9,8 @@ Who owns the connection (the ``io`` lock):
 
 The pump sends the first pending message at once. While runs are in flight, what arrives is collected: the next run goes
 when an answer comes back, or when :data:`FULL_RUN_BYTES` are there and fewer than :data:`WINDOW` runs are in flight. So
-a lone message waits for nobody, and a stream of them travels in runs.
+a lone message waits for nobody, and a stream of them travels in runs. Pending batches are runs already: each goes as soon as
+fewer than that many are in flight, in turn with the single messages'.
 
 What happens to pending sends when the connection ends: those handed to it are of *unknown* fate and fail at once (an
 idempotent producer repeats them, see commitmq.client.idempotent); those not handed over stay pending, are sent on the next
@@ -25,7 +26,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 import zmq
@@ -37,6 +38,9 @@ from commitmq.client.routes import Routes, not_stored, unknown
 from commitmq.client.run_encoder import RunLayout, record_parts
 from commitmq.client.send_future import SendFuture, fail_all, finish_run, run_callbacks
 from commitmq.errors import CommitMQError, NodeUnavailableError, Outcome, ProtocolError, SendError
+
+if TYPE_CHECKING:
+    from commitmq.client.pending_batch import PendingBatch
 
 WINDOW: Final = 4
 FULL_RUN_BYTES: Final = 256 * 1024
@@ -104,6 +108,9 @@ class SendCore:
         self._groups: dict[_Group, deque[SendFuture]] = {}
         self._pending_bytes = 0
         self._flying: dict[int, InFlight] = {}
+        self._batches: deque[PendingBatch] = deque()  # that have something to send; condition held to change
+        self._flying_batches: dict[int, PendingBatch] = {}  # whose run it is, by request id
+        self._singles_next = True
         self._earliest = float("inf")
         self._thread: threading.Thread | None = None
         self._asleep = False
@@ -123,7 +130,8 @@ class SendCore:
         if channel is not None:
             if not channel.lost_while_idle():
                 return channel
-            self.disconnect()
+            # The next connection counts its requests from one again: no run of this one may stay behind.
+            self._lose("the connection ended before the answer")
         try:
             channel, hello = self.directory.connect(self.role, deadline, hello=True)
         except ProtocolError as error:
@@ -258,6 +266,19 @@ class SendCore:
                 raise CommitMQError("the producer is closed")
             core._enqueue((topic, queue, ack), future)
 
+    def submit_batch(self, batch: PendingBatch) -> None:
+        """Add a batch to what the pump sends. Blocks while too much is pending; raises SendError when that lasts."""
+        with self.condition:
+            if self.outstanding >= self.max_pending or self._outstanding_bytes >= self.max_pending_bytes:
+                self._wait_for_space(batch.deadline)
+            if self.closed:
+                raise CommitMQError("the producer is closed")
+            self.outstanding += len(batch)
+            self._outstanding_bytes += batch.size_bytes
+            self._earliest = min(self._earliest, batch.deadline)
+            self._batches.append(batch)
+            self._wake(self._asleep)
+
     def _enqueue(self, group: _Group, future: SendFuture) -> None:
         """Condition held."""
         future._forget = self.forget
@@ -271,7 +292,11 @@ class SendCore:
         if waiting is None:
             waiting = self._groups[group] = deque()
         waiting.append(future)
-        if self._asleep and (not self._flying or self._pending_bytes >= FULL_RUN_BYTES):
+        self._wake(self._asleep and (not self._flying or self._pending_bytes >= FULL_RUN_BYTES))
+
+    def _wake(self, ring: bool) -> None:
+        """Have a pump, and ``ring`` it (condition held)."""
+        if ring:
             self._asleep = False
             os.eventfd_write(self._bell, 1)
         if self._thread is None:
@@ -349,9 +374,9 @@ class SendCore:
         poller.register(self._bell, zmq.POLLIN)
         while True:
             with self.condition:
+                idle = not self._groups and not self._batches
                 if self.closed and not self._groups:
                     return
-                idle = not self._groups
                 self._asleep = idle
             if idle:
                 poller.poll()
@@ -370,6 +395,7 @@ class SendCore:
                     _log.exception("the producer's sending thread failed", extra={"fields": {}})
                     self._give_up(f"the client failed: {error!r}")
                     self._fail_pending(True, "CLIENT_ERROR", f"the client failed: {error!r}")
+                    self._fail_batches(True, "CLIENT_ERROR", f"the client failed: {error!r}")
 
     def _drive(self) -> None:
         """Send and receive until nothing is in flight and nothing may be sent now (io held)."""
@@ -377,22 +403,24 @@ class SendCore:
             if not self._guests or self._repeating:
                 self._fill()
             with self.condition:
-                if not self._flying:
-                    if not self._repeating and (not self._groups or self._guests):
+                if not self._in_flight():
+                    if not self._repeating and (not (self._groups or self._batches) or self._guests):
                         return
                     continue
-                self._asleep = len(self._flying) < WINDOW and not self._guests
+                self._asleep = self._in_flight() < WINDOW and not self._guests
             self._receive()
             if time.monotonic() >= self._earliest:
                 self._expire()
 
+    def _in_flight(self) -> int:
+        return len(self._flying) + len(self._flying_batches)
+
     def _fill(self) -> None:
-        flying = self._flying
-        while self._groups and len(flying) < WINDOW:
-            if flying and self._pending_bytes < FULL_RUN_BYTES:
+        while (flying := self._in_flight()) < WINDOW:
+            singles = bool(self._groups) and (not self._flying or self._pending_bytes >= FULL_RUN_BYTES)
+            if not singles and not self._batches:
                 return
             if flying and self.channel is not None and self.channel.lost():
-                # Before another connection counts its requests from one again: its runs must not take these ones' places.
                 self._lose("the connection ended before the answer")
                 return
             now = time.monotonic()
@@ -400,10 +428,17 @@ class SendCore:
                 channel = self.connected(now + 0.5)
             except SendError as error:
                 # Stay pending: the node may come back within their time.
-                self._fail_pending(False, error.code, error.message)
-                if error.code not in ("NODE_UNAVAILABLE", "SERVICE_NOT_AVAILABLE"):
-                    self._fail_pending(True, error.code, error.message)
+                everything = error.code not in ("NODE_UNAVAILABLE", "SERVICE_NOT_AVAILABLE")
+                self._fail_pending(everything, error.code, error.message)
+                self._fail_batches(everything, error.code, error.message)
                 return
+            if self._batches and not (singles and self._singles_next):
+                self._singles_next = True
+                self._send_batch(channel, now + 0.5)
+                if self.channel is not channel:
+                    return
+                continue
+            self._singles_next = False
             group = next(iter(self._groups))
             topic, queue, ack = group
             if self.is_primary and self.routes.is_memory(topic, now + 1.0):
@@ -490,6 +525,34 @@ class SendCore:
             return
         self._flying[identity] = InFlight(topic, queue, ack, futures, sizes)
 
+    def _send_batch(self, channel: Channel, put_deadline: float) -> None:
+        """Send the next run of the first batch that waits."""
+        batch = self._batches[0]
+        try:
+            identity = batch.send_next(channel, put_deadline)
+        except NodeUnavailableError as error:
+            self._lose(error.message)
+            return
+        if identity is not None:
+            self._flying_batches[identity] = batch
+        self._finish_batch(batch)
+
+    def _finish_batch(self, batch: PendingBatch) -> None:
+        """Let go of a batch that has nothing more to send, and of its future when all of it is answered."""
+        if batch.more:
+            return
+        with self.condition, contextlib.suppress(ValueError):
+            self._batches.remove(batch)
+        if not batch.in_flight:
+            batch.finish()
+            with self.condition:
+                self._settle(len(batch), batch.size_bytes)
+
+    def _lose_batches(self, batches: list[PendingBatch], error: SendError) -> None:
+        for batch in dict.fromkeys(batches):
+            batch.lose(error)
+            self._finish_batch(batch)
+
     def _receive(self) -> None:
         """Wait for answers, a ring of the bell or one tick; take all answers that are there."""
         channel = self.channel
@@ -515,14 +578,24 @@ class SendCore:
             except ProtocolError as error:
                 self._lose(error.message)
                 return
-            run = self._flying.pop(answer.get("id", -1), None)
+            identity = answer.get("id", -1)
+            batch = self._flying_batches.pop(identity, None)
+            if batch is not None:
+                batch.answered(identity, answer)
+                if answer.get("code") == WRONG_ENDPOINT and not self.is_primary:
+                    self.primary.restore(batch.topic)
+                self._finish_batch(batch)
+                if not self._in_flight():
+                    return
+                continue
+            run = self._flying.pop(identity, None)
             if run is None:
                 if not answer["ok"] and answer.get("id") is None:
                     self._lose(f"the node could not read a request: {answer.get('error')}")
                     return
                 continue
             self._answered(run, answer)
-            if not self._flying:
+            if not self._in_flight():
                 return
 
     def _answered(self, run: InFlight, answer: dict[str, Any]) -> None:
@@ -548,6 +621,8 @@ class SendCore:
         flying, self._flying = self._flying, {}
         for run in flying.values():
             self._fail(run.futures, lambda: unknown(sentence))
+        batches, self._flying_batches = list(self._flying_batches.values()), {}
+        self._lose_batches(batches, unknown(sentence))
 
     def _give_up(self, sentence: str) -> None:
         """Nothing that is in flight will be asked about again."""
@@ -557,6 +632,7 @@ class SendCore:
         """Fail what is out of time; a run of which nobody waits any more takes the connection with it."""
         now = time.monotonic()
         self._fail_pending(False, "TIMEOUT", "not sent in time")
+        self._fail_batches(False, "TIMEOUT", "not sent in time")
         earliest = float("inf")
         stuck = False
         for run in list(self._flying.values()):
@@ -565,11 +641,17 @@ class SendCore:
             left = [one.deadline for one in run.futures if one._state == "RUNNING"]
             stuck |= not left
             earliest = min(left, default=earliest)
+        late_batches = [batch for batch in self._flying_batches.values() if batch.deadline <= now]
+        if late_batches:
+            stuck = True
+            self._flying_batches = {at: one for at, one in self._flying_batches.items() if one.deadline > now}
+            self._lose_batches(late_batches, unknown("no answer in time", "TIMEOUT"))
         if stuck:
             self._lose("no answer in time")
         with self.condition:
             pending = min((one.deadline for waiting in self._groups.values() for one in waiting), default=float("inf"))
-            self._earliest = min(earliest, pending)
+            batches = min((one.deadline for one in (*self._batches, *self._flying_batches.values())), default=earliest)
+            self._earliest = min(earliest, pending, batches)
 
     def _fail_pending(self, everything: bool, code: str, sentence: str) -> None:
         """Fail pending messages as not stored: ``everything``, else those out of time."""
@@ -590,6 +672,12 @@ class SendCore:
                 self._pending_bytes -= sum(one.size_bytes for one in late)
                 failed += late
         self._fail(failed, lambda: not_stored(code, sentence))
+
+    def _fail_batches(self, everything: bool, code: str, sentence: str) -> None:
+        """As :meth:`_fail_pending`, for batches none of whose runs is in flight (io held)."""
+        now = time.monotonic()
+        late = [one for one in list(self._batches) if not one.in_flight and (everything or one.deadline <= now)]
+        self._lose_batches(late, not_stored(code, sentence))
 
     def _fail_group(self, group: _Group, error: SendError) -> None:
         with self.condition:
@@ -637,6 +725,7 @@ class SendCore:
         locked = self.io.acquire(timeout=1.0)
         try:
             self._give_up("the producer was closed before the answer")
+            self._fail_batches(True, "CLIENT_CLOSED", "the producer was closed before the batch was sent")
             self.directory.close()
             if self.is_primary:
                 self.routes.close()

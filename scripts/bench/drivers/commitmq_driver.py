@@ -22,7 +22,7 @@ from bench.drivers import commitmq_following as following
 from bench.drivers import commitmq_reading as reading
 from bench.drivers.commitmq_topic import Target, connect_as_from_elsewhere, words
 from bench.drivers.common import DISTINCT_BODIES, Job, Result, closed_loop, make_bodies, percentiles, run
-from commitmq import AsyncProducer, Producer, SendResult
+from commitmq import AsyncProducer, BatchResult, Producer, SendResult
 
 _WARM_MESSAGES = 1000
 
@@ -108,7 +108,7 @@ def pipeline(job: Job) -> Result:
 
 
 def batch(job: Job) -> Result:
-    """``send_batch``; each client is a process of its own, as Python programs that want more than one core are."""
+    """``send_batch_async``; each client is a process of its own, as Python programs that want more than one core are."""
     with Target(job) as target, target.timed() as times:
         method = multiprocessing.get_context("spawn")
         barrier = method.Barrier(job.clients + 1)
@@ -154,10 +154,15 @@ def _batch_sender(job: Job, number: int) -> Iterator[Callable[[], None]]:
 
         def send_all() -> None:
             sent = 0
+            pending: deque[Future[BatchResult]] = deque()
             while sent < share:
                 part = bodies if share - sent >= len(bodies) else bodies[: share - sent]
-                producer.send_batch(next(turns), part)
+                pending.append(producer.send_batch_async(next(turns), part))  # waits while enough is pending
                 sent += len(part)
+                while pending and pending[0].done():
+                    pending.popleft().result()
+            for one in pending:
+                one.result()
 
         yield send_all
 

@@ -11,16 +11,21 @@ from typing import Any
 
 import pytest
 
+from commitmq.client.batch_plan import plan_batch
 from commitmq.client.idempotent import IdempotentCore, Sequences
+from commitmq.client.pending_batch import PendingBatch
+from commitmq.client.results import BatchSendError
 from commitmq.client.send_core import FULL_RUN_BYTES, MAX_PUMP_RUN_BYTES, SendCore
 from commitmq.client.send_future import SendFuture
-from commitmq.errors import Outcome, SendError
+from commitmq.errors import InvalidMessageError, NodeUnavailableError, Outcome, SendError
+from commitmq.store.unique_ids import UniqueIds
 
-HELLO = {
+HELLO: dict[str, Any] = {
     "max_message_bytes": 1 << 22,
     "born_host": {"v6": False},
     "store_host": {"v6": False},
     "properties_crc": False,
+    "max_run_bytes": 1 << 22,
 }
 
 
@@ -95,3 +100,153 @@ def test_runs_of_a_lost_connection_are_not_forgotten_when_more_waits(
         assert channels[1].taken, "what was not sent goes on the new connection"
     else:
         assert [run.sequence for run in core._flying.values()] == [0], "the oldest run is repeated first, alone"
+
+
+# ---------------------------------------------------------------- pending batches
+
+
+def pending(core: SendCore, *bodies: bytes, limit_s: float = 60) -> PendingBatch:
+    nothing: dict[str, Any] = dict.fromkeys(("tags", "keys", "properties", "sharding_keys", "compressed"))
+    plan = plan_batch("topic", list(bodies), **nothing)
+    batch = PendingBatch(core, plan, UniqueIds(), ack="memory", limit_s=limit_s, inner=False, queue=0)
+    core.submit_batch(batch)
+    return batch
+
+
+@pytest.fixture
+def plain(monkeypatch: pytest.MonkeyPatch) -> Any:
+    made = SendCore(None, timeout_s=60, max_pending=100, max_pending_bytes=1 << 30)
+    monkeypatch.setattr(made.routes, "is_memory", lambda topic, deadline: False)
+    made._thread = threading.current_thread()
+    made.channels = []
+
+    def connect(*_: Any, **__: Any) -> tuple[DeafChannel, dict[str, Any]]:
+        made.channels.append(DeafChannel())
+        return made.channels[-1], HELLO
+
+    monkeypatch.setattr(made.directory, "connect", connect)
+    yield made
+    made._thread = None
+    made.close(time.monotonic())
+
+
+def answer(core: Any, identity: int, **fields: Any) -> None:
+    """What ``_receive`` does with one answer."""
+    batch = core._flying_batches.pop(identity)
+    batch.answered(identity, {"id": identity, **fields})
+    core._finish_batch(batch)
+
+
+OK = {
+    "ok": True,
+    "queue": 0,
+    "queue_offset": 0,
+    "physical_offset": 0,
+    "store_timestamp": 1,
+    "msg_id": "",
+    "ack": "memory",
+}
+
+
+def test_batches_go_in_order_and_no_more_than_fit_the_window(plain: Any) -> None:
+    batches = [pending(plain, b"a", b"b") for _ in range(6)]
+    plain._fill()
+    assert plain.channels[0].taken == [1, 2, 3, 4]
+    assert list(plain._batches) == batches[4:]
+    answer(plain, 1, **OK)
+    assert len(batches[0].future.result(0)) == 2
+    plain._fill()
+    assert plain.channels[0].taken[-1] == 5
+    assert plain.outstanding == 10
+
+
+def test_batches_and_messages_take_turns(plain: Any) -> None:
+    for _ in range(4):
+        pending(plain, b"batch")
+        waiting(plain, b"m" * FULL_RUN_BYTES * 4)  # a run of its own each
+    plain._fill()
+    assert len(plain._flying) == len(plain._flying_batches) == 2
+
+
+def test_a_lost_connection_fails_the_batches_on_it_and_no_others(plain: Any) -> None:
+    batches = [pending(plain, b"x") for _ in range(6)]
+    plain._fill()
+    plain.channels[0].is_lost = True
+    plain._lose("gone")
+    for one in batches[:4]:
+        with pytest.raises(BatchSendError) as caught:
+            one.future.result(0)
+        assert (caught.value.outcome, caught.value.unknown) == (Outcome.UNKNOWN, 1)
+    plain._fill()
+    assert plain.channels[1].taken == [1, 2]
+    answer(plain, 1, **OK)
+    answer(plain, 2, **OK)
+    assert all(one.future.result(0) for one in batches[4:])
+    assert plain.outstanding == 0
+    assert plain._outstanding_bytes == 0
+
+
+def test_a_run_that_was_not_taken_is_sent_on_the_next_connection(plain: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = pending(plain, b"x")
+
+    def refuse(*_: Any) -> None:
+        raise NodeUnavailableError("full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DeafChannel, "put", refuse)
+        plain._fill()
+    assert not batch.future.done()
+    plain._fill()
+    answer(plain, 1, **OK)
+    assert len(batch.future.result(0)) == 1
+
+
+def test_a_batch_that_was_not_sent_in_time_is_not_stored(plain: Any) -> None:
+    batch = pending(plain, b"x", b"y", limit_s=0)
+    plain._expire()
+    with pytest.raises(BatchSendError) as caught:
+        batch.future.result(0)
+    assert (caught.value.outcome, caught.value.code) == (Outcome.NOT_STORED, "TIMEOUT")
+    assert plain.outstanding == 0
+
+
+def test_a_batch_without_an_answer_in_time_is_unknown_and_ends_the_connection(plain: Any) -> None:
+    batch = pending(plain, b"x", limit_s=0.01)
+    plain._fill()
+    time.sleep(0.02)
+    plain._expire()
+    with pytest.raises(BatchSendError) as caught:
+        batch.future.result(0)
+    assert (caught.value.outcome, caught.value.code) == (Outcome.UNKNOWN, "TIMEOUT")
+    assert plain.channel is None
+
+
+def test_a_cancelled_batch_is_not_sent(plain: Any) -> None:
+    batch = pending(plain, b"x")
+    assert batch.future.cancel()
+    plain._fill()
+    assert plain.channels[0].taken == []
+    assert plain.outstanding == 0
+
+
+def test_a_body_larger_than_the_node_allows_is_refused_through_the_future(plain: Any) -> None:
+    batch, other = pending(plain, b"x" * (HELLO["max_message_bytes"] + 1)), pending(plain, b"y")
+    plain._fill()
+    with pytest.raises(InvalidMessageError, match="nothing of the batch was sent"):
+        batch.future.result(0)
+    answer(plain, 1, **OK)
+    assert other.future.result(0)
+    assert plain.outstanding == 0
+
+
+def test_closing_tells_what_became_of_each_batch(plain: Any) -> None:
+    batches = [pending(plain, b"x") for _ in range(5)]
+    plain._fill()
+    plain._thread = None
+    plain.close(time.monotonic())
+    outcomes = []
+    for one in batches:
+        with pytest.raises(BatchSendError) as caught:
+            one.future.result(0)
+        outcomes.append(caught.value.outcome)
+    assert outcomes == [Outcome.UNKNOWN] * 4 + [Outcome.NOT_STORED]

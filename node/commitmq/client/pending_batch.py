@@ -1,0 +1,130 @@
+"""A batch that the producer's thread sends: its runs travel among those of other batches, and its future gets the result.
+
+Batches begin in the order in which they were submitted, each once all runs of the one before it were handed over, so two
+batches to one queue are stored in that order unless the first one fails. A run that a connection did not take is sent on
+the next one; a batch of which a run was lost sends no further one, like a synchronous batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+
+from commitmq.client.batch_plan import BatchPlan, PlannedRun
+from commitmq.client.batch_sender import BatchSender
+from commitmq.client.connection import Channel
+from commitmq.client.results import BatchResult
+from commitmq.client.send_core import SendCore
+from commitmq.errors import InvalidMessageError, SendError
+from commitmq.store.unique_ids import UniqueIds
+
+
+class PendingBatch(BatchSender):
+    """See the module. Everything but ``future`` belongs to the owner of the connection once it is submitted."""
+
+    def __init__(
+        self,
+        core: SendCore,
+        plan: BatchPlan,
+        ids: UniqueIds,
+        *,
+        ack: str,
+        limit_s: float,
+        inner: bool,
+        queue: int | None,
+    ) -> None:
+        super().__init__(core, plan, ids, ack=ack, limit_s=limit_s, inner=inner)
+        self.future: Future[BatchResult] = Future()
+        self.size_bytes = int(plan.body_sizes.sum())
+        self.deadline = self._deadline()
+        """Seconds of ``time.monotonic()`` until which something must happen: its first run sent, or an answer come."""
+        self._queue = queue
+        self._left: Iterator[PlannedRun] | None = None
+        self._next: PlannedRun | None = None
+        self._refusal: InvalidMessageError | None = None
+        self._is_running: bool | None = None
+
+    def __len__(self) -> int:
+        return len(self._plan)
+
+    @property
+    def topic(self) -> str:
+        return self._plan.topic
+
+    @property
+    def in_flight(self) -> bool:
+        """Whether a run of it was handed over and not answered."""
+        return bool(self._flying)
+
+    @property
+    def more(self) -> bool:
+        """Whether a run of it is to be sent yet."""
+        return self._problem is None and self._refusal is None and (self._left is None or self._next is not None)
+
+    def send_next(self, channel: Channel, put_deadline: float) -> int | None:
+        """Hand over the next run; returns its request's id, None when there turned out to be none.
+
+        Raises NodeUnavailableError when ``channel`` does not take it by ``put_deadline``: it is the next one again then.
+        """
+        try:
+            if self._left is None and not self._begin():
+                return None
+            run = self._next
+            if run is None:
+                return None
+            queue = run.queue
+            if queue < 0:
+                queue = self._core.routes.next_queue(self._plan.topic, put_deadline)
+        except InvalidMessageError as error:
+            self._refusal = error
+            return None
+        except SendError as error:
+            self._problem = error
+            return None
+        encoded = self._encoded(queue, run)
+        identity = channel.next_id()
+        channel.put([self._header(identity, queue, run, encoded), encoded.data], put_deadline)
+        self._flying[identity] = (len(self._planned), encoded)
+        self._planned.append(run)
+        assert self._left is not None
+        self._next = next(self._left, None)
+        self.deadline = self._deadline()
+        return identity
+
+    def _begin(self) -> bool:
+        """Plan the runs for this connection; False when it was cancelled."""
+        if not self._run():
+            self._left = iter(())
+            return False
+        self._plan.check_sizes(self._core.max_message_bytes, inner=self._inner)
+        self._left = self._runs(self._queue)
+        self._next = next(self._left, None)
+        return True
+
+    def _run(self) -> bool:
+        """From now on it cannot be cancelled; False when it was."""
+        if self._is_running is None:
+            self._is_running = self.future.set_running_or_notify_cancel()
+        return self._is_running
+
+    def answered(self, identity: int, answer: dict[str, object]) -> None:
+        """The node's answer to one of its runs."""
+        self._answered(identity, answer)
+        self.deadline = self._deadline()
+
+    def lose(self, error: SendError) -> None:
+        """Nobody will answer the runs in flight, or send what is left."""
+        self._lose(error)
+
+    def finish(self) -> None:
+        """Resolve the future: nothing is in flight, and nothing more will be sent. Runs the future's callbacks."""
+        if not self._run() or self.future.done():
+            return
+        try:
+            if self._refusal is not None:
+                raise self._refusal
+            result = self._result()
+        except (SendError, InvalidMessageError) as error:
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(result)

@@ -1,0 +1,151 @@
+"""Goal: batches sent without waiting are stored as synchronous ones are, in order, and what is said of each is true.
+
+Method: a real node; what was stored is read back. The writer is killed while batches are on their way.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from functools import partial
+
+import pytest
+
+from commitmq import Admin, BatchSendError, Consumer, InvalidMessageError, Message, Outcome, Producer
+from nodes import Node, eventually, start_node
+
+LIMIT = 4 << 20  # commit_log.max_message_bytes
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    with start_node(tmp_path_factory.mktemp("batches"), "topics.default_queues=4") as made:
+        yield made
+
+
+def read_all(node: Node, topic: str) -> list[Message]:
+    with Admin(node.address) as admin:
+        written = admin.status()["positions"]["written"]
+        eventually(lambda: admin.status()["positions"]["dispatched"] >= written, "everything is visible")
+        count = sum(end for _, _, end, _ in admin.offsets(topic))
+    messages: list[Message] = []
+    with Consumer(None, topic, node=node.address) as consumer:
+        deadline = time.monotonic() + 30
+        while len(messages) < count:
+            assert time.monotonic() < deadline, f"{len(messages)} of {count}"
+            messages += consumer.poll(0.5)
+    return messages
+
+
+@pytest.mark.parametrize("ack", ["flushed", "memory"])
+def test_batches_to_one_queue_are_stored_in_order(node: Node, ack: str) -> None:
+    topic = f"ordered-{ack}"
+    with Producer(node.address, ack=ack, max_pending=500) as producer:
+        futures = [
+            producer.send_batch_async(topic, [b"%d/%d" % (part, number) for number in range(100)], queue=1)
+            for part in range(50)
+        ]
+        producer.flush()
+        assert all(one.done() for one in futures)
+        results = [one.result() for one in futures]
+    assert [one.body for one in sorted(read_all(node, topic), key=lambda one: one.queue_offset)] == [
+        b"%d/%d" % (part, number) for part in range(50) for number in range(100)
+    ]
+    assert [result[0].queue_offset for result in results] == list(range(0, 5000, 100))
+    assert {one.ack for result in results for one in result} == {ack}
+
+
+def test_keys_tags_and_sharding_go_along(node: Node) -> None:
+    with Producer(node.address) as producer:
+        keys = [f"key-{number}" for number in range(300)]
+        future = producer.send_batch_async(
+            "along", [key.encode() for key in keys], tags="t", keys=keys, properties={"a": "b"}, sharding_keys=keys
+        )
+        single = producer.send_async("along", b"single")
+        result = future.result(30)
+        single.result(30)
+    found = {(one.queue_id, one.queue_offset): one for one in read_all(node, "along") if one.body != b"single"}
+    assert len(found) == 300
+    for key, one in zip(keys, result, strict=True):
+        message = found[one.queue, one.queue_offset]
+        assert (message.body, message.keys, message.tags, message.properties["a"]) == (key.encode(), [key], "t", "b")
+
+
+@pytest.mark.parametrize("attributes", [{"storage.type": "memory"}, {"queue.type": "BatchCQ"}], ids=["memory", "inner"])
+def test_topics_of_other_kinds_take_them_too(node: Node, attributes: dict[str, str]) -> None:
+    topic = next(iter(attributes)).replace(".", "-")
+    with Admin(node.address) as admin:
+        admin.topic_create(topic, 2, attributes=attributes)
+    with Producer(node.address, ack="memory") as producer:
+        futures = [producer.send_batch_async(topic, [b"%d" % (part * 10 + n) for n in range(10)]) for part in range(20)]
+        for one in futures:
+            assert len(one.result(30)) == 10
+    with Consumer(None, topic, node=node.address) as consumer:
+        seen: set[bytes] = set()
+        deadline = time.monotonic() + 30
+        while len(seen) < 200:
+            assert time.monotonic() < deadline, len(seen)
+            seen |= {one.body for one in consumer.poll(0.5)}
+    assert seen == {b"%d" % number for number in range(200)}
+
+
+def test_bad_input_is_told_at_once_or_by_the_future(node: Node) -> None:
+    with Producer(node.address) as producer:
+        with pytest.raises(InvalidMessageError):
+            producer.send_batch_async("bad topic!", [b"x"])
+        with pytest.raises(InvalidMessageError):
+            producer.send_batch_async("fine", [b"x"], tags=["a", "b"])
+        assert list(producer.send_batch_async("fine", []).result()) == []
+        with pytest.raises(InvalidMessageError, match="nothing of the batch was sent"):
+            producer.send_batch_async("fine", [b"y", b"x" * (LIMIT + 1)]).result(30)
+        assert len(producer.send_batch_async("fine", [b"z"]).result(30)) == 1
+    assert [one.body for one in read_all(node, "fine")] == [b"z"]
+
+
+def test_an_idempotent_producer_sends_them_one_after_the_other(node: Node) -> None:
+    with Producer(node.address, idempotent=True) as producer:
+        futures = [producer.send_batch_async("numbered", [b"a", b"b"]) for _ in range(3)]
+        assert all(one.done() and len(one.result()) == 2 for one in futures)
+    assert len(read_all(node, "numbered")) == 6
+
+
+def test_every_batch_has_an_outcome_when_the_writer_is_killed(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Acknowledged batches are there once, not stored ones are not there, and of the rest what is said is kept."""
+    with start_node(tmp_path_factory.mktemp("killed")) as node:
+        sent = {}
+        with Producer(node.address, ack="memory", timeout_s=20) as producer:
+            number = 0
+            for _ in range(3):
+                pid = node.pids()["writer"]
+                killer = threading.Timer(0.1, os.kill, (pid, signal.SIGKILL))
+                killer.start()
+                until = time.monotonic() + 0.3
+                while time.monotonic() < until:
+                    bodies = [b"%d.%d" % (number, at) for at in range(200)]
+                    sent[number] = producer.send_batch_async("killed", bodies, queue=0)
+                    number += 1
+                killer.join()
+                eventually(partial(node.healed, "writer", pid), "the writer is back")
+            producer.flush(30)
+            assert len(producer.send_batch_async("killed", [b"last"]).result(30)) == 1
+        stored = Counter(one.body for one in read_all(node, "killed"))
+        assert set(stored.values()) == {1}, "nothing is stored twice"
+        outcomes: Counter[str] = Counter()
+        for number, future in sent.items():
+            there = sum(b"%d.%d" % (number, at) in stored for at in range(200))
+            error = future.exception(0)
+            if error is None:
+                assert there == 200, "acknowledged and lost"
+                outcomes["acknowledged"] += 1
+                continue
+            assert isinstance(error, BatchSendError)
+            outcomes[error.outcome] += 1
+            assert error.stored <= there <= error.stored + error.unknown
+            if error.outcome is Outcome.NOT_STORED:
+                assert there == 0
+        assert outcomes["acknowledged"] > 0, outcomes
+        assert outcomes[Outcome.UNKNOWN] <= 3 * 4, "only what was in flight"
