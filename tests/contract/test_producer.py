@@ -387,6 +387,25 @@ def test_every_send_has_an_outcome_when_the_writer_is_killed(own_node: Node) -> 
     assert outcomes[Outcome.UNKNOWN] <= 4 * 4096 * 3, "only what was in flight"
 
 
+@pytest.mark.parametrize("kind", ["SimpleCQ", "BatchCQ"])
+def test_a_topic_made_anew_begins_at_zero_though_the_writer_died_meanwhile(own_node: Node, kind: str) -> None:
+    """Goal: a writer that starts while the dispatcher has not removed the deleted topic's queues does not count them."""
+    with Admin(own_node.address) as admin, Producer(own_node.address, ack="memory") as producer:
+        admin.topic_create("anew", 1, attributes={"queue.type": kind})
+        producer.send_batch("anew", [b"old"] * 3)
+        written = admin.status()["positions"]["written"]
+        eventually(lambda: admin.status()["positions"]["dispatched"] >= written, "the queue has them")
+        pids = own_node.pids()
+        with halted(pids["dispatcher-consume_queue"]):
+            admin.topic_delete("anew")
+            os.kill(pids["writer"], signal.SIGKILL)
+            eventually(lambda: own_node.pids().get("writer") not in (None, pids["writer"]), "the writer is back")
+            admin.topic_create("anew", 1, attributes={"queue.type": kind})
+            sent = producer.send_batch("anew", [b"new"])
+            assert sent[0].queue_offset == 0
+    assert [one.body for one in read_all(own_node, "anew")] == [b"new"]
+
+
 @pytest.mark.parametrize("way", ["send", "async", "batch"])
 def test_no_answer_in_time_is_unknown(own_node: Node, way: str) -> None:
     """Goal: a halted writer makes sends fail in time, as unknown; and what it finds when it goes on is stored once."""

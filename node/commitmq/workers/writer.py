@@ -14,7 +14,8 @@ so a writer may die between any two lines: a record is published or it is not, a
 With the transient store pool it appends to the pool, and only the flush process writes the log's files. Then a start waits
 until all that was published is in the files, and gives up what was complete but not published.
 
-Queue offsets of a topic that was deleted begin at 0 again: records below its tombstone do not count.
+Queue offsets of a topic that was deleted begin at 0 again: neither records below its tombstone count, nor queues that have
+such records only, whose folders the dispatcher has not removed yet.
 """
 
 from __future__ import annotations
@@ -437,12 +438,16 @@ def recover_tail(
             progress("looking at the ends of queues", number, len(queues), "queues")
         queue = ConsumeQueue(folder, config.consume_queue.file_bytes, fds)
         # No proof is needed: the dispatcher opened before this process, and cleared away what was behind the ends.
-        if queue.refresh(dispatched, proof=lambda *_unit: True):
+        if queue.refresh(dispatched, proof=lambda *_unit: True) and not (
+            topic in deleted and queue.last_offset_below(deleted[topic]) == queue.max_offset
+        ):
             offsets[topic, queue_id] = queue.max_offset
     for topic, queue_id, folder in list_queues(layout.batch_consume_queue):
         batches = BatchConsumeQueue(folder, config.consume_queue.batch_file_bytes, fds)
         if batches.refresh():
-            offsets[topic, queue_id] = batches.max_offset_below(dispatched)
+            end = batches.max_offset_below(dispatched)
+            if not (topic in deleted and batches.max_offset_below(deleted[topic]) >= end):
+                offsets[topic, queue_id] = end
     fds.close()
     walker = LogWalker(log, max_rows=16_384, max_bytes=32 * 1024 * 1024)
     known = position if producers is None else producers.open(log, min(start, dispatched), position, deleted)
