@@ -77,6 +77,10 @@ class Producer:
     ``compress_over_bytes`` that become smaller by it. ``max_pending`` and ``max_pending_bytes`` bound what asynchronous
     sends may pile up; beyond, ``send_async`` blocks.
 
+    Asynchronous sends travel in a thread of the producer's. Where the program's own threads compute without a pause, that
+    thread waits for the interpreter up to ``sys.getswitchinterval()`` (5 ms) several times a run; a lower one, set by the
+    program, shortens the way of a message (measured at 10,000 a second: 16 ms to 6 ms with 0.5 ms).
+
     Order: messages that one thread sends to one queue are stored in that order. Without ``queue`` or ``sharding_key`` a
     message may go to any queue.
 
