@@ -149,3 +149,40 @@ def test_every_batch_has_an_outcome_when_the_writer_is_killed(tmp_path_factory: 
                 assert there == 0
         assert outcomes["acknowledged"] > 0, outcomes
         assert outcomes[Outcome.UNKNOWN] <= 3 * 4, "only what was in flight"
+
+
+def test_what_the_caller_does_with_its_lists_afterwards_changes_nothing(node: Node) -> None:
+    with Producer(node.address) as producer:
+        bodies, keys = [b"kept"] * 100, ["k"] * 100
+        futures = [producer.send_batch_async("lists", bodies, keys=keys, queue=0) for _ in range(5)]
+        bodies[:] = [b"changed"]
+        keys.clear()
+        assert [len(one.result(30)) for one in futures] == [100] * 5
+        producer.flush()
+        for queue in (-7, "1", True):
+            with pytest.raises(InvalidMessageError, match="no queue's number"):
+                producer.send_batch_async("lists", [b"x"], queue=queue)  # type: ignore[arg-type]
+            with pytest.raises(InvalidMessageError, match="no queue's number"):
+                producer.send_batch("lists", [b"x"], queue=queue)  # type: ignore[arg-type]
+    assert {one.body for one in read_all(node, "lists")} == {b"kept"}
+
+
+def test_synchronous_batches_of_other_threads_do_not_keep_one_from_being_sent(node: Node) -> None:
+    with Producer(node.address, ack="memory") as producer:
+        stop = threading.Event()
+
+        def busy() -> None:
+            while not stop.is_set():
+                producer.send_batch("busy", [b"x" * 100] * 200)
+
+        threads = [threading.Thread(target=busy) for _ in range(3)]
+        for one in threads:
+            one.start()
+        try:
+            for _ in range(5):
+                assert len(producer.send_batch_async("quiet", [b"y"]).result(20)) == 1
+                assert producer.send_async("quiet", b"z").result(20)
+        finally:
+            stop.set()
+            for one in threads:
+                one.join()

@@ -55,7 +55,7 @@ class BatchSender:
 
     def send(self, queue: int | None) -> BatchResult:
         """Send all runs; ``queue`` None lets sharding keys or the turn decide. Raises BatchSendError."""
-        for run in self._runs(queue):
+        for run in self._runs(queue, self._deadline()):
             try:
                 self._send_run(len(self._planned), run)
             except SendError as error:
@@ -69,13 +69,13 @@ class BatchSender:
             self._take_answer()
         return self._result()
 
-    def _runs(self, queue: int | None) -> Iterator[PlannedRun]:
+    def _runs(self, queue: int | None, deadline: float) -> Iterator[PlannedRun]:
         """The batch in runs, each of one queue and of a size that the node takes. Connected already. Raises SendError."""
         keep_freed_memory()
         core, plan = self._core, self._plan
         groups = [(-1 if queue is None else queue, 0, len(plan))]
         if queue is None and plan.sharding_keys is not None:
-            count = core.routes.queues(plan.topic, self._deadline())
+            count = core.routes.queues(plan.topic, deadline)
             groups = plan.sort_by_queue([shard(key, count) if key else -1 for key in plan.sharding_keys])
         if self._inner:
             return iter(plan.inner_batches(groups, core.max_message_bytes))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 import warnings
@@ -337,6 +338,8 @@ class Producer:
         deadline = time.monotonic() + limit
         if not messages:
             return BatchResult([])
+        if queue is not None:
+            _check_queue(queue)
         self._check_may_wait()
         if self._core.all_in_flight() and (queue is not None or sharding_keys is not None):
             # Messages this thread sent before must come before this batch in their queue.
@@ -404,6 +407,17 @@ class Producer:
             except SendError as error:
                 done.set_exception(error)
             return done
+        if queue is not None:
+            _check_queue(queue)
+        # The caller may change its lists as soon as this returns.
+        messages = list(messages)
+        tags = tags if tags is None or isinstance(tags, str) else list(tags)
+        keys = None if keys is None else list(keys)
+        sharding_keys = None if sharding_keys is None else list(sharding_keys)
+        if queue is None:
+            # Asked for here, so that the producer's thread does not wait for the coordinator; it tries again without it.
+            with contextlib.suppress(SendError):
+                self._core.routes.queues(check_topic(topic), min(deadline, time.monotonic() + 1.0))
         from commitmq.client.pending_batch import PendingBatch
 
         plan, inner = self._plan(topic, messages, tags, keys, properties, sharding_keys, deadline)

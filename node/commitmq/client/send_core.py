@@ -399,18 +399,22 @@ class SendCore:
 
     def _drive(self) -> None:
         """Send and receive until nothing is in flight and nothing may be sent now (io held)."""
+        owed = True  # guests that come without an end must not keep the pump from its turn
         while not self.closed:
-            if not self._guests or self._repeating:
+            if owed or not self._guests or self._repeating:
                 self._fill()
+                owed = False
             with self.condition:
                 if not self._in_flight():
                     if not self._repeating and (not (self._groups or self._batches) or self._guests):
-                        return
+                        break
                     continue
                 self._asleep = self._in_flight() < WINDOW and not self._guests
             self._receive()
             if time.monotonic() >= self._earliest:
                 self._expire()
+        if time.monotonic() >= self._earliest:
+            self._expire()
 
     def _in_flight(self) -> int:
         return len(self._flying) + len(self._flying_batches)
@@ -432,12 +436,15 @@ class SendCore:
                 self._fail_pending(everything, error.code, error.message)
                 self._fail_batches(everything, error.code, error.message)
                 return
+            if not self._groups and not self._batches:
+                return  # the connection was found lost meanwhile, and they with it
             if self._batches and not (singles and self._singles_next):
                 self._singles_next = True
-                self._send_batch(channel, now + 0.5)
-                if self.channel is not channel:
+                if not self._send_batch(channel, now + 0.5):
                     return
                 continue
+            if not self._groups:
+                return
             self._singles_next = False
             group = next(iter(self._groups))
             topic, queue, ack = group
@@ -525,17 +532,23 @@ class SendCore:
             return
         self._flying[identity] = InFlight(topic, queue, ack, futures, sizes)
 
-    def _send_batch(self, channel: Channel, put_deadline: float) -> None:
-        """Send the next run of the first batch that waits."""
+    def _send_batch(self, channel: Channel, put_deadline: float) -> bool:
+        """Send the next run of the first batch that waits; False when there is no use in going on at once."""
+        from commitmq.client.pending_batch import NotYet
+
         batch = self._batches[0]
         try:
             identity = batch.send_next(channel, put_deadline)
         except NodeUnavailableError as error:
             self._lose(error.message)
-            return
+            return False
+        except NotYet as error:
+            self._fail_batches(False, "NODE_UNAVAILABLE", str(error))
+            return False
         if identity is not None:
             self._flying_batches[identity] = batch
         self._finish_batch(batch)
+        return self.channel is channel
 
     def _finish_batch(self, batch: PendingBatch) -> None:
         """Let go of a batch that has nothing more to send, and of its future when all of it is answered."""
@@ -545,7 +558,12 @@ class SendCore:
             self._batches.remove(batch)
         if not batch.in_flight:
             batch.finish()
-            with self.condition:
+
+    def settle_batch(self, batch: PendingBatch) -> None:
+        """Its future is done or cancelled: it takes no room any more."""
+        with self.condition:
+            if not batch.settled:
+                batch.settled = True
                 self._settle(len(batch), batch.size_bytes)
 
     def _lose_batches(self, batches: list[PendingBatch], error: SendError) -> None:

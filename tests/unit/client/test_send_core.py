@@ -5,6 +5,7 @@ Method: the sending side without its thread, on channels that take everything an
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from typing import Any
@@ -250,3 +251,87 @@ def test_closing_tells_what_became_of_each_batch(plain: Any) -> None:
             one.future.result(0)
         outcomes.append(caught.value.outcome)
     assert outcomes == [Outcome.UNKNOWN] * 4 + [Outcome.NOT_STORED]
+
+
+def test_a_batch_that_cannot_be_encoded_is_its_own_end_only(plain: Any) -> None:
+    bad, good = pending(plain, b"x"), pending(plain, b"y")
+    bad._queue = "one"  # type: ignore[assignment]
+    plain._fill()
+    with pytest.raises(TypeError):
+        bad.future.result(0)
+    answer(plain, max(plain._flying_batches), **OK)
+    assert good.future.result(0)
+    assert plain.outstanding == 0
+
+
+def test_a_callback_has_the_room_of_its_batch(plain: Any) -> None:
+    plain.max_pending = 2
+    first = pending(plain, b"a", b"b")
+    sent: list[PendingBatch] = []
+    first.future.add_done_callback(lambda _: sent.append(pending(plain, b"c", b"d")))
+    plain._fill()
+    answer(plain, 1, **OK)
+    assert len(sent) == 1
+    assert plain.outstanding == 2
+
+
+def test_a_callback_that_ends_the_program_leaves_the_others_their_outcomes(plain: Any) -> None:
+    batches = [pending(plain, b"x") for _ in range(3)]
+    batches[0].future.add_done_callback(lambda _: sys.exit(1))
+    plain._fill()
+    plain._lose("gone")
+    assert all(one.future.done() for one in batches)
+    assert plain.outstanding == 0
+
+
+def test_a_cancelled_batch_gives_its_room_back_at_once(plain: Any) -> None:
+    batch = pending(plain, b"x", b"y")
+    assert batch.future.cancel()
+    assert plain.outstanding == 0
+    plain._fill()
+    plain._fail_batches(True, "X", "y")
+    assert plain.outstanding == 0
+
+
+def test_closing_in_a_callback_settles_each_batch_once(plain: Any) -> None:
+    batches = [pending(plain, b"x", limit_s=0) for _ in range(3)]
+    batches[0].future.add_done_callback(lambda _: plain._fail_batches(True, "CLIENT_CLOSED", "closed"))
+    plain._expire()
+    assert all(one.future.done() for one in batches)
+    assert plain.outstanding == 0
+
+
+def test_a_batch_whose_queues_nobody_knows_waits_until_it_is_late(plain: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nobody(*_: Any) -> int:
+        raise SendError("NODE_UNAVAILABLE", "no coordinator", outcome=Outcome.NOT_STORED)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(plain.routes, "queues", nobody)
+        batch = pending(plain, b"x")
+        batch._queue = None
+        plain._fill()
+        assert not batch.future.done()
+    monkeypatch.setattr(plain.routes, "queues", lambda *_: 4)
+    plain._fill()
+    answer(plain, 1, **OK)
+    assert len(batch.future.result(0)) == 1
+
+
+def test_a_connection_that_is_found_lost_while_it_is_asked_for_takes_its_batches_along(plain: Any) -> None:
+    batch = pending(plain, *[b"x" * (3 << 20)] * 6)
+    plain._fill()
+    assert batch.more
+    plain.channels[0].lost_while_idle = lambda: True
+    answer(plain, 1, **OK)
+    plain._fill()
+    with pytest.raises(BatchSendError):
+        batch.future.result(0)
+    assert plain.outstanding == 0
+
+
+def test_guests_without_an_end_leave_the_pump_its_turn(plain: Any) -> None:
+    plain._guests = 1
+    batch = pending(plain, b"x")
+    plain._receive = lambda: answer(plain, 1, **OK)
+    plain._drive()
+    assert len(batch.future.result(0)) == 1
