@@ -5,18 +5,16 @@ Method: a real node; what was stored is read back. The writer is killed while ba
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from functools import partial
 
 import pytest
 
 from commitmq import Admin, BatchSendError, Consumer, InvalidMessageError, Message, Outcome, Producer
-from nodes import Node, eventually, start_node
+from messages_stored import read_all, while_the_writer_dies
+from nodes import Node, start_node
 
 LIMIT = 4 << 20  # commit_log.max_message_bytes
 
@@ -25,20 +23,6 @@ LIMIT = 4 << 20  # commit_log.max_message_bytes
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     with start_node(tmp_path_factory.mktemp("batches"), "topics.default_queues=4") as made:
         yield made
-
-
-def read_all(node: Node, topic: str) -> list[Message]:
-    with Admin(node.address) as admin:
-        written = admin.status()["positions"]["written"]
-        eventually(lambda: admin.status()["positions"]["dispatched"] >= written, "everything is visible")
-        count = sum(end for _, _, end, _ in admin.offsets(topic))
-    messages: list[Message] = []
-    with Consumer(None, topic, node=node.address) as consumer:
-        deadline = time.monotonic() + 30
-        while len(messages) < count:
-            assert time.monotonic() < deadline, f"{len(messages)} of {count}"
-            messages += consumer.poll(0.5)
-    return messages
 
 
 @pytest.mark.parametrize("ack", ["flushed", "memory"])
@@ -99,6 +83,9 @@ def test_bad_input_is_told_at_once_or_by_the_future(node: Node) -> None:
             producer.send_batch_async("bad topic!", [b"x"])
         with pytest.raises(InvalidMessageError):
             producer.send_batch_async("fine", [b"x"], tags=["a", "b"])
+        for single in (b"abc", "abc", Message(b"abc")):
+            with pytest.raises(InvalidMessageError, match="not a single one"):
+                producer.send_batch_async("fine", single)  # type: ignore[arg-type]
         assert list(producer.send_batch_async("fine", []).result()) == []
         with pytest.raises(InvalidMessageError, match="nothing of the batch was sent"):
             producer.send_batch_async("fine", [b"y", b"x" * (LIMIT + 1)]).result(30)
@@ -118,18 +105,9 @@ def test_every_batch_has_an_outcome_when_the_writer_is_killed(tmp_path_factory: 
     with start_node(tmp_path_factory.mktemp("killed")) as node:
         sent = {}
         with Producer(node.address, ack="memory", timeout_s=20) as producer:
-            number = 0
-            for _ in range(3):
-                pid = node.pids()["writer"]
-                killer = threading.Timer(0.1, os.kill, (pid, signal.SIGKILL))
-                killer.start()
-                until = time.monotonic() + 0.3
-                while time.monotonic() < until:
-                    bodies = [b"%d.%d" % (number, at) for at in range(200)]
-                    sent[number] = producer.send_batch_async("killed", bodies, queue=0)
-                    number += 1
-                killer.join()
-                eventually(partial(node.healed, "writer", pid), "the writer is back")
+            for number in while_the_writer_dies(node):
+                bodies = [b"%d.%d" % (number, at) for at in range(200)]
+                sent[number] = producer.send_batch_async("killed", bodies, queue=0)
             producer.flush(30)
             assert len(producer.send_batch_async("killed", [b"last"]).result(30)) == 1
         stored = Counter(one.body for one in read_all(node, "killed"))

@@ -17,7 +17,6 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ from commitmq import (
     Admin,
     BatchSendError,
     CommitMQError,
-    Consumer,
     InvalidMessageError,
     Message,
     Outcome,
@@ -35,6 +33,7 @@ from commitmq import (
     SendError,
 )
 from commitmq.store.java import java_string_hash
+from messages_stored import read_all, while_the_writer_dies
 from nodes import Node, environment, eventually, free_ports, start_node
 
 pytestmark = pytest.mark.timeout(180)
@@ -57,21 +56,6 @@ def own_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 def producer(node: Node) -> Iterator[Producer]:
     with Producer(node.address) as made:
         yield made
-
-
-def read_all(node: Node, topic: str) -> list[Message]:
-    """Every message of ``topic`` that is in the log now, also what was acknowledged from memory a moment ago."""
-    with Admin(node.address) as admin:
-        written = admin.status()["positions"]["written"]
-        eventually(lambda: admin.status()["positions"]["dispatched"] >= written, "everything is visible")
-        ends = {queue: end for queue, _, end, _ in admin.offsets(topic)}
-    messages: list[Message] = []
-    with Consumer(None, topic, node=node.address) as consumer:
-        deadline = time.monotonic() + 30
-        while len(messages) < sum(ends.values()):
-            assert time.monotonic() < deadline, f"{len(messages)} of {ends}"
-            messages += consumer.poll(0.5)
-    return messages
 
 
 def by_place(messages: list[Message]) -> dict[tuple[int, int], Message]:
@@ -355,18 +339,9 @@ def test_every_send_has_an_outcome_when_the_writer_is_killed(own_node: Node) -> 
     sent: dict[bytes, Any] = {}
     with Producer(own_node.address, ack="memory", timeout_s=20) as producer:
         producer.send("killed", b"first")
-        number = 0
-        for _ in range(3):
-            pid = own_node.pids()["writer"]
-            killer = threading.Timer(0.1, os.kill, (pid, signal.SIGKILL))
-            killer.start()
-            until = time.monotonic() + 0.3
-            while time.monotonic() < until:
-                body = b"%d" % number
-                sent[body] = producer.send_async("killed", body)
-                number += 1
-            killer.join()
-            eventually(partial(own_node.healed, "writer", pid), "the writer is back")
+        for number in while_the_writer_dies(own_node):
+            body = b"%d" % number
+            sent[body] = producer.send_async("killed", body)
         producer.flush(30)
         assert producer.send("killed", b"last").topic == "killed"
     assert all(one.done() for one in sent.values())

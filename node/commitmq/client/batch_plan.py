@@ -152,7 +152,8 @@ def plan_batch(
 ) -> BatchPlan:
     """Check and encode everything about a batch but its runs. Raises InvalidMessageError naming the message's index.
 
-    ``compressed`` maps a body to its stored form and the sysFlag bits that say so.
+    ``compressed`` maps a body to its stored form and the sysFlag bits that say so. The plan keeps none of the caller's lists,
+    which may change while the batch is on its way.
     """
     if isinstance(messages, bytes | str | Message):
         raise InvalidMessageError("a batch must be a sequence of messages, not a single one")
@@ -167,12 +168,14 @@ def plan_batch(
     encoded: bytes | list[bytes]
     bodies: Sequence[bytes]
     if set(map(type, messages)) == {bytes}:
-        bodies = messages  # type: ignore[assignment]
+        bodies = list(messages)  # type: ignore[arg-type]
         encoded = _encode_columns(count, tags, keys, properties, sharding_keys)
     else:
         bodies, encoded, flags, sharding_keys = _from_objects(messages, tags, keys, properties, sharding_keys)
         if tags is None:
             tags = [one.tags if isinstance(one, Message) else None for one in messages]
+    tags = tags if tags is None or isinstance(tags, str) else list(tags)
+    sharding_keys = None if sharding_keys is None else list(sharding_keys)
     sizes = np.fromiter(map(len, bodies), np.int64, count)
     if not sizes.all():
         raise InvalidMessageError(

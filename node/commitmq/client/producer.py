@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 import warnings
@@ -340,18 +339,17 @@ class Producer:
             return BatchResult([])
         if queue is not None:
             _check_queue(queue)
+        about: dict[str, Any] = {"tags": tags, "keys": keys, "properties": properties, "sharding_keys": sharding_keys}
         self._check_may_wait()
         if self._core.all_in_flight() and (queue is not None or sharding_keys is not None):
             # Messages this thread sent before must come before this batch in their queue.
             self._core.flush(deadline)
         if self._sequences is not None:
-            return self._send_numbered_batch(
-                topic, messages, tags, keys, properties, sharding_keys, queue, limit, self._ack if ack is None else ack
-            )
+            return self._send_numbered_batch(topic, messages, about, queue, limit, self._ack if ack is None else ack)
         from commitmq.client.batch_sender import BatchSender
 
         ack = self._ack if ack is None else _check_ack(ack)
-        plan, inner = self._plan(topic, messages, tags, keys, properties, sharding_keys, deadline)
+        plan, inner = self._plan(topic, messages, about, deadline)
         while True:
             core = self._core.core_for(topic, min(deadline, time.monotonic() + 1.0))
             with core.guest(deadline):
@@ -388,78 +386,44 @@ class Producer:
         limit = timeout_s or self._timeout_s
         deadline = time.monotonic() + limit
         ack = self._ack if ack is None else _check_ack(ack)
+        about: dict[str, Any] = {"tags": tags, "keys": keys, "properties": properties, "sharding_keys": sharding_keys}
         if self._sequences is not None or not messages:
             done: Future[BatchResult] = Future()
             try:
-                done.set_result(
-                    self.send_batch(
-                        topic,
-                        messages,
-                        tags=tags,
-                        keys=keys,
-                        properties=properties,
-                        sharding_keys=sharding_keys,
-                        queue=queue,
-                        timeout_s=limit,
-                        ack=ack,
-                    )
-                )
+                done.set_result(self.send_batch(topic, messages, **about, queue=queue, timeout_s=limit, ack=ack))
             except SendError as error:
                 done.set_exception(error)
             return done
         if queue is not None:
             _check_queue(queue)
-        # The caller may change its lists as soon as this returns.
-        messages = list(messages)
-        tags = tags if tags is None or isinstance(tags, str) else list(tags)
-        keys = None if keys is None else list(keys)
-        sharding_keys = None if sharding_keys is None else list(sharding_keys)
-        if queue is None:
-            # Asked for here, so that the producer's thread does not wait for the coordinator; it tries again without it.
-            with contextlib.suppress(SendError):
-                self._core.routes.queues(check_topic(topic), min(deadline, time.monotonic() + 1.0))
         from commitmq.client.pending_batch import PendingBatch
 
-        plan, inner = self._plan(topic, messages, tags, keys, properties, sharding_keys, deadline)
+        # This asks for the topic's queues, so that the producer's thread need not wait for the coordinator.
+        plan, inner = self._plan(topic, messages, about, deadline)
         core = self._core.core_for(topic, min(deadline, time.monotonic() + 1.0))
         batch = PendingBatch(core, plan, self._ids, ack=ack, limit_s=limit, inner=inner, queue=queue)
         core.submit_batch(batch)
         return batch.future
 
     def _plan(
-        self,
-        topic: str,
-        messages: Sequence[bytes | Message],
-        tags: str | Sequence[str | None] | None,
-        keys: Sequence[Keys | None] | None,
-        properties: Mapping[str, str] | None,
-        sharding_keys: Sequence[str | None] | None,
-        deadline: float,
+        self, topic: str, messages: Sequence[bytes | Message], about: dict[str, Any], deadline: float
     ) -> tuple[BatchPlan, bool]:
-        """The batch with its properties, and whether it goes as inner batches. Raises InvalidMessageError."""
+        """The batch with its properties, and whether it goes as inner batches. Raises InvalidMessageError.
+
+        ``about``: tags, keys, properties and sharding_keys, as :meth:`send_batch` takes them.
+        """
         # Only batches need numpy: a producer of single messages starts without it.
         from commitmq.client.batch_plan import plan_batch
 
         inner = self._core.routes.takes_inner_batches(check_topic(topic), deadline)
-        plan = plan_batch(
-            topic,
-            messages,
-            tags=tags,
-            keys=keys,
-            properties=properties,
-            sharding_keys=sharding_keys,
-            compressed=None if self._compress is None or inner else self._compressed,
-        )
-        return plan, inner
+        compressed = None if self._compress is None or inner else self._compressed
+        return plan_batch(topic, messages, **about, compressed=compressed), inner
 
     def _send_numbered_batch(
         self,
         topic: str,
         messages: Sequence[bytes | Message],
-        tags: str | Sequence[str | None] | None,
-        keys: Sequence[Keys | None] | None,
-        properties: Mapping[str, str] | None,
-        sharding_keys: Sequence[str | None] | None,
+        about: dict[str, Any],
         queue: int | None,
         limit: float,
         ack: str,
@@ -475,15 +439,8 @@ class Producer:
         core.core_for(topic, min(deadline, time.monotonic() + 1.0))
         with core.guest(deadline):
             for last in (False, True):
-                plan = plan_batch(
-                    topic,
-                    messages,
-                    tags=tags,
-                    keys=keys,
-                    properties=properties,
-                    sharding_keys=sharding_keys,
-                    compressed=None if self._compress is None else self._compressed,
-                )
+                compressed = None if self._compress is None else self._compressed
+                plan = plan_batch(topic, messages, **about, compressed=compressed)
                 if (
                     queue is None
                     and not core.sequences.is_own
