@@ -41,6 +41,7 @@ class NetworkConfig:
     store_host: str = _key("127.0.0.1")
     store_port: int = _key(10911, 0, 65535)
     max_frame_bytes: int = _key(64 * 1024 * 1024, 65536)
+    max_local_connections: int = _key(1_024, 0, 65_536)
 
 
 @dataclass(frozen=True, slots=True)

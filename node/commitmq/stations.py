@@ -26,16 +26,16 @@ class Station(IntEnum):
     """Where something is; of the client, the writer (W) and the flush process (F)."""
 
     CALLED = 1  # the program called send
-    ENCODED = 2  # the client begins to hand frames to ZeroMQ
-    HANDED_OVER = 3  # ZeroMQ has the last frame
-    ANSWERED = 4  # the client has the answer's frame
+    ENCODED = 2  # the client begins to hand the request to its socket
+    HANDED_OVER = 3  # the socket has all of it
+    ANSWERED = 4  # the client has the answer
     RETURNED = 5  # send returned
     W_AWAKE = 10  # the writer returned from waiting
     W_RECEIVED = 11  # it has all frames of a request
     W_APPEND = 12  # the request is checked and the record encoded
     W_APPENDED = 13
     W_DONE = 14  # published, and the answer is built
-    W_ANSWER = 15  # the answer is handed to ZeroMQ
+    W_ANSWER = 15  # the answer is handed to the socket
     W_ANSWERED = 16
     F_SYNC = 20  # the flush process begins a flush
     F_SYNCED = 21

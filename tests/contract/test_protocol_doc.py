@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +26,25 @@ ROLES = {
     "dispatcher": "dispatcher-consume_queue",
     "cleanup": "cleanup",
 }
+
+
+class LocalSocket:
+    """The writer's Unix socket, as a socket of ZeroMQ: the frames of a request are one packet."""
+
+    def __init__(self, path: str) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.settimeout(10)
+        self._socket.connect(path)
+        assert self._socket.recv(100) == b'{"v":1,"id":null,"ok":true}'
+
+    def send_multipart(self, frames: list[bytes]) -> None:
+        self._socket.send(b"".join(frames))
+
+    def recv_multipart(self) -> list[bytes]:
+        return [self._socket.recv(65_536)]
+
+    def close(self) -> None:
+        self._socket.close()
 
 
 class Example(NamedTuple):
@@ -85,20 +105,25 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 
 
 @pytest.fixture(scope="module")
-def sockets(node: Node) -> Iterator[dict[str, zmq.Socket[bytes]]]:
+def sockets(node: Node) -> Iterator[dict[str, zmq.Socket[bytes] | LocalSocket]]:
     context = zmq.Context()
-    made: dict[str, zmq.Socket[bytes]] = {}
+    made: dict[str, zmq.Socket[bytes] | LocalSocket] = {}
     endpoints = node.endpoints()
     for name, role in ROLES.items():
-        made[name] = context.socket(zmq.DEALER)
-        made[name].setsockopt(zmq.RCVTIMEO, 10_000)
-        made[name].connect(endpoints[role])
+        sock = made[name] = context.socket(zmq.DEALER)
+        sock.setsockopt(zmq.RCVTIMEO, 10_000)
+        sock.connect(endpoints[role])
+    made["writer"].send_multipart([b'{"v":1,"op":"hello","id":0}'])
+    local = made["local"] = LocalSocket(orjson.loads(made["writer"].recv_multipart()[0])["local_socket"])
     yield made
+    local.close()
     context.destroy(linger=0)
 
 
 @pytest.mark.parametrize("example", examples(), ids=lambda one: f"line {one.line}")
-def test_the_node_answers_as_the_page_says(example: Example, sockets: dict[str, zmq.Socket[bytes]]) -> None:
+def test_the_node_answers_as_the_page_says(
+    example: Example, sockets: dict[str, zmq.Socket[bytes] | LocalSocket]
+) -> None:
     sock = sockets[example.role]
     sock.send_multipart(example.request)
     found = sock.recv_multipart()
@@ -110,5 +135,5 @@ def test_the_node_answers_as_the_page_says(example: Example, sockets: dict[str, 
 
 
 def test_the_page_has_examples_for_every_process() -> None:
-    assert {one.role for one in examples()} == set(ROLES)
+    assert {one.role for one in examples()} == {*ROLES, "local"}
     assert len(examples()) >= 20

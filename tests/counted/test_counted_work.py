@@ -111,22 +111,22 @@ def others(calls: dict[str, int]) -> int:
     return sum(count for name, count in calls.items() if name not in WAITING)
 
 
-# System calls of a role's own threads for one message; what its I/O thread adds is ZeroMQ's, about 15 for a message and its
-# answer. A wait costs the writer 2 calls (poll, getpid: ZeroMQ looks whether it was forked) for each look at its socket.
+# System calls of a role's own threads for one message. Single sends take the writer's local socket: to send and to receive on
+# either side, and the writer's wait. (Over ZeroMQ they were 10.7 and 13.3, and 15 more of its I/O threads.)
 SINGLE_CALLS = {
     # part, role: (measured, limit)
-    ("single, memory", CLIENT): (10.7, 11.5),
-    ("single, flushed", CLIENT): (10.8, 11.6),
-    ("single, memory", "writer"): (13.3, 15.5),
-    ("single, flushed", "writer"): (19.4, 20.8),
+    ("single, memory", CLIENT): (2.03, 2.5),
+    ("single, flushed", CLIENT): (2.03, 2.5),
+    ("single, memory", "writer"): (3.0, 4.0),
+    ("single, flushed", "writer"): (7.0, 8.0),
 }
-# Of those, the ones that are not ZeroMQ's waits. The writer's are its doorbell: to ring flush, and two recvfrom for a
-# ring, which it gets of a flush that somebody waits for.
+# Of those, the ones that are not waits. Where somebody waits for the flush, the writer's are its doorbell too: to ring flush,
+# and two recvfrom for a ring, which it gets of that flush.
 SINGLE_OTHER_CALLS = {
-    ("single, memory", CLIENT): (0.01, 0.1),
-    ("single, flushed", CLIENT): (0.01, 0.1),
-    ("single, memory", "writer"): (0.08, 0.5),
-    ("single, flushed", "writer"): (3.0, 3.3),
+    ("single, memory", CLIENT): (2.01, 2.2),
+    ("single, flushed", CLIENT): (2.01, 2.2),
+    ("single, memory", "writer"): (2.01, 2.4),
+    ("single, flushed", "writer"): (5.0, 5.4),
 }
 # System calls of all the node's processes for one message: (measured, limit). For single sends the processes behind the
 # writer share wake-ups more or less; 145 is when each message wakes each of them.
@@ -151,7 +151,7 @@ IDLE_CALLS_A_SECOND = 450  # measured 330: heartbeats, and each process's look a
 # (commit_log.max_run_bytes) and more dispatch batches.
 BATCH_PYTHON_CALLS = {CLIENT: 0.3, **dict.fromkeys(HOT, 0.3)}
 PYTHON_CALLS = {
-    ("single, memory", CLIENT): (23.7, 27),
+    ("single, memory", CLIENT): (29.1, 32),  # three of them make the packet's length
     ("single, memory", "writer"): (129, 145),
     ("single, flushed", "writer"): (170, 187),
     ("pipelined", CLIENT): (42.6, 47),

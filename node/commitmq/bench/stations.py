@@ -32,7 +32,7 @@ _SEGMENT_BYTES: Final = 64 << 20
 _MEMORY: Final = (
     (Station.CALLED, ""),
     (Station.ENCODED, "client: checks, encodes the header"),
-    (Station.HANDED_OVER, "client: hands over to ZeroMQ"),
+    (Station.HANDED_OVER, "client: hands over to the socket"),
     (Station.W_AWAKE, "socket, the writer wakes up"),
     (Station.W_RECEIVED, "writer: takes the frames"),
     (Station.W_APPEND, "writer: checks, encodes the record"),
@@ -45,7 +45,7 @@ _FLUSHED: Final = (
 )
 _ANSWER: Final = (
     (Station.W_ANSWER, "writer: goes on to the answer"),
-    (Station.W_ANSWERED, "writer: hands over to ZeroMQ"),
+    (Station.W_ANSWERED, "writer: hands over to the socket"),
     (Station.ANSWERED, "socket, the client wakes up"),
     (Station.RETURNED, "client: the result"),
 )
@@ -113,10 +113,14 @@ def _follow(home: Path, ack: str, body: bytes, count: int, settings: Sequence[st
         for _ in range(_WARM):
             producer.send(_TOPIC, body)
         recorder = stations.Recorder(events, "client")
-        channel = producer._core.channel
+        local, channel = producer._core.local, producer._core.channel
         assert channel is not None
-        recorder.around(channel, "send", Station.ENCODED, Station.HANDED_OVER)
-        recorder.around(channel, "receive", None, Station.ANSWERED)
+        if local is not None and len(body) <= local.MAX_BODY_BYTES:
+            recorder.around(local, "send", Station.ENCODED, Station.HANDED_OVER)
+            recorder.around(local, "receive", None, Station.ANSWERED)
+        else:
+            recorder.around(channel, "send", Station.ENCODED, Station.HANDED_OVER)
+            recorder.around(channel, "receive", None, Station.ANSWERED)
         for done in range(1, count + 1):
             recorder.note(Station.CALLED)
             producer.send(_TOPIC, body)

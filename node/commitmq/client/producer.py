@@ -16,7 +16,8 @@ import orjson
 import zmq
 
 from commitmq.client import wire
-from commitmq.client.connection import WAIT_SLICE_S, Channel, check_fork
+from commitmq.client.connection import WAIT_SLICE_S, Channel, ConnectionLost, check_fork
+from commitmq.client.local_socket import HEADER_LENGTH, MAX_PACKET_BYTES, LocalSocket
 from commitmq.client.message import (
     Keys,
     Message,
@@ -33,7 +34,7 @@ from commitmq.client.routes import not_stored, unknown
 from commitmq.client.run_encoder import encode_user_properties
 from commitmq.client.send_core import SendCore
 from commitmq.client.send_future import SendFuture
-from commitmq.errors import CommitMQError, InvalidMessageError, SendError
+from commitmq.errors import CommitMQError, InvalidMessageError, NodeUnavailableError, ProtocolError, SendError
 from commitmq.store.compression import compress, compression_flags
 from commitmq.store.format import Property
 from commitmq.store.java import java_string_hash
@@ -50,6 +51,11 @@ _OVERHEAD_BYTES: Final = 512
 
 _MAX_STARTS: Final = 10_000
 
+# What an empty packet, the end of a local connection, stands for.
+_ENDED: Final = wire.error(None, "CONNECTION_LOST", "the connection ended before its answer", outcome="unknown")
+_LOCAL_HEADER: Final = LocalSocket.MAX_HEADER_BYTES
+_LOCAL_BODY: Final = LocalSocket.MAX_BODY_BYTES
+
 _loads = orjson.loads
 _dumps = orjson.dumps
 _monotonic = time.monotonic
@@ -62,6 +68,7 @@ def _disown() -> None:
     """In a forked child: its producers are the parent's. Marking them here keeps the check out of every send."""
     for producer in _live:
         producer._closed = True
+        producer._core.disown()
 
 
 os.register_at_fork(after_in_child=_disown)
@@ -230,12 +237,22 @@ class Producer:
             sent: bytes = body
             taken = False
             try:
-                channel.send(f'{fields},"id":{identity}}}'.encode(), zmq.SNDMORE)
-                channel.send(body)
-                taken = True
-                answer = _loads(channel.receive())
+                header = f'{fields},"id":{identity}}}'.encode()
+                local = core.local
+                if local is not None and len(body) <= _LOCAL_BODY and len(header) <= _LOCAL_HEADER:
+                    local.send((len(header).to_bytes(HEADER_LENGTH, "big"), header, body))
+                    taken = True
+                    answer = _loads(local.receive(MAX_PACKET_BYTES) or _ENDED)
+                else:
+                    channel.send(header, zmq.SNDMORE)
+                    channel.send(body)
+                    taken = True
+                    answer = _loads(channel.receive())
                 if answer["id"] != identity or answer["ok"] is not True:
                     raise _Unusual(answer)
+            except OSError as error:  # of the local socket; ZeroMQ's are others
+                deadline = now + (timeout_s or self._timeout_s)
+                answer = self._local_trouble(core, fields, identity, body, deadline, taken, error)
             except zmq.Again:
                 deadline = now + (timeout_s or self._timeout_s)
                 if taken:
@@ -245,7 +262,7 @@ class Producer:
                     core.disconnect()
                     answer = core.exchange(lambda number: f'{fields},"id":{number}}}'.encode(), body, deadline)
             except _Unusual as reason:
-                answer = self._unusual(channel, identity, reason.answer, now + (timeout_s or self._timeout_s))
+                answer = self._unusual(core, channel, identity, reason.answer, now + (timeout_s or self._timeout_s))
             except (ValueError, TypeError, KeyError) as error:
                 core.disconnect()
                 raise unknown("the peer does not speak this protocol", "BAD_ANSWER") from error
@@ -653,10 +670,43 @@ class Producer:
             future.cancel()
             raise
 
-    def _unusual(self, channel: Channel, identity: int, answer: dict[str, Any], deadline: float) -> dict[str, Any]:
+    def _local_trouble(
+        self, core: SendCore, fields: str, identity: int, body: bytes, deadline: float, taken: bool, trouble: OSError
+    ) -> dict[str, Any]:
+        """The answer to a request that the local socket did not take, or did not answer, within a wait slice."""
+        local = core.local
+        assert local is not None
+        try:
+            if not isinstance(trouble, BlockingIOError):
+                sentence = f"the connection to {local.path} ended: {trouble}"
+                raise ConnectionLost(sentence) if taken else NodeUnavailableError(sentence)
+            header = f'{fields},"id":{identity}}}'.encode()
+            packet = (len(header).to_bytes(HEADER_LENGTH, "big"), header, body)
+            answer = wire.parse_answer(local.request(packet, deadline, taken=taken))
+        except ConnectionLost as error:
+            core.disconnect()
+            raise unknown(error.message) from error
+        except NodeUnavailableError:
+            core.disconnect()
+            return core.exchange(lambda number: f'{fields},"id":{number}}}'.encode(), body, deadline)
+        except ProtocolError as error:
+            core.disconnect()
+            raise unknown("the peer does not speak this protocol", "BAD_ANSWER") from error
+        except BaseException:
+            core.disconnect()  # interrupted: the answer on its way must not meet the next send
+            raise
+        if not answer["ok"]:
+            raise wire.send_refusal(answer)
+        return answer
+
+    def _unusual(
+        self, core: SendCore, channel: Channel, identity: int, answer: dict[str, Any], deadline: float
+    ) -> dict[str, Any]:
         """An answer that is a refusal, or to an earlier request that was interrupted."""
-        if answer["id"] not in (identity, None):
-            return self._core.answer(channel, identity, deadline)
+        if answer["id"] is None:
+            core.disconnect()  # the node could not read the request, or the local socket ended
+        elif answer["id"] != identity:
+            return core.answer(channel, identity, deadline)
         raise wire.send_refusal(answer)
 
     def _start_of(self, topic: str, ack: str | None) -> str:

@@ -33,6 +33,7 @@ import zmq
 
 from commitmq.client import wire
 from commitmq.client.connection import Channel, ConnectionLost, Directory, check_fork
+from commitmq.client.local_socket import LocalSocket, connect_local
 from commitmq.client.results import RunAck
 from commitmq.client.routes import Routes, not_stored, unknown
 from commitmq.client.run_encoder import RunLayout, record_parts
@@ -96,6 +97,7 @@ class SendCore:
         # One lock for both cores: a message must not be overtaken while its topic changes over.
         self.condition: threading.Condition = threading.Condition() if primary is None else primary.condition
         self.channel: Channel | None = None
+        self.local: LocalSocket | None = None  # the short way beside it, for single synchronous sends
         self.hello: dict[str, Any] = {}
         self.max_message_bytes = 0
         self.outstanding = 0  # messages pending or in flight; condition held to change
@@ -138,15 +140,25 @@ class SendCore:
             raise not_stored(error.code, error.message) from error
         self.channel = channel
         self.hello = hello
+        self.local = connect_local(hello.get("local_socket"), channel.endpoint)
         self.max_message_bytes = int(hello["max_message_bytes"])
         self._layouts.clear()
         return channel
 
     def disconnect(self) -> None:
         """Close the connection; nothing that was queued in it is sent any more."""
+        if self.local is not None:
+            self.local.close()
+            self.local = None
         if self.channel is not None:
             self.channel.close()
             self.channel = None
+
+    def disown(self) -> None:
+        """In a forked child: let go of what would keep the parent's local connection open at the node."""
+        if self.local is not None:
+            self.local.close()
+            self.local = None
 
     def exchange(self, header: Callable[[int], bytes], body: bytes, deadline: float) -> dict[str, Any]:
         """One request and its answer on an otherwise quiet connection; ``header`` makes the header for a request id.

@@ -113,6 +113,11 @@ class StoreLayout:
         """ZeroMQ ipc endpoint called ``name``."""
         return f"ipc://{self.sockets / name}.ipc"
 
+    @property
+    def local_socket(self) -> Path:
+        """Unix socket for single sends of this host's clients, beside the writer's ipc endpoint."""
+        return self.sockets / "writer.sock"
+
 
 def segment_name(base_offset: int) -> str:
     """File name of the segment that starts at ``base_offset`` bytes: 20 decimal digits (spec 1.2)."""

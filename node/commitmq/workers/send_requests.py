@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import ipaddress
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import zmq
 
@@ -36,6 +37,7 @@ from commitmq.store.producer_table import SequenceRefusedError
 from commitmq.store.record import Host
 from commitmq.store.topic_name import FORBIDDEN_TOPICS, validate_topic
 from commitmq.store.unique_ids import UniqueIds
+from commitmq.workers.local_sockets import Payload
 from commitmq.workers.producers import Numbered, Producers, ProducersUnusableError, numbered
 from commitmq.workers.runtime import WorkerContext, monotonic_ms
 from commitmq.workers.special_sends import FurtherQueues, SpecialSendError, batch_properties
@@ -56,6 +58,9 @@ _FURTHER = _FORBIDDEN - {Property.INNER_MULTI_DISPATCH, Property.INNER_MULTI_QUE
 _MAX_KNOWN_PEERS = 65_536
 _MAX_TIME_MS = 1 << 62
 _ACKS = ("flushed", "memory")
+
+Peer: TypeAlias = bytes | int  # a ZeroMQ identity, or the number of a local connection
+Frames: TypeAlias = Sequence[zmq.Frame | Payload]
 WRONG_ENDPOINT = "WRONG_ENDPOINT"  # the topic is another process's; ``endpoint`` in the answer says whose
 
 
@@ -63,7 +68,7 @@ WRONG_ENDPOINT = "WRONG_ENDPOINT"  # the topic is another process's; ``endpoint`
 class Waiting:
     """An answer that goes out once ``end`` is flushed. ``fields`` is what an answer about a missed flush still tells."""
 
-    identity: bytes
+    identity: Peer
     end: int
     answer: bytes
     request_id: int
@@ -97,8 +102,13 @@ class SendRequests:
         topics: TopicViews,
         publish: Callable[[], None],
         producers: Producers | None = None,
+        *,
+        local_socket: Path | None = None,
     ) -> None:
-        """``producers``: what is known of idempotent ones; None where their sends are not taken."""
+        """``producers``: what is known of idempotent ones; None where their sends are not taken. ``local_socket``: told to
+        clients.
+        """
+        self._local_socket = {} if local_socket is None else {"local_socket": str(local_socket)}
         self._producers = producers
         self._context = context
         self._control = context.control
@@ -109,7 +119,7 @@ class SendRequests:
         self._publish = publish
         self._config = context.config
         self._unique_ids = UniqueIds()
-        self._peers: dict[bytes, bytes] = {}
+        self._peers: dict[Peer, bytes] = {}
         self._next_queue: dict[str, int] = {}
         self._lmq_enabled = context.config.consume_queue.enable_lmq
         self._further = FurtherQueues(context.config, offsets)
@@ -120,7 +130,7 @@ class SendRequests:
         self._max_run_bytes = context.config.commit_log.max_run_bytes
         self._max_message_bytes = context.config.commit_log.max_message_bytes
 
-    def hello(self, header: dict[str, Any], frame: zmq.Frame) -> bytes:
+    def hello(self, header: dict[str, Any], frame: zmq.Frame | Payload) -> bytes:
         """What a client must know to lay out runs."""
         host = _peer_address(frame)
         network = self._config.network
@@ -133,6 +143,7 @@ class SendRequests:
             max_message_bytes=self._max_message_bytes,
             max_run_bytes=self._max_run_bytes,
             properties_crc=self._config.commit_log.append_properties_crc,
+            **self._local_socket,
         )
 
     def forget_topic(self, topic: str) -> None:
@@ -145,7 +156,7 @@ class SendRequests:
         """True for a name that is a light message queue's on this node, and so no topic's."""
         return self._lmq_enabled and name.startswith(LMQ_PREFIX)
 
-    def send(self, identity: bytes, header: dict[str, Any], frames: list[zmq.Frame]) -> bytes | Waiting:
+    def send(self, identity: Peer, header: dict[str, Any], frames: Frames) -> bytes | Waiting:
         """Handle one ``send``, ``append`` or ``batch``; the answer, or what waits for the flush."""
         try:
             if header["op"] == "send":
@@ -164,7 +175,7 @@ class SendRequests:
 
     # ------------------------------------------------------------ the ways
 
-    def _send(self, identity: bytes, header: dict[str, Any], frames: list[zmq.Frame]) -> bytes | Waiting:
+    def _send(self, identity: Peer, header: dict[str, Any], frames: Frames) -> bytes | Waiting:
         topic, queue_id, ack = self._checked(header, frames)
         properties = header.get("properties")
         further: list[str] = []
@@ -211,7 +222,7 @@ class SendRequests:
             self._further.count(further)
         return self._acknowledged(identity, header, topic, queue_id, number, 1, done, ack)
 
-    def _append(self, identity: bytes, header: dict[str, Any], frames: list[zmq.Frame]) -> bytes | Waiting:
+    def _append(self, identity: Peer, header: dict[str, Any], frames: Frames) -> bytes | Waiting:
         topic, queue_id, ack = self._checked(header, frames)
         size = len(frames[1])
         if size > self._max_run_bytes:
@@ -239,7 +250,7 @@ class SendRequests:
 
     def _append_numbered(
         self,
-        identity: bytes,
+        identity: Peer,
         header: dict[str, Any],
         topic: str,
         queue_id: int,
@@ -259,7 +270,7 @@ class SendRequests:
             return self._repeated(identity, header, topic, queue_id, sender, run.count, before, (number, done), ack)
         return self._acknowledged(identity, header, topic, queue_id, number, run.count, done, ack)
 
-    def _send_batch(self, identity: bytes, header: dict[str, Any], frames: list[zmq.Frame]) -> bytes | Waiting:
+    def _send_batch(self, identity: Peer, header: dict[str, Any], frames: Frames) -> bytes | Waiting:
         """Several messages as the body of one record, for a topic whose queues count batches (spec 2.8)."""
         topic, queue_id, ack = self._checked(header, frames)
         if "producer_id" in header:
@@ -354,7 +365,7 @@ class SendRequests:
 
     def _repeated(
         self,
-        identity: bytes,
+        identity: Peer,
         header: dict[str, Any],
         topic: str,
         queue_id: int,
@@ -412,7 +423,7 @@ class SendRequests:
 
     # ------------------------------------------------------------ steps
 
-    def _checked(self, header: dict[str, Any], frames: list[zmq.Frame]) -> tuple[str, int, str]:
+    def _checked(self, header: dict[str, Any], frames: Frames) -> tuple[str, int, str]:
         if len(frames) != 2:
             raise Refusal(
                 "BAD_HEADER", f"{header['op']} takes the header and one payload frame, not {len(frames)} frames"
@@ -529,7 +540,7 @@ class SendRequests:
 
     def _acknowledged(
         self,
-        identity: bytes,
+        identity: Peer,
         header: dict[str, Any],
         topic: str,
         queue_id: int,
@@ -581,7 +592,7 @@ class SendRequests:
             )
         return text.encode()
 
-    def _born_host(self, identity: bytes, frame: zmq.Frame) -> bytes:
+    def _born_host(self, identity: Peer, frame: zmq.Frame | Payload) -> bytes:
         host = self._peers.get(identity)
         if host is None:
             if len(self._peers) >= _MAX_KNOWN_PEERS:
@@ -595,7 +606,7 @@ class SendRequests:
         return host
 
 
-def _peer_address(frame: zmq.Frame) -> str | None:
+def _peer_address(frame: zmq.Frame | Payload) -> str | None:
     """The peer's IP as ZeroMQ knows it; None over ipc. IPv4 in IPv6 clothes counts as IPv4."""
     try:
         text = str(frame.get("Peer-Address"))

@@ -2,7 +2,8 @@
 
 Owns: the CommitLog's tail, queue offsets, what is known of idempotent producers (workers.producers). Reads: the topic
 table, ``flushed``, disk flags, the ConsumeQueue dispatcher's flags. Advances: ``written``, ``written_timestamp``,
-``flush_wanted``. Sockets: ROUTER (ipc and tcp) for producers; DEALER to the coordinator (unknown topics are created there);
+``flush_wanted``. Sockets: ROUTER (ipc and tcp) for producers, and a Unix socket for single sends
+(:mod:`commitmq.workers.local_sockets`); DEALER to the coordinator (unknown topics are created there);
 SUB ``topics``; doorbell (rung by flush and allocate); rings flush, and in asynchronous mode reput. Exit codes:
 workers.runtime.ExitCode.
 
@@ -24,6 +25,7 @@ import contextlib
 import mmap
 import time
 from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -47,10 +49,11 @@ from commitmq.store.message_id import pack_host
 from commitmq.store.record import Host
 from commitmq.store.recovery import map_segment, writer_tail, zero_behind
 from commitmq.store.transient_pool import TransientPool
+from commitmq.workers.local_sockets import LocalSockets, Payload
 from commitmq.workers.log_committer import attach_pool
 from commitmq.workers.producers import Producers
 from commitmq.workers.runtime import WorkerContext, monotonic_ms
-from commitmq.workers.send_requests import SendRequests, Waiting
+from commitmq.workers.send_requests import Frames, Peer, SendRequests, Waiting
 from commitmq.workers.special_sends import further_offsets, offset_behind
 from commitmq.workers.start_progress import StartProgress
 from commitmq.workers.topic_view import TopicViews
@@ -111,14 +114,27 @@ class Writer:
         self.router, self.endpoints = context.bind_router("writer")
         # Every turn ends with a look for requests, and nothing touches the socket between that and the wait.
         context.register(self.router, quiet=True)
-        self.requests = SendRequests(context, appender, offsets, self._topics, self._publish, self._producers)
+        self.local = LocalSockets(
+            context.layout.local_socket,
+            config.network.max_local_connections,
+            context.register,
+            context.unregister,
+            context.log,
+        )
+        self.requests = SendRequests(
+            context, appender, offsets, self._topics, self._publish, self._producers, local_socket=self.local.path
+        )
         self._coordinator: zmq.Socket[bytes] = context.zmq.socket(zmq.DEALER)
         self._coordinator.setsockopt(zmq.LINGER, 0)
         self._coordinator.connect(context.layout.ipc("coordinator"))
         context.register(self._coordinator, quiet=True)
         context.register(self._news, quiet=True)
+        # Whether something may have come over ZeroMQ: it says so once, and any call on the socket may be what hears it. Asking
+        # costs two system calls, which turns for the local sockets alone leave out.
+        self._look = True
+        self._arrived: list[tuple[int, list[Payload]]] = []
         self._waiting: deque[Waiting] = deque()
-        self._for_topic: dict[str, list[tuple[bytes, dict[str, Any], list[zmq.Frame]]]] = {}
+        self._for_topic: dict[str, list[tuple[Peer, dict[str, Any], Frames]]] = {}
         self._topic_deadlines: dict[str, int] = {}
         self._asked: dict[int, str] = {}
         self._next_ask = 0
@@ -148,17 +164,25 @@ class Writer:
 
     # ------------------------------------------------------------ one turn
 
-    def take_requests(self) -> bool:
-        """Handle what has arrived, up to a turn's limits; True when there may be more."""
+    def take_requests(self, local: Sequence[tuple[int, Frames]] = ()) -> bool:
+        """Handle ``local`` requests and what has arrived over ZeroMQ, up to a turn's limits; True when there may be more."""
         budget = _TURN_BYTES
         before = self.appender.position
         wanted = 0
+        answer: bytes | Waiting | None
+        for number, parts in local:
+            answer = self._handle(number, parts)
+            if isinstance(answer, Waiting):
+                self._waiting.append(answer)
+                wanted = answer.end
+            elif answer is not None:
+                self._answer(number, answer)
         router = self.router
-        more = True
-        for _ in range(_TURN_REQUESTS):
+        more = self._look
+        for _ in range(_TURN_REQUESTS if more else 0):
             # Asking for events costs half of what an Again exception does, and every turn ends with one of the two.
             if not int(router.getsockopt(_EVENTS)) & _POLLIN:
-                more = False
+                more = self._look = False
                 break
             identity = router.recv(_NOBLOCK)
             frame = router.recv(_NOBLOCK, copy=False)
@@ -191,7 +215,7 @@ class Writer:
             self._segment = segment
             self._allocate.ring()
 
-    def _handle(self, identity: bytes, frames: list[zmq.Frame]) -> bytes | Waiting | None:
+    def _handle(self, identity: Peer, frames: Frames) -> bytes | Waiting | None:
         header_frame = frames[0].bytes
         try:
             header = wire.parse_request(header_frame)
@@ -206,7 +230,7 @@ class Writer:
                 header["id"], "SYSTEM_ERROR", f"the node failed on this request: {error!r}", outcome="unknown"
             )
 
-    def _dispatch(self, identity: bytes, header: dict[str, Any], frames: list[zmq.Frame]) -> bytes | Waiting | None:
+    def _dispatch(self, identity: Peer, header: dict[str, Any], frames: Frames) -> bytes | Waiting | None:
         op = header["op"]
         if op == "hello":
             if len(frames) != 1:
@@ -229,7 +253,11 @@ class Writer:
             return self._ask_for_topic(identity, topic, header, frames)
         return self.requests.send(identity, header, frames)
 
-    def _answer(self, identity: bytes, answer: bytes) -> None:
+    def _answer(self, identity: Peer, answer: bytes) -> None:
+        if isinstance(identity, int):
+            self.local.answer(identity, answer)
+            return
+        self._look = True
         with contextlib.suppress(zmq.ZMQError):  # the peer went away; its answer is nobody's
             self.router.send(identity, _SEND_MORE)
             self.router.send(answer, _NOBLOCK)
@@ -267,7 +295,7 @@ class Writer:
     # ------------------------------------------------------------ unknown topics
 
     def _ask_for_topic(
-        self, identity: bytes, topic: str, header: dict[str, Any], frames: list[zmq.Frame]
+        self, identity: Peer, topic: str, header: dict[str, Any], frames: Frames
     ) -> bytes | Waiting | None:
         waiting = self._for_topic.get(topic)
         if waiting is None:
@@ -362,14 +390,18 @@ class Writer:
         for name in self.endpoints:
             with contextlib.suppress(zmq.ZMQError):
                 self.router.unbind(name)
-        while self.take_requests():
-            pass
+        self.local.stop_listening()
+        self._look = True
+        more = self.take_requests([*self._arrived, *self.local.everything()])
+        while more:
+            more = self.take_requests(self.local.everything())
         deadline = monotonic_ms() + _DRAIN_MS
         while self._waiting and monotonic_ms() < deadline:
             self._context.wait(10)
             self.answer_flushed()
         for one in self._waiting:
             self._fail(one, "SERVICE_NOT_AVAILABLE", "the node stops before this was flushed", "stored")
+        self.local.close()
         self._finish_producers()
         self.appender.close()
 
@@ -385,12 +417,15 @@ class Writer:
 
     def step(self) -> None:
         """One turn of the loop."""
-        more = self.take_requests()
+        more = self.take_requests(self._arrived)
         while not more and self.appender.populate_ahead():
             # Between requests the kernel maps pages for the next ones, a piece at a time.
-            more = bool(int(self.router.getsockopt(_EVENTS)) & _POLLIN)
+            more = self._look = bool(int(self.router.getsockopt(_EVENTS)) & _POLLIN)
         timeout_ms = 0 if more else 20 if self._waiting or self._topic_deadlines else _POLL_MS
         readable = self._context.wait(timeout_ms, self._flush_done)
+        self._arrived = self.local.requests(readable)
+        if self.router in readable:
+            self._look = True
         if self._waiting:
             self.answer_flushed()
         if self._coordinator in readable or self._topic_deadlines:
