@@ -59,6 +59,16 @@ class Word(IntEnum):
     POOL_BUFFERS = 18  # recovery: buffers of the transient store pool; 0: none, and the next two mean nothing
     COMMITTED = 19  # flush (recovery sets its first value): end of what is in the log's files, a record's boundary
     COMMITTED_TIMESTAMP = 20  # flush: no newer than the store timestamp (ms) of the last record below COMMITTED
+    WRITER_SYNC = 21  # writer: what it does with the device itself: a WriterSync, or the errno it got, negative
+    WRITER_SYNCED = 22  # writer: everything below is on the device too; flush makes it FLUSHED
+    WRITER_SYNCED_TIMESTAMP = 23  # writer: store timestamp (ms) of the last record below it, stored after it
+
+
+class WriterSync(IntEnum):
+    """Whether the writer is in an fdatasync of its own."""
+
+    IDLE = 0
+    SYNCING = 1
 
 
 class DiskFlag(IntEnum):

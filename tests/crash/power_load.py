@@ -127,10 +127,12 @@ class Load:
     def _send_singles(self, chance: random.Random, ack: str, pause_s: float) -> None:
         with self._producer() as producer:
             while not self._over.is_set():
-                body, name = self._body(chance)
-                with contextlib.suppress(SendError):
-                    self._said.acknowledge(name, producer.send(chance.choice(TOPICS), body, ack=ack, tags="red"))
-                self._over.wait(pause_s * chance.random() * 2)
+                # One right after the other: from the second on the writer may sync by itself.
+                for _ in range(chance.choice((1, 1, 2, 4))):
+                    body, name = self._body(chance)
+                    with contextlib.suppress(SendError):
+                        self._said.acknowledge(name, producer.send(chance.choice(TOPICS), body, ack=ack, tags="red"))
+                self._over.wait(pause_s * chance.random() * 4)
 
     def _send_batches(self, chance: random.Random) -> None:
         with self._producer(idempotent=True) as producer:

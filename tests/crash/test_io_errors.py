@@ -44,10 +44,12 @@ def numbers(node: Node) -> list[int]:
     return found
 
 
-def test_a_failed_flush_makes_the_store_read_only_until_it_is_started_again(tmp_path: Path) -> None:
-    """Neither the death of the flush process nor that of the whole node makes it forgotten."""
-    extra = {"COMMITMQ_FAILPOINTS": "flush.before_fdatasync=errno:EIO@5", "COMMITMQ_FAILPOINTS_ONCE": str(tmp_path)}
-    with start_node(tmp_path, *SETTINGS, **extra) as node, Producer(node.address, timeout_s=5) as producer:
+@pytest.mark.parametrize("role", ["flush", "writer"])
+def test_a_failed_flush_makes_the_store_read_only_until_it_is_started_again(tmp_path: Path, role: str) -> None:
+    """Neither the death of the process that failed nor that of the whole node makes it forgotten."""
+    extra = {"COMMITMQ_FAILPOINTS": f"{role}.before_fdatasync=errno:EIO@5", "COMMITMQ_FAILPOINTS_ONCE": str(tmp_path)}
+    settings = (*SETTINGS, *(["commit_log.writer_sync_bytes=0"] if role == "flush" else []))
+    with start_node(tmp_path, *settings, **extra) as node, Producer(node.address, timeout_s=5) as producer:
         acked = []
         with pytest.raises(SendError) as failed:
             for number in range(100):
@@ -66,10 +68,10 @@ def test_a_failed_flush_makes_the_store_read_only_until_it_is_started_again(tmp_
         with Admin(node.address) as admin:
             assert admin.status()["positions"]["flush_errno"] == 5
         assert (node.store / "commitmq" / "flush_failed").exists()
-        pid = node.pids()["flush"]
+        pid = node.pids()[role]
         os.kill(pid, signal.SIGKILL)
-        eventually(lambda: node.healed("flush", pid), "flush is back")
-        assert "read-only" in refusal().message, "a new flush process forgot what the old one knew"
+        eventually(lambda: node.healed(role, pid), f"{role} is back")
+        assert "read-only" in refusal().message, f"a new {role} process forgot what the old one knew"
         assert numbers(node)[: len(acked)] == acked, "reads go on"
 
         assert node.stop().returncode != 0, "a store whose flush failed is not closed in order"

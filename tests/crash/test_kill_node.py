@@ -74,6 +74,8 @@ ELSEWHERE = {
     "export.before_rename": "tests/spark/test_export.py",
     "export.before_write": "tests/spark/test_export.py",
     "job.before_step_done": "tests/spark/test_sending_jobs.py",
+    "writer.after_fdatasync": "tests/crash/test_writer_sync.py",
+    "writer.before_fdatasync": "tests/crash/test_writer_sync.py",
 }
 
 

@@ -129,6 +129,17 @@ for _ in range(2):
     assert not any("msync(" in line for line in lines), "a mapping is synced, which the recorder does not see"
 
 
+def test_the_record_has_syncs_of_the_writer_and_of_flush(run: Run) -> None:
+    """So the images below are of both: each makes messages durable."""
+    events = Record(run.folder / "record").events
+    syncs = [(event["pid"], event["path"]) for event in events if event["op"] == "sync"]
+    flushes = {pid for pid, path in syncs if path == "checkpoint"}
+    of_flush = [pid for pid, path in syncs if path.startswith("commitlog/") and pid in flushes]
+    of_others = [pid for pid, path in syncs if path.startswith("commitlog/") and pid not in flushes]
+    assert len(of_flush) > 100
+    assert len(of_others) > 5, f"{len(of_others)} beside {len(of_flush)} of flush"
+
+
 def test_flushed_messages_survive_a_power_cut_at_any_moment(run: Run, scratch: Path) -> None:
     images = Images(run, scratch)
     found = images.run_all(range(IMAGES))

@@ -9,6 +9,9 @@ Synchronous mode: flushes at once when a sender waits, otherwise a moment later,
 fdatasync. Asynchronous mode: RocketMQ's rules (spec 6.3: every 500 ms, at least 4 pages, everything after 10 s), and at
 once when a sender asked for ack=flushed all the same.
 
+The writer syncs by itself what a sender waits for alone (:mod:`commitmq.workers.writer_sync`); it publishes that in
+``writer_synced``, and this process makes it ``flushed`` at its next look.
+
 A failed fdatasync is never retried: the kernel has marked the pages clean and the next call would lie. The errno goes to
 ``flush_errno``, which makes the store read-only until the node is started again.
 """
@@ -16,14 +19,15 @@ A failed fdatasync is never retried: the kernel has marked the pages clean and t
 from __future__ import annotations
 
 import os
+import time
 
 from commitmq import failpoints, stations
-from commitmq.control import DispatcherWord, Word, WorkerWord
+from commitmq.control import DispatcherWord, Word, WorkerWord, WriterSync
 from commitmq.stations import Station
 from commitmq.store.checkpoint import Checkpoint
-from commitmq.store.json_config import sync_folder
 from commitmq.store.layout import segment_name
 from commitmq.store.sidecar import Sidecar
+from commitmq.workers.failed_sync import leave_note
 from commitmq.workers.log_committer import LogCommitter
 from commitmq.workers.runtime import WorkerContext, monotonic_ms, role_slot
 
@@ -31,6 +35,7 @@ ROLE = "flush"
 _PAGE_BYTES = 4096
 _CHECKPOINT_MS = 1000
 _STAY_NEAR_MS = 10
+_LOOK_S = 0.0002
 
 
 class LogFlusher:
@@ -85,12 +90,14 @@ class LogFlusher:
                 base += self._segment_bytes
         except OSError as error:
             control.put(Word.FLUSH_ERRNO, error.errno or 5)
-            self._remember_failure(error)
+            leave_note(self._layout, error, self._log)
             self._log.error(
                 "fdatasync failed: the store is read-only until it is started again",
                 segment=segment_name(base),
                 error=os.strerror(error.errno or 5),
             )
+            return False
+        if self.writer_failed():
             return False
         if target // self._segment_bytes > start // self._segment_bytes:
             # With this on the disk a recovery knows that what it finds torn in a former segment was flushed, and does not
@@ -106,6 +113,37 @@ class LogFlusher:
         self._checkpoint.physic_msg_timestamp = max(self._checkpoint.physic_msg_timestamp, stamp)
         self._drop_files_below(target)
         return True
+
+    def take_over(self) -> bool:
+        """Publish what the writer has synced itself; True when that was something new."""
+        control = self._control
+        # As in flush: the timestamp first.
+        stamp = control.get(Word.WRITER_SYNCED_TIMESTAMP)
+        synced = control.get(Word.WRITER_SYNCED)
+        if synced <= control.get(Word.FLUSHED) or self.failed:
+            return False
+        control.put(Word.FLUSHED, synced)
+        self._flushed_timestamp = max(self._flushed_timestamp, stamp)
+        self._checkpoint.physic_msg_timestamp = max(self._checkpoint.physic_msg_timestamp, stamp)
+        return True
+
+    def writer_failed(self) -> bool:
+        """After a sync of ours: whether one of the writer's failed. While it is in one, that is not known yet: it may have
+        taken the error, and with it the pages, that ours then did not see.
+        """
+        control = self._control
+        while control.get(Word.WRITER_SYNC) == WriterSync.SYNCING:
+            if not os.path.exists(f"/proc/{control.worker(role_slot('writer'), WorkerWord.PID)}"):
+                break
+            time.sleep(_LOOK_S)
+        number = -control.get(Word.WRITER_SYNC)
+        if number > 0 and not self.failed:
+            control.put(Word.FLUSH_ERRNO, number)
+            self._log.error(
+                "fdatasync failed in the writer: the store is read-only until it is started again",
+                error=os.strerror(number),
+            )
+        return number > 0
 
     def save_checkpoint(self, *, force: bool = False) -> None:
         """Write sidecar and ``checkpoint`` when they changed and a second is over, or at once with ``force``."""
@@ -153,17 +191,6 @@ class LogFlusher:
         self._on_disk = values
         return True
 
-    def _remember_failure(self, error: OSError) -> None:
-        """Leave a word for the next recovery, which must not believe the page cache; as durably as the device lets us."""
-        try:
-            with open(self._layout.flush_failed, "wb") as file:
-                file.write(os.strerror(error.errno or 5).encode())
-                file.flush()
-                os.fsync(file.fileno())
-            sync_folder(self._layout.own)
-        except OSError as again:
-            self._log.error("cannot leave a note of the failed flush", error=os.strerror(again.errno or 5))
-
     def file(self, base: int) -> int:
         """A descriptor of the segment at ``base``. Raises OSError."""
         fd = self._files.get(base)
@@ -197,6 +224,13 @@ def run(context: WorkerContext) -> None:
         now = monotonic_ms()
         due = False
         wait_ms: float = 100
+        if flusher.take_over():
+            last_flush_ms = now
+            if sync:
+                reput.ring(urgent=False)
+        if control.get(Word.WRITER_SYNC) < 0 and not flusher.failed:
+            flusher.writer_failed()
+            writer.ring()
         wanted = control.get(Word.FLUSH_WANTED) > control.get(Word.FLUSHED) or context.stopping
         if committer is not None and not flusher.failed:
             if committer.work(now, hurry=wanted) and not sync:

@@ -2,9 +2,9 @@
 
 Owns: the CommitLog's tail, queue offsets, what is known of idempotent producers (workers.producers). Reads: the topic
 table, ``flushed``, disk flags, the ConsumeQueue dispatcher's flags. Advances: ``written``, ``written_timestamp``,
-``flush_wanted``. Sockets: ROUTER (ipc and tcp) for producers, and a Unix socket for single sends
-(:mod:`commitmq.workers.local_sockets`); DEALER to the coordinator (unknown topics are created there);
-SUB ``topics``; doorbell (rung by flush and allocate); rings flush, and in asynchronous mode reput. Exit codes:
+``flush_wanted``, ``writer_synced`` (:mod:`commitmq.workers.writer_sync`). Sockets: ROUTER (ipc and tcp) for producers, a
+Unix socket for single sends (:mod:`commitmq.workers.local_sockets`); DEALER to the coordinator (unknown topics are created
+there); SUB ``topics``; doorbell (rung by flush and allocate); rings flush, and in asynchronous mode reput. Exit codes:
 workers.runtime.ExitCode.
 
 Start: the tail is scanned from min(flushed, dispatched), what recovery checked left out, and never ends below ``written``;
@@ -57,6 +57,7 @@ from commitmq.workers.send_requests import Frames, Peer, SendRequests, Waiting
 from commitmq.workers.special_sends import further_offsets, offset_behind
 from commitmq.workers.start_progress import StartProgress
 from commitmq.workers.topic_view import TopicViews
+from commitmq.workers.writer_sync import OwnSync
 
 ROLE = "writer"
 # Plain ints: an enum's operators and look-ups cost half a microsecond each, several times a send.
@@ -92,6 +93,7 @@ class Writer:
         self._forgotten = self._topics.tombstones()
         self._pool = attach_pool(context) if self._control.get(Word.POOL_BUFFERS) else None
         self._producers = Producers(context.layout, config, context.log)
+        self._own_sync = OwnSync(context, pooled=self._pool is not None)
         offsets, position, stamp = recover_tail(context, self._producers, self._pool)
         if self._pool is not None:
             self._pool.advise_huge()
@@ -134,6 +136,8 @@ class Writer:
         self._look = True
         self._arrived: list[tuple[int, list[Payload]]] = []
         self._waiting: deque[Waiting] = deque()
+        self._last_waiting: Peer = b""
+        self._requests = 0  # handled since the last sync of our own was thought of
         self._for_topic: dict[str, list[tuple[Peer, dict[str, Any], Frames]]] = {}
         self._topic_deadlines: dict[str, int] = {}
         self._asked: dict[int, str] = {}
@@ -199,11 +203,27 @@ class Writer:
             budget -= len(frames[-1])
             if budget <= 0:
                 break
+        if wanted and not more and self._sync_alone():
+            self.answer_flushed()
+            wanted = 0
         if wanted:
             self._control.put(_FLUSH_WANTED, wanted)
         if self.appender.position != before:
             self._wake_followers(urgent=bool(wanted))
         return more
+
+    def _sync_alone(self) -> bool:
+        """Sync here what the only sender of late waits for; False when it is left to flush."""
+        waiting, position = self._waiting, self.appender.position
+        before, self._last_waiting = self._last_waiting, waiting[-1].identity
+        requests, self._requests = self._requests, 0
+        return (
+            len(waiting) == 1
+            and before == self._last_waiting
+            and requests == 1
+            and self._own_sync.suits(position)
+            and self._own_sync.sync(position, self.appender.last_timestamp)
+        )
 
     def _wake_followers(self, *, urgent: bool) -> None:
         """Tell flush and allocate. Not urgent: nobody waits for the flush, so only a flush that sleeps long is woken."""
@@ -221,6 +241,7 @@ class Writer:
             header = wire.parse_request(header_frame)
         except ProtocolError as error:
             return wire.error(wire.request_id(header_frame), error.code, error.message, outcome="not_stored")
+        self._requests += 1
         try:
             return self._dispatch(identity, header, frames)
         except Exception as error:
@@ -269,7 +290,7 @@ class Writer:
         waiting = self._waiting
         if not waiting:
             return
-        flushed = self._control.get(_FLUSHED)
+        flushed = max(self._control.get(_FLUSHED), self._own_sync.synced)
         while waiting and waiting[0].end <= flushed:
             one = waiting.popleft()
             self._answer(one.identity, one.answer)
@@ -403,6 +424,7 @@ class Writer:
             self._fail(one, "SERVICE_NOT_AVAILABLE", "the node stops before this was flushed", "stored")
         self.local.close()
         self._finish_producers()
+        self._own_sync.close()
         self.appender.close()
 
     def _finish_producers(self) -> None:
@@ -435,7 +457,8 @@ class Writer:
         self._producers.turn(self.appender.position, self._control.get(_FLUSHED))
 
     def _flush_done(self) -> bool:
-        return bool(self._waiting) and self._control.get(_FLUSHED) >= self._waiting[0].end
+        waiting = self._waiting
+        return bool(waiting) and max(self._control.get(_FLUSHED), self._own_sync.synced) >= waiting[0].end
 
 
 def recover_tail(

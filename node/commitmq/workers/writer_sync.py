@@ -1,0 +1,98 @@
+"""fdatasync in the writer itself, for a sender that waits for the device alone.
+
+The way over the flush process costs two wake-ups, as much as the device itself takes for a small record. Where many wait, that
+process is the better one: it groups them, and the writer goes on meanwhile. So the writer does it only when one answer
+waits, its sender's last request was the last of all before it, flush sleeps, and little is unsynced, all of it in one segment.
+
+``flushed`` stays flush's word: the writer says in ``writer_synced`` how far it got, answers, and leaves the rest to flush.
+
+Invariants: ``writer_synced`` is stored only after the fdatasync that covers it, which began after everything below it was in
+the file. ``WRITER_SYNC`` says SYNCING from before the call until its outcome is in that word, so that flush, which may sync
+the same pages meanwhile, does not publish what a failure of ours took from it. A writer that is killed within has answered
+nobody. After a failure the writer leaves the note for the next recovery, and never syncs again.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from commitmq import failpoints
+from commitmq.control import Word, WorkerWord, WriterSync
+from commitmq.store.layout import segment_name
+from commitmq.workers.failed_sync import leave_note
+from commitmq.workers.runtime import WorkerContext, role_slot
+
+_SYNC, _SYNCED, _TIMESTAMP = int(Word.WRITER_SYNC), int(Word.WRITER_SYNCED), int(Word.WRITER_SYNCED_TIMESTAMP)
+_FLUSHED, _FLUSH_ERRNO = int(Word.FLUSHED), int(Word.FLUSH_ERRNO)
+_ASLEEP = int(WorkerWord.ASLEEP)
+
+
+class OwnSync:
+    """The writer's own fdatasync; see the module."""
+
+    def __init__(self, context: WorkerContext, *, pooled: bool) -> None:
+        """With a transient store pool (``pooled``) the log's files are flush's, and the writer syncs nothing."""
+        self._control = context.control
+        self._layout = context.layout
+        self._log = context.log
+        log_config = context.config.commit_log
+        self._segment_bytes = log_config.segment_bytes
+        self._most_bytes = 0 if pooled else log_config.writer_sync_bytes
+        self._flush_slot = role_slot("flush")
+        self._file: tuple[int, int] | None = None  # base of the segment, descriptor
+        self.synced = 0
+        # A former writer may have been killed in its sync.
+        self._control.put(_SYNC, min(self._control.get(_SYNC), WriterSync.IDLE))
+
+    def suits(self, end: int) -> bool:
+        """Whether everything up to ``end``, the log's, should be synced here and now."""
+        control = self._control
+        start = max(control.get(_FLUSHED), self.synced)
+        return (
+            0 < end - start <= self._most_bytes
+            and (end - 1) // self._segment_bytes == start // self._segment_bytes
+            and control.worker(self._flush_slot, _ASLEEP) != 0
+            and not control.get(_FLUSH_ERRNO)
+            and control.get(_SYNC) == 0
+        )
+
+    def sync(self, end: int, timestamp: int) -> bool:
+        """Sync everything up to ``end``, which lies in one segment with what is not synced yet; False when that failed.
+
+        ``timestamp``: of the last record. After a failure sends are refused as soon as flush has seen it.
+        """
+        control = self._control
+        try:
+            file = self._opened(end - 1)
+        except OSError:
+            return False  # nothing is lost by that: flush will try
+        control.put(_SYNC, WriterSync.SYNCING)
+        try:
+            if failpoints.ACTIVE:
+                failpoints.hit("writer.before_fdatasync")
+            os.fdatasync(file)
+            if failpoints.ACTIVE:
+                failpoints.hit("writer.after_fdatasync")
+        except OSError as error:
+            control.put(_SYNC, -(error.errno or errno.EIO))
+            self._log.error("fdatasync failed", segment=segment_name(end - 1 - (end - 1) % self._segment_bytes))
+            leave_note(self._layout, error, self._log)
+            return False
+        self.synced = end
+        control.put(_SYNCED, end)
+        control.put(_TIMESTAMP, timestamp)
+        control.put(_SYNC, WriterSync.IDLE)
+        return True
+
+    def _opened(self, position: int) -> int:
+        base = position - position % self._segment_bytes
+        if self._file is None or self._file[0] != base:
+            self.close()
+            self._file = base, os.open(self._layout.commit_log / segment_name(base), os.O_RDWR | os.O_CLOEXEC)
+        return self._file[1]
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file[1])
+            self._file = None

@@ -1,0 +1,97 @@
+"""Goal: what the writer syncs by itself is as durable, and known as well, as what flush syncs.
+
+Method: one sender that waits for each of its sends, so that the writer syncs; the node or the writer is killed at the places
+around that sync, and halted in it. (Power cuts and failing devices: test_power_loss, test_io_errors.)
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from commitmq import Admin, Consumer, Producer, SendError
+from commitmq.control import ControlBlock, Word
+from commitmq.store.layout import StoreLayout
+from nodes import Node, eventually, start_node
+
+pytestmark = pytest.mark.timeout(120)
+PLACES = ("writer.before_fdatasync", "writer.after_fdatasync")
+
+
+def stored(node: Node) -> list[bytes]:
+    bodies: list[bytes] = []
+    with Consumer(None, "t", node=node.address) as consumer:
+        while batch := consumer.poll(1.0):
+            bodies += [bytes(one.body) for one in batch]
+    return bodies
+
+
+def send_until_trouble(producer: Producer, most: int = 2_000) -> list[bytes]:
+    acked: list[bytes] = []
+    for number in range(most):
+        body = b"%d" % number
+        try:
+            producer.send("t", body, queue=0)
+        except SendError:
+            break
+        acked.append(body)
+    return acked
+
+
+@pytest.mark.parametrize("action", ["kill", "kill_node"])
+@pytest.mark.parametrize("place", PLACES)
+def test_a_death_around_the_sync(tmp_path: Path, place: str, action: str) -> None:
+    extra = {"COMMITMQ_FAILPOINTS": f"{place}={action}@40", "COMMITMQ_FAILPOINTS_ONCE": str(tmp_path)}
+    with start_node(tmp_path, **extra) as node, Producer(node.address, timeout_s=3) as producer:
+        pid = node.pids()["writer"]
+        acked = send_until_trouble(producer)
+        assert 30 < len(acked) < 1_000, "the writer did not sync by itself, or did not die of it"
+        eventually(lambda: node.healed("writer", pid) and node.is_ready(), "the node is whole again", timeout_s=40)
+        producer.send("t", b"after", queue=0, timeout_s=10)
+        found = stored(node)
+        assert found[: len(acked)] == acked
+        assert found[-1] == b"after"
+        assert len(found) - len(acked) in (1, 2)
+
+
+def test_flush_takes_over_what_the_writer_synced(tmp_path: Path) -> None:
+    """``flushed`` follows without a sync of flush's own, so consumers, plugins and the sidecar do."""
+    with start_node(tmp_path) as node, Producer(node.address) as producer:
+        control = ControlBlock(StoreLayout(node.store).control)
+        try:
+            taken_over = 0
+            for number in range(300):
+                producer.send("t", b"%d" % number, queue=0)
+                written = control.get(Word.WRITTEN)
+                if control.get(Word.WRITER_SYNCED) == written:
+                    taken_over += 1
+                    eventually(lambda: control.get(Word.FLUSHED) == written, "flush has taken over")  # noqa: B023
+            assert taken_over > 30
+        finally:
+            control.close()
+        assert len(stored(node)) == 300
+        with Admin(node.address) as admin:
+            assert admin.status()["positions"]["flushed"] == written
+
+
+def test_other_senders_are_not_kept_waiting(tmp_path: Path) -> None:
+    """With several senders flush does it: a slow device then stops nobody who does not wait for it."""
+    extra = {"COMMITMQ_FAILPOINTS": "writer.before_fdatasync=delay:300ms;flush.before_fdatasync=delay:300ms"}
+    with (
+        start_node(tmp_path, **extra) as node,
+        Producer(node.address) as first,
+        Producer(node.address, ack="memory") as second,
+    ):
+        first.send("t", b"a", queue=0)
+        took = []
+        for _ in range(5):
+            second.send("t", b"m", queue=0)
+            pending = first.send_async("t", b"b", queue=0)
+            time.sleep(0.05)  # it waits for the device now
+            began = time.monotonic()
+            second.send("t", b"m", queue=0)
+            took.append(time.monotonic() - began)
+            pending.result(5)
+        assert sorted(took)[2] < 0.2, took
