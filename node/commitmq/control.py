@@ -46,7 +46,7 @@ class Word(IntEnum):
     FLUSH_ERRNO = 5  # flush: errno of a failed fdatasync; never cleared while the node runs
     ALLOCATED = 6  # allocate: end of the last segment file that exists in full
     DISK_FLAGS = 7  # allocate: bits of DiskFlag
-    REPUT = 8  # reput: everything below was handed to the dispatchers
+    REPUT = 8  # reput: everything below was handed to the dispatchers, or is at this moment
     MIN_OFFSET = 9  # cleanup (recovery sets its first value): smallest physical offset that may still be read
     REDISPATCH_FROM = 10  # recovery: where built-in dispatchers start when their own position is newer or unknown
     FLUSH_WANTED = 11  # writer: highest end offset a sender waits for with ack=flushed

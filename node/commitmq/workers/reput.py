@@ -78,11 +78,13 @@ def run(context: WorkerContext) -> None:
                 context.wait(1000)
                 continue
             last_walk = time.perf_counter()
+            position = batch.end
+            # Before the batch leaves: a dispatcher takes nothing beyond REPUT, so one that was quicker than this store dropped
+            # the batch, and read it from the log up to 100 ms later.
+            control.put(Word.REPUT, position)
             if failpoints.ACTIVE:
                 failpoints.hit("reput.before_push")
             _push(pushers, batch)
-            position = batch.end
-            control.put(Word.REPUT, position)
             expired.release()
             context.wait(0)
             continue
