@@ -148,6 +148,7 @@ class DispatchConfig:
     batch_bytes: int = _key(32 * 1024 * 1024, 65536)
     queue_batches: int = _key(8, 1)
     coalesce_us: int = _key(300, 0, 100_000)
+    unawaited_coalesce_us: int = _key(10_000, 0, 1_000_000)
     park_after: int = _key(5, 2, 100)
     plugin_memory_bytes: int = _key(1024**3, 32 * 1024 * 1024)
     plugin_niceness: int = _key(5, 0, 19)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import operator
 import os
+import select
 import shutil
 import socket
 import struct
@@ -30,8 +31,10 @@ from commitmq.control import ControlBlock, DispatcherWord, Word, WorkerState, Wo
 from commitmq.store.commit_log import CommitLog
 from commitmq.store.consume_queue import list_queues
 from commitmq.store.record import Record, decode_record
-from commitmq.workers.runtime import role_slot
+from commitmq.workers.doorbell import NAPPING, Doorbell
+from commitmq.workers.runtime import monotonic_ms, role_slot
 from golden_stores import GOLDEN_QUEUE_FILE_BYTES, GOLDEN_SEGMENT_BYTES, GoldenStore
+from nodes import eventually
 from queue_store import QueueStore
 
 PROCESS = Path(__file__).parent / "reader_process.py"
@@ -359,6 +362,58 @@ def test_wake_ups_while_nobody_waits_cost_nothing(start: Start) -> None:
     node.show(store.end)
     node.changed(("t", 0))
     assert bodies(client.receive()) == [b"new"]
+
+
+def test_who_waits_is_published_and_ends_the_pauses_of_others(start: Start) -> None:
+    """The first one rings; who is only away to work off what it got does not, for nobody has slowed down meanwhile."""
+    node, store = start(ten, reader={"sweep_interval_ms": 60_000})
+    bells = [Doorbell(node.layout.doorbell(role)) for role in ("flush", "reput")]
+    try:
+        for role in ("flush", "reput"):
+            node.control.put_worker(role_slot(role), WorkerWord.ASLEEP, NAPPING)
+
+        def until_ms() -> int:
+            return node.control.worker(role_slot("reader-0"), WorkerWord.AWAITED_UNTIL_MS)
+
+        def rung() -> bool:
+            return all(select.select([bell], [], [], 5)[0] for bell in bells)
+
+        def is_quiet() -> bool:
+            return not select.select(bells, [], [], 0.1)[0]
+
+        def park(offset: int) -> None:
+            client.send("pull", topic="t", queue=0, offset=offset, wait_ms=20_000)
+            eventually(lambda: until_ms() > 1 << 60, "it is published that someone waits")
+
+        def answer() -> None:
+            store.put("t", 0, b"new")
+            node.show(store.end)
+            node.changed(("t", 0))
+            assert bodies(client.receive()) == [b"new"]
+            eventually(lambda: until_ms() < 1 << 60, "it is published that nobody waits any more")
+
+        client = node.client()
+        client.pull("t", 0, 0)
+        assert until_ms() == 0
+        assert is_quiet()
+        park(10)
+        assert rung()
+        answer()
+        assert 0 < until_ms() - monotonic_ms() <= 100
+        time.sleep(0.2)
+        for bell in bells:
+            bell.clear()
+        park(11)
+        assert rung()
+        answer()
+        node.control.put_worker(role_slot("reader-0"), WorkerWord.AWAITED_UNTIL_MS, monotonic_ms() + 5_000)
+        for bell in bells:
+            bell.clear()
+        park(12)
+        assert is_quiet()
+    finally:
+        for bell in bells:
+            bell.close()
 
 
 def test_a_lost_wake_up_is_covered_by_the_sweep(start: Start) -> None:

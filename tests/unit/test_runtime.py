@@ -27,7 +27,7 @@ from commitmq.errors import StoreError
 from commitmq.log import get_log
 from commitmq.store.layout import StoreLayout
 from commitmq.workers import runtime
-from commitmq.workers.doorbell import Doorbell
+from commitmq.workers.doorbell import NAPPING, SLEEPING, Doorbell
 from commitmq.workers.runtime import ExitCode, SupervisorGone, WorkerContext, acquire_role_lock, role_slot
 
 ROLE = "reput"
@@ -122,7 +122,9 @@ def test_a_worker_shows_that_it_sleeps_only_while_it_does(context: WorkerContext
         return True
 
     context.wait(1000, unless=look)
-    assert seen == [1]
+    context.wait(2, unless=look)
+    context.wait(1000, unless=look, nap=True)
+    assert seen == [SLEEPING, NAPPING, NAPPING]
     assert control.worker(SLOT, WorkerWord.ASLEEP) == 0
 
 

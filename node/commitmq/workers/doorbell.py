@@ -58,7 +58,7 @@ class Ringer:
     def ring(self, *, urgent: bool = True) -> None:
         """Wake the peer if it sleeps; never blocks, never fails.
 
-        Not ``urgent``: a peer that only naps (it looks again within a millisecond or two) is left alone.
+        Not ``urgent``: a peer that only naps (it looks again within milliseconds, see workers.pauses) is left alone.
         """
         asleep = self._control.worker(self._slot, WorkerWord.ASLEEP)
         if not asleep or (asleep == NAPPING and not urgent):

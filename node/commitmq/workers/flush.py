@@ -2,12 +2,13 @@
 
 Owns: fdatasync of the CommitLog, ``checkpoint`` and the sidecar beside it; with the transient store pool the log's files too
 (:mod:`commitmq.workers.log_committer`). Reads: ``written``, ``flush_wanted``, the dispatchers' durable positions. Advances:
-``flushed``, ``committed``. Sockets: doorbell (rung by the writer), rings writer and reput. Exit
-codes: workers.runtime.ExitCode.
+``flushed``, ``committed``. Sockets: doorbell (rung by the writer, and by a reader in which somebody begins to wait), rings
+writer and reput. Exit codes: workers.runtime.ExitCode.
 
 Synchronous mode: flushes at once when a sender waits, otherwise a moment later, so that sends with ack=memory share one
-fdatasync. Asynchronous mode: RocketMQ's rules (spec 6.3: every 500 ms, at least 4 pages, everything after 10 s), and at
-once when a sender asked for ack=flushed all the same.
+fdatasync; the moment is longer while nobody waits for messages (:mod:`commitmq.workers.pauses`). Asynchronous mode:
+RocketMQ's rules (spec 6.3: every 500 ms, at least 4 pages, everything after 10 s), and at once when a sender asked for
+ack=flushed all the same.
 
 The writer syncs by itself what a sender waits for alone (:mod:`commitmq.workers.writer_sync`); it publishes that in
 ``writer_synced``, and this process makes it ``flushed`` at its next look.
@@ -22,20 +23,22 @@ import os
 import time
 
 from commitmq import failpoints, stations
-from commitmq.control import DispatcherWord, Word, WorkerWord, WriterSync
+from commitmq.control import ControlBlock, DispatcherWord, Word, WorkerWord, WriterSync
 from commitmq.stations import Station
 from commitmq.store.checkpoint import Checkpoint
 from commitmq.store.layout import segment_name
 from commitmq.store.sidecar import Sidecar
 from commitmq.workers.failed_sync import leave_note
 from commitmq.workers.log_committer import LogCommitter
+from commitmq.workers.pauses import Pauses
 from commitmq.workers.runtime import WorkerContext, monotonic_ms, role_slot
 
 ROLE = "flush"
 _PAGE_BYTES = 4096
+_LEAST_PAUSE_S = 0.001
 _CHECKPOINT_MS = 1000
-_STAY_NEAR_MS = 10
 _LOOK_S = 0.0002
+_STAY_NEAR_S = 0.010
 
 
 class LogFlusher:
@@ -209,6 +212,11 @@ class LogFlusher:
         self._files.clear()
 
 
+def _is_wanted(control: ControlBlock) -> bool:
+    """Whether a sender waits for what is not flushed yet."""
+    return control.get(Word.FLUSH_WANTED) > control.get(Word.FLUSHED)
+
+
 def run(context: WorkerContext) -> None:
     """The loop; see the module's text for when it flushes."""
     flusher = LogFlusher(context)
@@ -216,22 +224,25 @@ def run(context: WorkerContext) -> None:
     writer, reput = context.ringer("writer"), context.ringer("reput")
     control, log_config = context.control, context.config.commit_log
     sync = context.config.sync_flush
-    pause_ms = max(1, context.config.dispatch.coalesce_us // 1000)
+    pauses = Pauses(control, context.config, least_s=_LEAST_PAUSE_S)
     last_flush_ms = last_thorough_ms = monotonic_ms()
     stations.watch(ROLE, (flusher, "flush", Station.F_SYNC, Station.F_SYNCED))
     context.ready()
     while True:
         now = monotonic_ms()
-        due = False
+        due = naps = False
         wait_ms: float = 100
+        pauses.look()
+        start = control.get(Word.FLUSHED)
         if flusher.take_over():
             last_flush_ms = now
+            pauses.done(control.get(Word.FLUSHED) - start)
             if sync:
                 reput.ring(urgent=False)
         if control.get(Word.WRITER_SYNC) < 0 and not flusher.failed:
             flusher.writer_failed()
             writer.ring()
-        wanted = control.get(Word.FLUSH_WANTED) > control.get(Word.FLUSHED) or context.stopping
+        wanted = _is_wanted(control) or context.stopping
         if committer is not None and not flusher.failed:
             if committer.work(now, hurry=wanted) and not sync:
                 reput.ring(urgent=False)
@@ -242,17 +253,21 @@ def run(context: WorkerContext) -> None:
             if wanted:
                 due = True
             elif sync:
-                due = now - last_flush_ms >= pause_ms
-                wait_ms = min(wait_ms, pause_ms)
+                left_s = pauses.left_s(flusher.pending_bytes())
+                due = left_s <= 0
+                wait_ms, naps = min(wait_ms, max(1, left_s * 1000)), True
             else:
                 thorough = now - last_thorough_ms >= log_config.flush_thorough_interval_ms
                 interval_over = now - last_flush_ms >= log_config.flush_interval_ms
                 due = thorough or (interval_over and flusher.pages_due(log_config.flush_least_pages))
         else:
             last_thorough_ms = now
-            if sync and now - last_flush_ms < _STAY_NEAR_MS:
-                wait_ms = min(wait_ms, pause_ms)  # more is likely to come, and a nap costs the writer less than a ring
+            left_s = pauses.left_s()
+            if sync and (left_s > 0 or pauses.since_s() < _STAY_NEAR_S):
+                # More is likely to come, and a nap costs the writer less than a ring.
+                wait_ms, naps = min(wait_ms, max(1, left_s * 1000)), True
         if due:
+            start = control.get(Word.FLUSHED)
             if flusher.flush():
                 if flusher.answers_somebody:
                     writer.ring()
@@ -261,6 +276,7 @@ def run(context: WorkerContext) -> None:
             else:
                 writer.ring()
             last_flush_ms = last_thorough_ms = monotonic_ms()
+            pauses.done(control.get(Word.FLUSHED) - start)
         flusher.save_checkpoint()
         nothing_left = committer is None or committer.pending_bytes <= 0 or committer.gave_up
         if context.stopping and (flusher.failed or (flusher.pending_bytes() <= 0 and nothing_left)):
@@ -268,7 +284,8 @@ def run(context: WorkerContext) -> None:
         stuck = flusher.failed or (committer is not None and committer.is_stuck)
         context.wait(
             0 if due and flusher.pending_bytes() > 0 else wait_ms,
-            unless=lambda: not stuck and control.get(Word.FLUSH_WANTED) > control.get(Word.FLUSHED),  # noqa: B023
+            unless=pauses.is_late if stuck else lambda: _is_wanted(control) or pauses.is_late(),
+            nap=naps,
         )
     flusher.save_checkpoint(force=True)
     if committer is not None:

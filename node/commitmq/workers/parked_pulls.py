@@ -43,6 +43,7 @@ class Pull:
     group: str | None = None
     deadline_ms: int = 0
     done: bool = False
+    awaits_log: bool = False  # of what was parked: not of a memory topic then
 
     @property
     def key(self) -> QueueKey:
@@ -114,11 +115,17 @@ class ParkedPulls:
     _heap: list[tuple[int, int, Pull]] = field(default_factory=list)
     _by_client: dict[bytes, int] = field(default_factory=dict)
     _count: int = 0
+    _log_count: int = 0
     _used: bool = False
     _serial: int = 0
 
     def __len__(self) -> int:
         return self._count
+
+    @property
+    def awaits_log(self) -> bool:
+        """Whether somebody waits for messages of the log (those of memory topics do not go through reput)."""
+        return self._log_count > 0
 
     def has_room(self, client: bytes) -> bool:
         return self._count < self.limit and self._by_client.get(client, 0) < self.client_limit
@@ -132,6 +139,8 @@ class ParkedPulls:
         self._by_queue.setdefault(pull.key, []).append(pull)
         self._by_client[pull.client] = self._by_client.get(pull.client, 0) + 1
         self._count += 1
+        pull.awaits_log = not pull.in_memory
+        self._log_count += pull.awaits_log
         self._used = True
         self._serial += 1
         heapq.heappush(self._heap, (deadline, self._serial, pull))
@@ -164,6 +173,7 @@ class ParkedPulls:
         else:
             del self._by_client[pull.client]
         self._count -= 1
+        self._log_count -= pull.awaits_log
         if len(self._heap) > 2 * self._count + 1_024:
             self._heap = [entry for entry in self._heap if not entry[2].done]
             heapq.heapify(self._heap)

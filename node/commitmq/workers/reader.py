@@ -4,10 +4,11 @@ Owns       nothing on disk.
 Reads      CommitLog and ConsumeQueue files (of BatchCQ topics too); dispatcher(0, DISPATCHED), the bound of what may
            be shown; MIN_OFFSET; the topic table; the files of memory topics (store.memory_files), which have bounds of
            their own.
-Advances   nothing.
+Advances   nothing; says in AWAITED_UNTIL_MS of its slot whether somebody waits here.
 Sockets    ROUTER ``reader-N`` (ipc and tcp) for clients; SUB ``queues-changed`` (the ConsumeQueue dispatcher: which
            queues grew) and ``memory-changed`` (the memory dispatcher, the same), SUB ``topics`` (the coordinator: which
            topics changed). They only say "look": a sweep and a version in the control block cover what they lose.
+           Rings flush and reput when somebody begins to wait.
 Exit       0 after ``stop``: parked pulls are answered empty first. 74 when topics or segments cannot be used as they
            are.
 
@@ -26,7 +27,7 @@ import orjson
 import zmq
 
 from commitmq.client import wire
-from commitmq.control import DispatcherWord, Word
+from commitmq.control import DispatcherWord, Word, WorkerWord
 from commitmq.errors import CommitMQError, FilterError, OffsetOutOfRangeError, ProtocolError, StoreError
 from commitmq.store.batch_queue_reader import BatchQueueReader
 from commitmq.store.commit_log import CommitLog
@@ -63,6 +64,9 @@ _CLIENT_SHARE: Final = 4
 _REQUESTS_A_TURN: Final = 256
 _SWEEP_QUEUES: Final = 2_000
 _HEARTBEAT_MS: Final = 1_000
+# A consumer asks again when it has worked off what it got. So long it is expected back, and the node does not slow down.
+_EXPECTED_BACK_MS: Final = 100
+_NO_END_MS: Final = 1 << 62
 _EVICTION_RETRIES: Final = 3
 # Deleted ConsumeQueue files are looked for this often, this long after the log's minimum grew.
 _DROP_INTERVAL_MS: Final = 2_000
@@ -119,6 +123,9 @@ class Reader:
         self._topics = TopicViews(ctx.layout, ctx.control)
         limit = self._limits.max_parked_pulls
         self._parked = ParkedPulls(limit, max(1, limit // _CLIENT_SHARE))
+        self._is_awaited = False
+        ctx.control.put_worker(ctx.slot, WorkerWord.AWAITED_UNTIL_MS, 0)  # whoever waited in a predecessor asks again
+        self._ringers = [ctx.ringer("flush"), ctx.ringer("reput")]
         self._unsent = UnsentAnswers()
         self._subscriptions = SubscriptionView(ctx.layout, ctx.control)
         self._filters = Filters(ctx.params.get("filters", ()), limit=config.filter.max_compiled)
@@ -149,6 +156,9 @@ class Reader:
 
     def close(self) -> None:
         # A subscription that no publisher has taken yet would hold up the end for as long as answers may linger.
+        self._ctx.control.put_worker(self._ctx.slot, WorkerWord.AWAITED_UNTIL_MS, 0)
+        for ringer in self._ringers:
+            ringer.close()
         for sock in (self._changes, self._topic_changes):
             if sock is self._topic_changes or self._is_listening:
                 self._ctx.unregister(sock)
@@ -182,6 +192,24 @@ class Reader:
                 # Producers without waiting consumers must not wake this process for every batch.
                 self._ctx.unregister(self._changes)
                 self._is_listening = False
+        if self._parked.awaits_log is not self._is_awaited:
+            self._publish_awaited(now)
+
+    def _publish_awaited(self, now: int) -> None:
+        """Somebody begins or ceases to wait; the first one ends the long pauses of those who bring messages here.
+
+        Also when everything that is written can be read: the next message, too, would lie there until they are over.
+        """
+        control, slot = self._ctx.control, self._ctx.slot
+        self._is_awaited = self._parked.awaits_log
+        if not self._is_awaited:
+            control.put_worker(slot, WorkerWord.AWAITED_UNTIL_MS, now + _EXPECTED_BACK_MS)
+            return
+        is_first = control.worker(slot, WorkerWord.AWAITED_UNTIL_MS) <= now
+        control.put_worker(slot, WorkerWord.AWAITED_UNTIL_MS, _NO_END_MS)
+        if is_first:
+            for ringer in self._ringers:
+                ringer.ring()
 
     def _let_go(self, now: int) -> None:
         """Unmap and close what expires, between two requests: no answer that is being made loses what it is made of."""

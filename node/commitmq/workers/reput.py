@@ -1,7 +1,11 @@
 """reput: walks what is visible and hands it to every dispatcher as DispatchBatches (spec section 7).
 
 Owns: nothing on disk. Reads: the CommitLog, ``visible``. Advances: ``reput``. Sockets: one PUSH a dispatcher, connected to
-its ipc endpoint; doorbell (rung by flush, or by the writer in asynchronous mode). Exit codes: workers.runtime.ExitCode.
+its ipc endpoint; doorbell (rung by flush, or by the writer in asynchronous mode, and by a reader in which somebody begins to
+wait). Exit codes: workers.runtime.ExitCode.
+
+Small work is left lying for a moment, longer while nobody waits for messages (:mod:`commitmq.workers.pauses`); this paces
+the dispatchers too, which wake up for each batch.
 
 A PUSH has room for ``dispatch.queue_batches``; a dispatcher that does not take its batches misses them, and reads the gap
 from the log by itself. So neither a slow nor a dead dispatcher holds up reput or the others.
@@ -14,20 +18,23 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Callable
 
 import zmq
 
 from commitmq import failpoints
-from commitmq.control import Word
+from commitmq.control import ControlBlock, Word
 from commitmq.errors import CorruptRecordError
 from commitmq.store.commit_log import CommitLog
 from commitmq.store.dispatch_batch import DispatchBatch, LogWalker
 from commitmq.workers.expired_segments import ExpiredSegments
+from commitmq.workers.pauses import LITTLE_BYTES, Pauses
 from commitmq.workers.runtime import WorkerContext
 
 ROLE = "reput"
 _POLL_MS = 100
 _STAY_NEAR_S = 0.010
+_NAP_S = 0.001
 
 
 def dispatch_endpoint(context: WorkerContext, name: str) -> str:
@@ -51,20 +58,23 @@ def run(context: WorkerContext) -> None:
         pusher.connect(dispatch_endpoint(context, name))
         pushers.append(pusher)
     sync = config.sync_flush
-    coalesce_s = config.dispatch.coalesce_us / 1e6
+    pauses = Pauses(control, config)
     expired = ExpiredSegments(context, log)
     expired.release()
     position = control.get(Word.REPUT)
     context.ready()
     stuck = ""
-    last_walk = 0.0
     while True:
+        pauses.look()
         limit = control.visible(sync)
+        left_s = pauses.left_s()
         if position < limit:
-            pause = last_walk + coalesce_s - time.perf_counter()
-            if pause > 0 and limit - position < 65_536:
+            if left_s > 0 and limit - position < LITTLE_BYTES and not context.stopping:
                 # Under a stream of small sends one batch for several of them costs a fraction of one each.
-                time.sleep(pause)
+                if left_s >= _NAP_S:
+                    context.wait(left_s * 1000, unless=pauses.is_late, nap=True)
+                    continue
+                time.sleep(left_s)  # an epoll would take a millisecond
                 limit = control.visible(sync)
             try:
                 batch = walker.walk(position, limit)
@@ -77,7 +87,7 @@ def run(context: WorkerContext) -> None:
                     break
                 context.wait(1000)
                 continue
-            last_walk = time.perf_counter()
+            pauses.done(batch.end - position)
             position = batch.end
             # Before the batch leaves: a dispatcher takes nothing beyond REPUT, so one that was quicker than this store dropped
             # the batch, and read it from the log up to 100 ms later.
@@ -92,9 +102,15 @@ def run(context: WorkerContext) -> None:
             break
         walker.release_below(control.get(Word.MIN_OFFSET))
         expired.release()
-        near = time.perf_counter() - last_walk < _STAY_NEAR_S
-        context.wait(1 if near else _POLL_MS, unless=lambda: control.visible(sync) > position)  # noqa: B023
+        # More is likely to come soon, and while nobody waits for it, not before the pause is over.
+        naps = left_s > 0 or pauses.since_s() < _STAY_NEAR_S
+        timeout_ms = max(1.0, left_s * 1000) if naps else _POLL_MS
+        context.wait(timeout_ms, unless=_has_come(control, sync, position, pauses), nap=naps)
     walker.release()
+
+
+def _has_come(control: ControlBlock, sync: bool, position: int, pauses: Pauses) -> Callable[[], bool]:
+    return lambda: control.visible(sync) > position or pauses.is_late()
 
 
 def _push(pushers: list[zmq.Socket[bytes]], batch: DispatchBatch) -> None:

@@ -54,7 +54,7 @@ class ExitCode(IntEnum):
 # Plain ints, because this is on the way of every message and an enum's look-ups and operators are slow.
 _EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
 _HEARTBEAT, _ASLEEP = int(WorkerWord.HEARTBEAT_MS), int(WorkerWord.ASLEEP)
-_NAP_MS = 5  # waits up to this long are naps, which only urgent rings end
+_NAP_MS = 5  # waits up to this long are naps, which only urgent rings end, unless the caller says so of a longer one
 
 # One slot of the control block a role. Of the dispatchers only the ConsumeQueue's is there by name: the others are
 # DISPATCHER_BASE and their dispatcher slot, and plugins' workers follow from WORKER_BASE on; the supervisor says which.
@@ -215,18 +215,19 @@ class WorkerContext:
         """Show the supervisor that this loop turns; :meth:`wait` does it by itself."""
         self.control.put_worker(self.slot, WorkerWord.HEARTBEAT_MS, monotonic_ms())
 
-    def wait(self, timeout_ms: float, unless: Callable[[], bool] | None = None) -> set[Any]:
+    def wait(self, timeout_ms: float, unless: Callable[[], bool] | None = None, *, nap: bool = False) -> set[Any]:
         """Sleep until a registered socket, the doorbell or the lifeline has something, or ``timeout_ms`` is over.
 
         ``unless`` is evaluated after this worker has published that it sleeps: true means there is work already, and
         the wait becomes a look. That closes the race with a peer that moved a position but saw us awake.
+        ``nap``: only urgent rings end this wait, however long it is.
         Returns the sockets (and descriptors) to look at; one may turn out to have nothing, so read with NOBLOCK. Handles
         the lifeline itself; raises SupervisorGone at its end.
         """
         control = self.control
         control.put_worker(self.slot, _HEARTBEAT, monotonic_ms())
         if timeout_ms > 0:
-            control.put_worker(self.slot, _ASLEEP, SLEEPING if timeout_ms > _NAP_MS else NAPPING)
+            control.put_worker(self.slot, _ASLEEP, SLEEPING if timeout_ms > _NAP_MS and not nap else NAPPING)
             if unless is not None and unless():
                 timeout_ms = 0
         readable: set[Any] = {sock for sock in self._watched if int(sock.getsockopt(_EVENTS)) & _POLLIN}

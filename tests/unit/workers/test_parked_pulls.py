@@ -132,3 +132,19 @@ def test_clients_that_come_and_go_are_forgotten() -> None:
             tracker.leave()
     assert answers.is_over(b"x") is False
     assert len(answers._untracked) == unsent._MAX_UNTRACKED_CLIENTS
+
+
+def test_who_waits_for_the_log() -> None:
+    """Pulls of memory topics do not count; what a pull was parked as counts, whatever its topic has become since."""
+    parked = ParkedPulls(100, 100)
+    in_memory, in_log = pull(queue=1), pull(queue=2)
+    in_memory.in_memory = True
+    parked.add(in_memory, 0)
+    assert not parked.awaits_log
+    parked.add(in_log, 0)
+    assert parked.awaits_log
+    in_memory.in_memory, in_log.in_memory = False, True
+    parked.remove(in_memory)
+    assert parked.awaits_log
+    parked.remove(in_log)
+    assert not parked.awaits_log
