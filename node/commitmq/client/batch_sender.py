@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any
 
 import orjson
 
@@ -21,8 +21,6 @@ from commitmq.errors import NodeUnavailableError, Outcome, ProtocolError, SendEr
 from commitmq.store.format import Property
 from commitmq.store.java import java_string_hash
 from commitmq.store.unique_ids import UniqueIds
-
-_WINDOW: Final = 4
 
 
 def shard(sharding_key: str, queues: int) -> int:
@@ -61,7 +59,7 @@ class BatchSender:
             except SendError as error:
                 self._problem = self._problem or error
             self._planned.append(run)
-            while len(self._flying) >= _WINDOW:
+            while len(self._flying) >= self._core.window:
                 self._take_answer()
             if self._problem is not None:
                 break

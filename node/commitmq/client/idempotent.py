@@ -30,7 +30,7 @@ from commitmq.client import wire
 from commitmq.client.connection import Channel
 from commitmq.client.routes import not_stored, unknown
 from commitmq.client.run_encoder import record_parts
-from commitmq.client.send_core import InFlight, SendCore
+from commitmq.client.send_core import LEAST_WINDOW, InFlight, SendCore
 from commitmq.client.send_future import SendFuture
 from commitmq.errors import NodeUnavailableError, Outcome, SendError
 from commitmq.store.producer_mark import MAX_EPOCH, MAX_ID_CHARACTERS, is_producer_id, mark_prefix
@@ -129,6 +129,9 @@ class IdempotentCore(SendCore):
         self, node: str | None, sequences: Sequences, *, timeout_s: float, max_pending: int, max_pending_bytes: int
     ) -> None:
         super().__init__(node, timeout_s=timeout_s, max_pending=max_pending, max_pending_bytes=max_pending_bytes)
+        # What is repeated is told where it lies only while the node remembers that many runs of the queue
+        # (producers.window), and repetitions go one by one: more in flight is more to do after the death of a node.
+        self.window = LEAST_WINDOW
         self.sequences = sequences
         self.mark = sequences.mark
         self._again: list[NumberedRun] = []  # in the order of their first sending

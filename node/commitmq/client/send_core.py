@@ -10,7 +10,9 @@ Who owns the connection (the ``io`` lock):
 The pump sends the first pending message at once. While runs are in flight, what arrives is collected: the next run goes
 when an answer comes back, or when :data:`FULL_RUN_BYTES` are there and fewer than :data:`WINDOW` runs are in flight. So
 a lone message waits for nobody, and a stream of them travels in runs. Pending batches are runs already: each goes as soon as
-fewer than that many are in flight, in turn with the single messages'.
+fewer than that many are in flight, in turn with the single messages'. The window is wide enough that the node always has the
+next runs to store while it syncs those before; where ``max_pending_bytes`` is small it is narrower, so that the copies in
+flight never take more than that (or than :data:`LEAST_WINDOW` runs).
 
 What happens to pending sends when the connection ends: those handed to it are of *unknown* fate and fail at once (an
 idempotent producer repeats them, see commitmq.client.idempotent); those not handed over stay pending, are sent on the next
@@ -43,7 +45,8 @@ from commitmq.errors import CommitMQError, NodeUnavailableError, Outcome, Protoc
 if TYPE_CHECKING:
     from commitmq.client.pending_batch import PendingBatch
 
-WINDOW: Final = 4
+WINDOW: Final = 16
+LEAST_WINDOW: Final = 4
 FULL_RUN_BYTES: Final = 256 * 1024
 MAX_PUMP_RUN_BYTES: Final = 1024 * 1024
 MAX_PUMP_RUN_MESSAGES: Final = 4096
@@ -93,6 +96,8 @@ class SendCore:
         self.timeout_s = timeout_s
         self.max_pending = max_pending
         self.max_pending_bytes = max_pending_bytes
+        # (Runs of batches have up to twice the bytes of the pump's own.)
+        self.window = max(LEAST_WINDOW, min(WINDOW, max_pending_bytes // (2 * MAX_PUMP_RUN_BYTES)))
         self.io = threading.Lock()
         # One lock for both cores: a message must not be overtaken while its topic changes over.
         self.condition: threading.Condition = threading.Condition() if primary is None else primary.condition
@@ -421,7 +426,7 @@ class SendCore:
                     if not self._repeating and (not (self._groups or self._batches) or self._guests):
                         break
                     continue
-                self._asleep = self._in_flight() < WINDOW and not self._guests
+                self._asleep = self._in_flight() < self.window and not self._guests
             self._receive()
             if time.monotonic() >= self._earliest:
                 self._expire()
@@ -432,7 +437,7 @@ class SendCore:
         return len(self._flying) + len(self._flying_batches)
 
     def _fill(self) -> None:
-        while (flying := self._in_flight()) < WINDOW:
+        while (flying := self._in_flight()) < self.window:
             singles = bool(self._groups) and (not self._flying or self._pending_bytes >= FULL_RUN_BYTES)
             if not singles and not self._batches:
                 return

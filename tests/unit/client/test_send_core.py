@@ -16,7 +16,7 @@ from commitmq.client.batch_plan import plan_batch
 from commitmq.client.idempotent import IdempotentCore, Sequences
 from commitmq.client.pending_batch import PendingBatch
 from commitmq.client.results import BatchSendError
-from commitmq.client.send_core import FULL_RUN_BYTES, MAX_PUMP_RUN_BYTES, SendCore
+from commitmq.client.send_core import FULL_RUN_BYTES, LEAST_WINDOW, MAX_PUMP_RUN_BYTES, WINDOW, SendCore
 from commitmq.client.send_future import SendFuture
 from commitmq.errors import InvalidMessageError, NodeUnavailableError, Outcome, SendError
 from commitmq.store.unique_ids import UniqueIds
@@ -119,6 +119,7 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> Any:
     made = SendCore(None, timeout_s=60, max_pending=100, max_pending_bytes=1 << 30)
     monkeypatch.setattr(made.routes, "is_memory", lambda topic, deadline: False)
     made._thread = threading.current_thread()
+    made.window = 4
     made.channels = []
 
     def connect(*_: Any, **__: Any) -> tuple[DeafChannel, dict[str, Any]]:
@@ -147,6 +148,15 @@ OK = {
     "msg_id": "",
     "ack": "memory",
 }
+
+
+@pytest.mark.parametrize(
+    ("max_pending_bytes", "window"), [(128 << 20, WINDOW), (1 << 30, WINDOW), (16 << 20, 8), (1, LEAST_WINDOW)]
+)
+def test_copies_in_flight_take_no_more_than_may_be_pending(max_pending_bytes: int, window: int) -> None:
+    core = SendCore(None, timeout_s=1, max_pending=100, max_pending_bytes=max_pending_bytes)
+    assert core.window == window
+    core.close(time.monotonic())
 
 
 def test_batches_go_in_order_and_no_more_than_fit_the_window(plain: Any) -> None:
