@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from commitmq import Admin, BatchSendError, Consumer, InvalidMessageError, Message, Outcome, Producer
+from commitmq.client.send_core import WINDOW
 from messages_stored import read_all, while_the_writer_dies
 from nodes import Node, start_node
 
@@ -126,7 +127,7 @@ def test_every_batch_has_an_outcome_when_the_writer_is_killed(tmp_path_factory: 
             if error.outcome is Outcome.NOT_STORED:
                 assert there == 0
         assert outcomes["acknowledged"] > 0, outcomes
-        assert outcomes[Outcome.UNKNOWN] <= 3 * 4, "only what was in flight"
+        assert outcomes[Outcome.UNKNOWN] <= 3 * WINDOW, "only what was in flight"
 
 
 def test_what_the_caller_does_with_its_lists_afterwards_changes_nothing(node: Node) -> None:
