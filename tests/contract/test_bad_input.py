@@ -18,13 +18,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from commitmq.client import wire
-from commitmq.client.run_encoder import RunLayout, encode_user_properties, record_parts
+from commitmq.client.run_encoder import RunLayout, encode_messages, encode_user_properties
 from commitmq.control import ControlBlock, Word, WorkerWord
 from commitmq.store.crc import body_crc
 from commitmq.store.layout import StoreLayout
 from commitmq.store.unique_ids import UniqueIds
 from commitmq.workers.runtime import role_slot
 from nodes import WORKERS, Node, commitmq, start_node
+from one_message import OneMessage
 
 SEGMENT_BYTES = 1 << 16
 MAX_MESSAGE_BYTES = 1 << 16
@@ -310,8 +311,8 @@ STORE_TIME, RECONSUME, PREPARED, BODY_LENGTH, BODY = 56, 72, 76, 84, 88
 def record(body: bytes = b"body", *, topic: str = TOPIC, queue: int = 0, crc: bool = True, **properties: str) -> bytes:
     layout = RunLayout(topic, born_v6=False, store_v6=False, properties_crc=crc)
     encoded = encode_user_properties(properties)
-    _, head, tail = record_parts(layout, queue, body, encoded, _IDS.next(), 0, 0, 1_700_000_000_000)
-    return head + body + tail
+    message = OneMessage(body, (encoded, 0, 0), 1_700_000_000_000)
+    return encode_messages(layout, queue, [message], _IDS.block(1))[1]
 
 
 def patched(data: bytes, at: int, value: int, form: str = ">i") -> bytes:

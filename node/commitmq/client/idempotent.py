@@ -29,11 +29,12 @@ import orjson
 from commitmq.client import wire
 from commitmq.client.connection import Channel
 from commitmq.client.routes import not_stored, unknown
-from commitmq.client.run_encoder import record_parts
+from commitmq.client.run_encoder import encode_messages
 from commitmq.client.send_core import LEAST_WINDOW, InFlight, SendCore
 from commitmq.client.send_future import SendFuture
 from commitmq.errors import NodeUnavailableError, Outcome, SendError
 from commitmq.store.producer_mark import MAX_EPOCH, MAX_ID_CHARACTERS, is_producer_id, mark_prefix
+from commitmq.store.unique_ids import UniqueIds
 
 FENCED: Final = "PRODUCER_FENCED"
 OUT_OF_ORDER: Final = "OUT_OF_ORDER_SEQUENCE"
@@ -106,13 +107,14 @@ class NumberedRun(InFlight):
         queue: int,
         futures: list[SendFuture],
         sizes: list[int],
+        unique: tuple[bytes, int],
         sequence: int,
         fields: dict[str, Any],
         data: bytes,
         order: int,
     ) -> None:
         """``order``: of the first sending of runs."""
-        super().__init__(group[0], queue, group[2], futures, sizes)
+        super().__init__(group[0], queue, group[2], futures, sizes, unique)
         self.group = group
         self.sequence = sequence
         self.fields = fields
@@ -126,9 +128,18 @@ class IdempotentCore(SendCore):
     """The core of an idempotent producer; see the module. It sends to the writer only."""
 
     def __init__(
-        self, node: str | None, sequences: Sequences, *, timeout_s: float, max_pending: int, max_pending_bytes: int
+        self,
+        node: str | None,
+        sequences: Sequences,
+        *,
+        timeout_s: float,
+        max_pending: int,
+        max_pending_bytes: int,
+        ids: UniqueIds | None = None,
     ) -> None:
-        super().__init__(node, timeout_s=timeout_s, max_pending=max_pending, max_pending_bytes=max_pending_bytes)
+        super().__init__(
+            node, timeout_s=timeout_s, max_pending=max_pending, max_pending_bytes=max_pending_bytes, ids=ids
+        )
         # What is repeated is told where it lies only while the node remembers that many runs of the queue
         # (producers.window), and repetitions go one by one: more in flight is more to do after the death of a node.
         self.window = LEAST_WINDOW
@@ -215,14 +226,8 @@ class IdempotentCore(SendCore):
             return
         layout = self.layout(topic)
         first = sequences.take(topic, queue, len(futures))
-        parts: list[bytes] = []
-        sizes = []
-        for sequence, one in enumerate(futures, first):
-            size, head, tail = record_parts(
-                layout, queue, one.body, one.properties, one.unique_id, one.flag, one.sys_flag, one.born, sequence
-            )
-            sizes.append(size)
-            parts += (head, one.body, tail)
+        unique = self.ids.block(len(futures))
+        sizes, data = encode_messages(layout, queue, futures, unique, first)
         fields = {
             "v": wire.PROTOCOL_VERSION,
             "op": "append",
@@ -233,7 +238,7 @@ class IdempotentCore(SendCore):
         }
         self._runs_sent += 1
         sequences.sign(fields, first)
-        run = NumberedRun(group, queue, futures, sizes, first, fields, b"".join(parts), self._runs_sent)
+        run = NumberedRun(group, queue, futures, sizes, unique, first, fields, data, self._runs_sent)
         identity = channel.next_id()
         try:
             channel.put([orjson.dumps({**fields, "id": identity}), run.data], time.monotonic() + 0.5)

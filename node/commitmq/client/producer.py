@@ -46,9 +46,6 @@ if TYPE_CHECKING:
     from commitmq.client.idempotent import Sequences
 
 _ACKS: Final = ("flushed", "memory")
-# What a message costs besides its body, for the bound on pending bytes; it need not be exact.
-_OVERHEAD_BYTES: Final = 512
-
 _MAX_STARTS: Final = 10_000
 
 # What an empty packet, the end of a local connection, stands for.
@@ -138,10 +135,12 @@ class Producer:
         self._compress_over = compress_over_bytes
         self._ids = UniqueIds()
         self._sequences: Sequences | None = None
+        self._may_be_plain = compress is None and not idempotent
         limits: dict[str, Any] = {
             "timeout_s": timeout_s,
             "max_pending": max_pending,
             "max_pending_bytes": max_pending_bytes,
+            "ids": self._ids,
         }
         if idempotent:
             from commitmq.client.idempotent import IdempotentCore
@@ -312,8 +311,30 @@ class Producer:
         """
         if self._closed:
             self._check_usable()
-        deadline = time.monotonic() + (timeout_s or self._timeout_s)
-        return self._submit(topic, body, tags, keys, properties, sharding_key, queue, flag, ack, deadline)
+        deadline = _monotonic() + (timeout_s or self._timeout_s)
+        if not (
+            type(body) is bytes
+            and body
+            and tags is None
+            and keys is None
+            and properties is None
+            and sharding_key is None
+            and not flag
+            and ack is None
+            and self._may_be_plain
+        ):
+            return self._submit(topic, body, tags, keys, properties, sharding_key, queue, flag, ack, deadline)
+        # The same for a message that is only a body: what is asked above need not be asked again.
+        core = self._core
+        check_topic(topic)
+        if queue is None:
+            queue = -1
+        elif queue < 0:
+            raise InvalidMessageError(f"queue {queue} is negative")
+        limit = (core.elsewhere.get(topic, core) if core.elsewhere else core).max_message_bytes
+        if len(body) > limit > 0:
+            raise _too_large(len(body), limit)
+        return core.submit(topic, queue, self._ack, body, None, deadline)
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until every asynchronous send is done (its future resolved, for good or bad).
@@ -565,20 +586,8 @@ class Producer:
             body, sys_flag = self._compressed(body)
         if core.max_message_bytes and len(body) > core.max_message_bytes:
             raise _too_large(len(body), core.max_message_bytes)
-        future = SendFuture(
-            core.condition,
-            body,
-            encoded,
-            self._ids.next(),
-            flag,
-            sys_flag,
-            time.time_ns() // 1_000_000,
-            len(body) + len(encoded) + _OVERHEAD_BYTES,
-            deadline,
-            core.forget,
-        )
-        self._core.submit(topic, queue, self._ack if ack is None else _check_ack(ack), future)
-        return future
+        about = (encoded, flag, sys_flag) if encoded or flag or sys_flag else None
+        return self._core.submit(topic, queue, self._ack if ack is None else _check_ack(ack), body, about, deadline)
 
     def _check_numbered(
         self, topic: str, queue: int | None, sharding_key: str | None, properties_bytes: int, deadline: float

@@ -38,10 +38,13 @@ class SendResult(NamedTuple):
         return f"SendResult({place}, physical_offset={self.physical_offset}, {self.ack}{again})"
 
 
+_tuple_of = tuple.__new__
+
+
 class RunAck:
     """The node's answer to one run. Results of its messages are made when they are looked at."""
 
-    __slots__ = ("_offsets", "ack", "answer", "count", "queue", "sizes", "topic", "unique")
+    __slots__ = ("_host", "_offsets", "_repeats", "ack", "answer", "count", "queue", "sizes", "topic", "unique")
 
     def __init__(
         self,
@@ -61,27 +64,39 @@ class RunAck:
         self.answer = answer
         self.count = len(sizes)
         self._offsets: list[int] | None = None
+        self._repeats = "stored_before" in answer
+        self._host = ""
 
     def result(self, index: int) -> SendResult:
         """The result of message ``index`` of the run."""
-        if "stored_before" in self.answer:
+        if self._repeats:
             return self._repeated(index)
+        answer = self.answer
         offsets = self._offsets
         if offsets is None:
+            # An id is the store's host, the same for the whole run, and the physical offset as 16 digits.
+            self._host = answer["msg_id"][:-16]
             offsets = self._offsets = self._physical_offsets()
-        answer = self.answer
         physical = offsets[index]
-        # An id is the store's host, the same for the whole run, and the physical offset as 16 digits.
-        msg_id = f"{answer['msg_id'][:-16]}{physical:016X}"
-        return SendResult(
-            self.topic,
-            self.queue,
-            answer["queue_offset"] + index,
-            physical,
-            answer["store_timestamp"],
-            msg_id,
-            self._unique_id(index),
-            self.ack,
+        unique = self.unique
+        if type(unique) is tuple:
+            unique_id = f"{unique[0]}{(unique[1] + index) & 0xFFFF:04X}"
+        else:
+            unique_id = unique[index]  # type: ignore[assignment]
+        # What a named tuple's own constructor does; as a call of Python code it would be the costliest part of this.
+        return _tuple_of(
+            SendResult,
+            (
+                self.topic,
+                self.queue,
+                answer["queue_offset"] + index,
+                physical,
+                answer["store_timestamp"],
+                f"{self._host}{physical:016X}",
+                unique_id,
+                self.ack,
+                False,
+            ),
         )
 
     def _repeated(self, index: int) -> SendResult:

@@ -7,7 +7,8 @@ queueOffset, physicalOffset, both hosts, storeTimestamp. With ``properties_crc``
 
 Two encoders make the same bytes:
 
-* :class:`RunLayout` with ``record_parts``: plain struct code for single records of asynchronous sends, no numpy;
+* :func:`encode_messages`: the runs of asynchronous sends, which are messages of any kind side by side. Plain code without
+  numpy, which such a producer need not load: it packs the heads one by one, and joins them with pieces that are shared;
 * :func:`encode_run`: whole runs with numpy. What stands between two bodies (the tail of one record and the head of the
   next) has one length in a run whose messages share their properties, so all of it is one array of fixed-size pieces,
   filled column by column, and the run is a join of pieces and bodies: no Python code runs per message.
@@ -16,9 +17,9 @@ Two encoders make the same bytes:
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from isal import isal_zlib
 
@@ -75,7 +76,7 @@ class EncodedRun:
 class RunLayout:
     """The layout of records as one node wants it (its ``hello``), and for one topic.
 
-    ``head`` packs everything before the body: see :func:`record_parts`.
+    ``head`` packs everything before the body: see :func:`encode_messages`.
     """
 
     __slots__ = (
@@ -118,39 +119,75 @@ class RunLayout:
         return self.fixed_bytes + body_bytes + properties_bytes + self.end_bytes
 
 
-def record_parts(
-    layout: RunLayout,
-    queue: int,
-    body: bytes,
-    properties: bytes,
-    unique_id: str,
-    flag: int,
-    sys_flag: int,
-    born: int,
-    sequence: int = 0,
-) -> tuple[int, bytes, bytes]:
-    """``(size, head, tail)`` of one record: head + body + tail are its bytes. ``properties`` without the unique id.
+class Outgoing(Protocol):
+    """A message of a run. ``about``: encoded properties, flag and compression bits; None where there is nothing of them."""
 
-    ``sequence`` counts only where the layout has a mark.
+    body: bytes
+    about: tuple[bytes, int, int] | None
+    born: int
+
+
+_TWO_DIGITS: Final = [b"%02X" % number for number in range(256)]
+
+
+def _in_steps(pieces: Iterable[bytes], counter: int, count: int) -> list[bytes]:
+    """``count`` of ``pieces``, the next one wherever a counter that begins at ``counter`` comes to a multiple of 256."""
+    steps: list[bytes] = []
+    at = counter
+    for piece in pieces:
+        steps += [piece] * min(256 - (at & 0xFF), counter + count - at)
+        at += 256 - (at & 0xFF)
+    return steps
+
+
+def encode_messages(
+    layout: RunLayout, queue: int, messages: Sequence[Outgoing], unique: tuple[bytes, int], sequence: int = 0
+) -> tuple[list[int], bytes]:
+    """``(size of each record, all records)`` of a run. ``unique``: of :meth:`UniqueIds.block`.
+
+    ``sequence``: of the first record, where the layout has a mark.
     """
-    end = layout.crc_slot
+    count = len(messages)
+    prefix, counter = unique
+    pack, magic, layout_flags = layout.head.pack, layout.magic, layout.sys_flag
+    fixed = layout.fixed_bytes + layout.end_bytes
+    bodies = [one.body for one in messages]
+    sizes = [fixed + len(body) for body in bodies]
+    # What stands between the body and the last two digits of the unique id: where messages have no properties, it is
+    # the same for up to 256 of them.
+    before = layout.tail + _SHORT.pack(layout.end_bytes) + UNIQUE_PREFIX + prefix
+    highs = [_TWO_DIGITS[at & 0xFF] for at in range(counter >> 8, (counter + count - 1 >> 8) + 1)]
+    tails = _in_steps([before + high for high in highs], counter, count)
+    heads = [
+        pack(size, magic, _crc32(body) & 0x7FFFFFFF, queue, 0, layout_flags, one.born, 0, len(body))
+        for one, size, body in zip(messages, sizes, bodies, strict=True)
+    ]
+    for index, one in enumerate(messages):
+        if one.about is not None:
+            properties, flag, sys_flag = one.about
+            body = bodies[index]
+            size = sizes[index] = sizes[index] + len(properties)
+            heads[index] = pack(
+                size, magic, _crc32(body) & 0x7FFFFFFF, queue, flag, layout_flags | sys_flag, one.born, 0, len(body)
+            )
+            tails[index] = b"%b%b%b%b%b%b" % (
+                layout.tail,
+                _SHORT.pack(layout.end_bytes + len(properties)),
+                properties,
+                UNIQUE_PREFIX,
+                prefix,
+                _TWO_DIGITS[counter + index >> 8 & 0xFF],
+            )
+    parts = [b""] * (5 * count)
+    parts[0::5] = heads
+    parts[1::5] = bodies
+    parts[2::5] = tails
+    parts[3::5] = (_TWO_DIGITS * ((count >> 8) + 2))[counter & 0xFF : (counter & 0xFF) + count]
     if layout.mark:
-        end = mark_of(layout.mark, sequence) + end
-    properties_bytes = len(properties) + layout.end_bytes
-    body_bytes = len(body)
-    size = layout.fixed_bytes + body_bytes + properties_bytes
-    head = layout.head.pack(
-        size, layout.magic, _crc32(body) & 0x7FFFFFFF, queue, flag, layout.sys_flag | sys_flag, born, 0, body_bytes
-    )
-    tail = b"%b%b%b%b%b\x02%b" % (
-        layout.tail,
-        _SHORT.pack(properties_bytes),
-        properties,
-        UNIQUE_PREFIX,
-        unique_id.encode(),
-        end,
-    )
-    return size, head, tail
+        parts[4::5] = [b"\x02" + mark_of(layout.mark, at) + layout.crc_slot for at in range(sequence, sequence + count)]
+    else:
+        parts[4::5] = [b"\x02" + layout.crc_slot] * count
+    return sizes, b"".join(parts)
 
 
 _HEX = b"0123456789ABCDEF"

@@ -38,9 +38,10 @@ from commitmq.client.connection import Channel, ConnectionLost, Directory, check
 from commitmq.client.local_socket import LocalSocket, connect_local
 from commitmq.client.results import RunAck
 from commitmq.client.routes import Routes, not_stored, unknown
-from commitmq.client.run_encoder import RunLayout, record_parts
+from commitmq.client.run_encoder import RunLayout, encode_messages
 from commitmq.client.send_future import SendFuture, fail_all, finish_run, run_callbacks
 from commitmq.errors import CommitMQError, NodeUnavailableError, Outcome, ProtocolError, SendError
+from commitmq.store.unique_ids import UniqueIds
 
 if TYPE_CHECKING:
     from commitmq.client.pending_batch import PendingBatch
@@ -55,20 +56,34 @@ WRONG_ENDPOINT: Final = "WRONG_ENDPOINT"
 
 _Group = tuple[str, int, str]  # topic, queue or -1, ack
 
+# What a message costs besides its body and properties, for the bound on pending bytes; it need not be exact.
+OVERHEAD_BYTES: Final = 512
+
+_new = object.__new__
+_time_ns = time.time_ns
 _log = logging.getLogger("commitmq.client")
 
 
 class InFlight:
     """One run on its way."""
 
-    __slots__ = ("ack", "bytes", "futures", "queue", "sizes", "topic")
+    __slots__ = ("ack", "futures", "queue", "sizes", "topic", "unique")
 
-    def __init__(self, topic: str, queue: int, ack: str, futures: list[SendFuture], sizes: list[int]) -> None:
+    def __init__(
+        self,
+        topic: str,
+        queue: int,
+        ack: str,
+        futures: list[SendFuture],
+        sizes: list[int],
+        unique: tuple[bytes, int],
+    ) -> None:
         self.topic = topic
         self.queue = queue
         self.ack = ack
         self.futures = futures
         self.sizes = sizes
+        self.unique = unique
 
 
 class SendCore:
@@ -81,6 +96,7 @@ class SendCore:
         timeout_s: float,
         max_pending: int,
         max_pending_bytes: int,
+        ids: UniqueIds | None = None,
         primary: SendCore | None = None,
     ) -> None:
         """The primary core sends to the writer. One made with a ``primary`` sends memory topics to the memory process."""
@@ -99,8 +115,12 @@ class SendCore:
         # (Runs of batches have up to twice the bytes of the pump's own.)
         self.window = max(LEAST_WINDOW, min(WINDOW, max_pending_bytes // (2 * MAX_PUMP_RUN_BYTES)))
         self.io = threading.Lock()
-        # One lock for both cores: a message must not be overtaken while its topic changes over.
-        self.condition: threading.Condition = threading.Condition() if primary is None else primary.condition
+        # One lock for both cores: a message must not be overtaken while its topic changes over. It is the condition's own,
+        # which costs less where nobody waits or notifies. (One that can be taken again: concurrent.futures' helpers take
+        # the condition of each future that they wait for.)
+        self.lock: threading.RLock = threading.RLock() if primary is None else primary.lock
+        self.condition: threading.Condition = threading.Condition(self.lock) if primary is None else primary.condition
+        self.ids = ids or UniqueIds()
         self.channel: Channel | None = None
         self.local: LocalSocket | None = None  # the short way beside it, for single synchronous sends
         self.hello: dict[str, Any] = {}
@@ -240,6 +260,7 @@ class SendCore:
                 timeout_s=self.timeout_s,
                 max_pending=self.max_pending,
                 max_pending_bytes=self.max_pending_bytes,
+                ids=self.ids,
                 primary=self,
             )
         return self._memory
@@ -271,17 +292,51 @@ class SendCore:
 
     # ------------------------------------------------------------ submitting
 
-    def submit(self, topic: str, queue: int, ack: str, future: SendFuture) -> None:
-        """Add a message to what the pump sends. Blocks while too much is pending; raises SendError when that lasts."""
-        condition = self.condition
-        with condition:
-            core = self.elsewhere.get(topic, self) if self.elsewhere else self
-            if core.outstanding >= core.max_pending or core._outstanding_bytes >= core.max_pending_bytes:
-                core._wait_for_space(future.deadline)
+    def submit(
+        self, topic: str, queue: int, ack: str, body: bytes, about: tuple[bytes, int, int] | None, deadline: float
+    ) -> SendFuture:
+        """Add a message to what the pump sends. Blocks while too much is pending; raises SendError when that lasts.
+
+        ``about``: as of SendFuture. All of this is written out, because a stream of sends goes no faster than it does. What
+        is counted changes between two calls: an interruption (Ctrl-C) comes after one, and must leave the counts right.
+        """
+        future: SendFuture = _new(SendFuture)
+        future.body = body
+        future.about = about
+        future.born = _time_ns() // 1_000_000
+        size = len(body) + OVERHEAD_BYTES
+        if about is not None:
+            size += len(about[0])
+        future.size_bytes = size
+        future.deadline = deadline
+        future._state = "PENDING"
+        future._run = future._watch = None
+        group = (topic, queue, ack)
+        with self.lock:
+            core = self
+            if core.elsewhere:
+                core = core.elsewhere.get(topic, core)
+            outstanding = core.outstanding
+            if outstanding >= core.max_pending or core._outstanding_bytes >= core.max_pending_bytes:
+                core._wait_for_space(deadline)
                 core = self.elsewhere.get(topic, self)  # it may have changed over meanwhile
+                outstanding = core.outstanding
             if core.closed:
                 raise CommitMQError("the producer is closed")
-            core._enqueue((topic, queue, ack), future)
+            waiting = core._groups.get(group)
+            if waiting is None:
+                waiting = deque()
+                core._groups[group] = waiting
+            future.sender = core
+            core.outstanding = outstanding + 1
+            core._outstanding_bytes += size
+            core._pending_bytes += size
+            if deadline < core._earliest:
+                core._earliest = deadline
+            waiting.append(future)
+            if core._asleep or core._thread is None:
+                core._wake_for_messages()
+        return future
 
     def submit_batch(self, batch: PendingBatch) -> None:
         """Add a batch to what the pump sends. Blocks while too much is pending; raises SendError when that lasts."""
@@ -297,8 +352,8 @@ class SendCore:
             self._wake(self._asleep)
 
     def _enqueue(self, group: _Group, future: SendFuture) -> None:
-        """Condition held."""
-        future._forget = self.forget
+        """Add one that another core had (condition held)."""
+        future.sender = self
         self.outstanding += 1
         size = future.size_bytes
         self._outstanding_bytes += size
@@ -309,6 +364,10 @@ class SendCore:
         if waiting is None:
             waiting = self._groups[group] = deque()
         waiting.append(future)
+        self._wake_for_messages()
+
+    def _wake_for_messages(self) -> None:
+        """Condition held."""
         self._wake(self._asleep and (not self._flying or self._pending_bytes >= FULL_RUN_BYTES))
 
     def _wake(self, ring: bool) -> None:
@@ -488,21 +547,26 @@ class SendCore:
         futures: list[SendFuture] = []
         refused: list[SendFuture] = []
         limit = self.max_message_bytes
-        with self.condition:
+        left = MAX_PUMP_RUN_BYTES
+        with self.lock:
             waiting = self._groups.pop(group)
-            size = 0
             while waiting and len(futures) < MAX_PUMP_RUN_MESSAGES:
                 future = waiting[0]
-                if futures and size + future.size_bytes > MAX_PUMP_RUN_BYTES:
+                left -= future.size_bytes
+                if left < 0 and futures:
+                    left += future.size_bytes
                     break
                 waiting.popleft()
-                if len(future.body) > limit:
+                if future._state != "PENDING":
+                    left += future.size_bytes
+                elif future.size_bytes > limit and len(future.body) > limit:
+                    left += future.size_bytes
                     self._pending_bytes -= future.size_bytes
                     refused.append(future)
-                elif future.start():
-                    size += future.size_bytes
+                else:
+                    future._state = "RUNNING"
                     futures.append(future)
-            self._pending_bytes -= size
+            self._pending_bytes -= MAX_PUMP_RUN_BYTES - left
             if waiting:
                 self._groups[group] = waiting  # at the end: other topics and queues have their turn first
         if refused:
@@ -514,15 +578,8 @@ class SendCore:
     def _send_run(
         self, channel: Channel, topic: str, queue: int, ack: str, group: _Group, futures: list[SendFuture]
     ) -> None:
-        layout = self.layout(topic)
-        parts: list[bytes] = []
-        sizes = []
-        for one in futures:
-            size, head, tail = record_parts(
-                layout, queue, one.body, one.properties, one.unique_id, one.flag, one.sys_flag, one.born
-            )
-            sizes.append(size)
-            parts += (head, one.body, tail)
+        unique = self.ids.block(len(futures))
+        sizes, data = encode_messages(self.layout(topic), queue, futures, unique)
         identity = channel.next_id()
         header = {
             "v": wire.PROTOCOL_VERSION,
@@ -534,7 +591,7 @@ class SendCore:
             "ack": ack,
         }
         try:
-            channel.put([orjson.dumps(header), b"".join(parts)], time.monotonic() + 0.5)
+            channel.put([orjson.dumps(header), data], time.monotonic() + 0.5)
         except NodeUnavailableError as error:
             # Not taken: these wait for the next connection, before those that came after them.
             with self.condition:
@@ -547,7 +604,7 @@ class SendCore:
                 waiting.extendleft(reversed(futures))
             self._lose(error.message)
             return
-        self._flying[identity] = InFlight(topic, queue, ack, futures, sizes)
+        self._flying[identity] = InFlight(topic, queue, ack, futures, sizes, unique)
 
     def _send_batch(self, channel: Channel, put_deadline: float) -> bool:
         """Send the next run of the first batch that waits; False when there is no use in going on at once."""
@@ -641,12 +698,13 @@ class SendCore:
             self._fail(run.futures, lambda: wire.send_refusal(answer))
             return
         futures = run.futures
-        ack = RunAck(run.topic, run.queue, run.ack, run.sizes, [one.unique_id for one in futures], answer)
-        with self.condition:
+        size_bytes = sum([one.size_bytes for one in futures])
+        prefix, counter = run.unique
+        ack = RunAck(run.topic, run.queue, run.ack, run.sizes, (prefix.decode(), counter), answer)
+        with self.lock:
             # Some may have run out of time before: they are settled already.
-            live = [one for one in futures if one._state == "RUNNING"]
-            called = finish_run(futures, ack)
-            self._settle(len(live), sum(one.size_bytes for one in live))
+            called, before = finish_run(futures, ack)
+            self._settle(len(futures) - len(before), size_bytes - sum([one.size_bytes for one in before]))
         if called:
             run_callbacks(called)
 

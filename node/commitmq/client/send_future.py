@@ -3,7 +3,7 @@
 The standard class makes a condition variable per object, which at 60,000 sends a second is the largest single cost.
 Here all futures of a producer share the producer's lock; each keeps the fields that ``concurrent.futures.wait``,
 ``as_completed`` and ``asyncio.wrap_future`` look at, and makes its lists only when somebody waits. The message to be
-sent lives in the same object, so that a send allocates once.
+sent lives in the same object, so that a send allocates once, and all fields are slots, so that this is one object.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ from __future__ import annotations
 import _thread
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from commitmq.client.results import RunAck, SendResult
 from commitmq.errors import SendError
@@ -34,56 +33,88 @@ _DONE = frozenset((_CANCELLED, _CANCELLED_AND_NOTIFIED, _FINISHED))
 _log = logging.getLogger("commitmq.client")
 
 
+class Sender(Protocol):
+    """Who sends the message of a future."""
+
+    condition: threading.Condition
+
+    def forget(self, future: SendFuture) -> None:
+        """It was cancelled (condition held)."""
+
+
+class _Watch:
+    """Who waits for a future."""
+
+    __slots__ = ("callbacks", "waiters")
+
+    def __init__(self) -> None:
+        self.callbacks: list[Callback] = []
+        self.waiters: list[Any] = []
+
+
 class SendFuture(Future[SendResult]):
     """Result of a pending send. States: pending (may be cancelled), running (handed to the connection), finished.
 
     Cancelling works only while the message was not handed to the connection; then it is certainly not stored.
     """
 
-    # Class-level defaults: an instance holds only what differs.
-    _state = _PENDING
-    _exception: BaseException | None = None
-    _run: RunAck | None = None
-    _index = 0
-    _list_of_waiters: list[Any] | None = None
-    _list_of_callbacks: list[Any] | None = None
+    __slots__ = (
+        "_exception",
+        "_index",
+        "_run",
+        "_state",
+        "_watch",
+        "about",
+        "body",
+        "born",
+        "deadline",
+        "sender",
+        "size_bytes",
+    )
+
+    _index: int
 
     def __init__(  # (the base class's __init__ is what this class avoids)
         self,
-        condition: threading.Condition,
+        sender: Sender,
         body: bytes,
-        properties: bytes,
-        unique_id: str,
-        flag: int,
-        sys_flag: int,
+        about: tuple[bytes, int, int] | None,
         born: int,
         size_bytes: int,
         deadline: float,
-        forget: Callable[[SendFuture], None],
     ) -> None:
-        self._condition = condition
+        """``about``: encoded properties, flag and compression bits of the sysFlag; None where there is nothing of them.
+
+        SendCore.submit does the same without the call.
+        """
+        self.sender = sender
         self.body = body
-        self.properties = properties
-        self.unique_id = unique_id
-        self.flag = flag
-        self.sys_flag = sys_flag
+        self.about = about
         self.born = born
         self.size_bytes = size_bytes
         self.deadline = deadline
-        self._forget = forget
+        self._state = _PENDING
+        self._run: RunAck | None = None
+        self._watch: _Watch | None = None
 
     # ------------------------------------------------------------ what concurrent.futures' helpers look at
 
     @property
+    def _condition(self) -> threading.Condition:  # type: ignore[override]
+        return self.sender.condition
+
+    @property
     def _waiters(self) -> list[Any]:  # type: ignore[override]
-        waiters = self._list_of_waiters
-        if waiters is None:
-            waiters = self._list_of_waiters = []
-        return waiters
+        return self._watched().waiters
 
     @property
     def _result(self) -> SendResult | None:  # type: ignore[override]
         return self._run.result(self._index) if self._run is not None else None
+
+    def _watched(self) -> _Watch:
+        if self._watch is None:
+            self._watch = _Watch()
+        return self._watch
 
     # ------------------------------------------------------------ the public interface of Future
 
@@ -95,9 +126,10 @@ class SendFuture(Future[SendResult]):
             if self._state != _PENDING:
                 return False
             self._state = _CANCELLED_AND_NOTIFIED
-            self._forget(self)
-            for waiter in self._list_of_waiters or ():
-                waiter.add_cancelled(self)
+            self.sender.forget(self)
+            if self._watch is not None:
+                for waiter in self._watch.waiters:
+                    waiter.add_cancelled(self)
         run_callbacks((self,))
         return True
 
@@ -114,15 +146,17 @@ class SendFuture(Future[SendResult]):
         """The result; raises SendError, CancelledError, or TimeoutError after ``timeout`` seconds (still pending)."""
         if self._state not in _DONE:
             self._wait(timeout)
-        if self._run is not None:
-            return self._run.result(self._index)
-        if self._exception is not None:
-            try:
-                raise self._exception
-            finally:
-                # The traceback refers to this frame: without the cycle the error is freed at once.
-                self = None  # type: ignore[assignment]
-        raise CancelledError
+        run = self._run
+        if run is not None:
+            return run.result(self._index)
+        if self._state != _FINISHED:
+            raise CancelledError
+        assert self._exception is not None
+        try:
+            raise self._exception
+        finally:
+            # The traceback refers to this frame: without the cycle the error is freed at once.
+            self = None  # type: ignore[assignment]
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """The error of a failed send, None for a stored one; raises as :meth:`result` for the other cases."""
@@ -136,9 +170,7 @@ class SendFuture(Future[SendResult]):
         """Have ``fn(future)`` called once it is done: in the producer's thread, or here and now if it is already."""
         with self._condition:
             if self._state not in _DONE:
-                if self._list_of_callbacks is None:
-                    self._list_of_callbacks = []
-                self._list_of_callbacks.append(fn)
+                self._watched().callbacks.append(fn)
                 return
         _call(fn, self)
 
@@ -148,52 +180,45 @@ class SendFuture(Future[SendResult]):
         with self._condition:
             if self._state in _DONE:
                 return
-            if self._list_of_callbacks is None:
-                self._list_of_callbacks = []
 
             def wake(_future: Future[SendResult]) -> None:
                 lock.release()
 
-            self._list_of_callbacks.append(wake)
+            callbacks = self._watched().callbacks
+            callbacks.append(wake)
         if lock.acquire(timeout=-1 if timeout is None else max(timeout, 0)):
             return
         with self._condition:
             if self._state in _DONE:
                 return
-            if self._list_of_callbacks is not None and wake in self._list_of_callbacks:
-                self._list_of_callbacks.remove(wake)
+            if wake in callbacks:
+                callbacks.remove(wake)
         raise FutureTimeoutError(f"the send is still pending after {timeout} s")
 
-    # ------------------------------------------------------------ for the producer; the condition must be held
 
-    def start(self) -> bool:
-        """Mark it handed over; False when it was cancelled."""
-        if self._state != _PENDING:
-            return False
-        self._state = _RUNNING
-        return True
+def finish_run(futures: list[SendFuture], run: RunAck) -> tuple[list[SendFuture], list[SendFuture]]:
+    """Resolve all futures of a stored run, condition held.
 
-    def expired(self) -> bool:
-        return time.monotonic() >= self.deadline
-
-
-def finish_run(futures: list[SendFuture], run: RunAck) -> list[SendFuture]:
-    """Resolve all futures of a stored run, condition held; returns those whose callbacks must run afterwards."""
-    called = []
+    Returns those whose callbacks must run afterwards, and those that were done before, because their time was over.
+    """
+    called: list[SendFuture] = []
+    before: list[SendFuture] = []
     for index, future in enumerate(futures):
-        if future._state != _RUNNING:
-            continue
-        future._run = run
-        future._index = index
-        future._state = _FINISHED
-        # What was sent is not needed any more; a kept future should not keep the message.
-        future.body = future.properties = b""
-        if future._list_of_waiters is not None:
-            for waiter in future._list_of_waiters:
-                waiter.add_result(future)
-        if future._list_of_callbacks is not None:
-            called.append(future)
-    return called
+        if future._state == _RUNNING:
+            future._run = run
+            future._index = index
+            future._exception = None
+            future._state = _FINISHED
+            # What was sent is not needed any more; a kept future should not keep the message.
+            future.body = b""
+            future.about = None
+            if future._watch is not None:
+                for waiter in future._watch.waiters:
+                    waiter.add_result(future)
+                called.append(future)
+        else:
+            before.append(future)
+    return called, before
 
 
 def fail_all(futures: Iterable[SendFuture], make_error: Callable[[], SendError]) -> list[SendFuture]:
@@ -204,11 +229,11 @@ def fail_all(futures: Iterable[SendFuture], make_error: Callable[[], SendError])
             continue
         future._exception = make_error()
         future._state = _FINISHED
-        future.body = future.properties = b""
-        if future._list_of_waiters is not None:
-            for waiter in future._list_of_waiters:
+        future.body = b""
+        future.about = None
+        if future._watch is not None:
+            for waiter in future._watch.waiters:
                 waiter.add_exception(future)
-        if future._list_of_callbacks is not None:
             called.append(future)
     return called
 
@@ -216,9 +241,10 @@ def fail_all(futures: Iterable[SendFuture], make_error: Callable[[], SendError])
 def run_callbacks(futures: Iterable[SendFuture]) -> None:
     """Call the done callbacks, without the lock: a callback may send."""
     for future in futures:
-        callbacks, future._list_of_callbacks = future._list_of_callbacks, None
-        for callback in callbacks or ():
-            _call(callback, future)
+        if future._watch is not None:
+            callbacks, future._watch.callbacks = future._watch.callbacks, []
+            for callback in callbacks:
+                _call(callback, future)
 
 
 def _call(callback: Callback, future: SendFuture) -> None:

@@ -14,12 +14,14 @@ from commitmq.client.run_encoder import (
     CRC_SLOT,
     EncodedRun,
     RunLayout,
+    encode_messages,
     encode_run,
     encode_user_properties,
-    record_parts,
 )
+from commitmq.store.producer_mark import mark_prefix
 from commitmq.store.record import Record, decode_record
 from commitmq.store.unique_ids import UniqueIds
+from one_message import OneMessage
 
 IDS = UniqueIds()
 TOPICS = ["T", "x" * 127, "%RETRY%" + "g" * 150]
@@ -83,13 +85,54 @@ def test_both_encoders_make_the_same_bytes(topic: str, kind: tuple[bool, bool, b
     properties = [encode_user_properties({"KEYS": f"k{index}"}) for index in range(3)]
     run = encode_run(layout, 2, bodies, properties, IDS, born=77, flags=[0, 1, 2], sys_flags=[0, 0x301, 0x101])
     assert isinstance(run.unique, tuple)
-    singles = b""
-    for index, body in enumerate(bodies):
-        unique = f"{run.unique[0]}{run.unique[1] + index & 0xFFFF:04X}"
-        size, head, tail = record_parts(layout, 2, body, properties[index], unique, index, (0, 0x301, 0x101)[index], 77)
-        assert size == len(head) + len(body) + len(tail) == layout.record_bytes(len(body), len(properties[index]))
-        singles += head + body + tail
-    assert singles == run.data
+    messages = [
+        OneMessage(body, (properties[index], index, (0, 0x301, 0x101)[index]), 77) for index, body in enumerate(bodies)
+    ]
+    sizes, data = encode_messages(layout, 2, messages, (run.unique[0].encode(), run.unique[1]))
+    assert sizes == [layout.record_bytes(len(body), len(properties[index])) for index, body in enumerate(bodies)]
+    assert data == run.data
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(
+    about=st.lists(
+        st.none()
+        | st.tuples(st.sampled_from([b"", b"TAGS\x01t\x02"]), st.integers(-5, 5), st.sampled_from([0, 0x301])),
+        min_size=1,
+        max_size=700,
+    ),
+    counter=st.integers(0, 0xFFFF) | st.integers(0xFC00, 0xFFFF),
+    mark=st.sampled_from([b"", mark_prefix("id", 3)]),
+    crc=st.booleans(),
+)
+def test_both_encoders_make_the_same_bytes_of_messages_of_different_kinds(
+    about: list[tuple[bytes, int, int] | None], counter: int, mark: bytes, crc: bool
+) -> None:
+    """With and without properties side by side, and ids whose digits carry, or begin at 0000 again."""
+    layout = RunLayout("T", born_v6=False, store_v6=False, properties_crc=crc, mark=mark)
+    messages = [OneMessage(b"%d" % index, one, 1000 + index // 3) for index, one in enumerate(about)]
+    sizes, data = encode_messages(layout, 1, messages, (b"P" * 28, counter), 40)
+    ids = UniqueIds()
+    ids._counter = counter
+    run = encode_run(
+        layout,
+        1,
+        [one.body for one in messages],
+        [one.about[0] if one.about else b"" for one in messages],
+        ids,
+        born=0,
+        flags=[one.about[1] if one.about else 0 for one in messages],
+        sys_flags=[one.about[2] if one.about else 0 for one in messages],
+        sequence=40,
+    )
+    assert isinstance(run.unique, tuple)
+    assert sizes == list(run.sizes)
+    at = 0
+    expected = bytearray(run.data.replace(run.unique[0].encode(), b"P" * 28))
+    for one, size in zip(messages, sizes, strict=True):
+        expected[at + 40 : at + 48] = one.born.to_bytes(8, "big")
+        at += size
+    assert data == expected
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -55,11 +55,7 @@ class DeafChannel:
 
 
 def waiting(core: SendCore, body: bytes) -> SendFuture:
-    future = SendFuture(
-        core.condition, body, b"", "0" * 32, 0, 0, 0, len(body) + 100, time.monotonic() + 60, core.forget
-    )
-    core._enqueue(("topic", 0, "memory"), future)
-    return future
+    return core.submit("topic", 0, "memory", body, None, time.monotonic() + 60)
 
 
 @pytest.fixture(params=[SendCore, IdempotentCore])

@@ -31,16 +31,20 @@ class Sender:
         self.forgotten: list[SendFuture] = []
 
     def future(self) -> SendFuture:
-        return SendFuture(self.condition, b"x", b"", "U", 0, 0, 0, 1, time.monotonic() + 9, self.forgotten.append)
+        return SendFuture(self, b"x", None, 0, 1, time.monotonic() + 9)
+
+    def forget(self, future: SendFuture) -> None:
+        self.forgotten.append(future)
 
     def start(self, *futures: SendFuture) -> None:
-        with self.condition:
-            assert all(one.start() for one in futures)
+        for one in futures:
+            assert one._state == "PENDING"
+            one._state = "RUNNING"
 
     def finish(self, *futures: SendFuture) -> None:
         ack = RunAck("T", 2, "memory", [10] * len(futures), ["U"] * len(futures), ANSWER)
         with self.condition:
-            called = finish_run(list(futures), ack)
+            called, _ = finish_run(list(futures), ack)
         run_callbacks(called)
 
     def fail(self, *futures: SendFuture) -> None:
@@ -70,6 +74,18 @@ def test_a_result_is_made_from_the_runs_answer(sender: Sender) -> None:
     assert [one.result(0).physical_offset for one in futures] == [100, 110, 120]
     assert futures[0].exception() is None
     assert futures[0].body == b"", "what was sent is let go"
+    assert "finished returned SendResult" in repr(futures[0])
+
+
+def test_one_whose_time_was_over_is_left_as_it_is(sender: Sender) -> None:
+    early, late = sender.future(), sender.future()
+    sender.start(early, late)
+    sender.fail(late)
+    with sender.condition:
+        called, before = finish_run([late, early], RunAck("T", 2, "memory", [10, 10], ("U" * 28, 7), ANSWER))
+    assert (called, before) == ([], [late])
+    assert isinstance(late.exception(), SendError)
+    assert (early.result().queue_offset, early.result().unique_id) == (6, "U" * 28 + "0008")
 
 
 def test_result_waits(sender: Sender) -> None:
@@ -108,7 +124,6 @@ def test_cancel_works_until_the_message_is_handed_over(sender: Sender) -> None:
     assert pending.done()
     assert not started.cancel()
     assert sender.forgotten == [pending]
-    assert not pending.start()
     with pytest.raises(concurrent.futures.CancelledError):
         pending.result()
     with pytest.raises(concurrent.futures.CancelledError):

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from commitmq.client.run_encoder import RunLayout, encode_run, record_parts
+from commitmq.client.run_encoder import RunLayout, encode_messages, encode_run
 from commitmq.errors import StoreError
 from commitmq.store.append import CommitLogAppender, MessageIllegalError
 from commitmq.store.commit_log import CommitLog
@@ -32,6 +32,7 @@ from commitmq.store.producer_table import Place, ProducerTable, SequenceRefusedE
 from commitmq.store.record import Host
 from commitmq.store.recovery import map_segment
 from commitmq.store.unique_ids import UniqueIds
+from one_message import OneMessage
 
 SEGMENT = 16_384
 HOST = pack_host(Host("127.0.0.1", 0))
@@ -252,12 +253,10 @@ def test_both_encoders_make_marks_that_the_node_checks_and_finds(
     layout = RunLayout("T", born_v6=False, store_v6=False, properties_crc=crc, mark=mark)
     bodies = [b"%d" % number for number in range(count)]
     run = encode_run(layout, 0, bodies, b"", IDS, born=5, sequence=sequence)
-    prefix, counter = run.unique
-    singles = [
-        record_parts(layout, 0, body, b"", f"{prefix}{(counter + i) & 0xFFFF:04X}", 0, 0, 5, sequence + i)
-        for i, body in enumerate(bodies)
-    ]
-    assert run.data == b"".join(head + body + tail for (_, head, tail), body in zip(singles, bodies, strict=True))
+    assert isinstance(run.unique, tuple)
+    unique = (run.unique[0].encode(), run.unique[1])
+    messages = [OneMessage(body, born=5) for body in bodies]
+    assert encode_messages(layout, 0, messages, unique, sequence) == (run.sizes.tolist(), run.data)
     with tempfile.TemporaryDirectory() as folder:
         log = Log(Path(folder) / "log", crc=crc)
         checked = log.appender.check_run(run.data, b"T", 0, born_v6=False, mark=mark, sequence=sequence)
