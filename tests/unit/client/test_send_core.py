@@ -33,6 +33,8 @@ HELLO: dict[str, Any] = {
 class DeafChannel:
     """Takes requests, numbers them from one as every channel does, and is lost when told so."""
 
+    endpoint = "tcp://127.0.0.1:1"
+
     def __init__(self) -> None:
         self.taken: list[int] = []
         self.is_lost = False
