@@ -154,7 +154,7 @@ PYTHON_CALLS = {
     ("single, memory", CLIENT): (29.1, 32),  # three of them make the packet's length
     ("single, memory", "writer"): (129, 145),
     ("single, flushed", "writer"): (170, 187),
-    ("pipelined", CLIENT): (42.6, 47),
+    ("pipelined", CLIENT): (23.6, 26),
     ("pipelined", "writer"): (0.3, 0.8),
     # One call of the CRC for each message, and in what was sent the slices that it is computed of.
     ("read, mapped", CLIENT): (1.04, 2.2),

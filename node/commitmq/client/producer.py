@@ -32,7 +32,7 @@ from commitmq.client.message import (
 from commitmq.client.results import BatchResult, BatchSendError, SendResult
 from commitmq.client.routes import not_stored, unknown
 from commitmq.client.run_encoder import encode_user_properties
-from commitmq.client.send_core import SendCore
+from commitmq.client.send_core import SendCore, too_large
 from commitmq.client.send_future import SendFuture
 from commitmq.errors import CommitMQError, InvalidMessageError, NodeUnavailableError, ProtocolError, SendError
 from commitmq.store.compression import compress, compression_flags
@@ -221,7 +221,7 @@ class Producer:
                 body, sys_flag = self._compressed(body)
                 more += f',"sys_flag":{sys_flag}'
             if len(body) > core.max_message_bytes:
-                raise _too_large(len(body), core.max_message_bytes)
+                raise too_large(len(body), core.max_message_bytes)
             if queue is None and sharding_key:
                 queue = _shard(sharding_key, core.routes.queues(topic, now + (timeout_s or self._timeout_s)))
             if queue is not None:
@@ -325,16 +325,12 @@ class Producer:
         ):
             return self._submit(topic, body, tags, keys, properties, sharding_key, queue, flag, ack, deadline)
         # The same for a message that is only a body: what is asked above need not be asked again.
-        core = self._core
         check_topic(topic)
         if queue is None:
             queue = -1
         elif queue < 0:
             raise InvalidMessageError(f"queue {queue} is negative")
-        limit = (core.elsewhere.get(topic, core) if core.elsewhere else core).max_message_bytes
-        if len(body) > limit > 0:
-            raise _too_large(len(body), limit)
-        return core.submit(topic, queue, self._ack, body, None, deadline)
+        return self._core.submit(topic, queue, self._ack, body, None, deadline)
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until every asynchronous send is done (its future resolved, for good or bad).
@@ -584,8 +580,6 @@ class Producer:
         sys_flag = 0
         if self._compress is not None:
             body, sys_flag = self._compressed(body)
-        if core.max_message_bytes and len(body) > core.max_message_bytes:
-            raise _too_large(len(body), core.max_message_bytes)
         about = (encoded, flag, sys_flag) if encoded or flag or sys_flag else None
         return self._core.submit(topic, queue, self._ack if ack is None else _check_ack(ack), body, about, deadline)
 
@@ -647,7 +641,7 @@ class Producer:
         with core.guest(deadline):
             core.connected(deadline)
             if len(body) > core.max_message_bytes:
-                raise _too_large(len(body), core.max_message_bytes)
+                raise too_large(len(body), core.max_message_bytes)
             answer = core.exchange(lambda number: _dumps({**fields, "id": number}), body, deadline)
         return SendResult(
             topic,
@@ -760,9 +754,3 @@ def _needs_queue() -> InvalidMessageError:
 
 def _shard(sharding_key: str, queues: int) -> int:
     return abs(java_string_hash(sharding_key)) % queues
-
-
-def _too_large(size_bytes: int, limit: int) -> InvalidMessageError:
-    return InvalidMessageError(
-        f"the body has {size_bytes} bytes, the node allows {limit} (commit_log.max_message_bytes)"
-    )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import struct
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
-from typing import Any, NamedTuple, overload
+from typing import Any, Final, NamedTuple, overload
 
 from commitmq.errors import Outcome, SendError
 
@@ -39,12 +40,25 @@ class SendResult(NamedTuple):
 
 
 _tuple_of = tuple.__new__
+_TWO_DIGITS: Final = [f"{number:02X}" for number in range(256)]
 
 
 class RunAck:
     """The node's answer to one run. Results of its messages are made when they are looked at."""
 
-    __slots__ = ("_host", "_offsets", "_repeats", "ack", "answer", "count", "queue", "sizes", "topic", "unique")
+    __slots__ = (
+        "_digits",
+        "_host",
+        "_offsets",
+        "_repeats",
+        "ack",
+        "answer",
+        "count",
+        "queue",
+        "sizes",
+        "topic",
+        "unique",
+    )
 
     def __init__(
         self,
@@ -65,7 +79,7 @@ class RunAck:
         self.count = len(sizes)
         self._offsets: list[int] | None = None
         self._repeats = "stored_before" in answer
-        self._host = ""
+        self._host = self._digits = ""
 
     def result(self, index: int) -> SendResult:
         """The result of message ``index`` of the run."""
@@ -76,11 +90,14 @@ class RunAck:
         if offsets is None:
             # An id is the store's host, the same for the whole run, and the physical offset as 16 digits.
             self._host = answer["msg_id"][:-16]
-            offsets = self._offsets = self._physical_offsets()
+            offsets = self._physical_offsets()
+            self._digits = struct.pack(f">{len(offsets)}Q", *offsets).hex().upper()
+            self._offsets = offsets  # last: several threads may look
         physical = offsets[index]
         unique = self.unique
         if type(unique) is tuple:
-            unique_id = f"{unique[0]}{(unique[1] + index) & 0xFFFF:04X}"
+            number = unique[1] + index
+            unique_id = unique[0] + _TWO_DIGITS[number >> 8 & 0xFF] + _TWO_DIGITS[number & 0xFF]
         else:
             unique_id = unique[index]  # type: ignore[assignment]
         # What a named tuple's own constructor does; as a call of Python code it would be the costliest part of this.
@@ -92,7 +109,7 @@ class RunAck:
                 answer["queue_offset"] + index,
                 physical,
                 answer["store_timestamp"],
-                f"{self._host}{physical:016X}",
+                self._host + self._digits[16 * index : 16 * index + 16],
                 unique_id,
                 self.ack,
                 False,

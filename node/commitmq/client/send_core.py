@@ -40,7 +40,7 @@ from commitmq.client.results import RunAck
 from commitmq.client.routes import Routes, not_stored, unknown
 from commitmq.client.run_encoder import RunLayout, encode_messages
 from commitmq.client.send_future import SendFuture, fail_all, finish_run, run_callbacks
-from commitmq.errors import CommitMQError, NodeUnavailableError, Outcome, ProtocolError, SendError
+from commitmq.errors import CommitMQError, InvalidMessageError, NodeUnavailableError, Outcome, ProtocolError, SendError
 from commitmq.store.unique_ids import UniqueIds
 
 if TYPE_CHECKING:
@@ -62,6 +62,13 @@ OVERHEAD_BYTES: Final = 512
 _new = object.__new__
 _time_ns = time.time_ns
 _log = logging.getLogger("commitmq.client")
+
+
+def too_large(size_bytes: int, limit: int) -> InvalidMessageError:
+    """The error for a body of ``size_bytes``."""
+    return InvalidMessageError(
+        f"the body has {size_bytes} bytes, the node allows {limit} (commit_log.max_message_bytes)"
+    )
 
 
 class InFlight:
@@ -297,8 +304,10 @@ class SendCore:
     ) -> SendFuture:
         """Add a message to what the pump sends. Blocks while too much is pending; raises SendError when that lasts.
 
-        ``about``: as of SendFuture. All of this is written out, because a stream of sends goes no faster than it does. What
-        is counted changes between two calls: an interruption (Ctrl-C) comes after one, and must leave the counts right.
+        Raises InvalidMessageError for a body that is known to be larger than the node allows. ``about``: as of SendFuture.
+
+        All of this is written out, because a stream of sends goes no faster than it does. What is counted changes between
+        two calls: an interruption (Ctrl-C) comes after one, and must leave the counts right.
         """
         future: SendFuture = _new(SendFuture)
         future.body = body
@@ -316,6 +325,8 @@ class SendCore:
             core = self
             if core.elsewhere:
                 core = core.elsewhere.get(topic, core)
+            if len(body) > core.max_message_bytes > 0:
+                raise too_large(len(body), core.max_message_bytes)
             outstanding = core.outstanding
             if outstanding >= core.max_pending or core._outstanding_bytes >= core.max_pending_bytes:
                 core._wait_for_space(deadline)
@@ -334,8 +345,8 @@ class SendCore:
             if deadline < core._earliest:
                 core._earliest = deadline
             waiting.append(future)
-            if core._asleep or core._thread is None:
-                core._wake_for_messages()
+            if core._thread is None or (core._asleep and (core._pending_bytes >= FULL_RUN_BYTES or not core._flying)):
+                core._wake(core._asleep)
         return future
 
     def submit_batch(self, batch: PendingBatch) -> None:
@@ -364,10 +375,6 @@ class SendCore:
         if waiting is None:
             waiting = self._groups[group] = deque()
         waiting.append(future)
-        self._wake_for_messages()
-
-    def _wake_for_messages(self) -> None:
-        """Condition held."""
         self._wake(self._asleep and (not self._flying or self._pending_bytes >= FULL_RUN_BYTES))
 
     def _wake(self, ring: bool) -> None:

@@ -144,9 +144,11 @@ class SendFuture(Future[SendResult]):
 
     def result(self, timeout: float | None = None) -> SendResult:
         """The result; raises SendError, CancelledError, or TimeoutError after ``timeout`` seconds (still pending)."""
-        if self._state not in _DONE:
-            self._wait(timeout)
         run = self._run
+        if run is None:
+            if self._state not in _DONE:
+                self._wait(timeout)
+            run = self._run
         if run is not None:
             return run.result(self._index)
         if self._state != _FINISHED:
@@ -205,9 +207,9 @@ def finish_run(futures: list[SendFuture], run: RunAck) -> tuple[list[SendFuture]
     before: list[SendFuture] = []
     for index, future in enumerate(futures):
         if future._state == _RUNNING:
-            future._run = run
             future._index = index
             future._exception = None
+            future._run = run
             future._state = _FINISHED
             # What was sent is not needed any more; a kept future should not keep the message.
             future.body = b""
