@@ -32,6 +32,7 @@ from commitmq import (
     Producer,
     SendError,
 )
+from commitmq.client.send_core import MAX_PUMP_RUN_MESSAGES, WINDOW
 from commitmq.store.java import java_string_hash
 from messages_stored import read_all, while_the_writer_dies
 from nodes import Node, environment, eventually, free_ports, start_node
@@ -359,7 +360,7 @@ def test_every_send_has_an_outcome_when_the_writer_is_killed(own_node: Node) -> 
         if error.outcome is Outcome.NOT_STORED:
             assert body not in stored
     assert outcomes["acknowledged"] > 0, outcomes
-    assert outcomes[Outcome.UNKNOWN] <= 4 * 4096 * 3, "only what was in flight"
+    assert outcomes[Outcome.UNKNOWN] <= WINDOW * MAX_PUMP_RUN_MESSAGES * 3, "only what was in flight"
 
 
 @pytest.mark.parametrize("kind", ["SimpleCQ", "BatchCQ"])

@@ -19,6 +19,7 @@ from commitmq.client.results import BatchSendError
 from commitmq.client.send_core import FULL_RUN_BYTES, LEAST_WINDOW, MAX_PUMP_RUN_BYTES, WINDOW, SendCore
 from commitmq.client.send_future import SendFuture
 from commitmq.errors import InvalidMessageError, NodeUnavailableError, Outcome, SendError
+from commitmq.store.record import decode_record
 from commitmq.store.unique_ids import UniqueIds
 
 HELLO: dict[str, Any] = {
@@ -99,6 +100,41 @@ def test_runs_of_a_lost_connection_are_not_forgotten_when_more_waits(
         assert channels[1].taken, "what was not sent goes on the new connection"
     else:
         assert [run.sequence for run in core._flying.values()] == [0], "the oldest run is repeated first, alone"
+
+
+def test_counts_and_ids_are_right_where_some_of_a_run_drop_out(plain: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One is cancelled, one too large for the node, one out of time when the answer comes; the others are stored."""
+    plain.max_pending = 1000
+    frames: list[Any] = []
+    monkeypatch.setattr(DeafChannel, "put", lambda self, parts, deadline: frames.append(parts))
+    futures = [waiting(plain, b"%d" % number) for number in range(600)]
+    large = waiting(plain, b"x" * (HELLO["max_message_bytes"] + 1))
+    assert futures[3].cancel()
+    plain._fill()
+    assert not futures[4].cancel(), "it was handed over"
+    with pytest.raises(SendError, match="larger than"):
+        large.result(0)
+    (run,) = plain._flying.values()
+    assert len(run.futures) == 599
+    plain._fail([futures[5]], lambda: SendError("TIMEOUT", "late", outcome=Outcome.UNKNOWN))
+    plain._flying.clear()
+    plain._answered(run, {**OK, "msg_id": "A" * 32})
+    assert (plain.outstanding, plain._outstanding_bytes, plain._pending_bytes) == (0, 0, 0)
+    data = frames[0][1]
+    for one in futures[:3] + futures[6:]:
+        result = one.result(0)
+        record = decode_record(data[result.physical_offset :][: run.sizes[result.queue_offset]])
+        assert record.properties == {"UNIQ_KEY": result.unique_id}
+        assert record.body == b"%d" % futures.index(one)
+        assert result.msg_id == f"{'A' * 16}{result.physical_offset:016X}"
+
+
+def test_a_body_that_is_known_to_be_too_large_is_refused_at_once(plain: Any) -> None:
+    waiting(plain, b"x")
+    plain._fill()
+    with pytest.raises(InvalidMessageError, match="the node allows"):
+        waiting(plain, b"x" * (HELLO["max_message_bytes"] + 1))
+    assert plain.outstanding == 1
 
 
 # ---------------------------------------------------------------- pending batches
