@@ -24,9 +24,7 @@ from commitmq.store.commit_log import CommitLog
 
 ROW = kernel.ROW
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
-TRANSACTION_MASK = 0xC
-TRANSACTION_NONE = 0x0
-TRANSACTION_COMMIT = 0x8
+TRANSACTION_PREPARED = 0x4
 
 # RocketMQ's messageDelayLevel default, in ms, level 1 first (spec 12.1).
 DELAY_LEVELS_MS = (
@@ -169,6 +167,11 @@ def _delivery_times(batch: DispatchBatch) -> None:
 
 def by_queue(rows: Rows) -> tuple[Rows, list[int]]:
     """``rows`` sorted by queue, those of one queue in their order; and where each queue begins, with the end at last."""
+    if len(rows) < 2:
+        return rows, [
+            0,
+            len(rows),
+        ]  # the usual batch of a slow stream; numpy's calls would take longer than its unit's write
     topics, queues = rows["topic"], rows["queue_id"]
     boundaries = (topics[1:] != topics[:-1]) | (queues[1:] != queues[:-1])
     if boundaries.any():
@@ -192,6 +195,6 @@ def consecutive(numbers: np.ndarray[Any, np.dtype[np.int64]], start: int, stop: 
 
 def consumable(rows: Rows) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Which rows get a ConsumeQueue unit: transaction types none and commit (spec 5.2)."""
-    kind = rows["sys_flag"] & TRANSACTION_MASK
-    result: np.ndarray[Any, np.dtype[np.bool_]] = (kind == TRANSACTION_NONE) | (kind == TRANSACTION_COMMIT)
+    # Of the type's two bits, the lower one is set in the other two: prepared (0x4) and rolled back (0xC).
+    result: np.ndarray[Any, np.dtype[np.bool_]] = (rows["sys_flag"] & TRANSACTION_PREPARED) == 0
     return result
