@@ -37,7 +37,7 @@ class Station(IntEnum):
     W_DONE = 14  # published, and the answer is built
     W_ANSWER = 15  # the answer is handed to the socket
     W_ANSWERED = 16
-    F_SYNC = 20  # the flush process begins a flush
+    F_SYNC = 20  # the flush process begins a flush, or the writer one of its own
     F_SYNCED = 21
 
 

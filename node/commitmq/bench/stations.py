@@ -40,8 +40,8 @@ _MEMORY: Final = (
     (Station.W_DONE, "writer: publishes, builds the answer"),
 )
 _FLUSHED: Final = (
-    (Station.F_SYNC, "the flush process wakes up"),
-    (Station.F_SYNCED, "flush: fdatasync, publishes"),
+    (Station.F_SYNC, "to the sync: the writer's own, or flush wakes up"),
+    (Station.F_SYNCED, "fdatasync, publishes"),
 )
 _ANSWER: Final = (
     (Station.W_ANSWER, "writer: goes on to the answer"),

@@ -93,7 +93,7 @@ class Writer:
         self._forgotten = self._topics.tombstones()
         self._pool = attach_pool(context) if self._control.get(Word.POOL_BUFFERS) else None
         self._producers = Producers(context.layout, config, context.log)
-        self._own_sync = OwnSync(context, pooled=self._pool is not None)
+        self.own_sync = OwnSync(context, pooled=self._pool is not None)
         offsets, position, stamp = recover_tail(context, self._producers, self._pool)
         if self._pool is not None:
             self._pool.advise_huge()
@@ -221,8 +221,8 @@ class Writer:
             len(waiting) == 1
             and before == self._last_waiting
             and requests == 1
-            and self._own_sync.suits(position)
-            and self._own_sync.sync(position, self.appender.last_timestamp)
+            and self.own_sync.suits(position)
+            and self.own_sync.sync(position, self.appender.last_timestamp)
         )
 
     def _wake_followers(self, *, urgent: bool) -> None:
@@ -290,7 +290,7 @@ class Writer:
         waiting = self._waiting
         if not waiting:
             return
-        flushed = max(self._control.get(_FLUSHED), self._own_sync.synced)
+        flushed = max(self._control.get(_FLUSHED), self.own_sync.synced)
         while waiting and waiting[0].end <= flushed:
             one = waiting.popleft()
             self._answer(one.identity, one.answer)
@@ -424,7 +424,7 @@ class Writer:
             self._fail(one, "SERVICE_NOT_AVAILABLE", "the node stops before this was flushed", "stored")
         self.local.close()
         self._finish_producers()
-        self._own_sync.close()
+        self.own_sync.close()
         self.appender.close()
 
     def _finish_producers(self) -> None:
@@ -458,7 +458,7 @@ class Writer:
 
     def _flush_done(self) -> bool:
         waiting = self._waiting
-        return bool(waiting) and max(self._control.get(_FLUSHED), self._own_sync.synced) >= waiting[0].end
+        return bool(waiting) and max(self._control.get(_FLUSHED), self.own_sync.synced) >= waiting[0].end
 
 
 def recover_tail(
@@ -576,6 +576,7 @@ def run(context: WorkerContext) -> None:
         (writer, "_handle", Station.W_RECEIVED, Station.W_DONE),
         (writer.appender, "append_record", Station.W_APPEND, Station.W_APPENDED),
         (writer, "_answer", Station.W_ANSWER, Station.W_ANSWERED),
+        (writer.own_sync, "sync", Station.F_SYNC, Station.F_SYNCED),
     )
     context.ready(endpoints=writer.endpoints)
     while not context.stopping:
