@@ -8,6 +8,8 @@ returned by the next one; a cancelled request of the admin goes on in its thread
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -28,6 +30,56 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
+class _Pending(asyncio.Future[SendResult]):
+    """What a task waits for; cancelling it withdraws the message where that is still possible."""
+
+    sent: Future[SendResult]
+    arrivals: _Arrivals
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        if not self.done():
+            self.sent.cancel()
+        return super().cancel(msg)
+
+    def arrived(self, _sent: Future[SendResult]) -> None:
+        """In the producer's thread, or where the message was cancelled."""
+        self.arrivals.add(self)
+
+
+class _Arrivals:
+    """Results on their way from the producer's thread to one loop: one call of the loop for all of a run.
+
+    ``asyncio.wrap_future`` makes one for each message, and a system call that wakes the loop with each.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._done: deque[_Pending] = deque()
+        self._is_called = False
+
+    def add(self, pending: _Pending) -> None:
+        """In any thread."""
+        self._done.append(pending)
+        if not self._is_called:
+            self._is_called = True
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                self.loop.call_soon_threadsafe(self._land)
+
+    def _land(self) -> None:
+        self._is_called = False  # before the look: what comes behind it calls again
+        while self._done:
+            pending = self._done.popleft()
+            if pending.done():
+                continue
+            sent = pending.sent
+            if sent.cancelled():
+                pending.cancel()
+            elif error := sent.exception(0):
+                pending.set_exception(error)
+            else:
+                pending.set_result(sent.result(0))
+
+
 class AsyncProducer:
     """:class:`commitmq.Producer` for asyncio; same arguments, same errors.
 
@@ -37,6 +89,7 @@ class AsyncProducer:
     def __init__(self, node: str | None = None, **settings: Any) -> None:
         self._producer = Producer(node, **settings)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="commitmq-aio-producer")
+        self._arrivals: _Arrivals | None = None
 
     async def send(self, topic: str, body: bytes | Message, **fields: Any) -> SendResult:
         """Send one message and wait for its ack; ``fields`` as in :meth:`commitmq.Producer.send`."""
@@ -48,7 +101,15 @@ class AsyncProducer:
         Blocks the loop while the producer's ``max_pending`` messages are pending, and for a look-up of the topic at the
         first send with a ``sharding_key``.
         """
-        return asyncio.wrap_future(self._producer.send_async(topic, body, **fields))
+        loop = asyncio.get_running_loop()
+        arrivals = self._arrivals
+        if arrivals is None or arrivals.loop is not loop:
+            arrivals = self._arrivals = _Arrivals(loop)
+        sent = self._producer.send_async(topic, body, **fields)
+        pending = _Pending(loop=loop)
+        pending.sent, pending.arrivals = sent, arrivals
+        sent.add_done_callback(pending.arrived)
+        return pending
 
     async def send_batch(self, topic: str, messages: Sequence[bytes | Message], **fields: Any) -> BatchResult:
         """Send many messages; see :meth:`commitmq.Producer.send_batch`. A cancelled one goes on in its thread."""
