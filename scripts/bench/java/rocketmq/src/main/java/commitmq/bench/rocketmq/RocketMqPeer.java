@@ -4,6 +4,7 @@ import commitmq.bench.Peer;
 import commitmq.bench.Request;
 import commitmq.bench.Settings;
 import java.util.Arrays;
+import java.util.Collection;
 import org.apache.rocketmq.client.QueryResult;
 import org.apache.rocketmq.client.consumer.DefaultMQPullConsumer;
 import org.apache.rocketmq.client.consumer.PullResult;
@@ -21,6 +22,7 @@ import org.apache.rocketmq.tools.admin.DefaultMQAdminExt;
 /** RocketMQ through its "remoting" client, which its documentation calls the fastest. The address is the name server's. */
 final class RocketMqPeer implements Peer {
     private static final long ROUTE_TIMEOUT_MS = 30_000;
+    private static final long BROKER_TIMEOUT_MS = 45_000;
     private static final int ADMIN_TIMEOUT_MS = 20_000;
     private static final int MATCHES = 32;
     private static final int READ_BACK_TIMEOUT_MS = 1000;
@@ -41,17 +43,26 @@ final class RocketMqPeer implements Peer {
         if (routed(topic) > 0) {
             return;
         }
-        var brokers = admin().examineBrokerClusterInfo().getBrokerAddrTable().values();
-        if (brokers.isEmpty()) {
-            throw new IllegalStateException("no broker has told the name server about itself");
-        }
-        for (BrokerData broker : brokers) {
+        for (BrokerData broker : brokers()) {
             TopicConfig config = new TopicConfig(topic, queues, queues);
             admin().createAndUpdateTopicConfig(broker.selectBrokerAddr(), config);
         }
         for (long deadline = System.currentTimeMillis() + ROUTE_TIMEOUT_MS; routed(topic) < queues; Thread.sleep(10)) {
             if (System.currentTimeMillis() > deadline) {
                 throw new IllegalStateException("the name server has no route to the new topic " + topic);
+            }
+        }
+    }
+
+    /** A broker whose first word to the name server was lost says it again every 30 seconds. */
+    private Collection<BrokerData> brokers() throws Exception {
+        for (long deadline = System.currentTimeMillis() + BROKER_TIMEOUT_MS; ; Thread.sleep(50)) {
+            var brokers = admin().examineBrokerClusterInfo().getBrokerAddrTable().values();
+            if (!brokers.isEmpty()) {
+                return brokers;
+            }
+            if (System.currentTimeMillis() > deadline) {
+                throw new IllegalStateException("no broker has told the name server about itself");
             }
         }
     }
