@@ -56,6 +56,7 @@ class CommitLogConfig:
     flush_thorough_interval_ms: int = _key(10_000, 1)
     sync_flush_timeout_ms: int = _key(5_000, 1)
     writer_sync_bytes: int = _key(65_536, 0)
+    writer_sync_slow_ms: int = _key(20, 1)
     max_mapped_segments: int = _key(64, 2)
     populate_window_bytes: int = _key(4 * 1024 * 1024, 0)
     preallocate_segments: int = _key(2, 0, 16)

@@ -107,9 +107,7 @@ class WorkerWord(IntEnum):
     ASLEEP = 3  # the worker: 0 awake, 1 asleep, 2 napping (see workers.doorbell)
     RESTARTS = 4  # supervisor
     RELEASED = 5  # the worker: it has no segment mapped that ends at or below this offset of the log
-    AWAITED_UNTIL_MS = (
-        6  # a reader: until when (CLOCK_MONOTONIC in ms) someone waits for messages of the log (workers.pauses)
-    )
+    AWAITED_UNTIL_MS = 6  # a reader: until when (CLOCK_MONOTONIC, ms) someone waits for messages of the log
 
 
 class WorkerState(IntEnum):

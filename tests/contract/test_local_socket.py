@@ -271,3 +271,41 @@ def test_a_child_does_not_keep_the_connection(node: Node) -> None:
             os._exit(0 if producer._core.local is None else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         assert producer.send("fork", b"y").queue_offset == 1
+
+
+def test_a_program_s_own_time_out_passes_through(own_node: Node) -> None:
+    """TimeoutError is an OSError; raised by a signal handler it says nothing about the socket."""
+
+    def late(_number: int, _frame: object) -> None:
+        raise TimeoutError("the program's own")
+
+    with Producer(own_node.address, timeout_s=10) as producer:
+        producer.send("t", b"first")
+        pid = own_node.pids()["writer"]
+        before = signal.signal(signal.SIGALRM, late)
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            with pytest.raises(TimeoutError, match="the program's own"):
+                producer.send("t", b"interrupted")
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, before)
+            os.kill(pid, signal.SIGCONT)
+        assert producer.send("t", b"after").queue_offset == 2
+        assert local_of(producer) is not None
+
+
+def test_only_synchronous_sends_open_it(node: Node) -> None:
+    with Producer(node.address) as producer:
+        producer.send_async("lazy", b"x").result(5)
+        producer.send_batch("lazy", [b"x"])
+        assert local_of(producer) is None
+        producer.send("lazy", b"x")
+        assert local_of(producer) is not None
+
+
+def test_it_takes_sends_only(node: Node) -> None:
+    with connected(node) as client:
+        client.send(packet(b'{"v":1,"op":"append","id":1,"topic":"raw","queue":0,"count":1}', b""))
+        assert orjson.loads(client.recv(4096))["code"] == "UNKNOWN_OP"

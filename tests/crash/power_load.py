@@ -32,6 +32,7 @@ SETTINGS = {
     "commit_log.segment_bytes": SEGMENT_BYTES,
     "consume_queue.file_bytes": QUEUE_FILE_BYTES,
     "commit_log.max_message_bytes": 16_384,
+    "commit_log.writer_sync_slow_ms": 60_000,  # recording makes each sync slow
     "supervisor.restart_backoff_max_ms": 300,
     "consume_queue.flush_interval_ms": 200,
     "groups.offsets_interval_ms": 700,

@@ -48,11 +48,12 @@ def numbers(node: Node) -> list[int]:
 def test_a_failed_flush_makes_the_store_read_only_until_it_is_started_again(tmp_path: Path, role: str) -> None:
     """Neither the death of the process that failed nor that of the whole node makes it forgotten."""
     extra = {"COMMITMQ_FAILPOINTS": f"{role}.before_fdatasync=errno:EIO@5", "COMMITMQ_FAILPOINTS_ONCE": str(tmp_path)}
-    settings = (*SETTINGS, *(["commit_log.writer_sync_bytes=0"] if role == "flush" else []))
+    who = "commit_log.writer_sync_bytes=0" if role == "flush" else "commit_log.writer_sync_slow_ms=60000"
+    settings = (*SETTINGS, who)
     with start_node(tmp_path, *settings, **extra) as node, Producer(node.address, timeout_s=5) as producer:
         acked = []
         with pytest.raises(SendError) as failed:
-            for number in range(100):
+            for number in range(2_000):
                 producer.send("orders", b"%d " % number, queue=0)
                 acked.append(number)
         assert failed.value.code == "FLUSH_DISK_TIMEOUT"

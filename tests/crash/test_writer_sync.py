@@ -6,6 +6,7 @@ around that sync, and halted in it. (Power cuts and failing devices: test_power_
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
@@ -13,10 +14,11 @@ import pytest
 
 from commitmq import Admin, Consumer, Producer, SendError
 from commitmq.control import ControlBlock, Word
-from commitmq.store.layout import StoreLayout
+from commitmq.store.layout import StoreLayout, segment_name
 from nodes import Node, eventually, start_node
 
 pytestmark = pytest.mark.timeout(120)
+NEVER_SLOW = "commit_log.writer_sync_slow_ms=60000"
 PLACES = ("writer.before_fdatasync", "writer.after_fdatasync")
 
 
@@ -44,7 +46,7 @@ def send_until_trouble(producer: Producer, most: int = 2_000) -> list[bytes]:
 @pytest.mark.parametrize("place", PLACES)
 def test_a_death_around_the_sync(tmp_path: Path, place: str, action: str) -> None:
     extra = {"COMMITMQ_FAILPOINTS": f"{place}={action}@40", "COMMITMQ_FAILPOINTS_ONCE": str(tmp_path)}
-    with start_node(tmp_path, **extra) as node, Producer(node.address, timeout_s=3) as producer:
+    with start_node(tmp_path, NEVER_SLOW, **extra) as node, Producer(node.address, timeout_s=3) as producer:
         pid = node.pids()["writer"]
         acked = send_until_trouble(producer)
         assert 30 < len(acked) < 1_000, "the writer did not sync by itself, or did not die of it"
@@ -58,7 +60,7 @@ def test_a_death_around_the_sync(tmp_path: Path, place: str, action: str) -> Non
 
 def test_flush_takes_over_what_the_writer_synced(tmp_path: Path) -> None:
     """``flushed`` follows without a sync of flush's own, so consumers, plugins and the sidecar do."""
-    with start_node(tmp_path) as node, Producer(node.address) as producer:
+    with start_node(tmp_path, NEVER_SLOW) as node, Producer(node.address) as producer:
         control = ControlBlock(StoreLayout(node.store).control)
         try:
             taken_over = 0
@@ -80,7 +82,7 @@ def test_other_senders_are_not_kept_waiting(tmp_path: Path) -> None:
     """With several senders flush does it: a slow device then stops nobody who does not wait for it."""
     extra = {"COMMITMQ_FAILPOINTS": "writer.before_fdatasync=delay:300ms;flush.before_fdatasync=delay:300ms"}
     with (
-        start_node(tmp_path, **extra) as node,
+        start_node(tmp_path, NEVER_SLOW, **extra) as node,
         Producer(node.address) as first,
         Producer(node.address, ack="memory") as second,
     ):
@@ -95,3 +97,49 @@ def test_other_senders_are_not_kept_waiting(tmp_path: Path) -> None:
             took.append(time.monotonic() - began)
             pending.result(5)
         assert sorted(took)[2] < 0.2, took
+
+
+def test_after_a_slow_sync_flush_does_it(tmp_path: Path) -> None:
+    extra = {"COMMITMQ_FAILPOINTS": "writer.before_fdatasync=delay:300ms"}
+    with start_node(tmp_path, **extra) as node, Producer(node.address) as producer:
+        took = []
+        for _ in range(300):
+            began = time.monotonic()
+            producer.send("t", b"x", queue=0)
+            took.append(time.monotonic() - began)
+        slow = [one for one in took if one > 0.28]
+        assert 1 <= len(slow) <= 1 + sum(took) / 5, slow
+
+
+def test_what_comes_over_zeromq_during_a_sync_is_taken_at_once(tmp_path: Path) -> None:
+    """Its signal is taken by the answer to the one who waited for the sync; the writer must not sleep on it."""
+    extra = {"COMMITMQ_FAILPOINTS": "writer.after_fdatasync=delay:60ms"}
+    with (
+        start_node(tmp_path, NEVER_SLOW, **extra) as node,
+        Producer(node.address) as first,
+        Producer(node.address, ack="memory") as second,
+    ):
+        second.send_async("t", b"m", queue=0).result(5)
+        took = []
+        for _ in range(12):
+            first.send_async("t", b"a", queue=0).result(5)
+            pending = first.send_async("t", b"b", queue=0)
+            time.sleep(0.03)  # in the writer's own sync, if it is one
+            began = time.monotonic()
+            second.send_async("t", b"m", queue=0).result(5)
+            took.append(time.monotonic() - began)
+            pending.result(5)
+        assert max(took) < 0.15, took
+
+
+def test_the_writer_lets_go_of_a_segment_it_left(tmp_path: Path) -> None:
+    with (
+        start_node(tmp_path, NEVER_SLOW, "commit_log.segment_bytes=1048576") as node,
+        Producer(node.address) as producer,
+    ):
+        for _ in range(100):
+            producer.send("t", b"x", queue=0)
+        producer.send_batch("t", [bytes(4_000)] * 600, queue=0)
+        folder = Path(f"/proc/{node.pids()['writer']}/fd")
+        open_now = {os.path.basename(os.readlink(one)) for one in folder.iterdir() if one.exists() or one.is_symlink()}
+        assert not open_now & {segment_name(0), f"{segment_name(0)} (deleted)"}

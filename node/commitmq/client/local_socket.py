@@ -6,12 +6,12 @@ One request and its answer at a time; the owner serialises its use. "Not taken" 
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import struct
 import time
-from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 from commitmq.client.connection import WAIT_SLICE_MS, ConnectionLost
 from commitmq.errors import NodeUnavailableError
@@ -59,30 +59,30 @@ class LocalSocket:
                 if time.monotonic() >= deadline:
                     raise
 
-    def request(self, packet: Sequence[bytes], deadline: float, *, taken: bool = False) -> bytes:
-        """The answer to one request, made of ``packet``. ``deadline`` is in ``time.monotonic()`` seconds.
+    def request(self, header: bytes, body: bytes, deadline: float) -> bytes:
+        """The answer to one request. ``deadline`` is in ``time.monotonic()`` seconds.
 
-        ``taken``: it was handed over before, only the answer is missing. Raises NodeUnavailableError when it was not sent,
-        ConnectionLost when it was and no answer came. After either the connection is of no more use.
+        Raises NodeUnavailableError when it was not sent, ConnectionLost when it was and no answer came. After either, and
+        after an interruption, the connection is of no more use.
         """
-        while not taken:
-            try:
-                self.send(packet)
-                taken = True
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    raise NodeUnavailableError(f"{self.path} takes no requests") from None
-            except OSError as error:
-                raise NodeUnavailableError(f"the connection to {self.path} ended: {error}") from None
+        packet = (len(header).to_bytes(HEADER_LENGTH, "big"), header, body)
+        taken = False
         while True:
             try:
+                if not taken:
+                    self.send(packet)
+                    taken = True
                 answer = self.receive(MAX_PACKET_BYTES)
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    raise ConnectionLost(f"no answer from {self.path} in time") from None
-                continue
             except OSError as error:
-                raise ConnectionLost(f"the connection to {self.path} ended before its answer: {error}") from None
+                if error.errno is None:
+                    raise  # not the socket's: a signal handler of the program raised it (TimeoutError is one)
+                if error.errno == errno.EAGAIN:
+                    if time.monotonic() < deadline:
+                        continue
+                    sentence = f"no answer from {self.path} in time" if taken else f"{self.path} takes no requests"
+                else:
+                    sentence = f"the connection to {self.path} ended: {error}"
+                raise (ConnectionLost if taken else NodeUnavailableError)(sentence) from None
             if not answer:
                 raise ConnectionLost(f"the connection to {self.path} ended before its answer")
             return answer
@@ -91,11 +91,8 @@ class LocalSocket:
         self._socket.close()
 
 
-def connect_local(path: object, endpoint: str) -> LocalSocket | None:
-    """The short way beside a connection to ``endpoint``; None where the node has none or it cannot be used from here."""
-    if type(path) is not str or not path or not endpoint.startswith("ipc://") or not os.access(path, os.W_OK):
-        return None
-    try:
-        return LocalSocket(path)
-    except OSError:
-        return None
+def local_path(hello: dict[str, Any], endpoint: str) -> str:
+    """Where the writer that said ``hello`` at ``endpoint`` has its local socket; empty where it cannot be used from here."""
+    path = hello.get("local_socket")
+    usable = type(path) is str and endpoint.startswith("ipc://") and os.access(path, os.W_OK)
+    return str(path) if usable else ""

@@ -17,7 +17,7 @@ import zmq
 
 from commitmq.client import wire
 from commitmq.client.connection import WAIT_SLICE_S, Channel, ConnectionLost, check_fork
-from commitmq.client.local_socket import HEADER_LENGTH, MAX_PACKET_BYTES, LocalSocket
+from commitmq.client.local_socket import LocalSocket
 from commitmq.client.message import (
     Keys,
     Message,
@@ -34,7 +34,7 @@ from commitmq.client.routes import not_stored, unknown
 from commitmq.client.run_encoder import encode_user_properties
 from commitmq.client.send_core import SendCore, too_large
 from commitmq.client.send_future import SendFuture
-from commitmq.errors import CommitMQError, InvalidMessageError, NodeUnavailableError, ProtocolError, SendError
+from commitmq.errors import CommitMQError, InvalidMessageError, NodeUnavailableError, SendError
 from commitmq.store.compression import compress, compression_flags
 from commitmq.store.format import Property
 from commitmq.store.java import java_string_hash
@@ -48,8 +48,6 @@ if TYPE_CHECKING:
 _ACKS: Final = ("flushed", "memory")
 _MAX_STARTS: Final = 10_000
 
-# What an empty packet, the end of a local connection, stands for.
-_ENDED: Final = wire.error(None, "CONNECTION_LOST", "the connection ended before its answer", outcome="unknown")
 _LOCAL_HEADER: Final = LocalSocket.MAX_HEADER_BYTES
 _LOCAL_BODY: Final = LocalSocket.MAX_BODY_BYTES
 
@@ -235,13 +233,15 @@ class Producer:
             identity = channel.next_id()
             sent: bytes = body
             taken = False
+            way: Channel | None = channel
             try:
                 header = f'{fields},"id":{identity}}}'.encode()
                 local = core.local
+                if local is None and core.local_path:
+                    local = core.open_local()
                 if local is not None and len(body) <= _LOCAL_BODY and len(header) <= _LOCAL_HEADER:
-                    local.send((len(header).to_bytes(HEADER_LENGTH, "big"), header, body))
-                    taken = True
-                    answer = _loads(local.receive(MAX_PACKET_BYTES) or _ENDED)
+                    way = None
+                    answer = _loads(local.request(header, body, now + (timeout_s or self._timeout_s)))
                 else:
                     channel.send(header, zmq.SNDMORE)
                     channel.send(body)
@@ -249,9 +249,13 @@ class Producer:
                     answer = _loads(channel.receive())
                 if answer["id"] != identity or answer["ok"] is not True:
                     raise _Unusual(answer)
-            except OSError as error:  # of the local socket; ZeroMQ's are others
+            except ConnectionLost as error:
+                core.disconnect()
+                raise unknown(error.message) from error
+            except NodeUnavailableError:  # the local socket did not take it
+                core.disconnect()
                 deadline = now + (timeout_s or self._timeout_s)
-                answer = self._local_trouble(core, fields, identity, body, deadline, taken, error)
+                answer = core.exchange(lambda number: f'{fields},"id":{number}}}'.encode(), body, deadline)
             except zmq.Again:
                 deadline = now + (timeout_s or self._timeout_s)
                 if taken:
@@ -261,7 +265,7 @@ class Producer:
                     core.disconnect()
                     answer = core.exchange(lambda number: f'{fields},"id":{number}}}'.encode(), body, deadline)
             except _Unusual as reason:
-                answer = self._unusual(core, channel, identity, reason.answer, now + (timeout_s or self._timeout_s))
+                answer = self._unusual(core, way, identity, reason.answer, now + (timeout_s or self._timeout_s))
             except (ValueError, TypeError, KeyError) as error:
                 core.disconnect()
                 raise unknown("the peer does not speak this protocol", "BAD_ANSWER") from error
@@ -553,8 +557,6 @@ class Producer:
         deadline: float,
     ) -> SendFuture:
         core = self._core
-        if core.elsewhere:
-            core = core.elsewhere.get(topic, core)
         if isinstance(body, Message):
             own = sendable(body.properties)
             flag = body.flag
@@ -673,43 +675,19 @@ class Producer:
             future.cancel()
             raise
 
-    def _local_trouble(
-        self, core: SendCore, fields: str, identity: int, body: bytes, deadline: float, taken: bool, trouble: OSError
-    ) -> dict[str, Any]:
-        """The answer to a request that the local socket did not take, or did not answer, within a wait slice."""
-        local = core.local
-        assert local is not None
-        try:
-            if not isinstance(trouble, BlockingIOError):
-                sentence = f"the connection to {local.path} ended: {trouble}"
-                raise ConnectionLost(sentence) if taken else NodeUnavailableError(sentence)
-            header = f'{fields},"id":{identity}}}'.encode()
-            packet = (len(header).to_bytes(HEADER_LENGTH, "big"), header, body)
-            answer = wire.parse_answer(local.request(packet, deadline, taken=taken))
-        except ConnectionLost as error:
-            core.disconnect()
-            raise unknown(error.message) from error
-        except NodeUnavailableError:
-            core.disconnect()
-            return core.exchange(lambda number: f'{fields},"id":{number}}}'.encode(), body, deadline)
-        except ProtocolError as error:
-            core.disconnect()
-            raise unknown("the peer does not speak this protocol", "BAD_ANSWER") from error
-        except BaseException:
-            core.disconnect()  # interrupted: the answer on its way must not meet the next send
-            raise
-        if not answer["ok"]:
-            raise wire.send_refusal(answer)
-        return answer
-
     def _unusual(
-        self, core: SendCore, channel: Channel, identity: int, answer: dict[str, Any], deadline: float
+        self, core: SendCore, channel: Channel | None, identity: int, answer: dict[str, Any], deadline: float
     ) -> dict[str, Any]:
-        """An answer that is a refusal, or to an earlier request that was interrupted."""
+        """An answer that is a refusal, or to an earlier request that was interrupted. ``channel`` is None where it came over
+        the local socket, which no request outlives.
+        """
         if answer["id"] is None:
-            core.disconnect()  # the node could not read the request, or the local socket ended
+            core.disconnect()  # the node could not read the request
         elif answer["id"] != identity:
-            return core.answer(channel, identity, deadline)
+            if channel is not None:
+                return core.answer(channel, identity, deadline)
+            core.disconnect()
+            raise unknown("the answer is to another request", "BAD_ANSWER")
         raise wire.send_refusal(answer)
 
     def _start_of(self, topic: str, ack: str | None) -> str:

@@ -35,7 +35,7 @@ import zmq
 
 from commitmq.client import wire
 from commitmq.client.connection import Channel, ConnectionLost, Directory, check_fork
-from commitmq.client.local_socket import LocalSocket, connect_local
+from commitmq.client.local_socket import LocalSocket, local_path
 from commitmq.client.results import RunAck
 from commitmq.client.routes import Routes, not_stored, unknown
 from commitmq.client.run_encoder import RunLayout, encode_messages
@@ -130,6 +130,7 @@ class SendCore:
         self.ids = ids or UniqueIds()
         self.channel: Channel | None = None
         self.local: LocalSocket | None = None  # the short way beside it, for single synchronous sends
+        self.local_path = ""  # where that can be had, until it was tried
         self.hello: dict[str, Any] = {}
         self.max_message_bytes = 0
         self.outstanding = 0  # messages pending or in flight; condition held to change
@@ -170,24 +171,30 @@ class SendCore:
             channel, hello = self.directory.connect(self.role, deadline, hello=True)
         except ProtocolError as error:
             raise not_stored(error.code, error.message) from error
-        self.channel = channel
         self.hello = hello
-        self.local = connect_local(hello.get("local_socket"), channel.endpoint)
         self.max_message_bytes = int(hello["max_message_bytes"])
+        self.local_path = local_path(hello, channel.endpoint)
         self._layouts.clear()
+        self.channel = channel  # last: whoever sees it may use the rest
         return channel
+
+    def open_local(self) -> LocalSocket | None:
+        """Connect to the local socket that the writer told of; None when it takes no more. Tried once a connection."""
+        path, self.local_path = self.local_path, ""
+        with contextlib.suppress(OSError):
+            self.local = LocalSocket(path)
+        return self.local
 
     def disconnect(self) -> None:
         """Close the connection; nothing that was queued in it is sent any more."""
-        if self.local is not None:
-            self.local.close()
-            self.local = None
+        self.disown()
+        self.local_path = ""
         if self.channel is not None:
             self.channel.close()
             self.channel = None
 
     def disown(self) -> None:
-        """In a forked child: let go of what would keep the parent's local connection open at the node."""
+        """Close the local connection; all that a forked child may do, where it would stay open at the node otherwise."""
         if self.local is not None:
             self.local.close()
             self.local = None
@@ -327,11 +334,9 @@ class SendCore:
                 core = core.elsewhere.get(topic, core)
             if len(body) > core.max_message_bytes > 0:
                 raise too_large(len(body), core.max_message_bytes)
-            outstanding = core.outstanding
-            if outstanding >= core.max_pending or core._outstanding_bytes >= core.max_pending_bytes:
+            if core.outstanding >= core.max_pending or core._outstanding_bytes >= core.max_pending_bytes:
                 core._wait_for_space(deadline)
                 core = self.elsewhere.get(topic, self)  # it may have changed over meanwhile
-                outstanding = core.outstanding
             if core.closed:
                 raise CommitMQError("the producer is closed")
             waiting = core._groups.get(group)
@@ -339,7 +344,7 @@ class SendCore:
                 waiting = deque()
                 core._groups[group] = waiting
             future.sender = core
-            core.outstanding = outstanding + 1
+            core.outstanding += 1
             core._outstanding_bytes += size
             core._pending_bytes += size
             if deadline < core._earliest:

@@ -168,10 +168,8 @@ def _delivery_times(batch: DispatchBatch) -> None:
 def by_queue(rows: Rows) -> tuple[Rows, list[int]]:
     """``rows`` sorted by queue, those of one queue in their order; and where each queue begins, with the end at last."""
     if len(rows) < 2:
-        return rows, [
-            0,
-            len(rows),
-        ]  # the usual batch of a slow stream; numpy's calls would take longer than its unit's write
+        # The usual batch of a slow stream; numpy's calls would take longer than its unit's write.
+        return rows, [0, len(rows)]
     topics, queues = rows["topic"], rows["queue_id"]
     boundaries = (topics[1:] != topics[:-1]) | (queues[1:] != queues[:-1])
     if boundaries.any():

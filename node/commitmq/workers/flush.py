@@ -19,6 +19,7 @@ A failed fdatasync is never retried: the kernel has marked the pages clean and t
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 
@@ -126,9 +127,19 @@ class LogFlusher:
         if synced <= control.get(Word.FLUSHED) or self.failed:
             return False
         control.put(Word.FLUSHED, synced)
+        self.keep_open()
         self._flushed_timestamp = max(self._flushed_timestamp, stamp)
         self._checkpoint.physic_msg_timestamp = max(self._checkpoint.physic_msg_timestamp, stamp)
         return True
+
+    def keep_open(self) -> None:
+        """Have the segment open that is written to: of an error that another process meets, the kernel tells only those
+        descriptors that were open then.
+        """
+        flushed = self._control.get(Word.FLUSHED)
+        with contextlib.suppress(OSError):
+            self.file(flushed - flushed % self._segment_bytes)
+        self._drop_files_below(flushed)
 
     def writer_failed(self) -> bool:
         """After a sync of ours: whether one of the writer's failed. While it is in one, that is not known yet: it may have
@@ -226,6 +237,7 @@ def run(context: WorkerContext) -> None:
     sync = context.config.sync_flush
     pauses = Pauses(control, context.config, least_s=_LEAST_PAUSE_S)
     last_flush_ms = last_thorough_ms = monotonic_ms()
+    flusher.keep_open()
     stations.watch(ROLE, (flusher, "flush", Station.F_SYNC, Station.F_SYNCED))
     context.ready()
     while True:

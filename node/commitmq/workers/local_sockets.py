@@ -1,16 +1,16 @@
 """The short way to the writer for a client on the same host: a Unix socket for single sends, beside the ZeroMQ one.
 
 Why: a ZeroMQ round trip passes two I/O threads, so four wake-ups; this one has two (measured on two cores, 1 KiB: a bare
-echo of 67 against 138 microseconds). Everything else goes over ZeroMQ as before: runs are larger than a packet, and its I/O
-threads copy them while the writer works.
+echo of 67 against 138 microseconds). Everything else goes over ZeroMQ: runs are larger than a packet, and its I/O threads copy
+them while the writer works.
 
 One packet (``SOCK_SEQPACKET``, at most :data:`~commitmq.client.local_socket.MAX_PACKET_BYTES`) is one request or one answer;
 client/PROTOCOL.md has the bytes. A client asks where the socket is with ``hello`` and may always use ZeroMQ instead.
 
 What can go wrong, and what then happens:
 
-* more connections than ``network.max_local_connections``, or no descriptors left: further ones get no greeting, so their
-  clients have sent nothing yet and stay with ZeroMQ;
+* more connections than ``network.max_local_connections`` or the process's descriptors allow: further ones get no greeting, so
+  their clients have sent nothing yet and stay with ZeroMQ;
 * a client that sends a packet that is too long or no request: it is told so, and its connection is closed;
 * a client that does not read its answers: its connection is closed when the socket takes no more;
 * a client that ends: its connection goes, and answers to it are nobody's;
@@ -23,14 +23,18 @@ import contextlib
 import errno
 import os
 import socket
+import time
 from collections.abc import Callable, Collection
 from pathlib import Path
 
 from commitmq.client import wire
 from commitmq.client.local_socket import GREETING, HEADER_LENGTH, MAX_PACKET_BYTES
 from commitmq.log import Log
+from commitmq.store.fd_cache import affordable_files
 
 _BACKLOG = 128
+_ACCEPTS_A_TURN = 64
+_REST_S = 1.0
 _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -71,11 +75,12 @@ class LocalSockets:
         a socket, nothing listens and ``path`` is None.
         """
         self.path: Path | None = None
-        self._most = most
+        self._most = affordable_files(2 * most) // 2 if most else 0  # each client has a ZeroMQ connection too
         self._watch, self._unwatch = watch, unwatch
         self._log = log
         self._next_number = 0
         self._listener: socket.socket | None = None
+        self._rests_until = 0.0  # the listener is not watched: there was no room
         self._numbers: dict[int, int] = {}  # by descriptor
         self._connections: dict[int, socket.socket] = {}  # by number
         if not most:
@@ -100,8 +105,12 @@ class LocalSockets:
     def requests(self, readable: Collection[object]) -> list[tuple[int, list[Payload]]]:
         """``(connection, [header, payload])`` of what has arrived at the descriptors among ``readable``, one each."""
         listener = self._listener
-        if listener is not None and listener.fileno() in readable:
-            self._accept(listener)
+        if listener is not None:
+            if self._rests_until and time.monotonic() >= self._rests_until:
+                self._rests_until = 0.0
+                self._watch(listener.fileno())
+            if listener.fileno() in readable:
+                self._accept(listener)
         requests = []
         for fd in readable:
             number = self._numbers.get(fd)  # type: ignore[call-overload]
@@ -112,9 +121,14 @@ class LocalSockets:
                 requests.append((number, request))
         return requests
 
-    def everything(self) -> list[tuple[int, list[Payload]]]:
-        """As :meth:`requests`, of all connections: what came before the end."""
-        return self.requests(list(self._numbers))
+    def last(self) -> list[tuple[int, list[Payload]]]:
+        """Take no new connections and wait for no more requests; those that came before. Answers can still be sent."""
+        self._stop_listening()
+        requests = self.requests(list(self._numbers))
+        for fd in self._numbers:
+            self._unwatch(fd)
+        self._numbers.clear()
+        return requests
 
     def _receive(self, number: int) -> list[Payload] | None:
         try:
@@ -150,17 +164,17 @@ class LocalSockets:
             self._close(number)
 
     def _accept(self, listener: socket.socket) -> None:
-        while True:
+        for _ in range(_ACCEPTS_A_TURN):
             try:
                 connection, _ = listener.accept()
             except BlockingIOError:
                 return
             except OSError as error:
                 if error.errno in _NO_ROOM:
-                    # It would be reported again at once and for ever; the next connection that ends brings it back.
+                    # It would be reported again at once and for ever.
                     self._log.warning("no room for a local connection", error=str(error))
                     self._unwatch(listener.fileno())
-                    self._listener, self._resting = None, listener
+                    self._rests_until = time.monotonic() + _REST_S
                 return
             if len(self._connections) >= self._most:
                 connection.close()
@@ -174,30 +188,22 @@ class LocalSockets:
             self._numbers[connection.fileno()] = number
             self._watch(connection.fileno())
 
-    _resting: socket.socket | None = None
-
     def _close(self, number: int) -> None:
         connection = self._connections.pop(number)
         fd = connection.fileno()
-        self._unwatch(fd)
-        del self._numbers[fd]
+        if self._numbers.pop(fd, None) is not None:
+            self._unwatch(fd)
         connection.close()
-        if self._resting is not None:
-            self._listener, self._resting = self._resting, None
-            self._watch(self._listener.fileno())
 
-    def stop_listening(self) -> None:
-        """Take no new connections."""
+    def _stop_listening(self) -> None:
         if self._listener is not None:
-            self._unwatch(self._listener.fileno())
+            if not self._rests_until:
+                self._unwatch(self._listener.fileno())
             self._listener.close()
             self._listener = None
-        if self._resting is not None:
-            self._resting.close()
-            self._resting = None
 
     def close(self) -> None:
         """End all connections."""
-        self.stop_listening()
+        self._stop_listening()
         for number in list(self._connections):
             self._close(number)

@@ -131,8 +131,8 @@ class Writer:
         self._coordinator.connect(context.layout.ipc("coordinator"))
         context.register(self._coordinator, quiet=True)
         context.register(self._news, quiet=True)
-        # Whether something may have come over ZeroMQ: it says so once, and any call on the socket may be what hears it. Asking
-        # costs two system calls, which turns for the local sockets alone leave out.
+        # Whether something may have come over ZeroMQ: it says so once, and any call on the socket may be what hears it, so no
+        # turn ends with a wait while this is true. Asking costs two system calls, which turns for the local sockets leave out.
         self._look = True
         self._arrived: list[tuple[int, list[Payload]]] = []
         self._waiting: deque[Waiting] = deque()
@@ -206,6 +206,7 @@ class Writer:
         if wanted and not more and self._sync_alone():
             self.answer_flushed()
             wanted = 0
+            more = self._look  # the answer may have heard what came over ZeroMQ meanwhile
         if wanted:
             self._control.put(_FLUSH_WANTED, wanted)
         if self.appender.position != before:
@@ -233,6 +234,7 @@ class Writer:
         segment = self.appender.position // self.appender.segment_bytes
         if segment != self._segment:
             self._segment = segment
+            self.own_sync.roll()
             self._allocate.ring()
 
     def _handle(self, identity: Peer, frames: Frames) -> bytes | Waiting | None:
@@ -257,11 +259,14 @@ class Writer:
             if len(frames) != 1:
                 return wire.error(header["id"], "INVALID_PARAMETER", "hello takes no payload", outcome="not_stored")
             return self.requests.hello(header, frames[0])
-        if op not in _SENDS:
+        if op not in _SENDS or (op != "send" and isinstance(identity, int)):
+            known = (
+                "local socket knows send" if isinstance(identity, int) else "writer knows send, append, batch and hello"
+            )
             return wire.error(
                 header["id"],
                 "UNKNOWN_OP",
-                f"the writer knows send, append, batch and hello, not {op!r}",
+                f"the {known}, not {op!r}",
                 outcome="not_stored",
             )
         topic = header.get("topic")
@@ -411,11 +416,10 @@ class Writer:
         for name in self.endpoints:
             with contextlib.suppress(zmq.ZMQError):
                 self.router.unbind(name)
-        self.local.stop_listening()
         self._look = True
-        more = self.take_requests([*self._arrived, *self.local.everything()])
+        more = self.take_requests([*self._arrived, *self.local.last()])
         while more:
-            more = self.take_requests(self.local.everything())
+            more = self.take_requests()
         deadline = monotonic_ms() + _DRAIN_MS
         while self._waiting and monotonic_ms() < deadline:
             self._context.wait(10)
