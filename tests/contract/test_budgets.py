@@ -1,8 +1,8 @@
 """Goal: CommitMQ stays quick to answer and cheap to leave running (help, status, time to ready, idle CPU and memory).
 
 Method: the installed command and a real node with default settings, timed from outside; CPU from /proc/PID/stat, memory
-from /proc/PID/smaps. Another program may take the cores meanwhile, so a measurement that misses is made once more; the
-limits themselves are the promised ones.
+from /proc/PID/smaps. Another program may take the cores or the caches meanwhile, so a measurement that misses is made once more,
+and that of the idle CPU three times; the limits themselves are the promised ones.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ def median_ms(*arguments: str) -> float:
     return statistics.median(times)
 
 
-def within(limit: float, measure: Callable[[], float]) -> None:
-    """One of two measurements must be under ``limit``."""
+def within(limit: float, measure: Callable[[], float], *, tries: int = 2) -> None:
+    """One of ``tries`` measurements must be under ``limit``."""
     figures = []
-    for _ in range(2):
+    for _ in range(tries):
         figures.append(measure())
         if figures[-1] < limit:
             return
-    pytest.fail(f"twice over the limit of {limit:g}: {figures}")
+    pytest.fail(f"each time over the limit of {limit:g}: {figures}")
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +139,7 @@ def test_an_idle_node_uses_little_processor_time(node: Node) -> None:
         time.sleep(WATCH_S)
         return (cpu_s(node) - before) / (time.monotonic() - started)
 
-    within(IDLE_CORE_SHARE, share)
+    within(IDLE_CORE_SHARE, share, tries=4)
 
 
 def test_an_idle_node_uses_little_memory(node: Node) -> None:

@@ -230,10 +230,12 @@ def crashes_of(run: Run, folder: Path, kills: int, cuts: int, number: int) -> li
     images = Images(run, folder)
     chance = random.Random(number)
     looks = images.looks()
-    # Late ones have more in them. A record is played forward once, so moments ascend.
+    # Late ones have more in them. A record is played forward once, so moments ascend; each has a folder, so none comes twice.
+    events = len(images.record.events)
+    late = sorted(set(looks[len(looks) // 3 :]))
     moments = sorted(
-        [(chance.choice(looks[len(looks) // 3 :]), False) for _ in range(kills)]
-        + [(chance.randrange(len(images.record.events) // 3, len(images.record.events)), True) for _ in range(cuts)]
+        [(moment, False) for moment in chance.sample(late, kills)]
+        + [(moment, True) for moment in chance.sample(range(events // 3, events), cuts)]
     )
     found = []
     for (moment, power), (_, disk) in zip(moments, images.record.disks([at for at, _ in moments]), strict=True):

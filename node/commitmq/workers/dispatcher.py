@@ -27,7 +27,6 @@ from commitmq.workers.runtime import RestartWanted, WorkerContext, monotonic_ms
 
 ROLE = "dispatcher"
 _EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
-_POLL_MS = 100
 _CATCH_UP_AFTER_MS = 30
 INDEX = "index"
 
@@ -66,7 +65,7 @@ def _pull_socket(context: WorkerContext, name: str) -> zmq.Socket[bytes]:
 
 def _wait_for_a_person(context: WorkerContext, host: DispatcherHost, requests: DispatcherRequests) -> None:
     while not context.stopping and not requests.restart_wanted:
-        context.wait(_POLL_MS)
+        context.wait(context.poll_ms)
         host.check_min()
         requests.serve()
         if host.lost_its_place:
@@ -118,7 +117,7 @@ def _dispatch(
             if host.is_plugin or host.position >= limit or is_late:
                 break
         behind = host.position < limit
-        readable = context.wait(0 if took else _CATCH_UP_AFTER_MS if behind else _POLL_MS)
+        readable = context.wait(0 if took else _CATCH_UP_AFTER_MS if behind else context.poll_ms)
 
 
 def _limit_memory(more_bytes: int) -> None:

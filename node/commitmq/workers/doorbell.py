@@ -63,16 +63,19 @@ class Ringer:
         asleep = self._control.worker(self._slot, WorkerWord.ASLEEP)
         if not asleep or (asleep == NAPPING and not urgent):
             return
-        try:
-            if not self._connected:
-                self._socket.connect(self._path)
-                self._connected = True
-            self._socket.send(b"")
-        except BlockingIOError:
-            pass  # its queue of rings is full: it will wake anyway
-        except OSError:
-            # The peer died or has bound anew: connect again at the next ring; until then it polls.
-            self._connected = False
+        for _ in range(2):
+            try:
+                if not self._connected:
+                    self._socket.connect(self._path)
+                    self._connected = True
+                self._socket.send(b"")
+            except BlockingIOError:
+                pass  # its queue of rings is full: it will wake anyway
+            except OSError:
+                # The peer has bound anew, then the second try reaches it; or it died, and its successor looks by itself.
+                self._connected = False
+                continue
+            return
 
     def close(self) -> None:
         self._socket.close()

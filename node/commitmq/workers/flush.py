@@ -38,6 +38,7 @@ ROLE = "flush"
 _PAGE_BYTES = 4096
 _LEAST_PAUSE_S = 0.001
 _CHECKPOINT_MS = 1000
+_POLL_MS = 100
 _LOOK_S = 0.0002
 _STAY_NEAR_S = 0.010
 
@@ -243,7 +244,7 @@ def run(context: WorkerContext) -> None:
     while True:
         now = monotonic_ms()
         due = naps = False
-        wait_ms: float = 100
+        wait_ms: float = _POLL_MS
         pauses.look()
         start = control.get(Word.FLUSHED)
         if flusher.take_over():
@@ -278,6 +279,8 @@ def run(context: WorkerContext) -> None:
             if sync and (left_s > 0 or pauses.since_s() < _STAY_NEAR_S):
                 # More is likely to come, and a nap costs the writer less than a ring.
                 wait_ms, naps = min(wait_ms, max(1, left_s * 1000)), True
+            elif committer is None:
+                wait_ms = context.poll_ms
         if due:
             start = control.get(Word.FLUSHED)
             if flusher.flush():

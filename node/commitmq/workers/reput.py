@@ -32,7 +32,6 @@ from commitmq.workers.pauses import LITTLE_BYTES, Pauses
 from commitmq.workers.runtime import WorkerContext
 
 ROLE = "reput"
-_POLL_MS = 100
 _STAY_NEAR_S = 0.010
 _NAP_S = 0.001
 
@@ -104,7 +103,7 @@ def run(context: WorkerContext) -> None:
         expired.release()
         # More is likely to come soon, and while nobody waits for it, not before the pause is over.
         naps = left_s > 0 or pauses.since_s() < _STAY_NEAR_S
-        timeout_ms = max(1.0, left_s * 1000) if naps else _POLL_MS
+        timeout_ms = max(1.0, left_s * 1000) if naps else context.poll_ms
         context.wait(timeout_ms, unless=_has_come(control, sync, position, pauses), nap=naps)
     walker.release()
 
