@@ -25,6 +25,7 @@ from commitmq.workers.runtime import WorkerContext, monotonic_ms
 from commitmq.workers.segment_memory import SegmentMemory
 
 ROLE = "allocate"
+_POLL_MS = 100  # the pages ahead of the tail must last that long under the fastest senders, so it is never longer
 
 
 class SegmentAllocator:
@@ -152,7 +153,7 @@ def _sync_folder(folder: os.PathLike[str]) -> None:
 
 
 def run(context: WorkerContext) -> None:
-    """The loop: one look every poll or when the writer rings at a roll."""
+    """The loop: one look every 100 ms or when the writer rings at a roll."""
     allocator = SegmentAllocator(context)
     memory = SegmentMemory(context)
     allocator.work()
@@ -163,6 +164,6 @@ def run(context: WorkerContext) -> None:
         allocator.work()
         memory.work()
         behind = control.get(Word.ALLOCATED) < allocator.wanted_end() and not control.get(Word.DISK_FLAGS)
-        context.wait(0 if behind else context.poll_ms)
+        context.wait(0 if behind else _POLL_MS)
     memory.close()
     allocator.remove_unused()
