@@ -29,6 +29,7 @@ from commitmq.store.dispatch_batch import DispatchBatch, Rows, by_queue, consecu
 from commitmq.store.fd_cache import FdCache, affordable_files
 from commitmq.store.log_proof import LogProof
 from commitmq.store.queue_files import QueueFiles, sync_folders
+from commitmq_dispatchers.background_sync import BackgroundSync
 from commitmq_dispatchers.batch_queues import BatchQueues
 from commitmq_dispatchers.queue_extensions import QueueExtensions
 from commitmq_dispatchers.unsynced import Unsynced
@@ -69,11 +70,17 @@ class ConsumeQueueDispatcher:
         self._round_end = self._round_share = 0
         self._sync_failed = False
         self._folders: set[str] = set()
+        self._background: BackgroundSync | None = None
         self._load(view.position)
         return view.position
 
     def truncate(self, offset: int) -> None:
         """Cut every queue at ``offset``, durably."""
+        if self._background is not None:
+            try:
+                self._settle(wait=True)
+            except StoreError as error:
+                self._give_up(error)
         self._load(offset)
         self.flush(thorough=True)
 
@@ -181,7 +188,8 @@ class ConsumeQueueDispatcher:
         RocketMQ syncs all of them at the end of that interval. With thousands of queues that is a pause of seconds, in
         which nothing is dispatched; here a call takes a bounded time, and those that wait for longest come first. The
         durable position is where the one that now waits for longest began to. What a recovery must dispatch again is
-        bounded in bytes too, as far as a call's time allows. A few queues are synced in full each time: it costs little.
+        bounded in bytes too, as far as a call's time allows. A few queues are synced in full each time, in a thread: a call
+        begins it, and one of the next, which should come soon while :attr:`is_flushing`, has the result.
 
         After a failed sync the kernel calls the pages clean, and the next sync would lie. So the durable position stays
         where it is: the queues serve on, from the page cache, and the next start writes them anew from there.
@@ -189,20 +197,53 @@ class ConsumeQueueDispatcher:
         if self._sync_failed:
             return self._durable
         try:
-            if thorough or len(self._unsynced) <= _FEW_QUEUES:
+            if self._background is not None and not self._settle(wait=thorough):
+                return self._durable
+            if thorough:
                 self._sync(list(self._unsynced), math.inf)
+            elif len(self._unsynced) <= _FEW_QUEUES:
+                self._sync_behind(list(self._unsynced))
+                return self._durable
             else:
                 self._sync_some()
         except StoreError as error:
-            self._sync_failed = True
-            self._view.log.error(
-                "a sync of ConsumeQueues failed: the next start makes them anew from here on",
-                durable=self._durable[0],
-                error=str(error),
-            )
+            self._give_up(error)
             return self._durable
         self._durable = max(self._durable, self._unsynced.durable())
         return self._durable
+
+    def _give_up(self, error: StoreError) -> None:
+        self._sync_failed = True
+        self._view.log.error(
+            "a sync of ConsumeQueues failed: the next start makes them anew from here on",
+            durable=self._durable[0],
+            error=str(error),
+        )
+
+    @property
+    def is_flushing(self) -> bool:
+        """Whether a sync is under way whose result the next call of :meth:`flush` takes if it has ended."""
+        return self._background is not None
+
+    def _settle(self, *, wait: bool) -> bool:
+        """Take the result of the sync under way if it has ended or ``wait``; returns ``wait``. Raises StoreError."""
+        assert self._background is not None
+        if not wait and not self._background.is_done:
+            return False
+        background, self._background = self._background, None
+        self._durable = max(self._durable, background.result())
+        return wait
+
+    def _sync_behind(self, queues: list[QueueFiles]) -> None:
+        """Begin to sync queues in a thread. Raises StoreError."""
+        if not queues and not self._folders:
+            self._durable = max(self._durable, self._unsynced.durable())
+            return
+        for queue in queues:
+            self._extensions.flush(queue.key)
+            self._unsynced.discard(queue)
+        folders, self._folders = self._folders, set()
+        self._background = BackgroundSync(queues, folders, self._unsynced.durable())
 
     def _sync_some(self) -> None:
         config = self._view.config.consume_queue
@@ -253,4 +294,6 @@ class ConsumeQueueDispatcher:
 
     def close(self) -> None:
         """Close the descriptors."""
+        if self._background is not None:
+            self._background.join()
         self._fds.close()

@@ -122,7 +122,8 @@ class Dispatcher(Protocol):
 
         Not ``thorough``: the dispatcher may leave small amounts for later. It is thorough once a minute and at the end; at
         the end only for a dispatcher with an attribute ``spreads_flush`` that is true, which sees to it by itself that
-        nothing stays unsynced for long.
+        nothing stays unsynced for long. One that syncs in a thread, so that dispatching goes on meanwhile, returns what is
+        durable so far; while its attribute ``is_flushing`` is true it is called again within a moment.
         """
 
     def truncate(self, offset: int) -> None:

@@ -1,8 +1,8 @@
 """Goal: CommitMQ stays quick to answer and cheap to leave running (help, status, time to ready, idle CPU and memory).
 
 Method: the installed command and a real node with default settings, timed from outside; CPU from /proc/PID/stat, memory
-from /proc/PID/smaps. Another program may take the cores or the caches meanwhile, so a measurement that misses is made once more,
-and that of the idle CPU three times; the limits themselves are the promised ones.
+from /proc/PID/smaps. Another program may take the cores or the caches meanwhile, so a measurement that misses is made once
+more, and that of the idle CPU three times; the limits themselves are the promised ones.
 """
 
 from __future__ import annotations

@@ -271,6 +271,26 @@ class QueueFiles:
             with contextlib.suppress(OSError):  # the sync will meet it too
                 start_writeback(self._fds.write_fd(self._path(base)))
 
+    def hand_over_unsynced(self, folders: set[str]) -> list[int]:
+        """Leave to the caller what :meth:`flush` would do, which has nothing to do then.
+
+        Returns new descriptors of the files appended to since the last call, to be synced and closed; the folders that
+        must be synced after them are added to ``folders``. Raises StoreError, and leaves nothing to anybody then.
+        """
+        fds: list[int] = []
+        try:
+            for base in sorted(self._dirty or ()):
+                fds.append(os.dup(self._fds.write_fd(self._path(base))))
+        except OSError as error:
+            for fd in fds:
+                os.close(fd)
+            raise StoreError(f"cannot flush the queue: {error.strerror}", path=self.folder) from error
+        if self._made and os.path.isdir(self.folder):
+            folders |= self._folders_of_names()
+        self._dirty = None
+        self._made = False
+        return fds
+
     def flush(self, folders: set[str] | None = None) -> None:
         """fdatasync what was appended since the last call, and the names of files made since. Raises StoreError.
 
@@ -283,17 +303,21 @@ class QueueFiles:
                     failpoints.hit(f"{self.place}.before_fdatasync")
                 os.fdatasync(self._fds.write_fd(self._path(base)))
             if self._made and os.path.isdir(self.folder):
-                # The queue's folder may be new, its topic's too, and the one for all queues of this kind: their names lie
-                # in the three folders above.
-                topic = os.path.dirname(self.folder)
-                kind = os.path.dirname(topic)
-                named |= {self.folder, topic, kind, os.path.dirname(kind)}
+                named |= self._folders_of_names()
             if folders is None:
                 sync_folders(named)
         except OSError as error:
             raise StoreError(f"cannot flush the queue: {error.strerror}", path=self.folder) from error
         self._dirty = None
         self._made = False
+
+    def _folders_of_names(self) -> set[str]:
+        """The queue's folder may be new, its topic's too, and the one for all queues of this kind: their names lie in the
+        three folders above.
+        """
+        topic = os.path.dirname(self.folder)
+        kind = os.path.dirname(topic)
+        return {self.folder, topic, kind, os.path.dirname(kind)}
 
     def expect_unsynced(self, at: int) -> None:
         """Count everything from logical byte ``at`` on as not flushed: a process that died may not have come to it."""

@@ -40,6 +40,7 @@ from commitmq.workers.topic_view import TopicViews
 CONSUME_QUEUE: Final = "consume_queue"
 BATCHES_A_TURN: Final = 16
 _DISK_RETRY_MS: Final = 500
+_FLUSHING_LOOK_MS: Final = 20
 
 
 class DispatcherHost:
@@ -373,6 +374,8 @@ class DispatcherHost:
             return
         if self.is_plugin:
             self._check_flushed(flushed)
+        if getattr(self.dispatcher, "is_flushing", False):
+            self._next_flush_ms = now + _FLUSHING_LOOK_MS
         durable, stamp = flushed
         self._remember(durable, stamp)
         self._control.put_dispatcher(self.slot, DispatcherWord.DURABLE_TIMESTAMP, stamp)

@@ -1,0 +1,77 @@
+"""A sync of some queues in a thread, so that nobody waits for it who waits for messages.
+
+An fdatasync of a queue that has grown waits for the file system's journal, and so for whatever else is on its way to the
+device: beside an asynchronous flush of the log that was 75 ms, in which nothing was dispatched.
+
+The loop hands over descriptors of its own for it (a queue's may be closed meanwhile, its files be deleted) and what is
+durable afterwards. What is appended meanwhile waits for the next sync. The thread touches nothing else, and whoever
+began it reads the result after its end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+
+from commitmq import failpoints
+from commitmq.errors import StoreError
+from commitmq.store.queue_files import QueueFiles, sync_folders
+
+
+class BackgroundSync:
+    """One sync, begun when it is made."""
+
+    def __init__(self, queues: list[QueueFiles], folders: set[str], durable: tuple[int, int]) -> None:
+        """Sync what ``queues`` have not synced, and the names in ``folders``. They count as synced from now on.
+
+        ``durable``: ``(position, timestamp)`` below which everything is on the device when this has succeeded.
+        Raises StoreError when a descriptor cannot be had; what was taken until then is not synced.
+        """
+        self._durable = durable
+        self._error: OSError | None = None
+        self._files: list[tuple[str, int]] = []
+        self._folders = folders
+        try:
+            for queue in queues:
+                self._files += [(queue.place, fd) for fd in queue.hand_over_unsynced(self._folders)]
+        except StoreError:
+            self._close()
+            raise
+        self._thread = threading.Thread(target=self._run, name="queue-sync", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            for place, fd in self._files:
+                if failpoints.ACTIVE:
+                    failpoints.hit(f"{place}.before_fdatasync")
+                os.fdatasync(fd)
+            while self._folders:
+                # A folder that was deleted meanwhile, with its topic, has no names to keep.
+                with contextlib.suppress(FileNotFoundError):
+                    sync_folders(self._folders)
+        except OSError as error:
+            self._error = error
+        finally:
+            self._close()
+
+    def _close(self) -> None:
+        for _, fd in self._files:
+            os.close(fd)
+        self._files.clear()
+
+    @property
+    def is_done(self) -> bool:
+        return not self._thread.is_alive()
+
+    def join(self) -> None:
+        """Wait for the end."""
+        self._thread.join()
+
+    def result(self) -> tuple[int, int]:
+        """Wait for the end: what is durable now. Raises StoreError when something could not be synced."""
+        self._thread.join()
+        if self._error is not None:
+            raise StoreError(f"cannot flush the queue: {self._error.strerror}") from self._error
+        return self._durable
