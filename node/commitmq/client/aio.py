@@ -84,10 +84,11 @@ class AsyncProducer:
     """:class:`commitmq.Producer` for asyncio; same arguments, same errors.
 
     ``send`` waits for its ack; many tasks that send at the same time share runs. ``submit`` returns a future at once.
+    ``linger_ms`` is 0 unless it is given: who awaits a future cannot be told from who does not.
     """
 
     def __init__(self, node: str | None = None, **settings: Any) -> None:
-        self._producer = Producer(node, **settings)
+        self._producer = Producer(node, **{"linger_ms": 0.0, **settings})
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="commitmq-aio-producer")
         self._arrivals: _Arrivals | None = None
 

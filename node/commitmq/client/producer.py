@@ -47,6 +47,7 @@ if TYPE_CHECKING:
 
 _ACKS: Final = ("flushed", "memory")
 _MAX_STARTS: Final = 10_000
+MAX_LINGER_MS: Final = 1_000
 
 _LOCAL_HEADER: Final = LocalSocket.MAX_HEADER_BYTES
 _LOCAL_BODY: Final = LocalSocket.MAX_BODY_BYTES
@@ -78,6 +79,11 @@ class Producer:
     says whether the message is stored. ``compress`` (zlib, lz4 or zstd) applies to bodies of more than
     ``compress_over_bytes`` that become smaller by it. ``max_pending`` and ``max_pending_bytes`` bound what asynchronous
     sends may pile up; beyond, ``send_async`` blocks.
+
+    ``linger_ms``: asynchronous sends that come within so many milliseconds of the last ones wait until that time is over,
+    so that a thin stream travels in fewer, thicker runs; each run costs the node and its consumers the same. Nothing waits
+    that comes after a pause, while a thread waits in ``result``, ``flush`` or ``send``, or once 256 KiB are there. 0 turns it
+    off. (Kafka's producer has ``linger.ms``, by default 5.)
 
     Asynchronous sends travel in a thread of the producer's. Where the program's own threads compute without a pause, that
     thread waits for the interpreter up to ``sys.getswitchinterval()`` (5 ms) several times a run; a lower one, set by the
@@ -112,6 +118,7 @@ class Producer:
         compress_over_bytes: int = 4096,
         max_pending: int = 100_000,
         max_pending_bytes: int = 128 * 1024 * 1024,
+        linger_ms: float = 2.0,
         idempotent: bool = False,
         producer_id: str | None = None,
         producer_epoch: int = 0,
@@ -125,6 +132,8 @@ class Producer:
             raise ValueError(f"timeout_s must be positive, not {timeout_s}")
         if max_pending < 1 or max_pending_bytes < 1:
             raise ValueError("max_pending and max_pending_bytes must be at least 1")
+        if not 0 <= linger_ms <= MAX_LINGER_MS:
+            raise ValueError(f"linger_ms must be between 0 and {MAX_LINGER_MS}, not {linger_ms}")
         self._closed = True  # until everything is made: __del__ must not complain about a producer that never was
         self._ack = _check_ack(ack)
         self._timeout_s = timeout_s
@@ -138,6 +147,7 @@ class Producer:
             "timeout_s": timeout_s,
             "max_pending": max_pending,
             "max_pending_bytes": max_pending_bytes,
+            "linger_s": linger_ms / 1000,
             "ids": self._ids,
         }
         if idempotent:

@@ -9,8 +9,11 @@ Who owns the connection (the ``io`` lock):
 
 The pump sends the first pending message at once. While runs are in flight, what arrives is collected: the next run goes
 when an answer comes back, or when :data:`FULL_RUN_BYTES` are there and fewer than :data:`WINDOW` runs are in flight. So
-a lone message waits for nobody, and a stream of them travels in runs. Pending batches are runs already: each goes as soon as
-fewer than that many are in flight, in turn with the single messages'. The window is wide enough that the node always has the
+a lone message waits for nobody, and a stream of them travels in runs. A thin stream would make thin runs, each of which
+costs the node and its consumers as much as a thick one: so what comes within ``linger_s`` of the last runs waits until that
+is over, unless it is :data:`FULL_RUN_BYTES` or a thread waits for a result, for a flush or for space.
+
+Pending batches are runs already: each goes as soon as fewer than that many are in flight, in turn with the single messages'. The window is wide enough that the node always has the
 next runs to store while it syncs those before; where ``max_pending_bytes`` is small it is narrower, so that the copies in
 flight never take more than that (or than :data:`LEAST_WINDOW` runs).
 
@@ -52,6 +55,7 @@ FULL_RUN_BYTES: Final = 256 * 1024
 MAX_PUMP_RUN_BYTES: Final = 1024 * 1024
 MAX_PUMP_RUN_MESSAGES: Final = 4096
 _TICK_MS: Final = 50
+_NEVER: Final = 1 << 62
 WRONG_ENDPOINT: Final = "WRONG_ENDPOINT"
 
 _Group = tuple[str, int, str]  # topic, queue or -1, ack
@@ -103,6 +107,7 @@ class SendCore:
         timeout_s: float,
         max_pending: int,
         max_pending_bytes: int,
+        linger_s: float = 0.0,
         ids: UniqueIds | None = None,
         primary: SendCore | None = None,
     ) -> None:
@@ -119,6 +124,7 @@ class SendCore:
         self.timeout_s = timeout_s
         self.max_pending = max_pending
         self.max_pending_bytes = max_pending_bytes
+        self.linger_s = linger_s
         # (Runs of batches have up to twice the bytes of the pump's own.)
         self.window = max(LEAST_WINDOW, min(WINDOW, max_pending_bytes // (2 * MAX_PUMP_RUN_BYTES)))
         self.io = threading.Lock()
@@ -139,6 +145,7 @@ class SendCore:
         self._repeating = False  # such a producer sends something again, and nothing else until that is answered
         self._outstanding_bytes = 0
         self._waiting = 0  # threads waiting for space or for a flush
+        self._hurried = 0  # threads waiting for a result
         self._guests = 0  # batches that want the connection
         self._groups: dict[_Group, deque[SendFuture]] = {}
         self._pending_bytes = 0
@@ -148,7 +155,10 @@ class SendCore:
         self._singles_next = True
         self._earliest = float("inf")
         self._thread: threading.Thread | None = None
-        self._asleep = False
+        self._wakes_at = 0  # pending bytes at which a send must wake the pump (or start it)
+        self._lingering = False
+        self._gathered_at = 0.0  # when the last runs of single messages began to leave
+        self._gathered = 0  # groups that were pending then, and have not left yet
         self._memory: SendCore | None = None
         self._node = node
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -274,6 +284,7 @@ class SendCore:
                 timeout_s=self.timeout_s,
                 max_pending=self.max_pending,
                 max_pending_bytes=self.max_pending_bytes,
+                linger_s=self.linger_s,
                 ids=self.ids,
                 primary=self,
             )
@@ -350,8 +361,8 @@ class SendCore:
             if deadline < core._earliest:
                 core._earliest = deadline
             waiting.append(future)
-            if core._thread is None or (core._asleep and (core._pending_bytes >= FULL_RUN_BYTES or not core._flying)):
-                core._wake(core._asleep)
+            if core._pending_bytes >= core._wakes_at:
+                core._wake()
         return future
 
     def submit_batch(self, batch: PendingBatch) -> None:
@@ -365,7 +376,8 @@ class SendCore:
             self._outstanding_bytes += batch.size_bytes
             self._earliest = min(self._earliest, batch.deadline)
             self._batches.append(batch)
-            self._wake(self._asleep)
+            if self._wakes_at < _NEVER:
+                self._wake()
 
     def _enqueue(self, group: _Group, future: SendFuture) -> None:
         """Add one that another core had (condition held)."""
@@ -380,12 +392,24 @@ class SendCore:
         if waiting is None:
             waiting = self._groups[group] = deque()
         waiting.append(future)
-        self._wake(self._asleep and (not self._flying or self._pending_bytes >= FULL_RUN_BYTES))
+        if self._pending_bytes >= self._wakes_at:
+            self._wake()
 
-    def _wake(self, ring: bool) -> None:
-        """Have a pump, and ``ring`` it (condition held)."""
-        if ring:
-            self._asleep = False
+    def hurry(self) -> None:
+        """A thread begins to wait for a result (condition held); :meth:`unhurry` when it has ended."""
+        self._hurried += 1
+        if self._lingering:
+            self._wake()
+
+    def unhurry(self) -> None:
+        self._hurried -= 1
+
+    def _wake(self) -> None:
+        """Have a pump, and one that is awake (condition held)."""
+        self._wakes_at = _NEVER
+        if self._lingering:
+            self.condition.notify_all()
+        else:
             os.eventfd_write(self._bell, 1)
         if self._thread is None:
             check_fork(self.pid, "producer")
@@ -426,6 +450,8 @@ class SendCore:
         """Wait until nothing is pending or in flight; False when ``deadline`` passed before that."""
         with self.condition:
             self._waiting += 1
+            if self._lingering:
+                self._wake()
             try:
                 while self.all_in_flight():
                     remaining = deadline - time.monotonic()
@@ -438,6 +464,8 @@ class SendCore:
 
     def _wait_for_space(self, deadline: float) -> None:
         self._waiting += 1
+        if self._lingering:
+            self._wake()
         try:
             while self.outstanding >= self.max_pending or self._outstanding_bytes >= self.max_pending_bytes:
                 remaining = deadline - time.monotonic()
@@ -465,7 +493,7 @@ class SendCore:
                 idle = not self._groups and not self._batches
                 if self.closed and not self._groups:
                     return
-                self._asleep = idle
+                self._wakes_at = 0 if idle else _NEVER
             if idle:
                 poller.poll()
                 self._clear_bell()
@@ -475,6 +503,7 @@ class SendCore:
                 if not self._guests:
                     break
                 time.sleep(0.0002)
+            self._linger()
             with self.io:
                 try:
                     self._drive()
@@ -485,6 +514,23 @@ class SendCore:
                     self._fail_pending(True, "CLIENT_ERROR", f"the client failed: {error!r}")
                     self._fail_batches(True, "CLIENT_ERROR", f"the client failed: {error!r}")
 
+    def _linger(self) -> None:
+        """Let messages gather for what is left of the time."""
+        with self.condition:
+            self._lingering = True
+            while not self.closed and (left_s := self._linger_left_s()) > 0:
+                self._wakes_at = FULL_RUN_BYTES
+                self.condition.wait(left_s)
+            self._lingering = False
+            self._wakes_at = _NEVER
+
+    def _linger_left_s(self) -> float:
+        """How long the single messages that are pending may still wait for more of them."""
+        hurried = self._hurried or self._waiting or self.primary._waiting
+        if not self.linger_s or hurried or self._gathered > 0 or self._pending_bytes >= FULL_RUN_BYTES or self._batches:
+            return 0.0
+        return self._gathered_at + self.linger_s - time.monotonic()
+
     def _drive(self) -> None:
         """Send and receive until nothing is in flight and nothing may be sent now (io held)."""
         owed = True  # guests that come without an end must not keep the pump from its turn
@@ -494,10 +540,13 @@ class SendCore:
                 owed = False
             with self.condition:
                 if not self._in_flight():
-                    if not self._repeating and (not (self._groups or self._batches) or self._guests):
+                    nothing = not (self._groups or self._batches) or self._linger_left_s() > 0
+                    if not self._repeating and (nothing or self._guests):
                         break
                     continue
-                self._asleep = self._in_flight() < self.window and not self._guests
+                self._wakes_at = _NEVER
+                if self._in_flight() < self.window and not self._guests:
+                    self._wakes_at = FULL_RUN_BYTES if self._flying else 0
             self._receive()
             if time.monotonic() >= self._earliest:
                 self._expire()
@@ -510,6 +559,7 @@ class SendCore:
     def _fill(self) -> None:
         while (flying := self._in_flight()) < self.window:
             singles = bool(self._groups) and (not self._flying or self._pending_bytes >= FULL_RUN_BYTES)
+            singles = singles and self._linger_left_s() <= 0
             if not singles and not self._batches:
                 return
             if flying and self.channel is not None and self.channel.lost():
@@ -534,6 +584,9 @@ class SendCore:
             if not self._groups:
                 return
             self._singles_next = False
+            if self._gathered <= 0:
+                self._gathered, self._gathered_at = len(self._groups), time.monotonic()
+            self._gathered -= 1
             group = next(iter(self._groups))
             topic, queue, ack = group
             if self.is_primary and self.routes.is_memory(topic, now + 1.0):

@@ -41,6 +41,12 @@ class Sender(Protocol):
     def forget(self, future: SendFuture) -> None:
         """It was cancelled (condition held)."""
 
+    def hurry(self) -> None:
+        """A thread begins to wait for it (condition held)."""
+
+    def unhurry(self) -> None:
+        """That thread waits no more (condition held)."""
+
 
 class _Watch:
     """Who waits for a future."""
@@ -188,7 +194,14 @@ class SendFuture(Future[SendResult]):
 
             callbacks = self._watched().callbacks
             callbacks.append(wake)
-        if lock.acquire(timeout=-1 if timeout is None else max(timeout, 0)):
+            sender = self.sender
+            sender.hurry()
+        try:
+            done = lock.acquire(timeout=-1 if timeout is None else max(timeout, 0))
+        finally:
+            with self._condition:
+                sender.unhurry()
+        if done:
             return
         with self._condition:
             if self._state in _DONE:

@@ -29,12 +29,19 @@ class Sender:
     def __init__(self) -> None:
         self.condition = threading.Condition()
         self.forgotten: list[SendFuture] = []
+        self.waiting = 0
 
     def future(self) -> SendFuture:
         return SendFuture(self, b"x", None, 0, 1, time.monotonic() + 9)
 
     def forget(self, future: SendFuture) -> None:
         self.forgotten.append(future)
+
+    def hurry(self) -> None:
+        self.waiting += 1
+
+    def unhurry(self) -> None:
+        self.waiting -= 1
 
     def start(self, *futures: SendFuture) -> None:
         for one in futures:
