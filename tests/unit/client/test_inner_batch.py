@@ -23,7 +23,7 @@ from commitmq.store.record import Record, encode_record
 from commitmq.store.unique_ids import UniqueIds
 
 text = st.text(st.characters(codec="utf-8", exclude_characters="\0\1\2"), min_size=1, max_size=8)
-properties = st.dictionaries(text.filter(lambda name: name not in ("UNIQ_KEY", "DELAY")), text, max_size=3)
+properties = st.dictionaries(text.filter(lambda name: name not in ("UNIQ_KEY", "DELAY", "__CRC32#")), text, max_size=3)
 elements = st.lists(st.tuples(st.binary(max_size=40), properties, st.integers(-(1 << 31), (1 << 31) - 1)), min_size=1)
 HOSTS = {False: Host("10.0.0.1", 10911), True: Host("fe80::1", 10911)}
 
