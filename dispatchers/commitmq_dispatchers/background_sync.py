@@ -29,7 +29,7 @@ class BackgroundSync:
         Raises StoreError when a descriptor cannot be had; what was taken until then is not synced.
         """
         self._durable = durable
-        self._error: OSError | None = None
+        self._error: BaseException | None = None
         self._files: list[tuple[str, int]] = []
         self._folders = folders
         try:
@@ -39,7 +39,10 @@ class BackgroundSync:
             self._close()
             raise
         self._thread = threading.Thread(target=self._run, name="queue-sync", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # no room for a thread: the loop waits, as it would without one
+            self._run()
 
     def _run(self) -> None:
         try:
@@ -51,7 +54,8 @@ class BackgroundSync:
                 # A folder that was deleted meanwhile, with its topic, has no names to keep.
                 with contextlib.suppress(FileNotFoundError):
                     sync_folders(self._folders)
-        except OSError as error:
+        except BaseException as error:
+            # Whatever it was: what did not happen must not be called durable.
             self._error = error
         finally:
             self._close()
@@ -67,11 +71,13 @@ class BackgroundSync:
 
     def join(self) -> None:
         """Wait for the end."""
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
 
     def result(self) -> tuple[int, int]:
         """Wait for the end: what is durable now. Raises StoreError when something could not be synced."""
-        self._thread.join()
+        self.join()
         if self._error is not None:
-            raise StoreError(f"cannot flush the queue: {self._error.strerror}") from self._error
+            reason = getattr(self._error, "strerror", None) or repr(self._error)
+            raise StoreError(f"cannot flush the queue: {reason}") from self._error
         return self._durable

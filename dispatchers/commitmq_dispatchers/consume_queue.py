@@ -37,6 +37,7 @@ from commitmq_dispatchers.unsynced import Unsynced
 _UNIT = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 _PAGE_BYTES = 4096
 _FEW_QUEUES = 64
+_FEW_FILES = 128  # each has a descriptor more while it is synced
 _QUEUES_A_REPORT = 64
 _FLUSH_SLICE = 64
 _FLUSH_S = 0.2  # of one call, unless all must be synced
@@ -202,8 +203,10 @@ class ConsumeQueueDispatcher:
             if thorough:
                 self._sync(list(self._unsynced), math.inf)
             elif len(self._unsynced) <= _FEW_QUEUES:
-                self._sync_behind(list(self._unsynced))
-                return self._durable
+                if sum(queue.unsynced_files for queue in self._unsynced) <= _FEW_FILES:
+                    self._sync_behind(list(self._unsynced))
+                    return self._durable
+                self._sync(list(self._unsynced), math.inf)
             else:
                 self._sync_some()
         except StoreError as error:

@@ -233,7 +233,7 @@ def test_every_failpoint_is_in_the_matrix() -> None:
     )
     named = set(re.findall(r'(?:failpoints\.(?:hit|clip)\(f?|place=)"([^"]+)"', text)) - {"name"}
     queues = re.findall(r'place: ClassVar\[str\] = "(\w+)"', text)
-    named = {one.replace("{self.place}", queue) for one in named for queue in queues}
+    named = {re.sub(r"\{(self\.)?place\}", queue, one) for one in named for queue in queues}
     patterns = {re.escape(name).replace(r"\{self\.name\}", r"\w+") for name in named}
     listed = {*FAILPOINTS, *PLACES, *AT_RECOVERY, *AT_CUT, *AT_STOP, *AT_EXPIRY, *AT_NEW_MINIMUM, *ELSEWHERE}
     missing = [pattern for pattern in sorted(patterns) if not any(re.fullmatch(pattern, name) for name in listed)]

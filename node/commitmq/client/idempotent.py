@@ -135,10 +135,16 @@ class IdempotentCore(SendCore):
         timeout_s: float,
         max_pending: int,
         max_pending_bytes: int,
+        linger_s: float = 0.0,
         ids: UniqueIds | None = None,
     ) -> None:
         super().__init__(
-            node, timeout_s=timeout_s, max_pending=max_pending, max_pending_bytes=max_pending_bytes, ids=ids
+            node,
+            timeout_s=timeout_s,
+            max_pending=max_pending,
+            max_pending_bytes=max_pending_bytes,
+            linger_s=linger_s,
+            ids=ids,
         )
         # What is repeated is told where it lies only while the node remembers that many runs of the queue
         # (producers.window), and repetitions go one by one: more in flight is more to do after the death of a node.

@@ -13,9 +13,10 @@ a lone message waits for nobody, and a stream of them travels in runs. A thin st
 costs the node and its consumers as much as a thick one: so what comes within ``linger_s`` of the last runs waits until that
 is over, unless it is :data:`FULL_RUN_BYTES` or a thread waits for a result, for a flush or for space.
 
-Pending batches are runs already: each goes as soon as fewer than that many are in flight, in turn with the single messages'. The window is wide enough that the node always has the
-next runs to store while it syncs those before; where ``max_pending_bytes`` is small it is narrower, so that the copies in
-flight never take more than that (or than :data:`LEAST_WINDOW` runs).
+Pending batches are runs already: each goes as soon as fewer than that many are in flight, in turn with the single messages'.
+The window is wide enough that the node always has the next runs to store while it syncs those before; where
+``max_pending_bytes`` is small it is narrower, so that the copies in flight never take more than that (or than
+:data:`LEAST_WINDOW` runs).
 
 What happens to pending sends when the connection ends: those handed to it are of *unknown* fate and fail at once (an
 idempotent producer repeats them, see commitmq.client.idempotent); those not handed over stay pending, are sent on the next
@@ -56,6 +57,7 @@ MAX_PUMP_RUN_BYTES: Final = 1024 * 1024
 MAX_PUMP_RUN_MESSAGES: Final = 4096
 _TICK_MS: Final = 50
 _NEVER: Final = 1 << 62
+_ANY: Final = -_NEVER
 WRONG_ENDPOINT: Final = "WRONG_ENDPOINT"
 
 _Group = tuple[str, int, str]  # topic, queue or -1, ack
@@ -155,7 +157,7 @@ class SendCore:
         self._singles_next = True
         self._earliest = float("inf")
         self._thread: threading.Thread | None = None
-        self._wakes_at = 0  # pending bytes at which a send must wake the pump (or start it)
+        self._wakes_at = _ANY  # pending bytes at which a send must wake the pump (or start it)
         self._lingering = False
         self._gathered_at = 0.0  # when the last runs of single messages began to leave
         self._gathered = 0  # groups that were pending then, and have not left yet
@@ -450,8 +452,7 @@ class SendCore:
         """Wait until nothing is pending or in flight; False when ``deadline`` passed before that."""
         with self.condition:
             self._waiting += 1
-            if self._lingering:
-                self._wake()
+            self.condition.notify_all()  # this core's pump or the memory core's may linger
             try:
                 while self.all_in_flight():
                     remaining = deadline - time.monotonic()
@@ -493,7 +494,7 @@ class SendCore:
                 idle = not self._groups and not self._batches
                 if self.closed and not self._groups:
                     return
-                self._wakes_at = 0 if idle else _NEVER
+                self._wakes_at = _ANY if idle else _NEVER
             if idle:
                 poller.poll()
                 self._clear_bell()
@@ -526,10 +527,13 @@ class SendCore:
 
     def _linger_left_s(self) -> float:
         """How long the single messages that are pending may still wait for more of them."""
-        hurried = self._hurried or self._waiting or self.primary._waiting
-        if not self.linger_s or hurried or self._gathered > 0 or self._pending_bytes >= FULL_RUN_BYTES or self._batches:
+        if not self.linger_s or self._gathered > 0 or self._pending_bytes >= FULL_RUN_BYTES:
             return 0.0
-        return self._gathered_at + self.linger_s - time.monotonic()
+        if self._hurried or self._waiting or self.primary._hurried or self.primary._waiting:
+            return 0.0
+        if self._batches or self._flying_batches:
+            return 0.0  # the connection is in use, and nobody would look when the time is over
+        return min(self._gathered_at + self.linger_s, self._earliest) - time.monotonic()
 
     def _drive(self) -> None:
         """Send and receive until nothing is in flight and nothing may be sent now (io held)."""
@@ -546,7 +550,7 @@ class SendCore:
                     continue
                 self._wakes_at = _NEVER
                 if self._in_flight() < self.window and not self._guests:
-                    self._wakes_at = FULL_RUN_BYTES if self._flying else 0
+                    self._wakes_at = FULL_RUN_BYTES if self._flying else _ANY
             self._receive()
             if time.monotonic() >= self._earliest:
                 self._expire()
@@ -627,6 +631,7 @@ class SendCore:
                 elif future.size_bytes > limit and len(future.body) > limit:
                     left += future.size_bytes
                     self._pending_bytes -= future.size_bytes
+                    future._state = "RUNNING"  # it cannot be cancelled any more, and so is taken off the count once
                     refused.append(future)
                 else:
                     future._state = "RUNNING"
@@ -827,7 +832,9 @@ class SendCore:
                 else:
                     del self._groups[group]
                 late = [one for one in late if one._state == "PENDING"]
-                self._pending_bytes -= sum(one.size_bytes for one in late)
+                for one in late:
+                    one._state = "RUNNING"
+                    self._pending_bytes -= one.size_bytes
                 failed += late
         self._fail(failed, lambda: not_stored(code, sentence))
 
@@ -840,7 +847,9 @@ class SendCore:
     def _fail_group(self, group: _Group, error: SendError) -> None:
         with self.condition:
             waiting = [one for one in self._groups.pop(group, ()) if one._state == "PENDING"]
-            self._pending_bytes -= sum(one.size_bytes for one in waiting)
+            for one in waiting:
+                one._state = "RUNNING"
+                self._pending_bytes -= one.size_bytes
         self._fail(
             waiting,
             lambda: SendError(error.code, error.message, outcome=error.outcome, retry_after_ms=error.retry_after_ms),

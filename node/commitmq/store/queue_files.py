@@ -99,6 +99,11 @@ class QueueFiles:
         """True when :meth:`flush` has something to do."""
         return bool(self._dirty) or self._made
 
+    @property
+    def unsynced_files(self) -> int:
+        """How many files :meth:`flush` has to sync."""
+        return len(self._dirty or ())
+
     # ------------------------------------------------------------ reading
 
     def _list_files(self, *, repair: bool, limit: int | None = None) -> list[int]:

@@ -354,6 +354,11 @@ class DispatcherHost:
         else:
             self._context.log.info("dispatching again")
 
+    @property
+    def is_flushing(self) -> bool:
+        """Whether the dispatcher syncs in a thread now, and has more to say of it soon."""
+        return bool(getattr(self.dispatcher, "is_flushing", False))
+
     def flush(self, *, force: bool = False) -> None:
         """Flush when an interval is over; publish and remember how far it is durable."""
         now = monotonic_ms()
@@ -374,7 +379,7 @@ class DispatcherHost:
             return
         if self.is_plugin:
             self._check_flushed(flushed)
-        if getattr(self.dispatcher, "is_flushing", False):
+        if self.is_flushing:
             self._next_flush_ms = now + _FLUSHING_LOOK_MS
         durable, stamp = flushed
         self._remember(durable, stamp)

@@ -116,8 +116,8 @@ def _dispatch(
             is_late = host.name == INDEX and monotonic_ms() >= stop_by
             if host.is_plugin or host.position >= limit or is_late:
                 break
-        behind = host.position < limit
-        readable = context.wait(0 if took else _CATCH_UP_AFTER_MS if behind else context.poll_ms)
+        soon = host.position < limit or host.is_flushing
+        readable = context.wait(0 if took else _CATCH_UP_AFTER_MS if soon else context.poll_ms)
 
 
 def _limit_memory(more_bytes: int) -> None:

@@ -22,6 +22,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Callable
 
 from commitmq import failpoints, stations
 from commitmq.control import ControlBlock, DispatcherWord, Word, WorkerWord, WriterSync
@@ -229,6 +230,15 @@ def _is_wanted(control: ControlBlock) -> bool:
     return control.get(Word.FLUSH_WANTED) > control.get(Word.FLUSHED)
 
 
+def _has_come(control: ControlBlock, empty: LogFlusher | None, pauses: Pauses) -> Callable[[], bool]:
+    """Asked after ASLEEP was published, because who is awake is not rung. ``empty``: it had nothing to flush."""
+
+    def has_come() -> bool:
+        return _is_wanted(control) or pauses.is_late() or (empty is not None and empty.pending_bytes() > 0)
+
+    return has_come
+
+
 def run(context: WorkerContext) -> None:
     """The loop; see the module's text for when it flushes."""
     flusher = LogFlusher(context)
@@ -243,7 +253,7 @@ def run(context: WorkerContext) -> None:
     context.ready()
     while True:
         now = monotonic_ms()
-        due = naps = False
+        due = naps = nothing = False
         wait_ms: float = _POLL_MS
         pauses.look()
         start = control.get(Word.FLUSHED)
@@ -274,6 +284,7 @@ def run(context: WorkerContext) -> None:
                 interval_over = now - last_flush_ms >= log_config.flush_interval_ms
                 due = thorough or (interval_over and flusher.pages_due(log_config.flush_least_pages))
         else:
+            nothing = True
             last_thorough_ms = now
             left_s = pauses.left_s()
             if sync and (left_s > 0 or pauses.since_s() < _STAY_NEAR_S):
@@ -299,7 +310,7 @@ def run(context: WorkerContext) -> None:
         stuck = flusher.failed or (committer is not None and committer.is_stuck)
         context.wait(
             0 if due and flusher.pending_bytes() > 0 else wait_ms,
-            unless=pauses.is_late if stuck else lambda: _is_wanted(control) or pauses.is_late(),
+            unless=pauses.is_late if stuck else _has_come(control, flusher if nothing else None, pauses),
             nap=naps,
         )
     flusher.save_checkpoint(force=True)

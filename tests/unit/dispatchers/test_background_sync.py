@@ -100,7 +100,8 @@ def test_dispatching_goes_on_and_is_not_called_durable(node: Node, device: Devic
     assert node.dispatcher.is_flushing
     device.may_end.set()
     assert node.settled() == (first, 1_009), "what came during the sync is not covered by it"
-    assert device.threads and threading.get_ident() not in device.threads
+    assert device.threads
+    assert threading.get_ident() not in device.threads
     assert node.dispatcher.flush(thorough=False)[0] in (first, second)
     assert node.settled() == (second, 1_019)
 
@@ -129,14 +130,39 @@ def test_after_a_failed_sync_nothing_more_is_called_durable(node: Node, device: 
     assert node.dispatcher.flush(thorough=True) == (first, 1_009)
 
 
+@pytest.mark.parametrize("error", [OSError(5, "Input/output error"), MemoryError("no room")])
+def test_whatever_ends_a_sync_it_is_not_called_durable(
+    node: Node, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    def failing(_: int) -> None:
+        raise error
+
+    node.take(10)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "fdatasync", failing)
+        assert node.settled() == (0, 0)
+    assert node.dispatcher.flush(thorough=True) == (0, 0)
+
+
+def test_without_a_thread_the_loop_syncs(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    first = node.take(10)
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    assert node.settled() == (first, 1_009)
+
+
 @pytest.mark.parametrize("deed", ["forget", "truncate", "expire", "close"])
 def test_files_that_go_during_the_sync_do_no_harm(node: Node, device: Device, deed: str) -> None:
     first = node.take(10)
     node.dispatcher.flush(thorough=False)
     assert device.begun.wait(WAIT_S)
-    threading.Timer(0.05, device.may_end.set).start()
+    if deed in ("truncate", "close"):  # which wait for it
+        threading.Timer(0.05, device.may_end.set).start()
     if deed == "forget":
         node.dispatcher.forget("t0")
+        device.may_end.set()
         assert node.settled() == (first, 1_009)
         assert not (node.store.layout.root / "consumequeue" / "t0").exists()
     elif deed == "truncate":
@@ -144,6 +170,7 @@ def test_files_that_go_during_the_sync_do_no_harm(node: Node, device: Device, de
         assert node.dispatcher.flush(thorough=True)[0] == node.ends[4], "what the sync covered was cut"
     elif deed == "expire":
         node.dispatcher.expire(first)
+        device.may_end.set()
         assert node.settled() == (first, 1_009)
     else:
         node.dispatcher.close()
