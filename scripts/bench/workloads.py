@@ -215,7 +215,7 @@ COMMON: Final[dict[Size, dict[str, Any]]] = {
     "tiny": {"warmup_s": 0.05, "seconds": 0.2},
 }
 # A Java program still compiles itself for some seconds after it serves.
-SETTLE_S: Final[dict[Size, float]] = {"full": 5.0, "quick": 3.0, "tiny": 0.0}
+SETTLE_S: Final[dict[Size, float]] = {"full": 5.0, "quick": 2.0, "tiny": 0.0}
 IDLE_S: Final[dict[Size, float]] = {"full": 4.0, "quick": 1.5, "tiny": 0.2}
 RESTART_BYTES: Final[dict[Size, int]] = {"full": 5 << 30, "quick": 64 << 20, "tiny": 1 << 20}
 CPU_MESSAGES: Final[dict[Size, int]] = {"full": 300_000, "quick": 100_000, "tiny": 1_000}
