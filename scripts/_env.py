@@ -121,17 +121,18 @@ def install(folder: Path, *what: str) -> None:
 
 def ensure_kernels(folder: Path) -> None:
     """Compile the numba kernels if one of them changed since they were compiled from this environment."""
-    kernels = PROJECT / "node" / "commitmq" / "kernels"
     stamp = folder / "commitmq-kernels"
-    # numba keys its cache by the modification time and size of a source file; so does the stamp.
-    facts = sorted((path.name, path.stat().st_mtime_ns, path.stat().st_size) for path in kernels.glob("*.py"))
-    wanted = hashlib.sha256(repr(facts).encode()).hexdigest()
-    cache_is_there = not os.access(kernels, os.W_OK) or any(kernels.glob("__pycache__/*.nbi"))
-    if read_text(stamp) == wanted and cache_is_there:
+    digest = hashlib.sha256()
+    for path in sorted((PROJECT / "node" / "commitmq" / "kernels").glob("*.py")):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
+    # Where they were put is in the stamp too: a cache folder may be cleaned.
+    known = (read_text(stamp) or "").split("\n")
+    if known[0] == digest.hexdigest() and (Path(known[-1]) / "complete").exists():
         return
     say("compiling the kernels, once; this takes up to a minute …")
-    run([str(interpreter(folder)), "-m", "commitmq.kernels.warm"], "the kernels could not be compiled")
-    stamp.write_text(wanted, encoding="ascii")
+    problem = "the kernels could not be compiled"
+    place = run([str(interpreter(folder)), "-m", "commitmq.kernels.warm"], problem, stdout=subprocess.PIPE)
+    stamp.write_text(f"{digest.hexdigest()}\n{place.strip()}", encoding="utf-8")
 
 
 def environment_digest() -> str:
@@ -163,20 +164,21 @@ def works(folder: Path) -> bool:
     return answer.stdout.strip() == f"{folder} {sys.version_info[0]} {sys.version_info[1]}"
 
 
-def run(command: list[str], problem: str) -> None:
-    """Run ``command``; raises EnvironmentUnavailable with ``problem`` when it fails."""
+def run(command: list[str], problem: str, *, stdout: int | None = None) -> str:
+    """Run ``command``; raises EnvironmentUnavailable with ``problem`` when it fails. Returns what went to ``stdout``."""
     try:
-        code = subprocess.run(command, stdin=subprocess.DEVNULL, check=False, cwd=PROJECT).returncode
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=stdout, text=True, check=False, cwd=PROJECT)
     except OSError as error:
         raise EnvironmentUnavailable(f"{problem}: {error}") from error
-    if code:
-        raise EnvironmentUnavailable(f"{problem} (exit code {code})")
+    if done.returncode:
+        raise EnvironmentUnavailable(f"{problem} (exit code {done.returncode})")
+    return done.stdout or ""
 
 
 def read_text(path: Path) -> str | None:
     """The text of a small file, None when it cannot be read."""
     try:
-        return path.read_text(encoding="ascii")
+        return path.read_text(encoding="utf-8")
     except (OSError, ValueError):
         return None
 

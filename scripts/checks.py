@@ -33,7 +33,7 @@ def main(arguments: list[str]) -> int:
         # in order, the short ones last. Who names tests wants to see them one after the other.
         rest = ["-n", "4", "--dist", "loadfile", "--no-loadscope-reorder"]
     if not any(argument.startswith("-m") for argument in rest):
-        rest = ["-m", "not slow", *rest]
+        rest = ["-m", "not slow and not long", *rest]
     return check("pytest", *rest)
 
 

@@ -33,8 +33,6 @@ COMMITMQ = Path(sys.executable).with_name("commitmq")
 TOPIC = "flights"
 GROUP = "punctuality"
 BATCH_MESSAGES = 1_000
-# Small segments, so that a few megabytes already roll over several files; RocketMQ's default is 1 GiB.
-SEGMENT_BYTES = 4 * 1024 * 1024
 PATIENCE_S = 60.0
 EXIT_NO_NODE = 69  # of `commitmq stop`, when no node runs on the store
 
@@ -86,8 +84,7 @@ def temporary_node(*, keep: bool) -> Iterator[tuple[Path, str]]:
     heading(f"start a node on {store}")
     processes: list[psutil.Process] = []
     try:
-        settings = ["network.port=0", f"commit_log.segment_bytes={SEGMENT_BYTES}"]
-        run("start", "--background", "--store", store, *(part for one in settings for part in ("--set", one)))
+        run("start", "--background", "--store", store, "--profile", "dev", "--set", "network.port=0")
         status = json.loads(run("status", "--store", store, "--json", show=False))
         # Noted now: psutil keeps start times with the pids, so that what is looked for later is these very processes.
         processes = [psutil.Process(row["pid"]) for row in status["processes"] if row["pid"]]

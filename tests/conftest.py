@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,9 +25,22 @@ hypothesis.settings.load_profile("commitmq")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Have our own pytest plugin where its entry point is not known: in an environment older than the checkout."""
+    """Have our own pytest plugin where its entry point is not known, in an environment older than the checkout; and SIGINT for
+    the programs that tests start: a shell's background job, and all that it starts, would ignore it.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if not config.pluginmanager.has_plugin("commitmq"):
         config.pluginmanager.import_plugin("commitmq.testing.pytest_plugin")
+
+
+def pytest_report_header() -> str | None:
+    """Take eventfd from this process where a test asks for that, and say so."""
+    if not os.environ.get("COMMITMQ_TEST_WITHOUT_EVENTFD"):
+        return None
+    for name in [one for one in dir(os) if one.startswith(("eventfd", "EFD_"))]:
+        delattr(os, name)
+    return "without eventfd"
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -12,6 +12,8 @@ from commitmq.store.layout import StoreLayout
 
 _ARCHIVES = Path(__file__).parent / "golden"
 GOLDEN_NAMES = ("clean", "crash")
+# With the third one, which has what a plain client does not send: transactions, delays, retries and dead letters.
+ALL_GOLDEN_NAMES = (*GOLDEN_NAMES, "semantics")
 GOLDEN_SEGMENT_BYTES = 131_072
 GOLDEN_QUEUE_FILE_BYTES = 1_000
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from commitmq.log import get_log
 from commitmq.store.commit_log import CommitLog
 from commitmq.store.dispatch_batch import LogWalker
-from commitmq.store.index_file import IndexShape
-from commitmq.store.index_files import IndexFiles, list_index_files
+from commitmq.store.index_files import IndexFiles
+from commitmq.store.index_format import IndexShape, list_index_files
 from commitmq.store.layout import segment_name
 from commitmq.store.record import Record, encode_filler, encode_record
 

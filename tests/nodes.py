@@ -7,7 +7,9 @@ the test that used it. :class:`Node` is what it gives, and what tests of startin
 from __future__ import annotations
 
 import contextlib
+import os
 import random
+import signal
 import socket
 import subprocess
 from collections.abc import Iterator
@@ -29,6 +31,7 @@ __all__ = [
     "eventually",
     "free_ports",
     "start_node",
+    "started",
 ]
 
 LIFECYCLE = Path(__file__).parent / "contract" / "lifecycle"
@@ -59,6 +62,13 @@ def commitmq(*arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
 class Node(NodeProcess):
     """A node that can also run the workers of ``contract/lifecycle``."""
 
+    @classmethod
+    def bare(cls, store: Path, *settings: str) -> Node:
+        """One that is given ``settings`` and nothing else, so that sizes are the store's or the profile's."""
+        node = cls(store)
+        node.settings = list(settings)
+        return node
+
     def environment(self, **extra: str) -> dict[str, str]:
         return environment(**extra)
 
@@ -72,13 +82,29 @@ class Node(NodeProcess):
 
 
 @contextlib.contextmanager
+def halted(pid: int) -> Iterator[None]:
+    """The process stands still meanwhile (SIGSTOP)."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+@contextlib.contextmanager
 def start_node(folder: Path, *settings: str, **extra: str) -> Iterator[Node]:
     """A node that is ready, on the store ``folder/store``. At the end it is stopped, which must succeed.
 
     ``extra`` are environment variables of the node (failpoints). A test that fails gets the end of ``node.log`` added
     to its message. A test may stop or kill the node itself.
     """
-    node = Node(folder / "store", *settings)
+    with started(Node(folder / "store", *settings), **extra) as node:
+        yield node
+
+
+@contextlib.contextmanager
+def started(node: Node, **extra: str) -> Iterator[Node]:
+    """:func:`start_node` with a node that is made already."""
     try:
         ended = node.start(**extra)
         assert ended.returncode == 0, ended.stderr

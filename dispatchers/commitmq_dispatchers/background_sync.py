@@ -13,32 +13,49 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+from typing import Final
 
 from commitmq import failpoints
 from commitmq.errors import StoreError
-from commitmq.store.queue_files import QueueFiles, sync_folders
+from commitmq.store import disk
+from commitmq.store.queue_files import QueueFiles, sync_error
+
+_FOLDER: Final = "queue_folder"
 
 
 class BackgroundSync:
-    """One sync, begun when it is made."""
+    """One sync."""
 
-    def __init__(self, queues: list[QueueFiles], folders: set[str], durable: tuple[int, int]) -> None:
-        """Sync what ``queues`` have not synced, and the names in ``folders``. They count as synced from now on.
+    def __init__(self, queues: list[QueueFiles], folders: set[str]) -> None:
+        """Take over what ``queues`` have not synced, and the names in ``folders``: they count as synced from now on.
 
-        ``durable``: ``(position, timestamp)`` below which everything is on the device when this has succeeded.
-        Raises StoreError when a descriptor cannot be had; what was taken until then is not synced.
+        Raises StoreError when a descriptor cannot be had, and has taken nothing over then.
         """
-        self._durable = durable
+        self._durable = (0, 0)
         self._error: BaseException | None = None
         self._files: list[tuple[str, int]] = []
-        self._folders = folders
         try:
             for queue in queues:
-                self._files += [(queue.place, fd) for fd in queue.hand_over_unsynced(self._folders)]
+                self._files += [(queue.place, fd) for fd in queue.unsynced_descriptors()]
+            names = folders.union(*(queue.folders_to_sync() for queue in queues))
+            # The deepest first: a folder's name is worth nothing before what it holds.
+            for folder in sorted(names, key=lambda path: path.count("/"), reverse=True):
+                # One that was deleted meanwhile, with its topic, has no names to keep.
+                with contextlib.suppress(FileNotFoundError):
+                    self._files.append((_FOLDER, disk.open_folder(folder)))
+        except OSError as error:
+            self._close()
+            raise sync_error(error, "") from error
         except StoreError:
             self._close()
             raise
+        for queue in queues:
+            queue.hand_over_unsynced()
         self._thread = threading.Thread(target=self._run, name="queue-sync", daemon=True)
+
+    def start(self, durable: tuple[int, int]) -> None:
+        """Begin. ``durable``: ``(position, timestamp)`` below which everything is on the device when this has succeeded."""
+        self._durable = durable
         try:
             self._thread.start()
         except RuntimeError:  # no room for a thread: the loop waits, as it would without one
@@ -47,13 +64,9 @@ class BackgroundSync:
     def _run(self) -> None:
         try:
             for place, fd in self._files:
-                if failpoints.ACTIVE:
+                if failpoints.ACTIVE and place != _FOLDER:
                     failpoints.hit(f"{place}.before_fdatasync")
-                os.fdatasync(fd)
-            while self._folders:
-                # A folder that was deleted meanwhile, with its topic, has no names to keep.
-                with contextlib.suppress(FileNotFoundError):
-                    sync_folders(self._folders)
+                disk.sync(fd, place, metadata=place == _FOLDER)
         except BaseException as error:
             # Whatever it was: what did not happen must not be called durable.
             self._error = error

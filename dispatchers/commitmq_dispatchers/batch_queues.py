@@ -10,6 +10,7 @@ INNER_BASE counts as a batch of one, as in RocketMQ 5.4.0, where plain sends to 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -46,8 +47,7 @@ class BatchQueues:
             queue = BatchConsumeQueue(folder, self._file_bytes, self._fds)
             queue.recover(offset)
             queue.truncate(offset)
-            first = queue.min_index
-            if first < queue.end_index and int(queue.unit(first)["physical_offset"]) < deleted.get(topic, 0):
+            if topic in deleted and queue.max_physical_offset <= deleted[topic]:
                 # The topic was deleted, but not these files: base offsets of a new topic of the name begin at 0 again.
                 queue.destroy()
                 continue
@@ -58,6 +58,10 @@ class BatchQueues:
             if queue.is_dirty:
                 self._unsynced.add(queue, 0)
             self._queues[topic, queue_id] = queue
+
+    def queues(self) -> Iterable[BatchConsumeQueue]:
+        """All of them."""
+        return self._queues.values()
 
     def split(self, batch: DispatchBatch, rows: Rows) -> tuple[Rows, Rows]:
         """``rows`` (of ``batch``) of plain topics, and those that get a 46-byte unit."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import time
-from itertools import islice, pairwise
+from itertools import chain, islice, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -28,9 +28,10 @@ from commitmq.store.consume_queue import ConsumeQueue, list_queues
 from commitmq.store.dispatch_batch import DispatchBatch, Rows, by_queue, consecutive, consumable
 from commitmq.store.fd_cache import FdCache, affordable_files
 from commitmq.store.log_proof import LogProof
-from commitmq.store.queue_files import QueueFiles, sync_folders
+from commitmq.store.queue_files import QueueFiles, SyncLaterError, sync_error, sync_folders
 from commitmq_dispatchers.background_sync import BackgroundSync
 from commitmq_dispatchers.batch_queues import BatchQueues
+from commitmq_dispatchers.ends_record import EndsRecord
 from commitmq_dispatchers.queue_extensions import QueueExtensions
 from commitmq_dispatchers.unsynced import Unsynced
 
@@ -72,6 +73,8 @@ class ConsumeQueueDispatcher:
         self._sync_failed = False
         self._folders: set[str] = set()
         self._background: BackgroundSync | None = None
+        self._record = EndsRecord(view, lambda: chain(self._queues.values(), self._batches.queues()))
+        self._is_late = False  # there was no descriptor for a sync
         self._load(view.position)
         return view.position
 
@@ -101,9 +104,9 @@ class ConsumeQueueDispatcher:
                 self._view.progress("opening queues", number, len(queues), "queues")
             queue = ConsumeQueue(folder, self._file_bytes, self._fds)
             queue.recover(offset, proof=proof.of(topic, queue_id), durable=False)
-            gone_below = deleted.get(topic, -1)
-            if gone_below > 0 and (queue.unit(queue.min_offset) or (gone_below,))[0] < gone_below:
-                # The topic was deleted, but not these files, or a power cut brought them back.
+            if topic in deleted and queue.max_physical_offset <= deleted[topic]:
+                # The topic was deleted, but not these files, or a power cut brought them back. The last record tells: the
+                # first places may be taken by none, where messages expired or were lost.
                 queue.destroy()
                 continue
             if durable < offset and queue.max_physical_offset > durable:
@@ -119,12 +122,13 @@ class ConsumeQueueDispatcher:
         self._durable = (durable, 0)
         self._round_end = 0
         self._unsynced.reached(offset, self._timestamp)
+        self._record.opened(offset)
 
     def dispatch(self, batch: DispatchBatch) -> None:
         """Append the batch's units and announce which queues grew."""
         rows = batch.rows
         if len(rows):
-            self._timestamp = max(self._timestamp, int(rows["store_timestamp"][-1]))
+            self._timestamp = int(rows["store_timestamp"][-1])
             if not consumable(rows).all():
                 rows = rows[consumable(rows)]
             plain, inner = self._batches.split(batch, rows)
@@ -183,6 +187,14 @@ class ConsumeQueueDispatcher:
         return queue
 
     def flush(self, *, thorough: bool) -> tuple[int, int]:
+        """Sync queues (:meth:`_flush`), and write down now and then where they end."""
+        durable = self._flush(thorough=thorough)
+        self._record.flushed(self._position, durable[0])
+        if thorough:
+            self._record.settle()
+        return durable
+
+    def _flush(self, *, thorough: bool) -> tuple[int, int]:
         """Sync all queues when thorough, else some (spec 6.5): those with ``consume_queue.flush_least_pages`` or more
         unsynced pages, and a share of the others, so that every queue is synced within ``flush_thorough_interval_ms``.
 
@@ -191,6 +203,8 @@ class ConsumeQueueDispatcher:
         durable position is where the one that now waits for longest began to. What a recovery must dispatch again is
         bounded in bytes too, as far as a call's time allows. A few queues are synced in full each time, in a thread: a call
         begins it, and one of the next, which should come soon while :attr:`is_flushing`, has the result.
+
+        A sync that could not begin, for want of a descriptor, is made at the next call.
 
         After a failed sync the kernel calls the pages clean, and the next sync would lie. So the durable position stays
         where it is: the queues serve on, from the page cache, and the next start writes them anew from there.
@@ -209,9 +223,15 @@ class ConsumeQueueDispatcher:
                 self._sync(list(self._unsynced), math.inf)
             else:
                 self._sync_some()
+        except SyncLaterError as error:
+            if not self._is_late:
+                self._view.log.warning("ConsumeQueues cannot be synced now", error=str(error))
+            self._is_late = True
+            return self._durable
         except StoreError as error:
             self._give_up(error)
             return self._durable
+        self._is_late = False
         self._durable = max(self._durable, self._unsynced.durable())
         return self._durable
 
@@ -244,9 +264,12 @@ class ConsumeQueueDispatcher:
             return
         for queue in queues:
             self._extensions.flush(queue.key)
+        background = BackgroundSync(queues, self._folders)
+        for queue in queues:
             self._unsynced.discard(queue)
-        folders, self._folders = self._folders, set()
-        self._background = BackgroundSync(queues, folders, self._unsynced.durable())
+        self._folders = set()
+        background.start(self._unsynced.durable())
+        self._background, self._is_late = background, False
 
     def _sync_some(self) -> None:
         config = self._view.config.consume_queue
@@ -274,7 +297,7 @@ class ConsumeQueueDispatcher:
         try:
             sync_folders(self._folders)
         except OSError as error:
-            raise StoreError(f"cannot flush the queues: {error.strerror}", path=self._root) from error
+            raise sync_error(error, self._root) from error
 
     def forget(self, topic: str) -> None:
         """A topic was deleted: delete its queues."""
@@ -290,13 +313,15 @@ class ConsumeQueueDispatcher:
 
     def expire(self, min_offset: int) -> None:
         """Delete files whose last unit points below ``min_offset`` (spec 3.6)."""
+        self._record.expires(min_offset)
         for queue in self._queues.values():
             queue.delete_files_below(min_offset, settled_below=min_offset)
         self._extensions.expire(self._queues)
         self._batches.expire(min_offset)
 
     def close(self) -> None:
-        """Close the descriptors."""
+        """Write down where the queues end, if they are durable; close the descriptors."""
         if self._background is not None:
             self._background.join()
+        self._record.closed(self._position, self._durable[0])
         self._fds.close()

@@ -11,8 +11,8 @@ from commitmq.config import NodeConfig
 from commitmq.hookspecs import DispatcherSpec, DispatcherView, hookimpl
 from commitmq.store.checkpoint import Checkpoint
 from commitmq.store.dispatch_batch import DispatchBatch
-from commitmq.store.index_file import IndexShape
 from commitmq.store.index_files import IndexFiles
+from commitmq.store.index_format import IndexShape
 
 
 @hookimpl

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from commitmq.client.aio import AsyncAdmin, AsyncConsumer, AsyncProducer
     from commitmq.client.batch import MessageBatch
     from commitmq.client.consumer import Consumer
-    from commitmq.client.message import Message
+    from commitmq.client.message import Message, Tombstone
     from commitmq.client.producer import Producer
     from commitmq.client.query import QueryResult
     from commitmq.client.results import BatchResult, BatchSendError, SendResult
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         FencedError,
         FilterError,
         InvalidMessageError,
+        MissingExtraError,
         NodeUnavailableError,
         OffsetOutOfRangeError,
         Outcome,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
         SendError,
         StoreError,
         StoreLockedError,
+        UndecodableBodyError,
     )
     from commitmq.hookspecs import hookimpl
 
@@ -56,6 +58,7 @@ __all__ = [
     "Message",
     "MessageBatch",
     "MessageSelector",
+    "MissingExtraError",
     "NodeUnavailableError",
     "OffsetOutOfRangeError",
     "Outcome",
@@ -68,6 +71,8 @@ __all__ = [
     "Sql",
     "StoreError",
     "StoreLockedError",
+    "Tombstone",
+    "UndecodableBodyError",
     "hookimpl",
 ]
 
@@ -80,6 +85,7 @@ _HOMES = {
     "BatchSendError": "commitmq.client.results",
     "Consumer": "commitmq.client.consumer",
     "Message": "commitmq.client.message",
+    "Tombstone": "commitmq.client.message",
     "MessageBatch": "commitmq.client.batch",
     "MessageSelector": "commitmq.client.selector",
     "Producer": "commitmq.client.producer",

@@ -14,13 +14,16 @@ from typing import Any
 
 import zmq
 
+from commitmq import ports
 from commitmq.client import wire
 from commitmq.config import NodeConfig
 from commitmq.errors import CommitMQError, ProtocolError
 from commitmq.log import Log
+from commitmq.network.router import open_router
 
 _MAX_REQUESTS_A_TURN = 64
-_MAX_FRAME_BYTES = 1 << 20
+_WAITING_ANSWERS = 1_000
+_MAX_TURN_NS = 5_000_000
 LAST_WORD_S = 0.1
 
 
@@ -40,32 +43,23 @@ class AdminSocket:
         self._context = zmq.Context(io_threads=1)
         self._handlers = handlers
         self._log = log
-        self.socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
-        self.socket.setsockopt(zmq.LINGER, 1000)
-        self.socket.setsockopt(zmq.MAXMSGSIZE, _MAX_FRAME_BYTES)
-        self.socket.setsockopt(zmq.RCVHWM, 64)
-        self.socket.setsockopt(zmq.SNDHWM, 1000)
-        self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
-        host = config.network.host
-        if ":" in host:
-            self.socket.setsockopt(zmq.IPV6, 1)
-            host = f"[{host}]"
-        address = f"tcp://{host}:{port or '*'}"
         try:
-            self.socket.bind(ipc)
-            self.socket.bind(address)
+            self.socket, self.endpoints = open_router(
+                self._context, config.network, log, ipc, port, waiting_answers=_WAITING_ANSWERS, linger_ms=1000
+            )
         except zmq.ZMQError as error:
-            self.close(linger_ms=0)
+            self._context.destroy(linger=0)
+            address = f"tcp://{config.network.host}:{port or '*'}"
             if error.errno == errno.EADDRINUSE:
-                raise AddressInUseError(
-                    f"another program listens on {address}; end it, or choose another port with --set network.port=PORT"
-                ) from error
+                raise AddressInUseError(ports.in_use(port, "admin", config)) from error
             raise CommitMQError(f"cannot listen on {address}: {error.strerror}") from error
-        self.endpoints = [self.socket.getsockopt_string(zmq.LAST_ENDPOINT), ipc]
 
     def serve(self) -> None:
         """Answer what has arrived, up to a bound, so that a flood of requests cannot keep the caller here."""
+        end_ns = time.monotonic_ns() + _MAX_TURN_NS
         for _ in range(_MAX_REQUESTS_A_TURN):
+            if time.monotonic_ns() >= end_ns:
+                return
             try:
                 frames = self.socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
@@ -111,6 +105,7 @@ class AdminSocket:
         """
         if last_word:
             time.sleep(LAST_WORD_S)
+        self.socket.close()
         self._context.destroy(linger=linger_ms)
 
 

@@ -1,22 +1,33 @@
 """The node's configuration: every key, its type, default and limits, in one place.
 
 ``config/node.toml`` lists the same keys with one line why each; a test holds the two together. Values come from, in
-rising order: the defaults here, a TOML file (``--config``), single keys (``--set section.key=value``). An unknown key,
-a wrong type or a value out of range is a :class:`ConfigError` that names the key; nothing is silently ignored.
+rising order: the defaults here, a profile (:mod:`commitmq.profiles`), a TOML file (``--config``), single keys (``--set
+section.key=value``). An unknown key, a wrong type or a value out of range is a :class:`ConfigError` that names the key;
+nothing is silently ignored. Sizes and times may have units (:mod:`commitmq.units`).
 
-Defaults follow RocketMQ where it has the same setting (``spec`` names in the comments of ``node.toml``).
+What gives a store's files their sizes is only a wish, for a store that has none yet: see
+:mod:`commitmq.store.geometry`, and :attr:`NodeConfig.given` for what is more than a wish.
+
+Defaults follow RocketMQ where it has the same setting (``spec`` names in the comments of ``node.toml``), but for the sizes
+of segments and index files: those of the profile ``server`` are RocketMQ's, and the default profile is for a laptop.
 """
 
 from __future__ import annotations
 
+import ipaddress
+import json
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from commitmq import units
 from commitmq.errors import ConfigError
+from commitmq.profiles import DEFAULT_PROFILE, PROFILES
 
+_HOST_LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?", re.ASCII)
 MEMORY_LEAST_SEGMENTS = 4  # below that, evicting a segment would be evicting a large part of everything
 
 
@@ -38,15 +49,22 @@ def _key(default: Any, low: float | None = None, high: float | None = None, choi
 class NetworkConfig:
     host: str = _key("127.0.0.1")
     port: int = _key(7310, 0, 65535)
+    advertised_host: str = _key("")
     store_host: str = _key("127.0.0.1")
     store_port: int = _key(10911, 0, 65535)
     max_frame_bytes: int = _key(64 * 1024 * 1024, 65536)
     max_local_connections: int = _key(1_024, 0, 65_536)
+    max_connections: int = _key(2_000, 16, 100_000)
+    max_client_connections: int = _key(1_500, 8, 100_000)
+    first_request_timeout_ms: int = _key(10_000, 100, 86_400_000)
+    max_pending_bytes: int = _key(256 * 1024 * 1024, 1024 * 1024)
+    max_growth_bytes: int = _key(64 * 1024 * 1024, 1024 * 1024)
+    max_unsent_bytes: int = _key(256 * 1024 * 1024, 1024 * 1024)
 
 
 @dataclass(frozen=True, slots=True)
 class CommitLogConfig:
-    segment_bytes: int = _key(1024**3, 65536)
+    segment_bytes: int = _key(64 * 1024 * 1024, 65536)
     max_message_bytes: int = _key(4 * 1024 * 1024, 10)
     max_run_bytes: int = _key(16 * 1024 * 1024, 4096)
     append_properties_crc: bool = _key(True)
@@ -57,15 +75,17 @@ class CommitLogConfig:
     sync_flush_timeout_ms: int = _key(5_000, 1)
     writer_sync_bytes: int = _key(65_536, 0)
     writer_sync_slow_ms: int = _key(20, 1)
+    max_clock_lead_ms: int = _key(10_800_000, 1_000)
     max_mapped_segments: int = _key(64, 2)
     populate_window_bytes: int = _key(4 * 1024 * 1024, 0)
-    preallocate_segments: int = _key(2, 0, 16)
-    warm_ahead_bytes: int = _key(64 * 1024 * 1024, 0)
+    preallocate_segments: int = _key(1, 0, 16)
+    warm_ahead_bytes: int = _key(32 * 1024 * 1024, 0)
     mlock: bool = _key(False)
     transient_store_pool: bool = _key(False)
     transient_store_pool_size: int = _key(5, 2, 128)
     commit_least_pages: int = _key(4, 0)
     commit_thorough_interval_ms: int = _key(200, 1)
+    allow_cut: int = _key(-1, -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +107,8 @@ class ConsumeQueueConfig:
 @dataclass(frozen=True, slots=True)
 class IndexConfig:
     enable: bool = _key(True)
-    hash_slots: int = _key(5_000_000, 1)
-    max_items: int = _key(20_000_000, 2)
+    hash_slots: int = _key(1_000_000, 1)
+    max_items: int = _key(4_000_000, 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +133,9 @@ class TopicsConfig:
     auto_create: bool = _key(True)
     default_queues: int = _key(4, 1, 1024)
     max_topics: int = _key(100_000, 1)
+    snapshot_interval_ms: int = _key(1_000, 10)
+    max_deleted: int = _key(100_000, 1)
+    delete_timeout_ms: int = _key(5_000, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +147,7 @@ class ReaderConfig:
     max_query_items: int = _key(100_000, 1_000)
     max_wait_ms: int = _key(30_000, 0)
     max_parked_pulls: int = _key(100_000, 1)
+    max_parked_bytes: int = _key(64 * 1024 * 1024, 4_096)
     sweep_interval_ms: int = _key(1_000, 1)
 
 
@@ -131,6 +155,9 @@ class ReaderConfig:
 class FilterConfig:
     sql_enabled: bool = _key(True)
     max_compiled: int = _key(1_024, 1)
+    max_subscriptions: int = _key(4_096, 0)
+    max_kept_expression_bytes: int = _key(4_096, 0, 65_536)
+    max_kept_bytes: int = _key(4 * 1024 * 1024, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +168,9 @@ class GroupsConfig:
     offsets_interval_ms: int = _key(5_000, 50)
     max_groups: int = _key(10_000, 1)
     max_members_per_group: int = _key(1_000, 1)
+    max_topics_per_member: int = _key(1_024, 1)
+    max_member_bytes: int = _key(1024 * 1024, 4_096)
+    max_membership_bytes: int = _key(128 * 1024 * 1024, 65_536)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +213,7 @@ class RetentionConfig:
 @dataclass(frozen=True, slots=True)
 class SupervisorConfig:
     poll_interval_ms: int = _key(200, 10, 1_000)
+    status_age_ms: int = _key(200, 0, 60_000)
     restart_backoff_ms: int = _key(100, 1)
     restart_backoff_max_ms: int = _key(10_000, 1)
     restart_window_s: int = _key(60, 1)
@@ -196,6 +227,7 @@ class SupervisorConfig:
 class NodeConfig:
     """The whole configuration; immutable, so that every process of a node works from the same values."""
 
+    profile: str = DEFAULT_PROFILE
     network: NetworkConfig = field(default_factory=NetworkConfig)
     commit_log: CommitLogConfig = field(default_factory=CommitLogConfig)
     consume_queue: ConsumeQueueConfig = field(default_factory=ConsumeQueueConfig)
@@ -212,15 +244,20 @@ class NodeConfig:
     supervisor: SupervisorConfig = field(default_factory=SupervisorConfig)
     plugins: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """What the sections ``[plugins.NAME]`` say; their plugins check them (see :mod:`commitmq.plugins`)."""
+    given: frozenset[str] = field(default=frozenset(), compare=False)
+    """Keys (``section.key``) that somebody set: all that came by ``--set``, and those of a file that differ from the
+    default, for ``node.toml`` lists every key. A size among them must agree with the store's files.
+    """
 
     @property
     def sync_flush(self) -> bool:
         """True when an ack of ``flushed`` waits for fdatasync and consumers see flushed messages only."""
         return self.commit_log.flush_mode == "sync"
 
-    def to_dict(self) -> dict[str, dict[str, Any]]:
-        """Plain ``{section: {key: value}}``, fit for JSON and for :func:`from_mapping`."""
-        values: dict[str, dict[str, Any]] = {
+    def to_dict(self) -> dict[str, Any]:
+        """Plain ``{"profile": name, section: {key: value}}``, fit for JSON and for :func:`from_mapping`."""
+        values: dict[str, Any] = {"profile": self.profile}
+        values |= {
             section.name: {key.name: getattr(getattr(self, section.name), key.name) for key in fields(section_value)}
             for section in fields(self)
             if is_dataclass(section_value := getattr(self, section.name))
@@ -230,12 +267,13 @@ class NodeConfig:
         return values
 
 
-def load(path: Path | None = None, overrides: Iterable[str] = ()) -> NodeConfig:
-    """Defaults, then the TOML file at ``path``, then each ``section.key=value`` of ``overrides``.
+def load(path: Path | None = None, overrides: Iterable[str] = (), profile: str | None = None) -> NodeConfig:
+    """Defaults, the ``profile``'s, then the TOML file at ``path``, then each ``section.key=value`` of ``overrides``.
 
-    Raises ConfigError for an unreadable file, bad TOML, an unknown key, a wrong type or a value out of range.
+    The profile is the argument, else the last ``profile=NAME`` of ``overrides``, else what the file says. Raises ConfigError
+    for an unreadable file, bad TOML, an unknown key, a wrong type or a value out of range.
     """
-    config = NodeConfig()
+    data: dict[str, Any] = {}
     if path is not None:
         try:
             data = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -243,18 +281,59 @@ def load(path: Path | None = None, overrides: Iterable[str] = ()) -> NodeConfig:
             raise ConfigError(f"cannot read the configuration file {path}: {error.strerror}") from error
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path} is not valid TOML: {error}") from error
-        config = from_mapping(data, base=config, where=str(path))
-    for override in overrides:
-        config = _apply_override(config, override)
-    return validated(config)
+    pairs = [(override, *map(str.strip, override.partition("=")[::2])) for override in overrides]
+    in_file = _profile(data.pop("profile", DEFAULT_PROFILE), str(path))
+    asked = [_profile(_value_of(text), "--set") for _, name, text in pairs if name == "profile"]
+    base = of_profile(_profile(profile, "--profile") if profile is not None else (asked or [in_file])[-1])
+    config = from_mapping(data, base=base, where=str(path))
+    given = {name for name, value in _flat(config) if value != dict(_flat(base))[name]}
+    for override, name, _ in pairs:
+        if name != "profile":
+            config = _apply_override(config, override)
+            given.add(name)
+    return replace(validated(config), given=frozenset(given))
+
+
+def of_profile(name: str) -> NodeConfig:
+    """The defaults of a profile."""
+    return from_mapping(PROFILES[name], base=NodeConfig(profile=name), where=f"profile {name}")
+
+
+def _profile(name: Any, where: str) -> str:
+    if name not in PROFILES:
+        raise ConfigError(f"{where}: profile={name!r} must be one of {', '.join(PROFILES)}")
+    return str(name)
+
+
+def _flat(config: NodeConfig) -> list[tuple[str, Any]]:
+    """``(section.key, value)`` of every key of the node's own."""
+    return [
+        (f"{section}.{key}", value)
+        for section, values in config.to_dict().items()
+        if section not in ("profile", "plugins")
+        for key, value in values.items()
+    ]
+
+
+def dumps(config: NodeConfig) -> bytes:
+    """All of ``config`` for another process, also which keys were given; :func:`loads` reads it."""
+    return json.dumps({"config": config.to_dict(), "given": sorted(config.given)}).encode()
+
+
+def loads(data: bytes) -> NodeConfig:
+    """Inverse of :func:`dumps`."""
+    values = json.loads(data)
+    return replace(from_mapping(values["config"]), given=frozenset(values["given"]))
 
 
 def from_mapping(
     data: Mapping[str, Any], *, base: NodeConfig | None = None, where: str = "configuration"
 ) -> NodeConfig:
-    """A config with the values of ``{section: {key: value}}`` laid over ``base`` (default: the defaults)."""
-    config = base or NodeConfig()
+    """A config with the values of ``{section: {key: value}}`` laid over ``base``; without one, over ``data``'s profile."""
+    config = base or of_profile(_profile(data.get("profile", DEFAULT_PROFILE), where))
     for section_name, values in data.items():
+        if section_name == "profile":
+            continue
         if section_name == "plugins":
             config = _with_plugins(config, values, where)
             continue
@@ -280,6 +359,7 @@ def validated(config: NodeConfig) -> NodeConfig:
         )
     if config.network.max_frame_bytes < log.max_run_bytes + 65536:
         raise ConfigError("network.max_frame_bytes must exceed commit_log.max_run_bytes by at least 65536")
+    _check_advertised_host(config.network)
     _check_retention(config.retention)
     memory = config.memory
     if memory.segment_bytes % 4096:
@@ -301,6 +381,24 @@ def validated(config: NodeConfig) -> NodeConfig:
         queues = replace(queues, file_bytes=units_bytes, batch_file_bytes=batch_bytes)
         config = replace(config, consume_queue=queues)
     return config
+
+
+def _check_advertised_host(network: NetworkConfig) -> None:
+    """What clients are told to connect to must be a host alone, and one that they can mean."""
+    host = network.advertised_host
+    label = f"network.advertised_host={host!r}"
+    if not host:
+        return
+    if host in ("*", "0.0.0.0", "::"):
+        raise ConfigError(f"{label} is no address that a client can connect to; write the one that clients reach")
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        labels = host.removesuffix(".").split(".")
+        if len(host) > 253 or not all(_HOST_LABEL.fullmatch(one) for one in labels) or labels[-1].isdigit():
+            raise ConfigError(
+                f"{label} must be a host name or an IP address alone, without scheme, port or brackets"
+            ) from None
 
 
 def _check_retention(retention: RetentionConfig) -> None:
@@ -370,7 +468,7 @@ def _value_of(text: str) -> Any:
 
 
 def _section(config: NodeConfig, name: str, where: str) -> Any:
-    names = [section.name for section in fields(config) if section.name != "plugins"]
+    names = [section.name for section in fields(config) if is_dataclass(getattr(config, section.name))]
     if name not in names:
         raise ConfigError(f"{where}: there is no section {name!r}; sections are {', '.join(names)}")
     return getattr(config, name)
@@ -384,13 +482,21 @@ def _checked(section: Any, section_name: str, key: str, value: Any, where: str) 
     label = f"{where}: {section_name}.{key}={value!r}"
     if wanted is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
+    unit = units.unit_of(key)
+    if wanted is int and unit and isinstance(value, str):
+        try:
+            value = units.parse(value, unit)
+        except ValueError as error:
+            raise ConfigError(f"{label}: {error}") from error
     if type(value) is not wanted:
-        raise ConfigError(f"{label} must be {wanted.__name__}, not {type(value).__name__}")
-    limits = by_name[key].metadata
-    if limits["choices"] and value not in limits["choices"]:
-        raise ConfigError(f"{label} must be one of {', '.join(limits['choices'])}")
-    if limits["low"] is not None and value < limits["low"]:
-        raise ConfigError(f"{label} is below the least allowed value {limits['low']}")
-    if limits["high"] is not None and value > limits["high"]:
-        raise ConfigError(f"{label} is above the greatest allowed value {limits['high']}")
+        more = f" ({units.accepted(unit)})" if wanted is int and unit else ""
+        raise ConfigError(f"{label} must be {wanted.__name__}{more}, not {type(value).__name__}")
+    # A plugin's section may have plain defaults, without any of these.
+    low, high, choices = (by_name[key].metadata.get(name) for name in ("low", "high", "choices"))
+    if choices and value not in choices:
+        raise ConfigError(f"{label} must be one of {', '.join(choices)}")
+    if low is not None and value < low:
+        raise ConfigError(f"{label} is below the least allowed value {low}")
+    if high is not None and value > high:
+        raise ConfigError(f"{label} is above the greatest allowed value {high}")
     return value

@@ -14,6 +14,11 @@ Why no locks: every word has one writing process (named beside it). Positions on
 must hold: ``min <= dispatched[consume_queue] <= reput <= visible <= committed <= written <= allocated``. Only with the
 transient store pool is ``committed`` a word of its own; without it what is written is committed.
 
+Why no barriers: x86 keeps a process's stores in order. arm64 need not: who reads a position there may see it a moment before
+the bytes it stands for, unless a system call of the writer lies between; a sync does, so what is FLUSHED is there. Whoever
+reads the log up to WRITTEN therefore checks size, magic and physical offset of each record, and reput, which is where all
+others get their records from, looks again later at what is no record yet.
+
 A wake-up (see :mod:`commitmq.workers.doorbell`) only says "look again": it may be lost, so every loop also polls.
 """
 
@@ -62,6 +67,11 @@ class Word(IntEnum):
     WRITER_SYNC = 21  # writer: what it does with the device itself: a WriterSync, or the errno it got, negative
     WRITER_SYNCED = 22  # writer: everything below is on the device too; flush makes it FLUSHED
     WRITER_SYNCED_TIMESTAMP = 23  # writer: store timestamp (ms) of the last record below it, stored after it
+    FLUSHING = 24  # flush: end of what a sync under way covers; 0 while none is, or its outcome is in another word
+    PRODUCERS_KNOWN = 25  # writer: what is known of idempotent producers up to here is on the device without the log
+    PRODUCERS_WANTED = 26  # cleanup: the log will begin here as soon as PRODUCERS_KNOWN has come that far
+    WRITER_TOPICS = 30  # writer: it knows every change of topics up to this TOPICS_VERSION, and acts by it
+    MEMORY_TOPICS = 31  # the process of memory topics: the same
 
 
 class WriterSync(IntEnum):
@@ -88,6 +98,7 @@ class DispatcherWord(IntEnum):
     FLAGS = 4  # bits of DispatcherFlag
     DEATHS = 5  # how often it died in the batch behind DISPATCHED; counted before the batch, taken back after it
     SUSPECT_END = 6  # end of that batch
+    TOPICS = 7  # of topics that were deleted up to this TOPICS_VERSION it has nothing left
 
 
 class DispatcherFlag(IntEnum):

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import zmq
 
+from commitmq import ports
 from commitmq.cli.exit_codes import CliExit
 from commitmq.config import NodeConfig
 from commitmq.control import ControlBlock, WorkerWord
@@ -34,8 +35,6 @@ _SLOW_PRELOAD_MS = 8_000
 _CLOSED_LIFELINE_MS = 5_000
 _SILENT_MS = 2_000  # of a start, before and between two sentences about it
 _FORKSERVER_EXIT_S = 2.0
-_DISPATCHER_PORTS = 19  # behind admin, writer, coordinator and sixteen readers
-_CLEANUP_PORT = 35  # behind sixteen dispatchers
 
 
 class StartFailed(CommitMQError):
@@ -46,39 +45,9 @@ class StartFailed(CommitMQError):
         self.code = code
 
 
-def configured_port(role: str, config: NodeConfig, slot: int = 0) -> int:
-    """The tcp port that the configuration gives ``role``; 0 for a free one, or for a role without a socket.
-
-    ``slot`` is a dispatcher's slot in the control block: their ports follow behind those of all possible readers.
-    """
-    base = config.network.port
-    if base == 0:
-        return 0
-    if role.startswith("reader-"):
-        return base + 3 + int(role.removeprefix("reader-"))
-    if role.startswith("dispatcher-"):
-        return base + _DISPATCHER_PORTS + slot
-    fixed = {"admin": base, "writer": base + 1, "coordinator": base + 2, "cleanup": base + _CLEANUP_PORT}
-    return fixed.get(role, 0)
-
-
-def port_of(role: str, config: NodeConfig, remembered: Mapping[str, int], slot: int = 0) -> int:
-    """The tcp port for ``role``: configured, else the free one it had before, else 0."""
-    return configured_port(role, config, slot) or remembered.get(role, 0)
-
-
 def _is_ours(plugin: object) -> bool:
     """True for a built-in plugin, by its name: one that is slow to load shows a slow machine, and is never left out."""
     return isinstance(plugin, str) and plugin.startswith(("commitmq_dispatchers.", "commitmq_plugins."))
-
-
-def tcp_port(endpoints: list[str]) -> int:
-    """The tcp port among ``endpoints``, 0 when there is none."""
-    for endpoint in endpoints:
-        _, _, port = endpoint.rpartition(":")
-        if endpoint.startswith("tcp://") and port.isdecimal():
-            return int(port)
-    return 0
 
 
 class EventLoop:
@@ -87,19 +56,27 @@ class EventLoop:
     def __init__(self) -> None:
         self._poller = zmq.Poller()
         self._handlers: dict[Any, Callable[[], None]] = {}
+        self._last: set[Any] = set()
 
-    def watch(self, source: Any, handler: Callable[[], None]) -> None:
-        """Call ``handler`` from :meth:`wait` whenever ``source`` (a descriptor or a ZeroMQ socket) can be read."""
+    def watch(self, source: Any, handler: Callable[[], None], *, last: bool = False) -> None:
+        """Call ``handler`` from :meth:`wait` whenever ``source`` (a descriptor or a ZeroMQ socket) can be read.
+
+        ``last``: behind all others, which are not to wait for it.
+        """
         self._handlers[source] = handler
+        if last:
+            self._last.add(source)
         self._poller.register(source, zmq.POLLIN)
 
     def unwatch(self, source: Any) -> None:
+        self._last.discard(source)
         if self._handlers.pop(source, None) is not None:
             self._poller.unregister(source)
 
     def wait(self, timeout_ms: float) -> None:
         """Wait for the first event, ``timeout_ms`` at most, and run the handlers of all that have one."""
-        for source, _ in self._poller.poll(max(0, int(timeout_ms))):
+        events = self._poller.poll(max(0, int(timeout_ms)))
+        for source, _ in sorted(events, key=lambda event: event[0] in self._last):
             handler = self._handlers.get(source)
             if handler is not None:  # an earlier handler of this round may have closed it
                 handler()
@@ -145,6 +122,7 @@ class Crew:
         self.judging = True  # the node starts: a death that trying again cannot cure raises StartFailed
         self.forkserver: ForkServer | None = None
         self.forkserver_deaths = 0
+        self.kernels: dict[str, str] = {}  # where the forkserver has compiled kernels: folder, origin
         self.forkserver_cpu = CpuMeter()
         self._forkserver_backoff_ms = 0
         self._forkserver_at_ms = 0  # when it was started, or is to be started next
@@ -242,10 +220,11 @@ class Crew:
         if self.forkserver is None:
             return
         for event in self.forkserver.read_events():
+            self.kernels = event.get("kernels", self.kernels)
             if event.get("event") == "compiling":
                 self._say_compiling()
             elif event.get("event") == "ready":
-                self._log.debug("forkserver is ready", preload_s=event.get("preload_s"))
+                self._log.info("kernels are loaded", **self.kernels, seconds=event.get("preload_s"))
         if self.forkserver.ended:
             # Its socket is closed; its pidfd follows. Polling a closed socket would return at once, every time.
             self._loop.unwatch(self.forkserver.socket.fileno())
@@ -253,7 +232,8 @@ class Crew:
     def _say_compiling(self) -> None:
         if not self._said_compiling:
             self._said_compiling = True
-            sentence = "compiling kernels, which takes about ten seconds and is done once after installation"
+            where = f" into {self.kernels['folder']}" if self.kernels else ""
+            sentence = f"compiling kernels{where}, which takes about ten seconds and is done once after installation"
             self._log.info(sentence)
             self._on_news(sentence)
 
@@ -293,7 +273,7 @@ class Crew:
         stray = kill_lock_holder(self._layout.role_lock(worker.role))
         if stray is not None:
             self._log.warning("killed a stray worker", role=worker.role, pid=stray)
-        port = port_of(worker.role, self._config, self._ports, worker.spec.dispatcher_slot)
+        port = ports.port_of(worker.role, self._config, self._ports, worker.spec.dispatcher_slot)
         params: dict[str, Any] = {**worker.spec.params, "port": port, "slot": worker.slot, "clean": self._was_clean}
         if worker.role == "reput":
             params["dispatchers"] = [one.spec.dispatcher for one in self.workers.values() if one.spec.takes_batches]
@@ -361,7 +341,7 @@ class Crew:
         worker.info.update(message)
         if endpoints:
             worker.endpoints = [str(endpoint) for endpoint in endpoints]
-            port = tcp_port(worker.endpoints)
+            port = ports.tcp_port(worker.endpoints)
             if port and self._ports.get(worker.role) != port:
                 self._ports[worker.role] = port
                 self._on_new_port()
@@ -440,12 +420,9 @@ class Crew:
         if worker.deaths_before_ready >= START_ATTEMPTS:
             in_use = "Address already in use" in reason and self._config.network.port
             if in_use:
-                port = port_of(worker.role, self._config, self._ports, worker.spec.dispatcher_slot)
-                reason = f"another program listens on port {port} ({reason})"
-            raise StartFailed(
-                f"the {worker.role} process cannot start: {reason}",
-                CliExit.ADDRESS_IN_USE if in_use else CliExit.START_FAILED,
-            )
+                port = ports.port_of(worker.role, self._config, self._ports, worker.spec.dispatcher_slot)
+                raise StartFailed(ports.in_use(port, worker.role, self._config), CliExit.ADDRESS_IN_USE)
+            raise StartFailed(f"the {worker.role} process cannot start: {reason}", CliExit.START_FAILED)
 
     def _check_alive(self, worker: WorkerProcess, now_ms: int) -> None:
         """Kill a worker that hangs; its end and restart follow through the pidfd."""

@@ -17,6 +17,14 @@ class ConfigError(CommitMQError):
     """A configuration key or value is unknown, has the wrong type or is out of range."""
 
 
+class MissingExtraError(CommitMQError, ModuleNotFoundError):
+    """What was asked for needs an extra of this package that is not installed; the text has the words that install it."""
+
+
+class NodeAddressError(ConfigError, ValueError):
+    """What was given as a node's address, in the call or as COMMITMQ_NODE, is none."""
+
+
 # ---------------------------------------------------------------- store
 
 
@@ -32,6 +40,20 @@ class StoreError(CommitMQError):
 
 class CorruptRecordError(StoreError):
     """The bytes at this place are no valid record: length, magic, CRC or field sizes disagree."""
+
+
+class CutRefusedError(StoreError):
+    """A recovery would have to take from the log what it must not take by itself; nothing was changed.
+
+    ``end`` is where the log would end, and what a person allows by name; behind it lie ``cut_bytes`` in ``segments``
+    segments, with ``records`` whole records.
+    """
+
+    def __init__(
+        self, message: str, *, path: Path | str, end: int, cut_bytes: int = 0, segments: int = 0, records: int = 0
+    ) -> None:
+        super().__init__(message, path=path)
+        self.end, self.cut_bytes, self.segments, self.records = end, cut_bytes, segments, records
 
 
 class SegmentSizeError(StoreError):
@@ -82,15 +104,30 @@ class SendError(ProtocolError):
     """
 
     def __init__(self, code: str, message: str, *, outcome: Outcome, retry_after_ms: int | None = None) -> None:
-        super().__init__(code, message, retry_after_ms=retry_after_ms)
+        # Not super(): beside this class there may be another below the base.
+        ProtocolError.__init__(self, code, message, retry_after_ms=retry_after_ms)
         self.outcome = outcome
 
 
 class NodeUnavailableError(ProtocolError):
-    """No answer from the node within the time allowed."""
+    """No answer from the node within the time allowed. A send that fails so is a SendError too, with its outcome."""
 
     def __init__(self, message: str, *, code: str = "NODE_UNAVAILABLE") -> None:
         super().__init__(code, message)
+
+
+class UnansweredSendError(SendError, NodeUnavailableError):
+    """A send that the node did not take, or did not answer, within the time allowed."""
+
+
+# Codes of a send that say: no answer.
+UNANSWERED_CODES = frozenset(("NODE_UNAVAILABLE", "CONNECTION_LOST", "TIMEOUT"))
+
+
+def send_error(code: str, message: str, outcome: Outcome, retry_after_ms: int | None = None) -> SendError:
+    """The error of a send with ``code``: a NodeUnavailableError too, where that says that the node did not answer."""
+    kind = UnansweredSendError if code in UNANSWERED_CODES else SendError
+    return kind(code, message, outcome=outcome, retry_after_ms=retry_after_ms)
 
 
 class FencedError(ProtocolError):
@@ -115,3 +152,9 @@ class FilterError(CommitMQError, ValueError):
 
 class InvalidMessageError(CommitMQError, ValueError):
     """A message breaks a limit that the client can check before it sends: body, properties or topic name."""
+
+
+class UndecodableBodyError(CommitMQError, ValueError):
+    """A received message's body is not what its sysFlag says, or needs a package that is not installed. The message itself
+    was delivered: its ``raw_body`` has the bytes as stored, its ``damage`` this reason.
+    """

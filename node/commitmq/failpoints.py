@@ -10,9 +10,14 @@
     errno:ENOSPC    raise OSError with that errno, as the system call at this place would
     short:100       at a place that writes: no more than so many bytes go to the system call, which then says so
 
-``@n`` fires at the n-th hit of a process only; without it every hit fires. A restarted worker counts anew, so
-``COMMITMQ_FAILPOINTS_ONCE=FOLDER`` lets each point with ``@n`` fire once over all processes: it leaves a file of its
-name there when it fires, and does not fire while that file exists.
+``@n`` fires at the n-th hit of a process only, ``@n-m`` at the n-th to the m-th; without it every hit fires. A restarted
+worker counts anew, so ``COMMITMQ_FAILPOINTS_ONCE=FOLDER`` lets each point with ``@n`` fire in one process only: it leaves a
+file of its name there when it fires, and does not fire while that file exists. A name that begins with a role and a slash
+(``flush/disk.sync.segment:before``) is that of the place in that worker (or ``supervisor``) only; in the name of the
+file the slash is ``%``.
+
+``COMMITMQ_FAILPOINTS_SEEN=FOLDER`` tells which places there are: each process writes the name of every place that it
+reaches into ``ROLE.PID`` there, a line a hit.
 
 Code at such a place reads ``if failpoints.ACTIVE: failpoints.hit("name")``: without the variable that is one load of a
 module attribute, and no call.
@@ -33,6 +38,7 @@ from commitmq.errors import ConfigError
 Buffer: TypeAlias = bytes | bytearray | memoryview
 VARIABLE = "COMMITMQ_FAILPOINTS"
 ONCE_VARIABLE = "COMMITMQ_FAILPOINTS_ONCE"
+SEEN_VARIABLE = "COMMITMQ_FAILPOINTS_SEEN"
 EXIT_CODE = 77  # workers.runtime.ExitCode.FAILPOINT, repeated because this module must not import the runtime
 
 _UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -40,7 +46,7 @@ _UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 @dataclass(slots=True)
 class Failpoint:
-    """One configured point: what happens, with which argument, at which hit (0: at every one)."""
+    """One configured point: what happens, with which argument, from which hit to which (0: at every one)."""
 
     name: str
     action: str
@@ -48,7 +54,9 @@ class Failpoint:
     errno: int = 0
     bytes: int = 0
     at_hit: int = 0
+    last_hit: int = 0
     hits: int = 0
+    is_ours: bool = False  # among the processes that share a FOLDER, this one is where it fires
 
 
 def parse(text: str) -> dict[str, Failpoint]:
@@ -58,9 +66,15 @@ def parse(text: str) -> dict[str, Failpoint]:
         name, equals, rest = part.partition("=")
         action, at, nth = rest.partition("@")
         action, _, argument = action.partition(":")
-        if not name or not equals or (at and not (nth.isdecimal() and int(nth) > 0)):
-            raise ConfigError(f"{VARIABLE}: {part!r} is not name=action[:argument][@hit]")
-        points[name] = Failpoint(name, action, at_hit=int(nth) if at else 0)
+        first, _, last = nth.partition("-")
+        last = last or first
+        if (
+            not name
+            or not equals
+            or (at and not (first.isdecimal() and last.isdecimal() and 0 < int(first) <= int(last)))
+        ):
+            raise ConfigError(f"{VARIABLE}: {part!r} is not name=action[:argument][@hit[-hit]]")
+        points[name] = Failpoint(name, action, at_hit=int(first) if at else 0, last_hit=int(last) if at else 0)
         if action == "delay":
             points[name].delay_s = _seconds(argument, part)
         elif action == "errno":
@@ -122,26 +136,48 @@ def clip(name: str, data: Buffer) -> memoryview:
     return view
 
 
+def play(role: str) -> None:
+    """This process is the worker of ``role`` from now on."""
+    global _role
+    _role = role
+    for point in _points.values():
+        point.hits = 0  # of the process that this one was forked from
+
+
 def _due(name: str) -> Failpoint | None:
-    point = _points.get(name)
-    if point is None:
-        return None
-    point.hits += 1
-    if point.at_hit and (point.hits != point.at_hit or not _first_over_all_processes(name)):
-        return None
-    return point
+    if _seen:
+        _write_down(name)
+    found = None
+    for point in (_points.get(name), _points.get(f"{_role}/{name}")):
+        if point is not None:
+            point.hits += 1
+            if not point.at_hit or (point.at_hit <= point.hits <= point.last_hit and _fires_here(point)):
+                found = point
+    return found
 
 
-def _first_over_all_processes(name: str) -> bool:
+def _fires_here(point: Failpoint) -> bool:
     folder = os.environ.get(ONCE_VARIABLE)
-    if not folder:
-        return True
-    try:
-        os.close(os.open(Path(folder) / name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
-    except FileExistsError:
-        return False
+    if folder and not point.is_ours:
+        name = point.name.replace("/", "%")
+        try:
+            os.close(os.open(Path(folder) / name, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+        except FileExistsError:
+            return False
+        point.is_ours = True
     return True
 
 
+def _write_down(name: str) -> None:
+    path = Path(_seen) / f"{_role}.{os.getpid()}"
+    fd = os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(fd, name.encode() + b"\n")
+    finally:
+        os.close(fd)
+
+
+_role = ""
 _points = parse(os.environ.get(VARIABLE, ""))
-ACTIVE = bool(_points)
+_seen = os.environ.get(SEEN_VARIABLE, "")
+ACTIVE = bool(_points) or bool(_seen)

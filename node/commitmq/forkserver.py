@@ -28,6 +28,7 @@ from typing import Any
 
 import orjson
 
+from commitmq import failpoints, kernel_cache
 from commitmq import log as log_module
 from commitmq.config import NodeConfig, from_mapping
 from commitmq.processes import set_process_name, wait_for_exit
@@ -156,6 +157,7 @@ def main(arguments: list[str]) -> int:
     for number in (signal.SIGINT, signal.SIGTERM):  # they may go to a whole group of processes; the supervisor decides
         signal.signal(number, signal.SIG_IGN)
     set_process_name("cmq-forkserver")
+    failpoints.play("forkserver")
     log_module.configure()
     log = log_module.get_log("forkserver")
     connection = socket.socket(fileno=int(arguments[0]))
@@ -169,10 +171,14 @@ def main(arguments: list[str]) -> int:
     # whoever waits for the lock waits for the end of the process.
     _lock(layout)
     try:
-        if kernel_cache_is_cold():
-            connection.send(orjson.dumps({"event": "compiling"}))
+        # A service account may have neither a home nor an installation that it can write to; a store it has.
+        kernel_cache.use_store(layout.root)
+        kernels = kernel_cache.choose()
+        place = {"folder": str(kernels.folder), "origin": kernels.origin}
+        if not kernels.complete:
+            connection.send(orjson.dumps({"event": "compiling", "kernels": place}))
         seconds = _preload(settings["modules"])
-        connection.send(orjson.dumps({"event": "ready", "preload_s": round(seconds, 3)}))
+        connection.send(orjson.dumps({"event": "ready", "preload_s": round(seconds, 3), "kernels": place}))
         while True:
             data, descriptors, _, _ = socket.recv_fds(connection, _MAX_MESSAGE_BYTES, 1)
             if not data:
@@ -195,16 +201,6 @@ def _lock(layout: StoreLayout) -> None:
     from commitmq.workers.runtime import acquire_role_lock
 
     acquire_role_lock(layout.role_lock("forkserver"))
-
-
-def kernel_cache_is_cold() -> bool:
-    """True when numba has no compiled kernel of ours in any place where it looks for them."""
-    folders = [Path(__file__).parent / "kernels" / "__pycache__"]
-    if configured := os.environ.get("NUMBA_CACHE_DIR"):
-        folders = [Path(configured)]
-    else:
-        folders.append(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "numba")
-    return not any(next(folder.rglob("*.nbi"), None) for folder in folders if folder.is_dir())
 
 
 def _preload(worker_modules: list[str]) -> float:
@@ -261,6 +257,7 @@ def _become_worker(request: dict[str, Any], lifeline_fd: int, layout: StoreLayou
     os.closerange(3, lifeline_fd)
     os.closerange(lifeline_fd + 1, max(map(int, os.listdir("/proc/self/fd"))) + 1)
     set_process_name(f"cmq-{role}")
+    failpoints.play(role)
     lifeline = socket.socket(fileno=lifeline_fd)
     log = log_module.get_log(role)
     try:

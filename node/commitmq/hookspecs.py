@@ -279,7 +279,11 @@ def commitmq_config() -> ConfigSection:  # type: ignore[empty-body]
 
 
 class CompiledFilter(Protocol):
-    """One expression, ready to judge messages. It is shared by all consumers that use the expression: keep no state."""
+    """One expression, ready to judge messages. It is shared by all consumers that use the expression: keep no state.
+
+    An attribute ``terms`` (int) may say how many tests it makes for each message, by default as many as it has properties:
+    the reader judges fewer messages in one turn, the more there are.
+    """
 
     @property
     def properties(self) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Structured logs: one line an event, ``time level process message key=value …``, to standard error.
 
-Nothing in the library prints. The supervisor points standard error of all processes at ``run/../commitmq/node.log`` when
-a node runs in the background.
+Nothing in the library prints. A program that uses the clients configures logging by itself, and its lines have the fields too.
+The supervisor points standard error of all processes at ``run/../commitmq/node.log`` when a node runs in the background.
 """
 
 from __future__ import annotations
@@ -9,21 +9,36 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from collections.abc import Mapping
 from typing import Any
 
 
 class _Formatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-        fields: dict[str, Any] = getattr(record, "fields", {})
-        tail = "".join(f" {key}={_quoted(value)}" for key, value in fields.items())
+        tail = _tail(getattr(record, "fields", {}))
         process = record.name.removeprefix("commitmq.")
         head = f"{stamp}.{int(record.msecs):03d}Z {record.levelname.lower()} {process}"
-        line = f"{head} {record.getMessage()}{tail}"
+        line = f"{head} {record.msg.sentence if isinstance(record.msg, _Event) else record.getMessage()}{tail}"
         if record.exc_info:
             # One line an event: the traceback is kept, its line ends are not.
             line += " traceback=" + _quoted(self.formatException(record.exc_info))
         return line
+
+
+def _tail(fields: Mapping[str, Any]) -> str:
+    return "".join(f" {key}={_quoted(value)}" for key, value in fields.items())
+
+
+class _Event:
+    """What is logged. As text, which is what any other formatter than ours writes, it has its fields."""
+
+    def __init__(self, sentence: str, fields: Mapping[str, Any]) -> None:
+        self.sentence = sentence
+        self.fields = fields
+
+    def __str__(self) -> str:
+        return self.sentence + _tail(self.fields)
 
 
 def _quoted(value: Any) -> str:
@@ -41,19 +56,19 @@ class Log:
         self._logger = logger
 
     def debug(self, message: str, **fields: Any) -> None:
-        self._logger.debug(message, extra={"fields": fields})
+        self._logger.debug(_Event(message, fields), extra={"fields": fields})
 
     def info(self, message: str, **fields: Any) -> None:
-        self._logger.info(message, extra={"fields": fields})
+        self._logger.info(_Event(message, fields), extra={"fields": fields})
 
     def warning(self, message: str, **fields: Any) -> None:
-        self._logger.warning(message, extra={"fields": fields})
+        self._logger.warning(_Event(message, fields), extra={"fields": fields})
 
     def error(self, message: str, **fields: Any) -> None:
-        self._logger.error(message, extra={"fields": fields})
+        self._logger.error(_Event(message, fields), extra={"fields": fields})
 
     def exception(self, message: str, **fields: Any) -> None:
-        self._logger.error(message, extra={"fields": fields}, exc_info=True)
+        self._logger.error(_Event(message, fields), extra={"fields": fields}, exc_info=True)
 
 
 def get_log(process: str) -> Log:

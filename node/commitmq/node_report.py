@@ -2,29 +2,52 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import shutil
 from typing import Any
 
+from commitmq import ports, status
 from commitmq.config import NodeConfig
-from commitmq.control import ControlBlock, DispatcherFlag, DispatcherWord
+from commitmq.control import ControlBlock, DiskFlag, DispatcherFlag, DispatcherWord, Word
 from commitmq.crew import Crew
-from commitmq.status import position_and_lag, process_row
+from commitmq.status import MemoryGauge, position_and_lag, process_row
+from commitmq.store.layout import StoreLayout
 from commitmq.worker_process import Phase
 
 
-def endpoints(crew: Crew) -> dict[str, Any]:
+def endpoints(crew: Crew, config: NodeConfig) -> dict[str, Any]:
     """Endpoints by kind of worker: ``[tcp, ipc]`` of writer, coordinator, cleanup, ``memory`` and each dispatcher, a list
     of such pairs of the readers.
 
-    A worker that is down keeps its last ones: it comes back at the same place.
+    A worker that is down keeps its last ones: it comes back at the same place. Hosts are those for clients.
     """
-    found: dict[str, Any] = {
-        role: crew.workers[role].endpoints for role in ("writer", "coordinator", "cleanup") if role in crew.workers
-    }
-    found.update({role: worker.endpoints for role, worker in crew.workers.items() if worker.spec.dispatcher})
+    told = {role: ports.advertised(worker.endpoints, config) for role, worker in crew.workers.items()}
+    found: dict[str, Any] = {role: told[role] for role in ("writer", "coordinator", "cleanup") if role in told}
+    found.update({role: told[role] for role, worker in crew.workers.items() if worker.spec.dispatcher})
     if "dispatcher-memory" in found:
         found["memory"] = found.pop("dispatcher-memory")
-    found["reader"] = [worker.endpoints for role, worker in crew.workers.items() if role.startswith("reader-")]
+    found["reader"] = [told[role] for role in told if role.startswith("reader-")]
+    return found
+
+
+def disk_warnings(control: ControlBlock, config: NodeConfig, layout: StoreLayout) -> list[str]:
+    """Sentences about sends that are refused for want of disk space, or soon will be; none where all is well."""
+    segment_bytes = config.commit_log.segment_bytes
+    flags, free = status.disk_flags(control), shutil.disk_usage(layout.root).free
+    room = control.get(Word.ALLOCATED) - control.get(Word.WRITTEN)
+    have = f"the disk of {layout.root} has {free / (1 << 20):.1f} MiB free"
+    found = []
+    if DiskFlag.DISK_FULL.name in flags:
+        share = f"{config.disk.warning_ratio:.0%}"
+        found.append(f"sends are refused: more than {share} of the disk is used (disk.warning_ratio), {have}")
+    if DiskFlag.NO_SEGMENT.name in flags or (room <= segment_bytes and free < segment_bytes):
+        need = f"a segment of the log needs {segment_bytes / (1 << 20):.1f} MiB (commit_log.segment_bytes), and {have}"
+        way = "free some; a new store can have smaller segments, as with --profile dev"
+        now = (
+            "sends are refused"
+            if room <= 0
+            else f"sends will be refused when {room / (1 << 20):.1f} MiB more are written"
+        )
+        found.append(f"{now}: {need}; {way}")
     return found
 
 
@@ -47,13 +70,13 @@ def settings(config: NodeConfig) -> dict[str, Any]:
     }
 
 
-def worker_rows(crew: Crew, control: ControlBlock, config: NodeConfig, store: Path) -> list[dict[str, Any]]:
+def worker_rows(crew: Crew, control: ControlBlock, config: NodeConfig, memory: MemoryGauge) -> list[dict[str, Any]]:
     """One row for the forkserver and one for each worker, in start order."""
     rows = []
     if crew.forkserver is not None:
         phase = "ready" if crew.forkserver.ready else "starting"
         pid, deaths = crew.forkserver.pid, crew.forkserver_deaths
-        rows.append(process_row("forkserver", pid, phase, deaths, crew.forkserver_cpu, store))
+        rows.append(process_row("forkserver", pid, phase, deaths, crew.forkserver_cpu, memory))
     for worker in crew.workers.values():
         slot = worker.spec.dispatcher_slot if worker.spec.takes_batches else -1
         position, lag = position_and_lag(worker.role, control, config.sync_flush, slot)
@@ -64,7 +87,7 @@ def worker_rows(crew: Crew, control: ControlBlock, config: NodeConfig, store: Pa
                 str(worker.phase),
                 worker.restarts,
                 worker.cpu,
-                store,
+                memory,
                 position=position,
                 lag_bytes=lag,
                 ready_after_ms=worker.ready_ms - crew.began_ms if worker.ready_ms else None,

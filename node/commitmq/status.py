@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,12 @@ from commitmq.control import ControlBlock, DiskFlag, DispatcherWord, Word
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 # A mapping's first line in smaps (address range, permissions, offset, device, inode, path), or its Pss line.
 _SMAPS = re.compile(rb"^(?:[0-9a-f]+-[0-9a-f]+ \S+ \S+ \S+ \S+ *([^\n]*)|Pss: +([0-9]+) kB)$", re.MULTILINE)
+
+# Of a gauge of memory: how much of the time it may look, how much of that it may save up, how many processes it knows.
+_LOOKING_SHARE = 0.1
+_MAX_SAVED_MS = 500.0
+_MAX_PROCESSES = 128
+_FORGOTTEN_MS = 60_000
 
 # What a worker's own position is, and what it follows: lag is the difference in bytes of the CommitLog.
 _Position = Callable[[ControlBlock, bool], tuple[int, int]]
@@ -132,8 +139,43 @@ class CpuMeter:
         self.pid, self.seconds, self.at_ms = pid, seconds, now_ms
 
 
+class MemoryGauge:
+    """Memory of processes, measured when somebody asks, and for a small share of the time.
+
+    The kernel walks every page of a process to answer, which takes milliseconds each: who asks without a pause must not
+    keep the supervisor from its workers. Between two looks the last answer stands.
+    """
+
+    def __init__(self, store: Path, age_ms: int) -> None:
+        """``age_ms``: how old an answer may be before the process is looked at again."""
+        self._store = store
+        self._age_ms = age_ms
+        self._known: dict[int, tuple[int | None, float]] = {}  # pid -> bytes, when
+        self._saved_ms = _MAX_SAVED_MS  # for looking
+        self._at_ms = _clock_ms()
+
+    def of(self, pid: int) -> int | None:
+        """See :func:`memory_bytes`. A process that was never asked for is looked at in any case."""
+        now_ms = _clock_ms()
+        self._saved_ms = min(_MAX_SAVED_MS, self._saved_ms + (now_ms - self._at_ms) * _LOOKING_SHARE)
+        self._at_ms = now_ms
+        known = self._known.get(pid)
+        if known is None or (now_ms - known[1] >= self._age_ms and self._saved_ms > 0):
+            measured = memory_bytes(pid, self._store)
+            self._at_ms = _clock_ms()
+            self._saved_ms -= self._at_ms - now_ms
+            known = self._known[pid] = (measured, self._at_ms)
+            if len(self._known) > _MAX_PROCESSES:
+                self._known = {one: said for one, said in self._known.items() if self._at_ms - said[1] < _FORGOTTEN_MS}
+        return known[0]
+
+
+def _clock_ms() -> float:
+    return time.monotonic_ns() / 1e6
+
+
 def process_row(
-    role: str, pid: int, state: str, restarts: int, cpu: CpuMeter, store: Path, **details: Any
+    role: str, pid: int, state: str, restarts: int, cpu: CpuMeter, memory: MemoryGauge, **details: Any
 ) -> dict[str, Any]:
     """What every process's row has in common; ``details`` adds position, lag, last error, endpoints."""
     return {
@@ -142,6 +184,6 @@ def process_row(
         "state": state,
         "restarts": restarts,
         "cpu_percent": cpu.percent if pid else None,
-        "memory_bytes": memory_bytes(pid, store) if pid else None,
+        "memory_bytes": memory.of(pid) if pid else None,
         **details,
     }

@@ -42,6 +42,7 @@ SEND = 4_000
 TOPIC = "bench"
 # Tests want small files; a node's own sizes are what is measured here.
 SETTINGS = (
+    "profile=server",
     "commit_log.segment_bytes=1073741824",
     "commit_log.flush_mode=async",
     "consume_queue.file_bytes=6000000",

@@ -199,6 +199,7 @@ def test_a_place_that_cannot_be_is_not_believed(patient: Patient, mode: str, rea
 @pytest.mark.slow
 def test_who_cannot_go_back_stays_parked_and_can_be_tried_again(patient: Patient) -> None:
     patient.send(50)  # so that there is something to go back to
+    eventually(lambda: patient.seen()[1] == patient.sent, "it has seen them all")
     patient.caught_up()
     with Producer(patient.node.address) as producer:
         patient.mode(f"stubborn {patient.row()['position']}")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from commitmq import Admin, Producer
+from commitmq import Admin, Producer, Tombstone
 from commitmq.cli.exit_codes import CliExit
 from nodes import Node, environment, eventually, start_node
 
@@ -104,6 +104,14 @@ def test_json_lines_round_trip(node: Node, tmp_path: Path) -> None:
         (b'{"body":"x","properties":[]}', "properties must be"),
         (b'{"body":"x","properties":{"DELAY":"1"}}', "plain send must not"),
         (b'{"body":"x","flag":"1"}', "flag"),
+        (b'{"body":"x","keys":5}', "keys must be"),
+        (b'{"body":"x","keys":[5]}', "key 5"),
+        (b'{"body":"x","tags":5}', "tags"),
+        (b'{"body":"x","key":5}', "key"),
+        (b'{"body":"x","sharding_key":["k"]}', "sharding_key"),
+        (b'{"tombstone":true}', "key"),
+        (b'{"tombstone":true,"key":"k","body":"x"}', "no body"),
+        (b'{"queue_offset":1,"damage":"no zlib data","raw_body_base64":"eA=="}', "cannot be decoded"),
     ],
 )
 def test_a_bad_line_is_named_and_what_came_before_is_stored(node: Node, line: bytes, reason: str) -> None:
@@ -160,6 +168,137 @@ def test_consume_by_tag(node: Node) -> None:
     started = time.monotonic()
     assert sorted(consume(node, "tagged", "--tags", "A || C")) == [b"AAA", b"CCC"]
     assert time.monotonic() - started < 4, "the end is seen although the filter hides messages"
+
+
+def test_a_steady_pipe_is_sent_meanwhile(node: Node) -> None:
+    """Where lines come without a pause, none is held for long."""
+    feeder = "import sys, time\nfor n in range(400):\n    print(n, flush=True)\n    time.sleep(0.02)"
+    with Admin(node.address) as admin:
+        admin.topic_create("steady", 2)
+        sender = subprocess.Popen(
+            f"{sys.executable} -c '{feeder}' | {sys.executable} -m commitmq.cli.main produce steady",
+            shell=True,
+            env=environment(COMMITMQ_NODE=node.address),
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        try:
+            eventually(lambda: sum(row[2] for row in admin.offsets("steady")) >= 20, "the first lines are stored")
+            assert sender.poll() is None
+            assert sum(row[2] for row in admin.offsets("steady")) < 400
+        finally:
+            os.killpg(sender.pid, signal.SIGTERM)
+            sender.wait(20)
+            assert sender.stdout is not None
+            sender.stdout.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_an_ended_command_sends_what_it_has_and_says_how_many(node: Node, number: signal.Signals) -> None:
+    topic = f"ended-{number.name}"
+    with Admin(node.address) as admin:
+        admin.topic_create(topic, 2)
+        sender = subprocess.Popen(
+            [sys.executable, "-m", "commitmq.cli.main", "produce", topic],
+            env=environment(COMMITMQ_NODE=node.address),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        assert sender.stdin is not None
+        sender.stdin.write(b"first\n")
+        sender.stdin.flush()
+        eventually(lambda: sum(row[2] for row in admin.offsets(topic)) == 1, "it is ready")
+        sender.stdin.write(b"".join(b"%d\n" % line for line in range(300)) + b"half a li")
+        sender.stdin.flush()
+        sender.send_signal(number)
+        said = sender.stderr.read().decode() if sender.stderr is not None else ""
+        assert sender.wait(30) == CliExit.INTERRUPTED, said
+        assert f"ended by {number.name}; 301 messages are stored; the last line was not whole" in said
+        assert "Traceback" not in said
+        eventually(lambda: sum(row[2] for row in admin.offsets(topic)) == 301, "all of it is stored")
+        for stream in (sender.stdin, sender.stdout, sender.stderr):
+            if stream is not None:
+                stream.close()
+
+
+def test_what_consume_writes_can_be_produced(node: Node) -> None:
+    with Producer(node.address) as producer:
+        producer.send(
+            "origin", "żółw".encode(), tags="T", keys=["a", "b"], properties={"p": "q"}, sharding_key="s", flag=3
+        )
+        producer.send("origin", b"\xff", key="k")
+        producer.send("origin", b"plain", properties={"region": "eu"})
+        producer.send("origin", Tombstone("k"))
+    wait_for(node, "origin", 4)
+    written = run(node, "consume", "origin", "--json").stdout
+    produce(node, "copies", written, "--format", "jsonl")
+    wait_for(node, "copies", 4)
+
+    def contents(topic: str) -> list[tuple[object, ...]]:
+        rows = map(json.loads, consume(node, topic, "--json"))
+        names = ("body", "body_base64", "tags", "keys", "flag", "tombstone")
+        own = ("p", "region", "__SHARDINGKEY")
+        return sorted(
+            (repr([row.get(name) for name in names]), repr([row["properties"].get(name) for name in own]))
+            for row in rows
+        )
+
+    assert contents("copies") == contents("origin")
+
+
+def test_output_that_cannot_be_written_and_a_reader_that_left(node: Node) -> None:
+    produce(node, "full", b"x")
+    wait_for(node, "full", 1)
+    main = f"{sys.executable} -m commitmq.cli.main"
+    for command, code, reason in (
+        (f"echo x | {main} produce full > /dev/full", CliExit.FAILURE, "cannot be written"),
+        (f"{main} topic list > /dev/full", CliExit.FAILURE, "cannot be written"),
+        (f"{main} consume full > /dev/full", CliExit.FAILURE, "cannot be written"),
+        (f"{main} --help > /dev/full", CliExit.FAILURE, "cannot be written"),
+        (f"set -o pipefail; {main} topic list | true", CliExit.OK, ""),
+        (f"set -o pipefail; {main} --help | true", CliExit.OK, ""),
+    ):
+        done = subprocess.run(
+            ["bash", "-c", command],
+            env=environment(COMMITMQ_NODE=node.address),
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == code, (command, done)
+        assert reason in done.stderr
+        assert "Traceback" not in done.stderr
+        assert bool(reason) == bool(done.stderr), (command, done.stderr)
+
+
+@pytest.mark.parametrize("address", ["localhost", "http://localhost:7310"])
+@pytest.mark.parametrize("verb", [["topic", "list"], ["status"], ["produce", "t"], ["consume", "t"], ["stop"]])
+def test_a_wrong_address_is_one_sentence(node: Node, verb: list[str], address: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "commitmq.cli.main", *verb],
+        env=environment(COMMITMQ_NODE=address),
+        input=b"x",
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == CliExit.CONFIG_ERROR, done
+    assert done.stderr.startswith(b"commitmq: node address")
+    assert done.stderr.count(b"\n") == 1
+
+
+def test_topics_are_updated_and_only_deleted_by_one_who_means_it(node: Node) -> None:
+    assert run(node, "topic", "create", "changing", "--queues", "2").returncode == 0
+    done = run(node, "topic", "update", "changing", "--queues", "3", "--perm", "r", "--attribute", "reserve.time=5")
+    assert done.stdout == b"topic changing updated: 3 queues  perm r  reserve.time=5\n", done
+    assert run(node, "topic", "update", "changing").returncode == CliExit.USAGE
+    assert b"TOPIC_NOT_EXIST" in run(node, "topic", "update", "never-made", "--queues", "3").stderr
+    done = run(node, "topic", "delete", "changing")
+    assert done.returncode == CliExit.USAGE
+    assert b"--yes" in done.stderr
+    assert run(node, "topic", "delete", "changing", "--yes").returncode == 0
 
 
 def test_a_topic_that_is_not_there(node: Node) -> None:

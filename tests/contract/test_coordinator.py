@@ -20,10 +20,13 @@ import orjson
 import pytest
 import zmq
 
+from commitmq import node_files
 from commitmq.control import ControlBlock, Word
-from commitmq.coordination.journal import OffsetsJournal, SetOffsets, encode_record
+from commitmq.coordination.journal import OffsetsJournal, SetOffsets
 from commitmq.store import json_config
+from commitmq.store.journal import encode_record
 from commitmq.store.layout import StoreLayout
+from commitmq.store.topic_files import load_topics
 from commitmq.workers.runtime import ExitCode
 from golden_stores import GoldenStore
 
@@ -74,8 +77,10 @@ class Node:
     def __init__(self, root: Path) -> None:
         self.layout = StoreLayout(root)
         self.layout.run.mkdir(parents=True, exist_ok=True)
-        self.layout.sockets.mkdir(exist_ok=True)
+        node_files.make_folders(self.layout)
+        node_files.empty_run_folder(self.layout)
         self.control = ControlBlock(self.layout.control, create=True)
+        self.heard(1 << 40)  # no process takes sends here, so every deletion has been heard of
         self.zmq: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self.sockets: list[zmq.Socket[bytes]] = []
         self.process: subprocess.Popen[bytes] | None = None
@@ -99,6 +104,11 @@ class Node:
         message = self.lifeline.recv(1 << 16)
         if message:
             self.endpoints = orjson.loads(message).get("endpoints", [])
+
+    def heard(self, version: int) -> None:
+        """Say that those who take sends know of all changes of topics up to ``version``."""
+        self.control.put(Word.WRITER_TOPICS, version)
+        self.control.put(Word.MEMORY_TOPICS, version)
 
     def socket(self, kind: int) -> zmq.Socket[bytes]:
         sock: zmq.Socket[bytes] = self.zmq.socket(kind)
@@ -197,16 +207,25 @@ def test_changes_of_topics_are_published_after_they_are_durable(node: Node) -> N
     assert kind == b"topics"
     assert first["topics"]["t"]["read_queues"] == 2
     assert first["version"] == node.control.get(Word.TOPICS_VERSION)
-    assert "t" in json_config.load(node.layout.config / "topics.json")["topicConfigTable"]
+    assert "t" in load_topics(node.layout).topics
+    _until(lambda: "t" in json_config.load(node.layout.config / "topics.json")["topicConfigTable"], "topics.json")
     client.ok("offset.commit", group="g", offsets=[["t", 1, 9]])
     assert client.ok("topic.delete", topic="t")["tombstone"] == 4_711
-    second = orjson.loads(news.recv_multipart()[1])
-    assert (second["version"], second["deleted"], second["topics"]) == (first["version"] + 1, [["t", 4_711]], {})
-    assert json_config.load(node.layout.own / "deleted_topics.json") == {"t": 4_711}
+    incarnation = first["topics"]["t"]["incarnation"]
+    second, third = (orjson.loads(news.recv_multipart()[1]) for _ in range(2))
+    assert (second["version"], second["ending"], second["deleted"]) == (first["version"] + 1, [["t", incarnation]], [])
+    assert (third["version"], third["ending"], third["deleted"]) == (
+        first["version"] + 2,
+        [],
+        [["t", 4_711, incarnation]],
+    )
+    assert json_config.load(node.layout.tombstones) == {"t": 4_711}
     assert client.ok("offset.fetch", group="g", queues=[["t", 1]])["offsets"] == [["t", 1, -1]]
     assert client.refused("topic.delete", topic="t") == "TOPIC_NOT_EXIST"
     client.ok("topic.create", topic="t", queues=1)
-    assert orjson.loads(news.recv_multipart()[1])["topics"]["t"]["write_queues"] == 1
+    again = orjson.loads(news.recv_multipart()[1])["topics"]["t"]
+    assert again["write_queues"] == 1
+    assert again["incarnation"] > incarnation
 
 
 def test_a_new_coordinator_makes_the_others_look(node: Node) -> None:
@@ -305,6 +324,7 @@ def test_many_commits_share_a_sync_and_are_answered_in_order(node: Node) -> None
     assert answers[-1]["offsets"] == [["t", 0, 499]]
 
 
+@pytest.mark.slow
 def test_acknowledged_offsets_survive_kill(node: Node) -> None:
     node.start({"groups": {**FAST, "offsets_interval_ms": 50}})
     client = node.client()
@@ -395,20 +415,46 @@ def test_a_torn_journal_is_cut_and_a_damaged_one_refused(node: Node) -> None:
     assert path.read_bytes() == damaged
 
 
-def test_a_deletion_that_a_crash_cut_short_is_finished_at_start(node: Node) -> None:
+def test_a_deletion_that_a_crash_cut_short_is_finished_once_it_was_heard_of(node: Node) -> None:
     node.start()
     client = node.client()
-    client.ok("topic.create", topic="t", queues=1)
+    incarnation = client.ok("topic.create", topic="t", queues=1)["topic"]["incarnation"]
     client.ok("offset.commit", group="g", offsets=[["t", 0, 3]])
     node.kill()
-    json_config.persist(node.layout.own / "deleting_topics.json", {"t": 50})
+    json_config.persist(node.layout.endings, {"t": incarnation})
     node.control.put(Word.WRITTEN, 80)
-    node.start()
+    node.heard(node.control.get(Word.TOPICS_VERSION))  # of nothing that the next coordinator says
+    node.start({"topics": {"delete_timeout_ms": 300}})
     client = node.client()
     assert client.refused("topic.route", topic="t") == "TOPIC_NOT_EXIST"
+    assert client.refused("topic.create", topic="t") == "SERVICE_NOT_AVAILABLE", (
+        "no new one before the old one has ended"
+    )
+    assert client.refused("topic.delete", topic="t", incarnation=incarnation) == "SERVICE_NOT_AVAILABLE"
+    assert json_config.load(node.layout.tombstones) is None
+    node.control.put(Word.WRITTEN, 120)
+    node.heard(node.control.get(Word.TOPICS_VERSION))
+    answer = client.ok("topic.delete", topic="t", incarnation=incarnation)
+    assert answer["tombstone"] == 120, "where the log was when they had heard"
     assert client.ok("offset.fetch", group="g", queues=[["t", 0]])["offsets"] == [["t", 0, -1]]
-    assert json_config.load(node.layout.own / "deleted_topics.json") == {"t": 80}
-    assert json_config.load(node.layout.own / "deleting_topics.json") == {}
+    assert json_config.load(node.layout.tombstones) == {"t": 120}
+    assert json_config.load(node.layout.endings) == {}
+
+
+def test_a_deletion_that_is_asked_for_again_never_deletes_the_next_topic(node: Node) -> None:
+    node.start()
+    client = node.client()
+    first = client.ok("topic.create", topic="t", queues=1)["topic"]["incarnation"]
+    assert client.ok("topic.delete", topic="t", incarnation=first)["incarnation"] == first
+    assert client.ok("topic.delete", topic="t", incarnation=first)["deleted"] == "t", "its answer may have been lost"
+    second = client.ok("topic.create", topic="t", queues=1)["topic"]["incarnation"]
+    assert second > first
+    assert client.ok("topic.delete", topic="t", incarnation=first)["deleted"] == "t"
+    assert client.refused("topic.delete", topic="t", incarnation=second + 1) == "TOPIC_NOT_EXIST"
+    assert client.ok("topic.route", topic="t")["topic"]["incarnation"] == second
+    node.kill()
+    node.start()
+    assert node.client().ok("topic.route", topic="t")["topic"]["incarnation"] == second
 
 
 class Member:

@@ -19,7 +19,8 @@ from hypothesis import Phase
 from commitmq import hookimpl
 from commitmq.hookspecs import DispatcherSpec, DispatcherView
 from commitmq.store.dispatch_batch import DispatchBatch
-from commitmq.store.index_file import IndexFile, IndexShape
+from commitmq.store.index_file import IndexFile
+from commitmq.store.index_format import IndexShape
 from commitmq.testing import CommitMQNode, DispatcherContract
 from commitmq.testing.sample_log import write_sample_log
 

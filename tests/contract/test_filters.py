@@ -12,6 +12,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +195,10 @@ def test_bit_maps_of_a_groups_subscription(node: Node) -> None:
         producer.flush(20)
         return list(range(sent - 60, sent))
 
+    def is_published(expression: str) -> bool:
+        listed = json.loads((node.store / "run" / "subscriptions.json").read_bytes())
+        return any((one["group"], one["topic"], one["expression"]) == (group, topic, expression) for one in listed)
+
     with Producer(node.address) as producer:
         send(producer)
         with Admin(node.address) as admin:  # what is dispatched later would get bits, as it may
@@ -201,6 +206,8 @@ def test_bit_maps_of_a_groups_subscription(node: Node) -> None:
         got: list[int] = []
         for price in (3, 4, 3):
             with Consumer(group, topic, node=node.address, filter=Sql(f"price = {price}")) as consumer:
+                # The dispatcher hears of it at its interval: bits only spare looks, and nobody waits for them.
+                eventually(partial(is_published, f"price = {price}"), "the subscription is published")
                 wanted = [number for number in range(len(got) * 10, sent) if number % 10 == price]
                 wanted += [number for number in send(producer) if number % 10 == price]
                 fresh: list[int] = []
@@ -212,8 +219,11 @@ def test_bit_maps_of_a_groups_subscription(node: Node) -> None:
                 assert not consumer.poll(0.2)
                 got += fresh
 
-    filters = json.loads((node.store / "config" / "consumerFilter.json").read_bytes())
-    assert filters["filterDataByTopic"][topic]["groupFilterData"][group]["expression"] == "price = 3"
+    def written() -> bool:
+        filters = json.loads((node.store / "config" / "consumerFilter.json").read_bytes())["filterDataByTopic"]
+        return topic in filters and filters[topic]["groupFilterData"][group]["expression"] == "price = 3"
+
+    eventually(written, "the file follows, at its interval")
     queue = ConsumeQueue(node.store / "consumequeue" / topic / "0", 6_000_000, FdCache(4))
     queue.refresh()
     units = [queue.unit(number) for number in range(sent)]

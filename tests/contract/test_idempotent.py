@@ -381,6 +381,7 @@ def test_the_command(node: Node, tmp_path: Path) -> None:
 # ---------------------------------------------------------------- deaths
 
 
+@pytest.mark.slow
 def test_remembered_across_restarts_and_kills(tmp_path: Path) -> None:
     rows = [b"%d" % number for number in range(300)]
     with start_node(tmp_path, *SETTINGS) as node:

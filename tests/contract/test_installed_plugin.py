@@ -111,6 +111,7 @@ def test_its_command_its_query_and_its_section(node: EnvironmentNode, tmp_path: 
     assert "longest_tag" in bad.stderr
 
 
+@pytest.mark.slow
 def test_counts_are_exact_whatever_dies_under_load(node: EnvironmentNode) -> None:
     batch = [Message(b"x" * (number % 90 + 1), tags=TAGS[number % len(TAGS)]) for number in range(500)]
     go_on = threading.Event()
@@ -146,6 +147,18 @@ def test_counts_are_exact_whatever_dies_under_load(node: EnvironmentNode) -> Non
     truth = stored(node, "load")
     assert sum(truth.values()) >= sent * len(batch) > 0
     assert counted(node, "load") == truth
+
+
+@pytest.mark.slow
+def test_a_restart_takes_the_code_that_is_installed_now(node: EnvironmentNode) -> None:
+    with Producer(node.address) as producer:
+        producer.send("restarted", b"x", tags="fine", queue=0)
+    eventually(lambda: counted(node, "restarted") == {"fine": 1}, "it counts")
+    before = node.pids()["dispatcher-tag_counts"]
+    ended = node.run("dispatcher", "restart", "tag_counts", "--node", node.address)
+    assert ended.stdout == "dispatcher tag_counts starts again\n"
+    eventually(lambda: node.healed("dispatcher-tag_counts", before), "a new process serves")
+    assert counted(node, "restarted") == {"fine": 1}
 
 
 @pytest.mark.slow

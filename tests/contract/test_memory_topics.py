@@ -67,7 +67,7 @@ def topic(admin: Admin) -> Iterator[str]:
 
 
 def folder_of(node: Node) -> Path:
-    return memory_folder(StoreLayout(node.store), "")
+    return memory_folder(StoreLayout(node.store))
 
 
 def allocated(folder: Path) -> int:

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 import zmq
 
-from commitmq import Producer
+from commitmq import Consumer, Producer
 from commitmq.cli.exit_codes import CliExit
-from nodes import Node, environment, eventually, start_node
+from nodes import Node, commitmq, environment, eventually, start_node
 
 FOLDER = Path(__file__).parent / "misbehaving"
 
@@ -56,6 +56,18 @@ def test_it_serves_with_its_own_settings_and_sees_the_nodes_positions(node: Node
     with Producer(node.address) as producer:
         end = producer.send("numbers", b"one").physical_offset
     assert int(ask(node, "you").split()[-1]) > end
+
+
+def test_it_is_a_client_of_its_own_node(node: Node) -> None:
+    assert ask(node, "send").startswith("hello send 7 ")
+    with Consumer(None, ["from-the-worker"], node=node.address) as consumer:
+        assert [one.body for one in consumer.poll(timeout_s=10)] == [b"one"]
+
+
+def test_plugins_are_asked_with_settings(paths: str) -> None:
+    refused = commitmq("plugins", "--json", "--set", "plugins.serving.step=0", PYTHONPATH=paths)
+    assert "plugins.serving.step=0 is below the least allowed value 1" in refused.stderr
+    assert "step" not in commitmq("plugins", "--json", "--set", "plugins.serving.step=9", PYTHONPATH=paths).stderr
 
 
 def test_it_is_started_again_after_its_death(node: Node) -> None:

@@ -12,6 +12,8 @@ import tomllib
 from importlib import metadata
 from pathlib import Path
 
+import pytest
+
 from nodes import environment
 
 TESTS = '''
@@ -52,6 +54,14 @@ def test_life(commitmq_node):
     assert not node.is_running
     assert "stopped" in node.log()
 
+def test_shared(commitmq_shared_node, commitmq_topic):
+    assert commitmq_topic.startswith("test_shared-")
+    assert commitmq_shared_node.send(commitmq_topic, "one", queue=3).queue_offset == 0
+
+@pytest.mark.parametrize("value", ["a/b", "é"])
+def test_shared_again(commitmq_shared_node, commitmq_topic, value):
+    assert [one["name"] for one in commitmq_shared_node.admin.topics() if not one["system"]] == [commitmq_topic]
+
 def test_failure(commitmq_node):
     assert commitmq_node.address == "somewhere else"
 
@@ -65,6 +75,7 @@ def test_wrong_setting(commitmq_node_factory):
 '''
 
 
+@pytest.mark.slow
 def test_the_fixtures(tmp_path: Path) -> None:
     (tmp_path / "test_mine.py").write_text(TESTS)
     known = any(point.name == "commitmq" for point in metadata.entry_points(group="pytest11"))
@@ -81,7 +92,7 @@ def test_the_fixtures(tmp_path: Path) -> None:
         check=False,
     )
     report = done.stdout
-    assert "1 failed, 2 passed, 1 error" in report, report
+    assert "1 failed, 5 passed, 1 error" in report, report
     assert "FAILED test_mine.py::test_failure" in report
     assert "end of node.log of" in report
     assert "node is ready admin=" in report, "the log of the node is part of the failure"

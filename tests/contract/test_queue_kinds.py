@@ -8,6 +8,9 @@ sent: per queue, the list of messages in order.
 from __future__ import annotations
 
 import json
+import os
+import signal
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -441,3 +444,24 @@ def test_a_message_that_is_sent_on_goes_nowhere_else(node: Node, producer: Produ
     (again,) = read(node, "elsewhere", 1)
     assert "INNER_MULTI_DISPATCH" not in again.properties
     read(node, "%LMQ%forwarded", 1)
+
+
+@pytest.mark.parametrize("way", ["send_batch", "send_batch_async"])
+def test_a_coordinator_that_is_late_makes_no_message_illegal(node: Node, way: str) -> None:
+    """A new producer does not know that the topic's queues count batches, and asks until it does."""
+    topic = make_topic(node, f"late-{way}")
+    coordinator = node.pids()["coordinator"]
+    with Producer(node.address, timeout_s=30) as producer:
+        producer.send("other", b"x")  # the other connections are there
+        os.kill(coordinator, signal.SIGSTOP)
+        again = threading.Timer(2.5, os.kill, (coordinator, signal.SIGCONT))
+        again.start()
+        try:
+            if way == "send_batch":
+                sent = producer.send_batch(topic, [b"1", b"2"], queue=0)
+            else:
+                sent = producer.send_batch_async(topic, [b"1", b"2"], queue=0).result(30)
+        finally:
+            again.join()
+    assert [one.queue_offset for one in sent] == [0, 1]
+    assert [one.body for one in read(node, topic, 2)] == [b"1", b"2"]

@@ -41,7 +41,7 @@ def node(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def folder_of(node: CommitMQNode) -> Path:
-    return pool_folder(StoreLayout(node.store), "")
+    return pool_folder(StoreLayout(node.store))
 
 
 def positions(node: CommitMQNode) -> dict[str, int]:
@@ -215,4 +215,4 @@ def test_a_pool_that_does_not_fit_is_refused_with_what_to_do(tmp_path: Path) -> 
     ended = commitmq("start", "--background", "--store", str(tmp_path / "store"), "--set", "network.port=0", *flags)
     assert ended.returncode == CliExit.STORE_UNUSABLE
     assert "commit_log.transient_store_pool_size" in ended.stderr
-    eventually(lambda: not pool_folder(StoreLayout(tmp_path / "store"), "").exists(), "nothing is left")
+    eventually(lambda: not pool_folder(StoreLayout(tmp_path / "store")).exists(), "nothing is left")

@@ -3,8 +3,9 @@
 Method: single steps of the real compiled code on runs of 1 KiB bodies. What one message more takes is judged; in that, the
 work of a call cancels.
 
-The limits are 15 % above what was measured on x86-64 with AVX2. numba compiles for the processor it meets, so another one may
-give other counts; loops over bytes, which are what must not come about, give the same or nearly the same.
+The limits are 15 % above what was measured on x86-64 with AVX-512. numba compiles for the processor it meets, so another one
+may give other counts; loops over bytes, which are what must not come about, give the same or nearly the same. What ISA-L's
+CRC-32 takes is measured in the same run and left out: 81 instructions for 1 KiB with VPCLMULQDQ, 438 without.
 """
 
 from __future__ import annotations
@@ -24,10 +25,11 @@ from nodes import environment
 
 HERE = Path(__file__).parent
 BODY_BYTES = 1024
-# Instructions a message, measured and limit. check_run: 100 bytes of properties by words of eight (well-formed, allowed names,
-# UTF-8), a CRC-32 of the body by ISA-L, the fields. store_run: copies 1.2 KB by the C library, fills in the fields and
-# computes the CRC-32 of the record. walk: properties again, for keys and tags.
-LIMITS = {"check_run": (942, 1080), "store_run": (456, 525), "walk": (706, 810)}
+RECORD_BYTES = 1200
+# Instructions a message, measured and limit; and the bytes of which a CRC-32 is computed, which are not counted. check_run:
+# 100 bytes of properties by words of eight (well-formed, allowed names, UTF-8), the fields. store_run: copies 1.2 KB by the C
+# library, fills in the fields; two processors gave 211 and 359. walk: properties again, for keys and tags.
+LIMITS = {"check_run": (861, 990, BODY_BYTES), "store_run": (359, 415, RECORD_BYTES), "walk": (706, 810, 0)}
 
 pytestmark = pytest.mark.slow
 
@@ -53,5 +55,6 @@ def counts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
 
 @pytest.mark.parametrize("step", LIMITS)
 def test_instructions_for_a_message(counts: dict[str, int], step: str) -> None:
-    got = kernel_steps.per_message(counts, step)
-    assert 100 < got <= LIMITS[step][1], f"{step}: {got:.0f} instructions a message"
+    _, limit, crc_bytes = LIMITS[step]
+    got = kernel_steps.per_message(counts, step) - kernel_steps.crc_of(counts, crc_bytes)
+    assert 100 < got <= limit, f"{step}: {got:.0f} instructions a message"

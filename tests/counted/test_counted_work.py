@@ -31,6 +31,8 @@ from commitmq.client.admin import Admin
 from commitmq.kernels.warm import warm
 from nodes import environment, start_node
 
+# What a process does by the clock (heartbeats, ticks) is shared by fewer messages where others run beside it.
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 HERE = Path(__file__).parent
 SHIM = HERE / "count_shim"
 SEGMENT_BYTES = 256 << 20
@@ -247,7 +249,7 @@ def moved(work: Work) -> int:
 
 def need_copies(counts: Counts) -> None:
     if not counts.seen_copies:
-        pytest.skip("no C compiler (cc or gcc): what the C library copies cannot be counted")
+        skip_or_fail("no C compiler (cc or gcc): what the C library copies cannot be counted")
 
 
 def told(counts: Counts, part: str, *roles: str) -> str:

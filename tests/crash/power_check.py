@@ -33,7 +33,7 @@ from commitmq.store.consume_queue import UNIT, ConsumeQueue, list_queues
 from commitmq.store.consume_queue_ext import ExtensionReader
 from commitmq.store.fd_cache import FdCache
 from commitmq.store.format import SysFlag
-from commitmq.store.index_file import IndexShape
+from commitmq.store.index_format import IndexShape
 from commitmq.store.index_reader import IndexReader, KeyKind, KeyQuery
 from commitmq.store.layout import StoreLayout
 from commitmq.store.producer_mark import parse_mark
@@ -89,18 +89,19 @@ class Recovered:
         node_files.empty_run_folder(layout)
         node_files.next_epoch(layout)
         clean = not abort_file.exists(layout.abort)
-        previous = abort_file.read_pid(layout.abort)
+        previous, owner = abort_file.read_token(layout.abort), abort_file.new_token()
         control = ControlBlock(layout.control, create=True)
         control.put_worker(role_slot("supervisor"), WorkerWord.PID, os.getpid())
-        if clean:
-            abort_file.create(layout.abort, os.getpid())
         try:
             with _worker("recovery", layout, config, control, clean) as context:
-                context.params["previous_pid"] = previous
+                context.params |= {"previous": previous, "owner": owner}
                 recovery.run(context)
-            if not clean:
-                abort_file.create(layout.abort, os.getpid())
+            abort_file.create(layout.abort, os.getpid(), owner)
             coordinator = Service(layout, config, control, monotonic_ms())
+            # Nobody takes sends yet, so nobody has to hear of the deletions that go on.
+            coordinator.tell(1)
+            control.put(Word.WRITER_TOPICS, 1)
+            control.put(Word.MEMORY_TOPICS, 1)
             coordinator.end_turn(monotonic_ms())
             control.put(Word.REPUT, control.get(Word.WRITTEN))
             for slot, name in enumerate((CONSUME_QUEUE, "index")):
@@ -117,13 +118,14 @@ class Recovered:
                 self.queue_offsets, self.end, _stamp = recover_tail(context, self.producers)
             assert self.end == control.get(Word.WRITTEN)
             self.topics = set(coordinator.topics.names())
-            self.tombstones = dict(coordinator.topics.tombstones)
+            self.tombstones = dict(coordinator.topics.deletions.tombstones)
             self.committed = {
                 (topic, queue): offset
                 for (topic, group), queues in coordinator.offsets.table.offsets.items()
                 if group == GROUP
                 for queue, offset in queues.items()
             }
+            self.groups = {name: dict(queues) for name, queues in coordinator.offsets.table.offsets.items()}
             coordinator.offsets.close()
         finally:
             control.close()

@@ -14,6 +14,9 @@ from power_disk import Record
 from power_load import Run
 from power_recorder import Recorder
 
+from commitmq.store.layout import StoreLayout
+from rebooted import after_a_reboot
+
 _CUT_AGAIN = 0.12
 
 
@@ -77,6 +80,7 @@ class Images:
             chance = random.Random(f"image {number}")
             folder = fresh(self._scratch / f"image-{number}")
             disk.write_image(folder, chance)
+            after_a_reboot(StoreLayout(folder))
             if keep is not None:
                 shutil.copytree(folder, fresh(keep / f"image-{number}"))
             before = self.record.events[moment]["t"]
@@ -112,6 +116,7 @@ class Images:
             _, disk = next(again.disks([moment]))
             second = fresh(self._scratch / f"second-{number}")
             disk.write_image(second, chance)
+            after_a_reboot(StoreLayout(second))
             acks += check(Recovered(second, self._config), self.run.said, before)
             shutil.rmtree(second)
         shutil.rmtree(record)

@@ -51,6 +51,8 @@ BATCHES = "batches"  # of inner batches
 LIGHT = ("%LMQ%a", "%LMQ%b", "%LMQ%c")
 PASSING = "passing"
 GROUP = "watchers"
+PASSERS = "passers-by"
+PATIENCE_S = 80.0  # a node that dies at one place of a start after the other is away for long
 SHIM = Path(__file__).parent / "power_shim"
 
 
@@ -73,6 +75,14 @@ class Said:
     committing: list[tuple[int, str, int, int]] = field(default_factory=list)  # (time, topic, queue, offset) asked for
     committed: list[tuple[int, str, int, int]] = field(default_factory=list)  # … and acknowledged
 
+    def new_body(self, chance: random.Random) -> tuple[bytes, str]:
+        """A body that is sent now, and its digest."""
+        size = chance.choice((0, 10, 100, 400, 1_000, 3_000, 7_000)) + chance.randrange(300)
+        body = chance.randbytes(8) + chance.choice((b"\0" * size, b"x" * size, chance.randbytes(size)))
+        name = digest(body)
+        self.sent[name] = time.monotonic_ns()
+        return body, name
+
     def acknowledge(self, name: str, result: SendResult) -> None:
         place = (result.topic, result.queue, result.queue_offset, result.physical_offset)
         self.acked.append((time.monotonic_ns(), result.ack, name, *place))
@@ -94,6 +104,7 @@ class Load:
             "batch": self._send_batches,
             "async": self._send_async,
             "consumer": self._consume,
+            "passer-by": self._look_in,
             "topics": self._make_topics,
             "kinds": self._send_kinds,
         }
@@ -106,7 +117,7 @@ class Load:
     def end(self) -> None:
         self._over.set()
         for thread in self._threads:
-            thread.join(60)
+            thread.join(90)
         assert not self.trouble, "\n".join(self.trouble)
 
     def _guarded(self, name: str, work: Callable[[random.Random], None]) -> None:
@@ -116,11 +127,7 @@ class Load:
             self.trouble.append(f"{name}: {error!r}")
 
     def _body(self, chance: random.Random) -> tuple[bytes, str]:
-        size = chance.choice((0, 10, 100, 400, 1_000, 3_000, 7_000)) + chance.randrange(300)
-        body = chance.randbytes(8) + chance.choice((b"\0" * size, b"x" * size, chance.randbytes(size)))
-        name = digest(body)
-        self._said.sent[name] = time.monotonic_ns()
-        return body, name
+        return self._said.new_body(chance)
 
     def _producer(self, *, idempotent: bool = False) -> Producer:
         return Producer(self._address, timeout_s=4, idempotent=idempotent)
@@ -185,7 +192,9 @@ class Load:
                 self._over.wait(0.12 * chance.random())
 
     def _consume(self, chance: random.Random) -> None:
-        with Consumer(GROUP, [*TOPICS, BATCHES], node=self._address, auto_commit=False, timeout_s=20) as consumer:
+        with Consumer(
+            GROUP, [*TOPICS, BATCHES], node=self._address, auto_commit=False, timeout_s=PATIENCE_S
+        ) as consumer:
             while not self._over.is_set():
                 for message in consumer.poll(0.1, max_messages=40):
                     place = (message.topic, message.queue_id, message.queue_offset)
@@ -201,6 +210,15 @@ class Load:
                     raise
                 now = time.monotonic_ns()
                 self._said.committed += [(now, *queue, offset) for queue, offset in held.items()]
+
+    def _look_in(self, chance: random.Random) -> None:
+        """A member of another group comes and goes."""
+        while not self._over.wait(0.5 + chance.random()):
+            with (
+                contextlib.suppress(CommitMQError),
+                Consumer(PASSERS, [PASSING], node=self._address, auto_commit=False, timeout_s=4) as consumer,
+            ):
+                consumer.poll(0.1)
 
     def _make_topics(self, chance: random.Random) -> None:
         """New topics, and one that is deleted and made again while it is sent to."""
@@ -287,6 +305,7 @@ def record_run(
                 kill_one()
             time.sleep(scale * 0.5)
         if not short:
+            send_alone(node, run, f"{seed}/1")
             ended = node.stop()
             assert ended.returncode == 0, ended.stderr
             start()
@@ -300,6 +319,7 @@ def record_run(
                 kill_one()
                 kill_one()
                 time.sleep(scale * 0.5)
+            send_alone(node, run, f"{seed}/2")
         node.pids()
         with recorder.alone():
             node.kill_all(known=True)
@@ -311,6 +331,16 @@ def record_run(
         node.end()
     run.save()
     return run
+
+
+def send_alone(node: Node, run: Run, seed: str) -> None:
+    """One sender that waits for the device, beside no other: then the writer syncs by itself, however busy the machine is."""
+    chance = random.Random(f"{seed}/alone")
+    with Producer(node.address, timeout_s=20) as producer:
+        for _ in range(20):
+            body, name = run.said.new_body(chance)
+            with contextlib.suppress(SendError):
+                run.said.acknowledge(name, producer.send(TOPICS[0], body, ack="flushed", tags="red"))
 
 
 @contextlib.contextmanager

@@ -367,10 +367,16 @@ def _install_wrappers() -> None:
     def syncing(name: str) -> Callable[[Any], None]:
         def wrapped(fd: Any) -> None:
             for recorder in _recorders:
-                path = None if getattr(_inside, "depth", 0) else recorder.fd_path(fd)
-                if path is not None:
+                if getattr(_inside, "depth", 0):
+                    break
+                if recorder.fd_path(fd) is not None:
                     with recorder.alone():
-                        recorder.sync(path, lambda: _real[name](fd))
+                        # Asked again: another process may have deleted or renamed the file before this one's turn.
+                        path = recorder.fd_path(fd)
+                        if path is None:
+                            _real[name](fd)
+                        else:
+                            recorder.sync(path, lambda: _real[name](fd))
                     return
             _real[name](fd)
 
@@ -381,10 +387,16 @@ def _install_wrappers() -> None:
             for recorder in _recorders:
                 if getattr(_inside, "depth", 0):
                     break
-                path = recorder.fd_path(file) if isinstance(file, int) else recorder.path_of(file)
-                if path is not None:
+
+                def found(recorder: Recorder = recorder) -> str | None:
+                    return recorder.fd_path(file) if isinstance(file, int) else recorder.path_of(file)
+
+                if found() is not None:
                     with recorder.alone():
-                        if length < os.stat(file).st_size:
+                        path = found()  # asked again, as for a sync
+                        if path is None:
+                            _real[name](file, length)
+                        elif length < os.stat(file).st_size:
                             recorder.about_to_go(path)
                             _real[name](file, length)
                             recorder.cut(path, length)
@@ -410,6 +422,11 @@ def _install_wrappers() -> None:
     }
     for name, function in replacements.items():
         setattr(os, name, function)
+    # The one call that changes names and is not in ``os``. Imported here: the program under test may bring it later.
+    from commitmq.store import disk
+
+    _real["_rename_to_free"] = lambda src, dst, **_: rename_to_free(src, dst)
+    rename_to_free, disk._rename_to_free = disk._rename_to_free, renaming("_rename_to_free")
     # What the os module promises about its functions (dir_fd for shutil.rmtree) holds for the wrapped ones too.
     for supported in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids):
         supported |= {replacements[name] for name in replacements if _real.get(name) in supported}

@@ -15,28 +15,18 @@ import shutil
 from pathlib import Path
 
 import pytest
+from kinds_store import QUEUES, Place, Served, make_store, read_all
 from power_check import Recovered, config_of
 from power_load import SETTINGS
 from traffic import seed
 
-from commitmq import Admin, Consumer, Message, Producer
-from commitmq.client.batch import parts_of_records
-from commitmq.client.record_check import check_bytes, check_places
-from commitmq.errors import CommitMQError, CorruptRecordError
+from commitmq.errors import CommitMQError
 from commitmq.offline.held_store import HeldStore
 from commitmq.offline.rebuild import rebuild
 from commitmq.offline.verify import Report, verify
-from commitmq.store.batch_queue_reader import BatchQueueReader
-from commitmq.store.commit_log import CommitLog
-from commitmq.store.queue_reader import PullStatus, QueueReader
-from commitmq.store.record import decode_record
-from nodes import start_node
 
 # A start that is refused leaves sockets of this process's workers to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-
-Place = tuple[str, int, int]
-Served = tuple[str, bytes, tuple[tuple[str, str], ...]]  # topic, body, properties
 
 KINDS = {
     "log": "commitlog/*",
@@ -61,92 +51,7 @@ DAMAGES = ("flip", "zeros", "truncation", "swap")
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("damaged")
-    settings = [f"{name}={str(value).lower()}" for name, value in SETTINGS.items()]
-    with start_node(folder, *settings) as node:
-        with Admin(node.address) as admin:
-            admin.topic_create("batches", 1, attributes={"queue.type": "BatchCQ"})
-        with Producer(node.address) as producer:
-            for number in range(4):
-                some = [Message(b"%d-%d " % (number, at) * 30, tags="red", keys=f"k{at}") for at in range(120)]
-                for queue in range(2):
-                    producer.send_batch("orders", some, queue=queue)
-            for number in range(60):
-                producer.send_batch("batches", [b"b%d-%d" % (number, at) for at in range(3)], queue=0)
-                producer.send("orders", b"l%d" % number, queue=0, multi_dispatch=["%LMQ%a", "%LMQ%b"])
-        with Consumer("readers", ["orders", "batches"], node=node.address) as consumer:
-            while consumer.poll(0.5):
-                consumer.commit()
-        assert node.stop().returncode == 0
-    shutil.rmtree(node.store / "run")  # nothing of it outlives a node
-    return node.store
-
-
-def read_all(store: Recovered) -> tuple[dict[Place, Served], set[tuple[str, int]]]:
-    """What is served, by place; and the queues in which an error said that something is wrong."""
-    config = store.config
-    log = CommitLog(store.layout.commit_log, config.commit_log.segment_bytes)
-    plain = QueueReader(
-        log,
-        store.layout.consume_queue,
-        config.consume_queue.file_bytes,
-        ext_file_bytes=config.consume_queue.ext_file_bytes,
-    )
-    batches = BatchQueueReader(store.layout.batch_consume_queue, config.consume_queue.batch_file_bytes)
-    served: dict[Place, Served] = {}
-    failed: set[tuple[str, int]] = set()
-    for topic, queue_id in QUEUES:
-        reader = batches if topic == "batches" else plain
-        offset = 0
-        while True:
-            try:
-                one = 1 if (topic, queue_id) in failed else 1_000
-                result = reader.read(topic, queue_id, offset, bound=store.end, max_messages=one, max_bytes=1 << 20)
-            except CommitMQError as error:
-                assert str(store.layout.root) in str(error), f"the error names no file: {error}"
-                failed.add((topic, queue_id))
-                break
-            if not result.count:
-                if result.status is PullStatus.OFFSET_OVERFLOW_ONE:
-                    break
-                failed.add((topic, queue_id))  # a status that every consumer reports as a gap
-                if result.next_offset <= offset:
-                    break
-                offset = result.next_offset
-                continue
-            try:
-                frames = [memoryview(bytes(frame)) for frame in plain.frames(result.units)]
-                parts = parts_of_records(topic, queue_id, frames)
-                if sum(map(len, parts)) != result.count:
-                    raise CorruptRecordError("another number of records")
-                for part in parts:
-                    check_places(part, offset, result.next_offset)
-                    check_bytes(part)
-            except CommitMQError:
-                # As a consumer does: one by one, and then past the damaged one.
-                if (topic, queue_id) in failed:
-                    offset += 1
-                failed.add((topic, queue_id))
-                continue
-            for part in parts:
-                rows = zip(
-                    part.heads["queue_offset"].tolist(),
-                    part.positions.tolist(),
-                    part.heads["size"].tolist(),
-                    strict=True,
-                )
-                for at, (number, position, size) in enumerate(rows):
-                    place = offset + at if topic.startswith("%LMQ%") else number
-                    record = decode_record(memoryview(part.data)[position : position + size])
-                    served[topic, queue_id, place] = (record.topic, record.body, tuple(record.properties.items()))
-            offset = result.next_offset
-    plain.close()
-    batches.close()
-    log.close()
-    return served, failed
-
-
-QUEUES = [("orders", 0), ("orders", 1), ("batches", 0), ("%LMQ%a", 0), ("%LMQ%b", 0)]
+    return make_store(tmp_path_factory.mktemp("damaged"))
 
 
 @pytest.fixture(scope="module")
@@ -215,6 +120,10 @@ def check_one(original: Path, truth: dict[Place, Served], folder: Path, kind: st
     else:
         served, failed = read_all(store)
         wrong = [place for place, record in served.items() if truth.get(place) != record]
+        if how != "flip" and not sound:
+            # Damage that took a record's __CRC32# too leaves one that RocketMQ would have written without: its body is what
+            # it was, and verify, which looks at what is behind the record, knows.
+            wrong = [place for place in wrong if place not in truth or served[place][:2] != truth[place][:2]]
         assert not wrong, f"{name}: served as good: {wrong[:3]}"
         # Where a queue's last units are gone, only verify knows that there were any: a start does not read the log again.
         ends = {queue: max((place[2] for place in served if place[:2] == queue), default=-1) for queue in QUEUES}

@@ -197,6 +197,7 @@ def looked(node: Node) -> None:
     assert node.row("cleanup")["state"] == "ready"
 
 
+@pytest.mark.slow
 def test_a_filling_disk_costs_the_oldest_segments_and_no_more(disk: Path) -> None:
     per_segment = SEGMENT_BYTES / DISK_BYTES
     with start_node(disk, *DISK_SETTINGS, "retention.keep_unconsumed=true") as node, Producer(node.address) as producer:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -19,8 +20,10 @@ import pytest
 from commitmq import Admin, Consumer, Producer, SendResult
 from commitmq.errors import Outcome, SendError
 from commitmq.store.commit_log import CommitLog
-from commitmq.store.index_file import IndexShape
+from commitmq.store.index_format import IndexShape
 from commitmq.store.index_reader import IndexReader
+from commitmq.store.layout import StoreLayout
+from commitmq.store.sidecar import Sidecar
 from nodes import Node, commitmq, eventually, start_node
 
 MIB = 1 << 20
@@ -259,3 +262,54 @@ def test_a_node_killed_on_a_full_disk_starts_there_and_has_everything(disk: Path
         stored.send_when_possible()
         stored.check(stored.read_all(node.address))
         check_after_stop(node, stored)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)  # six runs of the command, each of which may take long on a busy machine
+def test_a_store_that_a_crash_left_without_a_byte_of_space_can_be_expired(disk: Path) -> None:
+    """No node starts where not even the small files of a start fit; the command that makes room needs no space itself."""
+    with start_node(disk, f"commit_log.segment_bytes={SEGMENT_BYTES}", *INDEX) as node:
+        with Producer(node.address, timeout_s=5) as producer:
+            stored = Stored(producer)
+            for _ in range(5 * SEGMENT_BYTES // BODY_BYTES):
+                stored.send("memory")
+            newest = stored.send("flushed")
+        eventually(lambda: durable(node.store) > 3 * SEGMENT_BYTES, "the queues are durable beyond the old segments")
+        node.kill_all()
+        minimum = node.store / "commitmq" / "min_offset"
+        minimum.unlink(missing_ok=True)
+        shutil.rmtree(node.store / "run")  # whose files would make room for new ones
+        filler = fill(disk)
+        refused = node.start()
+        assert refused.returncode != 0
+        assert f"commitmq store expire {node.store}" in refused.stderr, refused.stderr
+        assert "No space left on device" in refused.stderr
+        again = node.start()
+        assert again.stderr.splitlines()[-1] == refused.stderr.splitlines()[-1]
+        arguments = ("store", "expire", str(node.store), "--keep-bytes", str(2 * SEGMENT_BYTES), "--json")
+        would = json.loads(node.run(*arguments, "--dry-run").stdout)
+        ended = node.run(*arguments)
+        assert ended.returncode == 0, ended.stderr
+        done = json.loads(ended.stdout)
+        assert done["segments"] == would["segments"]
+        assert done["segments"]
+        assert int(minimum.read_text()) == done["min_offset"]
+        ended = node.start("commit_log.preallocate_segments=1", "memory.enable=false")
+        assert ended.returncode == 0, ended.stderr + node.log_tail()
+        read: list[int] = []
+        with Consumer(None, node=node.address, queues=[(TOPIC, 0)]) as consumer:
+            while not read or read[-1] < newest.queue_offset:
+                batch = consumer.poll(20.0)
+                assert len(batch), f"nothing behind {read[-1:]}"
+                read += [message.queue_offset for message in batch]
+        assert read == list(range(read[0], newest.queue_offset + 1))
+        assert read[0] > 0, "the oldest are gone"
+        filler.unlink()
+        eventually(lambda: not disk_flags(node.address), "the node has noticed")
+        with Producer(node.address) as again_producer:
+            assert again_producer.send(TOPIC, b"one more", queue=0).queue_offset == newest.queue_offset + 1
+
+
+def durable(store: Path) -> int:
+    sidecar = Sidecar.load(StoreLayout(store).sidecar)
+    return 0 if sidecar is None else sidecar.queues_durable

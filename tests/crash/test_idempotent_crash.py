@@ -92,7 +92,7 @@ class Sender:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("kills", [3, pytest.param(10, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kills", [pytest.param(3, marks=pytest.mark.slow), pytest.param(10, marks=pytest.mark.long)])
 def test_exactly_once_through_random_kills(tmp_path: Path, kills: int) -> None:
     number = seed()
     chance = random.Random(number)

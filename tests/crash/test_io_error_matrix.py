@@ -26,29 +26,31 @@ from traffic import seed
 from commitmq import Admin
 from commitmq.errors import CommitMQError
 from nodes import eventually, start_node
+from shares import shared
 
 WRITE = ("short:7", "errno:EIO", "errno:ENOSPC")
 OTHER = ("errno:EIO", "errno:ENOSPC")
 # Which errors a place can have, and between which hits one comes.
 PLACES = {
-    "allocate.before_fallocate": (OTHER, 3, 4),
-    "allocate.before_rename": (OTHER, 3, 4),
+    "disk.reserve.segment:before": (OTHER, 3, 4),
+    "disk.rename.segment:before": (OTHER, 3, 4),
     "batch_queue.append": (WRITE, 5, 20),
     "batch_queue.before_create": (OTHER, 2, 2),
     "batch_queue.before_fdatasync": (OTHER, 2, 4),
     "batch_queue.inside_create": (OTHER, 2, 2),
     "checkpoint.before_fdatasync": (OTHER, 2, 3),
     "checkpoint.write": (WRITE, 2, 3),
-    "dispatcher_state.before_replace": (OTHER, 2, 2),
+    "disk.replace.dispatcher_state:before": (OTHER, 2, 2),
     "dispatcher_state.write": (WRITE, 2, 2),
     "flush.before_checkpoint": (OTHER, 2, 3),
     "index.before_allocate": (OTHER, 2, 4),
     "index.before_fdatasync": (OTHER, 1, 2),
     "index.before_rename": (OTHER, 2, 2),
     "index.create": (WRITE, 2, 2),
-    "index_state.before_replace": (OTHER, 2, 2),
+    "disk.replace.index_state:before": (OTHER, 2, 2),
     "index_state.write": (WRITE, 2, 2),
     "journal.after_create": (OTHER, 2, 3),
+    "journal.after_snapshot": ((), 2, 3),  # no system call, so it only dies there
     "journal.append": (WRITE, 3, 9),
     "journal.before_fdatasync": (OTHER, 3, 9),
     "journal.create": (WRITE, 2, 3),
@@ -57,10 +59,12 @@ PLACES = {
     "json.before_replace": (OTHER, 3, 6),
     "json.inside_replace": (OTHER, 3, 6),
     "json.write": (WRITE, 3, 6),
+    "members.append": (WRITE, 1, 2),
     "members.before_replace": (OTHER, 1, 1),
-    "producers.after_replace": (OTHER, 2, 3),
-    "producers.before_fsync": (OTHER, 2, 3),
-    "producers.before_replace": (OTHER, 2, 3),
+    "members.create": (WRITE, 1, 1),
+    "disk.replace.producers:after": (OTHER, 2, 3),
+    "disk.sync.producers:before": (OTHER, 2, 3),
+    "disk.replace.producers:before": (OTHER, 2, 3),
     "producers.write": (WRITE, 2, 3),
     "queue.append": (WRITE, 20, 60),
     "queue.before_create": (OTHER, 4, 8),
@@ -73,6 +77,12 @@ PLACES = {
     "sidecar.before_fdatasync": (OTHER, 2, 3),
     "sidecar.write": (WRITE, 2, 3),
     "subscriptions.before_replace": (OTHER, 1, 1),
+    "topics.after_create": (OTHER, 2, 2),
+    "topics.after_fdatasync": (OTHER, 3, 6),
+    "topics.after_snapshot": ((), 1, 2),
+    "topics.append": (WRITE, 3, 6),
+    "topics.before_fdatasync": (OTHER, 3, 6),
+    "topics.create": (WRITE, 2, 2),
     "writer.before_answer": ((), 20, 60),  # no system call, so it only dies there
 }
 
@@ -82,7 +92,12 @@ SYNCS = ("queue.before_fdatasync", "batch_queue.before_fdatasync", "queue_ext.be
 REASONS = "|".join(os.strerror(one) for one in (errno.EIO, errno.ENOSPC))
 # What the log says, by what the place's name matches first.
 SAID = {
-    "allocate.": "cannot allocate a segment",
+    "disk.reserve.segment": "cannot allocate a segment",
+    "disk.rename.segment": "cannot allocate a segment",
+    "disk.replace.dispatcher_state": "cannot write the dispatcher's state",
+    "disk.replace.index_state": "cannot write the state of the index",
+    "disk.replace.producers": "cannot write down what is known of producers",
+    "disk.sync.producers": "cannot write down what is known of producers",
     "queue.append": "cannot append to the queue",
     "queue_ext.append": "cannot append to the queue",
     "queue.before_fdatasync": "cannot flush the queue",
@@ -103,6 +118,7 @@ SAID = {
     "members.": "could not be written",
     "producers.": "cannot write down what is known of producers",
     "subscriptions.": "could not be written",
+    "topics.": "could not be written",
 }
 
 
@@ -182,9 +198,8 @@ def test_each_place_errs_once(tmp_path: Path) -> None:
     check_errors(life(tmp_path, errors, number), errors)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("run", range(6))
+@pytest.mark.parametrize("run", shared(range(6), 2))
 def test_each_place_errs_in_many_ways(tmp_path: Path, run: int) -> None:
     number = seed() + run
     errors = draw(number)
@@ -197,9 +212,8 @@ def test_a_process_dies_at_each_place(tmp_path: Path) -> None:
     life(tmp_path, dict.fromkeys(PLACES, "kill"), seed())
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(180)
-@pytest.mark.parametrize("part", range(8))
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("part", shared(range(8), 4))
 def test_a_node_dies_at_each_place(tmp_path: Path, part: int) -> None:
     """The places that ``test_kill_node`` does not know."""
     names = sorted(PLACES.keys() - FAILPOINTS.keys())[part::8]

@@ -25,7 +25,7 @@ from nodes import WORKERS, Node, environment, eventually, start_node
 CLOCK = Path(__file__).parent / "clock_shim"
 # Each errs once in the life of the node, under load; the node must go on or say what it refuses.
 ERRORS = {
-    "allocate.before_fallocate": "errno:ENOSPC@4",
+    "disk.reserve.segment:before": "errno:ENOSPC@4",
     "flush.before_checkpoint": "errno:EIO@2",
     "json.before_replace": "errno:EIO@4",
     "journal.append": "short:7@3",
@@ -44,7 +44,7 @@ def numbers(node: Node) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("role", ["flush", "writer"])
+@pytest.mark.parametrize("role", [pytest.param("flush", marks=pytest.mark.slow), "writer"])
 def test_a_failed_flush_makes_the_store_read_only_until_it_is_started_again(tmp_path: Path, role: str) -> None:
     """Neither the death of the process that failed nor that of the whole node makes it forgotten."""
     extra = {"COMMITMQ_FAILPOINTS": f"{role}.before_fdatasync=errno:EIO@5", "COMMITMQ_FAILPOINTS_ONCE": str(tmp_path)}
@@ -84,6 +84,7 @@ def test_a_failed_flush_makes_the_store_read_only_until_it_is_started_again(tmp_
         producer.send("orders", b"1000 ", queue=0)
 
 
+@pytest.mark.slow
 def test_errors_of_the_device_under_load(tmp_path: Path) -> None:
     number = seed()
     fired = tmp_path / "fired"
@@ -107,6 +108,7 @@ def test_errors_of_the_device_under_load(tmp_path: Path) -> None:
         check_everything(node, traffic)
 
 
+@pytest.mark.slow
 def test_a_clock_that_jumps_leaves_store_times_in_order(tmp_path: Path) -> None:
     clock = tmp_path / "clock"
     clock.write_text("0")
@@ -144,7 +146,7 @@ def test_a_clock_that_jumps_leaves_store_times_in_order(tmp_path: Path) -> None:
         assert stamps[-1] - stamps[0] >= 3_600_000, "the clock did not jump"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(400)
 def test_each_worker_stands_still_for_ten_seconds(tmp_path: Path) -> None:
     number = seed()
@@ -159,3 +161,47 @@ def test_each_worker_stands_still_for_ten_seconds(tmp_path: Path) -> None:
                 traffic.wait_for_sends(5)
         assert node.log().count("worker died") == 0
         check_everything(node, traffic)
+
+
+def test_a_clock_that_was_far_ahead_decides_nothing_once_it_is_right_again(tmp_path: Path) -> None:
+    """Store timestamps follow it back, that is told, and expiry and look-ups by time are right for what came later."""
+    clock = tmp_path / "clock"
+    clock.write_text("0")
+    extra = {"PYTHONPATH": f"{CLOCK}:{environment()['PYTHONPATH']}", "COMMITMQ_TEST_CLOCK": str(clock)}
+    ahead_s = 400 * 86_400
+    with start_node(tmp_path, *SETTINGS, **extra) as node, Producer(node.address, timeout_s=10) as producer:
+        sent = 0
+
+        def send() -> None:
+            nonlocal sent
+            for _ in range(40):
+                producer.send("orders", b"%d " % sent + bytes(20_000), queue=0)
+                sent += 1
+
+        send()
+        clock.write_text(str(ahead_s))
+        send()
+        clock.write_text("0")
+        right_again = time.time_ns() // 1_000_000
+        send()
+        assert "the clock was ahead" in node.log()
+        assert abs(node.row("writer")["info"]["clock"]["was_ahead_ms"] - ahead_s * 1000) < 600_000
+        node.kill_all()
+        ended = node.start(**extra)
+        assert ended.returncode == 0, ended.stderr
+        send()
+        with Admin(node.address) as admin:
+            begin = admin.offsets("orders", right_again)[0][3]
+            assert begin is not None
+            assert begin <= 80, "a look-up by time may begin early, never late"
+            # All that was stored before the clock was right again lies before what was stored then.
+            eventually(
+                lambda: admin.expire(before=time.time_ns() // 1_000_000)["min_offset"] > 80 * 20_000,
+                "what is older than now goes, whatever its timestamp",
+            )
+        assert node.stop().returncode == 0
+        log = CommitLog(StoreLayout(node.store).commit_log, 1 << 18)
+        stamps = [record.store_timestamp for record in log.iter_records()]
+        log.close()
+        assert stamps == sorted(stamps)
+        assert stamps[-1] < right_again + 600_000, "what was sent afterwards has the right time"

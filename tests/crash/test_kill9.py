@@ -17,10 +17,10 @@ import orjson
 import pytest
 from traffic import Traffic, check_reads, check_store, seed
 
-from commitmq.store.index_file import IndexShape
-from commitmq.store.index_files import list_index_files
+from commitmq.store.index_format import IndexShape, list_index_files
 from index_model import model_files
 from nodes import WORKERS, Node, commitmq, eventually, start_node
+from shares import shared
 
 SEGMENT_BYTES = 1 << 18
 FILE_BYTES = 4_000  # 200 units, so that queues roll to new files all the time
@@ -54,8 +54,8 @@ FAILPOINTS = {
     "flush.before_fdatasync": (10, 60),
     "flush.after_fdatasync": (10, 60),
     "flush.before_checkpoint": (1, 2),
-    "allocate.before_fallocate": (4, 5),
-    "allocate.before_rename": (4, 5),
+    "disk.reserve.segment:before": (4, 5),
+    "disk.rename.segment:before": (4, 5),
     "allocate.before_publish": (4, 5),
     "writer.before_append": (20, 200),
     "flush.after_checkpoint": (1, 2),
@@ -84,7 +84,7 @@ FIRST = {
     "reput.before_push",
     "flush.before_fdatasync",
     "flush.after_fdatasync",
-    "allocate.before_rename",
+    "disk.rename.segment:before",
     "json.inside_replace",
     "journal.before_fdatasync",
     "queue.append",
@@ -121,7 +121,12 @@ def wait_healed(node: Node, role: str, before: dict[str, int]) -> None:
     eventually(lambda: node.healed(role, before[role]) and node.is_ready(), f"{role} is back")
 
 
-@pytest.mark.parametrize("share", [0.3, pytest.param(1.0, marks=pytest.mark.slow)], ids=["some", "each"])
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    "share",
+    [pytest.param(0.3, marks=pytest.mark.slow), pytest.param(1.0, marks=pytest.mark.long)],
+    ids=["some", "each"],
+)
 def test_each_process_killed_in_turn_under_traffic(tmp_path: Path, share: float) -> None:
     number = seed()
     chance = random.Random(number)
@@ -144,6 +149,7 @@ def test_each_process_killed_in_turn_under_traffic(tmp_path: Path, share: float)
         check_everything(node, traffic)
 
 
+@pytest.mark.slow
 def test_everything_killed_at_once_under_traffic(tmp_path: Path) -> None:
     number = seed()
     chance = random.Random(number)
@@ -188,9 +194,8 @@ def test_killed_at_the_worst_places(tmp_path: Path, names: list[str]) -> None:
         check_everything(node, traffic)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("run", range(6))
+@pytest.mark.parametrize("run", shared(range(6), 1))
 @pytest.mark.parametrize("flush_mode", ["sync", "async"])
 def test_random_processes_killed_at_random_moments(tmp_path: Path, flush_mode: str, run: int) -> None:
     number = seed() + run

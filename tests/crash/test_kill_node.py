@@ -9,10 +9,8 @@ the code and in none of the lists fails the last test.
 from __future__ import annotations
 
 import itertools
-import os
 import random
 import re
-import signal
 import time
 from pathlib import Path
 
@@ -27,12 +25,15 @@ from commitmq.errors import CommitMQError
 from commitmq.store.commit_log import CommitLog
 from commitmq.store.layout import StoreLayout, segment_name
 from commitmq.store.sidecar import Sidecar
+from disk_places import contents, places, queue_kinds
 from nodes import Node, eventually, start_node
+from shares import shared
 
 PROJECT = Path(__file__).resolve().parents[2]
 SAMPLE = ("writer.after_append", "flush.before_fdatasync", "queue.append", "journal.before_fdatasync")
 AT_RECOVERY = (
     "supervisor.before_abort",
+    "abort.write",
     "recovery.inside_scan",
     "recovery.after_scan",
     "recovery.before_cut",
@@ -41,14 +42,37 @@ AT_RECOVERY = (
     "queue.before_delete",
     "index.before_cut",
     "index.inside_cut",
+    "cut.write",
+    "disk.sync.cut:before",
+    "cut.journal",
+    "disk.sync.cut_journal:before",
+    "recovery.write_anew",
+    "recovery.after_write_anew",
 )
 AT_CUT = ("recovery.cut",)
-AT_STOP = ("allocate.before_remove", "supervisor.before_abort_removed")
+AT_STOP = (
+    "allocate/disk.unlink.segment:before",
+    "supervisor.before_abort_removed",
+    "supervisor.before_abort_unlink",
+)
 AT_EXPIRY = ("cleanup.before_publish", "cleanup.after_publish", "cleanup.before_unlink", "cleanup.after_unlink")
 AT_NEW_MINIMUM = ("min_offset.write", "min_offset.before_fsync")
 # Where the tests of these are: they need more than a node under load.
 ELSEWHERE = {
+    "supervisor.opened": "tests/crash/test_starts.py",
+    "supervisor.before_ready": "tests/crash/test_starts.py",
+    "recovery.done": "tests/crash/test_starts.py",
+    "recovery.begin": "tests/crash/test_starts.py",
+    "deletion.before_finish": "tests/crash/test_topic_life.py",
+    "deletion.buried": "tests/crash/test_topic_life.py",
+    "deletion.decided": "tests/crash/test_topic_life.py",
+    "deletion.finished": "tests/crash/test_topic_life.py",
+    "writer.after_heard": "tests/crash/test_topic_life.py",
+    "writer.before_heard": "tests/crash/test_topic_life.py",
     "rebuild.before_exchange": "tests/unit/offline/test_repair.py",
+    "restore.before_head": "tests/unit/offline/test_restore.py",
+    "restore.between_parts": "tests/unit/offline/test_restore.py",
+    "restore.write": "tests/unit/offline/test_restore.py",
     "repair.before_log": "tests/unit/offline/test_repair.py",
     "repair.write": "tests/unit/offline/test_repair.py",
     "memory.after_append": "tests/unit/dispatchers/test_memory_store.py",
@@ -104,9 +128,8 @@ def test_a_node_killed_at_named_places_under_load(tmp_path: Path) -> None:
     kill_at_each(tmp_path, SAMPLE)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("part", range(8))
+@pytest.mark.parametrize("part", shared(range(8), 4))
 def test_a_node_killed_at_every_place_under_load(tmp_path: Path, part: int) -> None:
     kill_at_each(tmp_path, tuple(sorted(FAILPOINTS))[part::8])  # the keeper's pauses double with each
 
@@ -140,21 +163,23 @@ def lose_the_tail(layout: StoreLayout) -> int:
     sidecar = Sidecar.load(layout.sidecar)
     assert sidecar is not None
     sidecar.flushed = sidecar.queues_durable = records[torn - 10].physical_offset
+    sidecar.boot ^= 1
     layout.sidecar.write_bytes(sidecar.to_bytes())
     return torn
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("points", "action"),
     [
-        (AT_RECOVERY[3:5], "kill_node"),
-        pytest.param(AT_RECOVERY, "kill_node", marks=pytest.mark.slow),
+        pytest.param(AT_RECOVERY[3:5], "kill_node", marks=pytest.mark.slow),
+        pytest.param(AT_RECOVERY, "kill_node", marks=pytest.mark.long),
         # A third death of the one process before it is ready would fail the start.
-        pytest.param(("recovery.inside_scan", "recovery.before_sync"), "kill", marks=pytest.mark.slow),
-        pytest.param(("recovery.after_scan", "recovery.before_cut"), "kill", marks=pytest.mark.slow),
+        pytest.param(("recovery.inside_scan", "recovery.before_sync"), "kill", marks=pytest.mark.long),
+        pytest.param(("recovery.after_scan", "recovery.before_cut"), "kill", marks=pytest.mark.long),
         pytest.param(AT_CUT, "kill_node", marks=pytest.mark.slow),
-        pytest.param(AT_CUT, "errno:EIO", marks=pytest.mark.slow),
-        pytest.param(AT_CUT, "short:7", marks=pytest.mark.slow),
+        pytest.param(AT_CUT, "errno:EIO", marks=pytest.mark.long),
+        pytest.param(AT_CUT, "short:7", marks=pytest.mark.long),
     ],
     ids=["two", "all", "the process", "the process at its cut", "inside the cut", "refused", "short"],
 )
@@ -165,10 +190,10 @@ def test_a_recovery_killed_anywhere_is_run_again(tmp_path: Path, points: tuple[s
     with start_node(tmp_path, f"commit_log.segment_bytes={SEGMENT_BYTES}", *settings) as node:
         send(node, 0, 1_000)
         time.sleep(1.5)  # sidecar and index are written
-        os.kill(node.keeper_pid, signal.SIGKILL)
         node.kill_all()
         whole = lose_the_tail(StoreLayout(node.store))
         names = ";".join(f"{point}={action}@1" for point in points)
+        node.command_timeout_s = 200  # each death is another start
         ended = node.start(COMMITMQ_FAILPOINTS=names, COMMITMQ_FAILPOINTS_ONCE=str(fired))
         assert ended.returncode == 0, ended.stderr
         eventually(node.is_ready, "the node is ready at last")
@@ -180,6 +205,7 @@ def test_a_recovery_killed_anywhere_is_run_again(tmp_path: Path, points: tuple[s
         assert any((node.store / "commitmq" / "cut").iterdir()), "what was cut is kept"
 
 
+@pytest.mark.slow
 def test_a_stop_killed_anywhere_loses_nothing(tmp_path: Path) -> None:
     with start_node(tmp_path, *SETTINGS) as node:
         for turn, point in enumerate(AT_STOP):
@@ -194,7 +220,9 @@ def test_a_stop_killed_anywhere_loses_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "points", [AT_EXPIRY, pytest.param(AT_NEW_MINIMUM, marks=pytest.mark.slow)], ids=["deletion", "minimum"]
+    "points",
+    [pytest.param(AT_EXPIRY, marks=pytest.mark.slow), pytest.param(AT_NEW_MINIMUM, marks=pytest.mark.long)],
+    ids=["deletion", "minimum"],
 )
 def test_an_expiry_killed_anywhere_keeps_the_rest_readable(tmp_path: Path, points: tuple[str, ...]) -> None:
     fired = tmp_path / "fired"
@@ -226,18 +254,29 @@ def test_an_expiry_killed_anywhere_keeps_the_rest_readable(tmp_path: Path, point
 
 
 def test_every_failpoint_is_in_the_matrix() -> None:
-    text = "\n".join(
+    texts = [
         path.read_text(encoding="utf-8")
         for root in ("node", "dispatchers", "plugins")
         for path in sorted((PROJECT / root).rglob("*.py"))
-    )
-    named = set(re.findall(r'(?:failpoints\.(?:hit|clip)\(f?|place=)"([^"]+)"', text)) - {"name"}
-    queues = re.findall(r'place: ClassVar\[str\] = "(\w+)"', text)
-    named = {re.sub(r"\{(self\.)?place\}", queue, one) for one in named for queue in queues}
-    patterns = {re.escape(name).replace(r"\{self\.name\}", r"\w+") for name in named}
+    ]
+    journals = set(re.findall(r'^    place(?:: ClassVar\[str\])? = "(\w+)"', "\n".join(texts), re.MULTILINE))
+    journals -= set(queue_kinds())
+    named = set()
+    for text in texts:
+        # A class that says what its files are called names its places by that.
+        kinds = journals if "class Journal(" in text else queue_kinds()
+        for name in re.findall(r'(?:failpoints\.(?:hit|clip)\(f?|place=f?)"([^"]+)"', text):
+            named |= {re.sub(r"\{((self|cls)\.)?place\}", kind, name) for kind in kinds}
+    # Those of commitmq.store.disk have a table of their own.
+    disk = {f"{place}:{side}" for place in places() for side in ("before", "after")} | {
+        f"{one}.write" for one in contents()
+    }
+    named = {one for one in named if not one.startswith(("disk.", "{what}")) and one != "name"}
+    patterns = {re.escape(name).replace(r"\{self\.name\}", r"\w+").replace(r"\{role\}", r"[\w-]+") for name in named}
     listed = {*FAILPOINTS, *PLACES, *AT_RECOVERY, *AT_CUT, *AT_STOP, *AT_EXPIRY, *AT_NEW_MINIMUM, *ELSEWHERE}
     missing = [pattern for pattern in sorted(patterns) if not any(re.fullmatch(pattern, name) for name in listed)]
     assert not missing, f"failpoints in the code that nothing kills: {missing}"
+    listed = {name for name in listed if name.partition("/")[2] not in disk and name not in disk}
     stale = [name for name in sorted(listed) if not any(re.fullmatch(pattern, name) for pattern in patterns)]
     assert not stale, f"failpoints in the lists that the code does not have: {stale}"
     for name, where in ELSEWHERE.items():

@@ -12,7 +12,6 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from traffic import seed
@@ -141,6 +140,7 @@ def messages(node: Node) -> int:
         return sum(high - low for _, low, high, _ in admin.offsets(TOPIC))
 
 
+@pytest.mark.slow
 def test_the_death_of_any_process_loses_nothing_acknowledged(node: Node) -> None:
     number = seed()
     rng = random.Random(number)
@@ -171,7 +171,7 @@ def test_a_node_that_is_killed_as_a_whole_begins_anew_and_groups_miss_nothing(no
     """Offsets begin at 0. A group that had an offset reads every message of the new life, and so does a consumer that
     lived through it, however much farther it had come before.
     """
-    folder = memory_folder(StoreLayout(node.store), "")
+    folder = memory_folder(StoreLayout(node.store))
     with Producer(node.address) as producer:
         producer.send_batch(TOPIC, [b"before"] * 50, queue=0)
     with Consumer(GROUP, TOPIC, node=node.address, start="earliest") as consumer:
@@ -207,16 +207,7 @@ def test_a_node_that_is_killed_as_a_whole_begins_anew_and_groups_miss_nothing(no
 
 
 def test_an_ordered_stop_leaves_nothing_in_memory(node: Node) -> None:
-    folder = memory_folder(StoreLayout(node.store), "")
+    folder = memory_folder(StoreLayout(node.store))
     assert (folder / "topics" / TOPIC).exists()
     assert node.stop().returncode == 0
     assert not folder.exists()
-
-
-def test_another_store_s_folder_is_left_alone(tmp_path: Path) -> None:
-    """Stores are told apart by where they are, so a copy begins with nothing and harms nothing."""
-    names = []
-    for name in ("original", "copy"):
-        (tmp_path / name).mkdir()
-        names.append(memory_folder(StoreLayout(tmp_path / name), ""))
-    assert names[0] != names[1]

@@ -20,6 +20,7 @@ from traffic import Traffic, seed
 from commitmq.store.layout import StoreLayout
 from commitmq.store.transient_pool import note_path, pool_folder
 from nodes import Node, eventually, start_node
+from shares import shared
 
 POOL = (
     "commit_log.transient_store_pool=true",
@@ -49,7 +50,7 @@ SAMPLE = ("flush.inside_commit", "flush.before_zero", "pool.after_take")
 def check_closed(node: Node, traffic: Traffic) -> None:
     layout = StoreLayout(node.store)
     check_everything(node, traffic)
-    assert not pool_folder(layout, "").exists(), "a stopped node keeps memory"
+    assert not pool_folder(layout).exists(), "a stopped node keeps memory"
     assert not note_path(layout).exists()
 
 
@@ -83,15 +84,17 @@ def test_killed_at_the_places_of_the_pool_in_sync_mode(tmp_path: Path) -> None:
     die_at_each(tmp_path, sorted(UNDER_LOAD), "kill", "sync")
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("flush_mode", ["async", "sync"])
+@pytest.mark.parametrize("flush_mode", shared(["async", "sync"], 1))
 def test_a_node_killed_at_the_places_of_the_pool(tmp_path: Path, flush_mode: str) -> None:
     die_at_each(tmp_path, sorted(UNDER_LOAD), "kill_node", flush_mode)
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "points", [AT_RECOVERY[:1], pytest.param(AT_RECOVERY, marks=pytest.mark.slow)], ids=["one", "all"]
+    "points",
+    [pytest.param(AT_RECOVERY[:1], marks=pytest.mark.slow), pytest.param(AT_RECOVERY, marks=pytest.mark.long)],
+    ids=["one", "all"],
 )
 def test_killed_while_it_takes_the_pool_over(tmp_path: Path, points: tuple[str, ...]) -> None:
     """All is in the pool when the node dies, because nothing commits; then every start dies once more."""
@@ -106,6 +109,7 @@ def test_killed_while_it_takes_the_pool_over(tmp_path: Path, points: tuple[str, 
             time.sleep(0.3)
             node.kill_all(known=True)
             names = ";".join(f"{point}=kill@1" for point in points)
+            node.command_timeout_s = 200  # each death is another start
             ended = node.start(COMMITMQ_FAILPOINTS=names, COMMITMQ_FAILPOINTS_ONCE=str(fired))
             for _ in range(len(points) // 3):
                 if ended.returncode:  # a recovery that dies three times fails the start; the next one goes on
@@ -117,9 +121,8 @@ def test_killed_while_it_takes_the_pool_over(tmp_path: Path, points: tuple[str, 
         check_closed(node, traffic)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("run", range(2))
+@pytest.mark.parametrize("run", shared(range(2), 1))
 @pytest.mark.parametrize("flush_mode", ["sync", "async"])
 def test_random_processes_killed_at_random_moments(tmp_path: Path, flush_mode: str, run: int) -> None:
     """Processes, now and then all of them; the flush process is often halted before, so that much is in the pool only."""

@@ -11,6 +11,7 @@ A failing image is named by the folder of its run and its number, and made again
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import multiprocessing
 import os
@@ -32,7 +33,11 @@ from power_recorder import Recorder
 from traffic import seed
 
 from commitmq import Consumer
+from commitmq.store.layout import StoreLayout
 from nodes import Node, environment
+from rebooted import after_a_reboot
+
+pytestmark = pytest.mark.timeout(300)  # on a busy machine the recorded life alone takes more than a minute
 
 IMAGES = 200
 REAL_STARTS = 2
@@ -129,6 +134,40 @@ for _ in range(2):
     assert not any("msync(" in line for line in lines), "a mapping is synced, which the recorder does not see"
 
 
+@pytest.mark.parametrize("what", ["file", "folder"])
+def test_a_sync_of_what_another_process_deletes_first_is_the_kernels_affair(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """A queue's files may be synced in a thread while its topic is deleted: the kernel sees no error in that."""
+    store = tmp_path / "store"
+    store.mkdir()
+    recorder = Recorder(store, tmp_path / "record")
+    recorder.prepare()
+    recorder.install()
+    try:
+        path = store / "it"
+        if what == "folder":
+            path.mkdir()
+        else:
+            path.write_bytes(b"x")
+        fd, alone = os.open(path, os.O_RDONLY), recorder.alone
+
+        def alone_later() -> contextlib.AbstractContextManager[None]:
+            monkeypatch.setattr(recorder, "alone", alone)
+            path.rmdir() if what == "folder" else path.unlink()
+            return alone()
+
+        monkeypatch.setattr(recorder, "alone", alone_later)
+        os.fsync(fd)
+        assert not path.exists()
+        os.close(fd)
+    finally:
+        recorder.uninstall()
+    ops = [event["op"] for event in Record(tmp_path / "record").events]
+    assert ops[-1] == ("rmdir" if what == "folder" else "unlink"), "nothing of that name was synced"
+
+
+@pytest.mark.slow
 def test_the_record_has_syncs_of_the_writer_and_of_flush(run: Run) -> None:
     """So the images below are of both: each makes messages durable."""
     events = Record(run.folder / "record").events
@@ -140,6 +179,7 @@ def test_the_record_has_syncs_of_the_writer_and_of_flush(run: Run) -> None:
     assert len(of_others) > 5, f"{len(of_others)} beside {len(of_flush)} of flush"
 
 
+@pytest.mark.slow
 def test_flushed_messages_survive_a_power_cut_at_any_moment(run: Run, scratch: Path) -> None:
     images = Images(run, scratch)
     found = images.run_all(range(IMAGES))
@@ -179,6 +219,7 @@ def test_a_real_node_starts_on_what_a_power_cut_left(run: Run, tmp_path: Path) -
         _, disk = next(images.record.disks([moment]))
         store = tmp_path / f"real-{number}" / "store"
         disk.write_image(store, chance)
+        after_a_reboot(StoreLayout(store))
         node = Node(store, *(f"{name}={str(value).lower()}" for name, value in run.settings.items()))
         try:
             ended = node.start()
@@ -225,7 +266,7 @@ def _many(arguments: tuple[int, int, str, str, dict[str, Any]]) -> tuple[str, Fo
     return str(run.folder), found
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(2_400)
 def test_thousands_of_power_cuts(tmp_path: Path, scratch: Path) -> None:
     first = seed()

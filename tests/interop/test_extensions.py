@@ -6,6 +6,7 @@ a kill. At each step every unit is judged by both.
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -16,10 +17,13 @@ import pytest
 from node_process import NodeProcess
 
 from commitmq import Consumer, Message, Producer, Sql
+from commitmq.coordination.subscriptions import subscriptions_path
 from commitmq.store.consume_queue import ConsumeQueue
 from commitmq.store.consume_queue_ext import ExtensionReader, is_address
 from commitmq.store.fd_cache import FdCache
 from commitmq.store.java import java_string_hash
+from commitmq.store.layout import StoreLayout
+from nodes import eventually
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(420)]
 
@@ -30,6 +34,15 @@ OFF = ("consume_queue.enable_ext=false", f"consume_queue.ext_file_bytes={EXT_FIL
 ROCKETMQ = {"enableConsumeQueueExt": "true", "mappedFileSizeConsumeQueueExt": EXT_FILE_BYTES}
 TAGS = ["Aa", "BB", "🚀x", None, "Other"]  # the first two have the same hash
 TOPIC = "Extended"
+
+
+def published(store: Path) -> list[str]:
+    """The groups whose messages are told from each other by bit maps from now on."""
+    try:
+        listed = json.loads(subscriptions_path(StoreLayout(store)).read_bytes())
+    except FileNotFoundError:
+        return []
+    return [one["group"] for one in listed if one["from"] is not None]
 
 
 def send(node: NodeProcess, rng: random.Random, count: int) -> None:
@@ -129,6 +142,8 @@ def test_bit_maps_and_subscriptions_are_rocketmqs(
         with Producer(node.address) as producer:
             producer.send(TOPIC, b"before", queue=0)
         consumers = [Consumer(group, TOPIC, node=node.address, filter=Sql(text)) for group, text in groups.items()]
+        # Told to the dispatcher at intervals; only what is stored behind that has their bits.
+        eventually(lambda: len(published(root)) == len(groups), "the dispatcher knows the subscriptions")
         with Producer(node.address) as producer:
             for number in range(40):
                 producer.send_async(TOPIC, b"%d" % number, queue=0, properties={"price": str(number % 10)})

@@ -34,9 +34,11 @@ from commitmq.store.client_batch import decode_client_batch
 from commitmq.store.commit_log import CommitLog
 from commitmq.store.consume_queue import ConsumeQueue, list_queues
 from commitmq.store.format import SysFlag
-from commitmq.store.index_file import IndexShape
+from commitmq.store.index_format import IndexShape
 from commitmq.store.index_reader import IndexReader, KeyKind, KeyQuery
+from commitmq.store.layout import StoreLayout
 from commitmq.store.record import Record
+from rebooted import after_a_reboot
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(420)]
 
@@ -77,6 +79,7 @@ class Crashed:
             disk.write_cached(self.left)
         else:
             disk.write_image(self.left, chance)
+            after_a_reboot(StoreLayout(self.left))
         shutil.copytree(self.left, self.recovered)
         self._run, self._power = images.run, chance is not None
         self._store = Recovered(self.recovered, config_of(self._run.settings))
@@ -258,6 +261,7 @@ def judge(crashes: list[Crashed], on_each: Judge) -> tuple[int, int]:
     return compared, promised
 
 
+@pytest.mark.slow
 def test_rocketmq_opens_what_crashes_left(tmp_path: Path, run_rocketmq_on_each: Judge) -> None:
     number = seed()
     run = record_run(tmp_path / "life", number, deletes=False, short=True, **SIZES)
@@ -266,16 +270,22 @@ def test_rocketmq_opens_what_crashes_left(tmp_path: Path, run_rocketmq_on_each: 
     assert promised > 100
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "mode",
     [
-        {},
-        {"commit_log.flush_mode": "async"},
-        {"commit_log.append_properties_crc": False, "consume_queue.enable_ext": False},
-        {"commit_log.preallocate_segments": 1, "consume_queue.flush_least_pages": 0},
+        pytest.param({}, marks=pytest.mark.slow, id="default"),
+        pytest.param({"commit_log.flush_mode": "async"}, marks=pytest.mark.slow, id="async"),
+        pytest.param(
+            {"commit_log.append_properties_crc": False, "consume_queue.enable_ext": False},
+            marks=pytest.mark.long,
+            id="plain",
+        ),
+        pytest.param(
+            {"commit_log.preallocate_segments": 1, "consume_queue.flush_least_pages": 0},
+            marks=pytest.mark.long,
+            id="eager",
+        ),
     ],
-    ids=["default", "async", "plain", "eager"],
 )
 def test_rocketmq_opens_what_many_crashes_left(
     mode: dict[str, Any], tmp_path: Path, run_rocketmq_on_each: Judge

@@ -128,6 +128,7 @@ def test_both_kinds_go_to_rocketmq_and_back(killed: bool, tmp_path: Path, run_ro
     assert run.complaints == []
 
 
+@pytest.mark.slow
 def test_our_queues_of_a_log_that_rocketmq_wrote(tmp_path: Path, run_rocketmq: Any) -> None:
     """Goal: from RocketMQ's log alone the node builds the same queues, byte for byte, as RocketMQ did.
 

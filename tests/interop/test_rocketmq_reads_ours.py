@@ -140,6 +140,7 @@ def test_rocketmq_reads_a_stopped_node(properties_crc, tmp_path, run_rocketmq):
     } == originals
 
 
+@pytest.mark.slow
 def test_rocketmq_recovers_a_killed_node(tmp_path, run_rocketmq):
     """Goal: after kill -9 of a whole node RocketMQ's recovery and ours find the same messages, each promised one too.
 
@@ -173,6 +174,7 @@ def test_rocketmq_recovers_a_killed_node(tmp_path, run_rocketmq):
 # ---------------------------------------------------------------- and both write
 
 
+@pytest.mark.slow
 def test_rocketmq_and_node_append_in_turns(tmp_path, run_rocketmq):
     """Goal: node, RocketMQ and node again append to one store; neither loses, cuts or renumbers messages."""
     root = tmp_path / "store"

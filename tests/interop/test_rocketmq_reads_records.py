@@ -158,6 +158,7 @@ def test_compressed_bodies_inflate_in_rocketmq(tmp_path, run_rocketmq):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("killed", [False, True], ids=["clean", "killed"])
 def test_rocketmq_verifies_our_crc_digits(killed, tmp_path, run_rocketmq):
     """Goal: with forceVerifyPropCRC RocketMQ's recovery takes our ``__CRC32#`` digits, and only right ones.

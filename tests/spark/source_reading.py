@@ -23,7 +23,8 @@ def planned(options: SourceOptions, least: int = 2) -> list[Partition]:
     found: list[Partition] = []
     for origin in open_origins(options):
         slices = chosen(origin, options, gaps)
-        found += origin.partitions(slices, least=least, max_bytes=options.max_bytes_per_partition)
+        parts = origin.parts_of(slices, least=least, max_bytes=options.max_bytes_per_partition)
+        found += origin.partitions(slices, parts)
         origin.close()
     GapPolicy(options.fail_on_data_loss, options.gap_report).take(gaps)
     return found

@@ -78,12 +78,18 @@ def prefix(golden: GoldenStore) -> str:
     return {"clean": "Golden", "crash": "Crashed"}[golden.name]
 
 
+def test_a_topic_that_does_not_exist_is_an_error(spark: SparkSession, golden_stores: dict[str, GoldenStore]) -> None:
+    golden = golden_stores["clean"]
+    with pytest.raises(Exception, match=r"there is no topic 'nobody' in .*topics there are: .*Golden"):
+        read(spark, golden, topics="GoldenNormal,nobody").count()
+
+
 def test_a_schema_is_the_projection(spark: SparkSession, golden_stores: dict[str, GoldenStore]) -> None:
     golden = golden_stores["crash"]
     frame = (
         spark.read.format("commitmq")
         .schema("body_size int, queue_offset bigint, store string")
-        .load(str(golden.root), topics="%DLQ%nobody")
+        .load(str(golden.root), topics=f"{prefix(golden)}Normal", startingOffsets="latest")
     )
     assert frame.columns == ["body_size", "queue_offset", "store"]
     assert frame.count() == 0
@@ -101,33 +107,3 @@ def test_a_schema_with_other_columns_is_refused(
     golden = golden_stores["clean"]
     with pytest.raises(Exception, match=says):
         spark.read.format("commitmq").schema(schema).load(str(golden.root)).collect()
-
-
-def test_filters_are_pushed_and_change_nothing_but_what_is_read(
-    spark: SparkSession, golden_stores: dict[str, GoldenStore]
-) -> None:
-    golden = golden_stores["clean"]
-    topic = golden.messages[0]["topic"]
-    stamps = sorted(message["store_timestamp"] for message in golden.messages)
-    middle = datetime.fromtimestamp(stamps[len(stamps) // 2] / 1000, UTC)
-    frame = read(spark, golden)
-    wanted = frame.filter(
-        (frame.topic == topic) & frame.queue_id.isin(0, 2) & (frame.queue_offset > 3) & (frame.store_timestamp < middle)
-    )
-    expected = {
-        m["physical_offset"]
-        for m in golden.messages
-        if m["topic"] == topic
-        and m["queue_id"] in (0, 2)
-        and m["queue_offset"] > 3
-        and m["store_timestamp"] < milliseconds(middle)
-    }
-    assert expected
-    assert {row.physical_offset for row in wanted.collect()} == expected
-    before = spark.conf.get("spark.sql.python.filterPushdown.enabled")
-    assert before == "true"
-    spark.conf.set("spark.sql.python.filterPushdown.enabled", "false")
-    try:
-        assert {row.physical_offset for row in wanted.select("physical_offset").collect()} == expected
-    finally:
-        spark.conf.set("spark.sql.python.filterPushdown.enabled", before)

@@ -74,9 +74,14 @@ def test_every_message_with_every_column(spark: SparkSession, golden: GoldenStor
 def test_several_stores_are_one_export(
     spark: SparkSession, golden_stores: dict[str, GoldenStore], tmp_path: Path
 ) -> None:
-    done = export(spark, [str(one.root) for one in golden_stores.values()], tmp_path, topics=["GoldenNormal", "CrashA"])
+    done = export(
+        spark, [str(one.root) for one in golden_stores.values()], tmp_path, topics=["GoldenNormal", "CrashedNormal"]
+    )
     wanted = [
-        one for store in golden_stores.values() for one in store.messages if one["topic"] in ("GoldenNormal", "CrashA")
+        one
+        for store in golden_stores.values()
+        for one in store.messages
+        if one["topic"] in ("GoldenNormal", "CrashedNormal")
     ]
     assert done.messages == len(wanted)
     assert {file.topic for file in Manifest(tmp_path).files} == {one["topic"] for one in wanted}
@@ -126,7 +131,7 @@ def test_an_export_that_failed_anywhere_is_simply_run_again(
     assert {str(path.relative_to(tmp_path)) for path in tmp_path.glob("topic=*/*/*")} == named
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_an_export_that_is_killed_at_every_step_is_whole_in_the_end(
     spark: SparkSession, golden_stores: dict[str, GoldenStore], tmp_path: Path
@@ -161,6 +166,7 @@ def test_an_export_that_is_killed_at_every_step_is_whole_in_the_end(
     assert places(spark, tmp_path / "out") == wanted
 
 
+@pytest.mark.slow
 def test_a_second_run_adds_what_a_node_has_stored_since(
     spark: SparkSession, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -175,9 +181,10 @@ def test_a_second_run_adds_what_a_node_has_stored_since(
 
         form = Form("json", "id bigint, name string")
         node.send("json", b"no json")
+        node.send("json", b'{"id": 3} trailing')
         put(0, 500)
         first = export(spark, [node.address], tmp_path / "parsed", topics=["json"], form=form)
-        assert (first.messages, first.malformed) == (501, 1)
+        assert (first.messages, first.malformed) == (502, 2)
         put(500, 800)
         second = export(spark, [node.address], tmp_path / "parsed", topics=["json"], form=form)
         assert (second.messages, second.malformed) == (300, 0)
@@ -185,7 +192,7 @@ def test_a_second_run_adds_what_a_node_has_stored_since(
         assert sorted((row.id, row.name) for row in rows if row.id is not None) == [
             (one, f"n{one}") for one in range(800)
         ]
-        assert [row.body for row in rows if row.body is not None] == [b"no json"]
+        assert sorted(row.body for row in rows if row.body is not None) == [b"no json", b'{"id": 3} trailing']
         with pytest.raises(ExportError, match="another folder"):
             export(spark, [node.address], tmp_path / "parsed", topics=["json"])
 
@@ -203,16 +210,24 @@ def test_a_second_run_adds_what_a_node_has_stored_since(
         with pytest.raises(SystemExit) as ended:
             main([*words, "--file-mib", "1"])
         assert not ended.value.code
-        assert len(places(spark, tmp_path / "raw")) == 801
+        assert len(places(spark, tmp_path / "raw")) == 802
+
+        # The same store by its folder, and by a link to it, has nothing new: it is known by its id.
+        (tmp_path / "link").symlink_to(node.store)
+        assert export(spark, [str(node.store)], tmp_path / "parsed", topics=["json"], form=form).messages == 0
+        assert export(spark, [str(tmp_path / "link")], tmp_path / "parsed", topics=["json"], form=form).messages == 0
+        with pytest.raises(ConfigError, match="are the same store"):
+            export(spark, [str(node.store), str(tmp_path / "link")], tmp_path / "twice")
 
         node.admin.topic_delete("json")
-        node.send_many("json", [b"anew"] * 10, queue=0)
+        # More than before: the queue's end tells nothing, its topic's incarnation does.
+        node.send_many("json", [b"anew"] * 900, queue=0)
         node.wait_until_dispatched("consume_queue")
         with pytest.raises(DataLossError, match="made anew"):
             export(spark, [str(node.store)], tmp_path / "raw", topics=["json"])
         third = export(spark, [str(node.store)], tmp_path / "raw", topics=["json"], fail_on_data_loss=False)
-        assert third.messages == 10
-        assert {gap.reason for gap in third.gaps} == {"the queue was made anew"}
+        assert third.messages == 900
+        assert {gap.reason for gap in third.gaps} == {"the topic was deleted and made anew"}
 
 
 def test_damage_is_an_error_or_a_reported_gap(

@@ -7,7 +7,6 @@ repeated; compaction against the same rules in a few lines of plain Python.
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from topic_contents import stored
 
-from commitmq import Message, failpoints
+from commitmq import Message, Tombstone, failpoints
 from commitmq.cli.main import main
 from commitmq.errors import InvalidMessageError
 from commitmq.testing.node import CommitMQNode, start_node
@@ -24,6 +23,7 @@ from commitmq_plugins.spark.jobs.export import Form, export
 from commitmq_plugins.spark.jobs.imports import import_export
 from commitmq_plugins.spark.jobs.manifest import ExportError
 from commitmq_plugins.spark.jobs.replay import replay
+from commitmq_plugins.spark.jobs.sending import by_queue, shares
 from commitmq_plugins.spark.jobs.state import StateError
 from commitmq_plugins.spark.sinks import NOT_CARRIED
 from golden_stores import GoldenStore
@@ -93,6 +93,32 @@ def test_export_and_import_are_a_round_trip(
         import_export(spark, parsed, "source", node=node.address)
 
 
+def test_tombstones_are_sent_again_as_such(spark: SparkSession, node: CommitMQNode, tmp_path: Path) -> None:
+    """With nothing beside them, and with tags, properties and flags; also two in a row, and where a piece has no other."""
+    for queue, messages in enumerate(
+        (
+            [
+                Message(b"1", keys="one"),
+                Tombstone("one"),
+                Message(b"2", keys="two"),
+                Tombstone("two"),
+                Tombstone("one"),
+            ],
+            [Tombstone("three", tags="a", properties={"why": "größer"}, flag=7)],
+        )
+    ):
+        node.send_many("buried", messages, queue=queue)
+    node.wait_until_dispatched("consume_queue")
+    expected = contents(node, "buried")
+    assert [one[1] for one in expected] == [b"1", b"", b"2", b"", b"", b""]
+    export(spark, [str(node.store)], tmp_path / "out", topics=["buried"])
+    done = import_export(spark, tmp_path / "out", "buried", target="dug-up", node=node.address)
+    assert (done.sent.messages, done.sent.empty) == (6, 0)
+    assert contents(node, "dug-up") == expected
+    replay(spark, [str(node.store)], "buried", "replayed", tmp_path / "state", node=node.address)
+    assert contents(node, "replayed") == expected
+
+
 def test_what_rocketmq_has_stored_can_be_imported(
     spark: SparkSession, node: CommitMQNode, golden_stores: dict[str, GoldenStore], tmp_path: Path
 ) -> None:
@@ -149,15 +175,14 @@ def test_a_replay_takes_what_was_asked_for_at_its_rate(spark: SparkSession, node
     assert contents(node, "chosen") == expected
     middle = stored(node, "source")[COUNT // 2].store_timestamp
     early = [what(one) for one in stored(node, "source") if one.store_timestamp < middle]
-    began = time.monotonic()
     words = ["pipeline", "replay", str(node.store), "--topic", "source", "--to", "early", "--until", str(middle)]
     words += ["--state", str(tmp_path / "two"), "--rate", "400", "--node", node.address, "--master", "local[2]"]
     with pytest.raises(SystemExit) as ended:
         main(words)
     assert not ended.value.code
-    # A queue's task has a third of the rate, and the fullest queue what a third of it takes; the last piece is not waited for.
-    fullest = max(sum(one[0] == queue for one in early) for queue in range(QUEUES))
-    assert time.monotonic() - began > (fullest - 14) / (400 / QUEUES)
+    # Each task has its share of the rate, and sends for a tenth of a second at once; the last piece is not waited for.
+    times = [one.store_timestamp for one in stored(node, "early")]
+    assert max(times) - min(times) > 1_000 * (len(early) / 400 - 0.1) - 10
     assert contents(node, "early") == early
 
 
@@ -201,3 +226,32 @@ def test_compaction_keeps_the_newest_of_each_key(
     assert run().read == 0
     with pytest.raises(InvalidMessageError, match="have no key"):
         compact(spark, [str(node.store)], "source", target, tmp_path / "other", node=node.address, without_key="refuse")
+
+
+def test_a_copy_has_as_many_queues_as_its_source_though_few_hold_messages(
+    spark: SparkSession, node: CommitMQNode, tmp_path: Path
+) -> None:
+    node.admin.topic_create("wide", 7)
+    node.send_many("wide", [Message(b"m", keys="k")] * 5, queue=2)
+    node.wait_until_dispatched("consume_queue")
+    export(spark, [str(node.store)], tmp_path / "out", topics=["wide"])
+    import_export(spark, tmp_path / "out", "wide", target="wide-imported", node=node.address)
+    replay(spark, [str(node.store)], "wide", "wide-replayed", tmp_path / "replay", node=node.address)
+    compact(spark, [node.address], "wide", "wide-compacted", tmp_path / "compact", node=node.address)
+    for name in ("wide-imported", "wide-replayed", "wide-compacted"):
+        assert node.admin.topic(name)["write_queues"] == 7, name
+        assert {message.queue_id for message in stored(node, name)} == {2}
+
+
+def test_a_rate_is_for_the_queues_that_have_messages(spark: SparkSession) -> None:
+    """Of four tasks one has it all, so it may take the whole rate; a quarter of it would take four times as long."""
+    parts = shares(spark, {0: 900, 4: 100, 1: 0}, queues=4, partitions=4)
+    assert sorted(parts) == [0, 0, 0, 1]
+    frame = spark.createDataFrame(
+        [("s", "t", queue, at, None, None, None, 0, b"x") for queue in range(4) for at in range(5)],
+        "store string, topic string, queue_id int, queue_offset bigint, tags string, keys string, "
+        "properties map<string,string>, flag int, body binary",
+    )
+    sizes = [len(part) for part in by_queue(frame, 4, 3).rdd.glom().collect()]
+    counted = shares(spark, dict.fromkeys(range(4), 5), queues=4, partitions=3)
+    assert [share * 20 for share in counted] == sizes

@@ -6,6 +6,8 @@ Method: a real node with plain, batch and light queues; its own consumer says wh
 from __future__ import annotations
 
 import random
+import time
+import zlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +15,7 @@ import pytest
 from source_reading import read_table, wait_until_shown
 
 from commitmq import Admin, Consumer, Message, Producer
+from commitmq.client.connection import Directory
 from nodes import Node, start_node
 
 COLUMNS = (
@@ -120,3 +123,20 @@ def test_a_light_queue_is_read_when_it_is_named(node: Node) -> None:
     rows = read("%LMQ%one", store=node.store)
     assert [(row["topic"], row["queue_offset"], row["body"]) for row in rows] == [("%LMQ%one", 0, b"light")]
     assert "%LMQ%one" not in set(read_table(["topic"], store=node.store)["topic"].to_pylist())
+
+
+def test_a_body_that_cannot_be_decoded_is_null_and_its_neighbours_are_whole(node: Node) -> None:
+    """The node accepts any body as compressed, as RocketMQ does."""
+    directory = Directory(node.address)
+    channel, _ = directory.connect("writer", time.monotonic() + 30)
+    try:
+        for body in (zlib.compress(b"one"), b"no zlib data", zlib.compress(b"three")):
+            channel.request("send", {"topic": "poison", "queue": 0, "sys_flag": 1}, [body], timeout_s=30)
+    finally:
+        channel.close()
+        directory.close()
+    wait_until_shown(node.address)
+    for transfer in ("files", "pull"):
+        wanted = {"node": node.address, "transfer": transfer, "topics": "poison", "decompress": "true"}
+        assert read_table(["body"], **wanted)["body"].to_pylist() == [b"one", None, b"three"]
+        assert read_table(["body"], **{**wanted, "decompress": "false"})["body"].to_pylist()[1] == b"no zlib data"

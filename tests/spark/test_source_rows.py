@@ -19,6 +19,7 @@ from commitmq.errors import ConfigError, StoreError
 from commitmq.store.compression import decompress
 from commitmq_plugins.spark.columns import OF_UNITS
 from commitmq_plugins.spark.gaps import DataLossError
+from commitmq_plugins.spark.jobs.export import is_whole_json
 from commitmq_plugins.spark.options import SourceOptions
 from golden_stores import GOLDEN_SEGMENT_BYTES, GoldenStore
 
@@ -273,3 +274,27 @@ def test_what_the_log_has_and_no_queue_is_a_gap(golden_copy: CopyGolden, tmp_pat
     table = read_table(["physical_offset", "body"], store=golden.root, failOnDataLoss="false", gapReport=report)
     assert last["physical_offset"] not in places(table)
     assert reported(report) == {(topic, queue, offset, offset + 1)}
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"startingTimestamp": "--5"}, "startingTimestamp: it is milliseconds"),
+        ({"minPartitions": "²"}, "minPartitions: it is a number above 0"),
+        ({"keys": ","}, "keys: ',' names nothing"),
+        ({"topics": " , "}, "topics: ' , ' names nothing"),
+        ({"startingTimestamp": "9", "endingTimestamp": "8"}, "endingTimestamp: 8 .* is before startingTimestamp"),
+        (
+            {"startingOffsets": '{"t": {"0": 9}}', "endingOffsets": '{"t": {"0": 8}}'},
+            "queue 0 of 't' ends at 8, before",
+        ),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(options: dict[str, str], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        SourceOptions.parse({"store": "s", **options})
+
+
+def test_what_follows_a_json_body_is_seen() -> None:
+    assert all(is_whole_json(body) for body in (b'{"id": 3}', b" [1]\n", b"3", b"no json", b"{'id': 3}", b"", b"\xff"))
+    assert not any(is_whole_json(body) for body in (b'{"id": 3} trailing', b"{} {}", b"1 2"))

@@ -62,7 +62,7 @@ def committed_files(folder: Path) -> list[str]:
     return sorted(str(folder / unquote(name)) for name in names)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_nothing_is_lost_or_doubled_by_kills(tmp_path: Path) -> None:
     rng = random.Random(SEED)

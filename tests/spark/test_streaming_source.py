@@ -10,9 +10,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable
+from pyspark.sql.types import StringType, StructField, StructType
 from source_reading import wait_until_shown
 
 from commitmq import Admin, Message, Producer
+from commitmq.errors import ConfigError
+from commitmq_plugins.spark.options import SourceOptions
+from commitmq_plugins.spark.streaming import StreamReader
+from golden_stores import GoldenStore
 from nodes import Node, start_node
 
 if TYPE_CHECKING:
@@ -106,3 +112,24 @@ def test_the_progress_is_told_to_the_node_as_a_group(spark: SparkSession, node: 
     assert lag() == 1
     assert query.run() == ["one more"]
     assert lag() == 0
+
+
+def test_a_stream_waits_for_its_topic_and_says_so_once(
+    golden_stores: dict[str, GoldenStore], caplog: pytest.LogCaptureFixture
+) -> None:
+    def looked(**options: str) -> list[str]:
+        given = {"store": str(golden_stores["clean"].root), "topics": "GoldenNormal,nobody", **options}
+        reader = StreamReader(SourceOptions.parse(given), StructType([StructField("topic", StringType())]))
+        caplog.clear()
+        start = reader.initialOffset()
+        for _ in range(2):
+            end = reader.latestOffset(start, ReadAllAvailable())
+        (topics,) = end["positions"].values()
+        assert list(topics) == ["GoldenNormal"]
+        return [one.getMessage() for one in caplog.records]
+
+    (line,) = looked()
+    assert line.startswith("the topic does not exist; the query waits for it topic=nobody places=")
+    assert looked(missingTopics="ignore") == []
+    with pytest.raises(ConfigError, match=r"there is no topic 'nobody' in .*With missingTopics=wait"):
+        looked(missingTopics="fail")

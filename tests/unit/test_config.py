@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import tomllib
-from dataclasses import fields
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commitmq.config import NodeConfig, from_mapping, load, validated
+from commitmq.config import NodeConfig, dumps, from_mapping, load, loads, section_from, setting, validated
 from commitmq.errors import ConfigError
+from commitmq.profiles import PROFILES
 
 NODE_TOML = Path(__file__).resolve().parents[2] / "config" / "node.toml"
 
-SECTIONS = [section for section in fields(NodeConfig) if section.name != "plugins"]
+SECTIONS = [section for section in fields(NodeConfig) if is_dataclass(getattr(NodeConfig(), section.name))]
 ALL_KEYS = [(section.name, key) for section in SECTIONS for key in fields(getattr(NodeConfig(), section.name))]
 KEY_IDS = [f"{section}.{key.name}" for section, key in ALL_KEYS]
 
@@ -43,8 +44,9 @@ def test_node_toml_lists_every_key_with_its_default() -> None:
 def test_node_toml_keeps_the_order_of_the_code() -> None:
     listed = tomllib.loads(NODE_TOML.read_text(encoding="utf-8"))
     defaults = NodeConfig().to_dict()
-    assert [(section, *keys) for section, keys in listed.items()] == [
-        (section, *keys) for section, keys in defaults.items()
+    assert list(listed) == list(defaults)
+    assert [(section, *listed[section]) for section in listed if section != "profile"] == [
+        (section, *defaults[section]) for section in defaults if section != "profile"
     ]
 
 
@@ -61,10 +63,11 @@ def test_node_toml_loads_to_the_defaults() -> None:
     assert load(NODE_TOML) == validated(NodeConfig())
 
 
-def test_defaults_that_make_files_are_those_of_rocketmq() -> None:
-    config = load()
+def test_sizes_of_the_profile_server_are_those_of_rocketmq() -> None:
+    config = load(profile="server")
     assert config.commit_log.segment_bytes == 1_073_741_824
     assert config.consume_queue.file_bytes == 300_000 * 20
+    assert config.consume_queue.batch_file_bytes == 300_000 * 46
     assert config.index.hash_slots == 5_000_000
     assert config.index.max_items == 20_000_000
     assert config.commit_log.max_message_bytes == 4_194_304
@@ -163,8 +166,13 @@ def test_set_reads_toml_values_and_bare_words(override: str, section: str, key: 
         ("segment_bytes=131072", "section.key=value"),
         ("commitlog.segment_bytes=131072", "no section 'commitlog'"),
         ("commit_log.segment_byte=131072", r"no key commit_log\.segment_byte"),
-        ("commit_log.segment_bytes=1GiB", "must be int, not str"),
-        ("commit_log.segment_bytes=", "must be int, not str"),
+        ("commit_log.segment_bytes=1GiX", "'1GiX' is not a number of bytes, or one with a unit .B, KB"),
+        ("commit_log.segment_bytes=3d", "'3d' is not a number of bytes"),
+        ("commit_log.segment_bytes=", "'' is not a number of bytes"),
+        ("commit_log.flush_interval_ms=1MiB", "'1MiB' is not a number of milliseconds, or one with a unit .us, ms"),
+        ("supervisor.restart_window_s=500ms", "'500ms' is no whole number of seconds"),
+        ("index.hash_slots=1MiB", "must be int, not str"),
+        ("profile=laptop", "--set: profile='laptop' must be one of dev, small, server"),
         ("commit_log.segment_bytes.x=1", r"no key commit_log\.segment_bytes\.x"),
         ("commit_log.flush_mode=never", "must be one of sync, async"),
         ("network.port=65536", "above the greatest allowed value 65535"),
@@ -247,3 +255,121 @@ def test_a_configuration_survives_its_own_dictionary() -> None:
     config = load(overrides=["commit_log.segment_bytes=131072", "network.host=::1", "disk.warning_ratio=0.75"])
     assert from_mapping(config.to_dict()) == config
     assert config != NodeConfig()
+
+
+# ---------------------------------------------------------------- profiles, units, what was given
+
+
+def test_a_profile_goes_under_everything_that_is_given(tmp_path: Path) -> None:
+    path = file_with(tmp_path, 'profile = "server"\n[index]\nhash_slots = 7\n')
+    config = load(path, ["commit_log.preallocate_segments=3"])
+    assert config.profile == "server"
+    assert config.commit_log.segment_bytes == 1 << 30
+    assert config.index.hash_slots == 7
+    assert config.commit_log.preallocate_segments == 3
+    assert load(path, ["profile=dev"]).commit_log.segment_bytes == 16 << 20, "--set goes over the file"
+    assert load(path, ["profile=dev"], "small").profile == "small", "--profile goes over both"
+    assert load(profile="small") == load(), "the defaults are those of the default profile"
+
+
+def test_a_profile_that_does_not_exist_is_refused_with_those_that_do(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--profile: profile='big' must be one of dev, small, server"):
+        load(profile="big")
+    with pytest.raises(ConfigError, match=r"node\.toml: profile=3 must be one of dev"):
+        load(file_with(tmp_path, "profile = 3\n"))
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_every_profile_is_a_configuration_that_can_be_used(name: str) -> None:
+    config = load(profile=name)
+    assert config.profile == name
+    assert from_mapping(config.to_dict()) == config
+
+
+def test_node_toml_tells_what_the_other_profiles_have() -> None:
+    text = NODE_TOML.read_text(encoding="utf-8")
+    base = {f"{section}.{key.name}": key.default for section, key in ALL_KEYS}
+    told = dict(re.findall(r"([a-z_]+\.[a-z_]+) = (\d+, \d+)", text.partition("\nprofile = ")[0]))
+    wanted = {}
+    for name in {f"{section}.{key}" for one in PROFILES.values() for section, keys in one.items() for key in keys}:
+        section, key = name.split(".")
+        values = [PROFILES[profile].get(section, {}).get(key, base[name]) for profile in ("dev", "server")]
+        wanted[name] = f"{values[0]}, {values[1]}"
+    assert told == wanted
+
+
+@pytest.mark.parametrize(
+    ("override", "section", "key", "value"),
+    [
+        ("commit_log.segment_bytes=64MiB", "commit_log", "segment_bytes", 64 << 20),
+        ("commit_log.max_run_bytes = 4 mb", "commit_log", "max_run_bytes", 4_000_000),
+        ("retention.store_bytes=1.5GiB", "retention", "store_bytes", 3 << 29),
+        ('retention.store_bytes="2TB"', "retention", "store_bytes", 2 * 10**12),
+        ("retention.hours=3d", "retention", "hours", 72),
+        ("retention.hours=12", "retention", "hours", 12),
+        ("groups.session_timeout_ms=1min", "groups", "session_timeout_ms", 60_000),
+        ("producers.expiry_ms=2h", "producers", "expiry_ms", 7_200_000),
+        ("dispatch.coalesce_us=2ms", "dispatch", "coalesce_us", 2_000),
+        ("supervisor.stop_timeout_s=60000ms", "supervisor", "stop_timeout_s", 60),
+    ],
+)
+def test_sizes_and_times_have_units_in_a_file_and_with_set(
+    tmp_path: Path, override: str, section: str, key: str, value: int
+) -> None:
+    assert getattr(getattr(load(overrides=[override]), section), key) == value
+    text = override.partition("=")[2].strip().strip('"')
+    config = load(file_with(tmp_path, f'[{section}]\n{key} = "{text}"\n'))
+    assert getattr(getattr(config, section), key) == value
+
+
+def test_a_plugins_settings_take_units_too() -> None:
+    @dataclass(frozen=True)
+    class Section:
+        most_bytes: int = setting(1, 0)
+
+    assert section_from(Section, {"most_bytes": "2KiB"}, "plugins.x").most_bytes == 2048
+
+
+def test_limits_hold_for_values_with_units() -> None:
+    with pytest.raises(ConfigError, match="below the least allowed value 65536"):
+        load(overrides=["commit_log.segment_bytes=1KiB"])
+
+
+def test_what_was_given_is_known_and_survives_the_way_to_another_process(tmp_path: Path) -> None:
+    path = file_with(tmp_path, "[index]\nhash_slots = 1000000\nmax_items = 7\n")
+    config = load(path, ["commit_log.segment_bytes=67108864", "profile=small"])
+    assert config.given == {"index.max_items", "commit_log.segment_bytes"}, "a file may list defaults"
+    assert load(NODE_TOML).given == frozenset()
+    again = loads(dumps(config))
+    assert again == config
+    assert again.given == config.given
+
+
+@pytest.mark.parametrize("host", ["", "broker-1.example.org", "192.0.2.7", "2001:db8::7", "localhost", "my_host"])
+def test_an_advertised_host_is_a_host(host: str) -> None:
+    assert load(overrides=[f"network.advertised_host={host}"]).network.advertised_host == host
+
+
+@pytest.mark.parametrize(
+    "host", ["0.0.0.0", "::", "*", "tcp://a", "a:7310", "[::1]", "300.1.1.1", "10.0.0", "a b", "-a", "a..b", "a" * 254]
+)
+def test_an_advertised_host_that_nobody_can_connect_to_is_refused(host: str) -> None:
+    with pytest.raises(ConfigError, match=r"network\.advertised_host="):
+        load(overrides=[f"network.advertised_host={host}"])
+
+
+def test_a_plugins_section_may_have_plain_defaults() -> None:
+    """A dataclass as anybody would write it, without the limits that ``setting`` adds."""
+
+    @dataclass(frozen=True)
+    class Section:
+        name: str = "x"
+        count: int = 5
+        ratio: float = 0.5
+        on: bool = False
+
+    assert section_from(Section, {}, "plugins.plain") == Section()
+    given = {"name": "y", "count": 7, "ratio": 1, "on": True}
+    assert section_from(Section, given, "plugins.plain") == Section("y", 7, 1.0, True)
+    with pytest.raises(ConfigError, match="must be int"):
+        section_from(Section, {"count": "many"}, "plugins.plain")

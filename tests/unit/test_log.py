@@ -147,3 +147,13 @@ def test_a_configured_process_logs_to_standard_error_only() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == ""
     assert done.stderr.endswith(" info flush up pid=1\n")
+
+
+def test_a_programs_own_logging_keeps_the_fields() -> None:
+    """Goal: under ``logging.basicConfig`` a line says which group and which error, as in the node's own log."""
+    program = (
+        "import logging; logging.basicConfig(level='INFO'); from commitmq.log import get_log; "
+        "get_log('consumer').warning('a commit was refused', group='g 1', error='FENCED: 100% gone')"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
+    assert ended.stderr == 'WARNING:commitmq.consumer:a commit was refused group="g 1" error="FENCED: 100% gone"\n'

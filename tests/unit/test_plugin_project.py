@@ -37,7 +37,7 @@ def test_everything_has_the_new_name(name: str, tmp_path: Path) -> None:
     project = tomllib.loads(files["pyproject.toml"])["project"]
     assert project["name"] == "order-totals"
     assert project["entry-points"]["commitmq"] == {"order_totals": "order_totals"}
-    assert "class OrderTotals:" in files["src/order_totals/dispatcher.py"]
+    assert "class OrderTotals(SqliteDispatcher):" in files["src/order_totals/dispatcher.py"]
     for path, text in files.items():
         if path.endswith(".py"):
             ast.parse(text)

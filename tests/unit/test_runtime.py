@@ -21,6 +21,7 @@ import orjson
 import pytest
 import zmq
 
+from commitmq import node_files
 from commitmq.config import NodeConfig, load
 from commitmq.control import ControlBlock, WorkerState, WorkerWord
 from commitmq.errors import StoreError
@@ -39,7 +40,8 @@ SPAWN = multiprocessing.get_context("spawn")
 def layout(tmp_path: Path) -> StoreLayout:
     layout = StoreLayout(tmp_path / "store")
     layout.run.mkdir(parents=True)
-    layout.sockets.mkdir(exist_ok=True)
+    node_files.make_folders(layout)
+    node_files.empty_run_folder(layout)
     return layout
 
 

@@ -182,10 +182,13 @@ def test_two_scripts_at_once_prepare_one_after_the_other(env: ModuleType) -> Non
     ("arguments", "tools"),
     [
         (["lint"], ["ruff check", "ruff format", "mypy"]),
-        (["test"], ["ruff check", "ruff format", "mypy", "pytest -m not slow -n 4"]),
-        (["test", "--no-lint"], ["pytest -m not slow -n 4"]),
+        (["test"], ["ruff check", "ruff format", "mypy", "pytest -m not slow and not long -n 4"]),
+        (["test", "--no-lint"], ["pytest -m not slow and not long -n 4"]),
         (["test", "--no-lint", "-m", "slow"], ["pytest -m slow"]),
-        (["test", "--no-lint", "tests/unit", "--maxfail=1"], ["pytest -m not slow tests/unit --maxfail=1"]),
+        (
+            ["test", "--no-lint", "tests/unit", "--maxfail=1"],
+            ["pytest -m not slow and not long tests/unit --maxfail=1"],
+        ),
     ],
 )
 def test_what_each_script_runs(arguments: list[str], tools: list[str], monkeypatch: pytest.MonkeyPatch) -> None:

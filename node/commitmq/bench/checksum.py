@@ -9,22 +9,9 @@ import zlib
 from collections.abc import Sequence
 
 import numpy as np
-from numba import njit
 
 from commitmq.client.batch import MessageBatch
-from commitmq.kernels.raw import crc32
-
-
-@njit(
-    "int64(Array(uint8, 1, 'C', readonly=True), Array(int64, 1, 'A', readonly=True), Array(int32, 1, 'A', readonly=True))",
-    cache=True,
-    nogil=True,
-)
-def _sum_of_crcs(buffer, offsets, sizes):  # type: ignore[no-untyped-def]
-    total = np.int64(0)
-    for index in range(len(offsets)):
-        total += np.int64(crc32(buffer, offsets[index], np.int64(sizes[index]), np.uint32(0)))
-    return total
+from commitmq.kernels.sums import sum_of_crcs
 
 
 def checksum_of_batch(batch: MessageBatch) -> int:
@@ -32,7 +19,7 @@ def checksum_of_batch(batch: MessageBatch) -> int:
     total = 0
     for data, offsets, sizes in batch.buffers:
         buffer = np.frombuffer(data, np.uint8)
-        total += int(_sum_of_crcs(buffer, offsets, sizes))
+        total += int(sum_of_crcs(buffer, offsets, sizes))
     return total
 
 

@@ -33,6 +33,7 @@ _READABLE_WITHIN_S = 600.0
 _READ_BYTES = 1 << 20
 # What a node has by itself; the small files of tests would be measured otherwise.
 _SETTINGS = (
+    "profile=server",
     f"commit_log.segment_bytes={1 << 30}",
     "index.hash_slots=5000000",
     "index.max_items=20000000",

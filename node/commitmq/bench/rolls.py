@@ -150,6 +150,7 @@ class _RollingNode:
         self._body = os.urandom(body_bytes)
         self._process = NodeProcess(
             folder / "store",
+            "profile=server",
             f"commit_log.segment_bytes={segment_bytes}",
             *settings,
             f"commit_log.preallocate_segments={side.preallocate_segments}",

@@ -101,7 +101,7 @@ def measure_stations(
 def _follow(home: Path, ack: str, body: bytes, count: int, settings: Sequence[str], progress: Progress) -> None:
     events = home / "events"
     events.mkdir()
-    node = NodeProcess(home / "store", f"commit_log.segment_bytes={_SEGMENT_BYTES}", *settings)
+    node = NodeProcess(home / "store", "profile=server", f"commit_log.segment_bytes={_SEGMENT_BYTES}", *settings)
     with contextlib.ExitStack() as stack:
         stack.callback(node.end)
         started = node.start(**{stations.VARIABLE: str(events)})

@@ -7,18 +7,21 @@ from typing import Any
 import zmq
 
 from commitmq.client import wire
+from commitmq.client.connection import new_routing_id, node_address
 from commitmq.errors import NodeUnavailableError
 
 
 def request(address: str, op: str, *, timeout_s: float | None) -> dict[str, Any]:
     """The positive answer to ``op``; waits ``timeout_s`` seconds (None: for ever).
 
-    Raises NodeUnavailableError when none comes, ProtocolError when the node refuses.
+    Raises NodeUnavailableError when none comes, ProtocolError when the node refuses, NodeAddressError for what is no address.
     """
+    address = node_address(address)
     context = zmq.Context(io_threads=1)
     try:
         dealer = context.socket(zmq.DEALER)
         dealer.setsockopt(zmq.LINGER, 0)
+        dealer.setsockopt(zmq.ROUTING_ID, new_routing_id())
         if address.startswith("tcp://["):
             dealer.setsockopt(zmq.IPV6, 1)
         try:

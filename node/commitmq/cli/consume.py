@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from commitmq.cli.output import node_option
+from commitmq.cli.output import complain, node_option
+from commitmq.cli.quantity import seconds
 from commitmq.errors import ProtocolError
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="The same as --format jsonl.")
 @click.option(
     "--timeout",
-    type=click.FloatRange(min=0),
+    type=seconds(),
     default=5.0,
     show_default=True,
     help="Stop when the end was not reached and nothing came for this many seconds (not with --follow).",
@@ -70,11 +71,14 @@ def consume(
     """Read messages of TOPIC: all there are now, or with --follow also those to come."""
     from commitmq.client.admin import Admin
     from commitmq.client.consumer import Consumer
-    from commitmq.client.selector import MessageSelector, Sql
+    from commitmq.client.selector import Sql, selector
 
     if sql is not None and expression != "*":
         raise click.UsageError("give --tags or --sql, not both; in SQL the tag is the property TAGS")
-    wanted = MessageSelector("TAG", expression) if sql is None else Sql(sql)
+    try:
+        wanted = selector(expression) if sql is None else Sql(sql)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--tags") from None
     ends: dict[tuple[str, int], int] = {}
     with Admin(node) as admin:
         try:
@@ -120,36 +124,38 @@ def _copy(
     """Poll and write until the limit, the end or (with ``follow``) an interrupt."""
     left = limit
     quiet_since = time.monotonic()
-    between = True
-    interrupted = False
+    writing = interrupted = False
 
     def interrupt(_signal: int, _frame: object) -> None:
         nonlocal interrupted
         interrupted = True
-        raise KeyboardInterrupt
+        # A poll ends soon by itself; writing may not, when nobody reads our output.
+        if writing:
+            raise KeyboardInterrupt
 
-    # The flag outlives the exception, which is lost when it happens to be raised in a finalizer.
     previous = signal.signal(signal.SIGINT, interrupt)
     try:
         while left is None or left > 0:
             if interrupted:
-                raise KeyboardInterrupt
+                raise _InterruptedError(between_batches=True)
             if not follow and _at_end(consumer, ends):
                 return
             batch = consumer.poll(0.25, 10_000 if left is None else min(left, 10_000))
+            writing = True
             if batch:
-                between = False
                 for message in batch:
                     write(message)
                 sys.stdout.buffer.flush()
-                between = True
                 quiet_since = time.monotonic()
                 left = None if left is None else left - len(batch)
             elif not follow and time.monotonic() - quiet_since >= timeout:
                 return
+            writing = False
     except KeyboardInterrupt:
-        raise _InterruptedError(between) from None
+        raise _InterruptedError(between_batches=False) from None
     finally:
+        # The flag outlives the exception, which is lost when it happens to be raised in a finalizer.
+        writing = False
         signal.signal(signal.SIGINT, previous)
 
 
@@ -160,7 +166,10 @@ def _at_end(consumer: Consumer, ends: dict[tuple[str, int], int]) -> bool:
 
 
 def _write_text(message: Message) -> None:
-    sys.stdout.buffer.write(message.body + b"\n")
+    if message.damage is not None:
+        place = f"{message.topic}/{message.queue_id}@{message.queue_offset}"
+        complain(f"message {place} has a body that cannot be decoded, written as it is stored: {message.damage}")
+    sys.stdout.buffer.write(message.raw_body + b"\n")
 
 
 def _write_json(message: Message) -> None:

@@ -1,4 +1,4 @@
-"""``commitmq dispatcher list|retry|skip|reset|query``: the dispatchers of a running node."""
+"""``commitmq dispatcher list|retry|restart|skip|reset|query``: the dispatchers of a running node."""
 
 from __future__ import annotations
 
@@ -69,6 +69,22 @@ def retry(name: str, as_json: bool, node: str) -> None:
         admin.dispatcher_retry(name)
     if as_json:
         print_json({"retried": name})
+    else:
+        click.echo(f"dispatcher {name} starts again")
+
+
+@dispatcher.command()
+@click.argument("name")
+@json_option
+@node_option
+def restart(name: str, as_json: bool, node: str) -> None:
+    """Have dispatcher NAME begin again in a new process: after its plugin was replaced by another version."""
+    from commitmq.client.admin import Admin
+
+    with Admin(node) as admin:
+        admin.dispatcher_restart(name)
+    if as_json:
+        print_json({"restarted": name})
     else:
         click.echo(f"dispatcher {name} starts again")
 

@@ -23,7 +23,7 @@ class CliExit(IntEnum):
     STORE_UNUSABLE = 74  # the store's files do not fit the configuration, or are damaged
     UNCLEAN_STOP = 75  # the node is gone but did not end in order; the next start runs a recovery
     CONFIG_ERROR = 78  # an unknown key, a wrong type or a value out of range
-    INTERRUPTED = 130  # Ctrl-C
+    INTERRUPTED = 130  # Ctrl-C, and of `produce` SIGTERM too
 
 
 MEANINGS = {
@@ -39,5 +39,5 @@ MEANINGS = {
     CliExit.STORE_UNUSABLE: "the store does not fit the configuration, or is damaged",
     CliExit.UNCLEAN_STOP: "the node is gone but did not stop in order; the next start recovers",
     CliExit.CONFIG_ERROR: "a configuration key or value is wrong",
-    CliExit.INTERRUPTED: "interrupted with Ctrl-C",
+    CliExit.INTERRUPTED: "interrupted with Ctrl-C (or `produce` with SIGTERM)",
 }

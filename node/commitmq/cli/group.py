@@ -52,6 +52,9 @@ def lag(name: str, as_json: bool, node: str) -> None:
         left=(0, 5),
     )
     click.echo(f"group {name} is {total} messages behind")
+    for row in rows:
+        if row["problem"]:
+            click.echo(f"{row['topic']} queue {row['queue']}: {row['problem']}")
 
 
 @group.command()

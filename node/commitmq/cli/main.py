@@ -6,6 +6,7 @@ test holds the two together.
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from collections.abc import Sequence
@@ -37,6 +38,7 @@ VERBS = {
     "bench": "Measure a node, keep that as a baseline, compare with one.",
     "plugins": "List plugins and what they add.",
     "dispatcher": "List dispatchers; move one that is stuck.",
+    "kernels": "Compile what runs as machine code, and say where it is kept.",
 }
 
 # Verbs that built-in plugins add through the hook; their summaries are here so that --help need not load the plugins.
@@ -127,12 +129,33 @@ def exit_code_of(error: CommitMQError) -> CliExit:
     return CliExit.FAILURE
 
 
+# What writing to standard output may end in: a full disk (or /dev/full), a quota, a broken device, a closed descriptor.
+_OUTPUT_PROBLEMS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+
+
+def _run(words: list[str]) -> object:
+    """Run the verb in ``words``; returns its exit code or None. (click's own main makes exit code 1 of a closed pipe.)"""
+    cli._main_shell_completion({}, "commitmq")
+    try:
+        with cli.make_context("commitmq", words) as context:
+            return cli.invoke(context)
+    except click.exceptions.Exit as error:
+        return error.exit_code
+
+
+def _drop_output() -> None:
+    """What is still to be written goes nowhere: Python would complain once more while it flushes at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one verb and exit: every typed error becomes one sentence and its exit code, never a traceback."""
     try:
-        words = None if arguments is None else list(arguments)
-        code = cli.main(args=words, prog_name="commitmq", standalone_mode=False)
-        sys.stdout.flush()
+        words = sys.argv[1:] if arguments is None else list(arguments)
+        try:
+            code = _run(words)
+        finally:
+            sys.stdout.flush()
     except click.exceptions.Abort:
         sys.exit(CliExit.INTERRUPTED)
     except click.ClickException as error:
@@ -141,12 +164,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except CommitMQError as error:
         click.echo(f"commitmq: {error}", err=True)
         sys.exit(exit_code_of(error))
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, EOFError):
         sys.exit(CliExit.INTERRUPTED)
     except BrokenPipeError:
-        # The reader of our output (head, less) has gone; Python would complain once more while it flushes at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader of our output (head, less) has gone.
+        _drop_output()
         sys.exit(CliExit.OK)
+    except OSError as error:
+        if error.errno not in _OUTPUT_PROBLEMS or error.filename is not None:
+            raise
+        _drop_output()
+        click.echo(f"commitmq: the output cannot be written: {error.strerror}", err=True)
+        sys.exit(CliExit.FAILURE)
     sys.exit(code if isinstance(code, int) else CliExit.OK)
 
 

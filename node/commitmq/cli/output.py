@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from commitmq.cli.exit_codes import CliExit
 
@@ -25,6 +26,18 @@ def node_option(function: _Function) -> _Function:
         envvar="COMMITMQ_NODE",
         help="Admin address of the node.",
     )(function)
+
+
+def node_unless(store: object, node: str | None) -> str | None:
+    """``node``, where it was asked for beside ``store``: an address from the environment gives way to a store.
+
+    Raises UsageError when both were given as options.
+    """
+    if store is None or node is None:
+        return node
+    if click.get_current_context().get_parameter_source("node") is ParameterSource.ENVIRONMENT:
+        return None
+    raise click.UsageError("give either a store's folder or --node ADDRESS")
 
 
 def json_option(function: _Function) -> _Function:

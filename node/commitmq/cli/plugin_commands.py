@@ -6,6 +6,7 @@ import click
 
 from commitmq import plugins
 from commitmq.cli.output import complain
+from commitmq.extras import missing_for_node
 
 
 def add_to(group: click.Group, *, taken: set[str]) -> None:
@@ -22,6 +23,8 @@ def add_to(group: click.Group, *, taken: set[str]) -> None:
                     complain(f"plugin {report.name}: there is a verb {name!r} already, the plugin's is left out")
                 else:
                     group.add_command(command, name)
+        if report.is_built_in and missing_for_node():
+            continue  # what of a node is ours adds no verbs, and a client need not have it
         if report.failure and report.failed_in in ("import", "registration", "commitmq_register_commands"):
             why = report.failure.strip().splitlines()[-1]
             complain(f"plugin {report.name} failed in {report.failed_in}: {why} (`commitmq plugins` shows all of it)")

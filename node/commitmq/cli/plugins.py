@@ -12,17 +12,23 @@ from commitmq.cli.output import complain, json_option, print_json, print_table
 @click.group(invoke_without_command=True)
 @click.option("--all", "show_all", is_flag=True, help="Also the built-in ones.")
 @click.option("--config", "config_path", type=click.Path(path_type=Path), help="Configuration file to ask them with.")
+@click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="One configuration key; repeatable.")
 @json_option
 @click.pass_context
-def plugins(ctx: click.Context, show_all: bool, config_path: Path | None, as_json: bool) -> None:
+def plugins(
+    ctx: click.Context, show_all: bool, config_path: Path | None, overrides: tuple[str, ...], as_json: bool
+) -> None:
     """List plugins and what they add. They are imported in a process of their own."""
     if ctx.invoked_subcommand is not None:
         return
     from commitmq.config import load
+    from commitmq.extras import need_node
+
+    need_node("`commitmq plugins`")
     from commitmq.discovery import discover_in_child
     from commitmq.plugins import OWN_DISTRIBUTION
 
-    config = load(config_path)
+    config = load(config_path, overrides)
     found = discover_in_child(config, timeout_s=config.supervisor.plugin_load_timeout_s)
     reports = [one for one in found["plugins"] if show_all or one["distribution"] != OWN_DISTRIBUTION]
     for report in reports:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import os
 import select
+import signal
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import click
 
 from commitmq.cli.output import complain, fail, json_option, node_option, print_json
-from commitmq.errors import CommitMQError, InvalidMessageError, NodeUnavailableError, SendError
+from commitmq.cli.progress import can_draw
+from commitmq.cli.quantity import seconds
+from commitmq.errors import CommitMQError, ConfigError, InvalidMessageError
 
 if TYPE_CHECKING:
     from commitmq.client.message import Message
@@ -22,8 +26,21 @@ if TYPE_CHECKING:
 
 _READ_BYTES: Final = 1 << 20
 _MAX_LINE_BYTES: Final = 64 * 1024 * 1024
-_IDLE_S: Final = 0.2
-_FIELDS: Final = {"body", "body_base64", "tags", "keys", "properties", "sharding_key", "flag"}
+_HELD_S: Final = 0.05  # a line waits so long for others at most
+_DRAINED_BYTES: Final = 1 << 20  # what a pipe may hold when the command is told to end
+_FIELDS: Final = {"body", "body_base64", "tags", "keys", "properties", "sharding_key", "key", "flag", "tombstone"}
+# What `consume --json` says of a message besides: where it lay is nothing to the new one.
+_OF_ITS_PLACE: Final = {
+    "topic",
+    "queue_id",
+    "queue_offset",
+    "physical_offset",
+    "msg_id",
+    "born_timestamp",
+    "store_timestamp",
+    "sys_flag",
+    "reconsume_times",
+}
 
 # What one line of input becomes: its number, and the message; None says that the input pauses.
 Numbered = tuple[int, "Message | bytes"]
@@ -41,11 +58,12 @@ Numbered = tuple[int, "Message | bytes"]
     default="lines",
     show_default=True,
     help="lines: each line is a body. jsonl: each line is an object with body (or body_base64) and optionally tags, "
-    "keys, properties, sharding_key, flag.",
+    "key, keys, properties, sharding_key, flag, or tombstone: true and no body; what `consume --json` writes is such a line.",
 )
 @click.option("--batch", type=click.IntRange(1, 100_000), default=1000, show_default=True, help="Messages a batch.")
 @click.option("--tags", help="Tag of every message (format lines).")
 @click.option("--keys", help="Key of every message, several with spaces between (format lines).")
+@click.option("--key", help="Key of every message, by which it is found and its queue chosen (format lines).")
 @click.option("--queue", type=click.IntRange(min=0), help="Send everything to this queue.")
 @click.option(
     "--ack",
@@ -61,7 +79,7 @@ Numbered = tuple[int, "Message | bytes"]
     metavar="ID",
     help="Idempotent under this name: the same input sent again, with the same queue, stores only what is missing.",
 )
-@click.option("--timeout", type=click.FloatRange(min=0.001), default=10.0, show_default=True, help="Seconds a batch.")
+@click.option("--timeout", type=seconds(0.001), default=10.0, show_default=True, help="Seconds a batch.")
 @json_option
 @node_option
 def produce(
@@ -71,6 +89,7 @@ def produce(
     batch: int,
     tags: str | None,
     keys: str | None,
+    key: str | None,
     queue: int | None,
     ack: str,
     compress: str | None,
@@ -82,15 +101,18 @@ def produce(
 ) -> None:
     """Send lines or JSON lines to TOPIC.
 
-    Empty lines are left out. A line that is no message ends the command with its number, after what came before it was
-    stored; so does a failed send, saying how many messages are stored.
+    Empty lines are left out. A line waits at most 50 ms for others to be sent with. A line that is no message ends the command
+    with its number, after what came before it was stored; so does a failed send, saying how many messages are stored. Ctrl-C
+    and SIGTERM end it when what was read is stored; a second one ends it at once.
     """
-    if form == "jsonl" and (tags or keys):
+    if form == "jsonl" and (tags or keys or key):
         raise click.UsageError("with --format jsonl each line has its own tags and keys")
+    if key is not None and keys is not None:
+        raise click.UsageError("give --key or --keys")
     if producer_id is not None and queue is None and form == "lines":
         raise click.UsageError("--producer-id needs --queue: a repetition must send to the same queue")
     sure: dict[str, Any] = {"idempotent": idempotent or producer_id is not None, "producer_id": producer_id}
-    parse = _message_of_json if form == "jsonl" else _message_of_line(tags, keys)
+    parse = _message_of_json if form == "jsonl" else _message_of_line(tags, keys, key)
     source: BinaryIO = sys.stdin.buffer if path is None else path.open("rb")
     started = time.perf_counter()
     state = _Progress()
@@ -99,18 +121,24 @@ def produce(
             source,
             _bar(path) as advance,
             _producer(node, ack=ack, timeout_s=timeout, compress=compress, **sure) as producer,
+            _Ending() as ending,
         ):
-            _send_all(producer, topic, queue, batch, _messages(source.fileno(), parse, state, advance), state)
+            lines = _lines(source.fileno(), advance, ending)
+            _send_all(producer, topic, queue, batch, _messages(lines, parse, state), state)
+        if ending.signal is not None:
+            left_out = "; the last line was not whole and is left out" if ending.left_out else ""
+            complain(f"ended by {ending.signal.name}; {state.stored} messages are stored{left_out}")
+            raise click.Abort
     except _BadLineError as error:
         fail(f"line {error.number}: {error.reason}; {state.stored} messages before it are stored")
     except KeyboardInterrupt:
         complain(f"interrupted; {state.stored} messages are stored")
         raise click.Abort from None
-    except CommitMQError as error:
+    except ConfigError:
+        raise  # nothing was begun
+    except CommitMQError:
         # The error itself ends the command with its own exit code; this says how far it got.
         complain(f"{state.stored} messages are stored, up to line {state.line}")
-        if isinstance(error, SendError) and error.code == "NODE_UNAVAILABLE":
-            raise NodeUnavailableError(error.message) from None
         raise
     seconds = time.perf_counter() - started
     if as_json:
@@ -125,6 +153,8 @@ def _producer(node: str, **settings: Any) -> Producer:
 
     try:
         return Producer(node, **settings)
+    except ConfigError:
+        raise
     except ValueError as error:
         raise click.UsageError(str(error)) from error
 
@@ -153,13 +183,16 @@ def _send_all(
     messages: Iterator[Numbered | None],
     state: _Progress,
 ) -> None:
-    """Send in batches; a partial one when the input pauses, ends, or has a bad line."""
+    """Send in batches; a partial one when its first line has waited long enough, and when the input ends or has a bad line."""
     waiting: list[Numbered] = []
+    since = 0.0
     try:
         for one in messages:
             if one is not None:
+                if not waiting:
+                    since = time.monotonic()
                 waiting.append(one)
-            if waiting and (one is None or len(waiting) >= batch):
+            if waiting and (len(waiting) >= batch or (one is None and time.monotonic() - since >= _HELD_S)):
                 _send_batch(producer, topic, queue, waiting, state)
                 waiting = []
     except _BadLineError:
@@ -189,11 +222,40 @@ def _send_batch(producer: Producer, topic: str, queue: int | None, batch: list[N
 # ---------------------------------------------------------------- input
 
 
+class _Ending:
+    """Notes Ctrl-C and SIGTERM while it is entered, so that what was read can be sent. The second one is an exception."""
+
+    def __init__(self) -> None:
+        self.signal: signal.Signals | None = None
+        self.left_out = False
+        """Whether a line that was not whole was dropped."""
+        self._stack = ExitStack()
+
+    def __enter__(self) -> _Ending:
+        self.fd, wake = os.pipe()
+        os.set_blocking(wake, False)
+        self._stack.callback(os.close, self.fd)
+        self._stack.callback(os.close, wake)
+        before = signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        self._stack.callback(signal.set_wakeup_fd, before)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._stack.callback(signal.signal, number, signal.signal(number, self._note))
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._stack.close()
+
+    def _note(self, number: int, _frame: object) -> None:
+        if self.signal is not None:
+            raise KeyboardInterrupt
+        self.signal = signal.Signals(number)
+
+
 def _messages(
-    fd: int, parse: Callable[[bytes], Message | bytes], state: _Progress, advance: Callable[[int], None]
+    lines: Iterator[tuple[int, bytes | None]], parse: Callable[[bytes], Message | bytes], state: _Progress
 ) -> Iterator[Numbered | None]:
-    """Each line's number and message; None when no more input is there for now. Raises _BadLineError."""
-    for number, line in _lines(fd, advance):
+    """Each line's number and message; None after each look for more input. Raises _BadLineError."""
+    for number, line in lines:
         if line is None:
             yield None
         elif not line:
@@ -205,15 +267,33 @@ def _messages(
                 raise _BadLineError(number, str(error)) from error
 
 
-def _lines(fd: int, advance: Callable[[int], None]) -> Iterator[tuple[int, bytes | None]]:
-    """Numbered lines without their ends; (number, None) when reading would wait."""
+def _lines(fd: int, advance: Callable[[int], None], ending: _Ending) -> Iterator[tuple[int, bytes | None]]:
+    """Numbered lines without their ends; (number, None) after each look for more, at least every 50 ms at first."""
     rest = b""
     number = 0
+    is_file = stat.S_ISREG(os.fstat(fd).st_mode)
+    longest: float | None = _HELD_S
+    drained = 0
     while True:
-        if not select.select([fd], [], [], _IDLE_S)[0]:
+        if ending.signal is None:
+            ready = select.select([fd, ending.fd], [], [], longest)[0]
+        else:
+            # Not the rest of a file, and of a pipe what is there.
+            ready = [] if is_file or drained >= _DRAINED_BYTES else select.select([fd], [], [], 0)[0]
+        if fd not in ready:
             yield number, None
-            select.select([fd], [], [])
+            if ending.signal is None:
+                # Whoever held a line has sent it when nothing came for twice as long.
+                longest = None if longest is None or not ready else longest
+                continue
+            if not ready:
+                ending.left_out = bool(rest)
+                return
+            continue
+        longest = _HELD_S
         data = os.read(fd, _READ_BYTES)
+        if ending.signal is not None:
+            drained += len(data)
         advance(len(data))
         if not data:
             break
@@ -221,62 +301,83 @@ def _lines(fd: int, advance: Callable[[int], None]) -> Iterator[tuple[int, bytes
         for line in lines:
             number += 1
             yield number, line.removesuffix(b"\r")
+        yield number, None
         if len(rest) > _MAX_LINE_BYTES:
             raise _BadLineError(number + 1, f"it is longer than {_MAX_LINE_BYTES} bytes")
     if rest:
         yield number + 1, rest
 
 
-def _message_of_line(tags: str | None, keys: str | None) -> Callable[[bytes], Message | bytes]:
+def _message_of_line(tags: str | None, keys: str | None, key: str | None) -> Callable[[bytes], Message | bytes]:
     from commitmq.client.message import Message
 
-    if tags is None and keys is None:
+    if tags is None and keys is None and key is None:
         return lambda line: line
-    return lambda line: Message(line, tags=tags, keys=keys)
+    return lambda line: Message(line, tags=tags, keys=keys, key=key)
 
 
 def _message_of_json(line: bytes) -> Message:
     """The message that one JSON line describes. Raises ValueError or InvalidMessageError."""
-    import base64
-
     import orjson
 
-    from commitmq.client.message import Message
+    from commitmq.client.message import Message, Tombstone, user_properties
 
     value: Any = orjson.loads(line)
     if type(value) is not dict:
         raise ValueError("a JSON line must be an object with a body")
+    if "damage" in value:
+        raise ValueError(f"it is a message whose body cannot be decoded: {value['damage']}")
+    properties = value.get("properties")
+    if properties is not None and type(properties) is not dict:
+        raise ValueError("properties must be an object of strings")
+    sharding_key = value.get("sharding_key")
+    if "queue_offset" in value:  # as `consume --json` writes it
+        value = {name: one for name, one in value.items() if name not in _OF_ITS_PLACE}
+        sharding_key = sharding_key or (properties or {}).get("__SHARDINGKEY")
+        properties = user_properties(properties or {})
     unknown = set(value) - _FIELDS
     if unknown:
         raise ValueError(f"unknown fields: {', '.join(sorted(unknown))}; fields are {', '.join(sorted(_FIELDS))}")
+    keys = value.get("keys")
+    if keys is not None and type(keys) not in (str, list):
+        raise ValueError("keys must be a string or a list of strings")
+    about: dict[str, Any] = {
+        "tags": value.get("tags"),
+        "keys": keys,
+        "properties": properties,
+        "sharding_key": sharding_key,
+        "key": value.get("key"),
+        "flag": value.get("flag", 0),
+    }
+    tombstone = value.get("tombstone", False)
+    if type(tombstone) is not bool:
+        raise ValueError("tombstone must be true or false")
+    if tombstone:
+        if value.get("body") or value.get("body_base64"):
+            raise ValueError("a tombstone has no body")
+        return Tombstone(**about)
+    return Message(_body_of(value), **about)
+
+
+def _body_of(value: dict[str, Any]) -> bytes:
+    import base64
+
     body, encoded = value.get("body"), value.get("body_base64")
     if (body is None) == (encoded is None):
         raise ValueError("a JSON line needs either body or body_base64")
     if encoded is not None:
         if type(encoded) is not str:
             raise ValueError("body_base64 must be a string")
-        content = base64.b64decode(encoded, validate=True)
-    else:
-        if type(body) is not str:
-            raise ValueError("body must be a string (body_base64 for bytes)")
-        content = body.encode()
-    properties = value.get("properties")
-    if properties is not None and type(properties) is not dict:
-        raise ValueError("properties must be an object of strings")
-    return Message(
-        content,
-        tags=value.get("tags"),
-        keys=value.get("keys"),
-        properties=properties,
-        sharding_key=value.get("sharding_key"),
-        flag=value.get("flag", 0),
-    )
+        return base64.b64decode(encoded, validate=True)
+    if type(body) is not str:
+        raise ValueError("body must be a string (body_base64 for bytes)")
+    return body.encode()
 
 
 @contextmanager
 def _bar(path: Path | None) -> Iterator[Callable[[int], None]]:
-    """A progress bar on a terminal, fed with bytes read; without a terminal nothing."""
-    if not sys.stderr.isatty() or (path is None and sys.stdin.isatty()):
+    """A progress bar on a terminal, fed with bytes read; where none can be drawn nothing."""
+    if not can_draw() or (path is None and sys.stdin.isatty()):
         yield lambda _bytes: None
         return
     from rich.console import Console

@@ -126,6 +126,8 @@ def _utc(timestamp: int) -> str:
 
 
 def _body(message: Message) -> str:
+    if message.damage is not None:
+        return f"({message.damage})"
     text = message.body.decode("utf-8", "replace")
     text = "".join(character if character.isprintable() else "·" for character in text[: _BODY_CHARACTERS + 1])
     return text if len(text) <= _BODY_CHARACTERS else text[: _BODY_CHARACTERS - 1] + "…"

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NoReturn
 
 import click
 import orjson
@@ -17,38 +17,86 @@ import orjson
 from commitmq import config as node_config
 from commitmq.admin_socket import exposure_warning, is_loopback
 from commitmq.cli.exit_codes import CliExit
+from commitmq.cli.node_verb import NodeVerb
 from commitmq.cli.output import complain, fail
 from commitmq.config import NodeConfig
+from commitmq.fitting import fit
 from commitmq.node_files import make_folders
+from commitmq.profiles import DEFAULT_PROFILE, PROFILES
+from commitmq.store.access import keep_private
 from commitmq.store.layout import StoreLayout
 
 _LOG_TAIL_LINES = 5
 
 
-@click.command()
+@click.command(cls=NodeVerb)
 @click.option("--store", "store", required=True, type=click.Path(path_type=Path, file_okay=False), help="Store folder.")
 @click.option("--config", "config_file", type=click.Path(path_type=Path, dir_okay=False), help="TOML file of keys.")
 @click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="One configuration key; repeatable.")
-@click.option("--background", is_flag=True, help="Return when the node accepts messages; log to commitmq/node.log.")
-def start(store: Path, config_file: Path | None, overrides: tuple[str, ...], background: bool) -> None:
+@click.option(
+    "--profile", type=click.Choice(list(PROFILES)), help=f"Defaults for a machine's size.  [default: {DEFAULT_PROFILE}]"
+)
+@click.option("--background", is_flag=True, help="Return when the node accepts messages.")
+@click.option("--verbose", is_flag=True, help="In the foreground: log to standard error, not to commitmq/node.log.")
+@click.option(
+    "--allow-cut",
+    type=click.IntRange(min=0),
+    metavar="OFFSET",
+    help="Let the log end at OFFSET, where a refused start says it would cut it.",
+)
+def start(
+    store: Path,
+    config_file: Path | None,
+    overrides: tuple[str, ...],
+    profile: str | None,
+    background: bool,
+    verbose: bool,
+    allow_cut: int | None,
+) -> None:
     """Start a node on the store folder STORE, which is created if it does not exist.
 
-    In the foreground it logs to standard error until Ctrl-C or SIGTERM, then stops in order.
+    In the foreground it runs until Ctrl-C or SIGTERM, then stops in order. It logs to commitmq/node.log in the store.
+
+    A store knows the sizes of its files, RocketMQ's too: they need not be given. For a new one they come from the profile:
+    dev and small (about 40 and 140 MB of disk with the first message), or server (3.3 GB, RocketMQ's own sizes).
+
+    A start that would have to cut from the log what somebody was told is stored is refused, and changes nothing, however
+    often it is repeated. The refusal names the OFFSET that --allow-cut takes; what is cut is kept in commitmq/cut.
     """
-    config = node_config.load(config_file, overrides)
+    if allow_cut is not None:
+        overrides = (*overrides, f"commit_log.allow_cut={allow_cut}")
+    config = node_config.load(config_file, overrides, profile)
     layout = StoreLayout(store.absolute())
+    # The supervisor asks the same under the store's lock. Here a refusal has touched nothing at all, not even the log.
+    fit(layout, config)
+    keep_private(layout.root)  # inherited by every process of the node
     make_folders(layout)
     if not is_loopback(config.network.host):
         warning = exposure_warning(config.network.host, config.network.port)
         click.secho(f"WARNING: {warning}", fg="red", bold=True, err=True)
     # A memory file instead of arguments: every supervisor that the keeper starts reads these very values.
     config_fd = os.memfd_create("commitmq-config", 0)
-    os.write(config_fd, orjson.dumps(config.to_dict()))
+    os.write(config_fd, node_config.dumps(config))
     if background:
         _start_in_background(layout, config, config_fd)
     else:
-        os.set_inheritable(config_fd, True)
-        os.execv(sys.executable, _keeper_command(layout, config_fd, -1, "foreground"))
+        _become_the_keeper(layout, config_fd, verbose)
+
+
+def _become_the_keeper(layout: StoreLayout, config_fd: int, verbose: bool) -> NoReturn:
+    errors_fd = os.dup(2)
+    for fd in (config_fd, errors_fd):
+        os.set_inheritable(fd, True)
+    if not verbose:
+        click.echo(f"starting a node on {layout.root}; its log is {_log_path(layout)} (--verbose: here)")
+        with open(_log_path(layout), "ab") as log:
+            os.dup2(log.fileno(), 2)
+    sys.stdout.flush()
+    os.execv(sys.executable, _keeper_command(layout, config_fd, errors_fd, "foreground"))
+
+
+def _log_path(layout: StoreLayout) -> Path:
+    return layout.own / "node.log"
 
 
 def _keeper_command(layout: StoreLayout, config_fd: int, ready_fd: int, mode: str) -> list[str]:
@@ -56,7 +104,7 @@ def _keeper_command(layout: StoreLayout, config_fd: int, ready_fd: int, mode: st
 
 
 def _start_in_background(layout: StoreLayout, config: NodeConfig, config_fd: int) -> None:
-    log_path = layout.own / "node.log"
+    log_path = _log_path(layout)
     ready_read, ready_write = os.pipe()
     with open(log_path, "ab") as log:
         keeper = subprocess.Popen(
@@ -76,6 +124,8 @@ def _start_in_background(layout: StoreLayout, config: NodeConfig, config_fd: int
         keeper.wait()
         fail("interrupted; the node was stopped", CliExit.INTERRUPTED)
     if outcome.get("event") == "ready":
+        for warning in outcome["warnings"]:
+            click.secho(f"WARNING: {warning}", fg="red", bold=True, err=True)
         click.echo(f"node is ready at {outcome['admin'][0]}")
         click.echo(f"store {layout.root}, supervisor {outcome['pid']}, log {log_path}")
         keeper.returncode = 0  # it lives on; nobody here waits for it
@@ -107,9 +157,11 @@ def _wait_until_ready(reports: IO[bytes], keeper: subprocess.Popen[bytes]) -> di
             *lines, pending = pending.split(b"\n")
             for line in lines:
                 report: dict[str, Any] = orjson.loads(line)
-                if report["event"] != "info":
+                # A start that fails also says that it stopped, before it says why.
+                if report["event"] in ("ready", "failed"):
                     return report
-                click.echo(str(report["message"]), err=True)
+                if report["event"] == "info":
+                    click.echo(str(report["message"]), err=True)
             if not chunk:
                 return {}
     finally:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -10,24 +10,27 @@ import click
 
 from commitmq.cli.admin_request import request
 from commitmq.cli.exit_codes import CliExit
-from commitmq.cli.output import DEFAULT_NODE, fail, human_bytes, json_option, print_json, print_table
+from commitmq.cli.output import DEFAULT_NODE, fail, human_bytes, json_option, node_unless, print_json, print_table
+from commitmq.cli.quantity import seconds
+from commitmq.fitting import no_index
 from commitmq.node_files import read_node_file
 from commitmq.status import progress_sentence
 from commitmq.store.layout import StoreLayout
 from commitmq.store.store_lock import lock_holder
 
+_PARTS = ("node", "processes", "positions", "disk_flags", "disk_warnings", "dispatchers", "plugins")
+
 
 @click.command()
 @click.option("--node", metavar="ADDRESS", envvar="COMMITMQ_NODE", help=f"Admin address.  [default: {DEFAULT_NODE}]")
 @click.option("--store", type=click.Path(path_type=Path, file_okay=False), help="Store folder of a node here.")
-@click.option("--timeout", "timeout_s", type=float, default=5.0, show_default=True, help="Seconds to wait.")
+@click.option("--timeout", "timeout_s", type=seconds(), default=5.0, show_default=True, help="Seconds to wait.")
 @json_option
 def status(node: str | None, store: Path | None, timeout_s: float, as_json: bool) -> None:
     """Show every process of a node: pid, state, restarts, CPU, memory, position and lag."""
-    if node is not None and store is not None:
-        raise click.UsageError("give either --store DIR or --node ADDRESS")
+    node = node_unless(store, node)
     answer = request(_address_of(store) if store else node or DEFAULT_NODE, "status", timeout_s=timeout_s)
-    report = {key: answer[key] for key in ("node", "processes", "positions", "disk_flags", "dispatchers", "plugins")}
+    report = {key: answer[key] for key in _PARTS}
     if as_json:
         print_json(report)
     else:
@@ -46,13 +49,23 @@ def _address_of(store: Path) -> str:
 def _print(report: dict[str, Any]) -> None:
     node, processes = report["node"], report["processes"]
     click.echo(f"node {node['admin'][0]}  {node['state']}  epoch {node['epoch']}  {node['flush_mode']} flush")
-    click.echo(f"store {node['store']}")
+    click.echo(f"store {node['store']}  id {node['store_id']}")
+    if node.get("kernels"):
+        click.echo(f"kernels {node['kernels']['folder']} ({node['kernels']['origin']})")
     if node.get("progress"):
         click.echo(f"{node['progress']['role']}: {progress_sentence(node['progress'])}")
     if node["keeper"] == "gone":
         click.echo("keeper is gone: nothing starts this node's supervisor again if it is killed")
-    if report["disk_flags"]:
-        click.echo(f"sends are refused: {', '.join(report['disk_flags'])}")
+    for cut in node.get("cuts") or []:
+        where = ", ".join(cut["copies"]) or "nothing was left to keep"
+        records = f", {cut['records']} whole records among them" if cut["records"] >= 0 else ""
+        when = datetime.fromtimestamp(cut["time_ms"] / 1000, UTC).isoformat(" ", "seconds")
+        click.echo(f"cut from the log {when} by {cut['by']}: {cut['bytes']} bytes{records}; the log ended at", nl=False)
+        click.echo(f" {cut['log_end']} ({cut['reason']}); kept in {where}")
+    for warning in report["disk_warnings"]:
+        click.echo(warning)
+    if node["index_problem"]:
+        click.echo(no_index(node["index_problem"]))
     rows = [
         (
             row["role"],
@@ -90,6 +103,12 @@ def _print(report: dict[str, Any]) -> None:
         for trouble in troubles:
             click.echo(f"  {trouble}")
     _print_expiry(next((row["info"].get("expiry") for row in processes if row["role"] == "cleanup"), None))
+    clock = next((row["info"].get("clock") for row in processes if row["role"] == "writer"), None)
+    if clock:
+        click.echo(
+            f"\nthe clock was {clock['was_ahead_ms'] / 1000:.0f} s ahead: so are the store timestamps of messages below offset"
+            f" {clock['until_offset']}"
+        )
     parked = [row for row in report["dispatchers"] if row["state"] == "parked"]
     for row in parked:
         click.echo(f"\ndispatcher {row['name']} is parked: see `commitmq dispatcher list`")

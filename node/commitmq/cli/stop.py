@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from commitmq.cli.exit_codes import CliExit
-from commitmq.cli.output import fail
+from commitmq.cli.output import fail, node_unless
 from commitmq.node_files import read_node_file
 from commitmq.processes import free_locks, open_process, wait_for_exit
 from commitmq.store import abort_file
@@ -23,14 +23,21 @@ _ORPHAN_PATIENCE_S = 5.0
 
 @click.command()
 @click.option("--store", type=click.Path(path_type=Path, file_okay=False), help="Store folder of a node here.")
-@click.option("--node", metavar="ADDRESS", help="Admin address of a node, for example tcp://127.0.0.1:7310.")
+@click.option(
+    "--node",
+    metavar="ADDRESS",
+    envvar="COMMITMQ_NODE",
+    show_envvar=True,
+    help="Admin address of a node, for example tcp://127.0.0.1:7310.",
+)
 def stop(store: Path | None, node: str | None) -> None:
     """Stop a node in order: what was accepted is flushed and dispatched, then every process ends.
 
     Exit code 75 means that the node is gone but did not end in order; its next start recovers the store.
     """
-    if (store is None) == (node is None):
-        raise click.UsageError("give either --store DIR or --node ADDRESS")
+    node = node_unless(store, node)
+    if store is None and node is None:
+        raise click.UsageError("give --store DIR or --node ADDRESS, or set COMMITMQ_NODE")
     clean = stop_store(store) if store is not None else _stop_address(str(node))
     if not clean:
         fail("the node is gone but did not stop in order; its next start recovers the store", CliExit.UNCLEAN_STOP)

@@ -16,7 +16,7 @@ from commitmq.cli.store_expire import expire
 from commitmq.cli.store_rebuild import rebuild
 from commitmq.cli.store_repair import repair
 from commitmq.cli.store_verify import verify
-from commitmq.errors import CorruptRecordError, StoreError
+from commitmq.errors import CommitMQError, CorruptRecordError, StoreError
 
 if TYPE_CHECKING:
     from commitmq.store.record import Record
@@ -39,9 +39,10 @@ store.add_command(repair)
 def dump(folder: Path, as_json: bool) -> None:
     """Write every message of the store in DIR, one JSON line each, in the order of the CommitLog.
 
-    A record that is an inner batch is one line, with the messages in it as inner_messages.
+    A record that is an inner batch is one line, with the messages in it as inner_messages; with damage instead, where its body
+    cannot be decompressed.
 
-    DIR is opened read-only; the node need not run, and may. The size of a segment is taken from the files. At a torn
+    DIR is opened read-only; the node need not run, and may. The size of a segment is the store's own. At a torn
     tail (what a crash cut short) the dump ends with a note on standard error; at damage before the end it exits 74.
     """
     from commitmq.store.commit_log import TornTailError
@@ -71,7 +72,11 @@ def _line(record: Record) -> dict[str, Any]:
     if record.sys_flag & SysFlag.INNER_BATCH:
         body = record.body
         if record.sys_flag & SysFlag.COMPRESSED:
-            body = decompress(body, record.sys_flag)
+            try:
+                body = decompress(body, record.sys_flag)
+            except CommitMQError as error:
+                line["damage"] = str(error)
+                return line
         line["inner_messages"] = [
             {
                 "queue_offset": record.queue_offset + number,
@@ -86,13 +91,15 @@ def _line(record: Record) -> dict[str, Any]:
 
 def _records(folder: Path) -> Iterator[Record]:
     from commitmq.store.commit_log import CommitLog
+    from commitmq.store.geometry import SEGMENT, look
     from commitmq.store.layout import StoreLayout
 
-    segments = StoreLayout(folder).commit_log
+    layout = StoreLayout(folder)
+    segments = layout.commit_log
     if not segments.is_dir():
         raise StoreError("this is no store: it has no folder commitlog", path=folder)
-    size = _segment_bytes(segments)
-    if not size:
+    size = look(layout, index=False).sizes.get(SEGMENT)
+    if size is None:
         return
     # Two maps suffice for a walk from front to back, so the dump of a large store stays small.
     log = CommitLog(segments, size, max_mapped=2)
@@ -100,9 +107,3 @@ def _records(folder: Path) -> Iterator[Record]:
         yield from log.iter_records()
     finally:
         log.close()
-
-
-def _segment_bytes(segments: Path) -> int:
-    """Size of the first segment; the CommitLog itself checks that the others have the same. 0 without a segment."""
-    names = sorted(entry.name for entry in segments.iterdir() if len(entry.name) == 20 and entry.name.isdigit())
-    return (segments / names[0]).stat().st_size if names else 0

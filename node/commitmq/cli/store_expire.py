@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from commitmq.cli.exit_codes import CliExit
-from commitmq.cli.output import DEFAULT_NODE, fail, human_bytes, json_option, print_json
+from commitmq.cli.output import DEFAULT_NODE, human_bytes, json_option, print_json
+from commitmq.cli.quantity import Quantity
 
 if TYPE_CHECKING:
     from commitmq.store.layout import StoreLayout
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 @click.option(
     "--before", metavar="TIME", help="Delete what was stored before TIME (ISO 8601, UTC unless it says else)."
 )
-@click.option("--keep-bytes", type=click.IntRange(min=0), metavar="N", help="Delete all but the newest N bytes of log.")
+@click.option("--keep-bytes", type=Quantity("bytes"), metavar="SIZE", help="Delete all but the newest SIZE of log.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be deleted.")
 @json_option
 def expire(
@@ -35,6 +36,9 @@ def expire(
     Whole segments go, oldest first; the one that is written to stays. With both --before and --keep-bytes only what both
     allow goes. A node without either deletes what is expired by its configuration, whatever the hour; and it keeps what
     its configuration says it must (keep_unconsumed). A store that a node holds is refused: ask the node.
+
+    A store that was not closed in order can be expired as far as the next start has nothing to recover there. That needs no
+    space: it is the way out when a disk is so full that no node starts on it.
     """
     when = None if before is None else _time(before)
     source = click.get_current_context().get_parameter_source("node")
@@ -68,29 +72,27 @@ def _time(text: str) -> datetime:
 
 
 def _expire_folder(folder: Path, before: datetime | None, keep_bytes: int | None, dry_run: bool) -> dict[str, Any]:
+    from commitmq import kernel_cache
     from commitmq.config import NodeConfig
+    from commitmq.extras import need_node
+
+    need_node("`commitmq store expire` of a closed store")
+    kernel_cache.use_store(folder.absolute())  # before kernels are imported
+    from commitmq.offline.expire import safe_end
     from commitmq.offline.held_store import HeldStore
-    from commitmq.store import abort_file
 
     with HeldStore(folder, NodeConfig()) as held:
-        layout = held.layout
-        if abort_file.exists(layout.abort):
-            fail(
-                f"the store {layout.root} was not closed in order; start a node on it and stop it, then it can be expired",
-                CliExit.STORE_UNUSABLE,
-            )
-        return _expire_locked(layout, before, keep_bytes, dry_run)
+        segment_bytes = held.config.commit_log.segment_bytes
+        return _expire_locked(held.layout, segment_bytes, before, keep_bytes, dry_run, safe_end(held))
 
 
 def _expire_locked(
-    layout: StoreLayout, before: datetime | None, keep_bytes: int | None, dry_run: bool
+    layout: StoreLayout, segment_bytes: int, before: datetime | None, keep_bytes: int | None, dry_run: bool, safe: int
 ) -> dict[str, Any]:
     from commitmq.offline.expire import expire as expire_closed
     from commitmq.store import expiry
     from commitmq.store.commit_log import CommitLog
 
-    bases = expiry.list_bases(layout.commit_log)
-    segment_bytes = (layout.commit_log / f"{bases[0]:020d}").stat().st_size if bases else 1
     expiry.finish_expiry(layout, segment_bytes)
     log = CommitLog(layout.commit_log, segment_bytes, max_mapped=2)
     try:
@@ -101,8 +103,10 @@ def _expire_locked(
             ends.append(expiry.offset_before(log, segments, int(before.timestamp() * 1000)))
     finally:
         log.close()
-    done = expire_closed(layout, segments, min(ends), end, dry_run=dry_run)
+    done = expire_closed(layout, segments, min(*ends, safe), end, dry_run=dry_run)
     kept = "it is the last segment" if len(done.segments) >= len(segments) - 1 else "newer than was asked for"
+    if safe < min(ends):
+        kept = f"from {safe} on the next start recovers it"
     return {
         "segments": list(done.segments),
         "disk_bytes": done.disk_bytes,
@@ -115,12 +119,14 @@ def _expire_locked(
 
 def _log_end(log: Any, segments: tuple[Segment, ...]) -> int:
     """Behind the last record; the segment made last may hold none."""
+    from commitmq.store.commit_log import TornTailError
     from commitmq.store.expiry import first_timestamp
 
     for segment in reversed(segments):
         if first_timestamp(log, segment.base) >= 0:
             end = segment.base
-            for offset, size in log.iter_spans(segment.base):
-                end = offset + size
+            with contextlib.suppress(TornTailError):  # a crash's: the next start ends the log there
+                for offset, size in log.iter_spans(segment.base):
+                    end = offset + size
             return int(end)
     return segments[0].base if segments else 0

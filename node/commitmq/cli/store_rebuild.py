@@ -6,10 +6,12 @@ from pathlib import Path
 
 import click
 
+from commitmq.cli.exit_codes import CliExit
+from commitmq.cli.node_verb import NodeVerb
 from commitmq.cli.output import json_option, print_json
 
 
-@click.command()
+@click.command(cls=NodeVerb)
 @click.argument("folder", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--only", type=click.Choice(["queues", "index"]), help="One kind of files.  [default: both]")
 @click.option("--config", "config_file", type=click.Path(path_type=Path, dir_okay=False), help="TOML file of keys.")
@@ -20,20 +22,33 @@ def rebuild(
 ) -> None:
     """Make the ConsumeQueues and the index of the store in DIR anew, from its CommitLog alone.
 
-    The node must be stopped. The old files are kept beside the new ones. Sizes of files are those the store has; the
-    index gets the configuration's.
+    The node must be stopped. The old files are kept beside the new ones. Sizes of files are those the store has; for
+    the index others can be given with --set. Afterwards the store is compared as `store verify` does it, and the exit code
+    is 65 when something is not right: a log may hold what no queue can show.
     """
     from commitmq import config as node_config
+    from commitmq import kernel_cache
     from commitmq.cli.progress import byte_progress
+
+    kernel_cache.use_store(folder.absolute())  # before kernels are imported
     from commitmq.offline.held_store import HeldStore
     from commitmq.offline.rebuild import KINDS
     from commitmq.offline.rebuild import rebuild as work
+    from commitmq.offline.rebuild_check import checked
 
     config = node_config.load(config_file, overrides)
-    with HeldStore(folder, config) as store, byte_progress("rebuilding", quiet=as_json) as progress:
-        done = work(store, KINDS if only is None else (only,), progress)
+    kinds = KINDS if only is None else (only,)
+    with (
+        HeldStore(folder, config, new_index="index" in kinds) as store,
+        byte_progress("rebuilding", quiet=as_json) as progress,
+    ):
+        done = checked(store, work(store, kinds, progress), kinds, progress)
     if as_json:
         print_json(done.to_json())
     else:
         click.echo(done.line(only))
         click.echo(f"the old files are in {done.kept}")
+        for line in done.left_lines():
+            click.echo(line)
+    if done.left:
+        raise SystemExit(int(CliExit.DAMAGE_FOUND))

@@ -8,16 +8,19 @@ from typing import TYPE_CHECKING
 import click
 
 from commitmq.cli.exit_codes import CliExit
+from commitmq.cli.node_verb import NodeVerb
 from commitmq.cli.output import json_option, print_json
 
 if TYPE_CHECKING:
     from commitmq.offline.extents import Extent
+    from commitmq.offline.held_store import HeldStore
 
 
-@click.command()
+@click.command(cls=NodeVerb)
 @click.argument("folder", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--cut", "how", flag_value="cut", help="End the log where the damage begins.")
 @click.option("--skip", "how", flag_value="skip", help="Take out the damaged records only, and keep what follows.")
+@click.option("--restore-cut", "how", flag_value="restore-cut", help="Put back what was cut last, from commitmq/cut.")
 @click.option("--config", "config_file", type=click.Path(path_type=Path, dir_okay=False), help="TOML file of keys.")
 @click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="One configuration key; repeatable.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
@@ -27,15 +30,22 @@ def repair(
 ) -> None:
     """Show the damage in the log of the store in DIR; with --cut or --skip, repair it.
 
-    The node must be stopped. What goes is copied to commitmq/cut first. Exits 65 while there is damage.
+    The node must be stopped. What goes is copied to commitmq/cut first, and --restore-cut puts back what a repair or a
+    start cut last, unless messages were stored in its place since. Exits 65 while there is damage.
     """
     from commitmq import config as node_config
+    from commitmq import kernel_cache
     from commitmq.cli.progress import byte_progress
+
+    kernel_cache.use_store(folder.absolute())  # before kernels are imported
     from commitmq.offline.held_store import HeldStore
-    from commitmq.offline.repair import find_damage
+    from commitmq.offline.log_damage import find_damage
     from commitmq.offline.repair import repair as work
 
     with HeldStore(folder, node_config.load(config_file, overrides)) as store:
+        if how == "restore-cut":
+            _restore(store, yes, as_json)
+            return
         if how is None:
             _show(find_damage(store), store.config.commit_log.segment_bytes, as_json)
             return
@@ -60,6 +70,34 @@ def repair(
             click.echo(f"{done.blanked_units} message(s) cannot be read any more; the others kept their offsets")
         for path in done.evidence:
             click.echo(f"a copy of what went is {path}")
+
+
+def _restore(store: HeldStore, yes: bool, as_json: bool) -> None:
+    from commitmq.cli.progress import byte_progress
+    from commitmq.offline.restore import restorable, restore
+    from commitmq.store import cut_record
+
+    cuts = restorable(store)
+    if cuts and not yes:
+        click.echo(cut_record.sentence(store.layout, cuts[0]))
+        click.confirm("Put this back?", abort=True)
+    with byte_progress("restoring", quiet=as_json) as progress:
+        done = restore(store, progress)
+    if as_json:
+        cut = None if done.cut is None else done.cut.to_json(store.layout)
+        print_json({"restored": cut, "bytes": done.restored_bytes, "damage": list(done.damage), "left": len(cuts[1:])})
+    elif done.cut is None:
+        click.echo("nothing was cut from this log, or everything is back")
+    else:
+        click.echo(
+            f"put back {done.restored_bytes} bytes at physical offset {done.cut.parts[0].begin if done.cut.parts else 0}"
+        )
+        for line in done.damage:
+            click.echo(line)
+        if cuts[1:]:
+            click.echo(f"{len(cuts) - 1} older cut(s) can be put back, too")
+    if done.damage:
+        raise SystemExit(int(CliExit.DAMAGE_FOUND))
 
 
 def _show(damage: list[Extent], segment_bytes: int, as_json: bool) -> None:

@@ -7,10 +7,11 @@ from pathlib import Path
 import click
 
 from commitmq.cli.exit_codes import CliExit
+from commitmq.cli.node_verb import NodeVerb
 from commitmq.cli.output import json_option, print_json
 
 
-@click.command()
+@click.command(cls=NodeVerb)
 @click.argument("folder", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--config", "config_file", type=click.Path(path_type=Path, dir_okay=False), help="TOML file of keys.")
 @click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="One configuration key; repeatable.")
@@ -18,19 +19,27 @@ from commitmq.cli.output import json_option, print_json
 def verify(folder: Path, config_file: Path | None, overrides: tuple[str, ...], as_json: bool) -> None:
     """Read the whole store in DIR and compare log, ConsumeQueues and index. Changes nothing; exits 65 for damage.
 
-    The node must be stopped. Sizes of files are those the store has; the index's come from the configuration.
+    The node must be stopped. Sizes of files are those the store has. What was ever cut from the log, and lies in
+    commitmq/cut, is told too; it is no damage of what is left.
     """
     from commitmq import config as node_config
+    from commitmq import kernel_cache
     from commitmq.cli.progress import byte_progress
+
+    kernel_cache.use_store(folder.absolute())  # before kernels are imported
     from commitmq.offline.held_store import HeldStore
     from commitmq.offline.verify import verify as work
+    from commitmq.store import cut_record
 
     config = node_config.load(config_file, overrides)
     with HeldStore(folder, config) as store, byte_progress("verifying", quiet=as_json) as progress:
         report = work(store, progress)
+        cuts = [cut for cut in cut_record.load(store.layout) if not cut.restored]
     if as_json:
-        print_json(report.to_json())
+        print_json({**report.to_json(), "cuts": [cut.to_json(store.layout) for cut in cuts]})
     else:
         click.echo("\n".join(report.lines()))
+        for cut in cuts:
+            click.echo(f"was cut from the log, {cut_record.sentence(store.layout, cut)}")
     if not report.is_sound:
         raise SystemExit(int(CliExit.DAMAGE_FOUND))

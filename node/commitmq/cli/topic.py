@@ -1,7 +1,9 @@
-"""``commitmq topic create|list|describe|delete``: the topics of a running node."""
+"""``commitmq topic create|update|list|describe|delete``: the topics of a running node."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterable
 from typing import Any
 
 import click
@@ -13,7 +15,7 @@ _PERMISSIONS = ((4, "r"), (2, "w"), (1, "i"))
 
 @click.group()
 def topic() -> None:
-    """Create, list, describe and delete topics."""
+    """Create, update, list, describe and delete topics."""
 
 
 @topic.command()
@@ -29,19 +31,12 @@ def create(name: str, queues: int | None, memory: bool, pairs: tuple[str, ...], 
     """Create topic NAME. One that exists with the same settings is no error.
 
     Attributes are RocketMQ's (queue.type, message.type, cleanup.policy, reserve.time) and storage.type, which is log
-    (default) or memory; --memory is short for storage.type=memory.
+    (default) or memory; --memory is short for storage.type=memory. message.type says what RocketMQ's proxy may send there:
+    the node keeps it and takes every message, as RocketMQ's broker does.
     """
     from commitmq.client.admin import Admin
 
-    attributes: dict[str, str] = {}
-    for pair in (*pairs, *(["storage.type=memory"] if memory else ())):
-        key, separator, value = pair.partition("=")
-        if not separator or not key:
-            raise click.BadParameter(f"{pair!r}: write KEY=VALUE", param_hint="--attribute")
-        if attributes.setdefault(key, value) != value:
-            raise click.BadParameter(
-                f"{key} is given twice, as {attributes[key]} and {value}", param_hint="--attribute"
-            )
+    attributes = _attributes_of((*pairs, *(["storage.type=memory"] if memory else ())))
     with Admin(node) as admin:
         answer = admin.topic_create(name, queues, attributes=attributes or None)
     if as_json:
@@ -49,6 +44,36 @@ def create(name: str, queues: int | None, memory: bool, pairs: tuple[str, ...], 
         return
     verb = "created" if answer["created"] else "exists already"
     click.echo(f"topic {name} {verb}: {answer['topic']['write_queues']} queues{_attributes(answer['topic'])}")
+
+
+@topic.command()
+@click.argument("name")
+@click.option(
+    "--queues", type=click.IntRange(min=1), help="Number of queues. Fewer leave messages of the others unread."
+)
+@click.option("--perm", type=click.Choice(["rw", "r", "w", "-"]), help="Who may: r read, w write, - nobody.")
+@click.option("--attribute", "pairs", metavar="KEY=VALUE", multiple=True, help="An attribute to set; may be repeated.")
+@json_option
+@node_option
+def update(name: str, queues: int | None, perm: str | None, pairs: tuple[str, ...], as_json: bool, node: str) -> None:
+    """Change settings of topic NAME; what is not named stays.
+
+    What its messages are kept in (storage.type, queue.type, cleanup.policy) cannot change.
+    """
+    from commitmq.client.admin import Admin
+
+    if queues is None and perm is None and not pairs:
+        raise click.UsageError("give --queues, --perm or --attribute")
+    bits = None if perm is None else sum(bit for bit, letter in _PERMISSIONS if letter in perm)
+    with Admin(node) as admin:
+        described = admin.topic_update(name, queues, perm=bits, attributes=_attributes_of(pairs) or None)
+    if as_json:
+        print_json({"topic": described})
+        return
+    click.echo(
+        f"topic {name} updated: {described['write_queues']} queues  perm {permission(described['perm'])}"
+        f"{_attributes(described)}"
+    )
 
 
 @topic.command(name="list")
@@ -115,6 +140,8 @@ def delete(name: str, yes: bool, as_json: bool, node: str) -> None:
     from commitmq.client.admin import Admin
 
     if not yes:
+        if not sys.stdin.isatty():
+            raise click.UsageError(f"to delete topic {name} with all its messages without being asked, give --yes")
         click.confirm(f"Delete topic {name} with all its messages?", abort=True)
     with Admin(node) as admin:
         admin.topic_delete(name)
@@ -122,6 +149,20 @@ def delete(name: str, yes: bool, as_json: bool, node: str) -> None:
         print_json({"deleted": name})
     else:
         click.echo(f"topic {name} deleted")
+
+
+def _attributes_of(pairs: Iterable[str]) -> dict[str, str]:
+    """The attributes that ``pairs`` of KEY=VALUE name. Raises BadParameter."""
+    attributes: dict[str, str] = {}
+    for pair in pairs:
+        key, separator, value = pair.partition("=")
+        if not separator or not key:
+            raise click.BadParameter(f"{pair!r}: write KEY=VALUE", param_hint="--attribute")
+        if attributes.setdefault(key, value) != value:
+            raise click.BadParameter(
+                f"{key} is given twice, as {attributes[key]} and {value}", param_hint="--attribute"
+            )
+    return attributes
 
 
 def permission(perm: int) -> str:

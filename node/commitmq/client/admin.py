@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -31,6 +32,8 @@ class Admin:
     def __init__(self, node: str | None = None, *, timeout_s: float = 10.0) -> None:
         """Connects at the first request. ``node``: admin address, default COMMITMQ_NODE, else tcp://127.0.0.1:7310."""
         self._closed = True
+        if not timeout_s > 0:
+            raise ValueError(f"timeout_s must be positive, not {timeout_s!r}")
         self._directory = Directory(node)
         self._timeout_s = timeout_s
         self._channels: dict[str, Channel] = {}
@@ -84,9 +87,28 @@ class Admin:
         fields: dict[str, Any] = {"topic": name, "queues": queues, "perm": perm, "attributes": attributes}
         return self._ask("coordinator", "topic.create", {k: v for k, v in fields.items() if v is not None})
 
+    def topic_update(
+        self, name: str, queues: int | None = None, *, perm: int | None = None, attributes: dict[str, str] | None = None
+    ) -> dict[str, Any]:
+        """Change settings of a topic that exists; what is None stays. Returns its settings.
+
+        More ``queues`` are read from their beginning; fewer leave the messages of the others unread. ``attributes`` are set
+        beside those it has; what its messages are kept in cannot change. Raises ProtocolError TOPIC_NOT_EXIST without one.
+        """
+        now = self.topic(name)
+        fields: dict[str, Any] = {
+            "topic": name,
+            "queues": now["write_queues"] if queues is None else queues,
+            "perm": now["perm"] if perm is None else perm,
+            "attributes": {**now["attributes"], **(attributes or {})},
+            "update": True,
+            "incarnation": now["incarnation"],
+        }
+        return dict(self._ask("coordinator", "topic.create", fields)["topic"])
+
     def topics(self) -> list[dict[str, Any]]:
         """All topics with their settings."""
-        return list(self._ask("coordinator", "topic.list", {})["topics"])
+        return [one for page in self._pages("topic.list", {}) for one in page["topics"]]
 
     def topic(self, name: str) -> dict[str, Any]:
         """One topic's settings, and the groups that have offsets in it."""
@@ -97,8 +119,20 @@ class Admin:
         return dict(self._ask("reader", "memory", {} if topic is None else {"topic": topic}))
 
     def topic_delete(self, name: str) -> None:
-        """Delete a topic: its messages cannot be read any more, its groups' offsets are dropped."""
-        self._ask("coordinator", "topic.delete", {"topic": name})
+        """Delete a topic: its messages cannot be read any more, its groups' offsets are dropped.
+
+        Deletes the topic that is there when this is called, and never one that is made of the same name since, however often
+        the request has to be repeated. A topic whose deletion was not finished (ProtocolError SERVICE_NOT_AVAILABLE: the
+        writer is being restarted) does not exist any more; the node finishes it by itself, and calling this again waits.
+        """
+        try:
+            incarnation = self.topic(name)["incarnation"]
+        except ProtocolError as error:
+            if error.code != "TOPIC_NOT_EXIST":
+                raise
+            incarnation = None  # it may be ending: this waits for that
+        fields = {"topic": name} if incarnation is None else {"topic": name, "incarnation": incarnation}
+        self._ask("coordinator", "topic.delete", fields)
 
     def offsets(self, topic: str, timestamp: int | datetime | None = None) -> list[tuple[int, int, int, int | None]]:
         """For each queue ``(queue, min, max, by_time)``; ``max`` is the offset the next message will get.
@@ -172,15 +206,26 @@ class Admin:
 
     def groups(self) -> list[dict[str, Any]]:
         """All groups: ``name``, ``members`` (number), ``topics`` (with offsets)."""
-        return list(self._ask("coordinator", "group.list", {})["groups"])
+        groups: dict[str, dict[str, Any]] = {}
+        for page in self._pages("group.list", {}):
+            for row in page["groups"]:
+                known = groups.setdefault(row["name"], row)
+                if known is not row:
+                    known["topics"] += row["topics"]
+        return list(groups.values())
 
     def group(self, name: str) -> dict[str, Any]:
         """One group: state, members, which of them has which queue, committed offsets."""
-        return dict(self._ask("coordinator", "group.describe", {"group": name})["group"])
+        first, *more = (page["group"] for page in self._pages("group.describe", {"group": name}))
+        for page in more:
+            for part in ("members", "queues", "offsets"):
+                first[part] += page[part]
+        return dict(first)
 
     def group_lag(self, name: str) -> list[dict[str, Any]]:
         """For each queue of the topics the group has consumed or consumes: ``topic``, ``queue``, ``committed`` (None:
-        never), ``end`` (the next message's offset), ``lag`` (messages), ``member`` (who reads it, or None).
+        never), ``end`` (the next message's offset), ``lag`` (messages), ``member`` (who reads it, or None), ``problem`` (None,
+        or what is wrong: more is committed than the queue has, so messages to come will be skipped).
 
         The lag of a queue without a commit counts from its first message.
         """
@@ -207,6 +252,9 @@ class Admin:
                         "end": high,
                         "lag": max(high - reached, 0),
                         "member": holders.get((topic, queue)),
+                        "problem": None
+                        if at is None or at <= high
+                        else f"offset {at} is committed, and the queue ends at {high}: reset the group's offset",
                     }
                 )
         return rows
@@ -246,6 +294,16 @@ class Admin:
         answer = self._ask("coordinator", "offset.commit", {"group": group, "offsets": offsets, "reset": True})
         return [(name, queue, offset) for name, queue, offset in answer["stored"]]
 
+    def _pages(self, op: str, fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """The pages of a listing, one request each."""
+        after: Any = None
+        while True:
+            page = self._ask("coordinator", op, fields if after is None else {**fields, "after": after})
+            yield page
+            after = page.get("next")
+            if after is None:
+                return
+
     # ------------------------------------------------------------ dispatchers
 
     def dispatchers(self) -> list[dict[str, Any]]:
@@ -262,6 +320,12 @@ class Admin:
     def dispatcher_retry(self, name: str) -> None:
         """Have a parked dispatcher try its record again, in a new process that imports its code again."""
         self._ask(self._dispatcher(name), "retry", {})
+
+    def dispatcher_restart(self, name: str) -> None:
+        """Have a dispatcher end in order and begin again in a new process, which imports its code again: after its plugin was
+        replaced by another version.
+        """
+        self._ask(self._dispatcher(name), "restart", {})
 
     def dispatcher_skip(self, name: str, at: int) -> dict[str, Any]:
         """Have a dispatcher that is parked at physical offset ``at`` leave that record out, for ever. Returns the record."""
@@ -313,7 +377,8 @@ class Admin:
     def __del__(self) -> None:
         if not getattr(self, "_closed", True) and self._pid == os.getpid():
             warnings.warn(f"unclosed admin {self!r}", ResourceWarning, source=self, stacklevel=2)
-            self.close()
+            if not sys.is_finalizing():
+                self.close()
 
     def __repr__(self) -> str:
         return f"Admin({self._directory.address!r})"

@@ -8,153 +8,74 @@ returned by the next one; a cancelled request of the admin goes on in its thread
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+import inspect
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 from commitmq.client.admin import Admin
-from commitmq.client.assignment import Gap, Queue
+from commitmq.client.aio_producer import AsyncProducer
+from commitmq.client.assignment import Gap, Queue, Taken
 from commitmq.client.consumer import Consumer
-from commitmq.client.message import Message
-from commitmq.client.producer import Producer
-from commitmq.client.results import BatchResult, SendResult
+from commitmq.errors import CommitMQError
 
 if TYPE_CHECKING:
     from commitmq.client.batch import MessageBatch
+
+__all__ = ["AsyncAdmin", "AsyncConsumer", "AsyncProducer"]
+
+_LOOP_LOOK_S = 1.0
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
-class _Pending(asyncio.Future[SendResult]):
-    """What a task waits for; cancelling it withdraws the message where that is still possible."""
-
-    sent: Future[SendResult]
-    arrivals: _Arrivals
-
-    def cancel(self, msg: Any | None = None) -> bool:
-        if not self.done():
-            self.sent.cancel()
-        return super().cancel(msg)
-
-    def arrived(self, _sent: Future[SendResult]) -> None:
-        """In the producer's thread, or where the message was cancelled."""
-        self.arrivals.add(self)
-
-
-class _Arrivals:
-    """Results on their way from the producer's thread to one loop: one call of the loop for all of a run.
-
-    ``asyncio.wrap_future`` makes one for each message, and a system call that wakes the loop with each.
-    """
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.loop = loop
-        self._done: deque[_Pending] = deque()
-        self._is_called = False
-
-    def add(self, pending: _Pending) -> None:
-        """In any thread."""
-        self._done.append(pending)
-        if not self._is_called:
-            self._is_called = True
-            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                self.loop.call_soon_threadsafe(self._land)
-
-    def _land(self) -> None:
-        self._is_called = False  # before the look: what comes behind it calls again
-        while self._done:
-            pending = self._done.popleft()
-            if pending.done():
-                continue
-            sent = pending.sent
-            if sent.cancelled():
-                pending.cancel()
-            elif error := sent.exception(0):
-                pending.set_exception(error)
-            else:
-                pending.set_result(sent.result(0))
-
-
-class AsyncProducer:
-    """:class:`commitmq.Producer` for asyncio; same arguments, same errors.
-
-    ``send`` waits for its ack; many tasks that send at the same time share runs. ``submit`` returns a future at once.
-    ``linger_ms`` is 0 unless it is given: who awaits a future cannot be told from who does not.
-    """
-
-    def __init__(self, node: str | None = None, **settings: Any) -> None:
-        self._producer = Producer(node, **{"linger_ms": 0.0, **settings})
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="commitmq-aio-producer")
-        self._arrivals: _Arrivals | None = None
-
-    async def send(self, topic: str, body: bytes | Message, **fields: Any) -> SendResult:
-        """Send one message and wait for its ack; ``fields`` as in :meth:`commitmq.Producer.send`."""
-        return await self.submit(topic, body, **fields)
-
-    def submit(self, topic: str, body: bytes | Message, **fields: Any) -> asyncio.Future[SendResult]:
-        """Send one message; the future gets its result. The loop must be running.
-
-        Blocks the loop while the producer's ``max_pending`` messages are pending, and for a look-up of the topic at the
-        first send with a ``sharding_key``.
-        """
-        loop = asyncio.get_running_loop()
-        arrivals = self._arrivals
-        if arrivals is None or arrivals.loop is not loop:
-            arrivals = self._arrivals = _Arrivals(loop)
-        sent = self._producer.send_async(topic, body, **fields)
-        pending = _Pending(loop=loop)
-        pending.sent, pending.arrivals = sent, arrivals
-        sent.add_done_callback(pending.arrived)
-        return pending
-
-    async def send_batch(self, topic: str, messages: Sequence[bytes | Message], **fields: Any) -> BatchResult:
-        """Send many messages; see :meth:`commitmq.Producer.send_batch`. A cancelled one goes on in its thread."""
-        return await self._run(partial(self._producer.send_batch, topic, messages, **fields))
-
-    async def flush(self, timeout_s: float | None = None) -> None:
-        """Wait until every submitted send is done."""
-        await self._run(partial(self._producer.flush, timeout_s))
-
-    async def close(self, timeout_s: float | None = None) -> None:
-        """Send what is pending, close everything."""
-        try:
-            await self._run(partial(self._producer.close, timeout_s))
-        finally:
-            self._thread.shutdown(wait=False)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.close()
-
-    async def _run(self, work: Callable[[], _R]) -> _R:
-        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, work))
+AsyncTold = Callable[[list[Queue]], Awaitable[object] | object]
+"""``on_assign`` and ``on_revoke`` of an AsyncConsumer: functions or coroutine functions, run in the loop."""
 
 
 class AsyncConsumer:
     """:class:`commitmq.Consumer` for asyncio; same arguments, same errors.
 
     Use it as an async context manager (or await :meth:`start`): connecting takes place there. Iterating yields batches
-    that are not empty.
+    that are not empty. ``on_assign`` and ``on_revoke`` may be coroutine functions; they run in the loop that polls, and may
+    await :meth:`commit`, :meth:`seek` and the like, but not :meth:`poll`.
+
+    Several tasks may poll: each batch goes to one of them. A poll says that all that was returned before is done, so tasks
+    that work at the same time need ``auto_commit=False`` and commit by themselves. A cancelled poll has returned nothing:
+    what it fetched comes with the next one, and is not committed before.
     """
 
-    def __init__(self, group: str | None, topics: str | Iterable[str] = (), **settings: Any) -> None:
+    def __init__(
+        self,
+        group: str | None,
+        topics: str | Iterable[str] = (),
+        *,
+        on_assign: AsyncTold | None = None,
+        on_revoke: AsyncTold | None = None,
+        **settings: Any,
+    ) -> None:
+        for name, told in (("on_assign", on_assign), ("on_revoke", on_revoke)):
+            if told is not None:
+                settings[name] = partial(self._tell, told)
         self._make = partial(Consumer, group, topics, **settings)
         self._consumer: Consumer | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="commitmq-aio-consumer")
-        self._poll: Future[MessageBatch] | None = None
+        self._poll: Future[Taken] | None = None  # what nobody has got yet
+        self._polling = asyncio.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._requests: SimpleQueue[Callable[[], object] | None] | None = (
+            None  # for the thread while it tells something
+        )
 
     async def start(self) -> Self:
         """Connect and join the group. After a failure make a new consumer."""
         if self._consumer is None:
+            self._loop = asyncio.get_running_loop()
             making = self._thread.submit(self._make)
             try:
                 self._consumer = await asyncio.shield(asyncio.wrap_future(making))
@@ -168,20 +89,53 @@ class AsyncConsumer:
 
     async def poll(self, timeout_s: float = 1.0, max_messages: int = 10_000) -> MessageBatch:
         """The next batch. If an earlier poll was cancelled while it waited, its batch comes first."""
-        if self._poll is None:
-            self._poll = self._thread.submit(self._started.poll, timeout_s, max_messages)
-        # Shielded: a cancelled task stops waiting, but what the thread fetched stays here for the next poll.
-        batch = await asyncio.shield(asyncio.wrap_future(self._poll))
-        self._poll = None
-        return batch
+        consumer = self._started
+        async with self._polling:
+            if self._poll is None:
+                self._poll = self._thread.submit(consumer._next, timeout_s, max_messages)
+            fetching = self._poll
+            try:
+                # Shielded: a cancelled task stops waiting, but what the thread fetched stays here for the next poll.
+                taken = await asyncio.shield(asyncio.wrap_future(fetching))
+            except asyncio.CancelledError:
+                if fetching.cancelled():
+                    self._poll = None
+                raise
+            except BaseException:
+                self._poll = None  # it is told once, and the next poll is a new one
+                raise
+            # From here to the return nothing waits: the task gets the batch, and only now it counts as handed out.
+            self._poll = None
+            consumer._assignment.returned = taken
+        return taken.batch
 
     async def commit(self, offsets: Mapping[Queue, int] | None = None) -> dict[Queue, int]:
         """Commit; see :meth:`commitmq.Consumer.commit`. Waits for a poll that is still under way."""
         return await self._run(partial(self._started.commit, offsets))
 
     async def seek(self, topic: str, queue: int, offset: int) -> None:
-        """Read a queue from ``offset`` on."""
-        await self._run(partial(self._started.seek, topic, queue, offset))
+        """Read a queue from ``offset`` on; see :meth:`commitmq.Consumer.seek`."""
+        await self._run(partial(self._seek, topic, queue, offset))
+
+    def _seek(self, topic: str, queue: int, offset: int) -> None:
+        fetched = self._poll
+        self._started.seek(topic, queue, offset)
+        if fetched is not None and fetched.done():
+            # What a cancelled poll fetched may be of this queue. It is not lost: the next poll takes it again, or does not.
+            self._poll = None
+
+    def pause(self, queues: Iterable[Queue] | None = None) -> None:
+        """Return no messages of these queues until :meth:`resume`; see :meth:`commitmq.Consumer.pause`."""
+        self._started.pause(queues)
+
+    def resume(self, queues: Iterable[Queue] | None = None) -> None:
+        """End a :meth:`pause`."""
+        self._started.resume(queues)
+
+    @property
+    def paused(self) -> list[Queue]:
+        """The assigned queues of which nothing is returned."""
+        return self._started.paused
 
     @property
     def assignment(self) -> list[Queue]:
@@ -198,13 +152,19 @@ class AsyncConsumer:
         """Where reading could not go on and jumped."""
         return self._started.gaps
 
-    async def close(self, *, commit: bool = True) -> None:
-        """Commit (automatic commits), leave the group, close everything. A batch nobody took is not committed."""
-        unclaimed, self._poll = self._poll, None
+    async def close(self, *, commit: bool | None = None, timeout_s: float | None = None) -> None:
+        """Commit (automatic commits), leave the group, close everything; see :meth:`commitmq.Consumer.close`.
+
+        A batch nobody took is not committed. A poll under way returns an empty batch.
+        """
+        if commit is None:
+            commit = sys.exception() is None  # asked here: the thread handles none
         try:
             if self._consumer is not None:
-                await self._run(partial(self._consumer.close, commit=commit and unclaimed is None))
+                self._consumer._stop_waiting()
+                await self._run(partial(self._consumer.close, commit=commit, timeout_s=timeout_s))
         finally:
+            self._poll = None
             self._thread.shutdown(wait=False)
 
     async def __aenter__(self) -> Self:
@@ -216,7 +176,7 @@ class AsyncConsumer:
         await self.close(commit=error is None)
 
     async def __aiter__(self) -> AsyncIterator[MessageBatch]:
-        while True:
+        while not self._started.is_closed:
             batch = await self.poll()
             if batch:
                 yield batch
@@ -228,7 +188,49 @@ class AsyncConsumer:
         return self._consumer
 
     async def _run(self, work: Callable[[], _R]) -> _R:
-        return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, work))
+        requests = self._requests
+        if requests is None:
+            return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, work))
+        # The thread waits for the callback that we are called by: it does what the callback asks for meanwhile.
+        done: Future[_R] = Future()
+
+        def answer() -> None:
+            try:
+                done.set_result(work())
+            except BaseException as error:
+                done.set_exception(error)
+
+        requests.put(answer)
+        return await asyncio.shield(asyncio.wrap_future(done))
+
+    def _tell(self, told: AsyncTold, queues: list[Queue]) -> None:
+        """In the consumer's thread: have ``told`` run in the loop, and do what it asks for until it is done."""
+        loop = self._loop
+        assert loop is not None
+        requests: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
+
+        async def call() -> None:
+            self._requests = requests
+            try:
+                result = told(queues)
+                if inspect.isawaitable(result):
+                    await result
+            finally:
+                self._requests = None  # in the loop, as all who ask: nobody asks behind the end
+                requests.put(None)
+
+        running = asyncio.run_coroutine_threadsafe(call(), loop)
+        while True:
+            try:
+                request = requests.get(timeout=_LOOP_LOOK_S)
+            except Empty:
+                if loop.is_closed():
+                    raise CommitMQError("the event loop ended before it could tell of queues") from None
+                continue
+            if request is None:
+                break
+            request()
+        running.result()
 
 
 def _close_unwanted(making: Future[Consumer]) -> None:
@@ -262,7 +264,9 @@ class AsyncAdmin:
     metadata = _in_thread(Admin.metadata)
     status = _in_thread(Admin.status)
     stop = _in_thread(Admin.stop)
+    expire = _in_thread(Admin.expire)
     topic_create = _in_thread(Admin.topic_create)
+    topic_update = _in_thread(Admin.topic_update)
     topics = _in_thread(Admin.topics)
     topic = _in_thread(Admin.topic)
     topic_delete = _in_thread(Admin.topic_delete)
@@ -274,10 +278,12 @@ class AsyncAdmin:
     groups = _in_thread(Admin.groups)
     group = _in_thread(Admin.group)
     group_lag = _in_thread(Admin.group_lag)
+    commit_offsets = _in_thread(Admin.commit_offsets)
     reset_offsets = _in_thread(Admin.reset_offsets)
     dispatchers = _in_thread(Admin.dispatchers)
     dispatcher_query = _in_thread(Admin.dispatcher_query)
     dispatcher_retry = _in_thread(Admin.dispatcher_retry)
+    dispatcher_restart = _in_thread(Admin.dispatcher_restart)
     dispatcher_skip = _in_thread(Admin.dispatcher_skip)
     dispatcher_reset = _in_thread(Admin.dispatcher_reset)
 

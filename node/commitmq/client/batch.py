@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from commitmq.client.message import Message, received
+from commitmq.client.message import Message, decode_body, received
 from commitmq.client.segments import SegmentMaps
-from commitmq.errors import CommitMQError, CorruptRecordError
-from commitmq.store.compression import decompress
+from commitmq.errors import CommitMQError, CorruptRecordError, UndecodableBodyError
 from commitmq.store.format import LMQ_PREFIX, MAGIC_V1, MAGIC_V2, MIN_RECORD_BYTES, UNIT_BYTES, SysFlag
 
 if TYPE_CHECKING:
@@ -54,7 +53,8 @@ class Part:
     """Records of one queue in one buffer. ``positions`` are their starts in ``data``; all arrays have one entry each.
 
     Messages of an inner batch, and those read through an LMQ, do not lie as records of their queue do; the last three
-    members say how: where the properties begin, the store hosts, and the topics they were sent to.
+    members before ``decoded`` say how: where the properties begin, the store hosts, and the topics they were sent to.
+    ``decoded`` has what is known of compressed bodies, by position; pieces of a part share it.
     """
 
     topic: str
@@ -67,6 +67,7 @@ class Part:
     property_starts: Array | None = None
     hosts: list[bytes] | None = None
     origins: list[str] | None = None
+    decoded: dict[int, bytes | UndecodableBodyError] | None = None
 
     def __len__(self) -> int:
         return len(self.positions)
@@ -83,6 +84,15 @@ class Part:
             hosts=None if self.hosts is None else self.hosts[span],
             origins=None if self.origins is None else self.origins[span],
         )
+
+    def body_of(self, index: int) -> bytes | UndecodableBodyError:
+        """The body of a record that is stored compressed, or why it cannot be decoded."""
+        known = None if self.decoded is None else self.decoded.get(int(self.positions[index]))
+        if known is not None:
+            return known
+        start = int(self.body_offsets[index])
+        body = bytes(memoryview(self.data)[start : start + int(self.heads["body_size"][index])])
+        return decode_body(body, int(self.heads["sys_flag"][index]))
 
     def store_hosts(self) -> list[bytes]:
         """Each record's store host as stored: 8 or 20 bytes."""
@@ -305,7 +315,10 @@ class MessageBatch(Sequence[Message]):
 
     @property
     def bodies(self) -> list[memoryview]:
-        """The body of each message, decompressed where it has to be, else without a copy."""
+        """The body of each message, decompressed where it has to be, else without a copy.
+
+        Raises UndecodableBodyError for one that cannot be decoded; a poll hands such a message out alone.
+        """
         result: list[memoryview] = []
         for part in self._parts:
             view = memoryview(part.data)
@@ -314,7 +327,10 @@ class MessageBatch(Sequence[Message]):
             flags = part.heads["sys_flag"]
             bodies = [view[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
             for index in np.flatnonzero(flags & SysFlag.COMPRESSED).tolist():
-                bodies[index] = memoryview(decompress(bytes(bodies[index]), int(flags[index])))
+                body = part.body_of(index)
+                if isinstance(body, UndecodableBodyError):
+                    raise body
+                bodies[index] = memoryview(body)
             result += bodies
         return result
 
@@ -342,7 +358,8 @@ class MessageBatch(Sequence[Message]):
         return next(iter(MessageBatch(cut_parts(self._parts, index, index + 1))))
 
     def to_arrow(self) -> pyarrow.Table:
-        """An Arrow table: the columns, ``topic``, ``body`` (decompressed), ``tags``, ``keys`` and ``properties``.
+        """An Arrow table: the columns, ``topic``, ``body`` (decompressed; null where that is not possible), ``tags``, ``keys``
+        and ``properties``.
 
         Raises CommitMQError when pyarrow is not installed.
         """
@@ -361,7 +378,7 @@ class MessageBatch(Sequence[Message]):
                 "properties": pa.array(
                     [list(one.properties.items()) for one in messages], pa.map_(pa.string(), pa.string())
                 ),
-                "body": pa.array([one.body for one in messages], pa.large_binary()),
+                "body": pa.array([None if one.damage else one.body for one in messages], pa.large_binary()),
             }
         )
 
@@ -409,7 +426,9 @@ def _messages(part: Part) -> Iterator[Message]:
     if properties is None:
         # What lies between a body's end and the properties: the topic's length and text, the properties' length.
         properties = part.body_offsets + heads["body_size"] + (len(topic.encode()) + 3 + wide)
+    decoded = part.decoded
     rows = zip(
+        part.positions.tolist(),
         heads["queue_offset"].tolist(),
         heads["physical_offset"].tolist(),
         heads["store_timestamp"].tolist(),
@@ -424,7 +443,7 @@ def _messages(part: Part) -> Iterator[Message]:
         (part.positions + heads["size"]).tolist(),
         strict=True,
     )
-    for queue_offset, physical, stored, born, flags, flag, times, host, body, body_end, start, end in rows:
+    for at, queue_offset, physical, stored, born, flags, flag, times, host, body, body_end, start, end in rows:
         yield received(
             topic,
             queue_id,
@@ -438,4 +457,5 @@ def _messages(part: Part) -> Iterator[Message]:
             host,
             whole[start:end] if whole is not None else bytes(view[start:end]),
             whole[body:body_end] if whole is not None else bytes(view[body:body_end]),
+            None if decoded is None else decoded.get(at),
         )

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from commitmq.client.inner_batch import MAX_MESSAGES, message_bytes
-from commitmq.client.message import Keys, Message, build_properties, check_body, sendable
+from commitmq.client.message import Keys, Message, build_properties, check_body, content_of
 from commitmq.client.run_encoder import MAX_RUN_MESSAGES, RunLayout, encode_user_properties
 from commitmq.errors import InvalidMessageError
 from commitmq.store.format import Property
@@ -169,6 +169,8 @@ def plan_batch(
     bodies: Sequence[bytes]
     if set(map(type, messages)) == {bytes}:
         bodies = list(messages)  # type: ignore[arg-type]
+        if not all(bodies):
+            _body(bodies.index(b""), b"")
         encoded = _encode_columns(count, tags, keys, properties, sharding_keys)
     else:
         bodies, encoded, flags, sharding_keys = _from_objects(messages, tags, keys, properties, sharding_keys)
@@ -177,10 +179,6 @@ def plan_batch(
     tags = tags if tags is None or isinstance(tags, str) else list(tags)
     sharding_keys = None if sharding_keys is None else list(sharding_keys)
     sizes = np.fromiter(map(len, bodies), np.int64, count)
-    if not sizes.all():
-        raise InvalidMessageError(
-            f"message {int(sizes.argmin())}: the body is empty; a message needs at least one byte"
-        )
     sys_flags: int | list[int] = 0
     if compressed is not None:
         pairs = [compressed(body) for body in bodies]
@@ -250,21 +248,26 @@ def _from_objects(
     flags = []
     shards: list[str | None] = []
     for index, one in enumerate(messages):
-        bodies.append(_body(index, one))
         if isinstance(one, Message):
-            own = one.properties
-            result.append(encode_user_properties(sendable(own)))
-            flags.append(one.flag)
+            try:
+                body, own, flag = content_of(one)
+                result.append(encode_user_properties(own))
+            except InvalidMessageError as error:
+                raise InvalidMessageError(f"message {index}: {error}") from error
+            bodies.append(body)
+            flags.append(flag)
             shards.append(own.get(Property.SHARDING_KEY))
         else:
+            bodies.append(_body(index, one))
             result.append(b"")
             flags.append(0)
             shards.append(None)
     return bodies, result, flags, shards if any(shards) else None
 
 
-def _body(index: int, message: Any) -> bytes:
+def _body(index: int, body: Any) -> bytes:
+    """``body`` as bytes. Raises InvalidMessageError with the message's ``index``."""
     try:
-        return check_body(message.body if isinstance(message, Message) else message)
+        return check_body(body)
     except InvalidMessageError as error:
         raise InvalidMessageError(f"message {index}: {error}") from error

@@ -16,7 +16,10 @@ socket was idle that long before a request, so it costs a fast request nothing.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import socket
+import sys
 import threading
 import time
 from collections.abc import Sequence
@@ -29,13 +32,15 @@ import orjson
 import zmq
 
 from commitmq.client import wire
-from commitmq.errors import CommitMQError, NodeUnavailableError, ProtocolError
+from commitmq.errors import CommitMQError, NodeAddressError, NodeUnavailableError, ProtocolError
 
 DEFAULT_NODE: Final = "tcp://127.0.0.1:7310"
 WAIT_SLICE_MS: Final = 50
 WAIT_SLICE_S: Final = WAIT_SLICE_MS / 1000
 _CONNECT_ATTEMPT_S: Final = 1.0
+_ROUTING_ID_BYTES: Final = 16
 _RETRY_PAUSE_S: Final = 0.05
+_ONE_SILENCE_S: Final = 0.25
 _WORTH_A_RETRY: Final = ("SERVICE_NOT_AVAILABLE", "BAD_ANSWER")
 
 ZmqContext = zmq.Context[zmq.Socket[bytes]]
@@ -54,6 +59,16 @@ _context_users = 0
 _context_pid = 0
 
 
+def _forget_context() -> None:
+    """In a forked child: the context is the parent's, and the lock may be held by a thread that does not exist here."""
+    global _context_lock, _context
+    _context_lock = threading.Lock()
+    _context = None
+
+
+os.register_at_fork(after_in_child=_forget_context)
+
+
 def acquire_context() -> ZmqContext:
     """The context all clients of this process share; pair with :func:`release_context`."""
     global _context, _context_users, _context_pid
@@ -70,13 +85,16 @@ def acquire_context() -> ZmqContext:
 def release_context() -> None:
     """Give the context back; the last user ends it (all sockets must be closed by then)."""
     global _context, _context_users
+    if sys.is_finalizing():
+        return  # the lock may be held by a thread that runs no more; the process's end closes everything
     with _context_lock:
         if _context_pid != os.getpid() or _context is None:
             return
         _context_users -= 1
-        if _context_users == 0:
-            context, _context = _context, None
-            context.term()
+        if _context_users:
+            return
+        context, _context = _context, None
+    context.term()  # waits for the I/O thread: without the lock
 
 
 def check_fork(pid: int, what: str) -> None:
@@ -89,44 +107,83 @@ def check_fork(pid: int, what: str) -> None:
 
 
 def node_address(node: str | None) -> str:
-    """``node``, else the environment's COMMITMQ_NODE, else the local default. Raises ValueError for nonsense."""
+    """``node``, else the environment's COMMITMQ_NODE, else the local default. Raises NodeAddressError for nonsense."""
     address = node or os.environ.get("COMMITMQ_NODE") or DEFAULT_NODE
+    told = f"node address {address!r}" + (" (from COMMITMQ_NODE)" if address == os.environ.get("COMMITMQ_NODE") else "")
     if "://" not in address:
         address = f"tcp://{address}"
     scheme = address.partition("://")[0]
     if scheme not in ("tcp", "ipc"):
-        raise ValueError(f"node address {address!r} must start with tcp:// or ipc://")
+        raise NodeAddressError(f"{told} must start with tcp:// or ipc://, for example {DEFAULT_NODE}")
     if scheme == "tcp":
         try:
-            port = urlsplit(address).port
+            parts = urlsplit(address)
+            host, port = parts.hostname, parts.port
         except ValueError as error:
-            raise ValueError(f"node address {address!r}: {error}") from error
-        if not port:
-            raise ValueError(f"node address {address!r} needs a port, for example {DEFAULT_NODE}")
+            raise NodeAddressError(f"{told}: {error}") from error
+        if not host or not port:
+            raise NodeAddressError(f"{told} needs a host and a port, for example {DEFAULT_NODE}")
+        if parts.path.strip("/") or parts.query or parts.fragment or parts.username is not None:
+            raise NodeAddressError(f"{told} has more than a host and a port, for example {DEFAULT_NODE}")
     return address
 
 
 # ---------------------------------------------------------------- one socket
 
 
+def new_routing_id() -> bytes:
+    """A name for one connection that nobody can guess: whoever chose the same would take its answers."""
+    return b"c" + os.urandom(_ROUTING_ID_BYTES)
+
+
+def wants_ipv6(endpoint: str) -> bool:
+    """Whether the host of a tcp ``endpoint`` is, or has, an IPv6 address only; ZeroMQ uses IPv4 unless it is told."""
+    if "[" in endpoint:
+        return True
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    if host.replace(".", "").isdigit():
+        return False
+    try:
+        families = {found[0] for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+    except (OSError, UnicodeError):
+        return False  # connecting tells what is wrong with the name
+    return socket.AF_INET6 in families and socket.AF_INET not in families
+
+
 class Channel:
     """A DEALER socket to one endpoint. Not thread-safe: the owner serialises its use."""
 
-    __slots__ = ("_lost", "_monitor", "_next_id", "endpoint", "last_use", "receive", "send", "socket")
+    __slots__ = ("_connect_by", "_lost", "_monitor", "_next_id", "endpoint", "last_use", "receive", "send", "socket")
 
-    def __init__(self, endpoint: str) -> None:
-        """Start to connect to ``endpoint``; a request waits for the connection."""
+    def __init__(self, endpoint: str, patience_s: float = math.inf) -> None:
+        """Start to connect to ``endpoint``; a request waits for the connection, but never longer than ``patience_s``
+        from now: a node that was started again may be elsewhere.
+        """
         self.endpoint = endpoint
         self._next_id = 0
         self._lost = False
         self.last_use = time.monotonic()
+        self._connect_by = self.last_use + patience_s  # infinite once the connection stood
         context = acquire_context()
         try:
             self.socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
-        except BaseException:
+        except BaseException as error:
             release_context()
+            if isinstance(error, zmq.ZMQError):
+                raise NodeUnavailableError(f"cannot open a socket to {endpoint}: {error}") from error
             raise
+        try:
+            self._open()
+        except BaseException as error:
+            self.socket.close(0)
+            release_context()
+            if isinstance(error, zmq.ZMQError):
+                raise NodeUnavailableError(f"cannot connect to {endpoint}: {error}") from error
+            raise
+
+    def _open(self) -> None:
         option = self.socket.setsockopt
+        option(zmq.ROUTING_ID, new_routing_id())
         option(zmq.LINGER, 0)
         option(zmq.IMMEDIATE, 1)
         option(zmq.RCVTIMEO, WAIT_SLICE_MS)
@@ -135,8 +192,8 @@ class Channel:
         option(zmq.SNDHWM, 64)
         option(zmq.RECONNECT_IVL, 10)
         option(zmq.RECONNECT_IVL_MAX, 200)
-        if endpoint.startswith("tcp"):
-            if "[" in endpoint:
+        if self.endpoint.startswith("tcp"):
+            if wants_ipv6(self.endpoint):
                 option(zmq.IPV6, 1)
             # A node that vanished without a word (power, cable) is noticed by missing pongs.
             option(zmq.HEARTBEAT_IVL, 5_000)
@@ -147,12 +204,13 @@ class Channel:
         self._monitor: zmq.Socket[bytes] = self.socket.get_monitor_socket(
             zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
         )
-        self._monitor.setsockopt(zmq.LINGER, 0)
         try:
-            self.socket.connect(endpoint)
-        except zmq.ZMQError as error:
-            self.close()
-            raise NodeUnavailableError(f"cannot connect to {endpoint}: {error}") from error
+            self._monitor.setsockopt(zmq.LINGER, 0)
+            self.socket.connect(self.endpoint)
+        except BaseException:
+            self.socket.disable_monitor()
+            self._monitor.close(0)
+            raise
 
     def close(self) -> None:
         """Close now; nothing that was queued is sent any more."""
@@ -179,6 +237,7 @@ class Channel:
                 event = self._monitor.recv_multipart(zmq.DONTWAIT)
             except zmq.Again:
                 break
+            self._connect_by = math.inf
             if int.from_bytes(event[0][:2], "little") == zmq.EVENT_DISCONNECTED:
                 self._lost = True
         return self._lost
@@ -203,7 +262,7 @@ class Channel:
             except zmq.Again:
                 if self.lost():
                     raise NodeUnavailableError(f"the connection to {self.endpoint} ended") from None
-                if time.monotonic() >= deadline:
+                if time.monotonic() >= min(deadline, self._connect_by):
                     raise NodeUnavailableError(f"no connection to {self.endpoint}") from None
 
     def wait(self, deadline: float) -> bytes:
@@ -271,6 +330,15 @@ class Metadata:
     endpoints: dict[str, list[list[str]]]
     raw: dict[str, Any]
 
+    @property
+    def store_id(self) -> str:
+        """What tells the store from every other one; empty from a node that does not say."""
+        return str(self.raw.get("store_id", ""))
+
+    def is_same_host_still(self) -> bool:
+        """``same_host``, looked at anew: a node that was stopped or started since has another token."""
+        return self.same_host and _token_matches(self.store, str(self.raw["token"]))
+
     def endpoint(self, role: str, index: int = 0) -> str:
         """The best way to the ``index``-th process of ``role`` (modulo their number): ipc on the same host, else tcp."""
         choices = self.endpoints.get(role) or []
@@ -298,6 +366,7 @@ class Directory:
         self.address = node_address(node)
         self._channel: Channel | None = None
         self._metadata: Metadata | None = None
+        self._silence = (0.0, 0.0)  # when :meth:`connect` began to find nobody, and when it last did
 
     def close(self) -> None:
         if self._channel is not None:
@@ -306,6 +375,18 @@ class Directory:
 
     def request(self, op: str, fields: dict[str, Any] | None = None, *, timeout_s: float) -> dict[str, Any]:
         """One request to the supervisor. Raises NodeUnavailableError or ProtocolError."""
+        began = time.monotonic()
+        try:
+            return self._request(op, fields, timeout_s=timeout_s)
+        except NodeUnavailableError as error:
+            raise self._no_answer(error.message, time.monotonic() - began) from error
+
+    def _no_answer(self, reason: str, waited_s: float) -> NodeUnavailableError:
+        return NodeUnavailableError(
+            f"no answer from the node at {self.address} within {waited_s:.1f} s; is it started? ({reason})"
+        )
+
+    def _request(self, op: str, fields: dict[str, Any] | None = None, *, timeout_s: float) -> dict[str, Any]:
         if self._channel is None or self._channel.lost():
             self.close()
             self._channel = Channel(self.address)
@@ -317,14 +398,29 @@ class Directory:
                     self.close()
                 raise
             self.close()
-            raise NodeUnavailableError(
-                f"no answer from the node at {self.address} within {timeout_s:.1f} s; is it started? ({error.message})"
-            ) from error
+            raise
 
     def metadata(self, *, timeout_s: float, refresh: bool = False) -> Metadata:
-        """The node's metadata; asks unless it is known and ``refresh`` is false."""
-        if self._metadata is None or refresh:
-            self._metadata = self._parse(self.request("metadata", timeout_s=timeout_s))
+        """The node's metadata; asks unless it is known and ``refresh`` is false.
+
+        A node that starts is waited for, also one that dies meanwhile and is started again. Raises NodeUnavailableError or
+        ProtocolError at the end of ``timeout_s``.
+        """
+        began = time.monotonic()
+        deadline = began + timeout_s
+        while self._metadata is None or refresh:
+            try:
+                left_s = max(deadline - time.monotonic(), _RETRY_PAUSE_S)
+                self._metadata = self._parse(self._request("metadata", timeout_s=left_s))
+                break
+            except ProtocolError as error:
+                is_away = isinstance(error, NodeUnavailableError)
+                is_over = time.monotonic() + _RETRY_PAUSE_S >= deadline
+                if is_away and is_over:
+                    raise self._no_answer(error.message, time.monotonic() - began) from error
+                if is_over or not (is_away or error.code == "SERVICE_NOT_AVAILABLE"):
+                    raise
+            time.sleep(_RETRY_PAUSE_S)
         return self._metadata
 
     def connect(
@@ -333,24 +429,33 @@ class Directory:
         """A channel to a process of ``role``, trying until ``deadline`` (``time.monotonic()`` seconds).
 
         With ``hello`` the process is asked ``hello`` and its answer is returned. A node that is restarting keeps its
-        addresses: if the supervisor does not answer, the last known address is tried too.
+        addresses: if the supervisor does not answer, the last known address is tried too. Whoever asks without ``hello`` has
+        to connect again when the channel takes nothing: the address may have been that of a node that is no more.
         """
         problem: ProtocolError | None = None
+        silent = False  # it is the supervisor that does not answer
+        began = time.monotonic()
         while True:
             remaining = deadline - time.monotonic()
             if remaining <= 0 and problem is not None:
-                raise NodeUnavailableError(problem.message) from problem
+                waited_s = self._silent_for(began)
+                raise (
+                    self._no_answer(problem.message, waited_s) if silent else NodeUnavailableError(problem.message)
+                ) from problem
             attempt_s = min(max(remaining, 0.01), _CONNECT_ATTEMPT_S)
             channel: Channel | None = None
             try:
                 try:
-                    metadata = self.metadata(timeout_s=attempt_s, refresh=True)
+                    metadata = self._metadata = self._parse(self._request("metadata", timeout_s=attempt_s))
+                    silent = False
                 except NodeUnavailableError:
+                    silent = True
                     if self._metadata is None:
                         raise
                     metadata = self._metadata
-                channel = Channel(metadata.endpoint(role, index))
+                channel = Channel(metadata.endpoint(role, index), _CONNECT_ATTEMPT_S)
                 answer = channel.request("hello", timeout_s=attempt_s)[0] if hello else {}
+                self._silence = (0.0, 0.0)
                 return channel, answer
             except ProtocolError as error:
                 problem = error
@@ -365,6 +470,15 @@ class Directory:
                     channel.close()
                 raise
             time.sleep(min(_RETRY_PAUSE_S, max(deadline - time.monotonic(), 0)))
+
+    def _silent_for(self, began: float) -> float:
+        """For how long (seconds) nobody could be reached: whoever tries for a long time does so in short turns."""
+        now = time.monotonic()
+        since, last = self._silence
+        if began - last > _ONE_SILENCE_S:
+            since = began
+        self._silence = (since, now)
+        return now - since
 
     def _parse(self, answer: dict[str, Any]) -> Metadata:
         store = Path(answer["store"])

@@ -233,7 +233,13 @@ class IdempotentCore(SendCore):
         layout = self.layout(topic)
         first = sequences.take(topic, queue, len(futures))
         unique = self.ids.block(len(futures))
-        sizes, data = encode_messages(layout, queue, futures, unique, first)
+        try:
+            sizes, data = encode_messages(layout, queue, futures, unique, first)
+        except Exception as error:
+            sequences.rewind(topic, queue, first)
+            reason = f"the messages cannot be encoded: {error!r}"
+            self._fail(futures, lambda: not_stored("CLIENT_ERROR", reason))
+            return
         fields = {
             "v": wire.PROTOCOL_VERSION,
             "op": "append",
@@ -344,6 +350,7 @@ class IdempotentCore(SendCore):
                 if one._state == "RUNNING":
                     one._state = "PENDING"
                     self._pending_bytes += one.size_bytes
+                    self._earliest = min(self._earliest, one.deadline)
                     waiting.appendleft(one)
             if not waiting:
                 del self._groups[run.group]
@@ -374,7 +381,8 @@ class IdempotentCore(SendCore):
             late = [one for one in run.futures if one._state == "RUNNING" and one.deadline <= now]
             self._fail(late, lambda: unknown("no answer in time", "TIMEOUT"))
             left = (one.deadline for one in run.futures if one._state == "RUNNING")
-            self._earliest = min(self._earliest, min(left, default=self._earliest))
+            with self.condition:
+                self._earliest = min(self._earliest, min(left, default=self._earliest))
 
 
 def _no_memory_topic(topic: str) -> SendError:

@@ -15,7 +15,7 @@ import numpy as np
 
 from commitmq.client.batch import Array, Part
 from commitmq.client.run_encoder import UNIQUE_BYTES, UNIQUE_PREFIX
-from commitmq.errors import CorruptRecordError, InvalidMessageError
+from commitmq.errors import CommitMQError, CorruptRecordError, InvalidMessageError
 from commitmq.store.compression import decompress
 from commitmq.store.format import MAX_PROPERTIES_BYTES, Property, SysFlag
 from commitmq.store.properties import decode_properties
@@ -125,7 +125,10 @@ def _messages_inside(part: Part, asked: int, tags: frozenset[str] | None) -> lis
         start, size = int(one.body_offsets[0]), int(one.heads["body_size"][0])
         body = bytes(memoryview(one.data)[start : start + size])
         if compressed[index]:
-            body = decompress(body, int(one.heads["sys_flag"][0]))
+            try:
+                body = decompress(body, int(one.heads["sys_flag"][0]))
+            except CommitMQError as error:
+                raise _corrupt(one, 0, str(error)) from error
             one = replace(one, heads=one.heads.copy())
             one.heads["sys_flag"] &= ~_COMPRESSION
             one.heads["body_size"] = len(body)

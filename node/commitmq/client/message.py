@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
-from commitmq.errors import InvalidMessageError
+from commitmq.errors import CommitMQError, InvalidMessageError, UndecodableBodyError
 from commitmq.store.compression import decompress
 from commitmq.store.format import (
     CRC_PROPERTY_BYTES,
@@ -28,6 +28,22 @@ Keys = str | Iterable[str]
 # trace).
 RESERVED_PROPERTIES_BYTES: Final = CRC_PROPERTY_BYTES
 
+# Marks that turn a message into a delayed one, a half message, a timer or an inner batch. The node refuses them on a plain
+# send, and with them the whole run, so a message must not get that far.
+_MARKS: Final = dict.fromkeys(
+    (
+        Property.DELAY,
+        Property.TRANSACTION_PREPARED,
+        Property.INNER_NUM,
+        Property.INNER_BASE,
+        Property.TIMER_DELAY_SECONDS,
+        Property.TIMER_DELAY_MS,
+        Property.TIMER_DELIVER_MS,
+        "TIMER_OUT_MS",
+        "TIMER_DEL_UNIQKEY",
+    ),
+    "a plain send must not set it",
+)
 _BY_PARAMETER: Final = {
     Property.TAGS: "give it as tags=",
     Property.KEYS: "give it as keys=",
@@ -36,33 +52,64 @@ _BY_PARAMETER: Final = {
     Property.CRC32: "the node makes it",
     Property.PRODUCER_SEQUENCE: "an idempotent producer makes it",
     Property.INNER_MULTI_DISPATCH: "give the names as multi_dispatch=",
-    # Marks that turn a message into a delayed one, a half message, a timer or an inner batch. The node refuses them on
-    # a plain send, and with them the whole run, so a message must not get that far.
-    **dict.fromkeys(
-        (
-            Property.DELAY,
-            Property.TRANSACTION_PREPARED,
-            Property.INNER_NUM,
-            Property.INNER_BASE,
-            Property.INNER_MULTI_QUEUE_OFFSET,
-            Property.TIMER_DELAY_SECONDS,
-            Property.TIMER_DELAY_MS,
-            Property.TIMER_DELIVER_MS,
-            "TIMER_OUT_MS",
-            "TIMER_DEL_UNIQKEY",
-        ),
-        "a plain send must not set it",
-    ),
+    Property.INNER_MULTI_QUEUE_OFFSET: "the node makes it",
+    **_MARKS,
 }
+# What nodes and clients of RocketMQ put beside the sender's own properties (its MessageConst), with no meaning for whoever
+# sends the message again.
+_OF_THE_SYSTEM: Final = frozenset(
+    (
+        *_BY_PARAMETER,
+        Property.WAIT,
+        Property.RETRY_TOPIC,
+        Property.REAL_TOPIC,
+        Property.REAL_QUEUE_ID,
+        Property.PRODUCER_GROUP,
+        Property.CLUSTER,
+        Property.REGION,
+        Property.TRACE_ON,
+        "MIN_OFFSET",
+        "MAX_OFFSET",
+        "BUYER_ID",
+        "ORIGIN_MESSAGE_ID",
+        "TRANSFER_FLAG",
+        "CORRECTION_FLAG",
+        "MQ2_FLAG",
+        "RECONSUME_TIME",
+        "MAX_RECONSUME_TIMES",
+        "CONSUME_START_TIME",
+        "EXTEND_UNIQ_INFO",
+        "INSTANCE_ID",
+        "CORRELATION_ID",
+        "REPLY_TO_CLIENT",
+        "PUSH_REPLY_TIME",
+        "ARRIVE_TIME",
+        "MSG_TYPE",
+        "TTL",
+        "DUP_INFO",
+        "POP_CK",
+        "POP_CK_OFFSET",
+        "1ST_POP_TIME",
+        "TRAN_PREPARED_QUEUE_OFFSET",
+        "TRANSACTION_CHECK_TIMES",
+        "CHECK_IMMUNITY_TIME_IN_SECONDS",
+    )
+)
+# The node takes a whole sector of zeros for one that never reached the disk.
+_ZEROS: Final = "\0" * 512
 
 
 class Message:
     """One message.
 
     To be sent: ``body`` and optionally ``tags``, ``keys``, ``properties``, ``sharding_key``, ``flag`` (the
-    application's 32-bit number). Received ones also know their place: ``topic``, ``queue_id``, ``queue_offset``,
-    ``physical_offset``, the two time stamps in milliseconds, ``sys_flag`` and ``reconsume_times``; a message made for
-    sending has -1 and "" there. The body of a received message is decompressed.
+    application's 32-bit number); ``key`` is message key and sharding key in one. Received ones also know their place:
+    ``topic``, ``queue_id``, ``queue_offset``, ``physical_offset``, the two time stamps in milliseconds, ``sys_flag`` and
+    ``reconsume_times``; a message made for sending has -1 and "" there.
+
+    The body of a received message is decompressed. Where that is not possible (the node does not look into bodies, so a
+    sender may say "compressed" of anything) ``damage`` says why, ``raw_body`` has the bytes as stored, and ``body`` raises
+    UndecodableBodyError; of every other message ``damage`` is None and ``raw_body`` is the body.
     """
 
     __slots__ = (
@@ -92,10 +139,13 @@ class Message:
         keys: Keys | None = None,
         properties: Mapping[str, str] | None = None,
         sharding_key: str | None = None,
+        key: str | None = None,
         flag: int = 0,
     ) -> None:
         """Raises InvalidMessageError for what no message can hold."""
-        self.body = check_body(body)
+        if key is not None:
+            keys, sharding_key = both_keys(key, keys, sharding_key)
+        self.body = self._check_body(body)
         self.topic = ""
         self.flag = check_flag(flag)
         self.queue_id = self.queue_offset = self.physical_offset = -1
@@ -104,6 +154,25 @@ class Message:
         self._store_host = b""
         self._raw_properties: bytes | None = None
         self._properties: dict[str, str] | None = build_properties(tags, keys, properties, sharding_key)
+
+    @staticmethod
+    def _check_body(body: bytes) -> bytes:
+        return check_body(body)
+
+    @property
+    def damage(self) -> str | None:
+        """Why the body of a received message cannot be decoded; None for all others."""
+        return None
+
+    @property
+    def is_tombstone(self) -> bool:
+        """Whether its body is empty: where only the newest message of a key counts, there is none of this key any more."""
+        return not self.raw_body
+
+    @property
+    def raw_body(self) -> bytes:
+        """The body, as stored where it cannot be decoded."""
+        return self.body
 
     @property
     def properties(self) -> dict[str, str]:
@@ -114,6 +183,13 @@ class Message:
             properties.pop(Property.CRC32, None)
             self._raw_properties = None
         return properties
+
+    @property
+    def user_properties(self) -> dict[str, str]:
+        """The sender's own properties: all but those with a meaning to RocketMQ's or our nodes and clients (tags, keys,
+        sharding key and ids among them), so that ``send(…, properties=message.user_properties)`` is possible.
+        """
+        return user_properties(self.properties)
 
     @property
     def origin_topic(self) -> str:
@@ -147,7 +223,9 @@ class Message:
         return f"{self._store_host.hex().upper()}{self.physical_offset:016X}"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for JSON; the body is ``body`` where it is UTF-8 text, else ``body_base64``."""
+        """Plain values for JSON; the body is ``body`` where it is UTF-8 text, else ``body_base64``. One without a body also
+        has ``tombstone``: true.
+        """
         import base64
 
         result: dict[str, Any] = {
@@ -165,6 +243,12 @@ class Message:
             "keys": self.keys,
             "properties": self.properties,
         }
+        if self.damage is not None:
+            result["damage"] = self.damage
+            result["raw_body_base64"] = base64.b64encode(self.raw_body).decode("ascii")
+            return result
+        if self.is_tombstone:
+            result["tombstone"] = True
         try:
             result["body"] = self.body.decode()
         except UnicodeDecodeError:
@@ -173,7 +257,83 @@ class Message:
 
     def __repr__(self) -> str:
         place = f"{self.topic}/{self.queue_id}@{self.queue_offset}, " if self.topic else ""
-        return f"Message({place}{len(self.body)} bytes, tags={self.tags!r}, keys={self.keys!r})"
+        damage = "" if self.damage is None else ", cannot be decoded"
+        return f"Message({place}{len(self.raw_body)} bytes, tags={self.tags!r}, keys={self.keys!r}{damage})"
+
+
+class Tombstone(Message):
+    """A message without a body: where only the newest message of a key counts, it says that ``key`` has none any more.
+
+    ``key`` is its message key and its sharding key, so it goes to the queue of the messages that were sent with that key and
+    comes behind them. ``commitmq pipeline compact`` leaves the key out. Everything else refuses an empty body, as
+    RocketMQ's clients do: it is mostly a mistake.
+    """
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        key: str | None = None,
+        *,
+        tags: str | None = None,
+        keys: Keys | None = None,
+        properties: Mapping[str, str] | None = None,
+        sharding_key: str | None = None,
+        flag: int = 0,
+    ) -> None:
+        """``keys`` and ``sharding_key`` are for those that differ, instead of ``key``.
+
+        Raises InvalidMessageError for what no message can hold, and without any key.
+        """
+        if key is None and not keys:
+            raise InvalidMessageError("a tombstone needs the key that it is about")
+        super().__init__(
+            b"", tags=tags, keys=keys, properties=properties, sharding_key=sharding_key, key=key, flag=flag
+        )
+
+    @staticmethod
+    def _check_body(body: bytes) -> bytes:
+        return body
+
+
+class _UndecodableMessage(Message):
+    """A received message whose body is not what its sysFlag says."""
+
+    __slots__ = ("_damage", "_raw_body")
+
+    _damage: str
+    _raw_body: bytes
+
+    def __getstate__(self) -> tuple[None, dict[str, Any]]:
+        """For pickle and copy, which would ask for the body."""
+        names = [*Message.__slots__, *_UndecodableMessage.__slots__]
+        return None, {name: getattr(self, name) for name in names if name != "body" and hasattr(self, name)}
+
+    @property
+    def body(self) -> bytes:  # type: ignore[override]
+        place = f"{self.topic}/{self.queue_id}@{self.queue_offset}"
+        raise UndecodableBodyError(f"message {place} has a body that cannot be decoded: {self._damage}; see raw_body")
+
+    @property
+    def damage(self) -> str:
+        return self._damage
+
+    @property
+    def raw_body(self) -> bytes:
+        return self._raw_body
+
+
+def user_properties(properties: Mapping[str, str]) -> dict[str, str]:
+    """Those of ``properties`` that are the sender's own; see :attr:`Message.user_properties`."""
+    return {name: value for name, value in properties.items() if name not in _OF_THE_SYSTEM}
+
+
+def decode_body(body: bytes, sys_flag: int) -> bytes | UndecodableBodyError:
+    """The original of a stored ``body``, or why there is none."""
+    try:
+        return decompress(body, sys_flag)
+    except CommitMQError as error:
+        return UndecodableBodyError(str(error))
 
 
 def received(
@@ -189,9 +349,16 @@ def received(
     store_host: bytes,
     raw_properties: bytes,
     body: bytes,
+    decoded: bytes | UndecodableBodyError | None = None,
 ) -> Message:
-    """A message as it came from a node. ``body`` is as stored; ``store_host`` is 8 or 20 bytes."""
-    message = _new(Message)
+    """A message as it came from a node. ``body`` is as stored, ``decoded`` what :func:`decode_body` made of it if that is
+    known; ``store_host`` is 8 or 20 bytes.
+    """
+    if not sys_flag & SysFlag.COMPRESSED:
+        message = _new(Message)
+        message.body = body
+    else:
+        message = _compressed(body, decode_body(body, sys_flag) if decoded is None else decoded)
     message.topic = topic
     message.queue_id = queue_id
     message.queue_offset = queue_offset
@@ -204,8 +371,17 @@ def received(
     message._store_host = store_host
     message._raw_properties = raw_properties
     message._properties = None
-    message.body = body if not sys_flag & SysFlag.COMPRESSED else decompress(body, sys_flag)
     return message
+
+
+def _compressed(body: bytes, decoded: bytes | UndecodableBodyError) -> Message:
+    if isinstance(decoded, bytes):
+        message = _new(Message)
+        message.body = decoded
+        return message
+    damaged = _UndecodableMessage.__new__(_UndecodableMessage)
+    damaged._damage, damaged._raw_body = str(decoded), body
+    return damaged
 
 
 _new = Message.__new__
@@ -218,8 +394,40 @@ def check_body(body: bytes) -> bytes:
             raise InvalidMessageError(f"a body must be bytes, not {type(body).__name__}; encode text with .encode()")
         body = bytes(body)
     if not body:
-        raise InvalidMessageError("the body is empty; a message needs at least one byte")
+        raise InvalidMessageError(
+            "the body is empty; a message needs at least one byte (for one that deletes its key send a Tombstone)"
+        )
     return body
+
+
+def content_of(message: Message) -> tuple[bytes, dict[str, str], int]:
+    """Body, properties and flag of a message to be sent, checked again: an object can be changed once it is made.
+
+    The body may be empty in a Tombstone and in a message that was received so. Raises InvalidMessageError.
+    """
+    body = message.body
+    if type(body) is not bytes or (not body and message.queue_offset < 0 and not isinstance(message, Tombstone)):
+        body = check_body(body)
+    return body, sendable(message.properties), check_flag(message.flag)
+
+
+def both_keys(key: str, keys: Keys | None, sharding_key: str | None) -> tuple[Keys | None, str | None]:
+    """``keys`` and ``sharding_key`` of a message with ``key``. Raises InvalidMessageError when they are given beside it."""
+    if keys is not None or sharding_key is not None:
+        raise InvalidMessageError("key is keys and sharding_key in one: give either it or them")
+    return [key], key
+
+
+def check_alone(
+    tags: object, keys: object, properties: object, sharding_key: object, key: object = None, flag: object = 0
+) -> None:
+    """Raise InvalidMessageError when something is given beside a Message that it has itself."""
+    given = {"tags": tags, "keys": keys, "properties": properties, "sharding_key": sharding_key, "key": key}
+    beside = [name for name, value in given.items() if value is not None] + (["flag"] if flag else [])
+    if beside:
+        raise InvalidMessageError(
+            f"a Message carries its own tags, keys, properties, sharding key and flag: do not give {', '.join(beside)} beside"
+        )
 
 
 @lru_cache(maxsize=1024)
@@ -247,7 +455,10 @@ def join_keys(keys: Keys) -> str:
     """
     if isinstance(keys, str):
         return keys
-    several = list(keys)
+    try:
+        several = list(keys)
+    except TypeError:
+        raise InvalidMessageError(f"keys must be a string or a list of strings, not {type(keys).__name__}") from None
     for key in several:
         if not isinstance(key, str) or not key or " " in key:
             raise InvalidMessageError(f"key {key!r} must be a string that is not empty and has no space")
@@ -327,6 +538,7 @@ _NOT_SENT_AGAIN: Final = frozenset(
         Property.INNER_MULTI_DISPATCH,
         Property.INNER_MULTI_QUEUE_OFFSET,
         Property.PRODUCER_SEQUENCE,
+        Property.CRC32,
     )
 )
 
@@ -335,6 +547,25 @@ def sendable(properties: dict[str, str]) -> dict[str, str]:
     """A copy of a message's properties without what the client makes for each send.
 
     A message that was received and is sent again is a new one, with a unique id of its own, and goes to no further
-    queues by itself.
+    queues by itself. Raises InvalidMessageError for what the node would refuse, and with it the messages of the same run.
     """
-    return {name: value for name, value in properties.items() if name not in _NOT_SENT_AGAIN}
+    result = {}
+    size_bytes = 0
+    for name, value in properties.items():
+        if name in _NOT_SENT_AGAIN:
+            continue
+        if name in _MARKS:
+            raise InvalidMessageError(
+                f"property {name!r} has a meaning of its own: {_MARKS[name]}; user_properties leaves such ones out"
+            )
+        # (A received message may have a zero byte in a value, which is no mistake there.)
+        if type(value) is str and "\0" in value and _ZEROS not in value:
+            _check_text(f"property {name!r}", value.replace("\0", " "))
+        else:
+            _check_text(f"property {name!r}", value)
+        _check_text("a property's name", name)
+        size_bytes += len(name.encode()) + len(value.encode()) + 2
+        result[name] = value
+    if result:
+        check_properties_size(size_bytes)
+    return result

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 import os
+import sys
 import time
 import warnings
 import weakref
@@ -21,13 +23,15 @@ from commitmq.client.local_socket import LocalSocket
 from commitmq.client.message import (
     Keys,
     Message,
+    both_keys,
     build_properties,
+    check_alone,
     check_body,
     check_flag,
     check_properties_size,
     check_topic,
+    content_of,
     join_queue_names,
-    sendable,
 )
 from commitmq.client.results import BatchResult, BatchSendError, SendResult
 from commitmq.client.routes import not_stored, unknown
@@ -48,6 +52,7 @@ if TYPE_CHECKING:
 _ACKS: Final = ("flushed", "memory")
 _MAX_STARTS: Final = 10_000
 MAX_LINGER_MS: Final = 1_000
+_MAX_QUEUE: Final = (1 << 31) - 1
 
 _LOCAL_HEADER: Final = LocalSocket.MAX_HEADER_BYTES
 _LOCAL_BODY: Final = LocalSocket.MAX_BODY_BYTES
@@ -76,7 +81,8 @@ class Producer:
     The first send connects. ``node`` is the admin address (default: the environment's COMMITMQ_NODE, else
     tcp://127.0.0.1:7310). ``ack`` is what a send waits for: ``flushed`` (survives power loss) or ``memory`` (survives
     the death of any process). ``timeout_s`` bounds each send; a send that fails raises SendError, whose ``outcome``
-    says whether the message is stored. ``compress`` (zlib, lz4 or zstd) applies to bodies of more than
+    says whether the message is stored, and which is a NodeUnavailableError too where the node did not answer.
+    ``compress`` (zlib, lz4 or zstd) applies to bodies of more than
     ``compress_over_bytes`` that become smaller by it. ``max_pending`` and ``max_pending_bytes`` bound what asynchronous
     sends may pile up; beyond, ``send_async`` blocks.
 
@@ -128,8 +134,8 @@ class Producer:
             raise ValueError("producer_id and producer_epoch are for idempotent=True")
         if producer_id is None and producer_epoch:
             raise ValueError("producer_epoch needs a producer_id: without one the producer counts epochs by itself")
-        if timeout_s <= 0:
-            raise ValueError(f"timeout_s must be positive, not {timeout_s}")
+        if not timeout_s > 0:
+            raise _no_time(timeout_s)
         if max_pending < 1 or max_pending_bytes < 1:
             raise ValueError("max_pending and max_pending_bytes must be at least 1")
         if not 0 <= linger_ms <= MAX_LINGER_MS:
@@ -174,6 +180,7 @@ class Producer:
         keys: Keys | None = None,
         properties: Mapping[str, str] | None = None,
         sharding_key: str | None = None,
+        key: str | None = None,
         queue: int | None = None,
         flag: int = 0,
         multi_dispatch: Iterable[str] | None = None,
@@ -182,11 +189,17 @@ class Producer:
     ) -> SendResult:
         """Send one message and wait for its ack.
 
-        ``keys`` is one key, several with spaces between, or a list. The queue is ``queue``, else the one that the hash
-        of ``sharding_key`` picks (as RocketMQ's hash selector), else the node's round robin. ``multi_dispatch`` names
-        light message queues (``%LMQ%…``) that get the message too; the node must have them enabled. Raises
-        InvalidMessageError for what cannot be sent, SendError when it was not acknowledged.
+        ``keys``, by which messages are found, is one key, several with spaces between, or a list. The queue is ``queue``,
+        else the one that the hash of ``sharding_key`` picks (as RocketMQ's hash selector), else the node's round robin;
+        messages of one sharding key are stored and read in their order. ``key`` is both in one. A Message brings all of
+        these itself, so none may be given beside it. ``multi_dispatch`` names light message queues (``%LMQ%…``) that get the
+        message too; the node must have them enabled. Raises InvalidMessageError for what cannot be sent, SendError when it
+        was not acknowledged.
         """
+        if timeout_s is not None and not timeout_s > 0:
+            raise _no_time(timeout_s)
+        if key is not None:
+            keys, sharding_key = both_keys(key, keys, sharding_key)
         if multi_dispatch is not None:
             return self._send_to_further_queues(
                 topic, body, tags, keys, properties, sharding_key, queue, flag, multi_dispatch, timeout_s, ack
@@ -197,6 +210,9 @@ class Producer:
         core = self._core
         if self._closed:
             self._check_usable()
+        if queue is None and (sharding_key or type(body) is not bytes):
+            # Before the connection is taken: nobody else should wait for the coordinator.
+            queue = self._queue_of_key(topic, body, sharding_key, now + (timeout_s or self._timeout_s))
         if core.elsewhere:
             core = core.elsewhere.get(topic, core)
         if core.outstanding or self._sequences is not None or not core.io.acquire(False):
@@ -210,11 +226,9 @@ class Producer:
             channel.last_use = now
             if type(body) is not bytes or not body:
                 if isinstance(body, Message):
-                    properties, flag = sendable(body.properties), body.flag
-                    sharding_key = properties.get(Property.SHARDING_KEY)
-                    tags = keys = None
+                    check_alone(tags, keys, properties, sharding_key, None, flag)
+                    body, properties, flag = content_of(body)
                     own = _json_members(properties)
-                    body = body.body
                 else:
                     own = _json_members(build_properties(tags, keys, properties, sharding_key))
                     body = check_body(body)
@@ -230,8 +244,6 @@ class Producer:
                 more += f',"sys_flag":{sys_flag}'
             if len(body) > core.max_message_bytes:
                 raise too_large(len(body), core.max_message_bytes)
-            if queue is None and sharding_key:
-                queue = _shard(sharding_key, core.routes.queues(topic, now + (timeout_s or self._timeout_s)))
             if queue is not None:
                 more += f',"queue":{_check_queue(queue)}'
             start = self._starts.get((topic, ack))
@@ -312,12 +324,13 @@ class Producer:
         keys: Keys | None = None,
         properties: Mapping[str, str] | None = None,
         sharding_key: str | None = None,
+        key: str | None = None,
         queue: int | None = None,
         flag: int = 0,
         timeout_s: float | None = None,
         ack: str | None = None,
     ) -> Future[SendResult]:
-        """Send one message without waiting; the future gets a SendResult or a SendError.
+        """Send one message without waiting; the future gets a SendResult or a SendError. Arguments as of :meth:`send`.
 
         Raises InvalidMessageError at once for what cannot be sent. Blocks while ``max_pending`` messages are pending.
         Cancelling the future withdraws a message that was not handed to the connection yet. Callbacks run in the
@@ -325,6 +338,10 @@ class Producer:
         """
         if self._closed:
             self._check_usable()
+        if timeout_s is not None and not timeout_s > 0:
+            raise _no_time(timeout_s)
+        if key is not None:
+            keys, sharding_key = both_keys(key, keys, sharding_key)
         deadline = _monotonic() + (timeout_s or self._timeout_s)
         if not (
             type(body) is bytes
@@ -340,10 +357,7 @@ class Producer:
             return self._submit(topic, body, tags, keys, properties, sharding_key, queue, flag, ack, deadline)
         # The same for a message that is only a body: what is asked above need not be asked again.
         check_topic(topic)
-        if queue is None:
-            queue = -1
-        elif queue < 0:
-            raise InvalidMessageError(f"queue {queue} is negative")
+        queue = -1 if queue is None else _check_queue(queue)
         return self._core.submit(topic, queue, self._ack, body, None, deadline)
 
     def flush(self, timeout_s: float | None = None) -> None:
@@ -368,30 +382,54 @@ class Producer:
         keys: Sequence[Keys | None] | None = None,
         properties: Mapping[str, str] | None = None,
         sharding_keys: Sequence[str | None] | None = None,
+        key: str | Sequence[str | None] | None = None,
         queue: int | None = None,
         timeout_s: float | None = None,
         ack: str | None = None,
     ) -> BatchResult:
         """Send many messages and wait for all acks. The fastest way in: they are encoded and stored as runs.
 
-        ``tags`` is one for all or a list, ``keys`` and ``sharding_keys`` are lists, one entry a message; ``properties``
-        apply to all. Message objects bring their own. A run goes to one queue: ``queue``, or the sharding key's, else
-        the next in turn. To a topic with ``queue.type=BatchCQ`` they go as inner batches, each of which the node keeps
-        as one record; bodies are not compressed then. ``timeout_s`` is how long the node may take for the next answer.
+        ``tags`` is one for all or a list, ``keys`` and ``sharding_keys`` are lists, one entry a message; ``key``, one for all
+        or a list, is both of them in one; ``properties`` apply to all. Message objects bring their own. A run goes to one
+        queue: ``queue``, or the sharding key's, else the next in turn. To a topic with ``queue.type=BatchCQ`` they go as
+        inner batches, each of which the node keeps as one record; bodies are not compressed then. ``timeout_s`` is how long
+        the node may take for the next answer.
         Raises InvalidMessageError before anything is sent, BatchSendError when not all of it was acknowledged.
         """
         self._check_usable()
-        limit = timeout_s or self._timeout_s
-        deadline = time.monotonic() + limit
+        limit = self._limit(timeout_s)
         if not messages:
             return BatchResult([])
         if queue is not None:
-            _check_queue(queue)
+            queue = _check_queue(queue)
+        keys, sharding_keys = _keys_of_batch(key, keys, sharding_keys, messages)
         about: dict[str, Any] = {"tags": tags, "keys": keys, "properties": properties, "sharding_keys": sharding_keys}
         self._check_may_wait()
-        if self._core.all_in_flight() and (queue is not None or sharding_keys is not None):
-            # Messages this thread sent before must come before this batch in their queue.
-            self._core.flush(deadline)
+        try:
+            return self._send_whole_batch(topic, messages, about, queue, limit, ack)
+        except BatchSendError:
+            raise
+        except SendError as error:
+            raise _nothing_stored(error, len(messages)) from error
+
+    def _send_whole_batch(
+        self,
+        topic: str,
+        messages: Sequence[bytes | Message],
+        about: dict[str, Any],
+        queue: int | None,
+        limit: float,
+        ack: str | None,
+    ) -> BatchResult:
+        """Raises SendError for what went wrong before the first run was sent, BatchSendError for the rest."""
+        deadline = time.monotonic() + limit
+        # Messages this thread sent before must come before this batch in their queue.
+        if (
+            self._core.all_in_flight()
+            and (queue is not None or about["sharding_keys"] is not None or _has_sharding_keys(messages))
+            and not self._core.flush(deadline)
+        ):
+            raise not_stored("CLIENT_BUSY", "messages that were sent before the batch are still pending")
         if self._sequences is not None:
             return self._send_numbered_batch(topic, messages, about, queue, limit, self._ack if ack is None else ack)
         from commitmq.client.batch_sender import BatchSender
@@ -406,6 +444,9 @@ class Producer:
                 try:
                     return BatchSender(core, plan, self._ids, ack=ack, limit_s=limit, inner=inner).send(queue)
                 except BatchSendError as error:
+                    if self._core.routes.guessed_wrong(topic, error, deadline):
+                        plan, inner = self._plan(topic, messages, about, deadline)
+                        continue
                     # Deleted and made again as the other kind: nothing is stored, so all of it goes to the other process.
                     if plan.order is not None or not self._core.corrected(topic, error):
                         raise
@@ -419,6 +460,7 @@ class Producer:
         keys: Sequence[Keys | None] | None = None,
         properties: Mapping[str, str] | None = None,
         sharding_keys: Sequence[str | None] | None = None,
+        key: str | Sequence[str | None] | None = None,
         queue: int | None = None,
         timeout_s: float | None = None,
         ack: str | None = None,
@@ -431,9 +473,11 @@ class Producer:
         messages are pending. An idempotent producer sends one batch after the other, so there this waits for the result.
         """
         self._check_usable()
-        limit = timeout_s or self._timeout_s
+        limit = self._limit(timeout_s)
         deadline = time.monotonic() + limit
         ack = self._ack if ack is None else _check_ack(ack)
+        if messages:
+            keys, sharding_keys = _keys_of_batch(key, keys, sharding_keys, messages)
         about: dict[str, Any] = {"tags": tags, "keys": keys, "properties": properties, "sharding_keys": sharding_keys}
         if self._sequences is not None or not messages:
             done: Future[BatchResult] = Future()
@@ -443,11 +487,20 @@ class Producer:
                 done.set_exception(error)
             return done
         if queue is not None:
-            _check_queue(queue)
+            queue = _check_queue(queue)
         from commitmq.client.pending_batch import PendingBatch
 
         # This asks for the topic's queues, so that the producer's thread need not wait for the coordinator.
         plan, inner = self._plan(topic, messages, about, deadline)
+        if self._core.routes.is_guess(topic):
+            # Nobody could correct it later.
+            try:
+                self._core.routes.queues(topic, deadline)
+            except SendError as error:
+                failed: Future[BatchResult] = Future()
+                failed.set_exception(_nothing_stored(error, len(messages)))
+                return failed
+            plan, inner = self._plan(topic, messages, about, deadline)
         core = self._core.core_for(topic, min(deadline, time.monotonic() + 1.0))
         batch = PendingBatch(core, plan, self._ids, ack=ack, limit_s=limit, inner=inner, queue=queue)
         core.submit_batch(batch)
@@ -530,7 +583,8 @@ class Producer:
     def __del__(self) -> None:
         if not getattr(self, "_closed", True) and self._pid == os.getpid():
             warnings.warn(f"unclosed producer {self!r}", ResourceWarning, source=self, stacklevel=2)
-            self.close(timeout_s=0)
+            if not sys.is_finalizing():  # the producer's thread runs no more then, and may hold any lock for ever
+                self.close(timeout_s=0)
 
     def __repr__(self) -> str:
         return f"Producer({self._core.directory.address!r}, ack={self._ack!r})"
@@ -541,6 +595,35 @@ class Producer:
         check_fork(self._pid, "producer")
         if self._closed:
             raise CommitMQError("the producer is closed")
+
+    def _limit(self, timeout_s: float | None) -> float:
+        """Seconds that one call has."""
+        if timeout_s is None:
+            return self._timeout_s
+        if not timeout_s > 0:
+            raise _no_time(timeout_s)
+        return timeout_s
+
+    def _queue_of_key(self, topic: str, body: bytes | Message, sharding_key: str | None, deadline: float) -> int | None:
+        """The queue that the message's sharding key picks, None without one. May ask the coordinator; raises SendError."""
+        if isinstance(body, Message):
+            sharding_key = sharding_key or body.properties.get(Property.SHARDING_KEY)
+        if not sharding_key:
+            return None
+        if type(sharding_key) is not str:
+            raise InvalidMessageError(f"sharding_key must be a string, not {type(sharding_key).__name__}")
+        return _shard(sharding_key, self._core.routes.queues(check_topic(topic), deadline))
+
+    def _would_ask(self, topic: str, body: bytes | Message, fields: Mapping[str, Any]) -> bool:
+        """Whether ``send_async`` of this would ask the coordinator, and so wait for it."""
+        if self._sequences is None:
+            if fields.get("queue") is not None:
+                return False
+            if not (fields.get("sharding_key") or fields.get("key") or isinstance(body, Message)):
+                return False
+            if isinstance(body, Message) and not body.sharding_key:
+                return False
+        return not self._core.routes.fresh(topic)
 
     def _check_may_wait(self) -> None:
         if self._core.in_pump():
@@ -566,12 +649,10 @@ class Producer:
         ack: str | None,
         deadline: float,
     ) -> SendFuture:
-        core = self._core
         if isinstance(body, Message):
-            own = sendable(body.properties)
-            flag = body.flag
+            check_alone(tags, keys, properties, sharding_key, None, flag)
+            body, own, flag = content_of(body)
             sharding_key = own.get(Property.SHARDING_KEY)
-            body = body.body
             encoded = encode_user_properties(own)
         else:
             if type(body) is not bytes or not body:
@@ -585,14 +666,15 @@ class Producer:
         check_topic(topic)
         if self._sequences is not None:
             self._check_numbered(topic, queue, sharding_key, len(encoded), deadline)
-        if queue is None:
-            queue = _shard(sharding_key, core.routes.queues(topic, deadline)) if sharding_key else -1
-        elif queue < 0:
-            raise InvalidMessageError(f"queue {queue} is negative")
+        if queue is not None:
+            queue = _check_queue(queue)
+        elif sharding_key:
+            queue = self._queue_of_key(topic, body, sharding_key, deadline)
         sys_flag = 0
         if self._compress is not None:
             body, sys_flag = self._compressed(body)
         about = (encoded, flag, sys_flag) if encoded or flag or sys_flag else None
+        queue = -1 if queue is None else queue
         return self._core.submit(topic, queue, self._ack if ack is None else _check_ack(ack), body, about, deadline)
 
     def _check_numbered(
@@ -628,13 +710,15 @@ class Producer:
         core = self._core
         deadline = time.monotonic() + (timeout_s or self._timeout_s)
         if isinstance(body, Message):
-            own, flag, body = sendable(body.properties), body.flag, body.body
+            check_alone(tags, keys, properties, sharding_key, None, flag)
+            body, own, flag = content_of(body)
             sharding_key = own.get(Property.SHARDING_KEY)
         else:
             own = build_properties(tags, keys, properties, sharding_key)
+            body = check_body(body)
         own[Property.INNER_MULTI_DISPATCH] = join_queue_names(names)
         unique_id = own[Property.UNIQUE_KEY] = self._ids.next()
-        body, sys_flag = self._compressed(check_body(body))
+        body, sys_flag = self._compressed(body)
         if queue is None and sharding_key:
             queue = _shard(sharding_key, core.routes.queues(topic, deadline))
         fields = {
@@ -723,9 +807,46 @@ def _json_members(properties: Mapping[str, str]) -> str:
 
 
 def _check_queue(queue: int) -> int:
-    if type(queue) is not int or queue < 0:
+    """``queue`` as a plain integer that a record can hold; whether the topic has it is the node's business."""
+    if type(queue) is not int:
+        try:
+            queue = -1 if isinstance(queue, bool) else operator.index(queue)
+        except TypeError:
+            raise InvalidMessageError(f"queue {queue!r} is no queue's number") from None
+    if not 0 <= queue <= _MAX_QUEUE:
         raise InvalidMessageError(f"queue {queue!r} is no queue's number")
     return queue
+
+
+def _keys_of_batch(
+    key: str | Sequence[str | None] | None,
+    keys: Sequence[Keys | None] | None,
+    sharding_keys: Sequence[str | None] | None,
+    messages: Sequence[bytes | Message],
+) -> tuple[Sequence[Keys | None] | None, Sequence[str | None] | None]:
+    """``keys`` and ``sharding_keys`` of ``messages`` with ``key``. Raises InvalidMessageError."""
+    if key is None:
+        return keys, sharding_keys
+    count = len(messages)
+    if keys is not None or sharding_keys is not None:
+        raise InvalidMessageError("key is keys and sharding_keys in one: give either it or them")
+    each = [key] * count if isinstance(key, str) else list(key)
+    if len(each) != count:
+        raise InvalidMessageError(f"key has {len(each)} entries for {count} messages")
+    for index, one in enumerate(each):
+        if one is not None and (not isinstance(one, str) or not one or " " in one):
+            raise InvalidMessageError(
+                f"message {index}: key {one!r} must be a string that is not empty and has no space"
+            )
+    return each, each
+
+
+def _has_sharding_keys(messages: Sequence[bytes | Message]) -> bool:
+    return any(isinstance(one, Message) and one.sharding_key for one in messages)
+
+
+def _no_time(timeout_s: float) -> ValueError:
+    return ValueError(f"timeout_s must be positive, not {timeout_s!r}")
 
 
 def _check_ack(ack: str) -> str:
@@ -738,6 +859,11 @@ def _needs_queue() -> InvalidMessageError:
     return InvalidMessageError(
         "a producer with a given producer_id needs queue or sharding keys: a repetition must send to the same queues"
     )
+
+
+def _nothing_stored(error: SendError, total: int) -> BatchSendError:
+    """What a batch's sender is told when it could not even begin."""
+    return BatchSendError(error, acks=[], stored=0, unknown=0, total=total, stored_prefix=0)
 
 
 def _shard(sharding_key: str, queues: int) -> int:

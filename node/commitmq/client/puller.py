@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import orjson
 import zmq
 
 from commitmq.client import wire
-from commitmq.client.assignment import Assignment, Chunk, Gap, QueueState
-from commitmq.client.batch import Part, cut_parts, parts_of_records, parts_of_units
-from commitmq.client.connection import Channel, Directory
+from commitmq.client.assignment import Assignment, Chunk, Gap, Portion, QueueState, Taken
+from commitmq.client.batch import MessageBatch, Part, cut_parts, parts_of_records, parts_of_units
+from commitmq.client.bodies import decodable
+from commitmq.client.connection import Channel, Directory, Metadata
 from commitmq.client.inner_batch import expand
 from commitmq.client.light_queue import is_light, renumber
 from commitmq.client.record_check import check_bytes, check_places
@@ -30,13 +30,26 @@ _QUIET_S: Final = 0.2
 _RANGES_BYTES: Final = 16 * 1024 * 1024
 _TICK_S: Final = 0.2
 _MAPS_S: Final = 2.0
+_LEAST_PATIENCE_S: Final = 0.05
 _EMPTY_QUEUE: Final = ("NO_MESSAGE_IN_QUEUE", "NO_MATCHED_LOGIC_QUEUE")
 
 _log = get_log("consumer")
 
 
+class _Link(NamedTuple):
+    """A connection to a reader, and the files of the node that it was made to. ``ranges``: messages are read from these."""
+
+    channel: Channel
+    segments: SegmentMaps
+    ranges: bool
+
+
 class Puller:
-    """The readers' channels, and the pulls of all queues of one assignment."""
+    """The readers' channels, and the pulls of all queues of one assignment.
+
+    An exception may come from outside between any two steps here (Ctrl-C). What is under way is then asked for anew, or
+    handed out later; see :class:`~commitmq.client.assignment.Assignment`.
+    """
 
     def __init__(
         self,
@@ -48,7 +61,9 @@ class Puller:
         mode: str,
         max_bytes: int,
         check_crc: bool = True,
+        asks_for_queues: bool = False,
     ) -> None:
+        """``asks_for_queues``: the program named its queues, so one that was never there is a mistake."""
         self.gaps: deque[Gap] = deque(maxlen=1000)
         self._directory = directory
         self._assignment = assignment
@@ -60,132 +75,183 @@ class Puller:
         self._mode = mode
         self._max_bytes = max_bytes
         self._check_crc = check_crc
-        self._channels: dict[int, Channel] = {}
+        self._asks_for_queues = asks_for_queues
+        self._links: dict[int, _Link] = {}
         self._pulls: dict[tuple[int, int], QueueState] = {}  # (reader, request id) -> queue
-        self._ready: deque[QueueState] = deque()
-        self._segments: SegmentMaps | None = None
+        self._segments: dict[tuple[Any, ...], SegmentMaps] = {}  # at most one: of the node we are connected to
         self._retry_connect_at = 0.0
-        self._problem: ProtocolError | CorruptRecordError | None = None
-        self._look_at_maps_at = 0.0
+        self._problem: tuple[QueueState, ProtocolError | CorruptRecordError] | None = None
+        self._look_at_maps_at = self._look_at_links_at = 0.0
+        self.misses_queue = False  # a reader does not know a queue that we were given: look what there is
 
     def close(self) -> None:
-        for index in list(self._channels):
-            self._drop_channel(index)
-        if self._segments is not None:
-            self._segments.close()
+        for index in list(self._links):
+            self._drop_link(index)
+        for segments in self._segments.values():
+            segments.close()
 
     # ------------------------------------------------------------ asking
 
-    def ask(self) -> None:
-        """Send a pull for every queue that has neither one under way nor an answer waiting."""
+    def ask(self, deadline: float) -> None:
+        """Send a pull for every queue that has neither one under way nor an answer waiting.
+
+        Waits for a node that is away until ``deadline`` (``time.monotonic()``), but not long.
+        """
         now = time.monotonic()
         with self._assignment.lock:
             idle = [
                 state
                 for state in self._assignment.owned.values()
-                if state.request < 0 and state.chunk is None and not state.revoked_at and state.retry_at <= now
+                if state.request < 0
+                and (not state.chunks or (len(state.chunks) == 1 and state.chunks[0].is_taken))
+                and not state.revoked_at
+                and not state.is_paused
+                and state.retry_at <= now
             ]
         if not idle or now < self._retry_connect_at:
             return
+        patience_s = max(min(_RECONNECT_S, deadline - now), _LEAST_PATIENCE_S)
         try:
-            metadata = self._directory.metadata(timeout_s=_RECONNECT_S)
-            readers = max(metadata.count("reader"), 1)
+            readers = max(self._directory.metadata(timeout_s=patience_s).count("reader"), 1)
             for state in idle:
                 index = hash(state.key) % readers
-                channel = self._channels.get(index)
-                if channel is None:
-                    channel = self._connect(index)
-                self._pull(index, channel, state, now)
+                link = self._links.get(index)
+                if link is None:
+                    link = self._connect(index, time.monotonic() + patience_s)
+                self._pull(index, link, state, now)
         except NodeUnavailableError as error:
             # The node is restarting; polls go on and return nothing until it is back.
             self._retry_connect_at = time.monotonic() + _RECONNECT_S
             _log.debug("the reader does not answer", error=error.message)
 
-    def _connect(self, index: int) -> Channel:
-        channel, _ = self._directory.connect("reader", time.monotonic() + _RECONNECT_S, index=index)
-        metadata = self._directory.metadata(timeout_s=_RECONNECT_S)
-        self._channels[index] = channel
-        if self._mode == "ranges" and not metadata.same_host:
-            raise ProtocolError(
-                "INVALID_PARAMETER", "mode ranges needs the node on the same host, with a store folder that can be read"
-            )
-        if self._segments is None or self._segments.segment_bytes != metadata.segment_bytes:
-            self._segments = SegmentMaps(metadata.store, metadata.segment_bytes)
-        self._ranges = self._mode == "ranges" or (self._mode == "auto" and metadata.same_host)
-        return channel
+    def _connect(self, index: int, deadline: float) -> _Link:
+        channel, _ = self._directory.connect("reader", deadline, index=index)
+        try:
+            metadata = self._directory.metadata(timeout_s=_RECONNECT_S)
+            if self._mode == "ranges" and not metadata.same_host:
+                raise ProtocolError(
+                    "INVALID_PARAMETER",
+                    "mode ranges needs the node on the same host, with a store folder that can be read",
+                )
+            # Asked again: what the directory knows may be of the node that was here before.
+            ranges = self._mode == "ranges" or (self._mode == "auto" and metadata.is_same_host_still())
+            link = self._links[index] = _Link(channel, self._maps_of(metadata), ranges)
+        except BaseException:
+            if index not in self._links:
+                channel.close()
+            raise
+        return link
 
-    def _pull(self, index: int, channel: Channel, state: QueueState, now: float) -> None:
-        ranges = self._ranges and not state.use_bytes
+    def _maps_of(self, metadata: Metadata) -> SegmentMaps:
+        """The files of this store, as this start of the node has them: under the same address another store may be served, in
+        whose log other messages lie at the same places.
+        """
+        identity = (metadata.store, metadata.store_id, metadata.epoch, metadata.segment_bytes)
+        found = self._segments.get(identity)
+        if found is None:
+            found = SegmentMaps(metadata.store, metadata.segment_bytes)
+            self._segments = {identity: found}
+        return found
+
+    def _pull(self, index: int, link: _Link, state: QueueState, now: float) -> None:
+        ranges = link.ranges and not state.use_bytes
+        position = state.position
         # With a filter the node may skip much and then wait, without telling how far it is; so until the end is
         # reached it is not asked to wait.
-        catching_up = bool(self._filter) and (state.end < 0 or state.position < state.end)
-        identity = channel.next_id()
+        catching_up = bool(self._filter) and (state.end < 0 or position < state.end)
+        identity = link.channel.next_id()
         header: dict[str, Any] = {
             "v": wire.PROTOCOL_VERSION,
             "op": "pull",
             "id": identity,
             "topic": state.topic,
             "queue": state.queue_id,
-            "offset": state.position,
+            "offset": position,
             "max_bytes": _RANGES_BYTES if ranges else self._max_bytes,
             "wait_ms": 0 if catching_up else _WAIT_MS,
             "mode": "ranges" if ranges else "bytes",
             **self._filter,
         }
-        if state.position < state.careful_until:
+        if position < state.careful_until:
             header["max_messages"] = 1
+        if state.incarnation >= 0:
+            header["incarnation"] = state.incarnation
         try:
             # From now on, not from when the asking began: with 10,000 queues that is long ago for the last of them.
-            channel.put([orjson.dumps(header)], time.monotonic() + _RECONNECT_S)
+            link.channel.put([orjson.dumps(header)], time.monotonic() + _RECONNECT_S)
         except NodeUnavailableError:
-            self._drop_channel(index)
+            self._drop_link(index)
             raise
-        state.request = identity
         state.channel = index
         state.answer_by = now + _WAIT_MS / 1000 + _ANSWER_GRACE_S
+        # In this order: a request without an entry would be waited for for ever.
         self._pulls[index, identity] = state
+        state.request = identity
 
     # ------------------------------------------------------------ answers
 
     def wait(self, timeout_s: float) -> None:
         """Wait for answers, the assignment's bell or the time; take what is there."""
         poller = zmq.Poller()
-        poller.register(self._assignment.bell, zmq.POLLIN)
-        for channel in self._channels.values():
-            poller.register(channel.socket, zmq.POLLIN)
+        poller.register(self._assignment.bell.fd, zmq.POLLIN)
+        for link in self._links.values():
+            poller.register(link.channel.socket, zmq.POLLIN)
         events = dict(poller.poll(int(max(min(timeout_s, _TICK_S), 0) * 1000)))
-        if self._segments is not None and time.monotonic() >= self._look_at_maps_at:
-            self._look_at_maps_at = time.monotonic() + _MAPS_S
-            self._segments.drop_deleted()
-        if self._assignment.bell in events:
-            self._assignment.clear_bell()
-        for index, channel in list(self._channels.items()):
-            if channel.socket in events:
-                self._receive(index, channel)
-            elif not events and (channel.lost() or self._overdue(index)):
-                _log.warning("the connection to a reader ended, connecting again", endpoint=channel.endpoint)
-                self._drop_channel(index)
-
-    def _overdue(self, index: int) -> bool:
         now = time.monotonic()
+        if now >= self._look_at_maps_at:
+            self._look_at_maps_at = now + _MAPS_S
+            for segments in self._segments.values():
+                segments.drop_deleted()
+        if self._assignment.bell.fd in events:
+            self._assignment.bell.clear()
+        for index, link in list(self._links.items()):
+            if link.channel.socket in events:
+                self._receive(index, link)
+        # However much comes from one reader, that another one is gone must be noticed.
+        if now >= self._look_at_links_at:
+            self._look_at_links_at = now + _TICK_S
+            for index, link in list(self._links.items()):
+                if link.channel.lost() or self._overdue(index, now):
+                    self._lose(index, link)
+
+    def _overdue(self, index: int, now: float) -> bool:
         return any(key[0] == index and state.answer_by < now for key, state in self._pulls.items())
 
-    def _receive(self, index: int, channel: Channel) -> None:
-        while True:
-            try:
-                header = channel.socket.recv(zmq.DONTWAIT)
-            except zmq.Again:
-                return
-            frames = [frame.buffer for frame in channel.rest()]
-            answer = wire.parse_answer(header)
-            state = self._pulls.pop((index, answer.get("id", -1)), None)
-            if state is None or state.request != answer.get("id"):
-                continue  # of a queue that was given back, or moved by seek
-            state.request = -1
-            if not answer["ok"]:
-                self._refused(state, answer)
-            else:
-                self._answered(state, answer, frames)
+    def _lose(self, index: int, link: _Link) -> None:
+        _log.warning("the connection to a reader ended, connecting again", endpoint=link.channel.endpoint)
+        self._drop_link(index)
+
+    def _receive(self, index: int, link: _Link) -> None:
+        if link.channel.lost():
+            # ZeroMQ has connected again by itself, maybe to another node: what comes now is not what was asked of this one.
+            self._lose(index, link)
+            return
+        sock = link.channel.socket
+        try:
+            while True:
+                try:
+                    header = sock.recv(zmq.DONTWAIT)
+                except zmq.Again:
+                    return
+                frames = [frame.buffer for frame in link.channel.rest()]
+                answer = wire.parse_answer(header)
+                key = (index, answer.get("id", -1))
+                state = self._pulls.get(key)
+                if state is not None and state.request == key[1] and state.channel == index:
+                    if answer["ok"]:
+                        self._answered(link, state, answer, frames)
+                    else:
+                        self._refused(state, answer)
+                    state.request = -1
+                # Otherwise of a queue that was given back, or moved by seek.
+                self._pulls.pop(key, None)
+        except ProtocolError as error:
+            _log.warning("a reader's answer cannot be understood, connecting again", error=str(error))
+            self._drop_link(index)
+        except BaseException:
+            # Half an answer was read; the other half would be taken for the next one.
+            self._drop_link(index)
+            raise
 
     def _refused(self, state: QueueState, answer: dict[str, Any]) -> None:
         error = wire.refusal(answer)
@@ -193,10 +259,18 @@ class Puller:
         if error.code in ("TOPIC_NOT_EXIST", "SYSTEM_BUSY", "SERVICE_NOT_AVAILABLE"):
             _log.debug("pull refused for now", topic=state.topic, queue=state.queue_id, error=str(error))
             return
+        if "read_queues" in answer:
+            # The topic has fewer queues than it had, or the reader has not heard yet that it has more.
+            self.misses_queue = True
+            if state.end >= 0 or not self._asks_for_queues:
+                _log.debug(
+                    "a reader does not know the queue", topic=state.topic, queue=state.queue_id, error=str(error)
+                )
+                return
         state.retry_at += 1.0
-        self._problem = error
+        self._problem = (state, error)
 
-    def _answered(self, state: QueueState, answer: dict[str, Any], frames: list[memoryview]) -> None:
+    def _answered(self, link: _Link, state: QueueState, answer: dict[str, Any], frames: list[memoryview]) -> None:
         next_offset = int(answer["next_offset"])
         count = int(answer["count"])
         state.end = int(answer["max_offset"])
@@ -206,7 +280,7 @@ class Puller:
         try:
             if answer.get("mode") == "bytes":
                 state.use_bytes = True  # a memory topic: its files are the node's alone
-            parts = self._decode(state, frames, count, next_offset)
+            parts = self._decode(link, state, frames, count, next_offset)
         except OSError as error:
             # The segment is gone, or may not be read by us: the node can still send the bytes.
             _log.warning("cannot map a segment, asking for bytes", topic=state.topic, error=str(error))
@@ -218,25 +292,29 @@ class Puller:
                 state.careful_until = next_offset
                 return
             state.retry_at = time.monotonic() + 1.0
-            self._problem = CorruptRecordError(
+            problem = CorruptRecordError(
                 f"{error}; met at queue offset {state.position} of queue {state.queue_id} of {state.topic!r}, from which the "
                 f"consumer does not go on by itself: seek() passes over it",
                 offset=error.offset,
             )
+            self._problem = (state, problem)
             return
-        if not parts:
-            # Inner batches without a message of a wanted tag: nothing of them is for us, so it counts as handed out.
-            state.position = state.delivered = next_offset
-            return
-        state.chunk = Chunk(parts, sum(map(len, parts)), next_offset)
-        state.position = next_offset
-        self._ready.append(state)
+        with self._assignment.lock:
+            state.is_proven = True
+            if not parts:
+                # Inner batches without a message of a wanted tag: nothing of them is for us, so it counts as handed out.
+                state.move_to(next_offset)
+                return
+            # In this order: a queue that is ready without a reason is passed over, one that is not would stand still.
+            self._assignment.ready[state.key] = state
+            state.chunks.append(Chunk(parts, sum(map(len, parts)), next_offset))
 
-    def _decode(self, state: QueueState, frames: list[memoryview], count: int, following: int) -> list[Part]:
+    def _decode(
+        self, link: _Link, state: QueueState, frames: list[memoryview], count: int, following: int
+    ) -> list[Part]:
         """The messages in an answer of ``count`` records. Raises CorruptRecordError, OSError for a missing segment."""
-        if self._ranges and not state.use_bytes:
-            assert self._segments is not None
-            parts = parts_of_units(state.topic, state.queue_id, frames[0], self._segments)
+        if link.ranges and not state.use_bytes:
+            parts = parts_of_units(state.topic, state.queue_id, frames[0], link.segments)
         else:
             parts = parts_of_records(state.topic, state.queue_id, frames)
         got = sum(map(len, parts))
@@ -253,6 +331,7 @@ class Puller:
     def _empty(self, state: QueueState, status: str, next_offset: int) -> None:
         before = state.position
         if next_offset == before:
+            state.is_proven = state.is_proven or next_offset <= state.end
             # The node waits with an answer only where a new message can change it: elsewhere, do not ask in a loop.
             if status != "OFFSET_OVERFLOW_ONE" and (before or status not in _EMPTY_QUEUE):
                 state.retry_at = time.monotonic() + _QUIET_S
@@ -263,61 +342,79 @@ class Puller:
             gap = Gap(state.topic, state.queue_id, before, next_offset, status)
             self.gaps.append(gap)
             _log.warning("a gap: the consumer could not read on where it stood", **gap._asdict())
-        state.position = next_offset
-        # Nothing between was for us, so it counts as handed out.
-        state.delivered = next_offset
+        with self._assignment.lock:
+            # Nothing between was for us, so it counts as handed out.
+            state.move_to(next_offset)
+            state.is_proven = True
 
     # ------------------------------------------------------------ handing out
 
     def raise_problem(self) -> None:
-        """Raise what went wrong with a pull, once."""
+        """Raise what went wrong with a pull of a queue that is still ours, once."""
         problem, self._problem = self._problem, None
-        if problem is not None:
-            raise problem
+        if problem is None:
+            return
+        state, error = problem
+        if self._assignment.owned.get(state.key) is state and not state.revoked_at:
+            raise error
 
-    def take(self, max_messages: int) -> list[Part]:
-        """Parts with up to ``max_messages`` of what is there, in turn from all queues; next pulls are sent at once."""
+    def take(self, max_messages: int) -> Taken:
+        """A batch of up to ``max_messages`` of what is there, in turn from all queues; see :class:`Assignment` for when it
+        counts as handed out.
+
+        A message whose body cannot be decoded comes alone. A program that stumbles over it, and polls on, has then passed
+        over this one and none of its neighbours.
+        """
         parts: list[Part] = []
+        portions: list[Portion] = []
         count = 0
-        with self._assignment.lock:
-            for _ in range(len(self._ready)):
+        assignment = self._assignment
+        with assignment.lock:
+            idle: list[QueueState] = []
+            for state in assignment.ready.values():
                 if count >= max_messages:
                     break
-                state = self._ready.popleft()
-                chunk = state.chunk
-                if chunk is None or state.revoked_at or self._assignment.owned.get(state.key) is not state:
-                    continue  # given back, or moved by seek: its messages are another's, or will be asked for anew
-                room = max_messages - count
+                if not state.chunks or assignment.owned.get(state.key) is not state:
+                    idle.append(
+                        state
+                    )  # given back, or moved by seek: its messages are another's, or will be asked for anew
+                    continue
+                if state.revoked_at or state.is_paused:
+                    continue
+                chunk = state.chunks[0]
+                room = decodable(chunk.parts, max_messages - count)
+                if not room:
+                    if parts:
+                        continue
+                    room = max_messages = 1
                 if chunk.count <= room:
                     parts += chunk.parts
                     count += chunk.count
-                    state.delivered = chunk.next_offset
-                    state.chunk = None
+                    chunk.is_taken = True
+                    portions.append(Portion(state, chunk))
                     continue
                 cut = cut_parts(chunk.parts, 0, room)
                 parts += cut
                 count += room
-                state.delivered = int(cut[-1].heads["queue_offset"][-1]) + 1
-                state.chunk = Chunk(cut_parts(chunk.parts, room, chunk.count), chunk.count - room, chunk.next_offset)
-                self._ready.append(state)
-        if parts:
-            self.ask()
-        return parts
+                chunk.is_taken = False
+                rest = Chunk(cut_parts(chunk.parts, room, chunk.count), chunk.count - room, chunk.next_offset)
+                portions.append(Portion(state, chunk, rest, int(cut[-1].heads["queue_offset"][-1]) + 1))
+            for state in idle:
+                if assignment.ready.get(state.key) is state:
+                    del assignment.ready[state.key]
+            taken = assignment.making = Taken(MessageBatch(parts), portions)
+        return taken
 
-    def forget(self, states: Iterable[QueueState]) -> None:
-        """What was pulled for these is not wanted any more."""
-        for state in states:
-            state.request = -1
-            state.chunk = None
-
-    def _drop_channel(self, index: int) -> None:
-        channel = self._channels.pop(index, None)
-        if channel is not None:
-            channel.close()
-        for key in [key for key in self._pulls if key[0] == index]:
-            state = self._pulls.pop(key)
+    def _drop_link(self, index: int) -> None:
+        """Whoever is interrupted in here does it again: the connection goes last."""
+        for key, state in [(key, state) for key, state in self._pulls.items() if key[0] == index]:
             if state.request == key[1] and state.channel == index:
                 state.request = -1
+            del self._pulls[key]
+        link = self._links.get(index)
+        if link is not None:
+            link.channel.close()
+            del self._links[index]
 
 
 def _wanted_tags(selector: MessageSelector) -> frozenset[str] | None:

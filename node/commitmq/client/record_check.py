@@ -7,12 +7,13 @@ the CRC that covers the whole record, or where a record has none (spec 2.9), the
 
 from __future__ import annotations
 
+import itertools
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
-from isal import isal_zlib
 
 from commitmq.errors import CorruptRecordError
+from commitmq.store.crc import crc32
 from commitmq.store.format import CRC_PROPERTY_BYTES, CRC_PROPERTY_PREFIX, LMQ_PREFIX, MAGIC_V2, SysFlag
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ _MASK: Final = 0x7FFFFFFF
 _PREFIX: Final = np.frombuffer(CRC_PROPERTY_PREFIX, np.uint8)
 _DIGITS: Final = slice(len(CRC_PROPERTY_PREFIX), CRC_PROPERTY_BYTES - 1)
 _ALIKE: Final = 8
+_SECTOR_BYTES: Final = 512  # kernels.raw has it too, which a client does not load
 _POWERS: Final = 10 ** np.arange(10, dtype=np.int64)
 
 
@@ -44,7 +46,7 @@ def check_bytes(part: Part) -> None:
     whole &= ((digits >= 0) & (digits <= 9)).all(1) & (ends - stops >= CRC_PROPERTY_BYTES + 3)
     starts[whole], stops[whole] = part.positions[whole], ends[whole] - CRC_PROPERTY_BYTES
     expected[whole] = (digits[whole] * _POWERS).sum(1)
-    view, crc32 = memoryview(part.data), isal_zlib.crc32
+    view = memoryview(part.data)
     found = [crc32(view[start:stop]) for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
     wrong = np.flatnonzero(((np.array(found, np.int64) & _MASK) != expected) | blurred)
     if not whole.all():
@@ -60,15 +62,28 @@ def check_bytes(part: Part) -> None:
 
 
 def _check_properties(part: Part, rows: Array, body_ends: Array, ends: Array) -> None:
-    """Topic and properties of the records ``rows``, which have no CRC over them, hold no zero byte (as in a recovery)."""
+    """Topic and properties of the records ``rows``, which have no CRC over them, lack no sector (as in a recovery)."""
     view = memoryview(part.data)
     wide = part.heads["magic"] == MAGIC_V2
     for index in rows.tolist():
         at, end = int(body_ends[index]), int(ends[index])
         length = 2 if wide[index] else 1
         behind = at + length + int.from_bytes(view[at : at + length], "big")
-        if behind + 2 > end or b"\0" in bytes(view[at + length : behind]) or b"\0" in bytes(view[behind + 2 : end]):
-            raise _corrupt(part, index, "topic or properties hold zero bytes")
+        properties = bytes(view[behind + 2 : end])
+        first = int(part.heads["physical_offset"][index] + behind + 2 - part.positions[index])
+        if behind + 2 > end or b"\0" in bytes(view[at + length : behind]) or lacks_sector(properties, first):
+            raise _corrupt(part, index, "the topic, or a whole sector of the properties, holds zeros")
+
+
+def lacks_sector(data: bytes, offset: int) -> bool:
+    """Whether a sector of the log has nothing but zeros in ``data``, which begins at physical ``offset``.
+
+    A power cut leaves that. A property's value may hold zero bytes, but no sector of them.
+    """
+    if b"\0" not in data:
+        return False
+    bounds = [0, *range(-offset % _SECTOR_BYTES or _SECTOR_BYTES, len(data), _SECTOR_BYTES), len(data)]
+    return any(not any(data[start:stop]) for start, stop in itertools.pairwise(bounds) if start < stop)
 
 
 def check_places(part: Part, asked: int, following: int) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any, Final, NamedTuple, overload
 
-from commitmq.errors import Outcome, SendError
+from commitmq.errors import NodeUnavailableError, Outcome, SendError
 
 
 class SendResult(NamedTuple):
@@ -213,6 +213,11 @@ class BatchSendError(SendError):
     nothing of the batch was stored, UNKNOWN if any run's fate is unknown, else STORED: part of it is in the log.
     """
 
+    def __new__(cls, cause: SendError, **_account: Any) -> BatchSendError:
+        """Of the class that ``cause`` makes it: without an answer from the node it is a NodeUnavailableError too."""
+        unanswered = cls is BatchSendError and isinstance(cause, NodeUnavailableError)
+        return super().__new__(_UnansweredBatchError if unanswered else cls)
+
     def __init__(
         self, cause: SendError, *, acks: list[RunAck], stored: int, unknown: int, total: int, stored_prefix: int
     ) -> None:
@@ -221,7 +226,8 @@ class BatchSendError(SendError):
         else:
             outcome = Outcome.STORED if stored else Outcome.NOT_STORED
         rest = total - stored - unknown
-        super().__init__(
+        SendError.__init__(
+            self,
             cause.code,
             f"{cause.message} (of {total} messages {stored} are stored, {unknown} unknown, {rest} not stored)",
             outcome=outcome,
@@ -232,3 +238,7 @@ class BatchSendError(SendError):
         self.unknown = unknown
         self.total = total
         self.stored_prefix = stored_prefix
+
+
+class _UnansweredBatchError(BatchSendError, NodeUnavailableError):
+    """A batch that failed because the node did not answer."""

@@ -9,22 +9,24 @@ import time
 from typing import Any, Final
 
 from commitmq.client.connection import Channel, Directory
-from commitmq.errors import NodeUnavailableError, Outcome, ProtocolError, SendError
+from commitmq.errors import NodeUnavailableError, Outcome, ProtocolError, SendError, send_error
 from commitmq.store.topic_config import QUEUE_TYPE, QUEUE_TYPE_BATCH, STORAGE_MEMORY, STORAGE_TYPE
 
 _TTL_S: Final = 10.0
+_STALE_S: Final = 20.0  # until then what is known is used while it is asked again
 _TYPE_PATIENCE_S: Final = 1.0
+_WRONG_KIND: Final = "MESSAGE_ILLEGAL"
 _MAX_TOPICS: Final = 10_000
 
 
 def not_stored(code: str, sentence: str) -> SendError:
     """The error of a send that certainly left nothing in the log."""
-    return SendError(code, sentence, outcome=Outcome.NOT_STORED)
+    return send_error(code, sentence, Outcome.NOT_STORED)
 
 
 def unknown(sentence: str, code: str = "CONNECTION_LOST") -> SendError:
     """The error of a send that was handed over and not answered."""
-    return SendError(code, f"{sentence}; whether it is stored is not known", outcome=Outcome.UNKNOWN)
+    return send_error(code, f"{sentence}; whether it is stored is not known", Outcome.UNKNOWN)
 
 
 class Routes:
@@ -36,6 +38,10 @@ class Routes:
         self._lock = threading.Lock()
         self._known: dict[str, tuple[int, float, bool]] = {}  # queues to write to, when asked, kept in memory
         self._batch_topics: dict[str, tuple[bool, float]] = {}
+        self._guessed: set[str] = set()  # topics in _batch_topics that nobody has told of
+        self._refreshing: dict[str, None] = {}  # topics a thread asks for again; it runs while there are any
+        self._refreshing_lock = threading.Lock()
+        self._closed = False
         self._turns: dict[str, int] = {}  # one a topic: with a common one, topics sent to in turn would skip queues
         self._first_turn = int.from_bytes(os.urandom(2), "big")  # so that many short-lived producers use all queues
 
@@ -45,20 +51,36 @@ class Routes:
         Raises SendError (not stored). A known number is used while the coordinator is away.
         """
         known = self._known.get(topic)
-        if known is not None and time.monotonic() - known[1] < _TTL_S:
-            return known[0]
-        with self._lock:
-            try:
-                answer = self._ask("topic.route", {"topic": topic, "create": True}, deadline)
-            except NodeUnavailableError as error:
-                if known is not None:
-                    self._known[topic] = (known[0], time.monotonic(), known[2])
-                    return known[0]
-                raise not_stored(error.code, error.message) from error
-            except ProtocolError as error:
-                raise SendError(
-                    error.code, error.message, outcome=Outcome.NOT_STORED, retry_after_ms=error.retry_after_ms
-                ) from error
+        if known is not None:
+            age_s = time.monotonic() - known[1]
+            if age_s < _TTL_S:
+                return known[0]
+            if age_s < _STALE_S:
+                self._refresh(topic)
+                return known[0]
+        return self._look_up(topic, known, deadline)
+
+    def fresh(self, topic: str) -> bool:
+        """Whether :meth:`queues` and :meth:`is_memory` answer without waiting for the coordinator."""
+        known = self._known.get(topic)
+        return known is not None and time.monotonic() - known[1] < _STALE_S - 1.0
+
+    def _look_up(self, topic: str, known: tuple[int, float, bool] | None, deadline: float) -> int:
+        if not self._lock.acquire(timeout=max(deadline - time.monotonic(), 0.001)):
+            if known is not None:
+                return known[0]
+            raise not_stored("NODE_UNAVAILABLE", "the coordinator does not answer")
+        try:
+            answer = self._ask("topic.route", {"topic": topic, "create": True}, deadline)
+        except NodeUnavailableError as error:
+            if known is not None:
+                self._known[topic] = (known[0], time.monotonic(), known[2])
+                return known[0]
+            raise not_stored(error.code, error.message) from error
+        except ProtocolError as error:
+            raise send_error(error.code, error.message, Outcome.NOT_STORED, error.retry_after_ms) from error
+        finally:
+            self._lock.release()
         count = int(answer["topic"]["write_queues"])
         if count < 1:
             raise not_stored("NO_PERMISSION", f"topic {topic!r} has no queue that can be written to")
@@ -68,11 +90,36 @@ class Routes:
         self._note_type(topic, attributes.get(QUEUE_TYPE) == QUEUE_TYPE_BATCH)
         return count
 
+    def _refresh(self, topic: str) -> None:
+        """Ask again for a topic in use, in a thread, so that no send waits for it."""
+        with self._refreshing_lock:
+            begins = not self._refreshing
+            self._refreshing[topic] = None
+        if begins:
+            threading.Thread(target=self._refresh_all, name="commitmq-producer-routes", daemon=True).start()
+
+    def _refresh_all(self) -> None:
+        while True:
+            with self._refreshing_lock:
+                topic = next(iter(self._refreshing), None)
+            if topic is None or self._closed:
+                return
+            known = self._known.get(topic)
+            if known is not None:
+                try:
+                    self._look_up(topic, known, time.monotonic() + _TYPE_PATIENCE_S)
+                except SendError:
+                    self.forget(topic)  # the next send to it asks for itself and hears why
+            with self._refreshing_lock:
+                self._refreshing.pop(topic, None)
+                if not self._refreshing:
+                    return
+
     def takes_inner_batches(self, topic: str, deadline: float) -> bool:
         """True when the topic's queues count batches, so that messages come as inner batches. Never raises.
 
-        Without an answer in a second the last one holds, and a topic never heard of is taken for a plain one: the node
-        refuses what does not fit, and a send whose queue is given does not depend on the coordinator.
+        Without an answer in a second the last one holds, and a topic never heard of is taken for a plain one: a send whose
+        queue is given does not depend on the coordinator, and the node refuses what does not fit (:meth:`guessed_wrong`).
         """
         known = self._batch_topics.get(topic)
         if known is None or time.monotonic() - known[1] >= _TTL_S:
@@ -80,12 +127,31 @@ class Routes:
                 self.queues(topic, min(deadline, time.monotonic() + _TYPE_PATIENCE_S))
             if self._batch_topics.get(topic) is known:  # no answer
                 self._note_type(topic, known is not None and known[0])
+                if known is None:
+                    self._guessed.add(topic)
         return self._batch_topics[topic][0]
 
     def _note_type(self, topic: str, is_batch: bool) -> None:
         if len(self._batch_topics) >= _MAX_TOPICS:
             self._batch_topics.clear()
+            self._guessed.clear()
         self._batch_topics[topic] = (is_batch, time.monotonic())
+        self._guessed.discard(topic)
+
+    def is_guess(self, topic: str) -> bool:
+        """Whether the kind of the topic's queues is not known: the coordinator has never answered."""
+        return topic in self._guessed
+
+    def guessed_wrong(self, topic: str, error: SendError, deadline: float) -> bool:
+        """After a refused batch: whether it was one of the wrong kind by a guess, and the kind is known now.
+
+        Raises SendError (not stored, to be tried again) when the coordinator does not answer until ``deadline``.
+        """
+        if not self.is_guess(topic) or error.code != _WRONG_KIND or error.outcome is not Outcome.NOT_STORED:
+            return False
+        self.forget(topic)
+        self.queues(topic, deadline)
+        return True
 
     def is_memory(self, topic: str, deadline: float) -> bool:
         """True for a topic that the node keeps in memory: another process takes its messages.
@@ -118,6 +184,7 @@ class Routes:
 
     def close(self) -> None:
         """Close the connection."""
+        self._closed = True
         with self._lock:
             self._drop()
             self._directory.close()

@@ -21,9 +21,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from isal import isal_zlib
-
 from commitmq.errors import InvalidMessageError
+from commitmq.store.crc import crc32
 from commitmq.store.format import (
     CRC_PROPERTY_PREFIX,
     MAGIC_V1,
@@ -48,8 +47,6 @@ UNIQUE_PREFIX: Final = Property.UNIQUE_KEY.encode() + b"\x01"
 UNIQUE_BYTES: Final = len(UNIQUE_PREFIX) + 32 + 1
 MAX_RUN_MESSAGES: Final = MAX_BLOCK
 _SHORT: Final = struct.Struct(">h")
-
-_crc32 = isal_zlib.crc32
 
 
 @dataclass(slots=True)
@@ -159,7 +156,7 @@ def encode_messages(
     highs = [_TWO_DIGITS[at & 0xFF] for at in range(counter >> 8, (counter + count - 1 >> 8) + 1)]
     tails = _in_steps([before + high for high in highs], counter, count)
     heads = [
-        pack(size, magic, _crc32(body) & 0x7FFFFFFF, queue, 0, layout_flags, one.born, 0, len(body))
+        pack(size, magic, crc32(body) & 0x7FFFFFFF, queue, 0, layout_flags, one.born, 0, len(body))
         for one, size, body in zip(messages, sizes, bodies, strict=True)
     ]
     for index, one in enumerate(messages):
@@ -168,7 +165,7 @@ def encode_messages(
             body = bodies[index]
             size = sizes[index] = sizes[index] + len(properties)
             heads[index] = pack(
-                size, magic, _crc32(body) & 0x7FFFFFFF, queue, flag, layout_flags | sys_flag, one.born, 0, len(body)
+                size, magic, crc32(body) & 0x7FFFFFFF, queue, flag, layout_flags | sys_flag, one.born, 0, len(body)
             )
             tails[index] = b"%b%b%b%b%b%b" % (
                 layout.tail,
@@ -274,7 +271,7 @@ def encode_run(
     heads = np.ndarray((count,), head_type, pieces, tail_bytes, (pieces.strides[0],))
     heads["size"] = sizes
     heads["magic"] = layout.magic
-    heads["crc"] = np.fromiter(map(_crc32, bodies), np.uint32, count) & 0x7FFFFFFF
+    heads["crc"] = np.fromiter(map(crc32, bodies), np.uint32, count) & 0x7FFFFFFF
     heads["queue"] = queue
     heads["flag"] = flags
     heads["sys_flag"] = np.asarray(sys_flags) | layout.sys_flag

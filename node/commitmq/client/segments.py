@@ -14,6 +14,8 @@ from commitmq.store.layout import StoreLayout, segment_name
 class SegmentMaps:
     """At most ``max_mapped`` mappings, least recently used first out. Not thread-safe.
 
+    They are those of one store and one start of its node; whoever is connected to another one makes others.
+
     A mapping that goes out is only forgotten here: batches that were made from it keep it alive, and it is unmapped
     when the last of them goes. The same holds when the node deletes a segment: the file's pages live on in the mapping.
     """
@@ -22,7 +24,9 @@ class SegmentMaps:
         self._folder = StoreLayout(store).commit_log
         self._segment_bytes = segment_bytes
         self._max_mapped = max_mapped
-        self._maps: OrderedDict[int, mmap.mmap] = OrderedDict()
+        self._maps: OrderedDict[int, tuple[mmap.mmap, tuple[int, int]]] = (
+            OrderedDict()
+        )  # with the file's device and inode
 
     @property
     def segment_bytes(self) -> int:
@@ -37,26 +41,35 @@ class SegmentMaps:
         found = self._maps.get(base_offset)
         if found is not None:
             self._maps.move_to_end(base_offset)
-            return found
+            return found[0]
         path = self._folder / segment_name(base_offset)
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            size = os.fstat(fd).st_size
+            status = os.fstat(fd)
+            size = status.st_size
             if size != self._segment_bytes:
                 raise SegmentSizeError(f"the segment has {size} bytes, the node says {self._segment_bytes}", path=path)
-            found = mmap.mmap(fd, size, prot=mmap.PROT_READ)
+            made = mmap.mmap(fd, size, prot=mmap.PROT_READ)
         finally:
             os.close(fd)
         self.drop_deleted()
-        self._maps[base_offset] = found
+        self._maps[base_offset] = made, (status.st_dev, status.st_ino)
         while len(self._maps) > self._max_mapped:
             self._maps.popitem(last=False)
-        return found
+        return made
 
     def drop_deleted(self) -> None:
-        """Forget mappings of segments that the node has deleted: each one keeps its space on the node's disk."""
-        for base_offset in [one for one in self._maps if not (self._folder / segment_name(one)).exists()]:
-            del self._maps[base_offset]
+        """Forget mappings of segments that are deleted, or whose name is another file's by now: each one keeps its space on
+        the node's disk, and what stands in it is not what the node means.
+        """
+        for base_offset, (_, identity) in list(self._maps.items()):
+            try:
+                status = os.stat(self._folder / segment_name(base_offset))
+            except OSError:
+                del self._maps[base_offset]
+                continue
+            if (status.st_dev, status.st_ino) != identity:
+                del self._maps[base_offset]
 
     def close(self) -> None:
         """Forget all mappings; those in use live as long as their batches."""

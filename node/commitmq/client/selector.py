@@ -38,5 +38,14 @@ class Sql(MessageSelector):
 
 
 def selector(wanted: str | MessageSelector) -> MessageSelector:
-    """``wanted`` itself, or the tag expression that a string is."""
-    return wanted if isinstance(wanted, MessageSelector) else MessageSelector("TAG", wanted)
+    """``wanted`` itself, or the tag expression that a string is.
+
+    Raises ValueError for a string with a single ``|``, which is almost always meant as ``||``. A tag that has one is wanted
+    by ``MessageSelector("TAG", "a|b")``.
+    """
+    if isinstance(wanted, MessageSelector):
+        return wanted
+    if isinstance(wanted, str) and any("|" in part for part in wanted.split("||")):
+        meant = " || ".join(part for one in wanted.split("|") if (part := one.strip()))
+        raise ValueError(f"the tag expression {wanted!r} has a single '|': tags are separated by two, {meant!r}")
+    return MessageSelector("TAG", wanted)

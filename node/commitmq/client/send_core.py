@@ -38,13 +38,22 @@ import orjson
 import zmq
 
 from commitmq.client import wire
+from commitmq.client.bell import Bell
 from commitmq.client.connection import Channel, ConnectionLost, Directory, check_fork
 from commitmq.client.local_socket import LocalSocket, local_path
 from commitmq.client.results import RunAck
 from commitmq.client.routes import Routes, not_stored, unknown
 from commitmq.client.run_encoder import RunLayout, encode_messages
 from commitmq.client.send_future import SendFuture, fail_all, finish_run, run_callbacks
-from commitmq.errors import CommitMQError, InvalidMessageError, NodeUnavailableError, Outcome, ProtocolError, SendError
+from commitmq.errors import (
+    CommitMQError,
+    InvalidMessageError,
+    NodeUnavailableError,
+    Outcome,
+    ProtocolError,
+    SendError,
+    send_error,
+)
 from commitmq.store.unique_ids import UniqueIds
 
 if TYPE_CHECKING:
@@ -56,6 +65,7 @@ FULL_RUN_BYTES: Final = 256 * 1024
 MAX_PUMP_RUN_BYTES: Final = 1024 * 1024
 MAX_PUMP_RUN_MESSAGES: Final = 4096
 _TICK_MS: Final = 50
+_FAIL_STEP: Final = 256
 _NEVER: Final = 1 << 62
 _ANY: Final = -_NEVER
 WRONG_ENDPOINT: Final = "WRONG_ENDPOINT"
@@ -75,6 +85,14 @@ def too_large(size_bytes: int, limit: int) -> InvalidMessageError:
     return InvalidMessageError(
         f"the body has {size_bytes} bytes, the node allows {limit} (commit_log.max_message_bytes)"
     )
+
+
+class NoRoom(Exception):
+    """Too much is pending for a caller that must not wait. ``pending``: that many messages."""
+
+    def __init__(self, pending: int) -> None:
+        super().__init__(pending)
+        self.pending = pending
 
 
 class InFlight:
@@ -147,6 +165,10 @@ class SendCore:
         self._repeating = False  # such a producer sends something again, and nothing else until that is answered
         self._outstanding_bytes = 0
         self._waiting = 0  # threads waiting for space or for a flush
+        # Of the primary, for whoever must not wait for space: called, in whatever thread, with the condition held, when
+        # something is not pending any more after a NoRoom.
+        self.room: Callable[[], None] | None = None
+        self._room_wanted = False
         self._hurried = 0  # threads waiting for a result
         self._guests = 0  # batches that want the connection
         self._groups: dict[_Group, deque[SendFuture]] = {}
@@ -163,7 +185,7 @@ class SendCore:
         self._gathered = 0  # groups that were pending then, and have not left yet
         self._memory: SendCore | None = None
         self._node = node
-        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._bell = Bell()
         self._layouts: dict[str, RunLayout] = {}
 
     # ------------------------------------------------------------ connection (io held)
@@ -320,9 +342,16 @@ class SendCore:
     # ------------------------------------------------------------ submitting
 
     def submit(
-        self, topic: str, queue: int, ack: str, body: bytes, about: tuple[bytes, int, int] | None, deadline: float
+        self,
+        topic: str,
+        queue: int,
+        ack: str,
+        body: bytes,
+        about: tuple[bytes, int, int] | None,
+        deadline: float,
     ) -> SendFuture:
-        """Add a message to what the pump sends. Blocks while too much is pending; raises SendError when that lasts.
+        """Add a message to what the pump sends. Blocks while too much is pending; raises SendError when that lasts. Where
+        ``room`` is set it raises NoRoom instead.
 
         Raises InvalidMessageError for a body that is known to be larger than the node allows. ``about``: as of SendFuture.
 
@@ -348,6 +377,9 @@ class SendCore:
             if len(body) > core.max_message_bytes > 0:
                 raise too_large(len(body), core.max_message_bytes)
             if core.outstanding >= core.max_pending or core._outstanding_bytes >= core.max_pending_bytes:
+                if self.room is not None:
+                    self._room_wanted = True
+                    raise NoRoom(core.outstanding)
                 core._wait_for_space(deadline)
                 core = self.elsewhere.get(topic, self)  # it may have changed over meanwhile
             if core.closed:
@@ -412,7 +444,7 @@ class SendCore:
         if self._lingering:
             self.condition.notify_all()
         else:
-            os.eventfd_write(self._bell, 1)
+            self._bell.ring()
         if self._thread is None:
             check_fork(self.pid, "producer")
             self._thread = threading.Thread(target=self._pump, name=f"commitmq-producer-{self.role}", daemon=True)
@@ -483,12 +515,15 @@ class SendCore:
         self._outstanding_bytes -= size_bytes
         if self._waiting or self.primary._waiting:
             self.condition.notify_all()
+        if self.primary._room_wanted and self.primary.room is not None:
+            self.primary._room_wanted = False
+            self.primary.room()
 
     # ------------------------------------------------------------ the pump
 
     def _pump(self) -> None:
         poller = zmq.Poller()
-        poller.register(self._bell, zmq.POLLIN)
+        poller.register(self._bell.fd, zmq.POLLIN)
         while True:
             with self.condition:
                 idle = not self._groups and not self._batches
@@ -497,7 +532,7 @@ class SendCore:
                 self._wakes_at = _ANY if idle else _NEVER
             if idle:
                 poller.poll()
-                self._clear_bell()
+                self._bell.clear()
                 continue
             for _ in range(50):
                 # A batch that waits for the connection goes first; the bound keeps batches from starving the pump.
@@ -649,7 +684,13 @@ class SendCore:
         self, channel: Channel, topic: str, queue: int, ack: str, group: _Group, futures: list[SendFuture]
     ) -> None:
         unique = self.ids.block(len(futures))
-        sizes, data = encode_messages(self.layout(topic), queue, futures, unique)
+        try:
+            sizes, data = encode_messages(self.layout(topic), queue, futures, unique)
+        except Exception as error:
+            # What a message may be was checked when it was sent. Should one get this far, its run ends with it, and no more.
+            reason = f"the messages cannot be encoded: {error!r}"
+            self._fail(futures, lambda: not_stored("CLIENT_ERROR", reason))
+            return
         identity = channel.next_id()
         header = {
             "v": wire.PROTOCOL_VERSION,
@@ -721,10 +762,10 @@ class SendCore:
         assert channel is not None
         poller = zmq.Poller()
         poller.register(channel.socket, zmq.POLLIN)
-        poller.register(self._bell, zmq.POLLIN)
+        poller.register(self._bell.fd, zmq.POLLIN)
         ready = {sock for sock, _ in poller.poll(_TICK_MS)}
-        if self._bell in ready:
-            self._clear_bell()
+        if self._bell.fd in ready:
+            self._bell.clear()
         if not ready and channel.lost():
             self._lose("the connection ended before the answer")
             return
@@ -821,6 +862,8 @@ class SendCore:
         now = time.monotonic()
         failed: list[SendFuture] = []
         with self.condition:
+            if not everything and now < self._earliest:
+                return  # whoever sends waits for this lock
             for group, waiting in list(self._groups.items()):
                 late = [one for one in waiting if everything or one.deadline <= now]
                 if not late:
@@ -852,21 +895,17 @@ class SendCore:
                 self._pending_bytes -= one.size_bytes
         self._fail(
             waiting,
-            lambda: SendError(error.code, error.message, outcome=error.outcome, retry_after_ms=error.retry_after_ms),
+            lambda: send_error(error.code, error.message, error.outcome, error.retry_after_ms),
         )
 
     def _fail(self, futures: list[SendFuture], make_error: Any) -> None:
-        if not futures:
-            return
-        with self.condition:
-            live = [one for one in futures if not one.done()]
-            called = fail_all(live, make_error)
-            self._settle(len(live), sum(one.size_bytes for one in live))
-        run_callbacks(called)
-
-    def _clear_bell(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self._bell)
+        # In small steps: whoever sends, an event loop perhaps, waits for the lock.
+        for start in range(0, len(futures), _FAIL_STEP):
+            with self.condition:
+                live = [one for one in futures[start : start + _FAIL_STEP] if not one.done()]
+                called = fail_all(live, make_error)
+                self._settle(len(live), sum(one.size_bytes for one in live))
+            run_callbacks(called)
 
     # ------------------------------------------------------------ the end
 
@@ -885,7 +924,7 @@ class SendCore:
         with self.condition:
             self.closed = True
             thread = self._thread
-            os.eventfd_write(self._bell, 1)
+            self._bell.ring()
         self._fail_pending(True, "CLIENT_CLOSED", "the producer was closed before the message was sent")
         if thread is not None and thread is not threading.current_thread():
             thread.join(1.0)
@@ -897,7 +936,7 @@ class SendCore:
             if self.is_primary:
                 self.routes.close()
             if thread is None or not thread.is_alive():
-                os.close(self._bell)
+                self._bell.close()
         finally:
             if locked:
                 self.io.release()

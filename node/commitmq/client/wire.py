@@ -9,10 +9,11 @@ from typing import Any
 
 import orjson
 
-from commitmq.errors import FencedError, Outcome, ProtocolError, SendError
+from commitmq.errors import FencedError, Outcome, ProtocolError, SendError, send_error
 
 PROTOCOL_VERSION = 1
 MAX_HEADER_BYTES = 1 << 20
+MAX_SENTENCE_CHARACTERS = 2_000
 
 
 def pack(header: dict[str, Any]) -> bytes:
@@ -46,7 +47,12 @@ def parse_request(frame: bytes) -> dict[str, Any]:
 
 
 def request_id(frame: bytes) -> int | None:
-    """The ``id`` of a header that :func:`parse_request` refused, if it has one: the error answer repeats it."""
+    """The ``id`` of a header that :func:`parse_request` refused, if it has one: the error answer repeats it.
+
+    One that is too long is not read: what a parser makes of 60 MiB takes 2 GB and seconds.
+    """
+    if len(frame) > MAX_HEADER_BYTES:
+        return None
     try:
         header = orjson.loads(frame)
     except orjson.JSONDecodeError:
@@ -61,7 +67,13 @@ def ok(identity: int, **fields: Any) -> bytes:
 
 
 def error(identity: int | None, code: str, sentence: str, **fields: Any) -> bytes:
-    """A refusal: a stable ``code``, a sentence for people, and what else helps (``outcome``, ``retry_after_ms``)."""
+    """A refusal: a stable ``code``, a sentence for people, and what else helps (``outcome``, ``retry_after_ms``).
+
+    A sentence may repeat what the client sent; beyond MAX_SENTENCE_CHARACTERS its middle is left out.
+    """
+    if len(sentence) > MAX_SENTENCE_CHARACTERS:
+        half = MAX_SENTENCE_CHARACTERS // 2
+        sentence = f"{sentence[:half]} … {sentence[-half:]}"
     return orjson.dumps({"v": PROTOCOL_VERSION, "id": identity, "ok": False, "code": code, "error": sentence, **fields})
 
 
@@ -92,9 +104,6 @@ def send_refusal(answer: dict[str, Any]) -> SendError:
         outcome = Outcome(answer.get("outcome", Outcome.NOT_STORED))
     except ValueError:
         outcome = Outcome.UNKNOWN
-    return SendError(
-        code,
-        str(answer.get("error", "the node gave no reason")),
-        outcome=outcome,
-        retry_after_ms=answer.get("retry_after_ms"),
+    return send_error(
+        code, str(answer.get("error", "the node gave no reason")), outcome, retry_after_ms=answer.get("retry_after_ms")
     )

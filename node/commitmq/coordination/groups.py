@@ -3,31 +3,40 @@
 A group enters the file when it is first used. Members are in memory only: they tell every second that they live, and
 after a restart of the coordinator they join again. What must outlive the coordinator is only *who was there*, so that
 the queues of a consumer that has not come back yet are not given to another one (see
-:mod:`commitmq.coordination.membership`): ``commitmq/group_members.json`` has ``{group: {member: session time-out in
-ms}}``, written without a sync at the end of each turn that changed it. It survives the death of the process; after a
-power cut it may be missing or old, which costs at most a rebalance that waits for one session time-out, or a queue
-that two consumers read until one of them hears that it is fenced. Commits are fenced in any case.
+:mod:`commitmq.coordination.membership`); :mod:`commitmq.coordination.member_log` keeps that.
 
-The file of names is written behind the answers: a group that a crash takes out of it comes back with its next use,
-and its offsets do not depend on it.
+The file of names is written behind the answers, and at most once in ``groups.offsets_interval_ms``: a group that a
+crash takes out of it comes back with its members, its offsets or its next use.
+
+Nothing here is done for all groups because something happened in one. Sessions end by a heap of times; a change of a
+topic looks up who subscribes to it. Memory is bounded by the limits of the section ``[groups]``.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-from collections.abc import Iterable
+import heapq
+import itertools
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
-from pathlib import Path
+from typing import TypeVar
 
-import orjson
-
-from commitmq import failpoints
+from commitmq.config import GroupsConfig
+from commitmq.coordination.member_log import MemberLog
 from commitmq.coordination.membership import Membership, Queue, QueuesOf, View
-from commitmq.errors import InvalidMessageError, ProtocolError, StoreError
+from commitmq.coordination.pace import Pace
+from commitmq.errors import InvalidMessageError, ProtocolError
 from commitmq.store.group_config import GroupConfig, GroupTable
 from commitmq.store.layout import StoreLayout
 from commitmq.store.topic_name import validate_group
+
+_T = TypeVar("_T")
+
+# A look at a session comes this soon at the latest, so that a member that joins again and again with other time-outs
+# leaves no more than a few looks behind.
+_LOOK_MS = 5_000
+# Sessions end this much late at most: thousands of members must not wake the coordinator a thousand times a second.
+_GRAIN_MS = 50
 
 
 class Groups:
@@ -38,63 +47,58 @@ class Groups:
         layout: StoreLayout,
         table: GroupTable,
         queues_of: QueuesOf,
-        *,
-        auto_create: bool,
-        max_groups: int,
-        max_members: int,
+        config: GroupsConfig,
         first_generation: int,
+        committed: Iterable[str],
     ) -> None:
         """Use :meth:`load`."""
         self._path = layout.config / "subscriptionGroup.json"
-        self._members_path = layout.own / "group_members.json"
+        self._log = MemberLog(layout.own / "group_members.log")
         self.table = table
         self._queues_of = queues_of
-        self._auto_create = auto_create
-        self._max_groups = max_groups
-        self._max_members = max_members
+        self._config = config
         self._first_generation = first_generation
+        self._names = sorted({*table.groups, *committed})
         self._live: dict[str, Membership] = {}
+        self._looks: list[tuple[int, str, str]] = []  # heap: when to look at which group's member
+        self._next_look: dict[tuple[str, str], int] = {}
+        self._subscribed: dict[str, set[str]] = {}  # topic -> groups
+        self._size_bytes = 0
+        self.ended: list[str] = []  # groups that nobody is in any more, since the caller last emptied this list
         self._written_version = replace(table.version)
-        self._written_members: dict[str, dict[str, int]] = {}
-        self._members_changed = False
+        self._pace = Pace(config.offsets_interval_ms)
 
     @classmethod
     def load(
         cls,
         layout: StoreLayout,
         queues_of: QueuesOf,
+        config: GroupsConfig,
         *,
-        auto_create: bool,
-        max_groups: int,
-        max_members: int,
         first_generation: int,
         now_ms: int,
+        committed: Iterable[str] = (),
     ) -> Groups:
-        """Load a store's groups and expect the members of the last coordinator.
+        """Load a store's groups and expect the members of the last coordinator. ``committed``: groups with offsets.
 
         ``first_generation`` must grow with every start (a wall clock in ms does): members repeat generations over a
         restart. Raises StoreError when ``subscriptionGroup.json`` cannot be read in either generation.
         """
         table = GroupTable.load(layout.config / "subscriptionGroup.json")
-        groups = cls(
-            layout,
-            table,
-            queues_of,
-            auto_create=auto_create,
-            max_groups=max_groups,
-            max_members=max_members,
-            first_generation=first_generation,
-        )
-        groups._written_members = _read_members(groups._members_path)
-        for name, members in groups._written_members.items():
+        groups = cls(layout, table, queues_of, config, first_generation, committed)
+        for name, members in groups._log.members.items():
+            if name not in table.groups:
+                groups._put(GroupConfig(name))
             groups._membership(name).wait_for(members, now_ms)
+            for member, timeout_ms in members.items():
+                groups._look_at(name, member, now_ms + timeout_ms, now_ms)
         return groups
 
     # ------------------------------------------------------------ names
 
-    def names(self) -> list[str]:
-        """All groups of the file and all with members, sorted."""
-        return sorted({*self.table.groups, *self._live})
+    def names_from(self, first: str) -> Iterator[str]:
+        """All groups that are known, in order, from ``first`` on. They must not change meanwhile."""
+        return itertools.islice(self._names, bisect_left(self._names, first), None)
 
     def exists(self, name: str) -> bool:
         return name in self.table.groups or name in self._live
@@ -108,14 +112,21 @@ class Groups:
         group = self.table.groups.get(name)
         if group is None:
             check_name(name)
-            if not self._auto_create:
+            if not self._config.auto_create:
                 raise ProtocolError("GROUP_NOT_EXIST", f"there is no group {name!r}, and groups.auto_create is off")
-            if len(self.table.groups) >= self._max_groups:
-                raise ProtocolError("LIMIT_EXCEEDED", f"the node has {self._max_groups} groups (groups.max_groups)")
+            most = self._config.max_groups
+            if len(self.table.groups) >= most:
+                raise ProtocolError("LIMIT_EXCEEDED", f"the node has {most} groups, the most (groups.max_groups)")
             group = GroupConfig(name)
-            self.table.put(group)
+            self._put(group)
         if not group.consume_enabled:
             raise ProtocolError("NO_PERMISSION", f"group {name} may not consume: its consumeEnable is off")
+
+    def _put(self, group: GroupConfig) -> None:
+        self.table.put(group)
+        place = bisect_left(self._names, group.name)
+        if place == len(self._names) or self._names[place] != group.name:
+            self._names.insert(place, group.name)
 
     # ------------------------------------------------------------ members
 
@@ -123,103 +134,192 @@ class Groups:
         """The members of a group, None when it has none and expects none."""
         return self._live.get(name)
 
+    def check_topics(self, count: int) -> None:
+        """ProtocolError LIMIT_EXCEEDED unless a member may subscribe to so many topics."""
+        if count > (most := self._config.max_topics_per_member):
+            raise ProtocolError(
+                "LIMIT_EXCEEDED",
+                f"a subscription may have {most} topics at most, not {count} (groups.max_topics_per_member)",
+            )
+
     def join(
         self,
         name: str,
         member: str,
-        topics: Iterable[str],
-        owned: Iterable[Queue],
+        topics: Collection[str],
+        owned: Collection[Queue],
         session_timeout_ms: int,
         now_ms: int,
         generation: int = 0,
+        instance: str = "",
     ) -> View:
-        """See :meth:`Membership.join`; the group is created on first use."""
+        """See :meth:`Membership.join`; the group is created on first use. ProtocolError LIMIT_EXCEEDED besides."""
         self.use(name)
-        self._members_changed = True
-        return self._membership(name).join(member, topics, owned, session_timeout_ms, now_ms, generation)
+        group = self._membership(name)
+        known = group.members.get(member)
+        wanted = frozenset(topics)
+        before = known.topics if known is not None else frozenset()
+        try:
+            self._check_size(group, member, wanted, owned)
+            view = self._counted(
+                group, lambda: group.join(member, wanted, owned, session_timeout_ms, now_ms, generation, instance)
+            )
+        except ProtocolError:
+            self._forget_if_empty(name)
+            raise
+        self._subscription_changed(group, before, wanted)
+        self._log.note(name, member, session_timeout_ms)
+        self._look_at(name, member, now_ms + session_timeout_ms, now_ms)
+        return view
 
-    def heartbeat(self, name: str, member: str, generation: int, owned: Iterable[Queue], now_ms: int) -> View:
-        """See :meth:`Membership.heartbeat`."""
-        return self._known(name, member).heartbeat(member, generation, owned, now_ms)
+    def heartbeat(
+        self, name: str, member: str, generation: int, owned: Collection[Queue], now_ms: int, instance: str = ""
+    ) -> View:
+        """See :meth:`Membership.heartbeat`. ProtocolError LIMIT_EXCEEDED besides, for one that claims too much."""
+        group = self._known(name, member)
+        known = group.member(member, instance)
+        if len(owned) > len(known.owned) and len(owned) > len(known.held):
+            self._check_size(group, member, known.topics, owned)
+        return self._counted(group, lambda: group.heartbeat(member, generation, owned, now_ms, instance))
 
-    def leave(self, name: str, member: str) -> None:
+    def leave(self, name: str, member: str, instance: str = "") -> None:
         """See :meth:`Membership.leave`."""
         group = self._live.get(name)
         if group is not None:
-            group.leave(member)
-            self._forget_if_empty(name)
-            self._members_changed = True
+            known = group.members.get(member)
+            before = known.topics if known is not None else frozenset()
+            self._counted(group, lambda: group.leave(member, instance))
+            self._gone(group, member, before)
 
-    def check_owner(self, name: str, member: str | None, queue: Queue) -> None:
+    def check_member(self, name: str, member: str | None, instance: str = "") -> None:
+        """See :meth:`Membership.check_member`."""
+        if member is not None:
+            self._known(name, member).check_member(member, instance)
+        elif (group := self._live.get(name)) is not None:
+            group.check_member(None)
+
+    def check_owner(self, name: str, member: str | None, queue: Queue, generation: int | None = None) -> None:
         """See :meth:`Membership.check_owner`."""
         if member is not None:
-            self._known(name, member).check_owner(member, queue)
+            self._known(name, member).check_owner(member, queue, generation)
         elif (group := self._live.get(name)) is not None:
             group.check_owner(None, queue)
 
     def expire(self, now_ms: int) -> list[tuple[str, str]]:
         """End the sessions that are over; returns ``(group, member)`` of each."""
         over: list[tuple[str, str]] = []
-        for name, group in list(self._live.items()):
-            until = group.next_expiry_ms()
-            if until is not None and until <= now_ms:
-                over += [(name, member) for member in group.expire(now_ms)]
-                self._forget_if_empty(name)
-                self._members_changed = True
+        while self._looks and self._looks[0][0] <= now_ms:
+            at_ms, name, member = heapq.heappop(self._looks)
+            if self._next_look.get((name, member)) != at_ms:
+                continue  # there is an earlier look, or was one that found nobody
+            del self._next_look[name, member]
+            group = self._live.get(name)
+            due_ms = group.due_ms(member) if group is not None else None
+            if group is None or due_ms is None:
+                continue
+            if due_ms > now_ms:
+                self._look_at(name, member, due_ms, now_ms)
+                continue
+            known = group.members.get(member)
+            before = known.topics if known is not None else frozenset()
+            ended = self._counted(group, lambda: group.expire(now_ms, [member]))  # noqa: B023
+            over += [(name, one) for one in ended]
+            self._gone(group, member, before)
         return over
 
     def next_expiry_ms(self) -> int | None:
         """When :meth:`expire` may next have something to do."""
-        times = [until for group in self._live.values() if (until := group.next_expiry_ms()) is not None]
-        return min(times, default=None)
+        return -(-self._looks[0][0] // _GRAIN_MS) * _GRAIN_MS if self._looks else None
 
     def topics_changed(self, names: Iterable[str]) -> None:
         """Share the queues of these topics anew: created, deleted, or with another number of queues."""
-        changed = frozenset(names)
-        for group in self._live.values():
-            if any(member.topics & changed for member in group.members.values()):
-                group.rebalance()
+        for group in {group for name in names for group in self._subscribed.get(name, ())}:
+            self._live[group].rebalance()
 
     # ------------------------------------------------------------ files
 
-    def write(self) -> None:
-        """Write the names if groups were added. Raises StoreError; they are written with the next call then."""
-        if self._written_version != self.table.version:
+    def write(self, now_ms: int, *, at_once: bool = False) -> None:
+        """Write the names if groups were added, but not too often. Raises StoreError; a later call tries again."""
+        if self._written_version == self.table.version or not (at_once or self._pace.is_due(now_ms)):
+            return
+        with self._pace:
             self.table.persist(self._path)
-            self._written_version = replace(self.table.version)
+        self._written_version = replace(self.table.version)
 
     def write_members(self) -> None:
         """Note who is there, for the next coordinator; does nothing when nobody came or went. Raises StoreError."""
-        if not self._members_changed:
-            return
-        current = {
-            name: {
-                **{member: one.session_timeout_ms for member, one in group.awaited.items()},
-                **{member: one.session_timeout_ms for member, one in group.members.items()},
-            }
-            for name, group in self._live.items()
-        }
-        if current != self._written_members:
-            fresh = self._members_path.with_name(self._members_path.name + ".new")
-            try:
-                fresh.write_bytes(orjson.dumps(current))
-                if failpoints.ACTIVE:
-                    failpoints.hit("members.before_replace")
-                os.replace(fresh, self._members_path)
-            except OSError as error:
-                with contextlib.suppress(OSError):
-                    fresh.unlink()
-                raise StoreError(f"cannot write the members: {error.strerror}", path=self._members_path) from error
-            self._written_members = current
-        self._members_changed = False
+        self._log.write()
+
+    def next_write_ms(self) -> int | None:
+        """When :meth:`write` has something to do; None: not before something changes."""
+        return None if self._written_version == self.table.version else self._pace.next_ms
+
+    def close(self) -> None:
+        """Let the files go."""
+        self._log.close()
+
+    # ------------------------------------------------------------ what is kept of all groups
 
     def _membership(self, name: str) -> Membership:
         group = self._live.get(name)
         if group is None:
             group = self._live[name] = Membership(
-                name, self._queues_of, generation=self._first_generation, max_members=self._max_members
+                name,
+                self._queues_of,
+                generation=self._first_generation,
+                max_members=self._config.max_members_per_group,
             )
         return group
+
+    def _check_size(self, group: Membership, member: str, topics: Collection[str], owned: Collection[Queue]) -> None:
+        """ProtocolError LIMIT_EXCEEDED when the member, or all members of the node, would take too much memory."""
+        size = group.size_with(member, topics, len(owned))
+        if size > (most := self._config.max_member_bytes):
+            raise ProtocolError(
+                "LIMIT_EXCEEDED",
+                f"member {member!r} would take {size} bytes with {len(topics)} topics and their queues, or {len(owned)}"
+                f" queues it claims; at most {most} are allowed (groups.max_member_bytes)",
+            )
+        known = group.members.get(member)
+        if self._size_bytes - (known.size_bytes if known is not None else 0) + size > (
+            most := self._config.max_membership_bytes
+        ):
+            raise ProtocolError(
+                "LIMIT_EXCEEDED",
+                f"the members of all groups take {self._size_bytes} of {most} bytes (groups.max_membership_bytes)",
+            )
+
+    def _counted(self, group: Membership, change: Callable[[], _T]) -> _T:
+        """Do ``change``, which may make ``group`` larger or smaller."""
+        before = group.size_bytes
+        try:
+            return change()
+        finally:
+            self._size_bytes += group.size_bytes - before
+
+    def _subscription_changed(self, group: Membership, before: frozenset[str], after: frozenset[str]) -> None:
+        for topic in after - before:
+            self._subscribed.setdefault(topic, set()).add(group.group)
+        for topic in before - after:
+            if not group.has_subscriber(topic):
+                groups = self._subscribed[topic]
+                groups.discard(group.group)
+                if not groups:
+                    del self._subscribed[topic]
+
+    def _gone(self, group: Membership, member: str, topics: frozenset[str]) -> None:
+        if member not in group.members:
+            self._subscription_changed(group, topics, frozenset())
+            self._log.note(group.group, member, None)
+            self._next_look.pop((group.group, member), None)
+        self._forget_if_empty(group.group)
+
+    def _look_at(self, name: str, member: str, due_ms: int, now_ms: int) -> None:
+        """Look at the member's session at ``due_ms``, unless it is looked at before."""
+        at_ms = min(due_ms, now_ms + _LOOK_MS)
+        if self._next_look.get((name, member), at_ms + 1) > at_ms:
+            self._next_look[name, member] = at_ms
+            heapq.heappush(self._looks, (at_ms, name, member))
 
     def _known(self, name: str, member: str) -> Membership:
         group = self._live.get(name)
@@ -235,6 +335,7 @@ class Groups:
             # The next one starts above every generation that a member of this one may still repeat.
             self._first_generation = max(self._first_generation, group.generation + 1)
             del self._live[name]
+            self.ended.append(name)
 
 
 def check_name(name: str) -> None:
@@ -243,15 +344,3 @@ def check_name(name: str) -> None:
         validate_group(name)
     except InvalidMessageError as error:
         raise ProtocolError("INVALID_PARAMETER", str(error)) from error
-
-
-def _read_members(path: Path) -> dict[str, dict[str, int]]:
-    """What :meth:`Groups.write_members` wrote; nothing when the file is missing or torn."""
-    try:
-        data = orjson.loads(path.read_bytes())
-        return {
-            str(group): {str(member): min(int(timeout), 3_600_000) for member, timeout in members.items()}
-            for group, members in data.items()
-        }
-    except (OSError, ValueError, TypeError, AttributeError):
-        return {}

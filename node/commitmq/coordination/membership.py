@@ -2,7 +2,7 @@
 
 Pure: the caller brings the clock (milliseconds, monotonic) and the queues of a topic.
 
-Two tables decide. ``target`` says who *should* have a queue: for each topic its queues in order are cut into
+Two things decide. ``target`` says who *should* have a queue: for each topic its queues in order are cut into
 consecutive shares, as even as possible, for the members subscribed to it in the order of their names (RocketMQ's
 average allocation). ``holders`` says who *has* it: only the holder may commit, and a queue has at most one. They
 differ during a rebalance:
@@ -16,22 +16,37 @@ queue, and must not count as giving it back. So every gift has the group's ``gen
 and each new target), members repeat the newest generation they read, and an absent queue is free only when that is
 not older than the gift.
 
+What a request costs grows with what its member subscribes to and owns, not with the group: ``target`` is no table but
+arithmetic on the sorted names of a topic's subscribers, and a heartbeat that changes nothing is answered with the last
+answer.
+
 After a restart of the coordinator nobody is a member, yet consumers go on consuming until they hear so. They join
 again and name what they own (``owned``), which is theirs as long as nobody else holds it. Those who were members
 before the restart are *awaited*: until they have all come back, left, or missed a session time-out, no queue that
 nobody claims is given away.
+
+Who joins after the end of its session is not ``kept``: its queues may have been others', and an operator may have reset
+what is committed of them, even to the same offset. What it claims does not count, and its queues are given anew.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from bisect import bisect_left, insort
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 from commitmq.errors import ProtocolError
 
 Queue = tuple[str, int]  # topic, queue id
-QueuesOf = Callable[[str], Iterable[int]]  # ids of a topic's readable queues; none for an unknown topic
+QueuesOf = Callable[[str], Sequence[int]]  # ids of a topic's readable queues, ascending; none for an unknown topic
+
+_T = TypeVar("_T", str, int)
+
+# What a member takes in memory, about: itself, each name it subscribes to, each queue it has or claims.
+_MEMBER_BYTES: Final = 400
+_NAME_BYTES: Final = 100
+_QUEUE_BYTES: Final = 200
 
 
 class View(NamedTuple):
@@ -41,6 +56,7 @@ class View(NamedTuple):
     assigned: list[Queue]
     revoke: list[Queue]
     settled: bool  # False while this member has to give queues back or waits for some: it should come again soon
+    kept: bool = True  # False: its session had ended, so that what it had may have been others' or was reset meanwhile
 
 
 class Awaited(NamedTuple):
@@ -59,7 +75,14 @@ class Member:
     session_timeout_ms: int
     heard_ms: int
     held: dict[Queue, int] = field(default_factory=dict)  # queue -> generation of the answer that gave it
+    claims: set[Queue] = field(default_factory=set)  # of held: what it had already, so no answer gave it
     owned: frozenset[Queue] = frozenset()  # as its last request said
+    instance: str = ""  # which of those that use the name it is; the one that joined last
+    # The generation of the session's first answer. Until it is read, what the member claims is of an earlier time.
+    since: int = 0
+    size_bytes: int = 0  # what it takes in memory, about
+    told: View | None = None  # its last answer,
+    told_at: int = -1  # which holds as long as the group's count of changes stands here
 
 
 class Membership:
@@ -71,8 +94,10 @@ class Membership:
         self.generation = generation
         self.members: dict[str, Member] = {}
         self.holders: dict[Queue, str] = {}
-        self.target: dict[Queue, str] = {}
         self.awaited: dict[str, Awaited] = {}
+        self.size_bytes = 0  # what its members take in memory, about
+        self._subscribers: dict[str, list[str]] = {}  # topic -> names, sorted
+        self._changes = 0  # grows with whatever may change a member's answer
         self._queues_of = queues_of
         self._max_members = max_members
 
@@ -81,11 +106,34 @@ class Membership:
         """True when everyone has exactly what it should have."""
         return self.holders == self.target and not self.awaited
 
+    @property
+    def target(self) -> dict[Queue, str]:
+        """Who should have which queue."""
+        return {
+            (topic, queue): name
+            for topic, names in self._subscribers.items()
+            for name in names
+            for queue in self._share(topic, name)
+        }
+
+    def has_subscriber(self, topic: str) -> bool:
+        return topic in self._subscribers
+
     def wait_for(self, members: Mapping[str, int], now_ms: int) -> None:
         """Expect members of an earlier coordinator: name -> session time-out in ms."""
         for name, session_timeout_ms in members.items():
             if name not in self.members:
                 self.awaited[name] = Awaited(now_ms + session_timeout_ms, session_timeout_ms)
+
+    def size_with(self, name: str, topics: Iterable[str], owned: int) -> int:
+        """What member ``name`` takes in memory with this subscription and so many owned queues, about."""
+        names_bytes = share = 0
+        for topic in topics:
+            names_bytes += _NAME_BYTES + len(topic)
+            subscribers = self._subscribers.get(topic, ())
+            sharing = len(subscribers) + (_find(subscribers, name) < 0)
+            share += -(-len(self._queues_of(topic)) // sharing)
+        return _MEMBER_BYTES + names_bytes + _QUEUE_BYTES * max(share, owned)
 
     def join(
         self,
@@ -95,92 +143,141 @@ class Membership:
         session_timeout_ms: int,
         now_ms: int,
         generation: int = 0,
+        instance: str = "",
     ) -> View:
         """Enter, or enter anew with another subscription. ``owned`` is what the member still consumes.
 
+        What a member says it owns counts while its session lasts, and for a session more after a restart of the coordinator.
+        Else the answer says that it is not ``kept``: the member has to begin anew with what it is given.
+
         ``topics`` must not be empty. ``generation`` is the newest that the member read, 0 for none: a join that is sent
-        again while the first one's answer is under way gives nothing back, just like a heartbeat.
+        again while the first one's answer is under way gives nothing back, just like a heartbeat. ``instance`` tells two who
+        use one name apart: the one that joins takes the place of the other, with the queues that it had.
         Raises ProtocolError LIMIT_EXCEEDED when the group is full.
         """
         member = self.members.get(name)
         if member is None:
             if len(self.members) >= self._max_members:
                 raise ProtocolError(
-                    "LIMIT_EXCEEDED", f"group {self.group} has {self._max_members} members, the most that are allowed"
+                    "LIMIT_EXCEEDED",
+                    f"group {self.group} has {self._max_members} members, the most that are allowed"
+                    " (groups.max_members_per_group)",
                 )
             member = self.members[name] = Member(name, frozenset(), session_timeout_ms, now_ms)
-            self.awaited.pop(name, None)
+            if self.awaited.pop(name, None) is not None:
+                self._changes += 1
+            else:
+                self.generation += 1
+                member.since = self.generation
+        if member.instance != instance:
+            if member.held or member.owned:
+                # What the other one read is nothing to this one: it is given anew, and its commits of before count no more.
+                self.generation += 1
+                member.held = dict.fromkeys(member.held, self.generation)
+            member.instance, member.owned, member.told = instance, frozenset(), None
+            member.claims.clear()
         member.session_timeout_ms = session_timeout_ms
         wanted = frozenset(topics)
-        changed = member.topics != wanted
-        member.topics = wanted
-        self._settle(member, frozenset(owned), generation, now_ms)
-        if changed:
-            self.rebalance()
-        return self._view(member)
+        if member.topics != wanted:
+            self._subscribe(member, wanted)
+        kept = generation >= member.since
+        self._settle(member, owned, generation, now_ms, accept=kept)
+        return self._view(member)._replace(kept=kept)
 
-    def heartbeat(self, name: str, generation: int, owned: Iterable[Queue], now_ms: int) -> View:
+    def heartbeat(self, name: str, generation: int, owned: Iterable[Queue], now_ms: int, instance: str = "") -> View:
         """Stay in. ``generation`` is the newest the member read, ``owned`` what it consumes now.
 
         Raises ProtocolError UNKNOWN_MEMBER: the session ended or the coordinator restarted; join again with ``owned``.
+        FENCED: another ``instance`` has joined under the name.
         """
-        member = self.member(name)
-        self._settle(member, frozenset(owned), generation, now_ms)
+        member = self.member(name, instance)
+        self._settle(member, owned, generation, now_ms)
         return self._view(member)
 
-    def leave(self, name: str) -> None:
-        """Go; everything the member held is free at once. Leaving twice is no error."""
-        self.awaited.pop(name, None)
+    def leave(self, name: str, instance: str = "") -> None:
+        """Go; everything the member held is free at once. Leaving twice is no error, nor is leaving to one's successor."""
+        if name in self.members and self.members[name].instance != instance:
+            return
+        if self.awaited.pop(name, None) is not None:
+            self._changes += 1
         if name in self.members:
             self._remove(name)
-            self.rebalance()
 
-    def expire(self, now_ms: int) -> list[str]:
-        """End the sessions that are over at ``now_ms``; returns their names."""
-        for name in [name for name, one in self.awaited.items() if one.until_ms <= now_ms]:
-            del self.awaited[name]
-        over = [
-            member.name for member in self.members.values() if member.heard_ms + member.session_timeout_ms <= now_ms
-        ]
-        for name in over:
-            self._remove(name)
-        if over:
-            self.rebalance()
+    def expire(self, now_ms: int, names: Iterable[str] | None = None) -> list[str]:
+        """End the sessions that are over at ``now_ms``, of all members or of ``names``; returns whose they were."""
+        over = []
+        for name in [*self.members, *self.awaited] if names is None else names:
+            awaited, member = self.awaited.get(name), self.members.get(name)
+            if awaited is not None and awaited.until_ms <= now_ms:
+                del self.awaited[name]
+                self._changes += 1
+            if member is not None and member.heard_ms + member.session_timeout_ms <= now_ms:
+                self._remove(name)
+                over.append(name)
         return over
+
+    def due_ms(self, name: str) -> int | None:
+        """When the session of ``name`` is over, or it is no longer waited for; None when it is nobody."""
+        awaited, member = self.awaited.get(name), self.members.get(name)
+        if member is not None:
+            return member.heard_ms + member.session_timeout_ms
+        return None if awaited is None else awaited.until_ms
 
     def next_expiry_ms(self) -> int | None:
         """When :meth:`expire` may next have something to do."""
-        times = [member.heard_ms + member.session_timeout_ms for member in self.members.values()]
-        return min([*times, *(one.until_ms for one in self.awaited.values())], default=None)
+        times = [due for name in (*self.members, *self.awaited) if (due := self.due_ms(name)) is not None]
+        return min(times, default=None)
 
     def rebalance(self) -> None:
-        """Compute the target anew: after a change of members, subscriptions, topics or numbers of queues."""
-        subscribers: dict[str, list[str]] = {}
-        for name in sorted(self.members):
-            for topic in self.members[name].topics:
-                subscribers.setdefault(topic, []).append(name)
-        target: dict[Queue, str] = {}
-        for topic, names in subscribers.items():
-            target.update(allocate(topic, self._queues_of(topic), names))
-        if target != self.target:
-            self.target = target
-            self.generation += 1
+        """Share the queues anew: a topic has appeared, gone or changed its number of queues."""
+        self.generation += 1
+        self._changes += 1
 
-    def check_owner(self, name: str | None, queue: Queue) -> None:
-        """Raise unless ``name`` may commit offsets of ``queue``.
-
-        Without a name (a tool, a consumer with explicit queues) the queue must have no holder. ProtocolError FENCED
-        when another holds the queue, UNKNOWN_MEMBER when ``name`` has no session.
+    def check_member(self, name: str | None, instance: str = "") -> None:
+        """Raise unless ``name`` may speak for the group: ProtocolError UNKNOWN_MEMBER when it has no session, FENCED when it
+        is another ``instance``. Without a name, FENCED while members of before a restart of the coordinator are awaited: they
+        may go on reading, and would undo what is changed behind their backs.
         """
         if name is not None:
-            self.member(name)
+            self.member(name, instance)
+        elif self.awaited:
+            raise ProtocolError(
+                "FENCED",
+                f"group {self.group}: the coordinator was started again, and {len(self.awaited)} of the group's members of"
+                " before have neither come back nor been away for as long as their sessions last",
+            )
+
+    def check_owner(self, name: str | None, queue: Queue, generation: int | None = None) -> None:
+        """Raise unless ``name`` may commit offsets of ``queue``.
+
+        Without a name (a tool, a consumer with explicit queues) the queue must have no holder. ``generation`` is the newest
+        that the member read: what it says of a queue that it was given later is of an earlier time. ProtocolError FENCED
+        when another holds the queue, UNKNOWN_MEMBER when ``name`` has no session.
+        """
         holder = self.holders.get(queue)
+        where = f"queue {queue[1]} of topic {queue[0]} in group {self.group}"
+        if name is not None:
+            member = self.member_of(name)
+            if generation is not None and queue not in member.claims and member.held.get(queue, -1) > generation:
+                raise ProtocolError(
+                    "FENCED", f"{where}: member {name!r} was given it anew, and has not heard of it yet"
+                )
         if holder != name:
             owner = f"member {holder!r} owns it" if holder else f"member {name!r} does not own it"
-            raise ProtocolError("FENCED", f"queue {queue[1]} of topic {queue[0]} in group {self.group}: {owner}")
+            raise ProtocolError("FENCED", f"{where}: {owner}")
 
-    def member(self, name: str) -> Member:
-        """The session of ``name``; ProtocolError UNKNOWN_MEMBER when it has none."""
+    def member(self, name: str, instance: str = "") -> Member:
+        """The session of ``name``; ProtocolError UNKNOWN_MEMBER when it has none, FENCED when it is another instance's."""
+        found = self.member_of(name)
+        if found.instance != instance:
+            raise ProtocolError(
+                "FENCED",
+                f"another consumer has joined group {self.group} as member {name!r}: a name is for one at a time",
+            )
+        return found
+
+    def member_of(self, name: str) -> Member:
+        """The session of ``name``, whoever has it; ProtocolError UNKNOWN_MEMBER when nobody has."""
         try:
             return self.members[name]
         except KeyError:
@@ -188,45 +285,97 @@ class Membership:
                 "UNKNOWN_MEMBER", f"{name!r} has no session in group {self.group}: join again and name what you own"
             ) from None
 
-    def _remove(self, name: str) -> None:
-        for queue in self.members.pop(name).held:
-            del self.holders[queue]
+    def _subscribe(self, member: Member, wanted: frozenset[str]) -> None:
+        for topic in member.topics - wanted:
+            names = self._subscribers[topic]
+            del names[bisect_left(names, member.name)]
+            if not names:
+                del self._subscribers[topic]
+        for topic in wanted - member.topics:
+            insort(self._subscribers.setdefault(topic, []), member.name)
+        member.topics = wanted
+        self.rebalance()
 
-    def _settle(self, member: Member, owned: frozenset[Queue], read_generation: int, now_ms: int) -> None:
-        """Take note of what ``member`` says it owns: free what it gave back, accept what nobody else holds."""
+    def _remove(self, name: str) -> None:
+        member = self.members[name]
+        self._subscribe(member, frozenset())
+        for queue in member.held:
+            del self.holders[queue]
+        del self.members[name]
+        self.size_bytes -= member.size_bytes
+
+    def _settle(
+        self, member: Member, owned: Iterable[Queue], read_generation: int, now_ms: int, *, accept: bool = True
+    ) -> None:
+        """Take note of what ``member`` says it owns: free what it gave back, ``accept`` what nobody else holds."""
         member.heard_ms = now_ms
-        member.owned = owned
-        for queue, given in list(member.held.items()):
-            if queue not in owned and read_generation >= given and self.target.get(queue) != member.name:
+        claimed = frozenset(owned)
+        if claimed != member.owned:
+            # The old one is kept when they are equal: a heartbeat a second must not leave new strings behind.
+            member.owned = claimed
+            member.told = None
+        for queue in member.held.keys() - claimed:
+            if read_generation >= member.held[queue] and self._owner(queue) != member.name:
                 del member.held[queue]
+                member.claims.discard(queue)
                 del self.holders[queue]
-        for queue in owned:
-            if queue not in self.holders:
-                self.holders[queue] = member.name
-                member.held[queue] = self.generation
+                self._changes += 1
+        if member.told is None or member.told_at != self._changes:
+            for queue in claimed if accept else ():
+                if queue not in self.holders:
+                    self.holders[queue] = member.name
+                    member.held[queue] = self.generation
+                    member.claims.add(queue)
+                    self._changes += 1
+            size_bytes = self.size_with(member.name, member.topics, len(claimed))
+            self.size_bytes += size_bytes - member.size_bytes
+            member.size_bytes = size_bytes
 
     def _view(self, member: Member) -> View:
+        if member.told is not None and member.told_at == self._changes:
+            return member.told
         name = member.name
-        assigned = [queue for queue, owner in self.target.items() if owner == name]
+        assigned = [(topic, queue) for topic in member.topics for queue in self._share(topic, name)]
         gifts = [queue for queue in assigned if queue not in self.holders] if not self.awaited else []
         if gifts:
             self.generation += 1
+            self._changes += 1
             for queue in gifts:
                 self.holders[queue] = name
                 member.held[queue] = self.generation
         ready = sorted(queue for queue in assigned if self.holders.get(queue) == name)
         revoke = sorted(member.owned.difference(ready))
-        return View(self.generation, ready, revoke, not revoke and len(ready) == len(assigned))
+        member.told = View(self.generation, ready, revoke, not revoke and len(ready) == len(assigned))
+        member.told_at = self._changes
+        return member.told
+
+    def _share(self, topic: str, name: str) -> Sequence[int]:
+        """The queues of ``topic`` that are meant for ``name``."""
+        names = self._subscribers.get(topic, ())
+        number = _find(names, name)
+        return () if number < 0 else share(self._queues_of(topic), len(names), number)
+
+    def _owner(self, queue: Queue) -> str | None:
+        """Who is meant to have ``queue``."""
+        names = self._subscribers.get(queue[0])
+        queues = self._queues_of(queue[0])
+        if not names or (place := _find(queues, queue[1])) < 0:
+            return None
+        least, extra = divmod(len(queues), len(names))
+        ahead = extra * (least + 1)
+        return names[place // (least + 1) if place < ahead else extra + (place - ahead) // least]
 
 
-def allocate(topic: str, queues: Iterable[int], members: list[str]) -> dict[Queue, str]:
-    """Consecutive shares of a topic's queues, as even as possible, the first members taking one more."""
-    ordered = sorted(queues)
-    share, extra = divmod(len(ordered), len(members))
-    shares: dict[Queue, str] = {}
-    start = 0
-    for number, name in enumerate(members):
-        end = start + share + (number < extra)
-        shares.update({(topic, queue): name for queue in ordered[start:end]})
-        start = end
-    return shares
+def share(queues: Sequence[int], members: int, number: int) -> Sequence[int]:
+    """What member ``number`` (from 0) of ``members`` gets of a topic's ``queues``: consecutive ones, the first members
+    one more where it does not come out even.
+    """
+    least, extra = divmod(len(queues), members)
+    start = number * least + min(number, extra)
+    return queues[start : start + least + (number < extra)]
+
+
+def _find(ordered: Sequence[_T], one: _T) -> int:
+    """Where ``one`` is in ``ordered``, -1 when it is not."""
+    place = bisect_left(ordered, one)
+    return place if place < len(ordered) and ordered[place] == one else -1

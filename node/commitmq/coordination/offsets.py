@@ -10,15 +10,13 @@ Crash points, and what the next :meth:`GroupOffsets.open` finds:
 * before the sync ends: the change was not acknowledged; its record is whole (then it counts, which its consumer had
   asked for) or torn (then it is cut);
 * after the sync: the record is replayed over the snapshot;
-* while the snapshot is written: the old one is still there or in ``.bak``, and it is the one the journal names as its
-  base;
-* between snapshot and new journal: the snapshot is not the named base, and holds all that the journal says.
+* while the snapshot is written, and until the new journal is there: either snapshot, which the journal knows by name
+  (:mod:`commitmq.store.journal`), with the changes behind it.
 
-A snapshot that is not the base may also be RocketMQ's, which used the store after a crash of ours and never saw the
-journal. Both cases have one rule: of the journal only each queue's last value counts, and only where it is ahead of
-the snapshot. In our own case that changes nothing, in RocketMQ's case no group goes back behind what either side
-acknowledged. (A reset to a lower offset that was never written to a snapshot is lost in that one case: a crash
-followed by RocketMQ.)
+A snapshot that the journal does not know is RocketMQ's, which used the store after a crash of ours and never saw the
+journal. Then of the journal only each queue's last value counts, and only where it is ahead of the snapshot: no group
+goes back behind what either side acknowledged. (A reset to a lower offset that was never written to a snapshot is lost
+in that one case: a crash followed by RocketMQ.)
 
 After a replay the snapshot is written and the journal begun anew at once: its last record may have been read from the
 page cache of a machine whose disk never got it, and nothing durable may be appended behind such a record.
@@ -26,16 +24,15 @@ page cache of a machine whose disk never got it, and nothing durable may be appe
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
-
-import orjson
 
 from commitmq.coordination.journal import Change, DropTopic, OffsetsJournal, SetOffsets
 from commitmq.errors import StoreError
 from commitmq.log import get_log
+from commitmq.store import json_config
 from commitmq.store.consumer_offsets import ConsumerOffsets
+from commitmq.store.journal import Replay
 from commitmq.store.layout import StoreLayout
 
 NONE = -1  # what fetch answers for a queue without a committed offset
@@ -43,18 +40,11 @@ COMMITS_A_VERSION = 500  # RocketMQ's consumerOffsetUpdateVersionStep (spec 1.4)
 _log = get_log("coordinator")
 
 
-def fingerprint(table: ConsumerOffsets) -> str:
-    """Names the content of a snapshot, whatever the order or the spelling of the file."""
-    entries = sorted([topic, group, sorted(queues.items())] for (topic, group), queues in table.offsets.items())
-    version = table.version
-    content = orjson.dumps([version.counter, version.state_version, version.timestamp, entries])
-    return hashlib.sha256(content).hexdigest()[:32]
-
-
-def replay(table: ConsumerOffsets, changes: Iterable[Change], *, same_base: bool) -> None:
-    """Bring the snapshot ``table`` to what the journal says; see the module's rules for ``same_base`` False."""
-    journaled = table if same_base else ConsumerOffsets()
-    for change in changes:
+def replay(table: ConsumerOffsets, journal: Replay[Change], snapshot: str) -> None:
+    """Bring ``table``, a snapshot of this name, to what the journal says; see the module's rules."""
+    changes = journal.since(snapshot)
+    journaled = table if changes is not None else ConsumerOffsets()
+    for change in journal.changes if changes is None else changes:
         _apply(journaled, change)
     if journaled is not table:
         for (topic, group), queues in journaled.offsets.items():
@@ -96,8 +86,8 @@ class GroupOffsets:
         snapshot = layout.config / "consumerOffset.json"
         path = layout.own / "offsets.journal"
         path.parent.mkdir(parents=True, exist_ok=True)
-        table = ConsumerOffsets.load(snapshot)
-        base = fingerprint(table)
+        data, base = json_config.load_named(snapshot)
+        table = ConsumerOffsets.from_json(data or {}, snapshot)
         found = OffsetsJournal.open(path)
         if found is None:
             try:
@@ -108,20 +98,25 @@ class GroupOffsets:
         journal, content = found
         if content.torn_copy is not None:
             _log.warning("torn tail of the offsets journal cut", bytes=content.torn_bytes, copy=content.torn_copy)
-        same_base = content.base == base
-        if not same_base and content.changes:
+        if content.base != base and not snapshot.exists():
+            # Every crash leaves the snapshot, or the one before it as .bak, which the journal builds on.
+            raise StoreError(
+                f"the file of the groups' offsets is missing, and {path} builds on it: groups would consume again what they "
+                f"had acknowledged. Put it back, or remove {path.name} to go on without",
+                path=snapshot,
+            )
+        if content.since(base) is None and content.changes:
             _log.warning("offsets journal laid over a snapshot that is not its base", changes=len(content.changes))
-        replay(table, content.changes, same_base=same_base)
+        replay(table, content, base)
         offsets = cls(table, snapshot, journal)
-        if content.changes or not same_base:
+        if content.changes or content.base != base:
             # Until the new journal is there nothing may be appended to this one.
             journal.failed = True
-            offsets.dirty = bool(content.changes)
             try:
-                if offsets.dirty:
-                    offsets.snapshot()
+                if content.changes:
+                    offsets.recover()
                 else:
-                    journal.restart(base)
+                    journal.begin_anew(base, lambda: None)
             except StoreError as error:
                 _log.error("offsets cannot be committed", error=str(error))
         return offsets
@@ -146,20 +141,28 @@ class GroupOffsets:
         return NONE if offset is None else offset
 
     def stage(
-        self, group: str, offsets: Iterable[tuple[str, int, int]], *, reset: bool = False
+        self,
+        group: str,
+        offsets: Iterable[tuple[str, int, int]],
+        *,
+        reset: bool = False,
+        lower: Collection[tuple[str, int]] = (),
+        only_new: bool = False,
     ) -> list[tuple[str, int, int]]:
         """Stage ``(topic, queue, next offset)`` values; returns what will be stored for each.
 
-        A value behind the stored one changes nothing unless ``reset``: answers may arrive out of order, and an
-        acknowledged offset never goes back by accident.
+        A value behind the stored one changes nothing unless ``reset``, or the queue is one of ``lower``: answers may arrive
+        out of order, and an acknowledged offset never goes back by accident. With ``only_new`` no stored one is changed.
         """
         stored: list[tuple[str, int, int]] = []
         changed: dict[str, dict[int, int]] = {}
+        free = frozenset(lower)
         for topic, queue, offset in offsets:
             known = self._staged_queues(group, topic)
-            if not reset and known.get(queue, NONE) > offset:
-                offset = known[queue]
-            elif known.get(queue) != offset:
+            at = known.get(queue, NONE)
+            if at != NONE and (only_new or (at > offset and not reset and (topic, queue) not in free)):
+                offset = at
+            elif at != offset:
                 known = self._overlay[topic, group] = dict(known) if (topic, group) not in self._overlay else known
                 known[queue] = offset
                 changed.setdefault(topic, {})[queue] = offset
@@ -168,10 +171,14 @@ class GroupOffsets:
         self._commits += 1
         return stored
 
+    def staged_offset(self, group: str, topic: str, queue: int) -> int:
+        """The next offset as the changes that are staged leave it, or NONE."""
+        return self._staged_queues(group, topic).get(queue, NONE)
+
     def stage_drop(self, topic: str) -> None:
         """Stage that all groups forget ``topic``. Staging it twice is harmless."""
         self._staged.append(DropTopic(topic))
-        for key in [*self.table.offsets, *self._overlay]:
+        for key in [*((topic, group) for group in self.table.groups_of(topic)), *self._overlay]:
             if key[0] == topic:
                 self._overlay[key] = {}
 
@@ -197,14 +204,11 @@ class GroupOffsets:
             self.table.version.advance()
 
     def snapshot(self) -> None:
-        """Write ``consumerOffset.json``, then begin the journal anew, if anything changed. Raises StoreError.
-
-        The order matters: until the snapshot is durable the journal is all that holds the changes.
-        """
+        """Write ``consumerOffset.json`` and begin the journal anew, if anything changed. Raises StoreError."""
         if not self.dirty:
             return
-        self.table.persist(self._snapshot)
-        self._journal.restart(fingerprint(self.table))
+        data = json_config.encode(self.table.dumps())
+        self._journal.begin_anew(json_config.name_of(data), lambda: json_config.replace_bytes(self._snapshot, data))
         self.dirty = False
 
     def recover(self) -> None:

@@ -75,6 +75,36 @@ def names(header: Header, field: str) -> list[str]:
     return value
 
 
+def limit(header: Header, most: int) -> int:
+    """How many entries a page may have; ``most`` when the request does not say, and never more."""
+    return min(optional_integer(header, "limit", 1, _MAX_OFFSET) or most, most)
+
+
+def cursor(header: Header, *kinds: type) -> list[Any]:
+    """``after``, where a page begins: a list as the last page's ``next`` had it; empty when absent or null."""
+    value = header.get("after")
+    if value is None:
+        return []
+    if type(value) is not list or [type(one) for one in value] != [*kinds]:
+        raise refuse("after", "what next was in the page before", value)
+    return value
+
+
+def part_cursor(header: Header) -> list[Any]:
+    """The same for ``group.describe``, whose pages are of members, queues or offsets."""
+    value = header.get("after")
+    if type(value) is list and value[:1] == ["members"]:
+        return cursor(header, str, str)
+    return _queue_cursor(header, value)
+
+
+def _queue_cursor(header: Header, value: Any) -> list[Any]:
+    found = cursor(header, str, str, int)
+    if found and found[0] not in ("queues", "offsets"):
+        raise refuse("after", "what next was in the page before", value)
+    return found
+
+
 def mapping(header: Header, field: str) -> dict[str, str]:
     """An object of strings; empty when absent."""
     value = header.get(field)
@@ -100,6 +130,16 @@ def selector(header: Header, field: str) -> tuple[str, str | None]:
     return kind, expression
 
 
+def incarnations(header: Header, field: str) -> dict[str, int]:
+    """An object of topics and their incarnations; empty when absent."""
+    value = header.get(field)
+    if value is None:
+        return {}
+    if type(value) is not dict or not all(type(one) is int and 0 <= one <= _MAX_OFFSET for one in value.values()):
+        raise refuse(field, "an object with a topic's incarnation as each value", value)
+    return value
+
+
 def queues(header: Header, field: str, *, optional: bool = False) -> list[Queue]:
     """A list of ``[topic, queue]``; with ``optional`` empty when absent."""
     value = header.get(field)
@@ -122,6 +162,24 @@ def offsets(header: Header, field: str) -> list[tuple[str, int, int]]:
             raise refuse(field, "a list of [topic, queue, next offset] with offsets from 0 to 2^63 - 1", one)
         found.append((topic, queue, one[2]))
     return found
+
+
+def known_offsets(header: Header, field: str, count: int) -> list[int] | None:
+    """A list of ``count`` offsets, -1 for those that are not known; None when absent."""
+    value = header.get(field)
+    if value is None:
+        return None
+    if (
+        type(value) is not list
+        or len(value) != count
+        or not all(type(one) is int and -1 <= one <= _MAX_OFFSET for one in value)
+    ):
+        raise refuse(field, f"a list of {count} offsets, one for each of offsets, -1 for one that is not known", value)
+    return value
+
+
+def _is_known(value: Any) -> bool:
+    return type(value) is int and -1 <= value <= _MAX_OFFSET
 
 
 def _queue(field: str, one: Any, length: int) -> Queue:

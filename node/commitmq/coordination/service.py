@@ -12,14 +12,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from commitmq.config import NodeConfig
-from commitmq.control import ControlBlock, Word
-from commitmq.coordination import requests, topics
+from commitmq.control import ControlBlock, DispatcherWord, Word
+from commitmq.coordination import requests, topic_rules, topics
 from commitmq.coordination.groups import Groups, check_name
+from commitmq.coordination.listing import MAX_ENTRIES, Listing
 from commitmq.coordination.membership import View
 from commitmq.coordination.offsets import GroupOffsets
+from commitmq.coordination.pace import Pace
+from commitmq.coordination.queue_ends import QueueEnds
 from commitmq.coordination.requests import Header
 from commitmq.coordination.subscriptions import SQL, Subscriptions
 from commitmq.coordination.topics import Topics
@@ -33,29 +37,37 @@ from commitmq.store.shared_memory import memory_folder
 from commitmq.store.topic_config import STORAGE_MEMORY, STORAGE_TYPE
 
 RETRY_MS = 500
+_PUBLISH_MS = 100  # between two lists of SQL92 subscriptions for the other workers
 _SESSION_TIMEOUT_MIN_MS = 200
 _SESSION_TIMEOUT_MAX_MS = 30 * 60_000
 _MIN_HEARTBEAT_MS = 50
 # While queues change hands members come this much more often, so that a rebalance costs little over one interval.
 _REBALANCE_SPEEDUP = 10
-_MAX_GENERATION = (1 << 63) - 1
+_MAX_GENERATION = _MAX_INCARNATION = (1 << 63) - 1
 
 Part = Literal["topics", "offsets"]
 Fields = dict[str, Any]
 
 
 class Answer(NamedTuple):
-    """A positive answer; ``fields`` is called after the turn's writes, unless the part it ``needs`` failed."""
+    """A positive answer; ``fields`` is called after the turn's writes, unless the part it ``needs`` failed.
+
+    ``after``: a topic and its incarnation whose deletion must be over first, see :meth:`Service.is_ending`.
+    """
 
     fields: Callable[[], Fields]
     needs: Part | None = None
+    after: tuple[str, int] | None = None
 
 
 class TopicNews(NamedTuple):
-    """What other workers must hear: changed topics as the protocol shows them, deleted ones and their tombstones."""
+    """What other workers must hear: changed topics as the protocol shows them; topics whose deletion was decided, with
+    their incarnations; topics whose deletion is done, with their tombstones and incarnations.
+    """
 
     topics: dict[str, Fields]
-    deleted: list[tuple[str, int]]
+    ending: list[tuple[str, int]]
+    deleted: list[tuple[str, int, int]]
 
 
 class Service:
@@ -78,25 +90,35 @@ class Service:
             auto_create=config.topics.auto_create,
             default_queues=config.topics.default_queues,
             max_topics=config.topics.max_topics,
+            max_deleted=config.topics.max_deleted,
             lmq=config.consume_queue.enable_lmq,
+            snapshot_interval_ms=config.topics.snapshot_interval_ms,
         )
-        if not survives(memory_folder(layout, config.memory.folder), node_life(layout)):
+        if not survives(memory_folder(layout), node_life(layout)):
             self._begin_memory_topics()
         self.groups = Groups.load(
             layout,
             self.topics.readable_queues,
-            auto_create=config.groups.auto_create,
-            max_groups=config.groups.max_groups,
-            max_members=config.groups.max_members_per_group,
+            config.groups,
             first_generation=time.time_ns() // 1_000_000,
             now_ms=now_ms,
+            committed=self.offsets.table.groups(),
         )
-        self.subscriptions = Subscriptions.load(layout, control)
+        self._listing = Listing(self.topics, self.groups, self.offsets)
+        self._ends = QueueEnds(layout, config, control)
+        self.subscriptions = Subscriptions.load(
+            layout,
+            control,
+            config.filter,
+            publish_interval_ms=_PUBLISH_MS,
+            file_interval_ms=config.groups.offsets_interval_ms,
+        )
         self._faults: dict[Part, StoreError] = {}
         self._last_errors: dict[Part, StoreError] = {}
         self._retry_ms: dict[Part, int] = {"topics": now_ms, "offsets": now_ms}  # no attempt before
+        self._mend_ms = now_ms
         self._unwritten: set[str] = set()  # what of the groups' files waits for a disk that works
-        self._next_snapshot_ms = now_ms + config.groups.offsets_interval_ms
+        self._offsets_pace = Pace(config.groups.offsets_interval_ms)
         self._operations: dict[str, Callable[[Header, int], Answer]] = {
             "topic.route": self._topic_route,
             "topic.create": self._topic_create,
@@ -108,6 +130,7 @@ class Service:
             "group.leave": self._group_leave,
             "group.list": self._group_list,
             "group.describe": self._group_describe,
+            "group.positions": self._group_positions,
             "offset.commit": self._offset_commit,
             "offset.fetch": self._offset_fetch,
         }
@@ -141,45 +164,69 @@ class Service:
 
         Afterwards :meth:`fault` says which parts failed, until the next call.
         """
-        deleted = self._write_deletions(now_ms)
+        names = self._write_deletions(now_ms)
         if self.offsets.failed and now_ms >= self._retry_ms["offsets"]:
             self._recover_offsets(now_ms)
-        for name in deleted:
+        for name in names:
             self.offsets.stage_drop(name)
-        if self._sync_offsets(now_ms) and deleted:
+        deleted: dict[str, int] = {}
+        if self._sync_offsets(now_ms) and names:
             try:
-                self.topics.finish_deletions()
+                deleted = self.topics.deletions.finish(names)
             except StoreError as error:
                 self._fail("topics", error, now_ms)
-                deleted = []
-        elif deleted:
+        elif names:
             self._fail("topics", self._faults["offsets"], now_ms)
-            deleted = []
         try:
             if "topics" in self._faults:
                 self.topics.take_back()
             self.topics.write()
         except StoreError as error:
             self._fail("topics", error, now_ms)
-        self._write_groups()
-        self.subscriptions.write()
+        self._write_groups(now_ms)
+        self.subscriptions.write(now_ms)
         return self._news(deleted)
 
     def _write_deletions(self, now_ms: int) -> list[str]:
-        """Tombstones and the topics file for what is being deleted; returns the names that got that far."""
-        if not self.topics.deleting:
+        """Tombstones and the topics file for deletions that the others have heard of; returns the names that got that far."""
+        deletions = self.topics.deletions
+        names = deletions.heard(self._heard())
+        if not names and not deletions.is_doubtful:
             return []
         if now_ms < self._retry_ms["topics"]:
             # The last attempt failed a moment ago: whatever depends on the files is refused for the same reason.
             self._faults["topics"] = self._last_errors["topics"]
             return []
         try:
-            names = self.topics.write_deletions(self._control.get(Word.WRITTEN), self._control.get(Word.MIN_OFFSET))
+            if deletions.is_doubtful:
+                deletions.settle()
+            if names:
+                # Read after the others have said that they append no more.
+                self.topics.write_deletions(names, self._control.get(Word.WRITTEN))
         except StoreError as error:
             self._fail("topics", error, now_ms)
             return []
         self._last_errors.pop("topics", None)
         return names
+
+    def _heard(self) -> int:
+        """The TOPICS_VERSION that all who take sends have heard of."""
+        writer = self._control.get(Word.WRITER_TOPICS)
+        return min(writer, self._control.get(Word.MEMORY_TOPICS)) if self._memory_enabled else writer
+
+    def is_ending(self, topic: tuple[str, int]) -> bool:
+        """Whether the deletion of this topic and incarnation is decided and not finished."""
+        return self.topics.deletions.is_ending(*topic)
+
+    @property
+    def awaits_writer(self) -> bool:
+        """True while a deletion waits for those who take sends to hear of it."""
+        return bool(self.topics.deletions.endings)
+
+    def tell(self, version: int) -> None:
+        """What has changed of topics up to now is known to the others with this TOPICS_VERSION."""
+        self.topics.deletions.tell(version)
+        self.topics.next_version = version + 1
 
     def _sync_offsets(self, now_ms: int) -> bool:
         """Sync what is staged; False when that is refused."""
@@ -203,18 +250,45 @@ class Service:
         """Begin a new turn: to be called once the answers of the last one are made."""
         self._faults.clear()
 
-    def tick(self, now_ms: int, *, expire: bool = True) -> None:
-        """What time brings: ended sessions, the snapshot of the offsets. Call it when no request waits.
+    def tick(self, now_ms: int, *, expire_ms: int | None) -> None:
+        """What time brings: ended sessions, the snapshot of the offsets.
 
-        Without ``expire`` no session ends: heartbeats may wait that were sent while this process did not run.
+        ``expire_ms``: sessions that were over by then end. None: no session ends, because heartbeats may wait that were
+        sent while this process did not run.
         """
-        self.subscriptions.look(lambda name: self.groups.membership(name) is not None)
-        for group, member in self.groups.expire(now_ms) if expire else ():
+        for group, member in self.groups.expire(expire_ms) if expire_ms is not None else ():
             self._log.info("session ended", group=group, member=member)
-        if now_ms >= self._next_snapshot_ms:
-            self._next_snapshot_ms = now_ms + self._config.offsets_interval_ms
-            if not self.offsets.failed:
+        for group in self.groups.ended:
+            if self.groups.membership(group) is None:
+                self.subscriptions.group_ended(group)
+        self.groups.ended.clear()
+        self.subscriptions.look()
+
+    def write_snapshots(self, now_ms: int) -> None:
+        """Write ``consumerOffset.json`` and ``topics.json`` if it is time; with nothing staged, between two turns."""
+        if not self.offsets.failed and self._offsets_pace.is_due(now_ms):
+            with self._offsets_pace:
                 self.snapshot()
+        try:
+            self.topics.snapshot(now_ms)
+        except StoreError as error:
+            self._fail("topics", error, now_ms)
+            self._log.error("topics.json could not be written", error=str(error))
+            self._faults.pop("topics", None)
+
+    def mend(self, now_ms: int) -> None:
+        """Begin a turn: a disk that failed may work again."""
+        # By a clock of its own: requests that are refused meanwhile must not put it off.
+        if self.topics.failed and now_ms >= self._mend_ms:
+            self._mend_ms = now_ms + RETRY_MS
+            try:
+                self.topics.recover()
+                self._last_errors.pop("topics", None)
+                self._retry_ms["topics"] = now_ms  # what waited for it goes on at once
+                self._log.info("topics can be changed again")
+            except StoreError as error:
+                self._fail("topics", error, now_ms)
+                self._faults.pop("topics", None)
 
     def snapshot(self) -> None:
         """Write ``consumerOffset.json`` if needed; a failure is logged, the journal has everything."""
@@ -225,12 +299,13 @@ class Service:
 
     def next_ms(self) -> int | None:
         """When something has to be done without a request; None: not soon."""
-        times = [self.groups.next_expiry_ms()]
+        times = [self.groups.next_expiry_ms(), self.groups.next_write_ms(), self.subscriptions.next_write_ms()]
         if self.offsets.dirty:
-            times.append(self._next_snapshot_ms)
+            times.append(self._offsets_pace.next_ms)
+        times.append(self._mend_ms if self.topics.failed else self.topics.next_snapshot_ms())
         if self.offsets.failed:
             times.append(self._retry_ms["offsets"])
-        if self.topics.deleting:
+        if self.topics.deletions.is_doubtful or self.topics.deletions.heard(self._heard()):
             times.append(self._retry_ms["topics"])
         return min((one for one in times if one is not None), default=None)
 
@@ -240,9 +315,15 @@ class Service:
             self._recover_offsets(0)
         else:
             self.snapshot()
-        self._write_groups()
-        self.subscriptions.write()
+        self._write_groups(0, at_once=True)
+        self.subscriptions.write(at_once=True)
+        try:
+            self.topics.close()
+        except StoreError as error:
+            self._log.error("topics.json could not be written", error=str(error))
+        self.groups.close()
         self.offsets.close()
+        self._ends.close()
 
     def _recover_offsets(self, now_ms: int) -> None:
         try:
@@ -252,16 +333,17 @@ class Service:
         except StoreError as error:
             self._fail("offsets", error, now_ms)
 
-    def _write_groups(self) -> None:
-        for write in (self.groups.write, self.groups.write_members):
+    def _write_groups(self, now_ms: int, *, at_once: bool = False) -> None:
+        write_names = partial(self.groups.write, now_ms, at_once=at_once)
+        for name, write in (("names", write_names), ("members", self.groups.write_members)):
             try:
                 write()
-                self._unwritten.discard(write.__name__)
+                self._unwritten.discard(name)
             except StoreError as error:
-                # Neither decides about an answer; both are written with the next turn.
-                if write.__name__ not in self._unwritten:
+                # Neither decides about an answer; both are written with a later turn.
+                if name not in self._unwritten:
                     self._log.error("groups could not be written", error=str(error))
-                self._unwritten.add(write.__name__)
+                self._unwritten.add(name)
 
     def _fail(self, part: Part, error: StoreError, now_ms: int) -> None:
         last = self._last_errors.get(part)
@@ -270,16 +352,22 @@ class Service:
         self._faults[part] = self._last_errors[part] = error
         self._retry_ms[part] = now_ms + RETRY_MS
 
-    def _news(self, deleted: list[str]) -> TopicNews | None:
+    def _news(self, deleted: dict[str, int]) -> TopicNews | None:
         changed = list(dict.fromkeys(self.topics.changed))
         self.topics.changed.clear()
-        if not changed and not deleted:
+        ending = self.topics.deletions.untold()
+        if not changed and not ending and not deleted:
             return None
-        self.groups.topics_changed([*changed, *deleted])
-        known = self.topics.table.topics
+        touched = [*changed, *(name for name, _ in ending), *deleted]
+        self.groups.topics_changed(touched)
+        self._listing.topics_changed(touched)
+        for name in touched:
+            self._ends.forget(name)
+        known, tombstones = self.topics.table.topics, self.topics.deletions.tombstones
         return TopicNews(
             {name: topics.describe(known[name]) for name in changed if name in known},
-            [(name, self.topics.tombstones[name]) for name in deleted],
+            ending,
+            [(name, tombstones[name], incarnation) for name, incarnation in deleted.items()],
         )
 
     # ------------------------------------------------------------ topics
@@ -300,39 +388,52 @@ class Service:
             raise ProtocolError("INVALID_PARAMETER", "this node serves no memory topics: memory.enable is off")
         created = self.topics.create(
             name,
-            requests.optional_integer(header, "queues", 1, topics.MAX_QUEUES),
+            requests.optional_integer(header, "queues", 1, topic_rules.MAX_QUEUES),
             perm=6 if perm is None else perm,
             attributes=attributes,
             update=requests.flag(header, "update"),
+            incarnation=requests.optional_integer(header, "incarnation", 0, _MAX_INCARNATION),
         )
         topic = self.topics.get(name)
         return Answer(lambda: {"created": created, "topic": topics.describe(topic)}, self._needed(name))
 
     def _topic_list(self, header: Header, now_ms: int) -> Answer:
-        return Answer(lambda: {"topics": [topics.describe(self.topics.get(name)) for name in self.topics.names()]})
+        after = requests.optional_text(header, "after") or ""
+        limit = requests.limit(header, MAX_ENTRIES)
+        return Answer(lambda: self._listing.topics(after, limit))
 
     def _topic_describe(self, header: Header, now_ms: int) -> Answer:
         topic = self.topics.get(requests.text(header, "topic"))
-        groups = sorted({group for name, group in self.offsets.table.offsets if name == topic.name})
+        groups = sorted(self.offsets.table.groups_of(topic.name))
         return Answer(lambda: {"topic": {**topics.describe(topic), "groups": groups}}, self._needed(topic.name))
 
     def _topic_delete(self, header: Header, now_ms: int) -> Answer:
         name = requests.text(header, "topic")
+        incarnation = requests.optional_integer(header, "incarnation", 0, _MAX_INCARNATION)
+        deletions = self.topics.deletions
+        deletions.prune(self._control.get(Word.MIN_OFFSET), self._control.dispatcher(0, DispatcherWord.TOPICS))
         try:
-            self.topics.delete(name, self._control.get(Word.WRITTEN))
+            ending = self.topics.delete(name, incarnation)
         except StoreError as error:
             # Writing what was staged before it may have failed: those requests must hear of it too.
             self._fail("topics", error, now_ms)
             raise
-        return Answer(lambda: {"deleted": name, "tombstone": self.topics.tombstones.get(name)}, "topics")
+        if ending is None:
+            return Answer(lambda: {"deleted": name, "tombstone": deletions.tombstones.get(name)})
+        return Answer(
+            lambda: {"deleted": name, "incarnation": ending, "tombstone": deletions.tombstones.get(name)},
+            "topics",
+            (name, ending),
+        )
 
     # ------------------------------------------------------------ groups
 
     def _group_join(self, header: Header, now_ms: int) -> Answer:
         group, member = requests.text(header, "group"), requests.text(header, "member")
         wanted = requests.names(header, "topics")
+        self.groups.check_topics(len(wanted))
         for name in wanted:
-            topics.check_name(name)
+            topic_rules.check_name(name)
         timeout_ms = requests.optional_integer(
             header, "session_timeout_ms", _SESSION_TIMEOUT_MIN_MS, _SESSION_TIMEOUT_MAX_MS
         )
@@ -340,17 +441,20 @@ class Service:
         owned = requests.queues(header, "owned", optional=True)
         generation = requests.optional_integer(header, "generation", 0, _MAX_GENERATION) or 0
         kind, expression = requests.selector(header, "filter")
-        view = self.groups.join(group, member, wanted, owned, timeout_ms, now_ms, generation)
+        instance = requests.optional_text(header, "instance") or ""
+        view = self.groups.join(group, member, wanted, owned, timeout_ms, now_ms, generation, instance)
         self.subscriptions.join(group, wanted, expression if kind == SQL else None)
         self._log.info("member joined", group=group, member=member, topics=len(wanted))
-        return Answer(lambda: self._view(view, timeout_ms))
+        missing = sorted(name for name in wanted if not self.topics.exists(name))
+        return Answer(lambda: {**self._view(view, timeout_ms), "kept": view.kept, "missing": missing})
 
     def _group_heartbeat(self, header: Header, now_ms: int) -> Answer:
         group, member = requests.text(header, "group"), requests.text(header, "member")
         generation = requests.integer(header, "generation", 0, _MAX_GENERATION)
-        view = self.groups.heartbeat(group, member, generation, requests.queues(header, "owned"), now_ms)
+        instance = requests.optional_text(header, "instance") or ""
+        view = self.groups.heartbeat(group, member, generation, requests.queues(header, "owned"), now_ms, instance)
         membership = self.groups.membership(group)
-        timeout_ms = membership.member(member).session_timeout_ms if membership else self._config.session_timeout_ms
+        timeout_ms = membership.member_of(member).session_timeout_ms if membership else self._config.session_timeout_ms
         return Answer(lambda: self._view(view, timeout_ms))
 
     def _view(self, view: View, session_timeout_ms: int) -> Fields:
@@ -360,6 +464,7 @@ class Service:
         return {
             "generation": view.generation,
             "assigned": view.assigned,
+            "incarnations": self.topics.incarnations({topic for topic, _ in view.assigned}),
             "revoke": view.revoke,
             "heartbeat_interval_ms": interval_ms,
             "next_heartbeat_ms": interval_ms if view.settled else soon_ms,
@@ -368,69 +473,80 @@ class Service:
 
     def _group_leave(self, header: Header, now_ms: int) -> Answer:
         group, member = requests.text(header, "group"), requests.text(header, "member")
-        self.groups.leave(group, member)
+        self.groups.leave(group, member, requests.optional_text(header, "instance") or "")
         self._log.info("member left", group=group, member=member)
         return Answer(dict)
 
     def _group_list(self, header: Header, now_ms: int) -> Answer:
-        committed: dict[str, set[str]] = {}
-        for topic, group in self.offsets.table.offsets:
-            committed.setdefault(group, set()).add(topic)
-        rows = []
-        for name in sorted({*self.groups.names(), *committed}):
-            membership = self.groups.membership(name)
-            members = len(membership.members) if membership else 0
-            rows.append({"name": name, "members": members, "topics": sorted(committed.get(name, ()))})
-        return Answer(lambda: {"groups": rows})
+        after, limit = requests.cursor(header, str, str), requests.limit(header, MAX_ENTRIES)
+        return Answer(lambda: self._listing.groups(after, limit))
+
+    def _group_positions(self, header: Header, now_ms: int) -> Answer:
+        after, limit = requests.cursor(header, str, str, int), requests.limit(header, MAX_ENTRIES)
+        return Answer(lambda: self._listing.positions(after, limit))
 
     def _group_describe(self, header: Header, now_ms: int) -> Answer:
-        name = requests.text(header, "group")
-        check_name(name)
-        offsets = sorted(self.offsets.table.of_group(name))
-        if not self.groups.exists(name) and not offsets:
-            raise ProtocolError("GROUP_NOT_EXIST", f"there is no group {name!r}")
-        membership = self.groups.membership(name)
-        members = [] if membership is None else [membership.members[one] for one in sorted(membership.members)]
-        holders = {} if membership is None else membership.holders
-        described = {
-            "name": name,
-            "state": "empty" if not members else "stable" if membership and membership.settled else "rebalancing",
-            "generation": membership.generation if membership else None,
-            "members": [
-                {
-                    "member": one.name,
-                    "topics": sorted(one.topics),
-                    "queues": sorted(one.held),
-                    "session_timeout_ms": one.session_timeout_ms,
-                    "heard_ms_ago": now_ms - one.heard_ms,
-                }
-                for one in members
-            ],
-            "queues": [[topic, queue, holder] for (topic, queue), holder in sorted(holders.items())],
-            "offsets": offsets,
-        }
-        return Answer(lambda: {"group": described})
+        name, limit = requests.text(header, "group"), requests.limit(header, MAX_ENTRIES)
+        after = requests.part_cursor(header)
+        described = self._listing.describe_group(name, after, limit, now_ms)
+        return Answer(lambda: described)
 
     # ------------------------------------------------------------ offsets
 
     def _offset_commit(self, header: Header, now_ms: int) -> Answer:
         group, member = requests.text(header, "group"), requests.optional_text(header, "member")
-        requests.optional_integer(header, "generation", 0, _MAX_GENERATION)
+        generation = requests.optional_integer(header, "generation", 0, _MAX_GENERATION)
         offsets = requests.offsets(header, "offsets")
-        reset = requests.flag(header, "reset")
-        # All entries are checked before any is staged: a commit happens as a whole or not at all.
-        for topic, queue, _ in offsets:
-            self.topics.check_queue(topic, queue)
-            self.groups.check_owner(group, member, (topic, queue))
+        reset, begin, partial_ = (requests.flag(header, name) for name in ("reset", "begin", "partial"))
+        incarnations = requests.incarnations(header, "incarnations")
+        known = requests.known_offsets(header, "known", len(offsets))
+        self.groups.check_member(group, member, requests.optional_text(header, "instance") or "")
+        wanted: list[tuple[str, int, int]] = []
+        refused: list[tuple[str, int, str, str]] = []
+        # All entries are checked before any is staged: a commit happens as a whole or not at all, unless it is said otherwise.
+        for number, (topic, queue, offset) in enumerate(offsets):
+            try:
+                # What somebody did in a topic that is gone says nothing of the next one of the name.
+                self.topics.check_incarnation(topic, incarnations.get(topic))
+                self.topics.check_queue(topic, queue)
+                if not begin or member is None:  # whoever is in the group may say where it begins
+                    self.groups.check_owner(group, member, (topic, queue), generation)
+                if known is not None:
+                    self._check_known(group, topic, queue, known[number])
+            except ProtocolError as error:
+                if not partial_ or error.code == "UNKNOWN_MEMBER":
+                    raise
+                refused.append((topic, queue, error.code, error.message))
+                continue
+            wanted.append((topic, queue, self._within(topic, queue, offset)))
         self.groups.use(group)
-        # A memory topic begins anew with the node, so a consumer that lived on goes back in it, and is right to.
-        free = [one for one in offsets if self._is_memory(one[0])]
-        if free and not reset:
-            firm = [one for one in offsets if one not in free]
-            stored = self.offsets.stage(group, free, reset=True) + (self.offsets.stage(group, firm) if firm else [])
-        else:
-            stored = self.offsets.stage(group, offsets, reset=reset)
-        return Answer(lambda: {"stored": stored}, "offsets")
+        # What may go back: where a reset says so; in memory topics, which begin anew with the node, so that a consumer that
+        # lived on is right to; and where more is committed than there is.
+        free = [one for one in wanted if reset or self._is_memory(one[0]) or self._is_ahead(group, *one[:2])]
+        stored = self.offsets.stage(group, wanted, lower=[one[:2] for one in free], only_new=begin)
+        return Answer(lambda: {"stored": stored, **({"refused": refused} if partial_ else {})}, "offsets")
+
+    def _check_known(self, group: str, topic: str, queue: int, known: int) -> None:
+        """Raise FENCED when the group's offset lies below what the member knew of it: somebody has reset it since, and what
+        the member read after that must not undo it.
+        """
+        stored = self.offsets.staged_offset(group, topic, queue)
+        if stored < known and not self._is_memory(topic):
+            raise ProtocolError(
+                "FENCED",
+                f"queue {queue} of topic {topic} in group {group}: its offset was reset from {known} to {max(stored, 0)}",
+            )
+
+    def _within(self, name: str, queue: int, offset: int) -> int:
+        """``offset``, or the queue's end when it lies behind it."""
+        topic = self.topics.get(name)
+        end = self._ends.end(topic, queue, offset, self.topics.deletions.tombstones.get(name, 0))
+        return offset if end is None else min(offset, end)
+
+    def _is_ahead(self, group: str, topic: str, queue: int) -> bool:
+        """Whether more is committed than the queue has."""
+        stored = self.offsets.staged_offset(group, topic, queue)
+        return stored > 0 and self._within(topic, queue, stored) < stored
 
     def _is_memory(self, name: str) -> bool:
         topic = self.topics.table.topics.get(name)
@@ -442,5 +558,8 @@ class Service:
         queues = requests.queues(header, "queues")
         # Read after the turn's sync: whoever sends a commit and a fetch without waiting gets what it committed.
         return Answer(
-            lambda: {"offsets": [(topic, queue, self.offsets.fetch(group, topic, queue)) for topic, queue in queues]}
+            lambda: {
+                "offsets": [(topic, queue, self.offsets.fetch(group, topic, queue)) for topic, queue in queues],
+                "incarnations": self.topics.incarnations({topic for topic, _ in queues}),
+            }
         )

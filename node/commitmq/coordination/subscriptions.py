@@ -10,21 +10,29 @@ was dispatched without a subscription is judged as if it were with it. ``from`` 
 count from the log's end again, whoever wrote the store in between.
 
 A group that nobody is in any more is dead; its subscriptions go a day later, as in RocketMQ.
+
+Bit maps only spare looks, so nobody waits for these files: both are written at intervals, and never for more than a small
+share of the time, however many subscriptions there are. How many are kept, and how long their expressions may be, is
+limited by ``filter.max_subscriptions``, ``filter.max_kept_expression_bytes`` and ``filter.max_kept_bytes``; messages of
+the others are found without bit maps. One expression is kept once, however many groups use it.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import orjson
 
 from commitmq import failpoints
+from commitmq.config import FilterConfig
 from commitmq.control import ControlBlock, Word
+from commitmq.coordination.pace import Pace
 from commitmq.errors import StoreError
 from commitmq.log import get_log
 from commitmq.store import bloom, json_config
@@ -33,8 +41,6 @@ from commitmq.store.layout import StoreLayout
 SQL: Final = "SQL92"
 # The Bloom filter is sized for this many groups with an expression on one topic; more of them get no bits.
 MAX_PER_TOPIC: Final = 32
-MAX_SUBSCRIPTIONS: Final = 4_096
-MAX_EXPRESSION_CHARACTERS: Final = 16_384
 _DEAD_FOR_MS: Final = 24 * 3_600_000
 
 _log = get_log("coordinator")
@@ -67,101 +73,187 @@ class Subscription:
         }
 
 
-@dataclass(slots=True)
 class Subscriptions:
     """All of them; the coordinator's. Nothing here decides about an answer: what cannot be written is tried again."""
 
-    layout: StoreLayout
-    control: ControlBlock
-    by_topic: dict[str, dict[str, Subscription]] = field(default_factory=dict)
-    _changed: bool = True
-    _stale_file: bool = False
-    _failed: bool = False
+    def __init__(
+        self,
+        layout: StoreLayout,
+        control: ControlBlock,
+        config: FilterConfig | None = None,
+        *,
+        publish_interval_ms: int = 0,
+        file_interval_ms: int = 0,
+    ) -> None:
+        """Use :meth:`load`."""
+        self.layout = layout
+        self.control = control
+        self.by_topic: dict[str, dict[str, Subscription]] = {}
+        self._config = config or FilterConfig()
+        self._topics_of: dict[str, set[str]] = {}  # group -> topics it has an expression on
+        self._uses: Counter[str] = Counter()  # expression -> subscriptions
+        self._texts: dict[str, str] = {}  # expression -> the one object that stands for it
+        self._kept_bytes = 0
+        self._count = 0
+        self._dead: dict[tuple[str, str], int] = {}  # topic, group -> when; the longest dead first
+        self._changed = True
+        self._stale_file = False
+        self._failed = False
+        self._publish_pace, self._file_pace = Pace(publish_interval_ms), Pace(file_interval_ms)
 
     @classmethod
-    def load(cls, layout: StoreLayout, control: ControlBlock) -> Subscriptions:
-        """From RocketMQ's file. One that cannot be read is put aside: it holds nothing that consumers do not say again."""
-        found = cls(layout, control)
-        path = layout.config / "consumerFilter.json"
+    def load(
+        cls,
+        layout: StoreLayout,
+        control: ControlBlock,
+        config: FilterConfig | None = None,
+        *,
+        publish_interval_ms: int = 0,
+        file_interval_ms: int = 0,
+    ) -> Subscriptions:
+        """From RocketMQ's file. One that cannot be read is put aside: it holds nothing that consumers do not say again.
+
+        The intervals are the least between two writings of what the other workers read, and of RocketMQ's file.
+        """
+        found = cls(layout, control, config, publish_interval_ms=publish_interval_ms, file_interval_ms=file_interval_ms)
+        entries: list[Subscription] = []
         try:
-            data = json_config.load(path) or {}
+            data = json_config.load(layout.config / "consumerFilter.json") or {}
             for topic, entry in dict(data.get("filterDataByTopic") or {}).items():
                 for group, one in dict(entry.get("groupFilterData") or {}).items():
                     if one.get("expressionType") == SQL and isinstance(one.get("expression"), str):
-                        found._of(str(topic))[str(group)] = Subscription(
-                            str(group),
-                            str(topic),
-                            one["expression"],
-                            int(one.get("bornTime") or 0),
-                            int(one.get("deadTime") or 0) or _now_ms(),
-                            int(one.get("clientVersion") or 0),
+                        entries.append(
+                            Subscription(
+                                str(group),
+                                str(topic),
+                                one["expression"],
+                                int(one.get("bornTime") or 0),
+                                int(one.get("deadTime") or 0) or _now_ms(),
+                                int(one.get("clientVersion") or 0),
+                            )
                         )
         except (StoreError, TypeError, ValueError, AttributeError) as error:
             _log.error("consumerFilter.json cannot be read, it is made anew", error=str(error))
-            found.by_topic.clear()
+            return found
+        for one in sorted(entries, key=lambda one: one.dead_ms):
+            if found._has_room(one.expression):
+                found._keep(one)
+                found._dead[one.topic, one.group] = one.dead_ms
         return found
 
-    def _of(self, topic: str) -> dict[str, Subscription]:
-        return self.by_topic.setdefault(topic, {})
-
     def __len__(self) -> int:
-        return sum(map(len, self.by_topic.values()))
+        return self._count
 
     def join(self, group: str, topics: Iterable[str], expression: str | None) -> None:
         """A member of ``group`` joined that selects by ``expression``; None: not by SQL92, or everything."""
         now = _now_ms()
-        if expression is not None and len(expression) > MAX_EXPRESSION_CHARACTERS:
+        if expression is not None and len(expression.encode(errors="replace")) > self._config.max_kept_expression_bytes:
             expression = None
+        if expression is None:
+            for topic in self._topics_of.get(group, frozenset()).intersection(topics):
+                self._bury(self.by_topic[topic][group], now)
+            return
         for topic in topics:
-            of_topic = self.by_topic.get(topic, {})
-            known = of_topic.get(group)
-            if expression is None:
-                if known is not None and not known.dead_ms:
-                    known.dead_ms, self._stale_file = now, True
-                continue
+            known = self.by_topic.get(topic, {}).get(group)
             if known is not None and known.expression == expression:
                 if known.dead_ms:
                     known.dead_ms, self._stale_file = 0, True
                 continue
-            if known is None and len(self) >= MAX_SUBSCRIPTIONS:
-                continue  # its messages are found without bit maps
-            self._of(topic)[group] = Subscription(group, topic, expression, now, version=now)
+            if known is not None:
+                self._drop(known)
+            if self._has_room(expression):
+                self._keep(Subscription(group, topic, expression, now, version=now))
             self._changed = True
 
-    def look(self, is_live: Callable[[str], bool]) -> None:
-        """Mark what nobody uses any more, and drop what was dead for a day."""
-        now = _now_ms()
-        for topic, of_topic in list(self.by_topic.items()):
-            for group, one in list(of_topic.items()):
-                if not one.dead_ms and not is_live(group):
-                    one.dead_ms, self._stale_file = now, True
-                elif one.dead_ms and now - one.dead_ms >= _DEAD_FOR_MS:
-                    del of_topic[group]
-                    self._changed = True
-            if not of_topic:
-                del self.by_topic[topic]
+    def _has_room(self, expression: str) -> bool:
+        if self._count >= self._config.max_subscriptions:
+            return False
+        more = 0 if expression in self._uses else len(expression.encode(errors="replace"))
+        return self._kept_bytes + more <= self._config.max_kept_bytes
 
-    def write(self) -> None:
-        """Make changes known and durable. A failure is logged, and tried again with the next call."""
-        if not (self._changed or self._stale_file or self._failed):
-            return
+    def _keep(self, one: Subscription) -> None:
+        one.expression = self._texts.setdefault(one.expression, one.expression)
+        if not self._uses[one.expression]:
+            self._kept_bytes += len(one.expression.encode(errors="replace"))
+        self._uses[one.expression] += 1
+        self._count += 1
+        self.by_topic.setdefault(one.topic, {})[one.group] = one
+        self._topics_of.setdefault(one.group, set()).add(one.topic)
+
+    def _drop(self, one: Subscription) -> None:
+        self._uses[one.expression] -= 1
+        if not self._uses[one.expression]:
+            del self._uses[one.expression], self._texts[one.expression]
+            self._kept_bytes -= len(one.expression.encode(errors="replace"))
+        self._count -= 1
+        for table, key, entry in ((self.by_topic, one.topic, one.group), (self._topics_of, one.group, one.topic)):
+            of_key: Any = table[key]
+            of_key.pop(entry) if isinstance(of_key, dict) else of_key.discard(entry)
+            if not of_key:
+                del table[key]
+        self._changed = True
+
+    def _bury(self, one: Subscription, now: int) -> None:
+        if not one.dead_ms:
+            one.dead_ms, self._stale_file = now, True
+            self._dead.pop((one.topic, one.group), None)
+            self._dead[one.topic, one.group] = now
+
+    def group_ended(self, group: str) -> None:
+        """Nobody is in ``group`` any more: its subscriptions are dead."""
+        now = _now_ms()
+        for topic in self._topics_of.get(group, ()):
+            self._bury(self.by_topic[topic][group], now)
+
+    def look(self) -> None:
+        """Drop what was dead for a day."""
+        now = _now_ms()
+        while self._dead:
+            (topic, group), dead_ms = next(iter(self._dead.items()))
+            if now - dead_ms < _DEAD_FOR_MS:
+                break
+            del self._dead[topic, group]
+            one = self.by_topic.get(topic, {}).get(group)
+            if one is not None and one.dead_ms == dead_ms:
+                self._drop(one)
+
+    def write(self, now_ms: int = 0, *, at_once: bool = False) -> None:
+        """Make changes known and durable, what is due of it at monotonic ``now_ms``, or all of it ``at_once``.
+
+        A failure is logged, and tried again with a later call.
+        """
         try:
-            if self._changed:
-                self._publish()
-                written, now = self.control.get(Word.WRITTEN), _now_ms()
-                for of_topic in self.by_topic.values():
-                    for one in of_topic.values():
-                        if one.since is None:
-                            one.since, one.born_ms = written, max(one.born_ms, now)
-                self._publish()
-                self._changed = False
-            if self.by_topic or self._stale_file or (self.layout.config / "consumerFilter.json").exists():
-                json_config.persist(self.layout.config / "consumerFilter.json", self.to_json())
-            self._stale_file = self._failed = False
+            if self._changed and (at_once or self._publish_pace.is_due(now_ms)):
+                with self._publish_pace:
+                    self._publish_both_steps()
+                self._changed, self._stale_file = False, self._stale_file or self._is_in_file()
+            if self._stale_file and (at_once or self._file_pace.is_due(now_ms)):
+                with self._file_pace:
+                    json_config.persist(self.layout.config / "consumerFilter.json", self.to_json())
+                self._stale_file = False
+            self._failed = False
         except (OSError, StoreError) as error:
             if not self._failed:
                 _log.error("subscriptions could not be written", error=str(error))
             self._failed = True
+
+    def _is_in_file(self) -> bool:
+        return bool(self.by_topic) or (self.layout.config / "consumerFilter.json").exists()
+
+    def next_write_ms(self) -> int | None:
+        """When :meth:`write` has something to do, in monotonic ms; None: not before something changes."""
+        times = [self._publish_pace.next_ms] if self._changed else []
+        times += [self._file_pace.next_ms] if self._stale_file else []
+        return min(times, default=None)
+
+    def _publish_both_steps(self) -> None:
+        self._publish()
+        written, now = self.control.get(Word.WRITTEN), _now_ms()
+        for of_topic in self.by_topic.values():
+            for one in of_topic.values():
+                if one.since is None:
+                    one.since, one.born_ms = written, max(one.born_ms, now)
+        self._publish()
 
     def _publish(self) -> None:
         listed = [

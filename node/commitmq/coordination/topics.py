@@ -1,89 +1,52 @@
-"""The topics of a node: ``config/topics.json`` (RocketMQ's), their limits, and how one is deleted without a trace of it
-coming back.
+"""The topics of a node: ``config/topics.json`` (RocketMQ's), their limits, and what is staged of changes.
 
-Creations of one turn of the coordinator's loop are staged and written together by :meth:`Topics.write`: at 100,000
-topics the file is 25 MB, so writing it once a topic would make creating many of them quadratic.
+Creations of one turn of the coordinator's loop are staged and written together by :meth:`Topics.write`, to a journal: at
+100,000 topics ``topics.json`` is 25 MB, so it follows at intervals (:mod:`commitmq.store.topic_files`).
 
-Deleting takes more than one file. ``commitmq/deleted_topics.json`` has the tombstones ``{name: physical offset}``:
-records of that topic below that offset belong to a topic that is gone, also after a new one of the same name was
-created. The steps, each durable before the next begins:
-
-1. ``commitmq/deleting_topics.json``, the intent, gets ``{name: offset}``. From here on the topic is deleted: every
-   later failure is repaired by doing the rest again, never by bringing it back.
-2. The tombstone is written.
-3. ``topics.json`` is written without the topic.
-4. The groups' offsets of it are dropped through the offsets journal.
-5. The intent is taken back.
-
-A crash before 1 leaves the topic as it was. A crash between any later two leaves an intent, and :meth:`Topics.load`
-has the topic in :attr:`Topics.deleting`: the coordinator does steps 2 to 5 before it serves. All of them can be done
-twice: the tombstone only grows, and what is gone cannot go again. While an intent is there no topic of that name can
-be created, so the repair never meets a newer topic. Without the intent a crash between 2 and 3 would leave a topic
-whose messages had vanished, and one between 3 and 4 a topic whose next incarnation starts with its predecessor's
-group offsets.
-
-Sends go on until the writer hears of the deletion, so records of the topic may lie above the tombstone; a new topic
-of the name would show them. They were sent to a topic while it was being deleted, where either outcome is right.
+Every topic that the node makes gets an *incarnation*, a number that no other topic of the store has or had (the attribute
+``storage.created``, see :mod:`commitmq.store.topic_config`): what was meant for a topic that is gone, a late commit or a
+deletion that is asked for once more, is told from what is meant for the next topic of the name. How a topic ends is in
+:mod:`commitmq.coordination.deletions`.
 """
 
 from __future__ import annotations
 
-import time
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
-from commitmq.errors import InvalidMessageError, ProtocolError, StoreError
+from commitmq.coordination.deletions import Deletions
+from commitmq.coordination.pace import Pace
+from commitmq.coordination.topic_rules import (
+    FIXED_ATTRIBUTES,
+    MAX_QUEUES,
+    PERM_LIMIT,
+    check_attributes,
+    check_combination,
+    check_name,
+    is_system,
+)
+from commitmq.errors import ProtocolError, StoreError
+from commitmq.log import get_log
 from commitmq.store import json_config
 from commitmq.store.format import LMQ_PREFIX
 from commitmq.store.layout import StoreLayout
-from commitmq.store.topic_config import (
-    PERM_READ,
-    PERM_WRITE,
-    QUEUE_TYPE,
-    QUEUE_TYPE_BATCH,
-    QUEUE_TYPE_SIMPLE,
-    STORAGE_CREATED,
-    STORAGE_MEMORY,
-    STORAGE_TYPE,
-    TopicConfig,
-    TopicTable,
+from commitmq.store.topic_config import PERM_READ, PERM_WRITE, STORAGE_CREATED, TopicConfig, TopicTable
+from commitmq.store.topic_files import (
+    TopicChange,
+    TopicsJournal,
+    TopicTurn,
+    journal_path,
+    load_snapshot,
+    replay,
+    snapshot_path,
 )
-from commitmq.store.topic_name import is_send_forbidden, validate_topic
 
-MAX_QUEUES: Final = 4_096  # of one topic; an assignment of them all must fit a header
-_PERM_LIMIT: Final = 8  # RocketMQ's valid permissions are below its priority bit (spec 1.4)
-_SYSTEM_PREFIX: Final = "rmq_sys_"
-_SYSTEM_TOPICS: Final = frozenset({"TBW102", "BenchmarkTest", "RMQ_SYS_TRACE_TOPIC"})
-
-# Attributes that RocketMQ knows (spec 1.4), and one of our own, with the values that this node serves; None: any integer.
-# RocketMQ loads a topics.json with an attribute that it does not know and keeps it: to it, a memory topic is a topic
-# without messages.
-_ATTRIBUTES: Final[Mapping[str, frozenset[str] | None]] = {
-    STORAGE_TYPE: frozenset({"log", STORAGE_MEMORY}),
-    "queue.type": frozenset({QUEUE_TYPE_SIMPLE, QUEUE_TYPE_BATCH}),
-    "cleanup.policy": frozenset({"DELETE"}),
-    "message.type": frozenset({"UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED"}),
-    "reserve.time": None,
-}
-# What a topic's messages are kept in and how cannot change under them: fixed when the topic is made, with the defaults.
-_FIXED_ATTRIBUTES: Final[Mapping[str, str]] = {
-    STORAGE_TYPE: "log",
-    QUEUE_TYPE: QUEUE_TYPE_SIMPLE,
-    "cleanup.policy": "DELETE",
-    STORAGE_CREATED: "",
-}
-# What a memory topic can be besides: plain queues of plain messages.
-_KEPT_IN_MEMORY: Final[Mapping[str, tuple[str, ...]]] = {
-    QUEUE_TYPE: (QUEUE_TYPE_SIMPLE,),
-    "message.type": ("NORMAL", "UNSPECIFIED", "FIFO"),
-}
-
-
-def is_system(name: str) -> bool:
-    """True for topics that the node or RocketMQ made for itself: nobody else creates or deletes them."""
-    return is_send_forbidden(name) or name.startswith(_SYSTEM_PREFIX) or name in _SYSTEM_TOPICS
+_ENDING_RETRY_MS = 50
+_PREPARED_AT_ONCE = 1_000
+_MAX_JOURNAL_BYTES = 32 * 1024 * 1024  # a start reads it
+_log = get_log("coordinator")
 
 
 def describe(topic: TopicConfig) -> dict[str, Any]:
@@ -93,7 +56,8 @@ def describe(topic: TopicConfig) -> dict[str, Any]:
         "read_queues": topic.read_queues,
         "write_queues": topic.write_queues,
         "perm": topic.perm,
-        "attributes": topic.attributes,
+        "attributes": topic.settings,
+        "incarnation": topic.incarnation,
         "system": is_system(topic.name),
     }
 
@@ -105,20 +69,26 @@ class Topics:
         self,
         layout: StoreLayout,
         table: TopicTable,
+        journal: TopicsJournal,
         *,
         auto_create: bool,
         default_queues: int,
         max_topics: int,
+        max_deleted: int,
         lmq: bool,
+        snapshot_interval_ms: int,
     ) -> None:
         """Use :meth:`load`."""
         self._lmq = lmq
-        self._path = layout.config / "topics.json"
-        self._tombstones_path = layout.own / "deleted_topics.json"
-        self._intent_path = layout.own / "deleting_topics.json"
+        self._path = snapshot_path(layout)
         self.table = table
-        self.tombstones: dict[str, int] = {}
-        self.deleting: dict[str, int] = {}  # decided (the intent is durable), not yet finished
+        self._journal = journal
+        self._pace = Pace(snapshot_interval_ms)
+        self._unprepared = iter(list(table.topics.items()))
+        self._is_dirty = False  # the journal has what topics.json has not
+        self.next_version = 1  # the TOPICS_VERSION that the others hear of the next change with
+        self.deletions = Deletions.load(layout)
+        self._max_deleted = max_deleted
         self._auto_create = auto_create
         self._default_queues = default_queues
         self._max_topics = max_topics
@@ -128,21 +98,61 @@ class Topics:
 
     @classmethod
     def load(
-        cls, layout: StoreLayout, *, auto_create: bool, default_queues: int, max_topics: int, lmq: bool = False
+        cls,
+        layout: StoreLayout,
+        *,
+        auto_create: bool,
+        default_queues: int,
+        max_topics: int,
+        max_deleted: int = 100_000,
+        lmq: bool = False,
+        snapshot_interval_ms: int = 1_000,
     ) -> Topics:
         """Load a store's topics. Raises StoreError for files that cannot be read in either generation.
+
+        A full disk is no error here: topics are served, and changes are refused until :meth:`recover` succeeds.
 
         With ``lmq`` every light message queue (``%LMQ%…``) is served as a topic of one queue that can be read, without
         being in the table.
         """
-        table = TopicTable.load(layout.config / "topics.json")
+        table, base = load_snapshot(layout)
+        path = journal_path(layout)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        found = TopicsJournal.open(path)
+        if found is None:
+            try:
+                journal = TopicsJournal.create(path, base)
+            except StoreError as error:
+                _log.error("topics cannot be changed", error=str(error))
+                journal = TopicsJournal.absent(path)
+        else:
+            journal, content = found
+            if content.torn_copy is not None:
+                _log.warning("torn tail of the topics journal cut", bytes=content.torn_bytes, copy=content.torn_copy)
+            if content.since(base) is None and content.changes:
+                _log.warning("topics journal laid over a topics.json that it does not know", turns=len(content.changes))
+            replay(table, content, base)
+            # Its last record may have been read from the page cache of a machine whose disk never got it, and nothing
+            # durable may be appended behind such a record.
+            journal.failed = bool(content.changes) or content.base != base
         topics = cls(
-            layout, table, auto_create=auto_create, default_queues=default_queues, max_topics=max_topics, lmq=lmq
+            layout,
+            table,
+            journal,
+            auto_create=auto_create,
+            default_queues=default_queues,
+            max_topics=max_topics,
+            max_deleted=max_deleted,
+            lmq=lmq,
+            snapshot_interval_ms=snapshot_interval_ms,
         )
-        topics.tombstones = _load_offsets(topics._tombstones_path)
-        topics.deleting = _load_offsets(topics._intent_path)
-        for name in topics.deleting:
+        for name in topics.deletions.endings:
             table.topics.pop(name, None)
+        if topics.failed and journal.size_bytes:
+            try:
+                topics.recover()
+            except StoreError as error:
+                _log.error("topics cannot be changed", error=str(error))
         return topics
 
     # ------------------------------------------------------------ reading
@@ -172,12 +182,28 @@ class Topics:
         topic = self._find(name)
         return range(topic.read_queues if topic is not None and topic.perm & PERM_READ else 0)
 
+    def exists(self, name: str) -> bool:
+        """Whether there is a topic, or a light message queue, of this name."""
+        return self._find(name) is not None
+
     def check_queue(self, name: str, queue: int) -> None:
         """Raise TOPIC_NOT_EXIST or INVALID_PARAMETER unless the topic has this queue to read or to write."""
         topic = self.get(name)
         count = max(topic.read_queues, topic.write_queues)
         if not 0 <= queue < count:
             raise ProtocolError("INVALID_PARAMETER", f"topic {name} has queues 0..{count - 1}, not {queue}")
+
+    def check_incarnation(self, name: str, incarnation: int | None) -> None:
+        """Raise FENCED unless the topic is the one that ``incarnation`` names; None names none."""
+        topic = self._find(name)
+        if incarnation is not None and (topic is None or topic.incarnation != incarnation):
+            now = "is deleted" if topic is None else f"was made anew (incarnation {topic.incarnation})"
+            raise ProtocolError("FENCED", f"topic {name} of incarnation {incarnation} {now}")
+
+    def incarnations(self, names: Iterable[str]) -> dict[str, int]:
+        """Those of the topics that exist."""
+        found = {name: self._find(name) for name in names}
+        return {name: topic.incarnation for name, topic in found.items() if topic is not None}
 
     # ------------------------------------------------------------ changing
 
@@ -208,11 +234,13 @@ class Topics:
         perm: int = PERM_READ | PERM_WRITE,
         attributes: Mapping[str, str] | None = None,
         update: bool = False,
+        incarnation: int | None = None,
     ) -> bool:
         """Create a topic; False when it exists with the same settings.
 
         With ``update`` an existing one gets the settings: more or fewer queues, permission, attributes. Those that
-        cannot change (``storage.type``, ``queue.type``, ``cleanup.policy``) stay when they are not named.
+        cannot change (``storage.type``, ``queue.type``, ``cleanup.policy``) stay when they are not named. With
+        ``incarnation`` none is made, and only that one is updated: TOPIC_NOT_EXIST.
         ProtocolError INVALID_PARAMETER (name, number, permission, attribute, or it exists with other settings),
         NO_PERMISSION (a system topic), LIMIT_EXCEEDED.
         """
@@ -220,57 +248,65 @@ class Topics:
         queues = self._default_queues if queues is None else queues
         if not 1 <= queues <= MAX_QUEUES:
             raise ProtocolError("INVALID_PARAMETER", f"queues={queues} must be between 1 and {MAX_QUEUES}")
-        if not 0 <= perm < _PERM_LIMIT:
+        if not 0 <= perm < PERM_LIMIT:
             raise ProtocolError(
                 "INVALID_PARAMETER", f"perm={perm} must be a sum of 4 (read), 2 (write) and 1 (inherit)"
             )
         wanted = dict(attributes or {})
-        _check_attributes(wanted)
-        _check_combination(wanted)
+        existing = self.table.topics.get(name)
+        # What RocketMQ gave a topic may stay.
+        had = {} if existing is None else existing.attributes
+        check_attributes({key: value for key, value in wanted.items() if had.get(key) != value})
+        check_combination(wanted)
         if is_system(name):
             raise ProtocolError("NO_PERMISSION", f"{name} is a system topic")
         if self._is_lmq(name):
             raise ProtocolError("NO_PERMISSION", f"{name} is an LMQ: it exists by itself, once a message names it")
         known = self.table.topics.get(name)
+        if incarnation is not None and (known is None or known.incarnation != incarnation):
+            raise ProtocolError("TOPIC_NOT_EXIST", f"the topic {name} of incarnation {incarnation} was deleted")
         if known is None:
-            if wanted.get(STORAGE_TYPE) == STORAGE_MEMORY:
-                wanted[STORAGE_CREATED] = str(time.time_ns() // 1_000_000)
             self._put(TopicConfig(name, queues, queues, perm, wanted))
             return True
-        if STORAGE_CREATED in known.attributes and wanted.get(STORAGE_TYPE) == STORAGE_MEMORY:
-            wanted[STORAGE_CREATED] = known.attributes[STORAGE_CREATED]
-        if (known.read_queues, known.write_queues, known.perm, known.attributes) == (queues, queues, perm, wanted):
+        if (known.read_queues, known.write_queues, known.perm, known.settings) == (queues, queues, perm, wanted):
             return False
         if not update:
             raise ProtocolError(
                 "INVALID_PARAMETER",
                 f"topic {name} exists with other settings: "
                 f"{known.read_queues} read and {known.write_queues} write queues, "
-                f"perm {known.perm}, attributes {known.attributes}",
+                f"perm {known.perm}, attributes {known.settings}",
             )
-        wanted = {**{key: known.attributes[key] for key in _FIXED_ATTRIBUTES if key in known.attributes}, **wanted}
-        for key, default in _FIXED_ATTRIBUTES.items():
+        wanted = {**{key: known.attributes[key] for key in FIXED_ATTRIBUTES if key in known.attributes}, **wanted}
+        for key, default in FIXED_ATTRIBUTES.items():
             if wanted.get(key, default) != known.attributes.get(key, default):
                 raise ProtocolError(
                     "INVALID_PARAMETER",
                     f"attribute {key} of topic {name} is {known.attributes.get(key, default)} and cannot change;"
                     " delete the topic and make it again",
                 )
-        _check_combination(wanted)
+        check_combination(wanted)
+        if STORAGE_CREATED in known.attributes:
+            wanted[STORAGE_CREATED] = known.attributes[STORAGE_CREATED]
         self._put(replace(known, read_queues=queues, write_queues=queues, perm=perm, attributes=wanted))
         return True
 
     def _put(self, topic: TopicConfig) -> TopicConfig:
         known = self.table.topics.get(topic.name)
-        if topic.name in self.deleting:
+        if self.deletions.is_ending(topic.name):
             raise ProtocolError(
-                "SERVICE_NOT_AVAILABLE", f"topic {topic.name} is just being deleted", retry_after_ms=200
+                "SERVICE_NOT_AVAILABLE",
+                f"topic {topic.name} is just being deleted; a new one can be made as soon as that is done",
+                retry_after_ms=_ENDING_RETRY_MS,
             )
         if known is None and len(self.table.topics) >= self._max_topics:
             raise ProtocolError("LIMIT_EXCEEDED", f"the node has {self._max_topics} topics (topics.max_topics)")
         if not self._undo:
             self._old_version = replace(self.table.version)
         self._undo.setdefault(topic.name, known)
+        if known is None:
+            made = str(self.table.next_incarnation())
+            topic = replace(topic, attributes={**topic.attributes, STORAGE_CREATED: made})
         self.table.put(topic)
         return topic
 
@@ -278,11 +314,55 @@ class Topics:
         """Make staged changes durable and note them in :attr:`changed`. StoreError: they are taken back."""
         if self._undo:
             try:
-                self.table.persist(self._path)
+                self._append([])
             except StoreError:
                 self.take_back()
                 raise
-            self._note_written()
+
+    def _append(self, drops: list[TopicChange]) -> None:
+        """Make ``drops`` and everything staged durable in the journal."""
+        puts = [TopicChange(name, topic := self.table.topics[name], topic.incarnation) for name in self._undo]
+        turn = TopicTurn(self.next_version, replace(self.table.version), (*drops, *puts))
+        self._journal.append([turn])
+        self._is_dirty = True
+        self._note_written()
+
+    @property
+    def failed(self) -> bool:
+        """True while changes are refused because a write or sync failed."""
+        return self._journal.failed
+
+    def next_snapshot_ms(self) -> int | None:
+        """When :meth:`snapshot` has something to do, in monotonic ms; None: not before something changes."""
+        return self._pace.next_ms if self._is_dirty and not self.failed else None
+
+    def snapshot(self, now_ms: int, *, at_once: bool = False) -> None:
+        """Write ``topics.json`` if something changed and it is time, and begin the journal anew. Raises StoreError.
+
+        Call it with nothing staged: what is in the file is there after a crash.
+        """
+        # After a start all texts have to be made, which would take a second at 100,000 topics: some of them each time.
+        self.table.prepare(itertools.islice(self._unprepared, _PREPARED_AT_ONCE))
+        is_due = self._pace.is_due(now_ms) or self._journal.size_bytes >= _MAX_JOURNAL_BYTES
+        if self._is_dirty and not self.failed and (at_once or is_due):
+            self.recover()
+
+    def recover(self) -> None:
+        """Write both files anew from what is acknowledged. Raises StoreError; after a failure topics can be changed again
+        when it has succeeded.
+        """
+        with self._pace:
+            data = json_config.encode(self.table.dumps())
+            self._journal.begin_anew(json_config.name_of(data), lambda: json_config.replace_bytes(self._path, data))
+        self._is_dirty = False
+
+    def close(self) -> None:
+        """Leave ``topics.json`` as RocketMQ wants it. Raises StoreError; the journal has everything."""
+        try:
+            if self._is_dirty or self.failed:
+                self.recover()
+        finally:
+            self._journal.close()
 
     def _note_written(self) -> None:
         self.changed += self._undo
@@ -307,83 +387,42 @@ class Topics:
 
     # ------------------------------------------------------------ deleting
 
-    def delete(self, name: str, end_offset: int) -> None:
-        """Decide that ``name`` is deleted (step 1): its records below physical ``end_offset`` are no longer its.
+    def delete(self, name: str, incarnation: int | None = None) -> int | None:
+        """Decide that ``name`` is deleted; returns the incarnation whose deletion is now under way, None when it is over.
 
-        ProtocolError TOPIC_NOT_EXIST, NO_PERMISSION; StoreError: nothing changed. A topic that was created in the same
-        turn is written first, so that taking it back later cannot revive it.
+        With ``incarnation`` only that one is deleted, so that a request which is repeated because its answer was lost
+        never deletes the topic created since: whatever became of the name, that incarnation is gone.
+        ProtocolError TOPIC_NOT_EXIST, NO_PERMISSION, LIMIT_EXCEEDED; StoreError: nothing changed. A topic that was created
+        in the same turn is written first, so that taking it back later cannot revive it.
         """
         check_name(name)
-        if name in self.deleting:
-            return
+        ending = self.deletions.endings.get(name)
+        if ending is not None:
+            return ending.incarnation if incarnation is None or incarnation >= ending.incarnation else None
         if self._is_lmq(name) and name not in self.table.topics:
             raise ProtocolError("NO_PERMISSION", f"{name} is an LMQ: it goes with the messages in it")
-        self.get(name)
+        topic = self.table.topics.get(name)
+        if topic is None or (incarnation is not None and incarnation != topic.incarnation):
+            if incarnation is None or incarnation > (
+                self.table.version.timestamp if topic is None else topic.incarnation
+            ):
+                raise ProtocolError("TOPIC_NOT_EXIST", f"there is no topic {name!r}")
+            return None
         if is_system(name):
             raise ProtocolError("NO_PERMISSION", f"{name} is a system topic")
+        if len(self.deletions) >= self._max_deleted:
+            raise ProtocolError(
+                "LIMIT_EXCEEDED",
+                f"the log still holds messages of {self._max_deleted} topics that were deleted (topics.max_deleted);"
+                " they go with its oldest segments",
+            )
         self.write()
-        json_config.persist(self._intent_path, {**self.deleting, name: end_offset})
-        self.deleting[name] = end_offset
+        self.deletions.begin(name, topic.incarnation)
         self.table.remove([name])
+        return topic.incarnation
 
-    def write_deletions(self, end_offset: int, min_offset: int) -> list[str]:
-        """Steps 2 and 3 for everything in :attr:`deleting`; returns the names. Raises StoreError; do it again then.
-
-        ``end_offset`` is the log's end now: a deletion that a crash interrupted also covers what came since.
-        Tombstones at or below the log's ``min_offset`` have no record left to hide and go.
-        """
-        if self.deleting:
-            kept = {name: offset for name, offset in self.tombstones.items() if offset > min_offset}
-            for name, offset in self.deleting.items():
-                kept[name] = max(offset, end_offset, kept.get(name, 0))
-            json_config.persist(self._tombstones_path, kept)
-            self.tombstones = kept
-            self.table.persist(self._path)
-            self._note_written()
-        return list(self.deleting)
-
-    def finish_deletions(self) -> None:
-        """Step 5. Raises StoreError; the intents stay then."""
-        if self.deleting:
-            json_config.persist(self._intent_path, {})
-            self.deleting.clear()
-
-
-def _load_offsets(path: Path) -> dict[str, int]:
-    data = json_config.load(path) or {}
-    try:
-        return {str(name): int(offset) for name, offset in data.items()}
-    except (AttributeError, TypeError, ValueError) as error:
-        raise StoreError(f"not a table of topics and offsets: {error}", path=path) from error
-
-
-def check_name(name: str) -> None:
-    try:
-        validate_topic(name)
-    except InvalidMessageError as error:
-        raise ProtocolError("INVALID_PARAMETER", str(error)) from error
-
-
-def _check_attributes(attributes: Mapping[str, str]) -> None:
-    for name, value in attributes.items():
-        if name not in _ATTRIBUTES:
-            raise ProtocolError(
-                "INVALID_PARAMETER", f"attribute {name!r} is unknown; known are {', '.join(_ATTRIBUTES)}"
-            )
-        served = _ATTRIBUTES[name]
-        if served is None:
-            try:
-                int(value)
-            except ValueError:
-                raise ProtocolError("INVALID_PARAMETER", f"attribute {name}={value!r} must be an integer") from None
-        elif value not in served:
-            raise ProtocolError(
-                "INVALID_PARAMETER", f"attribute {name}={value!r}: this node serves {', '.join(sorted(served))}"
-            )
-
-
-def _check_combination(attributes: Mapping[str, str]) -> None:
-    if attributes.get(STORAGE_TYPE) == STORAGE_MEMORY:
-        for name, kept in _KEPT_IN_MEMORY.items():
-            if attributes.get(name, kept[0]) not in kept:
-                raise ProtocolError("INVALID_PARAMETER", f"a memory topic cannot have {name}={attributes[name]}")
+    def write_deletions(self, names: Iterable[str], log_end: int) -> None:
+        """Steps 3 and 4 for ``names``, which end at physical offset ``log_end``. Raises StoreError; do it again then."""
+        names = list(names)
+        self.deletions.bury(names, log_end)
+        self._append([TopicChange(name, None, self.deletions.endings[name].incarnation) for name in names])

@@ -1,33 +1,50 @@
 """Loops over raw bytes, compiled by numba, and nothing else: no files, no sockets, no policy.
 
-Importing any module here loads numba (about 0.3 s); clients that send single messages and the CLI must not.
+Importing any module here loads numba (about 0.3 s); clients that send single messages and the CLI must not. It comes with the
+extra ``commitmq[node]``; without that the import ends with MissingExtraError, which is an ImportError.
 
-numba caches machine code beside the sources and looks at the time stamp of the function's own file only. These modules
-inline each other's functions, so a change in one would leave the others' machine code stale: the cache is dropped when any
-source here changed.
+:mod:`commitmq.kernel_cache` chooses the folder of their machine code and says why.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
+import inspect
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+from commitmq import kernel_cache
+from commitmq.extras import need_node
+
+need_node("this part of commitmq")
+
+from numba.core import caching  # noqa: E402 - its absence has been told by now
 
 
-def _drop_stale_cache() -> None:
-    folder = Path(__file__).parent
-    cache = folder / "__pycache__"
-    digest = hashlib.sha256()
-    for source in sorted(folder.glob("*.py")):
-        digest.update(source.read_bytes())
-    mark = cache / "kernels.sha256"
-    # Where the folder is read-only numba keeps its cache elsewhere, and nobody edits the sources either.
-    with contextlib.suppress(OSError):
-        if not mark.exists() or mark.read_text() != digest.hexdigest():
-            for stale in [*cache.glob("*.nbi"), *cache.glob("*.nbc")]:
-                stale.unlink(missing_ok=True)
-            cache.mkdir(exist_ok=True)
-            mark.write_text(digest.hexdigest())
+class _KernelLocator(caching._CacheLocator):
+    """Answers numba where a function of this package has its cache: in the one folder that was chosen for all of them."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._py_file = inspect.getfile(function)  # for numba's warnings
+        self._line = function.__code__.co_firstlineno
+        self._folder = str(kernel_cache.choose().folder)
+
+    @classmethod
+    def from_function(cls, py_func: Callable[..., Any], py_file: str) -> _KernelLocator | None:
+        return cls(py_func) if Path(py_file).parent == kernel_cache.SOURCES else None
+
+    def get_cache_path(self) -> str:
+        return self._folder
+
+    def ensure_cache_path(self) -> None:
+        """The folder was looked at when it was chosen; one that has everything need not be writable."""
+
+    def get_source_stamp(self) -> str:
+        return kernel_cache.key()
+
+    def get_disambiguator(self) -> str:
+        return str(self._line)
 
 
-_drop_stale_cache()
+_known: list[Any] = caching.CacheImpl._locator_classes
+_known.insert(0, _KernelLocator)

@@ -9,7 +9,19 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from commitmq.kernels.raw import OK, REASON_BODY_CRC, REASON_PHYSICAL_OFFSET, REASON_SHORT, crc32, layout
+from commitmq.kernels.raw import (
+    CRC_SLOT_BYTES,
+    OK,
+    REASON_BODY_CRC,
+    REASON_PHYSICAL_OFFSET,
+    REASON_RECORD_CRC,
+    REASON_RECORD_CRC_MISSING,
+    REASON_SHORT,
+    crc32,
+    crc_slot_value,
+    has_crc_slot,
+    layout,
+)
 from commitmq.kernels.words import copy_bytes, load2, load4, load8, same_bytes, until_mark, until_two
 
 # Rows of the matrix that ``heads`` fills. Starts are positions in the stretch, sizes bytes, times milliseconds.
@@ -30,22 +42,27 @@ PROPERTIES = 13
 PROPERTIES_SIZE = 14
 FIELDS = 15
 
+# What ``heads`` takes for the place from which on records must have a CRC: no record needs one; none is looked at.
+NO_CRC_NEEDED = (1 << 63) - 1
+UNCHECKED = -1
+
 _DIGITS = np.frombuffer(b"0123456789ABCDEF", np.uint8)
 _CRC = np.frombuffer(b"__CRC32#", np.uint8)
 
 
 @njit(
     "int64(Array(uint8, 1, 'C', readonly=True), Array(int64, 1, 'C'), Array(int64, 1, 'C'), Array(int64, 1, 'C'), "
-    "boolean, Array(int64, 2, 'C'), Array(int64, 1, 'C'))",
+    "int64, boolean, Array(int64, 2, 'C'), Array(int64, 1, 'C'))",
     cache=True,
     nogil=True,
 )
-def heads(log, positions, sizes, physical_offsets, check_body, fields, why):  # type: ignore[no-untyped-def]
+def heads(log, positions, sizes, physical_offsets, crc_from, check_body, fields, why):  # type: ignore[no-untyped-def]
     """Fill ``fields[FIELDS, n]`` from the n records at ``positions``; returns how many were records.
 
     ``why[i]`` becomes OK, or the reason (:mod:`commitmq.kernels.raw`) why there is no record of ``sizes[i]`` bytes that
-    says it lies at ``physical_offsets[i]``; with ``check_body`` its body must have the CRC that it says. The fields of
-    what is no record are left as they are.
+    says it lies at ``physical_offsets[i]``. With ``check_body`` its body must have the CRC that it says. Unless ``crc_from``
+    is :data:`UNCHECKED` it must have the ``__CRC32#`` that it says, and say one if it lies at ``crc_from`` or behind it. The
+    fields of what is no record are left as they are.
     """
     good = 0
     for index in range(positions.size):
@@ -60,6 +77,13 @@ def heads(log, positions, sizes, physical_offsets, check_body, fields, why):  # 
             reason = REASON_SHORT
         if reason == OK and load8(log, at + 28) != physical_offsets[index]:
             reason = REASON_PHYSICAL_OFFSET
+        if reason == OK and crc_from != UNCHECKED:
+            if has_crc_slot(log, properties, properties_size):
+                crc = np.int64(crc32(log, at, total - CRC_SLOT_BYTES, np.uint32(0))) & 0x7FFFFFFF
+                if crc != crc_slot_value(log, at + total - CRC_SLOT_BYTES):
+                    reason = REASON_RECORD_CRC
+            elif crc_from <= physical_offsets[index]:
+                reason = REASON_RECORD_CRC_MISSING
         if reason == OK and check_body:
             crc = np.int64(crc32(log, body, body_size, np.uint32(0))) & 0x7FFFFFFF if body_size else np.int64(0)
             if crc != load4(log, at + 8):

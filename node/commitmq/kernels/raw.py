@@ -116,6 +116,9 @@ REASON_CRC_SLOT = 16
 REASON_COUNT = 17
 REASON_UTF8 = 18
 REASON_SEQUENCE = 19
+REASON_ZEROS = 20
+
+SECTOR_BYTES = 512  # what a power cut takes is zeros of this alignment; most devices take 4096 bytes at once
 
 
 @njit(inline="always")

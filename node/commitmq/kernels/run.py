@@ -25,6 +25,8 @@ from commitmq.kernels.raw import (
     REASON_SYS_FLAG,
     REASON_TOPIC,
     REASON_UTF8,
+    REASON_ZEROS,
+    SECTOR_BYTES,
     crc32,
     has_crc_slot,
     layout,
@@ -130,8 +132,13 @@ def _pairs_reason(buf, start, end, names, name_ends, sieve):  # type: ignore[no-
                 begin = stop
         value = at + 1
         at = until_low(buf, value, end)
-        while at < end and buf[at] == 0:  # which a value may have
-            at = until_low(buf, at + 1, end)
+        while at < end and buf[at] == 0:  # which a value may have, as long as a recovery can tell it from a lost sector
+            zeros = at
+            while at < end and buf[at] == 0:
+                at += 1
+            if at - zeros >= SECTOR_BYTES:
+                return REASON_ZEROS
+            at = until_low(buf, at, end)
         if at >= end or buf[at] != 2 or at == value:
             return REASON_PROPERTIES
         at += 1

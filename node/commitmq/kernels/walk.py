@@ -17,6 +17,7 @@ from commitmq.kernels.raw import (
     REASON_RECORD_CRC,
     REASON_RECORD_CRC_MISSING,
     REASON_SHORT,
+    SECTOR_BYTES,
     crc32,
     crc_slot_value,
     has_crc_slot,
@@ -308,6 +309,21 @@ def walk(segment, start, limit, base_offset, rows, topics, table, out):  # type:
     return result
 
 
+@njit("boolean(Array(uint8, 1, 'C', readonly=True), int64, int64, int64)", cache=True, nogil=True)
+def _lacks_sector(segment, start, stop, base_offset):  # type: ignore[no-untyped-def]
+    """Whether a sector of the file has nothing but zeros in ``segment[start:stop]``; segments begin with a sector."""
+    at = start
+    while at < stop:
+        end = min(stop, at + SECTOR_BYTES - (base_offset + at) % SECTOR_BYTES)
+        index = at
+        while index < end and segment[index] == 0:
+            index += 1
+        if index == end:
+            return True
+        at = end
+    return False
+
+
 @njit(
     "int64(Array(uint8, 1, 'C', readonly=True), int64, int64, int64, int64, boolean, Array(int64, 1, 'C'))",
     cache=True,
@@ -341,14 +357,13 @@ def scan_until(segment, start, stop, end, base_offset, require_crc, out):  # typ
             elif require_crc:
                 reason = REASON_RECORD_CRC_MISSING
             else:
-                # Without that CRC a page that never reached the disk still shows: it reads as zeros, which no topic
-                # and no property holds.
+                # Without that CRC a sector that never reached the disk still shows: it reads as zeros. No topic holds any;
+                # a property's value may, but not all that a sector has of the properties.
                 for index in range(topic, topic + topic_size):
                     if segment[index] == 0:
                         reason = REASON_PROPERTIES
-                for index in range(properties, properties + properties_size):
-                    if segment[index] == 0:
-                        reason = REASON_PROPERTIES
+                if _lacks_sector(segment, properties, properties + properties_size, base_offset):
+                    reason = REASON_PROPERTIES
         if reason != OK:
             out[4] = reason
             return WALK_BAD

@@ -1,4 +1,4 @@
-"""Compile every kernel, or load it from numba's cache, in this process: ``python -m commitmq.kernels.warm``.
+"""Compile every kernel, or load it from where it was compiled before: ``python -m commitmq.kernels.warm``.
 
 Installing runs this once (about ten seconds); the forkserver imports it so that all workers share the loaded code.
 """
@@ -8,18 +8,21 @@ from __future__ import annotations
 import importlib
 import time
 
-_MODULES = ("words", "raw", "run", "walk", "tags", "columns", "index", "units", "arrow", "marks")
+from commitmq import kernel_cache
 
 
 def warm() -> float:
     """Import all kernel modules; eager signatures make the import compile or load them. Returns the seconds it took."""
     started = time.perf_counter()
-    for name in _MODULES:
-        importlib.import_module(f"commitmq.kernels.{name}")
+    with kernel_cache.compiling(kernel_cache.choose()):
+        for name in kernel_cache.MODULES:
+            importlib.import_module(f"commitmq.kernels.{name}")
     return time.perf_counter() - started
 
 
 if __name__ == "__main__":
     import sys
 
-    sys.stdout.write(f"kernels ready in {warm():.1f} s\n")
+    sys.stdout.write(f"{kernel_cache.choose().folder}\n")
+    seconds = warm()
+    sys.stderr.write(f"kernels ready in {seconds:.1f} s\n")

@@ -1,27 +1,35 @@
 """``store expire`` of a closed store: the oldest segments go, and the files that only point below them follow.
 
 What a running node does in its cleanup process and its dispatchers is done here in one go, by the same rules: the minimum
-becomes durable first, so a crash anywhere leaves a deletion that the next start finishes (see :mod:`commitmq.store.expiry`).
-The followers are files whose last entry points below the new minimum: of ConsumeQueues, of the queues of BatchCQ topics, of
-extensions, and of the index. Never the newest file of a kind: it says where the next entry goes.
+becomes durable first (behind what the log knows of idempotent producers), so a crash anywhere leaves a deletion that the next
+start finishes (see :mod:`commitmq.store.expiry`). The followers are files whose last entry points below the new minimum: of
+ConsumeQueues, of the queues of BatchCQ topics, of extensions, and of the index. Never the newest file of a kind: it says
+where the next entry goes.
 """
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from commitmq.errors import StoreError
+from commitmq.offline.held_store import HeldStore
+from commitmq.offline.producers import write_down_producers
+from commitmq.store import abort_file, queue_ends
 from commitmq.store.batch_consume_queue import BatchConsumeQueue
+from commitmq.store.checkpoint import Checkpoint
+from commitmq.store.commit_log import CommitLog
 from commitmq.store.consume_queue import ConsumeQueue
 from commitmq.store.consume_queue_ext import ConsumeQueueExt, is_address
-from commitmq.store.expiry import MinOffsetFile, delete_segment
+from commitmq.store.expiry import MinOffsetFile, delete_segment, finish_expiry
 from commitmq.store.fd_cache import FdCache
-from commitmq.store.index_file import HEADER_BYTES, header_of
-from commitmq.store.index_files import list_index_files
+from commitmq.store.index_format import HEADER_BYTES, header_of, list_index_files
 from commitmq.store.json_config import sync_folder
 from commitmq.store.layout import StoreLayout, segment_name
 from commitmq.store.queue_files import list_queues
+from commitmq.store.recovery_start import where_to_begin
 from commitmq.store.retention import Segment
 
 
@@ -48,11 +56,13 @@ def expire(
     names, disk_bytes = tuple(segment_name(one.base) for one in gone), sum(one.disk_bytes for one in gone)
     if dry_run or not gone:
         return Expired(names, disk_bytes, minimum)
-    layout.own.mkdir(exist_ok=True)
-    MinOffsetFile(layout).write(minimum)
-    for one in gone:
+    unsaved = write_down_producers(layout, gone[0].end - gone[0].base, log_end, minimum)
+    for one in _make_minimum(layout, gone):
         delete_segment(layout, one.base)
     sync_folder(layout.commit_log)
+    if unsaved is not None:
+        unsaved.save(layout.producers)
+    queue_ends.expect_expiry(layout.queue_ends, minimum)
     fds = FdCache()
     try:
         followers = {
@@ -64,6 +74,57 @@ def expire(
     finally:
         fds.close()
     return Expired(names, disk_bytes, minimum, followers)
+
+
+def safe_end(held: HeldStore) -> int:
+    """Where the next start begins to recover: what lies below is flushed, and in the ConsumeQueues. Behind every segment
+    when the store was closed in order.
+
+    Raises StoreError when the start would be refused, because the log is not what it must be.
+    """
+    layout, config = held.layout, held.config
+    if not abort_file.exists(layout.abort):
+        return 1 << 62
+    # Not those below the minimum: a deletion that was interrupted is finished by whoever comes next.
+    finish_expiry(layout, config.commit_log.segment_bytes, forget=False)
+    log = CommitLog(layout.commit_log, config.commit_log.segment_bytes, max_mapped=2)
+    try:
+        begin = where_to_begin(
+            layout,
+            log,
+            Checkpoint.load(layout.checkpoint),
+            clean=False,
+            previous=abort_file.read_token(layout.abort),
+            consume_queue_bytes=config.consume_queue.file_bytes,
+            batch_queue_bytes=config.consume_queue.batch_file_bytes,
+        )
+    finally:
+        log.close()
+    if begin.contradiction:
+        raise StoreError(f"{begin.contradiction}. Nothing was deleted", path=layout.commit_log)
+    return min(begin.start, begin.durable)
+
+
+def _make_minimum(layout: StoreLayout, gone: list[Segment]) -> list[Segment]:
+    """Make the new minimum durable; returns the segments that are still to be deleted.
+
+    On a disk without any space the file may be what there is no space for. Then the oldest segment goes first, durably:
+    without a minimum the log begins with the first segment that is there, so that is right by itself.
+    """
+    minimum = MinOffsetFile(layout)
+    try:
+        layout.own.mkdir(exist_ok=True)
+        minimum.write(gone[-1].end)
+    except (OSError, StoreError) as error:
+        cause = error if isinstance(error, OSError) else error.__cause__
+        if not isinstance(cause, OSError) or cause.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        delete_segment(layout, gone[0].base)
+        sync_folder(layout.commit_log)
+        layout.own.mkdir(exist_ok=True)
+        minimum.write(gone[-1].end)
+        return gone[1:]
+    return gone
 
 
 def _expire_queues(layout: StoreLayout, minimum: int, fds: FdCache) -> int:

@@ -11,28 +11,32 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import orjson
 
 from commitmq import failpoints, plugins
 from commitmq.errors import StoreError
 from commitmq.hookspecs import Dispatcher, DispatcherView
 from commitmq.log import get_log
 from commitmq.offline.held_store import HeldStore
-from commitmq.store.batch_consume_queue import BATCH_UNIT_BYTES
+from commitmq.offline.log_damage import refuse_damage
+from commitmq.store import abort_file, queue_ends
+from commitmq.store.batch_consume_queue import BATCH_UNIT_BYTES, BatchConsumeQueue, make_units
 from commitmq.store.commit_log import CommitLog
 from commitmq.store.consume_queue import UNIT, ConsumeQueue
+from commitmq.store.deleted_topics import load_tombstones
 from commitmq.store.dispatch_batch import LogWalker
 from commitmq.store.format import PREBLANK_SIZE, UNIT_BYTES
 from commitmq.store.json_config import sync_folder
 from commitmq.store.layout import StoreLayout
-from commitmq.store.queue_files import list_queues
+from commitmq.store.queue_ends import QueueEnds
+from commitmq.store.queue_files import close_shared_files, list_queues
 from commitmq.store.recovery import scan_to_end
+from commitmq.store.sidecar import Sidecar
 
 KINDS: Final = ("queues", "index")
 _DISPATCHERS: Final = {"queues": "consume_queue", "index": "index"}
@@ -44,13 +48,16 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """What was done: ``start`` and ``end`` in bytes of the log, ``records``, seconds, and where the old files are."""
+    """What was done: ``start`` and ``end`` in bytes of the log, ``records``, seconds, where the old files are, and what is
+    ``left`` that is not right (see :mod:`commitmq.offline.rebuild_check`).
+    """
 
     start: int
     end: int
     records: int
     seconds: float
     kept: Path
+    left: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -59,7 +66,15 @@ class Rebuilt:
             "records": self.records,
             "seconds": round(self.seconds, 3),
             "kept": str(self.kept),
+            "sound": not self.left,
+            "left": list(self.left),
         }
+
+    def left_lines(self, most: int = 20) -> list[str]:
+        """What is not right yet, for people; empty when all is."""
+        more = [f"and {len(self.left) - most} more; --json lists them"] if len(self.left) > most else []
+        head = ["the rebuilt files do not show all of the log; what is not right:"] if self.left else []
+        return [*head, *self.left[:most], *more]
 
     def line(self, only: str | None) -> str:
         """What was done, for people; ``only`` is the kind when it was one."""
@@ -69,9 +84,17 @@ class Rebuilt:
 
 
 def rebuild(
-    store: HeldStore, kinds: tuple[str, ...] = KINDS, progress: Progress = lambda _done, _total: None
+    store: HeldStore,
+    kinds: tuple[str, ...] = KINDS,
+    progress: Progress = lambda _done, _total: None,
+    *,
+    ends: QueueEnds | None = None,
 ) -> Rebuilt:
-    """Make ``kinds`` (of :data:`KINDS`) anew. Raises StoreError; CorruptRecordError when the log itself is damaged."""
+    """Make ``kinds`` (of :data:`KINDS`) anew. Raises StoreError; CorruptRecordError when the log itself is damaged.
+
+    ``ends``: where queues ended that may be gone, when the caller knows that better than the store's own record says: a
+    start that has recovered the log.
+    """
     begun = time.perf_counter()
     layout, config = store.layout, store.config
     beside = StoreLayout(layout.own / "rebuild")
@@ -82,23 +105,27 @@ def rebuild(
         bases = log.segments()
         start = bases[0] if bases else 0
         end = scan_to_end(log, start).end if bases else 0
+        if ends is None:
+            refuse_damage(store, log)
         records = _dispatch(store, beside, log, kinds, start, end, progress)
     finally:
         log.close()
     if "queues" in kinds:
-        keep_ends(store, beside, start)
+        keep_ends(store, beside, start, trusted_ends(store) if ends is None else ends)
     kept = exchange(layout, beside, kinds)
     return Rebuilt(start, end, records, time.perf_counter() - begun, kept)
 
 
-def keep_ends(store: HeldStore, beside: StoreLayout, log_start: int) -> None:
-    """Take over into ``beside`` what only the old queues know: where those end of which the log has no record any more,
-    and places at a queue's end that a repair left.
+def keep_ends(store: HeldStore, beside: StoreLayout, log_start: int, ends: QueueEnds | None) -> None:
+    """Take over into ``beside`` what only the old queues, or the record of their ends, know: where those end of which the
+    log has no record any more, and places at a queue's end that a repair left.
     """
     layout = store.layout
-    _keep_ends(layout.consume_queue, beside.consume_queue, UNIT_BYTES, log_start)
-    _keep_ends(layout.batch_consume_queue, beside.batch_consume_queue, BATCH_UNIT_BYTES, log_start)
+    deleted = load_tombstones(layout)
+    _keep_ends(layout.consume_queue, beside.consume_queue, UNIT_BYTES, log_start, deleted)
+    _keep_ends(layout.batch_consume_queue, beside.batch_consume_queue, BATCH_UNIT_BYTES, log_start, deleted)
     _keep_lost_places(layout.consume_queue, beside.consume_queue, store.config.consume_queue.file_bytes)
+    _keep_recorded_ends(store, beside, log_start, ends)
 
 
 def staged_folders(kinds: tuple[str, ...]) -> list[str]:
@@ -121,7 +148,7 @@ def _dispatch(
     end: int,
     progress: Progress,
 ) -> int:
-    deleted = _tombstones(store.layout)
+    deleted = load_tombstones(store.layout)
     dispatchers = [_dispatcher(_DISPATCHERS[kind], store) for kind in kinds]
     # Units are complete without extensions, which would lie in a folder of their own; the node adds them to new units.
     config = replace(store.config, consume_queue=replace(store.config.consume_queue, enable_ext=False))
@@ -150,11 +177,12 @@ def _dispatch(
     return records
 
 
-def _keep_ends(old: Path, new: Path, unit_bytes: int, log_start: int) -> None:
+def _keep_ends(old: Path, new: Path, unit_bytes: int, log_start: int, deleted: Mapping[str, int]) -> None:
     """Take over the last file of every queue of which the log has no record any more: only it knows the next offset.
 
     Both kinds of units begin with physical offset i8 and size i4; a queue whose last unit does not lie below the log's
-    beginning points at nothing, and is left behind.
+    beginning points at nothing, and is left behind. So is one of a topic that was ``deleted``: the next topic of the name
+    counts from 0.
     """
     for topic, queue_id, folder in list_queues(old):
         target = new / topic / str(queue_id)
@@ -165,7 +193,7 @@ def _keep_ends(old: Path, new: Path, unit_bytes: int, log_start: int) -> None:
         units = len(data.rstrip(b"\0")) + unit_bytes - 1
         last = data[units // unit_bytes * unit_bytes - unit_bytes :][:12] if units >= unit_bytes else b""
         offset, size = int.from_bytes(last[:8], "big", signed=True), int.from_bytes(last[8:12], "big", signed=True)
-        if 0 < size < PREBLANK_SIZE and offset + size <= log_start:
+        if 0 < size < PREBLANK_SIZE and deleted.get(topic, -1) < offset + size <= log_start:
             target.mkdir(parents=True)
             with (target / files[-1].name).open("wb") as file:
                 file.write(data)
@@ -191,6 +219,47 @@ def _keep_lost_places(old: Path, new: Path, file_bytes: int) -> None:
             made.flush()
 
 
+def _keep_recorded_ends(store: HeldStore, beside: StoreLayout, log_start: int, ends: QueueEnds | None) -> None:
+    """Where queues ended whose files are gone: no queue offset is given out a second time."""
+    deleted = load_tombstones(store.layout)
+    config = store.config.consume_queue
+    for end in ends.queues if ends is not None else ():
+        if end.last_end <= deleted.get(end.topic, 0):
+            continue
+        has_expired = end.last_end <= log_start
+        if end.kind == queue_ends.BATCH:
+            batches = BatchConsumeQueue(
+                beside.batch_consume_queue / end.topic / str(end.queue_id), config.batch_file_bytes
+            )
+            if batches.refresh() < end.next_offset and not batches.has_files and has_expired:
+                batches.append_units(make_units([end.last_end - 1], [1], [0], [0], [end.next_offset - 1], [1]))
+                batches.flush()
+            continue
+        queue = ConsumeQueue(beside.consume_queue / end.topic / str(end.queue_id), config.file_bytes)
+        if queue.refresh() >= end.next_offset:
+            continue
+        if queue.max_physical_offset >= 0:
+            queue.recover()
+            queue.pad_to(end.next_offset)
+        elif has_expired:
+            # A unit of a record that expired: a queue without any counts as one that never had messages.
+            queue.append_units(end.next_offset - 1, np.array([(end.last_end - 1, 1, 0)], UNIT).tobytes())
+        if queue.is_dirty:
+            queue.flush()
+
+
+def trusted_ends(store: HeldStore) -> QueueEnds | None:
+    """The record of the queues' ends, if nobody else used the store since it was written."""
+    sidecar = Sidecar.load(store.layout.sidecar)
+    if sidecar is None or not sidecar.agrees_with(
+        store.layout.checkpoint,
+        segment_bytes=store.config.commit_log.segment_bytes,
+        previous=abort_file.read_token(store.layout.abort),
+    ):
+        return None
+    return QueueEnds.load(store.layout.queue_ends)
+
+
 def _attributes(store: HeldStore) -> Callable[[str], dict[str, str] | None]:
     def of(topic: str) -> dict[str, str] | None:
         try:
@@ -210,19 +279,13 @@ def _dispatcher(name: str, store: HeldStore) -> tuple[str, Dispatcher]:
     raise StoreError(f"there is no built-in dispatcher {name!r}; is index.enable off?", path=store.layout.root)
 
 
-def _tombstones(layout: StoreLayout) -> dict[str, int]:
-    try:
-        data = (layout.own / "deleted_topics.json").read_bytes()
-    except FileNotFoundError:
-        return {}
-    return {str(name): int(offset) for name, offset in orjson.loads(data).items()}
-
-
 def exchange(layout: StoreLayout, beside: StoreLayout, kinds: tuple[str, ...]) -> Path:
     """Put the new folders in the old ones' place; returns where those went."""
     kept = layout.own / f"before-rebuild-{time.time_ns() // 1_000_000}"
     kept.mkdir(parents=True)
     layout.sidecar.unlink(missing_ok=True)
+    if "queues" in kinds:
+        queue_ends.forget(layout.queue_ends)
     sync_folder(layout.own)
     for kind in kinds:
         for name in _FOLDERS[kind]:
@@ -234,6 +297,7 @@ def exchange(layout: StoreLayout, beside: StoreLayout, kinds: tuple[str, ...]) -
         (layout.own / "dispatchers" / f"{_DISPATCHERS[kind]}.json").unlink(missing_ok=True)
     for folder in (layout.root, layout.own, kept):
         sync_folder(folder)
+    close_shared_files()  # those of the old ones, by the names that the new ones have now
     shutil.rmtree(beside.root)
     return kept
 

@@ -18,7 +18,8 @@ from commitmq.kernels import index as kernel
 from commitmq.offline.rebuild_pieces import writing
 from commitmq.offline.store_view import StoreView
 from commitmq.store.dispatch_batch import Rows
-from commitmq.store.index_file import IndexHeader, IndexShape, create, new_state
+from commitmq.store.index_file import create, new_state
+from commitmq.store.index_format import IndexHeader, IndexShape
 from commitmq.store.layout import StoreLayout
 
 

@@ -22,7 +22,16 @@ from typing import Final
 
 from commitmq.errors import StoreError
 from commitmq.offline.held_store import HeldStore
-from commitmq.offline.rebuild import KINDS, Rebuilt, exchange, keep_ends, refuse_without_index, staged_folders
+from commitmq.offline.log_damage import refuse_damage
+from commitmq.offline.rebuild import (
+    KINDS,
+    Rebuilt,
+    exchange,
+    keep_ends,
+    refuse_without_index,
+    staged_folders,
+    trusted_ends,
+)
 from commitmq.offline.rebuild_index import IndexTask, make_index_file
 from commitmq.offline.rebuild_pieces import (
     LOCK_NAME,
@@ -73,6 +82,7 @@ def rebuild_parallel(
     with _staging(into if into is not None else store.layout.own, is_new=into is not None) as beside:
         plan = _Plan(view, beside.root, kinds)
         _survey(plan, log, progress, runner, piece_bytes)
+        refuse_damage(store, log)
         plan.settle()
         for folder in plan.folders(beside):
             folder.mkdir(parents=True, exist_ok=True)
@@ -81,7 +91,7 @@ def rebuild_parallel(
         if "index" in kinds:
             plan.save_index_state(beside)
         if "queues" in kinds:
-            keep_ends(store, beside, plan.start)
+            keep_ends(store, beside, plan.start, trusted_ends(store))
         _sync(beside.root)
         _close(beside.root)
         if into is None:

@@ -4,13 +4,19 @@
     skip   only the damaged stretches go: records that every reader passes over take their place (of a transaction that
            was rolled back, so no queue and no index has them), and pre-blank units that of their ConsumeQueue units
 
-A torn end is cut in both ways, as a recovery does. Whatever is overwritten or taken out is copied to ``commitmq/cut``
-first, and synced. The order of steps is such that a repair which is killed can be run again: evidence, log, queues,
-sidecar, index. Batch queues have no place for a message that is gone, so damage in a topic of theirs can only be cut.
+What is damage is decided by :mod:`commitmq.offline.log_damage`, as a start decides it. A torn end is cut in both ways, as a
+recovery does. Whatever is overwritten or taken out is copied first, and written down (:mod:`commitmq.store.cut_record`), so
+``store repair --restore-cut`` can bring it back (:mod:`commitmq.offline.restore`).
+
+Steps: copies and the line in the journal, the log, queues, sidecar and checkpoint, the journal's "done", and last queues and
+index made anew from the log. A repair that is killed is gone on with by the next one: damage that is left is found again,
+and a line without "done" says that the rest is to be done. Batch queues have no place for a message that is gone, so damage
+in a topic of theirs can only be cut.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import time
@@ -22,13 +28,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from commitmq import failpoints
-from commitmq.errors import StoreError
+from commitmq.errors import DiskFullError, StoreError
 from commitmq.offline.extents import Extent, extents
 from commitmq.offline.held_store import HeldStore
-from commitmq.offline.rebuild import Progress, rebuild
+from commitmq.offline.log_damage import find_damage, short_segments
+from commitmq.offline.rebuild import KINDS, Progress, rebuild
+from commitmq.store import cut_record, queue_ends
 from commitmq.store.batch_consume_queue import BATCH_UNIT, BatchConsumeQueue
+from commitmq.store.checkpoint import Checkpoint
 from commitmq.store.commit_log import CommitLog
 from commitmq.store.consume_queue import ConsumeQueue
+from commitmq.store.cut_record import Cut
 from commitmq.store.fd_cache import FdCache
 from commitmq.store.format import MAGIC_FILLER, PREBLANK_SIZE, UNIT_BYTES, Host, SysFlag
 from commitmq.store.json_config import sync_folder
@@ -40,10 +50,11 @@ from commitmq.store.write_all import write_all
 How = Literal["cut", "skip"]
 
 REPAIRED_TOPIC: Final = "RMQ_SYS_REPAIRED"
-_SHORT_TOPIC: Final = "-"
+SHORT_TOPIC: Final = "-"
 _FILLER_BYTES: Final = 8
 _MOST_BODY_BYTES: Final = 1 << 20
 _UNIT: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
+_NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
 _LEAST_RECORD_BYTES: Final = 92  # no record is shorter: 91 bytes and a topic of one character
 _FIXED_BYTES: Final = 91
 
@@ -58,46 +69,84 @@ class Repaired:
     evidence: list[Path] = field(default_factory=list)
 
 
-def find_damage(store: HeldStore) -> list[Extent]:
-    """Every damaged extent of the log, in order. Raises StoreError when a segment is missing or has another size."""
-    log = CommitLog(store.layout.commit_log, store.config.commit_log.segment_bytes)
-    try:
-        bases = log.segments()
-        return [extent for base in bases for extent in extents(log, base, bases) if extent.damage]
-    finally:
-        log.close()
-
-
 def repair(store: HeldStore, how: How, progress: Progress = lambda _done, _total: None) -> Repaired:
     """Repair ``store`` (see the module's text). Raises StoreError, with nothing changed, for what it cannot do."""
+    layout = store.layout
     damage = find_damage(store)
+    begun = next(
+        (cut for cut in reversed(cut_record.load(layout)) if cut.by.startswith("repair") and not cut.done), None
+    )
     done = Repaired(damage)
-    if not damage:
+    if not damage and begun is None:
         return done
-    first = damage[0].start
-    if how == "skip":
-        _refuse_short(store.layout, damage)
-        _refuse_batches(store, damage)
-    done.evidence = _keep(store, damage if how == "skip" else None, first)
-    if failpoints.ACTIVE:
-        failpoints.hit("repair.before_log")
-    if how == "cut":
-        done.lost_bytes = _cut(store, first)
-        _cut_queues(store, first)
+    if damage:
+        if how == "skip":
+            _refuse_short(layout, damage)
+            _refuse_batches(store, damage)
+        for path in short_segments(store):
+            _lengthen(path, store.config.commit_log.segment_bytes)
+        begun = _keep(store, damage, how)
+        if failpoints.ACTIVE:
+            failpoints.hit("repair.before_log")
+        done.lost_bytes = _cut(store, damage[0].start) if how == "cut" else _overwrite(store, damage)
+    assert begun is not None
+    done.evidence = [cut_record.cut_folder(layout) / part.copy for part in begun.parts]
+    if begun.log_end >= 0:
+        _cut_queues(store, begun.log_end)
     else:
-        done.lost_bytes = sum(extent.end - extent.start for extent in damage)
-        _overwrite(store, damage)
-        done.blanked_units = _blank_units(store, damage)
-    # What the sidecar says was flushed is not there any more.
-    store.layout.sidecar.unlink(missing_ok=True)
-    sync_folder(store.layout.own)
-    if store.layout.index.is_dir():
-        if store.config.index.enable:
-            rebuild(store, ("index",), progress)
-        else:
-            # Its items would point into what is written from now on; a node that has it on again builds it anew.
-            shutil.rmtree(store.layout.index)
+        done.blanked_units = _blank_units(store, damage or [Extent(part.begin, part.end) for part in begun.parts])
+    forget_promises(store)
+    cut_record.mark_done(layout, begun.id)
+    rebuild(store, KINDS if store.config.index.enable else ("queues",), progress)
+    if layout.index.is_dir() and not store.config.index.enable:
+        # Its items would point into what is written from now on; a node that has it on again builds it anew.
+        shutil.rmtree(layout.index)
     return done
+
+
+def forget_promises(store: HeldStore) -> None:
+    """What sidecar and checkpoint say of the log's end is not so any more. Raises StoreError, OSError."""
+    layout = store.layout
+    layout.sidecar.unlink(missing_ok=True)
+    sync_folder(layout.own)
+    queue_ends.forget(layout.queue_ends)
+    log = CommitLog(layout.commit_log, store.config.commit_log.segment_bytes)
+    try:
+        newest = newest_timestamp(log)
+    finally:
+        log.close()
+    checkpoint = Checkpoint.load(layout.checkpoint)
+    stamps = (checkpoint.physic_msg_timestamp, checkpoint.logics_msg_timestamp, checkpoint.index_msg_timestamp)
+    if max(stamps) > newest:
+        checkpoint.physic_msg_timestamp, checkpoint.logics_msg_timestamp, checkpoint.index_msg_timestamp = (
+            min(stamp, newest) for stamp in stamps
+        )
+        checkpoint.save(layout.checkpoint)
+
+
+def newest_timestamp(log: CommitLog) -> int:
+    """Store time (ms) of the log's last record; 0 without one."""
+    for base in reversed(log.segments()):
+        spans = [one for one in extents(log, base, log.segments()) if not one.damage]
+        stamps = [
+            log.store_timestamp(start, size) for one in spans[-1:] for start, size in log.iter_spans(one.start, one.end)
+        ]
+        if stamps:
+            return max(stamps)
+    return 0
+
+
+def _lengthen(path: Path, segment_bytes: int) -> None:
+    """Give a segment's file that was cut short its size again, and space on the disk: a node maps it for writing."""
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        os.posix_fallocate(fd, 0, segment_bytes)
+        os.fsync(fd)
+    except OSError as error:
+        kind = DiskFullError if error.errno in _NO_SPACE else StoreError
+        raise kind(f"the segment cannot get its size again: {error.strerror}", path=path) from error
+    finally:
+        os.close(fd)
 
 
 # ---------------------------------------------------------------- before anything is changed
@@ -132,32 +181,32 @@ def _inside(offsets: NDArray[np.int64], sizes: NDArray[np.int32], extent: Extent
     return is_inside
 
 
-def _keep(store: HeldStore, damage: list[Extent] | None, first: int) -> list[Path]:
-    """Copy what will go: the damaged extents, or everything from ``first`` on. Returns the copies, durable."""
+def _keep(store: HeldStore, damage: list[Extent], how: How) -> Cut:
+    """Copy what will go, and write that down, durably: the damaged extents, or everything from the first one on."""
     layout, segment_bytes = store.layout, store.config.commit_log.segment_bytes
-    folder = layout.own / "cut"
-    folder.mkdir(parents=True, exist_ok=True)
-    stamp = time.time_ns() // 1_000_000
-    copies = []
-    if damage is None:
-        bases = sorted(int(path.name) for path in layout.commit_log.iterdir() if path.name.isdecimal())
-        spans = [(max(first, base), base + segment_bytes) for base in bases if base + segment_bytes > first]
+    first = damage[0].start
+    bases = sorted(int(path.name) for path in layout.commit_log.iterdir() if path.name.isdecimal())
+    if how == "cut":
+        spans = [(base, max(0, first - base), segment_bytes) for base in bases if base + segment_bytes > first]
     else:
-        spans = [(extent.start, extent.end) for extent in damage]
-    for start, end in spans:
-        base = start - start % segment_bytes
-        copy = folder / f"{base:020d}-{start - base}-{stamp}"
-        with (layout.commit_log / segment_name(base)).open("rb") as source, copy.open("wb") as target:
-            source.seek(start - base)
-            left = end - start
-            while left and (data := source.read(min(left, 1 << 20))):
-                left -= len(data)
-                target.write(data)
-            target.flush()
-            os.fsync(target.fileno())
-        copies.append(copy)
-    sync_folder(folder)
-    return copies
+        spans = [(one.start - one.start % segment_bytes, one.start, one.end) for one in damage]
+        spans = [(base, start - base, end - base) for base, start, end in spans if base in bases]
+    number = cut_record.new_id(layout)
+    parts = []
+    for base, start, stop in spans:
+        fd = os.open(layout.commit_log / segment_name(base), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            part = cut_record.keep(layout, number, fd, base, start, stop)
+        except OSError as error:
+            raise StoreError(f"no copy can be made of what is to go: {error.strerror}", path=layout.own) from error
+        finally:
+            os.close(fd)
+        if part is not None:
+            parts.append(part)
+    log_end = first if how == "cut" else -1
+    cut = Cut(number, time.time_ns() // 1_000_000, f"repair --{how}", damage[0].damage, log_end, tuple(parts), True)
+    cut_record.append(layout, cut)
+    return cut
 
 
 # ---------------------------------------------------------------- cut
@@ -173,7 +222,8 @@ def _cut(store: HeldStore, first: int) -> int:
         if path.name.isdecimal() and int(path.name) > base:
             path.unlink()
             lost += segment_bytes
-    _write(layout.commit_log / segment_name(base), first - base, bytes(base + segment_bytes - first))
+    if (layout.commit_log / segment_name(base)).exists():
+        _write(layout.commit_log / segment_name(base), first - base, bytes(base + segment_bytes - first))
     sync_folder(layout.commit_log)
     return lost + base + segment_bytes - first
 
@@ -198,19 +248,23 @@ def _cut_queues(store: HeldStore, first: int) -> None:
 # ---------------------------------------------------------------- skip
 
 
-def _overwrite(store: HeldStore, damage: list[Extent]) -> None:
-    """Put records that everybody passes over, or a filler, in the place of each extent; zeros in that of a torn end."""
+def _overwrite(store: HeldStore, damage: list[Extent]) -> int:
+    """Put records that everybody passes over, or a filler, in the place of each extent; zeros in that of a torn end.
+    Returns the bytes that are gone.
+    """
     layout, segment_bytes = store.layout, store.config.commit_log.segment_bytes
     log = CommitLog(layout.commit_log, segment_bytes)
     try:
-        stamps = [_stamp_before(log, extent.start) for extent in damage]
+        stamps = [0 if extent.is_torn_end else _stamp_before(log, extent.start) for extent in damage]
     finally:
         log.close()
     for extent, stamp in zip(damage, stamps, strict=True):
         base = extent.start - extent.start % segment_bytes
         size = extent.end - extent.start
+        if not (layout.commit_log / segment_name(base)).exists():
+            continue  # nothing is left of it
         if extent.is_torn_end:
-            data = bytes(size)
+            data = bytes(min(size, base + segment_bytes - extent.start))
         elif extent.end == base + segment_bytes or size < _LEAST_RECORD_BYTES:
             if extent.end != base + segment_bytes:
                 raise StoreError("too short for a record; cut there", path=layout.commit_log, offset=extent.start)
@@ -218,6 +272,7 @@ def _overwrite(store: HeldStore, damage: list[Extent]) -> None:
         else:
             data = _blank_records(extent.start, size, stamp)
         _write(layout.commit_log / segment_name(base), extent.start - base, data)
+    return sum(extent.end - extent.start for extent in damage)
 
 
 def _stamp_before(log: CommitLog, offset: int) -> int:
@@ -238,7 +293,7 @@ def _blank_records(start: int, size: int, stamp: int) -> bytes:
     data = bytearray()
     while len(data) < size:
         left = size - len(data)
-        topic = REPAIRED_TOPIC if left >= _FIXED_BYTES + len(REPAIRED_TOPIC) else _SHORT_TOPIC
+        topic = REPAIRED_TOPIC if left >= _FIXED_BYTES + len(REPAIRED_TOPIC) else SHORT_TOPIC
         body = left - _FIXED_BYTES - len(topic)
         if body > _MOST_BODY_BYTES:
             # Never leave a rest that is too short for a record.

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import orjson
 from numpy.typing import NDArray
 
 from commitmq.config import NodeConfig
@@ -18,10 +17,12 @@ from commitmq.errors import CommitMQError
 from commitmq.kernels.walk import ROW
 from commitmq.offline.held_store import HeldStore
 from commitmq.store.commit_log import CommitLog
+from commitmq.store.deleted_topics import load_tombstones
 from commitmq.store.dispatch_batch import LogWalker
 from commitmq.store.format import SysFlag
 from commitmq.store.layout import StoreLayout
-from commitmq.store.topic_config import QUEUE_TYPE, QUEUE_TYPE_BATCH, TopicTable
+from commitmq.store.topic_config import QUEUE_TYPE, QUEUE_TYPE_BATCH
+from commitmq.store.topic_files import load_topics
 
 _MAPS = 2  # a task reads one segment
 
@@ -82,15 +83,14 @@ class StoreView:
 
 def _tombstones(layout: StoreLayout) -> dict[str, int]:
     try:
-        data = orjson.loads((layout.own / "deleted_topics.json").read_bytes())
-        return {str(name): int(offset) for name, offset in data.items()}
-    except (OSError, ValueError):
+        return load_tombstones(layout)
+    except CommitMQError:
         return {}
 
 
 def _batch_topics(layout: StoreLayout) -> dict[str, bool]:
     try:
-        table = TopicTable.load(layout.config / "topics.json")
+        table = load_topics(layout)
     except CommitMQError:
         return {}
     return {name: topic.attributes.get(QUEUE_TYPE) == QUEUE_TYPE_BATCH for name, topic in table.topics.items()}

@@ -42,7 +42,7 @@ from commitmq.offline.verify_piece import PieceReport, PieceTask, check_piece
 from commitmq.offline.verify_queues import Queue, QueueOrder, Rest, check_rest
 from commitmq.store import json_config
 from commitmq.store.checkpoint import Checkpoint
-from commitmq.store.index_file import IndexShape
+from commitmq.store.index_format import IndexShape
 from commitmq.store.log_split import PIECE_BYTES, Job, Piece, pieces_of, prove
 from commitmq.store.queue_files import list_queues
 from commitmq.store.sidecar import Sidecar

@@ -24,8 +24,7 @@ from commitmq.offline.findings import CHAINS, Faults, Finding, ItemRun, Single
 from commitmq.offline.store_view import StoreView
 from commitmq.offline.verify_queues import runs
 from commitmq.store.dispatch_batch import DispatchBatch
-from commitmq.store.index_file import HEADER_BYTES, ITEM_BYTES, SLOT_BYTES, IndexShape
-from commitmq.store.index_files import list_index_files
+from commitmq.store.index_format import HEADER_BYTES, ITEM_BYTES, SLOT_BYTES, IndexShape, list_index_files
 from commitmq.store.index_reader import MappedIndex
 
 _ITEM: Final = np.dtype([("hash", ">i4"), ("offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])

@@ -21,7 +21,7 @@ import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from isal import isal_zlib
@@ -75,11 +75,13 @@ _SENTENCES = {
     raw.REASON_FORBIDDEN_PROPERTY: "it carries a property that only the node may set",
     raw.REASON_CRC_SLOT: "its properties do not end with the 20-byte __CRC32# slot that hello asked for",
     raw.REASON_UTF8: "its properties are not UTF-8",
+    raw.REASON_ZEROS: "a property's value holds 512 zero bytes in a row, as a sector does that never reached the disk",
     raw.REASON_SEQUENCE: "its last property is not the __PSEQ__ that the request's producer and sequence make",
 }
 
 _INNER_BATCH = SysFlag.INNER_BATCH | SysFlag.NEED_UNWRAP
 
+_Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
 _FIXED = struct.Struct(">iiiiiqqiq")  # totalSize … bornTimestamp: 48 bytes
 
 
@@ -99,6 +101,13 @@ class SegmentUnavailableError(StoreError):
         self.base = base
 
 
+class BrokenTailError(BaseException):
+    """The log's end holds part of a run that could not be zeroed again: nobody may append behind it.
+
+    Not an Exception, so that no handler of a failed request takes it: the process must end, and its successor scans the tail.
+    """
+
+
 class PoolFullError(SegmentUnavailableError):
     """No buffer of the transient store pool is free: the commits to the file are behind; nothing was stored."""
 
@@ -114,6 +123,22 @@ class Part:
     count: int
     physical_offset: int
     size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Records [first, behind) of a run, its bytes [start, stop), which go to ``at`` of the segment at ``base``."""
+
+    base: int
+    at: int
+    start: int
+    stop: int
+    first: int
+    behind: int
+
+    @property
+    def part(self) -> Part:
+        return Part(self.behind - self.first, self.base + self.at, self.stop - self.start)
 
 
 @dataclass(slots=True)
@@ -168,6 +193,7 @@ class CommitLogAppender:
         max_message_bytes: int,
         properties_crc: bool,
         last_timestamp: int = 0,
+        max_clock_lead_ms: int = 1 << 62,
         populate_window_bytes: int = 0,
         clock: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
@@ -176,7 +202,8 @@ class CommitLogAppender:
         ``open_segment(base)`` returns a writable mapping of the segment at ``base``, None while it does not exist;
         ``close_segment`` gets it back, where it is not this object's to unmap. What is mapped need not be the file:
         whoever gives it sees to that.
-        ``last_timestamp``: store timestamp of the newest record, below which no new one goes even if the clock does.
+        ``last_timestamp``: store timestamp of the newest record, below which no new one goes even if the clock does, unless it
+        goes back by more than ``max_clock_lead_ms``.
         """
         self.position = position
         self.segment_bytes = segment_bytes
@@ -188,6 +215,7 @@ class CommitLogAppender:
         self._close_segment = close_segment or mmap.mmap.close
         self._keeps_left = close_segment is None
         self._clock = clock
+        self._max_clock_lead_ms = max_clock_lead_ms
         self.last_timestamp = last_timestamp
         self._map: mmap.mmap | None = None
         self._left: mmap.mmap | None = None  # the mapping of the segment before, which goes in pieces
@@ -346,70 +374,112 @@ class CommitLogAppender:
     def append_run(self, run: CheckedRun, queue_offset: int, born_host: bytes) -> Appended:
         """Append a checked run; its records get ``queue_offset`` and the following numbers.
 
-        All or nothing: when a segment is missing in the middle (SegmentUnavailableError), or a record is met that no
-        segment can hold (MessageIllegalError), what was copied is zeroed again before that is raised. Nobody has seen it,
-        because the caller publishes the position afterwards.
+        All or nothing, whatever is raised: a record that no segment can hold (MessageIllegalError) and a segment that is
+        missing (SegmentUnavailableError) or cannot be opened are met before the first byte; should anything fail later, what
+        was stored is zeroed again. Nobody has seen it, because the caller publishes the position afterwards.
         """
-        parts: list[Part] = []
+        pieces = self._pieces(run)
+        maps = self._mappings(pieces)
         before = self.position
         stamp = self._timestamp()
-        ends = run.ends
         host = np.frombuffer(born_host, np.uint8)
-        done = 0
-        start = 0
+        try:
+            at = before
+            for piece in pieces:
+                if at and piece.base != at - at % self.segment_bytes:
+                    self._store_filler(maps[at - at % self.segment_bytes], at % self.segment_bytes)
+                self._store_piece(run, piece, maps[piece.base], queue_offset, stamp, host)
+                at = piece.base + piece.at + piece.stop - piece.start
+            for base, mapping in maps.items():
+                if base != self._base:
+                    self._adopt(mapping, base)
+        except BaseException as error:
+            self._undo(before, pieces, maps, error)
+            raise
+        self.position = at
+        return Appended([piece.part for piece in pieces], at, stamp)
+
+    def _pieces(self, run: CheckedRun) -> list[_Piece]:
+        """How the run is split at segments' ends. Raises MessageIllegalError."""
+        pieces: list[_Piece] = []
+        ends, done, start = run.ends, 0, 0
+        at = self.position % self.segment_bytes
+        base = self.position - at
         while done < run.count:
             first = int(ends[done]) - start
-            try:
-                at = self._room_for(first)
-            except (SegmentUnavailableError, MessageIllegalError):
-                self._undo(before, parts)
-                raise
-            room = self.segment_bytes - at - FILLER_BYTES
-            fits = int(np.searchsorted(ends, start + room, side="right"))
+            if first + FILLER_BYTES > self.segment_bytes:
+                raise self._too_long(first)
+            if at + first + FILLER_BYTES > self.segment_bytes:
+                base, at = base + self.segment_bytes, 0
+            fits = int(np.searchsorted(ends, start + self.segment_bytes - at - FILLER_BYTES, side="right"))
             stop = int(ends[fits - 1])
-            store_run(
-                run.data,
-                start,
-                stop,
-                self._array,
-                at,
-                self._base,
-                queue_offset + done,
-                stamp,
-                host,
-                self._store_host_array,
-                self.properties_crc,
-            )
-            target = self._map
-            assert target is not None
-            target[at : at + 8] = run.data[start : start + 8].tobytes()
-            parts.append(Part(fits - done, self._base + at, stop - start))
-            self.position = self._base + at + stop - start
-            done = fits
-            start = stop
-        return Appended(parts, self.position, stamp)
+            pieces.append(_Piece(base, at, start, stop, done, fits))
+            at, start, done = at + stop - start, stop, fits
+        return pieces
 
-    def _undo(self, position: int, parts: list[Part]) -> None:
-        """Zero ``parts`` and the fillers between them, last first, and go back to ``position``."""
-        for part in reversed(parts):
-            self._switch(part.physical_offset - part.physical_offset % self.segment_bytes)
-            assert self._map is not None
-            at = part.physical_offset - self._base
-            self._map[at : at + part.size_bytes] = bytes(part.size_bytes)
-            if part is not parts[-1] or self.position % self.segment_bytes == 0:
-                # A segment that was left behind ends with a filler after its part.
-                rest = self.segment_bytes - at - part.size_bytes
-                self._map[at + part.size_bytes : at + part.size_bytes + min(rest, FILLER_BYTES)] = bytes(
-                    min(rest, FILLER_BYTES)
-                )
-        if parts and position % self.segment_bytes + FILLER_BYTES <= self.segment_bytes:
-            first_base = position - position % self.segment_bytes
-            if parts[0].physical_offset >= first_base + self.segment_bytes:
-                self._switch(first_base)
-                assert self._map is not None
-                at = position - first_base
-                self._map[at : at + FILLER_BYTES] = bytes(FILLER_BYTES)
-        self.position = position
+    def _mappings(self, pieces: list[_Piece]) -> dict[int, mmap.mmap]:
+        """The segments that ``pieces`` need, and the one that is left, by base and in order. Raises what opening raises."""
+        maps: dict[int, mmap.mmap] = {}
+        first = self.position - self.position % self.segment_bytes
+        try:
+            for base in (first, *(piece.base for piece in pieces)):
+                if base not in maps:
+                    maps[base] = self._known(base) or self._open(base)
+        except BaseException:
+            self._close_unused(maps)
+            raise
+        return maps
+
+    def _known(self, base: int) -> mmap.mmap | None:
+        """The mapping of a segment that is open already."""
+        if base == self._base:
+            return self._map
+        return self._following if base == self._base + self.segment_bytes else None
+
+    def _close_unused(self, maps: dict[int, mmap.mmap]) -> None:
+        for mapping in maps.values():
+            if mapping not in (self._map, self._following, self._left):
+                self._close_segment(mapping)
+
+    def _store_filler(self, mapping: mmap.mmap, at: int) -> None:
+        # Size and magic in one store: half a filler must never be seen.
+        mapping[at : at + FILLER_BYTES] = struct.pack(">ii", self.segment_bytes - at, raw.MAGIC_BLANK)
+
+    def _store_piece(
+        self, run: CheckedRun, piece: _Piece, mapping: mmap.mmap, queue_offset: int, stamp: int, host: _Bytes
+    ) -> None:
+        store_run(
+            run.data,
+            piece.start,
+            piece.stop,
+            self._array if mapping is self._map else np.frombuffer(mapping, np.uint8),
+            piece.at,
+            piece.base,
+            queue_offset + piece.first,
+            stamp,
+            host,
+            self._store_host_array,
+            self.properties_crc,
+        )
+        mapping[piece.at : piece.at + 8] = run.data[piece.start : piece.start + 8].tobytes()
+
+    def _undo(self, before: int, pieces: list[_Piece], maps: dict[int, mmap.mmap], error: BaseException) -> None:
+        """Zero all that ``pieces`` and the fillers before them take, the last first. Raises BrokenTailError."""
+        try:
+            for piece in reversed(pieces):
+                size = min(piece.stop - piece.start + FILLER_BYTES, self.segment_bytes - piece.at)
+                maps[piece.base][piece.at : piece.at + size] = bytes(size)
+            at = before % self.segment_bytes
+            maps[before - at][at : at + FILLER_BYTES] = bytes(min(FILLER_BYTES, self.segment_bytes - at))
+            self.position = before
+            # Which mappings stand where is not known for sure; those that nobody else has are unmapped with their last name.
+            self._array = np.empty(0, np.uint8)
+            self._map = self._left = self._following = None
+            self._base, self._following_populated = -1, 0
+        except BaseException as second:
+            raise BrokenTailError(
+                f"a run was stored in part ({error!r}) and cannot be taken back: {second!r}"
+            ) from error
 
     def populate_ahead(self) -> bool:
         """Have the kernel map a piece of pages ahead of the tail, so that a store does not fault page by page.
@@ -447,7 +517,7 @@ class CommitLogAppender:
             if self.position < self._look_for_following_at:
                 return False
             self._look_for_following_at = self.position + _POPULATE_CHUNK_BYTES
-            with contextlib.suppress(PoolFullError):
+            with contextlib.suppress(StoreError):  # the append that needs it will say so
                 self._following = self._open_segment(self._base + self.segment_bytes)
             if self._following is None:
                 return False
@@ -485,9 +555,10 @@ class CommitLogAppender:
         self._left = None
 
     def _timestamp(self) -> int:
-        # Never below the newest record's: the clock may be set back, store timestamps in the log must not (spec 5.1).
+        # Not below the newest record's: the clock may be set back, store timestamps in the log must not (spec 5.1). But a
+        # clock that was wrong by more than ``max_clock_lead_ms`` must not decide for as long about those behind it.
         now = self._clock()
-        if now > self.last_timestamp:
+        if now > self.last_timestamp or now < self.last_timestamp - self._max_clock_lead_ms:
             self.last_timestamp = now
         return self.last_timestamp
 
@@ -497,9 +568,7 @@ class CommitLogAppender:
         if self._map is not None and at + size + FILLER_BYTES <= self.segment_bytes:
             return at
         if size + FILLER_BYTES > self.segment_bytes:
-            raise MessageIllegalError(
-                f"the record has {size} bytes and cannot fit a segment of {self.segment_bytes} (commit_log.segment_bytes)"
-            )
+            raise self._too_long(size)
         base = self.position - self.position % self.segment_bytes
         at = self.position - base
         if at + size + FILLER_BYTES <= self.segment_bytes:
@@ -510,12 +579,15 @@ class CommitLogAppender:
         if base != self._base:
             self._switch(base)
         assert self._map is not None
-        rest = self.segment_bytes - at
-        # Size and magic in one store: half a filler must never be seen.
-        self._map[at : at + FILLER_BYTES] = struct.pack(">ii", rest, raw.MAGIC_BLANK)
+        self._store_filler(self._map, at)
         self._adopt(following, base + self.segment_bytes)
         self.position = self._base
         return 0
+
+    def _too_long(self, size: int) -> MessageIllegalError:
+        return MessageIllegalError(
+            f"the record has {size} bytes and cannot fit a segment of {self.segment_bytes} (commit_log.segment_bytes)"
+        )
 
     def _switch(self, base: int) -> None:
         self._adopt(self._open(base), base)

@@ -30,7 +30,7 @@ import numpy as np
 from commitmq.errors import CorruptRecordError
 from commitmq.log import get_log
 from commitmq.store.fd_cache import FdCache
-from commitmq.store.queue_files import QueueFiles
+from commitmq.store.queue_files import QueueFiles, Span
 
 BATCH_UNIT_BYTES: Final = 46
 MAX_INNER_MESSAGES: Final = 32_767
@@ -133,6 +133,21 @@ class BatchConsumeQueue(QueueFiles):
         else:
             self._cut(bases)
 
+    def refresh_below(self, limit: int) -> int:
+        """Find the end as :meth:`recover` and :meth:`truncate` at ``limit`` would, and change nothing on disk; returns
+        :attr:`max_offset`. Raises SegmentSizeError, and StoreError for a hole between two files.
+        """
+        bases = self._list_files(repair=False, limit=limit)
+        self._scan(bases, max(0, len(bases) - 3))
+        if self._last_start >= limit:
+            first = max(0, self._first) // BATCH_UNIT_BYTES
+            index = self.first_index(lambda unit: int(unit["physical_offset"]) >= limit, low=first)
+            self._forget_end()
+            if index > first:
+                self._note_end(self.unit(index - 1))
+            self._end = index * BATCH_UNIT_BYTES
+        return self._end_offset
+
     def refresh(self) -> int:
         """Find the current end as a reader, which changes nothing on disk; returns :attr:`max_offset`.
 
@@ -189,6 +204,11 @@ class BatchConsumeQueue(QueueFiles):
                 return False
             position += count * BATCH_UNIT_BYTES
         return True
+
+    def _span(self, unit: bytes) -> Span | None:
+        found = np.frombuffer(unit, BATCH_UNIT)[0]
+        start, size = int(found["physical_offset"]), int(found["size"])
+        return (start, start + size) if start >= 0 and size > 0 and int(found["count"]) > 0 else None
 
     def _note_end(self, last: np.void) -> None:
         self._last_start = int(last["physical_offset"])

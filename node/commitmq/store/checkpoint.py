@@ -18,7 +18,7 @@ from typing import Final
 
 from commitmq import failpoints
 from commitmq.errors import StoreError
-from commitmq.store.json_config import sync_folder
+from commitmq.store import disk
 from commitmq.store.write_all import write_all
 
 CHECKPOINT_BYTES: Final = 4096
@@ -68,12 +68,12 @@ class Checkpoint:
         """:meth:`load`, and what was read is on the device afterwards: its writer may have died before the sync."""
         found = cls.load(path)
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            fd = disk.open_file(path, os.O_RDWR, "checkpoint")
         except FileNotFoundError:
             return found
         try:
-            os.fdatasync(fd)
-            sync_folder(path.parent)
+            disk.sync(fd, "checkpoint")
+            disk.sync_folder(path.parent, "checkpoint")
         except OSError as error:
             raise StoreError(f"cannot sync the checkpoint: {error.strerror}", path=path) from error
         finally:
@@ -97,13 +97,13 @@ class Checkpoint:
         Raises OSError; the caller knows whether an old checkpoint does harm (it only makes a recovery start earlier).
         """
         made = not path.exists()
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = disk.open_file(path, os.O_RDWR | os.O_CREAT, "checkpoint")
         try:
             write_all(fd, self.to_bytes(), 0, place="checkpoint.write")
             if failpoints.ACTIVE:
                 failpoints.hit("checkpoint.before_fdatasync")
-            os.fdatasync(fd)
+            disk.sync(fd, "checkpoint")
         finally:
             os.close(fd)
         if made:
-            sync_folder(path.parent)
+            disk.sync_folder(path.parent, "checkpoint")

@@ -100,7 +100,8 @@ class ConsumeQueue(QueueFiles):
                 self._follow()
                 self._pass_deleted()
                 return self.max_offset
-        self._find_end(self._list_files(repair=False), limit, proof, files=2 if limit is None and proof is None else 3)
+        bases = self._list_files(repair=False, limit=limit)
+        self._find_end(bases, limit, proof, files=2 if limit is None and proof is None else 3)
         return self.max_offset
 
     def _find_end(self, bases: list[int], limit: int | None, proof: Proof | None, *, files: int) -> None:
@@ -177,12 +178,12 @@ class ConsumeQueue(QueueFiles):
             blank = (sizes == PREBLANK_SIZE) & (offsets == 0)
             valid = (offsets >= 0) & (sizes > 0)
             ends = np.where(blank, -1, offsets + sizes)
-            previous = np.concatenate(([self.max_physical_offset], ends[:-1]))
+            previous = np.maximum.accumulate(np.concatenate(([self.max_physical_offset], ends[:-1])))
             valid &= blank | (offsets >= previous)
             count = int(np.argmin(valid)) if not valid.all() else len(valid)
             if count:
-                # Blanks only come first, so the last unit decides unless all are blank.
-                self.max_physical_offset = max(self.max_physical_offset, int(ends[count - 1]))
+                # Blanks come first, and last where a repair took the newest messages out.
+                self.max_physical_offset = max(self.max_physical_offset, int(ends[:count].max()))
                 position += count * UNIT_BYTES
                 self._end = base + position
             if count < len(valid):
@@ -280,7 +281,8 @@ class ConsumeQueue(QueueFiles):
         expected = queue_offset * UNIT_BYTES
         if self._first < 0:
             self._begin(expected)
-        elif queue_offset and expected < self._end:
+        elif expected < self._end:
+            # RocketMQ appends a unit of queue offset 0 at the end instead; there nobody would find it by its offset.
             taken = min(self._end - expected, len(view))
             view = view[taken:]
         elif expected != self._end:

@@ -17,12 +17,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from commitmq import failpoints
 from commitmq.errors import StoreError
 from commitmq.log import get_log
+from commitmq.store import disk
 from commitmq.store.commit_log import CommitLog
 from commitmq.store.disk_space import FileId
 from commitmq.store.format import MIN_RECORD_BYTES
@@ -33,6 +35,7 @@ from commitmq.store.retention import Segment
 from commitmq.store.write_all import write_all
 
 _DIGITS = 20
+_RESTORED_NS = 2_000_000_000  # clocks of file systems are coarse
 
 
 class MinOffsetFile:
@@ -62,17 +65,17 @@ class MinOffsetFile:
         """Make ``offset`` the minimum, durably. Raises StoreError."""
         try:
             made = not self.path.exists()
-            fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            fd = disk.open_file(self.path, os.O_WRONLY | os.O_CREAT, "min_offset")
             try:
                 # In place: a new file needs space, and it is a full disk that this makes room on.
                 write_all(fd, b"%020d\n" % offset, 0, place="min_offset.write")
                 if failpoints.ACTIVE:
                     failpoints.hit("min_offset.before_fsync")
-                os.fsync(fd)
+                disk.sync(fd, "min_offset")
             finally:
                 os.close(fd)
             if made:
-                sync_folder(self.path.parent)
+                disk.sync_folder(self.path.parent, "min_offset")
         except OSError as error:
             raise StoreError(f"cannot write the log's minimum: {error.strerror}", path=self.path) from error
 
@@ -85,21 +88,26 @@ def list_bases(folder: Path) -> list[int]:
         return []
 
 
-def finish_expiry(layout: StoreLayout, segment_bytes: int) -> int:
+def finish_expiry(layout: StoreLayout, segment_bytes: int, *, forget: bool = True) -> int:
     """Finish the deletion that a crash interrupted; returns where the log begins. While no other process lives.
 
     Must come before anything looks at the segments: a power cut may have taken back the deletion of one and not of the
-    next. A minimum that lies behind the last segment belongs to a log that was since replaced, and is forgotten.
+    next. A minimum that lies behind the last segment belongs to a log that was since replaced, and is forgotten; without
+    ``forget`` only when this is called again: the log may as well have lost its end, and then it is evidence.
     """
     durable = MinOffsetFile(layout)
     minimum = durable.read()
     bases = list_bases(layout.commit_log)
     if minimum > (bases[-1] if bases else 0):
         first = bases[0] if bases else 0
-        get_log("recovery").warning("the log is not the one that was expired before", minimum=minimum, begins_at=first)
-        durable.write(first)
+        if forget:
+            get_log("recovery").warning(
+                "the log is not the one that was expired before", minimum=minimum, begins_at=first
+            )
+            durable.write(first)
         return first
     below = [base for base in bases if base + segment_bytes <= minimum]
+    _refuse_restored(layout, durable.path, below)
     for base in below:
         with contextlib.suppress(FileNotFoundError):
             (layout.commit_log / segment_name(base)).unlink()
@@ -109,16 +117,37 @@ def finish_expiry(layout: StoreLayout, segment_bytes: int) -> int:
     return max(minimum, bases[0] if bases else 0)
 
 
+def _refuse_restored(layout: StoreLayout, note: Path, below: Sequence[int]) -> None:
+    """Raise StoreError when segments below the minimum were put there after it was noted: a deletion leaves none of those,
+    so a person did it, and wants them.
+    """
+    for base in below:
+        path = layout.commit_log / segment_name(base)
+        with contextlib.suppress(FileNotFoundError):
+            if path.stat().st_ctime_ns > note.stat().st_mtime_ns + _RESTORED_NS:
+                raise StoreError(
+                    f"this segment was put back after it had been deleted as expired. Remove {note} to have the log begin with"
+                    " the first segment that is there, or take the segment away; nothing was deleted",
+                    path=path,
+                )
+
+
 def look_at_segments(folder: Path, segment_bytes: int) -> tuple[Segment, ...]:
-    """All segments in ``folder``, oldest first, with age and size."""
+    """All segments in ``folder``, oldest first, with age and size.
+
+    One that a clock which was ahead has dated in the future is as old as the next one that is not.
+    """
     found = []
-    for base in list_bases(folder):
+    now = following = time.time_ns() // 1_000_000
+    for base in reversed(list_bases(folder)):
         try:
             status = os.stat(folder / segment_name(base))
         except FileNotFoundError:
             continue
-        found.append(Segment(base, segment_bytes, status.st_mtime_ns // 1_000_000, status.st_blocks * 512))
-    return tuple(found)
+        modified = status.st_mtime_ns // 1_000_000
+        following = following if modified > now else modified
+        found.append(Segment(base, segment_bytes, following, status.st_blocks * 512))
+    return tuple(reversed(found))
 
 
 def offset_before(log: CommitLog, segments: Sequence[Segment], timestamp: int) -> int:
@@ -126,13 +155,12 @@ def offset_before(log: CommitLog, segments: Sequence[Segment], timestamp: int) -
 
     A segment's records are not newer than the first one of the next segment, so one record a segment is looked at.
     """
-    until = segments[0].base if segments else 0
-    for following in segments[1:]:
+    # From the newest: a record was stored no later than those behind it, though a clock that was ahead may have stamped it so.
+    for following in reversed(segments[1:]):
         first = first_timestamp(log, following.base)
-        if first < 0 or first > timestamp:
-            break
-        until = following.base
-    return until
+        if 0 <= first <= timestamp:
+            return following.base
+    return segments[0].base if segments else 0
 
 
 def first_timestamp(log: CommitLog, base: int) -> int:
@@ -151,7 +179,7 @@ def delete_segment(layout: StoreLayout, base: int) -> FileId | None:
         failpoints.hit("cleanup.before_unlink")
     try:
         status = path.stat()
-        path.unlink()
+        disk.unlink(path, "segment")
     except FileNotFoundError:
         return None
     except OSError as error:

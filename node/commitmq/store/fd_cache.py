@@ -7,6 +7,8 @@ import resource
 from collections import OrderedDict
 from typing import Final
 
+from commitmq.store import disk
+
 _OTHER_FILES: Final = 256  # sockets, segments of the log, libraries
 
 
@@ -54,7 +56,7 @@ class FdCache:
                 self._fds.move_to_end(path)
                 return found[0]
             self.drop(path)
-        return self._add(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC), False)
+        return self._add(path, disk.open_file(path, os.O_RDONLY, "queue"), False)
 
     def write_fd(self, path: str) -> int:
         """A descriptor that can read and write ``path``, for the one process that owns it. Raises OSError."""
@@ -64,7 +66,7 @@ class FdCache:
                 self._fds.move_to_end(path)
                 return found[0]
             self.drop(path)
-        return self._add(path, os.open(path, os.O_RDWR | os.O_CLOEXEC), True)
+        return self._add(path, disk.open_file(path, os.O_RDWR, "queue"), True)
 
     def drop(self, path: str) -> None:
         """Close the descriptor of ``path`` if there is one."""

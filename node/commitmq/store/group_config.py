@@ -8,7 +8,7 @@ from typing import Any
 
 from commitmq.errors import StoreError
 from commitmq.store import json_config
-from commitmq.store.json_config import DataVersion
+from commitmq.store.json_config import DataVersion, MemberTexts
 
 _DEFAULTS: dict[str, Any] = {
     "attributes": {},
@@ -51,12 +51,13 @@ class GroupConfig:
 
 @dataclass(slots=True)
 class GroupTable:
-    """The whole of ``subscriptionGroup.json``: groups by name, in the file's order."""
+    """The whole of ``subscriptionGroup.json``: groups by name, in the file's order. A group changes by being replaced."""
 
     groups: dict[str, GroupConfig] = field(default_factory=dict)
     version: DataVersion = field(default_factory=DataVersion)
     forbidden: dict[str, Any] = field(default_factory=dict)
     unknown: dict[str, Any] = field(default_factory=dict)
+    _texts: MemberTexts = field(default_factory=lambda: MemberTexts(1), repr=False, compare=False)
 
     @classmethod
     def load(cls, path: Path) -> GroupTable:
@@ -96,7 +97,13 @@ class GroupTable:
 
     def persist(self, path: Path) -> None:
         """Write ``subscriptionGroup.json``, durably."""
-        json_config.persist(path, self.to_json())
+        members = {
+            "dataVersion": self.version.to_json(),
+            "forbiddenTable": self.forbidden,
+            "subscriptionGroupTable": self._texts.join(self.groups),
+            **self.unknown,
+        }
+        json_config.persist(path, dict(sorted(members.items())))
 
 
 def _copy(value: Any) -> Any:

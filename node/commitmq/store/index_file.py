@@ -18,11 +18,8 @@ indexCount, which share one word. So a process that dies anywhere leaves a heade
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 import struct
-import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -32,80 +29,25 @@ from numpy.typing import NDArray
 from commitmq import failpoints
 from commitmq.errors import DiskFullError, StoreError
 from commitmq.kernels import index as kernel
+from commitmq.store import disk
+from commitmq.store.index_format import (
+    HEADER_BYTES,
+    ITEM_BYTES,
+    SLOTS_AND_COUNT,
+    IndexHeader,
+    IndexShape,
+    check_file_size,
+    header_of,
+    host_order,
+)
 from commitmq.store.write_all import write_all
 
-HEADER_BYTES: Final = 40
-SLOT_BYTES: Final = 4
-ITEM_BYTES: Final = 20
 _ALLOCATE_BYTES: Final = 4 << 20
-_SLOTS_AND_COUNT: Final = 4  # the header's fifth 8-byte word
-_MASK: Final = 0xFFFF_FFFF
 
 _DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _HEADER: Final = struct.Struct(">qqqqii")
 
 State = NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class IndexShape:
-    """What gives every file of a store its size."""
-
-    hash_slots: int
-    max_items: int
-
-    @property
-    def file_bytes(self) -> int:
-        return HEADER_BYTES + SLOT_BYTES * self.hash_slots + ITEM_BYTES * self.max_items
-
-    def item_position(self, number: int) -> int:
-        """Byte at which item ``number`` begins."""
-        return HEADER_BYTES + SLOT_BYTES * self.hash_slots + ITEM_BYTES * number
-
-
-@dataclass(frozen=True, slots=True)
-class IndexHeader:
-    """The header's fields; time stamps in ms, offsets in bytes of the CommitLog."""
-
-    begin_timestamp: int
-    end_timestamp: int
-    begin_offset: int
-    end_offset: int
-    slots_used: int
-    count: int
-
-    @property
-    def is_empty(self) -> bool:
-        """True when the file has no item."""
-        return self.count <= 1
-
-
-def header_of(words: memoryview) -> IndexHeader:
-    """The header in ``words``, the file's first 8-byte words in host order (``cast("q")``); read newest count first."""
-    last = _host(words[_SLOTS_AND_COUNT]) & 0xFFFF_FFFF_FFFF_FFFF
-    count = last & _MASK
-    # RocketMQ stores a fresh file's indexCount only with its first item.
-    count = 1 if count == 0 or count >> 31 else count
-    fields = [_host(words[index]) for index in range(4)]
-    return IndexHeader(fields[0], fields[1], fields[2], fields[3], last >> 32, count)
-
-
-def _host(word: int) -> int:
-    """A big-endian 8-byte integer that was loaded in host order, or the other way round."""
-    if sys.byteorder == "big":
-        return word
-    return int.from_bytes((word & 0xFFFF_FFFF_FFFF_FFFF).to_bytes(8, "little"), "big", signed=True)
-
-
-def check_file_size(path: Path, found_bytes: int, shape: IndexShape) -> None:
-    """Raise StoreError unless the file has the size that the configuration gives it."""
-    if found_bytes != shape.file_bytes:
-        raise StoreError(
-            f"the index file has {found_bytes} bytes, but index.hash_slots={shape.hash_slots} and "
-            f"index.max_items={shape.max_items} make {shape.file_bytes}; open the store with the values it was "
-            "written with, or delete its folder index, which is then built again",
-            path=path,
-        )
 
 
 class IndexFile:
@@ -117,9 +59,9 @@ class IndexFile:
         self.shape = shape
         self._fd = -1
         try:
-            self._fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            self._fd = disk.open_file(path, os.O_RDWR, "index")
             check_file_size(path, os.fstat(self._fd).st_size, shape)
-            self._map = mmap.mmap(self._fd, shape.file_bytes)
+            self._map = disk.map_file(self._fd, shape.file_bytes, "index")
         except OSError as error:
             self._close_fd()
             raise StoreError(f"cannot open the index file: {error.strerror}", path=path) from error
@@ -162,11 +104,11 @@ class IndexFile:
         state[kernel.STATE_END_OFFSET] = header.end_offset
 
     def _put(self, index: int, value: int) -> None:
-        self._header[index] = _host(value)
+        self._header[index] = host_order(value)
 
     def _put_count(self, slots_used: int, count: int) -> None:
         # A slot count above 2^31 cannot be, so the joined value is not negative.
-        self._header[_SLOTS_AND_COUNT] = _host(slots_used << 32 | count)
+        self._header[SLOTS_AND_COUNT] = host_order(slots_used << 32 | count)
 
     # ------------------------------------------------------------ items
 
@@ -242,7 +184,7 @@ class IndexFile:
 
     def sync(self) -> None:
         """Make the file durable. Raises OSError; the file must not be trusted after that."""
-        os.fdatasync(self._fd)
+        disk.sync(self._fd, "index")
 
     def close(self) -> None:
         """Unmap."""
@@ -262,7 +204,7 @@ def allocate(fd: int, position: int, size: int, path: Path) -> None:
     try:
         if failpoints.ACTIVE:
             failpoints.hit("index.before_allocate")
-        os.posix_fallocate(fd, position, size)
+        disk.reserve(fd, position, size, "index")
     except OSError as error:
         raise store_error(f"cannot allocate {size} bytes of an index file", error, path) from error
 
@@ -274,12 +216,12 @@ def create(path: Path, temporary: Path, shape: IndexShape, predecessor: IndexHea
     Raises DiskFullError or StoreError with nothing left behind.
     """
     try:
-        fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        fd = disk.open_file(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, "index")
     except OSError as error:
         raise store_error("cannot make an index file", error, temporary) from error
     try:
         try:
-            os.ftruncate(fd, shape.file_bytes)
+            disk.resize(fd, shape.file_bytes, "index")
             allocate(fd, 0, shape.item_position(1), temporary)
             stamp, offset = (0, 0) if predecessor is None else (predecessor.end_timestamp, predecessor.end_offset)
             write_all(fd, _HEADER.pack(stamp, stamp, offset, offset, 0, 1), 0, place="index.create")
@@ -288,7 +230,7 @@ def create(path: Path, temporary: Path, shape: IndexShape, predecessor: IndexHea
         if failpoints.ACTIVE:
             failpoints.hit("index.before_rename")
         path.parent.mkdir(parents=True, exist_ok=True)
-        os.rename(temporary, path)
+        disk.rename(temporary, path, "index")
     except StoreError:
         temporary.unlink(missing_ok=True)
         raise

@@ -17,8 +17,8 @@ process ends, to build them again.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
-import re
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import datetime, timedelta
@@ -31,32 +31,23 @@ from commitmq import failpoints
 from commitmq.errors import StoreError
 from commitmq.kernels import index as kernel
 from commitmq.log import Log
+from commitmq.store import disk
 from commitmq.store.commit_log import CommitLog
 from commitmq.store.dispatch_batch import DispatchBatch
-from commitmq.store.index_file import (
+from commitmq.store.index_chain import IndexChain
+from commitmq.store.index_file import IndexFile, create, new_state, store_error
+from commitmq.store.index_format import (
     HEADER_BYTES,
-    IndexFile,
     IndexHeader,
     IndexShape,
     check_file_size,
-    create,
     header_of,
-    new_state,
-    store_error,
+    list_index_files,
 )
 from commitmq.store.index_state import SavedState
 from commitmq.store.json_config import sync_folder
 
-_NAME: Final = re.compile(r"\d{17}", re.ASCII)
 _ALL_ITEMS: Final = 1 << 62
-
-
-def list_index_files(folder: Path) -> list[str]:
-    """Names of the index files in ``folder``, oldest first; anything else there is passed over."""
-    try:
-        return sorted(name for name in os.listdir(folder) if _NAME.fullmatch(name))
-    except FileNotFoundError:
-        return []
 
 
 def file_name(now: datetime, newest: str | None) -> str:
@@ -95,6 +86,7 @@ class IndexFiles:
         self.folder = folder
         self.shape = shape
         self._commit_log = commit_log
+        self._chain = IndexChain(commit_log)
         self._log = log
         self._state_path = state_path
         self._marker = run / "index.written"
@@ -131,11 +123,7 @@ class IndexFiles:
         saved = SavedState.load(self._state_path)
         died_alone = self._marker.exists()
         self._names = list_index_files(self.folder)
-        for number, name in enumerate(self._names):
-            if (self.folder / name).stat().st_size == 0:
-                # The name reached the device, the size did not: never synced, and so is what came after it.
-                self._delete_from(number)
-                break
+        dropped = self._drop_of_other_size()
         for name in self._names:
             self._headers[name] = self._read_header(name)
         trusted = not died_alone and clean and (saved is None or saved.clean)
@@ -149,11 +137,12 @@ class IndexFiles:
             self._is_written = True
         elif not trusted:
             self._drop_untrusted(index_timestamp if saved is None else None)
-        self._drop_damaged()
+        dropped = self._drop_damaged() or dropped
+        dropped = self._drop_behind_gap() or dropped
         if log_end is not None and not died_alone:
             self.truncate(log_end)
         last = self._take_up()
-        if trusted:
+        if trusted and not dropped:
             # What RocketMQ or we closed in order is whole: its newest record is not looked at again.
             self._state[kernel.STATE_LAST_ITEMS] = _ALL_ITEMS
             if self._was_last_used_by_us(last) and (log_end is None or self._saved.position <= log_end):
@@ -162,6 +151,29 @@ class IndexFiles:
         for name in self._names[:-1]:
             self._sync_later(name)
         return max(last, self._commit_log.min_offset)
+
+    def _drop_of_other_size(self) -> bool:
+        """Delete from the first file on that is no file of this store. Raises StoreError when all are of another size: then
+        the configuration is wrong.
+        """
+        sizes = [(self.folder / name).stat().st_size for name in self._names]
+        for number, size in enumerate(sizes):
+            # Without a size, the name reached the device and the size did not: never synced, and so is what came after it.
+            if size == 0 or (size != self.shape.file_bytes and self.shape.file_bytes in sizes):
+                self._log.error("the index file is damaged, it is built again", file=self._names[number], size=size)
+                self._delete_from(number)
+                return True
+        return False
+
+    def _drop_behind_gap(self) -> bool:
+        """What follows a missing file goes too: items must stand in the order of the log."""
+        number = self._chain.first_gap([self._headers[name] for name in self._names])
+        if number is not None:
+            name = self._names[number]
+            self._log.error("an index file is missing before this one, they are built again", file=name)
+            self._forget_durable(name)
+            self._delete_from(number)
+        return number is not None
 
     def _was_last_used_by_us(self, last: int) -> bool:
         saved = self._saved
@@ -216,19 +228,24 @@ class IndexFiles:
                 self._delete_from(number)
                 return
 
-    def _drop_damaged(self) -> None:
+    def _drop_damaged(self) -> bool:
         """Nothing is lost with an index file, so one whose header cannot be is built again like an untrusted one."""
         for number, name in enumerate(self._names):
             header = self._headers[name]
+            is_newest = number + 1 == len(self._names)
             if (
                 header.count > self.shape.max_items
                 or header.slots_used > self.shape.hash_slots
                 or header.end_offset < 0
+                or (header.is_empty and not is_newest)
+                or not header.begin_offset <= header.end_offset <= self._commit_log.end_offset
+                or (self._saved.clean and name == self._saved.newest and header.end_offset < self._saved.newest_end)
             ):
                 self._log.error("the index file is damaged, it is built again", file=name, header=str(header))
                 self._forget_durable(name)
                 self._delete_from(number)
-                return
+                return True
+        return False
 
     def _take_up(self) -> int:
         """Set ``_state`` to the end of the files; returns the offset of the newest record indexed, or 0."""
@@ -336,6 +353,7 @@ class IndexFiles:
         Any file that ends at that time or before is durable: RocketMQ keeps after a crash what its checkpoint covers.
         The stamp is 0 while nothing is known. Raises OSError after a failed fdatasync, with the files in question gone.
         """
+        self._check_names()
         done = [name for name, future in self._syncing.items() if future.done()]
         for name in done:
             error = self._syncing.pop(name).exception()
@@ -354,6 +372,17 @@ class IndexFiles:
             except StoreError as error:
                 self._log.warning("durable index files are not noted yet", error=str(error))
         return self._durable_end(count)
+
+    def _check_names(self) -> None:
+        """Raise OSError when somebody has deleted a file: from there on they must be built again, by another process."""
+        present = set(list_index_files(self.folder))
+        number = next((number for number, name in enumerate(self._names) if name not in present), None)
+        if number is not None:
+            missing = self._names[number]
+            self._log.error("an index file is gone, they are built again from there on", file=missing)
+            self._release()
+            self._delete_from(number)
+            raise FileNotFoundError(errno.ENOENT, "an index file is gone", str(self.folder / missing))
 
     def _save(self, *, clean: bool, position: int = -1, newest_end: int = -1) -> None:
         count = self._durable_count()
@@ -454,25 +483,25 @@ class IndexFiles:
         while len(self._names) > 1 and self._headers[self._names[0]].end_offset < min_offset:
             name = self._names.pop(0)
             del self._headers[name]
-            (self.folder / name).unlink(missing_ok=True)
+            disk.unlink(self.folder / name, "index", missing_ok=True)
             self._durable.discard(name)
             self._log.info("index file expired", file=name)
 
     def _delete_from(self, number: int) -> None:
         """Delete the files from ``number`` on, newest first, so that a death in between leaves no gap."""
         for name in reversed(self._names[number:]):
-            (self.folder / name).unlink(missing_ok=True)
+            disk.unlink(self.folder / name, "index", missing_ok=True)
             self._headers.pop(name, None)
             self._durable.discard(name)
         del self._names[number:]
 
 
 def _sync(path: Path) -> None:
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    fd = disk.open_file(path, os.O_RDWR, "index")
     try:
         if failpoints.ACTIVE:
             failpoints.hit("index.before_fdatasync")
-        os.fdatasync(fd)
+        disk.sync(fd, "index")
         # Its name, and that of an older file which is gone, must be on the device before the file counts as durable.
         sync_folder(path.parent)
     finally:

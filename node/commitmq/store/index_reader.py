@@ -18,6 +18,7 @@ import mmap
 import os
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from pathlib import Path
@@ -28,9 +29,17 @@ from numpy.typing import NDArray
 
 from commitmq.errors import OffsetOutOfRangeError, StoreError
 from commitmq.kernels import index as kernel
+from commitmq.store import disk
 from commitmq.store.commit_log import CommitLog
-from commitmq.store.index_file import HEADER_BYTES, IndexHeader, IndexShape, check_file_size, header_of
-from commitmq.store.index_files import list_index_files
+from commitmq.store.index_chain import IndexChain
+from commitmq.store.index_format import (
+    HEADER_BYTES,
+    IndexHeader,
+    IndexShape,
+    check_file_size,
+    header_of,
+    list_index_files,
+)
 from commitmq.store.java import java_string_hash
 
 MAX_MAPPED_FILES: Final = 16
@@ -93,8 +102,8 @@ class Found:
     """What a search found: physical offsets and sizes in bytes, newest first.
 
     ``following`` is where to go on, None when everything older was looked at; ``ran_out`` says that it goes on because
-    the items or the time of one search were used up. ``is_whole`` is False when an item led to no record, or its chain
-    was being written to all the time: then something may be missing.
+    the items or the time of one search were used up. ``is_whole`` is False when an item led to no record, its chain was
+    being written to all the time, or an index file is missing: then something may be missing.
     """
 
     offsets: list[int] = field(default_factory=list)
@@ -111,12 +120,12 @@ class MappedIndex:
     __slots__ = ("header_words", "inode", "map", "words")
 
     def __init__(self, path: Path, shape: IndexShape) -> None:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = disk.open_file(path, os.O_RDONLY, "index")
         try:
             stat = os.fstat(fd)
             check_file_size(path, stat.st_size, shape)
             self.inode = stat.st_ino
-            self.map = mmap.mmap(fd, shape.file_bytes, prot=mmap.PROT_READ)
+            self.map = disk.map_file(fd, shape.file_bytes, "index", writable=False)
         finally:
             os.close(fd)
         self.map.madvise(mmap.MADV_RANDOM)
@@ -136,6 +145,7 @@ class IndexReader:
         self.folder = folder
         self.shape = shape
         self._mapped: OrderedDict[str, MappedIndex] = OrderedDict()
+        self._chain = IndexChain(commit_log)
 
     def last_timestamp(self) -> int:
         """Store time (ms) of the newest record indexed; 0 without one."""
@@ -174,6 +184,11 @@ class IndexReader:
         for name in [name for name in self._mapped if name not in present]:
             del self._mapped[name]
         return names[::-1]
+
+    def lacks_file(self, names: Sequence[str]) -> bool:
+        """Whether a file is missing between those called ``names`` (newest first), or before the oldest."""
+        mapped = (self.mapped(name) for name in reversed(names))
+        return self._chain.first_gap([one.header for one in mapped if one is not None]) is not None
 
     def mapped(self, name: str) -> MappedIndex | None:
         """The file called ``name``; None when it is gone."""
@@ -228,6 +243,7 @@ class _Search:
 
     def run(self, start: Cursor | None) -> Found:
         names = self.reader.names()
+        self.found.is_whole = not self.reader.lacks_file(names)
         item = 0
         if start is not None:
             self.before = min(self.before, start.before)

@@ -10,16 +10,13 @@ The last two tell whether somebody else (RocketMQ) used the files since.
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import orjson
 
-from commitmq import failpoints
+from commitmq.store import disk
 from commitmq.store.index_file import store_error
-from commitmq.store.json_config import sync_folder
-from commitmq.store.write_all import write_all
 
 
 @dataclass(slots=True)
@@ -51,13 +48,6 @@ class SavedState:
         """Durably. Raises DiskFullError or StoreError."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            beside = path.with_suffix(".new")
-            with open(beside, "wb") as file:
-                write_all(file.fileno(), orjson.dumps(asdict(self)), 0, place="index_state.write")
-                os.fsync(file.fileno())
-            if failpoints.ACTIVE:
-                failpoints.hit("index_state.before_replace")
-            os.replace(beside, path)
-            sync_folder(path.parent)
+            disk.replace_content(path, orjson.dumps(asdict(self)), "index_state")
         except OSError as error:
             raise store_error("cannot write the state of the index", error, path) from error

@@ -10,17 +10,21 @@ before the current file becomes ``.bak`` and the new one takes its place.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import orjson
+
 from commitmq import failpoints
 from commitmq.errors import DiskFullError, StoreError
+from commitmq.store import disk
 from commitmq.store.write_all import write_all
 
 # A string is matched as a whole so that digits and braces inside one are never taken for a key.
@@ -40,9 +44,9 @@ class DataVersion:
     timestamp: int = 0
 
     def advance(self) -> None:
-        """Count one change, now."""
+        """Count one change, now; the timestamp never goes back, whatever the clock does."""
         self.counter += 1
-        self.timestamp = time.time_ns() // 1_000_000
+        self.timestamp = max(self.timestamp, time.time_ns() // 1_000_000)
 
     @classmethod
     def from_json(cls, data: Any) -> DataVersion:
@@ -104,15 +108,64 @@ def join_members(members: Iterable[Encoded], depth: int) -> Encoded:
     return Encoded("{" + (",".join(members) or indent + "\t") + indent + "}")
 
 
+class MemberTexts:
+    """The texts of a map's members, each made once: a member changes by being replaced, never in place.
+
+    So writing a file again costs little more than its bytes, however many members it has.
+    """
+
+    def __init__(self, depth: int, encode: Callable[[str, Any], Encoded | None] = lambda _name, _member: None) -> None:
+        """``depth``: how many maps deep the map is nested. ``encode`` may know a faster way than :func:`encode_members`."""
+        self._depth = depth
+        self._encode = encode
+        self._texts: dict[str, tuple[Any, Encoded]] = {}
+
+    def join(self, members: Mapping[str, Any]) -> Encoded:
+        """The whole map. Members have ``to_json``."""
+        if len(self._texts) > 2 * len(members) + 64:
+            self._texts = {name: one for name, one in self._texts.items() if name in members}
+        return join_members((self._text(name, one) for name, one in members.items()), self._depth)
+
+    def prepare(self, members: Iterable[tuple[str, Any]]) -> None:
+        """Make the texts of ``members`` now, and not when all are wanted at once."""
+        for name, member in members:
+            self._text(name, member)
+
+    def _text(self, name: str, member: Any) -> Encoded:
+        known = self._texts.get(name)
+        if known is not None and known[0] is member:
+            return known[1]
+        text = self._encode(name, member) or encode_members({name: member.to_json()}, self._depth)
+        self._texts[name] = member, text
+        return text
+
+
+# Plain text in quotes, which is what most names and values are, needs no escapes.
+_PLAIN = re.compile(r'[^"\\\x00-\x1f]*').fullmatch
+
+
+def scalar(value: Any) -> str:
+    """A text, number, truth value or null as :func:`dumps` writes it."""
+    kind = type(value)
+    if kind is str and _PLAIN(value):
+        return f'"{value}"'
+    if kind is int:
+        return str(value)
+    return json.dumps(value, ensure_ascii=False)
+
+
 def _write(value: Any, depth: int, parts: list[str]) -> None:
-    if type(value) is Encoded:
+    kind = type(value)
+    if kind is Encoded:
         parts.append(value)
-    elif isinstance(value, Mapping):
+    elif kind is str or kind is int or kind is bool:
+        parts.append(scalar(value))
+    elif kind is dict or isinstance(value, Mapping):
         indent = "\n" + "\t" * depth
         if not value:
             parts.append("{" + indent)
         for number, (name, member) in enumerate(value.items()):
-            key = str(name) if isinstance(name, int) else json.dumps(name, ensure_ascii=False)
+            key = str(name) if isinstance(name, int) else scalar(name)
             parts.append(f"{',' if number else '{'}{indent}{key}:")
             _write(member, depth + 1, parts)
         parts.append(indent[:-1] + "}")
@@ -126,32 +179,63 @@ def _write(value: Any, depth: int, parts: list[str]) -> None:
             _write(member, depth + 1, parts)
         parts.append(indent[:-1] + "]")
     else:
-        parts.append(json.dumps(value, ensure_ascii=False))
+        parts.append(scalar(value))
 
 
 def load(path: Path) -> Any | None:
-    """The content of ``path``; of its ``.bak`` when the file is missing, empty or unreadable as JSON; None if neither
-    is there. Changes nothing on disk. Raises StoreError when something is there but no generation can be read.
+    """:func:`load_named` without the name."""
+    return load_named(path)[0]
+
+
+def name_of(data: bytes) -> str:
+    """What a journal calls the snapshot with these bytes."""
+    return hashlib.sha256(data).hexdigest()[:32]
+
+
+def load_named(path: Path) -> tuple[Any | None, str]:
+    """The content of ``path`` and its name, as :func:`name_of` makes it; of its ``.bak`` when the file is missing; None if
+    neither is there. Changes nothing on disk.
+
+    Raises StoreError for a file that is there and cannot be read, which a crash of this node never leaves: the content was
+    synced before it got its name. To go on with less than was acknowledged is for a person to decide.
     """
-    reasons = []
-    for candidate in (path, backup_path(path)):
+    backup = backup_path(path)
+    try:
+        return _generation(path)
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
         try:
-            text = candidate.read_bytes().decode()
-        except FileNotFoundError:
-            continue
-        except (OSError, UnicodeDecodeError) as error:
-            reasons.append(f"{candidate.name}: {error}")
-            continue
-        try:
-            # An empty file is what a crash leaves of a file that was just being made.
-            if text.strip():
-                return loads(text)
-            reasons.append(f"{candidate.name} is empty")
-        except ValueError as error:
-            reasons.append(f"{candidate.name}: {error}")
-    if any("is empty" not in reason for reason in reasons):
-        raise StoreError("neither the config file nor its .bak can be read: " + "; ".join(reasons), path=path)
-    return None
+            _generation(backup)
+            instead = f"its previous generation, {backup.name}, is whole, and what the next start then goes on with"
+        except (OSError, ValueError):
+            instead = "the next start then goes on without it"
+        raise StoreError(
+            f"the config file is damaged: {error}. Put back a copy, or remove it: {instead}", path=path
+        ) from error
+    try:
+        return _generation(backup)
+    except FileNotFoundError:
+        return None, name_of(b"")
+    except (OSError, ValueError) as error:
+        raise StoreError(f"the config file is missing, and {backup.name} is damaged: {error}", path=path) from error
+
+
+def _generation(path: Path) -> tuple[Any, str]:
+    """The content of one file and its name. Raises OSError, and ValueError that says what is wrong with it."""
+    data = path.read_bytes()
+    text = data.decode()
+    if not text.strip():
+        raise ValueError("it is empty")
+    return _loads_quickly(data, text), name_of(data)
+
+
+def _loads_quickly(data: bytes, text: str) -> Any:
+    """:func:`loads`, by a faster parser where the text is JSON as everybody writes it: no key is an integer without quotes."""
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return loads(text)
 
 
 def persist(path: Path, data: Any) -> None:
@@ -163,26 +247,35 @@ def persist(path: Path, data: Any) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """:func:`persist` for a text that is encoded already."""
+    """:func:`persist` for a text that is made already."""
+    replace_bytes(path, encode(text))
+
+
+def encode(text: str) -> bytes:
+    """The bytes of a file. What is no Unicode becomes "?", as in Java."""
+    return text.encode(errors="replace")
+
+
+def replace_bytes(path: Path, data: bytes) -> None:
+    """:func:`persist` for the bytes of the file."""
     fresh = path.with_name(path.name + ".tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(fresh, "wb") as file:
-            # What is no Unicode becomes "?", as in Java.
-            write_all(file.fileno(), text.encode(errors="replace"), 0, place="json.write")
+        with disk.opened(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, "json") as fd:
+            write_all(fd, data, 0, place="json.write")
             if failpoints.ACTIVE:
                 failpoints.hit("json.before_fsync")
-            os.fsync(file.fileno())
+            disk.sync(fd, "json", metadata=True)
         if failpoints.ACTIVE:
             failpoints.hit("json.before_replace")
         if _looks_whole(path):
-            os.replace(path, backup_path(path))
+            disk.replace(path, backup_path(path), "json_backup")
         if failpoints.ACTIVE:
             failpoints.hit("json.inside_replace")
-        os.replace(fresh, path)
+        disk.replace(fresh, path, "json")
         if failpoints.ACTIVE:
             failpoints.hit("json.after_replace")
-        sync_folder(path.parent)
+        disk.sync_folder(path.parent, "json")
     except OSError as error:
         kind = DiskFullError if error.errno in (28, 122) else StoreError
         raise kind(f"cannot write the config file: {error.strerror}", path=path) from error
@@ -195,11 +288,7 @@ def backup_path(path: Path) -> Path:
 
 def sync_folder(folder: Path) -> None:
     """Make created, renamed and deleted names in ``folder`` durable."""
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    disk.sync_folder(folder)
 
 
 def _looks_whole(path: Path) -> bool:

@@ -9,14 +9,17 @@ RocketMQ ignores folders it does not know, so a store with ours in it still open
 
 from __future__ import annotations
 
-import hashlib
 import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 # A Unix socket's path must fit 108 bytes with its final zero; the longest file name we put behind the folder is below 40.
 _MAX_SOCKET_FOLDER_BYTES = 66
+
+
+def fits_sockets(folder: Path) -> bool:
+    """Whether Unix sockets in ``folder`` have paths that are short enough."""
+    return len(os.fsencode(folder)) <= _MAX_SOCKET_FOLDER_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +74,11 @@ class StoreLayout:
         return self.root / "commitmq"
 
     @property
+    def queue_ends(self) -> Path:
+        """Which queues there are and where they end; see :mod:`commitmq.store.queue_ends`."""
+        return self.own / "queue_ends"
+
+    @property
     def flush_failed(self) -> Path:
         """There while a failed sync makes the page cache untrustworthy: the next recovery reads from the device."""
         return self.own / "flush_failed"
@@ -79,6 +87,21 @@ class StoreLayout:
     def producers(self) -> Path:
         """What was known of idempotent producers at a place of the log; see :mod:`commitmq.store.producer_snapshot`."""
         return self.own / "producers"
+
+    @property
+    def tombstones(self) -> Path:
+        """Where in the log deleted topics ended; see :mod:`commitmq.store.deleted_topics`."""
+        return self.own / "deleted_topics.json"
+
+    @property
+    def endings(self) -> Path:
+        """Topics whose deletion is decided and not finished; see :mod:`commitmq.store.deleted_topics`."""
+        return self.own / "deleting_topics.json"
+
+    @property
+    def store_file(self) -> Path:
+        """The store's identity and the sizes of its files; see :mod:`commitmq.store.store_file`."""
+        return self.own / "store.json"
 
     @property
     def run(self) -> Path:
@@ -99,11 +122,23 @@ class StoreLayout:
 
     @property
     def sockets(self) -> Path:
-        """Folder of Unix sockets: ``run/`` itself, or a short folder of this user's when its path is too long."""
-        if len(os.fsencode(self.run)) <= _MAX_SOCKET_FOLDER_BYTES:
+        """Folder of Unix sockets: ``run/`` itself, or where its path is too long the short folder that its note names."""
+        if fits_sockets(self.run):
             return self.run
-        digest = hashlib.sha256(os.fsencode(self.root.resolve())).hexdigest()[:16]
-        return Path(tempfile.gettempdir()) / f"commitmq-{os.getuid()}-{digest}"
+        try:
+            return Path(self.sockets_note.read_text(encoding="utf-8"))
+        except OSError:
+            return self.run  # no node runs
+
+    @property
+    def sockets_note(self) -> Path:
+        """The path of the folder of sockets outside of the store, while a node has one."""
+        return self.run / "sockets"
+
+    @property
+    def socket_record(self) -> Path:
+        """The last folder of sockets outside of the store, and which store it was: its name is used again."""
+        return self.own / "sockets.json"
 
     def doorbell(self, role: str) -> Path:
         """Unix datagram socket that wakes the worker of ``role``."""

@@ -13,7 +13,6 @@ at a later try.
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import re
 import stat
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from commitmq.errors import OffsetOutOfRangeError, SegmentSizeError, StoreError
+from commitmq.store import disk
 from commitmq.store.layout import segment_name
 
 _LOOKS: Final = 3
@@ -43,14 +43,14 @@ class MappedFile:
         self.size = size
         self.writable = writable
         try:
-            fd = os.open(path, (os.O_RDWR if writable else os.O_RDONLY) | os.O_CLOEXEC)
+            fd = disk.open_file(path, os.O_RDWR if writable else os.O_RDONLY, "segment")
         except FileNotFoundError as error:
             raise OffsetOutOfRangeError("the segment is gone", path=path) from error
         except OSError as error:
             raise StoreError(f"cannot open the segment: {error.strerror}", path=path) from error
         try:
             check_size(path, os.fstat(fd).st_size, size)
-            self._map = mmap.mmap(fd, size, prot=mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0))
+            self._map = disk.map_file(fd, size, "segment", writable=writable)
         except OSError as error:
             raise StoreError(f"cannot map the segment: {error.strerror}", path=path) from error
         finally:
@@ -212,7 +212,14 @@ def list_segments(folder: Path, file_bytes: int) -> list[int]:
     sizes = list_sizes(folder, file_bytes)
     if sizes and sizes[-1][1] == 0:
         sizes.pop()
+    is_right_size = any(size == file_bytes for _, size in sizes)
     for index, (base, size) in enumerate(sizes):
+        if size < file_bytes and is_right_size:
+            raise SegmentSizeError(
+                f"the segment was cut short: it has {size} bytes, the others {file_bytes}. Put back a copy of it, or see "
+                f"what `commitmq store repair {folder.parent}` finds",
+                path=folder / segment_name(base),
+            )
         check_size(folder / segment_name(base), size, file_bytes)
         if base != sizes[0][0] + index * file_bytes:
             expected = sizes[0][0] + index * file_bytes

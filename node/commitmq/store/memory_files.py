@@ -16,8 +16,9 @@ there. So a reader needs no second look after copying; one that comes too late d
 (OffsetOutOfRangeError) and asks again. What it owes is to let go of evicted segments soon, since until then their
 memory is not free: :meth:`MemoryTopics.release_evicted`.
 
-A folder lies outside the store (under /dev/shm), named after the store's place in the file system, open to its owner
-only. It ends with the node; one that a killed node left is recognised by its ``owner`` file and emptied by the next.
+A folder lies outside the store (under /dev/shm), where the store's :func:`~commitmq.store.shared_memory.claim` put it, open
+to its owner only. It ends with the node; one that a killed node left is recognised by its ``owner`` file and emptied by the
+next.
 """
 
 from __future__ import annotations

@@ -21,17 +21,14 @@ Written to a new file, synced, renamed: there is always a whole one.
 
 from __future__ import annotations
 
-import os
 import struct
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from commitmq import failpoints
 from commitmq.errors import StoreError
-from commitmq.store.json_config import sync_folder
-from commitmq.store.write_all import write_all
+from commitmq.store import disk
 
 _MAGIC: Final = b"CMQPRD01"
 _HEAD: Final = struct.Struct(">8sqq")
@@ -65,15 +62,4 @@ class ProducerSnapshot:
         """Replace the file, durably. Raises OSError; the old one is still there then."""
         head = _HEAD.pack(_MAGIC, self.position, len(self.table))
         data = head + _CRC.pack(zlib.crc32(self.table, zlib.crc32(head))) + self.table
-        new = path.with_name(path.name + ".new")
-        with new.open("wb") as file:
-            write_all(file.fileno(), data, 0, place="producers.write")
-            if failpoints.ACTIVE:
-                failpoints.hit("producers.before_fsync")
-            os.fsync(file.fileno())
-        if failpoints.ACTIVE:
-            failpoints.hit("producers.before_replace")
-        new.replace(path)
-        sync_folder(path.parent)
-        if failpoints.ACTIVE:
-            failpoints.hit("producers.after_replace")
+        disk.replace_content(path, data, "producers")

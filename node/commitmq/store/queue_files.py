@@ -14,12 +14,14 @@ import contextlib
 import errno
 import os
 import struct
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import ClassVar, Final, Protocol
 
 from commitmq import failpoints
 from commitmq.errors import DiskFullError, StoreError
+from commitmq.store import disk
 from commitmq.store.fd_cache import FdCache
 from commitmq.store.json_config import sync_folder
 from commitmq.store.layout import segment_name
@@ -29,12 +31,20 @@ from commitmq.store.writeback import start_writeback
 _UNIT_HEAD: Final = struct.Struct(">qi")  # every kind of unit begins with a record's physical offset and size
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
 _TAIL_BYTES: Final = 4096
+_TAIL_UNITS: Final = 4096
 
 Span = tuple[int, int]
 """Begin and end of a unit's record in the log; ``(-1, -1)`` for a place that is taken without one."""
 
 Proof = Callable[[int, int, int], bool]
 """Whether the log, at ``(queue_offset, physical_offset, size)``, has this queue's record of that number."""
+
+
+class SyncLaterError(StoreError):
+    """What was to be synced could not be opened, for want of a descriptor: nothing is lost, and a later try may succeed.
+
+    After any other error of a sync the kernel calls the pages clean, so that no later try proves anything.
+    """
 
 
 class StoreTimes(Protocol):
@@ -53,6 +63,12 @@ def _default_fds() -> FdCache:
     if _shared_fds is None:
         _shared_fds = FdCache()
     return _shared_fds
+
+
+def close_shared_files() -> None:
+    """Close the files that queues without a cache of their own have open: other files have their names now."""
+    if _shared_fds is not None:
+        _shared_fds.close()
 
 
 _shared_fds: FdCache | None = None
@@ -93,6 +109,16 @@ class QueueFiles:
     def has_files(self) -> bool:
         """False until the first unit was appended (or found)."""
         return self._first >= 0
+
+    @property
+    def first_byte(self) -> int:
+        """Logical byte at which the first file begins; -1 without a file."""
+        return self._first
+
+    @property
+    def end_byte(self) -> int:
+        """Logical byte behind the last unit."""
+        return self._end
 
     @property
     def is_dirty(self) -> bool:
@@ -156,6 +182,28 @@ class QueueFiles:
             if len(data) < wanted:
                 break
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def broken_file(self) -> str | None:
+        """A file that does not hold units of records that follow each other; None when nothing says so.
+
+        Bounded: the first and the last unit of each file, and the newest :data:`_TAIL_UNITS` of the queue.
+        """
+        size, previous = self.unit_bytes, -1
+        for base in range(max(0, self._first), self._end - self.file_bytes, self.file_bytes):
+            for at in (0, self.file_bytes - size):
+                end = self._record_end(self._pread(base, at, size), previous, sys.maxsize)
+                if end is None:
+                    return self._path(base)
+                previous = max(previous, end)
+        last = max(0, self._end - size)
+        start = max(0, self._first, last - last % self.file_bytes, self._end - _TAIL_UNITS * size)
+        data = self._read(start, self._end - start) if self._first >= 0 else b""
+        for at in range(0, len(data), size):
+            end = self._record_end(data[at : at + size], previous, sys.maxsize)
+            if end is None:
+                return self._path(last - last % self.file_bytes)
+            previous = max(previous, end)
+        return None
 
     # ------------------------------------------------------------ finding the end
 
@@ -256,16 +304,16 @@ class QueueFiles:
             if failpoints.ACTIVE:
                 failpoints.hit(f"{self.place}.before_create")
             os.makedirs(self.folder, exist_ok=True)
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
+            os.close(disk.open_file(path, os.O_RDWR | os.O_CREAT, self.place))
             fd = self._fds.write_fd(path)
             if failpoints.ACTIVE:
                 failpoints.hit(f"{self.place}.inside_create")
-            os.ftruncate(fd, self.file_bytes)
+            disk.resize(fd, self.file_bytes, self.place)
         except OSError as error:
             # One without its size would be taken for whole at the next try, and refused by its size at the next start.
             self._fds.drop(path)
             with contextlib.suppress(OSError):
-                os.unlink(path)
+                disk.unlink(path, self.place)
             kind = DiskFullError if error.errno in _NO_SPACE else StoreError
             raise kind(f"cannot make a file of the queue: {error.strerror}", path=path) from error
         return fd
@@ -276,12 +324,8 @@ class QueueFiles:
             with contextlib.suppress(OSError):  # the sync will meet it too
                 start_writeback(self._fds.write_fd(self._path(base)))
 
-    def hand_over_unsynced(self, folders: set[str]) -> list[int]:
-        """Leave to the caller what :meth:`flush` would do, which has nothing to do then.
-
-        Returns new descriptors of the files appended to since the last call, to be synced and closed; the folders that
-        must be synced after them are added to ``folders``. Raises StoreError, and leaves nothing to anybody then.
-        """
+    def unsynced_descriptors(self) -> list[int]:
+        """New descriptors of the files that :meth:`flush` would sync, for the caller to sync and close. Raises StoreError."""
         fds: list[int] = []
         try:
             for base in sorted(self._dirty or ()):
@@ -289,30 +333,36 @@ class QueueFiles:
         except OSError as error:
             for fd in fds:
                 os.close(fd)
-            raise StoreError(f"cannot flush the queue: {error.strerror}", path=self.folder) from error
-        if self._made and os.path.isdir(self.folder):
-            folders |= self._folders_of_names()
-        self._dirty = None
-        self._made = False
+            raise sync_error(error, self.folder) from error
         return fds
 
+    def folders_to_sync(self) -> set[str]:
+        """The folders that :meth:`flush` would sync."""
+        return self._folders_of_names() if self._made and os.path.isdir(self.folder) else set()
+
+    def hand_over_unsynced(self) -> None:
+        """Leave to the caller, who has taken the descriptors and the folders, what :meth:`flush` would do."""
+        self._dirty = None
+        self._made = False
+
     def flush(self, folders: set[str] | None = None) -> None:
-        """fdatasync what was appended since the last call, and the names of files made since. Raises StoreError.
+        """fdatasync what was appended since the last call, and the names of files made since.
 
         With ``folders`` the names are left to the caller: the folders that must be synced for them are added to it.
+        Raises SyncLaterError, and another StoreError when the device refused.
         """
         named = set[str]() if folders is None else folders
         try:
             for base in sorted(self._dirty or ()):
+                fd = self._fds.write_fd(self._path(base))
                 if failpoints.ACTIVE:
                     failpoints.hit(f"{self.place}.before_fdatasync")
-                os.fdatasync(self._fds.write_fd(self._path(base)))
-            if self._made and os.path.isdir(self.folder):
-                named |= self._folders_of_names()
+                disk.sync(fd, self.place)
+            named |= self.folders_to_sync()
             if folders is None:
                 sync_folders(named)
         except OSError as error:
-            raise StoreError(f"cannot flush the queue: {error.strerror}", path=self.folder) from error
+            raise sync_error(error, self.folder) from error
         self._dirty = None
         self._made = False
 
@@ -405,12 +455,18 @@ class QueueFiles:
         if failpoints.ACTIVE:
             failpoints.hit("queue.before_delete")
         try:
-            os.unlink(path)
+            disk.unlink(path, self.place)
         except FileNotFoundError:
             return
 
     def _path(self, base: int) -> str:
         return f"{self.folder}/{segment_name(base)}"
+
+
+def sync_error(error: OSError, path: str | Path) -> StoreError:
+    """What to raise when a sync of queues met ``error``."""
+    kind = SyncLaterError if error.errno in disk.NO_DESCRIPTOR else StoreError
+    return kind(f"cannot flush the queue: {error.strerror}", path=path)
 
 
 def sync_folders(folders: set[str]) -> None:

@@ -81,7 +81,13 @@ class PullResult:
 
 
 class RecordFilter(Protocol):
-    """Which messages a pull wants: first by what their units tell, then by the records themselves."""
+    """Which messages a pull wants: first by what their units tell, then by the records themselves.
+
+    ``terms`` is how often it looks at a record's properties, which is what judging costs.
+    """
+
+    @property
+    def terms(self) -> int: ...
 
     def may_match(self, units: Units, codes: NDArray[np.int64], extensions: Extensions | None) -> NDArray[np.bool_]:
         """Which units can belong to wanted messages, by their tags ``codes`` and what their extensions say."""
@@ -100,7 +106,23 @@ class RecordFilter(Protocol):
         ...
 
 
-_NOTHING: Units = np.empty(0, UNIT)
+NO_UNITS: Units = np.empty(0, UNIT)
+# What one read may cost a filter that looks at properties: bytes times terms, some 10 ms. A record has no more bytes of
+# properties than this, and each term costs as much again as so many bytes for every array it makes.
+JUDGED_BYTES: Final = 16 * 1024 * 1024
+_MAX_PROPERTIES_BYTES: Final = 33_000
+_TERM_BYTES: Final = 32_768
+
+
+def _affordable(sizes: NDArray[Any], terms: int, work: int) -> int:
+    """How many of the records of ``sizes`` may be judged for ``work`` bytes times terms."""
+    spent = np.minimum(sizes, _MAX_PROPERTIES_BYTES).astype(np.int64).cumsum() * terms
+    return int(np.searchsorted(spent, work, side="right"))
+
+
+def _work(sizes: NDArray[Any], terms: int) -> int:
+    """What judging the records of ``sizes`` costs."""
+    return (int(np.minimum(sizes, _MAX_PROPERTIES_BYTES).astype(np.int64).sum()) + _TERM_BYTES) * terms
 
 
 @dataclass(slots=True)
@@ -118,7 +140,7 @@ class _Looks:
     def passed_over(offset: int, readable: NDArray[np.bool_], units: Units) -> tuple[Units, int, bool]:
         """Nothing, up to the first unit behind ``offset`` that can be read: the reader of the answer is told of a gap."""
         there = np.flatnonzero(readable)
-        return _NOTHING, offset + (int(there[0]) if len(there) else len(units)), True
+        return NO_UNITS, offset + (int(there[0]) if len(there) else len(units)), True
 
 
 class _Queue:
@@ -393,16 +415,16 @@ class QueueReader:
         bound, floor = looks.bound, looks.floor
         state = self._synced(topic, queue, bound, floor)
         if state is None:
-            return PullResult(PullStatus.NO_MATCHED_LOGIC_QUEUE, 0, 0, 0, _NOTHING)
+            return PullResult(PullStatus.NO_MATCHED_LOGIC_QUEUE, 0, 0, 0, NO_UNITS)
         low, high = state.min, state.max
         if high == 0:
-            return PullResult(PullStatus.NO_MESSAGE_IN_QUEUE, 0, 0, 0, _NOTHING)
+            return PullResult(PullStatus.NO_MESSAGE_IN_QUEUE, 0, 0, 0, NO_UNITS)
         if offset < low:
-            return PullResult(PullStatus.OFFSET_TOO_SMALL, low, low, high, _NOTHING)
+            return PullResult(PullStatus.OFFSET_TOO_SMALL, low, low, high, NO_UNITS)
         if offset >= high:
             if offset == high:
-                return PullResult(PullStatus.OFFSET_OVERFLOW_ONE, offset, low, high, _NOTHING)
-            return PullResult(PullStatus.OFFSET_OVERFLOW_BADLY, high, low, high, _NOTHING)
+                return PullResult(PullStatus.OFFSET_OVERFLOW_ONE, offset, low, high, NO_UNITS)
+            return PullResult(PullStatus.OFFSET_OVERFLOW_BADLY, high, low, high, NO_UNITS)
         if looks.wanted is None:
             found = self._read_all(state, offset, looks)
         else:
@@ -427,7 +449,7 @@ class QueueReader:
         guess = min(count, max(64, looks.max_bytes // 512))
         units = self._units(state, offset, guess)
         if not len(units):
-            return _NOTHING, self._gap(state, offset), True
+            return NO_UNITS, self._gap(state, offset), True
         readable, sizes, whole = _readable(units, looks.bound, looks.floor)
         if not whole:
             return looks.passed_over(offset, readable, units) if looks.is_second else None
@@ -436,7 +458,7 @@ class QueueReader:
         if not readable.all():
             kept = np.flatnonzero(readable)
             if not len(kept):
-                return _NOTHING, offset + len(units), True
+                return NO_UNITS, offset + len(units), True
             taken = _fitting(sizes[kept], looks.max_bytes)
             following = offset + (len(units) if taken == len(kept) else int(kept[taken]))
             return units[kept[:taken]], following, False
@@ -455,10 +477,11 @@ class QueueReader:
         # Records are looked at a slice at a time: a pull of ten messages must not touch eight thousand of them, unless
         # it turns out that few match.
         slice_units = min(_CHUNK_UNITS, max(64, 2 * max_messages))
+        work = JUDGED_BYTES
         while at < stop and count < max_messages and total < max_bytes and looked_at < SCAN_RECORDS:
             units = self._units(state, at, min(_CHUNK_UNITS, stop - at))
             if not len(units):
-                return (np.concatenate(found, dtype=UNIT) if found else _NOTHING), self._gap(state, at), True
+                return (np.concatenate(found, dtype=UNIT) if found else NO_UNITS), self._gap(state, at), True
             readable, _, whole = _readable(units, looks.bound, looks.floor)
             if not whole:
                 if at > offset:
@@ -475,6 +498,16 @@ class QueueReader:
             first = 0
             while first < len(candidates):
                 part = candidates[first : first + slice_units]
+                affordable = _affordable(units["size"][part], wanted.terms, work)
+                if not affordable and looked_at:
+                    # Other consumers have their turn; the next read begins here.
+                    return (
+                        np.concatenate(found, dtype=UNIT) if found else NO_UNITS,
+                        at + int(candidates[first]),
+                        missing,
+                    )
+                part = part[: max(1, affordable)]
+                work -= _work(units["size"][part], wanted.terms)
                 first += len(part)
                 verdicts = self._verdicts(units[part], wanted)
                 looked_at += len(part)
@@ -493,7 +526,7 @@ class QueueReader:
                 if count >= max_messages or total >= max_bytes:
                     return np.concatenate(found, dtype=UNIT), at + int(matched[-1]) + 1, missing
             at += len(units)
-        return (np.concatenate(found, dtype=UNIT) if found else _NOTHING), at, missing
+        return (np.concatenate(found, dtype=UNIT) if found else NO_UNITS), at, missing
 
     def _verdicts(self, units: Units, wanted: RecordFilter) -> NDArray[np.uint8]:
         """For each unit: MATCH, NO_MATCH or NO_RECORD, from the records themselves."""
@@ -570,14 +603,14 @@ class QueueReader:
         """
         state = self._synced(topic, queue, bound, floor)
         if state is None:
-            return offset, _NOTHING
+            return offset, NO_UNITS
         at = max(offset, state.min)
         while at < state.max:
             units = self._units(state, at, min(count, state.max - at))
             if len(units):
                 return at, units
             at = self._gap(state, at)
-        return at, _NOTHING
+        return at, NO_UNITS
 
     # ------------------------------------------------------------ place and time
 

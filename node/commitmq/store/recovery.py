@@ -5,27 +5,22 @@ What a recovery decides
     redispatch_from where dispatchers start again; everything below is in the ConsumeQueues and durable
 
 Rules
-    * Our own sidecar agrees with the checkpoint, so nobody else used the store: the scan starts at what was flushed, and
-      dispatchers start again at what was durable in the ConsumeQueues. What is read is the tail of about a second.
-      A log in which no record ends at that place belongs to another moment, and is refused: a scan that begins inside a
-      record would cut all that follows.
-    * Else, clean stop (no ``abort``): ConsumeQueues cover the log; the scan starts in the segment of their newest record.
-    * Else: the scan starts at the newest segment whose first record is older than the checkpoint's least timestamp
-      (minus 3 s), because what is older was flushed, in the log and in the ConsumeQueues. Everything from there on is
-      checked record by record (length chain, magic, physical offset, body CRC, ``__CRC32#`` when present) and dispatched
-      again, which is idempotent.
+    * Where the scan begins, and what it must find, is said by sidecar, checkpoint and ConsumeQueues
+      (:mod:`commitmq.store.recovery_start`). Everything from there on is checked record by record (length chain, magic,
+      physical offset, body CRC, ``__CRC32#`` when present) and dispatched again, which is idempotent.
     * A deletion of expired segments that was interrupted is finished first (see :mod:`commitmq.store.expiry`), and what a
       killed node had in its transient store pool is brought over (see :mod:`commitmq.store.pool_recovery`).
-    * Zeros end the log. Something invalid behind what the sidecar knows as flushed is a torn tail: cut, later segments
-      included, because a power cut keeps any subset of the pages that were not synced. (The sidecar is written before
-      ``flushed`` passes a segment's end, so nothing in those later segments was promised to anyone.) Without a sidecar
-      only the last written segment can be a torn tail; with records in a later segment it is corruption: nothing is
-      touched and the start is refused.
+    * Zeros end the log. Something invalid is a torn tail or damage; which of the two, and whether the log may end there, is
+      decided before anything is changed (:mod:`commitmq.store.cut_judge`). A refused recovery changes nothing, so it is
+      refused again until a person decides.
+    * A topic's tombstone behind the end is lowered to it: what is appended there later belongs to nobody's past.
     * After a failed sync the page cache may have what the device never got, and call it clean: it is dropped first.
+    * A sync may also have failed unheard, when its process was killed in it. So after a crash all that is accepted behind
+      the last place known as durable is written anew before it is synced: the kernel counts it as dirty again.
 
-Crash-safe in itself: a recovery killed anywhere is simply run again. It copies what it cuts before it zeroes it, zeroes
-before it removes segments behind, the last one first and each durably, so that no hole can appear between two segments,
-and syncs all of it before positions are published.
+Crash-safe in itself: a recovery killed anywhere is simply run again. It copies what it cuts and writes that down
+(:mod:`commitmq.store.cut_record`) before it zeroes it, zeroes before it removes segments behind, the last one first and
+each durably, so that no hole can appear between two segments, and syncs all of it before positions are published.
 """
 
 from __future__ import annotations
@@ -35,38 +30,41 @@ import itertools
 import mmap
 import os
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from commitmq import failpoints
-from commitmq.errors import CorruptRecordError, StoreError
+from commitmq.errors import CorruptRecordError, DiskFullError, StoreError
 from commitmq.kernels import raw
 from commitmq.kernels import walk as kernel
 from commitmq.log import Log
-from commitmq.store.batch_consume_queue import BatchConsumeQueue
+from commitmq.store import cut_record, disk
 from commitmq.store.checkpoint import Checkpoint
 from commitmq.store.commit_log import CommitLog
-from commitmq.store.consume_queue import ConsumeQueue, list_queues
+from commitmq.store.cut_judge import Behind, judge, look_behind
+from commitmq.store.cut_record import Cut
+from commitmq.store.deleted_topics import lower_tombstones
 from commitmq.store.expiry import finish_expiry
-from commitmq.store.fd_cache import FdCache
+from commitmq.store.holes import data_extents, nonzero_chunks
 from commitmq.store.layout import StoreLayout, segment_name
-from commitmq.store.log_proof import LogProof, has_record_before
 from commitmq.store.mapped_file import check_size
 from commitmq.store.pool_recovery import take_over
-from commitmq.store.sidecar import Sidecar
+from commitmq.store.queue_files import list_queues
+from commitmq.store.recovery_start import Begin, where_to_begin
+from commitmq.store.rewriting import write_anew
 from commitmq.store.write_all import write_all
 from commitmq.store.writeback import start_writeback
 
 Progress: TypeAlias = Callable[[str, int, int], None]
 """Told again and again what is being done, how much of it is done and how much there is, in bytes of the log."""
 
-_CHUNK_BYTES = 1 << 20
 _SCAN_BYTES = 16 << 20  # checked between two reports
-_FEW_FILES = 8  # each queue is looked at once
+_FEW_QUEUES = 64
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 REASONS = {
     raw.REASON_SHORT: "a record ends behind the segment, or is cut",
     raw.REASON_MAGIC: "no record's magic",
@@ -75,7 +73,7 @@ REASONS = {
     raw.REASON_RECORD_CRC_MISSING: "the record has no __CRC32#, and every record here has one",
     raw.REASON_RECORD_CRC: "the record does not match its __CRC32#",
     raw.REASON_PHYSICAL_OFFSET: "a record that belongs elsewhere",
-    raw.REASON_PROPERTIES: "topic or properties hold zero bytes: parts of the record never reached the disk",
+    raw.REASON_PROPERTIES: "the topic, or a whole sector of the properties, holds zeros: it never reached the disk",
 }
 
 
@@ -94,6 +92,10 @@ class Recovered:
     """Every record from here on has a ``__CRC32#``; -1 when that is not known."""
     by_sidecar: bool = False
     """Whether the sidecar said where to begin."""
+    cut: Cut | None = None
+    """What was cut, as it was written down; None when nothing was."""
+    allowed: bool = False
+    """A person allowed the log to end below what was promised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,107 +120,134 @@ def recover(
     batch_queue_bytes: int,
     clean: bool,
     log: Log,
-    previous_pid: int | None = None,
+    previous: int | None = None,
+    allowed_end: int = -1,
     progress: Progress = no_progress,
 ) -> Recovered:
     """Run the recovery. Only while no other process of the node lives. Raises StoreError when the store needs a person.
 
-    The three sizes are those of a CommitLog segment and of the files of plain and of BatchCQ queues. ``previous_pid`` is
-    what ``abort`` held when the node was started, None when it was not there. ``progress`` must be cheap.
+    The three sizes are those of a CommitLog segment and of the files of plain and of BatchCQ queues. ``previous`` is the
+    token in ``abort`` when the node was started, None when that was not there. ``allowed_end`` is where a person allowed
+    the log to end, -1 for nowhere. ``progress`` must be cheap.
     """
     _make_folders(layout)
-    finish_expiry(layout, segment_bytes)
+    finish_expiry(layout, segment_bytes, forget=False)
     take_over(layout, segment_bytes, log)
     commit_log = CommitLog(layout.commit_log, segment_bytes)
     try:
         bases = commit_log.segments()
+        first = bases[0] if bases else 0
         if not bases:
             _refuse_orphaned_queues(layout)
-            return Recovered(0, 0, 0, 0, 0, 0, 0, crc_from=0)
         _check_queue_files(layout.consume_queue, consume_queue_bytes)
         _check_queue_files(layout.batch_consume_queue, batch_queue_bytes)
         if layout.flush_failed.exists():
             _drop_page_cache(layout, log)
-        checkpoint = Checkpoint.load_durable(layout.checkpoint)
-        sidecar = _trusted_sidecar(layout, commit_log, previous_pid, bases)
-        if sidecar is not None:
-            start, durable, crc_from = max(sidecar.flushed, bases[0]), sidecar.queues_durable, sidecar.crc_from
-            stamp = sidecar.flushed_timestamp
-        else:
-            covered = _covered_by_queues(layout, segment_bytes, consume_queue_bytes, batch_queue_bytes) if clean else -1
-            start = _start_segment(commit_log, bases, covered if clean else None, checkpoint.min_timestamp)
-            durable = covered if clean and covered >= 0 else start
-            crc_from, stamp = -1, checkpoint.physic_msg_timestamp
-        # The device works while the records are checked: what is accepted must be on it before anybody is told.
-        _start_sync(layout, start, segment_bytes)
-        found = scan_to_end(
-            commit_log, start, crc_from=crc_from, start_is_flushed=sidecar is not None, progress=progress
+        begin = where_to_begin(
+            layout,
+            commit_log,
+            Checkpoint.load_durable(layout.checkpoint),
+            clean=clean,
+            previous=previous,
+            consume_queue_bytes=consume_queue_bytes,
+            batch_queue_bytes=batch_queue_bytes,
         )
+        if clean:
+            # The device works while the records are checked: what is accepted must be on it before anybody is told.
+            _start_sync(layout, begin.start, segment_bytes)
+        found = scan_to_end(
+            commit_log,
+            begin.start,
+            crc_from=begin.must_have_crc_from,
+            # Whether the log may end there is judged below; without a person's word the damage is named here.
+            start_is_flushed=begin.by_sidecar or allowed_end >= 0,
+            progress=progress,
+        )
+        newest = max(found.last_timestamp, begin.timestamp if begin.by_sidecar else 0)
+        behind = look_behind(commit_log, found.end, newest) if bases else Behind()
+        allowed = judge(layout, begin, found.end, newest, first, found.torn, behind, allowed_end)
     finally:
         commit_log.close()
     if failpoints.ACTIVE:
         failpoints.hit("recovery.after_scan")
+    # From here on things change.
+    finish_expiry(layout, segment_bytes)
+    if not bases and not allowed:
+        return Recovered(0, 0, 0, 0, 0, 0, 0, crc_from=0)
     progress("cutting the tail", 0, 0)
-    cut = _cut_tail(layout, found, segment_bytes, bases, log)
+    cut = _cut_tail(layout, found, segment_bytes, bases, behind, allowed, log)
     progress("syncing the log", 0, 0)
+    if not clean:
+        # A sync that nobody heard fail has left pages that are clean and on no device.
+        write_anew(layout, begin.start, found.end, segment_bytes)
+        _confirm(layout, begin, found, segment_bytes)
     if failpoints.ACTIVE:
         failpoints.hit("recovery.before_sync")
-    _sync_segments(layout, start, found.end, segment_bytes)
+    _sync_segments(layout, begin.start, found.end, segment_bytes)
     if layout.flush_failed.exists():
         layout.flush_failed.unlink()
         _sync_folder(layout.own)
-    if clean and durable < found.end:
+    lowered = lower_tombstones(layout, found.end)
+    if lowered:
         log.warning(
-            "the stop was clean but the queues are behind the log, they catch up", queues=durable, log_end=found.end
+            "deleted topics end where the log does now", topics=len(lowered), first=lowered[0], log_end=found.end
+        )
+    if clean and begin.durable < found.end:
+        log.warning(
+            "the stop was clean but the queues are behind the log, they catch up",
+            queues=begin.durable,
+            log_end=found.end,
         )
     return Recovered(
-        bases[0],
+        first,
         found.end,
-        max(bases[0], min(found.end, durable)),
-        max(found.last_timestamp, stamp if sidecar is not None or found.records == 0 else 0),
+        max(first, min(found.end, begin.durable)),
+        max(found.last_timestamp, begin.timestamp if begin.by_sidecar or found.records == 0 else 0),
         found.records,
-        found.end - start,
-        cut,
-        crc_from=crc_from if crc_from >= 0 else found.end,
-        by_sidecar=sidecar is not None,
+        found.end - begin.start,
+        0 if cut is None else cut.bytes,
+        crc_from=_crc_from(begin, found),
+        by_sidecar=begin.by_sidecar,
+        cut=cut,
+        allowed=allowed,
     )
 
 
-def _check_queue_files(queues: Path, file_bytes: int) -> None:
-    """Raise SegmentSizeError unless the first queue's files have the configured size. All files of a store have one size,
-    and with thousands of queues nobody should wait until each was looked at.
+def _confirm(layout: StoreLayout, begin: Begin, found: ScanEnd, segment_bytes: int) -> None:
+    """Scan what was written anew once more: a clean page may have left the page cache between the scan and that, and what
+    the device has of it would have been written then. From here on the pages are dirty, and stay.
     """
-    for _topic, _queue, folder in list_queues(queues):
-        for path in folder.iterdir():
+    commit_log = CommitLog(layout.commit_log, segment_bytes)
+    try:
+        again = scan_to_end(commit_log, begin.start, crc_from=begin.must_have_crc_from, start_is_flushed=True)
+    finally:
+        commit_log.close()
+    if again.end != found.end:
+        raise OSError(
+            errno.EIO, f"the device does not have what the page cache had from {again.end} on", str(commit_log.folder)
+        )
+
+
+def _crc_from(begin: Begin, found: ScanEnd) -> int:
+    """From where on every record has a ``__CRC32#``: what was accepted without asking for one counts as having none."""
+    asked = begin.must_have_crc_from >= 0 or found.records == 0
+    return begin.crc_from if begin.crc_from >= 0 and asked else found.end
+
+
+def _check_queue_files(queues: Path, file_bytes: int) -> None:
+    """Raise SegmentSizeError unless a file of the first queues has the configured size. All files of a store have one size;
+    a single one of another size is damaged, and its queue is made anew (:mod:`commitmq.offline.queue_check`).
+    """
+    others: list[tuple[Path, int]] = []
+    for _topic, _queue, folder in itertools.islice(list_queues(queues), _FEW_QUEUES):
+        for path in sorted(folder.iterdir()):
             size = path.stat().st_size
+            if path.name.isdecimal() and size == file_bytes:
+                return
             if path.name.isdecimal() and size:
-                check_size(path, size, file_bytes)
-        return
-
-
-def _trusted_sidecar(
-    layout: StoreLayout, commit_log: CommitLog, previous_pid: int | None, bases: list[int]
-) -> Sidecar | None:
-    segment_bytes = commit_log.segment_bytes
-    sidecar = Sidecar.load(layout.sidecar)
-    if sidecar is None or not sidecar.agrees_with(
-        layout.checkpoint, segment_bytes=segment_bytes, previous_pid=previous_pid
-    ):
-        return None
-    if sidecar.flushed > bases[-1] + segment_bytes:
-        raise StoreError(
-            f"the log must reach physical offset {sidecar.flushed}, which was acknowledged as flushed, but its last segment "
-            f"is {segment_name(bases[-1])}. Put the missing segments back, or remove {layout.sidecar} to go on without them",
-            path=layout.commit_log,
-        )
-    if sidecar.flushed > bases[0] and not has_record_before(commit_log, sidecar.flushed):
-        raise StoreError(
-            f"no record ends at physical offset {sidecar.flushed}, up to which the log was flushed: these are files of "
-            f"different moments, or of different stores. Nothing was changed. Put the right ones back, or remove "
-            f"{layout.sidecar} to have the log end where its records do",
-            path=layout.commit_log,
-        )
-    return sidecar
+                others.append((path, size))
+    if others:
+        check_size(*others[0], file_bytes)
 
 
 def _make_folders(layout: StoreLayout) -> None:
@@ -333,7 +362,7 @@ def _written_end(commit_log: CommitLog, bases: list[int]) -> int:
     for base in reversed(bases):
         fd = os.open(commit_log.folder / segment_name(base), os.O_RDONLY | os.O_CLOEXEC)
         try:
-            extents = _data_extents(fd, 0, commit_log.segment_bytes)
+            extents = data_extents(fd, 0, commit_log.segment_bytes)
         finally:
             os.close(fd)
         if extents:
@@ -345,49 +374,9 @@ def _is_empty_behind(commit_log: CommitLog, base: int, position: int) -> bool:
     """Whether a segment holds zeros only from ``position`` on."""
     fd = os.open(commit_log.folder / segment_name(base), os.O_RDONLY | os.O_CLOEXEC)
     try:
-        return next(_nonzero_chunks(fd, position, commit_log.segment_bytes), None) is None
+        return next(nonzero_chunks(fd, position, commit_log.segment_bytes), None) is None
     finally:
         os.close(fd)
-
-
-def _start_segment(commit_log: CommitLog, bases: list[int], covered: int | None, min_timestamp: int) -> int:
-    """The segment a scan starts in: see the rules in the module's text."""
-    out = np.zeros(5, np.int64)
-    rows = np.zeros(1, kernel.ROW)
-    for base in reversed(bases):
-        segment = np.frombuffer(commit_log.read(base, commit_log.segment_bytes), np.uint8)
-        # One record only: its end bounds the scan.
-        topics, table = np.zeros((1, 2), np.int64), np.full(4, -1, np.int32)
-        walked = np.zeros(4, np.int64)
-        result = kernel.walk(segment, 0, segment.size, base, rows, topics, table, walked)
-        if int(walked[0]) != 1 or result == kernel.WALK_BAD:
-            continue
-        if kernel.scan(segment, 0, int(rows["size"][0]), base, False, out) != kernel.WALK_LIMIT or not int(out[0]):
-            continue
-        if covered is not None:
-            if base <= covered:
-                return base
-        elif 0 < int(rows["store_timestamp"][0]) <= min_timestamp:
-            return base
-    return bases[0]
-
-
-def _covered_by_queues(layout: StoreLayout, segment_bytes: int, file_bytes: int, batch_file_bytes: int) -> int:
-    """End of the newest record that any ConsumeQueue points to; -1 when there is no unit at all."""
-    covered = -1
-    proof = LogProof(layout.commit_log, segment_bytes)
-    fds = FdCache(_FEW_FILES)
-    for _topic, _queue, folder in list_queues(layout.batch_consume_queue):
-        batches = BatchConsumeQueue(folder, batch_file_bytes, fds)
-        batches.refresh()
-        covered = max(covered, batches.max_physical_offset)
-    for topic, queue_id, folder in list_queues(layout.consume_queue):
-        queue = ConsumeQueue(folder, file_bytes, fds)
-        queue.refresh(proof=proof.of(topic, queue_id))
-        covered = max(covered, queue.max_physical_offset)
-    fds.close()
-    proof.close()
-    return covered
 
 
 def _refuse_orphaned_queues(layout: StoreLayout) -> None:
@@ -400,101 +389,83 @@ def _refuse_orphaned_queues(layout: StoreLayout) -> None:
             )
 
 
-def _cut_tail(layout: StoreLayout, found: ScanEnd, segment_bytes: int, bases: list[int], log: Log) -> int:
-    """Zero what lies behind the end in its segment, remove the segments behind; returns the bytes that were not zero."""
-    base = found.end - found.end % segment_bytes
-    cut = 0
-    path = layout.commit_log / segment_name(base)
-    if path.exists():
-        cut += _zero_tail(layout, path, base, found, log)
-    for later in sorted((one for one in bases if one >= found.end and one != base), reverse=True):
-        segment = layout.commit_log / segment_name(later)
-        # What a power cut left of records that nobody was told of goes too, but not without a copy.
-        cut += _zero_tail(layout, segment, later, found, log)
-        if failpoints.ACTIVE:
-            failpoints.hit("recovery.before_remove")
-        segment.unlink()
-        _sync_folder(layout.commit_log)
-        log.info("removed a segment that holds no records", segment=str(segment))
-    return cut
+def _cut_tail(
+    layout: StoreLayout, found: ScanEnd, segment_bytes: int, bases: list[int], behind: Behind, allowed: bool, log: Log
+) -> Cut | None:
+    """Zero what lies behind the end in its segment, remove the segments behind; returns what was cut, None for nothing.
 
-
-def _zero_tail(layout: StoreLayout, path: Path, base: int, found: ScanEnd, log: Log) -> int:
-    """Zero a segment behind the end, which lies in it or before it, durably; what was there is copied first."""
-    start = max(0, found.end - base)
-    fd = os.open(path, os.O_RDWR)
-    try:
-        size = os.fstat(fd).st_size
-        cut, copy = _keep_copy(layout, fd, base, start, size)
-        if not cut:
-            return 0
+    All copies first, then the line in the journal, then the log.
+    """
+    paths = {base: layout.commit_log / segment_name(base) for base in bases if base + segment_bytes > found.end}
+    cut = None
+    if behind.bytes or allowed:
+        try:
+            cut = _write_down(layout, found, paths, behind, allowed)
+        except OSError as error:
+            if error.errno not in _NO_SPACE:
+                raise
+            raise DiskFullError(
+                f"the disk has no space for a copy of the {behind.bytes} bytes that are to be cut from the log's end, so "
+                f"nothing was cut. Free some: `commitmq store expire {layout.root} --keep-bytes N` deletes the oldest "
+                "segments without a node",
+                path=cut_record.cut_folder(layout),
+            ) from error
         if failpoints.ACTIVE:
             failpoints.hit("recovery.before_cut")
-        for position, chunk in _nonzero_chunks(fd, start, size):
-            write_all(fd, bytes(len(chunk)), position, place="recovery.cut")
-        os.fdatasync(fd)
+    for base, path in sorted(paths.items(), reverse=True):
+        _zero_tail(path, max(0, found.end - base))
+        if base >= found.end:
+            if failpoints.ACTIVE:
+                failpoints.hit("recovery.before_remove")
+            path.unlink()
+            _sync_folder(layout.commit_log)
+            log.info("removed a segment that holds no records", segment=str(path))
+    if cut is None:
+        # One whose last line was never written: the log has lost all of it.
+        begun = cut_record.unfinished(layout, "recovery", found.end)
+        if begun is not None:
+            cut_record.mark_done(layout, begun.id)
+        return None
+    cut_record.mark_done(layout, cut.id)
+    log.warning("cut the end of the log", what=cut_record.sentence(layout, cut))
+    return replace(cut, done=True)
+
+
+def _write_down(layout: StoreLayout, found: ScanEnd, paths: dict[int, Path], behind: Behind, allowed: bool) -> Cut:
+    """Copy what is behind the end, and note the cut, durably; one that was interrupted here before is gone on with."""
+    fds = {base: os.open(path, os.O_RDONLY | os.O_CLOEXEC) for base, path in sorted(paths.items())}
+    try:
+        spans = [(fd, base, max(0, found.end - base), os.fstat(fd).st_size) for base, fd in fds.items()]
+        begun = cut_record.unfinished(layout, "recovery", found.end)
+        if begun is not None and begun.parts and cut_record.still_kept(layout, begun, spans):
+            return begun
+        number = cut_record.new_id(layout)
+        parts = []
+        for fd, base, start, stop in spans:
+            part = cut_record.keep(layout, number, fd, base, start, stop)
+            if part is not None:
+                parts.append(replace(part, records=behind.records.get(base, 0)))
     finally:
-        os.close(fd)
-    log.warning(
-        "cut the unfinished tail of the log",
-        segment=path.name,
-        offset=start,
-        reason=found.torn or "stale bytes",
-        copy=str(copy),
-    )
+        for fd in fds.values():
+            os.close(fd)
+    reason = found.torn or ("what was promised is missing" if allowed else "stale bytes")
+    cut = Cut(number, time.time_ns() // 1_000_000, "recovery", reason, found.end, tuple(parts), allowed)
+    cut_record.append(layout, cut)
     return cut
 
 
-def _keep_copy(layout: StoreLayout, fd: int, base: int, start: int, size: int) -> tuple[int, Path | None]:
-    """Copy what is not zero in [start, size) into ``commitmq/cut/``; returns its bytes and the copy."""
-    cut = 0
-    copy = layout.own / "cut" / f"{base:020d}-{start}-{time.time_ns() // 1_000_000}"
-    chunks = _nonzero_chunks(fd, start, size)
-    first = next(chunks, None)
-    if first is None:
-        return 0, None
-    copy.parent.mkdir(parents=True, exist_ok=True)
-    with copy.open("wb") as target:
-        for position, chunk in itertools.chain([first], chunks):
-            target.seek(position - start)
-            target.write(chunk)
-            cut += len(chunk)
-        target.flush()
-        os.fsync(target.fileno())
-    _sync_folder(copy.parent)
-    _sync_folder(layout.own)
-    return cut, copy
-
-
-def _nonzero_chunks(fd: int, start: int, size: int) -> Iterator[tuple[int, bytes]]:
-    """``(position, bytes)`` of each chunk of [start, size) that is not all zero; holes are not read."""
-    # All extents are asked for before the first read: what the kernel reads ahead of one counts as data from then on, so
-    # a walk that asked as it went would read the rest of a segment, which is up to a gigabyte of zeros.
-    for position, stop in _data_extents(fd, start, size):
-        while position < stop:
-            data = os.pread(fd, min(_CHUNK_BYTES, stop - position), position)
-            if not data:
-                return
-            if np.frombuffer(data, np.uint8).any():
-                yield position, data
-            position += len(data)
-
-
-def _data_extents(fd: int, start: int, size: int) -> list[tuple[int, int]]:
-    """``(begin, end)`` of what in [start, size) is no hole: blocks that were written, and pages in the page cache."""
-    extents = []
-    while start < size:
-        try:
-            start = os.lseek(fd, start, os.SEEK_DATA)
-            stop = min(size, os.lseek(fd, start, os.SEEK_HOLE))
-        except OSError as error:
-            if error.errno == errno.ENXIO:  # only a hole is left
-                break
-            stop = size  # a file system that knows no holes
-        if start < stop:
-            extents.append((start, stop))
-        start = stop
-    return extents
+def _zero_tail(path: Path, start: int) -> None:
+    """Zero a segment from ``start`` on, durably."""
+    fd = os.open(path, os.O_RDWR)
+    try:
+        zeroed = False
+        for position, chunk in nonzero_chunks(fd, start, os.fstat(fd).st_size):
+            write_all(fd, bytes(len(chunk)), position, place="recovery.cut")
+            zeroed = True
+        if zeroed:
+            os.fdatasync(fd)
+    finally:
+        os.close(fd)
 
 
 def _start_sync(layout: StoreLayout, start: int, segment_bytes: int) -> None:
@@ -570,7 +541,7 @@ def zero_behind(path: Path, position: int) -> int:
     fd = os.open(path, os.O_RDWR)
     try:
         zeroed = 0
-        for at, chunk in _nonzero_chunks(fd, position, os.fstat(fd).st_size):
+        for at, chunk in nonzero_chunks(fd, position, os.fstat(fd).st_size):
             write_all(fd, bytes(len(chunk)), at)
             zeroed += len(chunk)
         return zeroed
@@ -581,13 +552,13 @@ def zero_behind(path: Path, position: int) -> int:
 def map_segment(path: Path, segment_bytes: int) -> mmap.mmap | None:
     """A writable mapping of a segment; None while the file does not exist. Raises StoreError for a wrong size."""
     try:
-        fd = os.open(path, os.O_RDWR)
+        fd = disk.open_file(path, os.O_RDWR, "segment")
     except FileNotFoundError:
         return None
     try:
         size = os.fstat(fd).st_size
         if size != segment_bytes:
             raise StoreError(f"the segment has {size} bytes, the configuration says {segment_bytes}", path=path)
-        return mmap.mmap(fd, segment_bytes)
+        return disk.map_file(fd, segment_bytes, "segment")
     finally:
         os.close(fd)

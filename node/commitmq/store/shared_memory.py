@@ -1,19 +1,28 @@
 """Files of a memory file system that outlive the process that made them: where they lie, whose they are, pages of words.
 
-Memory topics and the transient store pool lie outside the store (under /dev/shm), in folders named after the store's
-place in the file system, open to their owner only.
+Memory topics and the transient store pool lie outside the store (under /dev/shm), in one folder with a random name that
+is open to its owner only and that the store remembers (:func:`claim`).
+
+    FOLDER/memory    memory topics: :mod:`commitmq.store.memory_files`
+    FOLDER/pool      :mod:`commitmq.store.transient_pool`
 """
 
 from __future__ import annotations
 
-import hashlib
+import contextlib
 import mmap
 import os
+import secrets
+import shutil
 import stat
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
+import orjson
+
 from commitmq.errors import StoreError
+from commitmq.store.json_config import sync_folder
 from commitmq.store.layout import StoreLayout
 
 DEFAULT_FOLDER: Final = "/dev/shm"
@@ -53,22 +62,111 @@ class SharedPage:
         self._map.close()
 
 
-def memory_folder(layout: StoreLayout, parent: str) -> Path:
-    """The folder of a store's memory topics under ``parent`` (empty: DEFAULT_FOLDER), whether it exists or not.
+@dataclass(frozen=True, slots=True)
+class _Record:
+    """``commitmq/shared_memory.json``: the folder that this store has outside of itself.
 
-    Two stores never share one, also where containers with the same paths share the memory file system: device and
-    inode of the store's root are in the name.
+    ``device`` and ``inode`` are the store's own: a copy of a store has no such folder, and a store in another container
+    none of ours.
     """
-    root = layout.root.resolve()
-    found = root.stat()
-    digest = hashlib.sha256(os.fsencode(root) + f"\0{found.st_dev}\0{found.st_ino}".encode()).hexdigest()[:20]
-    return Path(parent or DEFAULT_FOLDER) / f"commitmq-{os.getuid()}-{digest}"
+
+    folder: str
+    device: int
+    inode: int
+
+
+def claim(layout: StoreLayout, parent: str) -> Path:
+    """The folder of the store under ``parent`` (empty: DEFAULT_FOLDER), made if there is none; for who holds the lock.
+
+    Everybody may make folders there, so its name is random and is written down in the store, which others cannot read,
+    before it is made: nobody can be there first, and a node that was killed leaves nothing that the next one does not find.
+    Raises StoreError.
+    """
+    base = Path(parent or DEFAULT_FOLDER)
+    known = recorded_folder(layout)
+    if known is not None:
+        if known.parent == base and _is_private(known):
+            return known
+        forsake(known)
+    root = layout.root.stat()
+    while True:
+        folder = base / f"commitmq-{secrets.token_hex(10)}"
+        try:
+            _write_record(layout, _Record(str(folder), root.st_dev, root.st_ino))
+            folder.mkdir(mode=0o700)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            sentence = f"there is no folder for what the node keeps in shared memory: {error.strerror} (memory.folder)"
+            raise StoreError(sentence, path=base) from error
+        return folder
+
+
+def release(layout: StoreLayout) -> None:
+    """Remove the store's folder and its record, if nothing is in it any more; for who holds the lock, at the end."""
+    folder = recorded_folder(layout)
+    if folder is None:
+        return
+    with contextlib.suppress(FileNotFoundError):
+        try:
+            folder.rmdir()
+        except OSError:
+            return  # a pool with records that are not in the log waits there for the next start
+    _record_path(layout).unlink(missing_ok=True)
+    sync_folder(layout.own)
+
+
+def forsake(folder: Path) -> None:
+    """Free what a killed node left in ``folder``, if that is ours alone; but never a transient pool."""
+    if _is_private(folder):
+        shutil.rmtree(folder / "memory", ignore_errors=True)
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+
+
+def recorded_folder(layout: StoreLayout) -> Path | None:
+    """The folder that :func:`claim` gave the store; None without one."""
+    try:
+        record = _Record(**orjson.loads(_record_path(layout).read_bytes()))
+        root = layout.root.stat()
+    except (OSError, TypeError, orjson.JSONDecodeError):
+        return None
+    return Path(record.folder) if (record.device, record.inode) == (root.st_dev, root.st_ino) else None
+
+
+def memory_folder(layout: StoreLayout) -> Path:
+    """The folder of the store's memory topics, whether it exists or not."""
+    return (recorded_folder(layout) or layout.run) / "memory"
+
+
+def _record_path(layout: StoreLayout) -> Path:
+    return layout.own / "shared_memory.json"
+
+
+def _write_record(layout: StoreLayout, record: _Record) -> None:
+    path = _record_path(layout)
+    fresh = path.with_name(path.name + ".new")
+    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(fd, orjson.dumps(asdict(record)))
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    os.replace(fresh, path)
+    sync_folder(layout.own)
+
+
+def _is_private(folder: Path) -> bool:
+    try:
+        found = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
 
 
 def check_private(folder: Path) -> None:
-    """Raise StoreError unless ``folder`` is a real folder, ours, and closed to others: it lies where all may create."""
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+    """Raise StoreError unless ``folder`` is a real folder, ours, and closed to others."""
+    if not _is_private(folder):
         raise StoreError("this folder in shared memory is not ours alone; remove it", path=folder)
 
 

@@ -9,14 +9,19 @@ segments. The sidecar holds offsets, so the work after a crash is the tail that 
     24   queues_durable i8          every record below it has its ConsumeQueue unit, on the device
     32   crc_from i8                every record from here on has a __CRC32#; -1: records may have none
     40   segment_bytes i8           the log's segment size: offsets mean nothing with another one
-    48   owner i8                   process id in ``abort`` while these positions were being written
-    56   checkpoint_before u4       CRC-32 of the checkpoint file that was there when this was written
-    60   checkpoint_after u4        CRC-32 of the one that was written next
-    64   crc u4                     CRC-32 of the bytes above
+    48   owner i8                   token in ``abort`` while these positions are being written
+    56   owner_before i8            token that a recovery found in ``abort``, before the owner's is there; 0 without one
+    64   boot u8                    names the run of the machine (its kernel's boot id): only when that ended can what was
+                                    written and not synced be gone
+    72   checkpoint_before u4       CRC-32 of the checkpoint file that was there when this was written
+    76   checkpoint_after u4        CRC-32 of the one that was written next
+    80   crc u4                     CRC-32 of the bytes above
 
 Trust: RocketMQ may have used the store in between. It writes a checkpoint then, so one that has neither CRC means that
-the sidecar is old; and after it was killed ``abort`` names a process that is not the owner. In both cases RocketMQ's own
-rules apply (spec section 8). A sidecar that is missing, torn or of another version counts as old: nothing depends on it.
+the sidecar is old; and after it was killed ``abort`` has no token of ours (:mod:`commitmq.store.abort_file`). In both
+cases RocketMQ's own rules apply (spec section 8). A sidecar that is missing, torn or of another version counts as old.
+
+Only a process that has finished the recovery of the store writes it, or one that was started behind it.
 
 It fits one sector and is written in place, like the checkpoint.
 """
@@ -31,12 +36,14 @@ from pathlib import Path
 from typing import Final
 
 from commitmq import failpoints
+from commitmq.store import disk
+from commitmq.store.abort_file import NO_TOKEN
 from commitmq.store.checkpoint import CHECKPOINT_BYTES, Checkpoint
-from commitmq.store.json_config import sync_folder
+from commitmq.store.transient_pool import boot_id
 from commitmq.store.write_all import write_all
 
-_MAGIC: Final = b"CMQPOS01"
-_FIELDS: Final = struct.Struct(">8sqqqqqqII")
+_MAGIC: Final = b"CMQPOS02"
+_FIELDS: Final = struct.Struct(">8sqqqqqqqQII")
 _CRC: Final = struct.Struct(">I")
 SIDECAR_BYTES: Final = 512
 
@@ -51,6 +58,8 @@ class Sidecar:
     crc_from: int
     segment_bytes: int
     owner: int
+    owner_before: int = NO_TOKEN
+    boot: int = 0
     checkpoint_before: int = 0
     checkpoint_after: int = 0
 
@@ -77,14 +86,18 @@ class Sidecar:
             self.crc_from,
             self.segment_bytes,
             self.owner,
+            self.owner_before,
+            self.boot,
             self.checkpoint_before,
             self.checkpoint_after,
         )
         return (fields + _CRC.pack(zlib.crc32(fields))).ljust(SIDECAR_BYTES, b"\0")
 
-    def agrees_with(self, checkpoint: Path, *, segment_bytes: int, previous_pid: int | None) -> bool:
-        """Whether nobody else has used the store since; ``previous_pid`` is what ``abort`` said, None without one."""
-        if self.segment_bytes != segment_bytes or previous_pid not in (None, self.owner):
+    def agrees_with(self, checkpoint: Path, *, segment_bytes: int, previous: int | None) -> bool:
+        """Whether nobody else has used the store since; ``previous`` is the token in ``abort``, None without that file."""
+        if self.segment_bytes != segment_bytes:
+            return False
+        if previous is not None and (previous == NO_TOKEN or previous not in (self.owner, self.owner_before)):
             return False
         return file_crc(checkpoint) in (self.checkpoint_before, self.checkpoint_after)
 
@@ -93,19 +106,20 @@ class Sidecar:
 
         Raises OSError; whatever was written until then is still right.
         """
+        self.boot = this_boot()
         self.checkpoint_before = file_crc(checkpoint_path)
         self.checkpoint_after = zlib.crc32(checkpoint.to_bytes())
         made = not path.exists()
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = disk.open_file(path, os.O_RDWR | os.O_CREAT, "position")
         try:
             write_all(fd, self.to_bytes(), 0, place="sidecar.write")
             if failpoints.ACTIVE:
                 failpoints.hit("sidecar.before_fdatasync")
-            os.fdatasync(fd)
+            disk.sync(fd, "position")
         finally:
             os.close(fd)
         if made:
-            sync_folder(path.parent)
+            disk.sync_folder(path.parent, "position")
         if failpoints.ACTIVE:
             failpoints.hit("sidecar.before_checkpoint")
         checkpoint.save(checkpoint_path)
@@ -118,3 +132,9 @@ def file_crc(checkpoint: Path) -> int:
     except FileNotFoundError:
         data = b""
     return zlib.crc32(data.ljust(CHECKPOINT_BYTES, b"\0"))
+
+
+def this_boot() -> int:
+    """Names this run of the machine; 0 where the system does not tell."""
+    found = boot_id()
+    return zlib.crc32(found.encode()) if found else 0

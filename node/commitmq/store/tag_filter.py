@@ -21,7 +21,10 @@ _FEW = 8
 class TagFilter:
     """A set of wanted tags. ``wanted``/``bounds`` are the tags' UTF-8, concatenated, and where each begins and ends."""
 
-    __slots__ = ("bounds", "codes", "tags", "wanted")
+    __slots__ = ("__weakref__", "bounds", "codes", "tags", "wanted")
+
+    # A record is looked at only if its unit has one of the hashes, and then at one property.
+    terms = 0
 
     def __init__(self, tags: list[str]) -> None:
         """Raises ValueError for an empty list, an empty tag or more than MAX_TAGS."""

@@ -51,7 +51,7 @@ from commitmq import failpoints
 from commitmq.errors import StoreError
 from commitmq.store.json_config import sync_folder
 from commitmq.store.layout import StoreLayout
-from commitmq.store.shared_memory import PAGE_BYTES, SharedPage, available_bytes, check_private, memory_folder
+from commitmq.store.shared_memory import PAGE_BYTES, SharedPage, available_bytes, check_private, claim, recorded_folder
 
 _MAGIC: Final = 0x434D_5150_4F00_0001
 _ZEROS: Final = memoryview(bytes(256 * 1024))
@@ -213,10 +213,9 @@ def zero(buffer: mmap.mmap, start: int, end: int) -> None:
 # ---------------------------------------------------------------- where, and whose
 
 
-def pool_folder(layout: StoreLayout, parent: str) -> Path:
-    """Where a store's pool is made under ``parent`` (``memory.folder``), whether it exists or not."""
-    folder = memory_folder(layout, parent)
-    return folder.with_name(folder.name + "-pool")
+def pool_folder(layout: StoreLayout) -> Path:
+    """Where a store's pool is made, whether it exists or not."""
+    return (recorded_folder(layout) or layout.run) / "pool"
 
 
 def note_path(layout: StoreLayout) -> Path:
@@ -250,7 +249,8 @@ def make(
 
     The pool of a former node must have been taken over or given up. Raises StoreError when there is no room for it.
     """
-    folder = pool_folder(layout, parent)
+    claim(layout, parent)
+    folder = pool_folder(layout)
     if os.path.lexists(folder):
         check_private(folder)
         shutil.rmtree(folder)

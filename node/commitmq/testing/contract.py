@@ -65,6 +65,13 @@ class _UnreadableLog(CommitLog):
         return super().read(offset, size)
 
 
+def _copy_unless_gone(source: str, target: str) -> str:
+    """A dispatcher's thread may rename a file that it has written just now."""
+    with contextlib.suppress(FileNotFoundError):
+        shutil.copy2(source, target)
+    return target
+
+
 class Life:
     """One life of a dispatcher on a store: from open to close, or to wherever it is left."""
 
@@ -149,7 +156,7 @@ class Life:
 
     def copy(self, root: Path) -> Life:
         """The store as the kernel has it now, at another place: what a kill of the process leaves."""
-        shutil.copytree(self.layout.root, root, symlinks=True)
+        shutil.copytree(self.layout.root, root, symlinks=True, copy_function=_copy_unless_gone)
         return Life(self._contract, root, self._sample)
 
     def leave(self) -> None:

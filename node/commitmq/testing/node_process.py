@@ -20,9 +20,9 @@ from typing import Any
 
 import psutil
 
+from commitmq.node_files import remove_socket_folder
 from commitmq.store.layout import StoreLayout
-from commitmq.store.shared_memory import memory_folder
-from commitmq.store.transient_pool import pool_folder
+from commitmq.store.shared_memory import recorded_folder
 
 SEGMENT_BYTES = 1 << 20
 # Index files of the default size take 24 MB of disk each, with the first message already.
@@ -39,7 +39,7 @@ def environment(*paths: str | Path, **extra: str) -> dict[str, str]:
 
 
 def run_commitmq(
-    *arguments: str, env: dict[str, str], python: str = sys.executable
+    *arguments: str, env: dict[str, str], python: str = sys.executable, timeout_s: float = _COMMAND_TIMEOUT_S
 ) -> subprocess.CompletedProcess[str]:
     """Run the command ``commitmq`` of ``python`` with ``arguments``; output and exit code are in the result."""
     return subprocess.run(
@@ -47,7 +47,7 @@ def run_commitmq(
         env=env,
         capture_output=True,
         text=True,
-        timeout=_COMMAND_TIMEOUT_S,
+        timeout=timeout_s,
         check=False,
     )
 
@@ -78,6 +78,8 @@ class NodeProcess:
 
     python: str = sys.executable
     """The interpreter whose environment the node runs in."""
+    command_timeout_s: float = _COMMAND_TIMEOUT_S
+    """How long a command may take."""
 
     def __init__(self, store: Path, *settings: str) -> None:
         """``settings`` are ``section.key=value``, laid over free ports, small segments and small index files."""
@@ -93,7 +95,9 @@ class NodeProcess:
 
     def run(self, *arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
         """Run the command in the node's environment."""
-        return run_commitmq(*arguments, env=self.environment(**extra), python=self.python)
+        return run_commitmq(
+            *arguments, env=self.environment(**extra), python=self.python, timeout_s=self.command_timeout_s
+        )
 
     def arguments(self, *more: str) -> list[str]:
         """The words behind ``commitmq`` that start this node; ``more`` are further settings."""
@@ -113,7 +117,7 @@ class NodeProcess:
             keeper = subprocess.Popen(
                 [self.python, "-m", "commitmq.cli.main", *self.arguments()],
                 env=self.environment(),
-                stdout=subprocess.DEVNULL,
+                stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
@@ -217,8 +221,10 @@ class NodeProcess:
         if self.store.exists():
             # What a killed node kept in memory waits for its next start, which a test's store does not have.
             layout = StoreLayout(self.store)
-            for folder in (memory_folder(layout, ""), pool_folder(layout, "")):
+            folder = recorded_folder(layout)
+            if folder is not None:
                 shutil.rmtree(folder, ignore_errors=True)
+            remove_socket_folder(layout)
 
     def is_ours(self, pid: int) -> bool:
         """Whether ``pid`` still is one of this node's, and no other program that got its number."""

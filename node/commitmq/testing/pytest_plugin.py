@@ -2,6 +2,8 @@
 
     commitmq_node           a node that is ready, in a temporary folder, for one test
     commitmq_node_factory   makes them: commitmq_node_factory(settings=["topics.default_queues=1"], plugins=["my.module"])
+    commitmq_shared_node    one for all tests of a run, which takes its seconds once: use a topic of your own in it,
+    commitmq_topic          a new topic of four queues in the shared node, deleted after the test
 
 The marker ``commitmq`` gives ``commitmq_node`` its settings and its plugins, which need not be installed; several of them
 (a function's, a class's, a module's ``pytestmark``) add up:
@@ -15,6 +17,8 @@ project of an environment that has CommitMQ, so it imports nothing before a fixt
 
 from __future__ import annotations
 
+import itertools
+import re
 import sys
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
@@ -28,6 +32,7 @@ if TYPE_CHECKING:
     NodeFactory = Callable[..., CommitMQNode]
 
 _NODE_MODULE = "commitmq.testing.node"
+_NUMBERS = itertools.count(1)
 
 # Its assertions fail in the projects of others, and should say as much there as they do here.
 pytest.register_assert_rewrite("commitmq.testing.contract")
@@ -66,6 +71,25 @@ def commitmq_node(request: pytest.FixtureRequest, commitmq_node_factory: NodeFac
         if marker.args or marker.kwargs.keys() - {"settings", "plugins"}:
             raise pytest.UsageError("the marker commitmq takes settings=[…] and plugins=[…]")
     return commitmq_node_factory(settings=settings, plugins=list(dict.fromkeys(plugins)))
+
+
+@pytest.fixture(scope="session")
+def commitmq_shared_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommitMQNode]:
+    """A node that is ready and that all tests of this process share; without settings and plugins of its own."""
+    from commitmq.testing.node import start_node
+
+    with start_node(tmp_path_factory.mktemp("cmq")) as node:
+        yield node
+
+
+@pytest.fixture
+def commitmq_topic(request: pytest.FixtureRequest, commitmq_shared_node: CommitMQNode) -> Iterator[str]:
+    """The name of a topic in ``commitmq_shared_node`` that no other test has: it begins with the test's own."""
+    own = re.sub(r"[^A-Za-z0-9_-]", "-", request.node.name)[:80]
+    name = f"{own}-{next(_NUMBERS)}"
+    commitmq_shared_node.admin.topic_create(name, 4)
+    yield name
+    commitmq_shared_node.admin.topic_delete(name)
 
 
 @pytest.hookimpl(wrapper=True)

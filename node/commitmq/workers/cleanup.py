@@ -7,9 +7,10 @@ Advances   MIN_OFFSET (recovery sets its first value). DISK_FULL is not its word
 Sockets    ROUTER ``cleanup`` (ipc and tcp) for expiry by hand; DEALER to the coordinator; rings readers.
 Exit       :class:`commitmq.workers.runtime.ExitCode`.
 
-A round: decide (:mod:`commitmq.store.retention`), make the new minimum durable, publish it, wait until the workers that map
-segments have let go (HOLDERS_MS at most: a mapping of an unlinked file is harmless), then unlink one segment after the other.
-Nothing is ever truncated. ConsumeQueue and index files follow: their dispatchers see that the minimum grew.
+A round: decide (:mod:`commitmq.store.retention`), have the writer's knowledge of idempotent producers written down up to the
+new minimum, make that durable, publish it, wait until the workers that map segments have let go (HOLDERS_MS at most: a
+mapping of an unlinked file is harmless), then unlink one segment after the other. Nothing is ever truncated. ConsumeQueue and
+index files follow: their dispatchers see that the minimum grew.
 
 Killed anywhere, it leaves segments below the minimum at worst; its successor, or recovery, deletes them first.
 """
@@ -36,6 +37,7 @@ from commitmq.workers.runtime import WorkerContext, monotonic_ms
 
 ROLE = "cleanup"
 HOLDERS_MS: Final = 2_000
+PRODUCERS_MS: Final = 10_000
 # As in RocketMQ (60 s and 10 s), so that a node that was down for days is not busy deleting while it starts.
 _FIRST_LOOK_INTERVALS: Final = 6
 _MEASURE_MS: Final = 60_000
@@ -195,6 +197,7 @@ class Cleaner:
     def carry_out(self, plan: Plan) -> None:
         """Delete what ``plan`` says. Raises StoreError, with the deletion begun or not."""
         self._say_loudly(plan)
+        self._wait_for_producers(plan.min_offset)
         if failpoints.ACTIVE:
             failpoints.hit("cleanup.before_publish")
         try:
@@ -241,6 +244,23 @@ class Cleaner:
                 "from_offset": claim.offset,
                 "segments": len(lost),
             }
+
+    def _wait_for_producers(self, minimum: int) -> None:
+        """Have the writer write down what it knows of idempotent producers, which the log will not tell any more. Raises
+        StoreError when it does not, except on a full disk, where deleting may be what it waits for.
+        """
+        control = self._control
+        control.put(Word.PRODUCERS_WANTED, minimum)
+        self._context.ringer("writer").ring()
+        deadline = monotonic_ms() + PRODUCERS_MS
+        while control.get(Word.PRODUCERS_KNOWN) < minimum:
+            if monotonic_ms() >= deadline or self._context.stopping:
+                sentence = "what is known of idempotent producers is not written down up to the new minimum"
+                if not control.get(Word.DISK_FLAGS):
+                    raise StoreError(f"{sentence}: nothing is deleted before it is", path=self._layout.producers)
+                self._log.error(f"{sentence}: messages that are sent again may be stored again", min_offset=minimum)
+                return
+            self._pause(20)
 
     def _wait_for_holders(self, minimum: int) -> None:
         """Give everybody who maps segments the time to let go, so that unlinking frees the space at once."""

@@ -2,21 +2,26 @@
 
 Owns (only it writes): ``config/topics.json``, ``config/consumerOffset.json``, ``config/subscriptionGroup.json``,
     ``commitmq/offsets.journal``, ``commitmq/deleted_topics.json``, ``commitmq/deleting_topics.json``,
-    ``commitmq/group_members.json``; membership of groups, in memory.
-Reads: the control block's WRITTEN and MIN_OFFSET, for tombstones.
+    ``commitmq/topics.journal``, ``commitmq/group_members.log``; membership of groups, in memory.
+Reads: the control block's WRITTEN, MIN_OFFSET, WRITER_TOPICS and MEMORY_TOPICS, and the ConsumeQueue dispatcher's TOPICS,
+    for deletions (:mod:`commitmq.coordination.deletions`).
 Advances: TOPICS_VERSION.
 Sockets: ROUTER ``coordinator`` (ipc and tcp) for requests; PUB ipc ``topics`` for what changed:
-    ``[b"topics", {"version", "topics": {name: settings}, "deleted": [[name, physical offset]]}]``.
+    ``[b"topics", {"version", "topics": {name: settings}, "ending": [[name, incarnation]],
+    "deleted": [[name, physical offset, incarnation]]}]``.
 Exit codes: :class:`commitmq.workers.runtime.ExitCode`; STORE_UNUSABLE when a file of it is damaged.
 
 A change of topics is durable first, then counted in TOPICS_VERSION, then published. A worker that sees the word ahead
-of what it heard (a message was lost, or this process died between file and message) reads ``topics.json``. A new
+of what it heard (a message was lost, or this process died between file and message) reads on in the files. A new
 coordinator advances the word at once, because it cannot know whether its predecessor still did.
+
+The answer to a deletion waits, over many turns if need be, until those who take sends have ended the topic.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import time
+from typing import Any, NamedTuple
 
 import orjson
 import zmq
@@ -37,6 +42,27 @@ _GRACE_MS = 500
 # A turn ends when nothing waits or at one of these limits, which bound its memory and the wait of its first answer.
 _TURN_REQUESTS = 512
 _TURN_BYTES = 4 * 1024 * 1024
+_TURN_NS = 20_000_000
+# The socket takes its clients in turns, so whoever asks without a pause does not keep others' requests for longer than
+# this: sessions that are over by so much end, although requests wait.
+_FLOODED_MS = 1_000
+
+
+_DELETION_LOOK_MS = 20
+_MAX_PARKED = 10_000  # answers that wait for the end of a topic; beyond it a request is refused at once
+_STILL_ENDING = (
+    "the topic is deleted, but the process that takes sends to it has not ended it yet (is it being restarted?); that goes on"
+    " by itself, and this request may be repeated"
+)
+
+
+class _Parked(NamedTuple):
+    """An answer that waits for the end of a topic."""
+
+    peer: bytes
+    identity: int | None
+    answer: Answer
+    deadline_ms: int
 
 
 class Coordinator:
@@ -56,8 +82,10 @@ class Coordinator:
         self._publisher.setsockopt(zmq.SNDHWM, 10_000)
         self._publisher.bind(context.layout.ipc("topics"))
         context.control.put(Word.TOPICS_VERSION, self._version)
-        # A deletion that a crash interrupted is finished before anyone can ask for the topic.
-        self._end_turn([])
+        # A deletion that a crash interrupted is known to the others with this version, too; it goes on when they say so.
+        self._service.tell(self._version)
+        self._parked: list[_Parked] = []
+        self._delete_timeout_ms = context.config.topics.delete_timeout_ms
         self._router, self._endpoints = context.bind_router(ROLE)
         context.register(self._router)
 
@@ -71,6 +99,7 @@ class Coordinator:
             self._turn()
         while self._turn():
             pass
+        self._refuse_parked("the node stops; the deletion goes on with its next start")
         self._service.close()
         self._publisher.close()
         self._router.close()
@@ -78,6 +107,8 @@ class Coordinator:
     def _timeout_ms(self) -> int:
         due_ms, now_ms = self._service.next_ms(), monotonic_ms()
         wait_ms = _MAX_WAIT_MS if due_ms is None else max(0, min(_MAX_WAIT_MS, due_ms - now_ms))
+        if self._service.awaits_writer:
+            wait_ms = min(wait_ms, _DELETION_LOOK_MS)  # it rings, but a ring may be lost
         # What is due may be a session that must not end yet; looking for it without a pause would burn the grace.
         return max(wait_ms, _GRACE_MS // 20) if now_ms < self._no_expiry_before_ms else wait_ms
 
@@ -90,7 +121,9 @@ class Coordinator:
         if now_ms - self._last_turn_ms > _STALL_MS:
             self._no_expiry_before_ms = now_ms + _GRACE_MS
         self._last_turn_ms = now_ms
-        while len(answers) < _TURN_REQUESTS and taken_bytes < _TURN_BYTES:
+        self._service.mend(now_ms)
+        end_ns = time.monotonic_ns() + _TURN_NS
+        while len(answers) < _TURN_REQUESTS and taken_bytes < _TURN_BYTES and time.monotonic_ns() < end_ns:
             try:
                 frames = self._router.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
@@ -98,9 +131,10 @@ class Coordinator:
                 break
             taken_bytes += sum(map(len, frames))
             answers.append((frames[0], *self._handle(frames[1:])))
-        if drained:
-            self._service.tick(now_ms, expire=now_ms >= self._no_expiry_before_ms)
+        calm = now_ms >= self._no_expiry_before_ms
+        self._service.tick(now_ms, expire_ms=(now_ms if drained else now_ms - _FLOODED_MS) if calm else None)
         self._end_turn(answers)
+        self._service.write_snapshots(now_ms)
         return bool(answers)
 
     def _handle(self, frames: list[bytes]) -> tuple[int | None, Answer | bytes]:
@@ -129,9 +163,42 @@ class Coordinator:
         news = service.end_turn(monotonic_ms())
         if news is not None:
             self._publish(news)
+        now_ms = monotonic_ms()
         for peer, identity, answer in answers:
+            if self._must_wait(answer):
+                assert isinstance(answer, Answer)
+                self._parked.append(_Parked(peer, identity, answer, now_ms + self._delete_timeout_ms))
+                continue
             self._router.send_multipart([peer, self._encode(identity, answer)])
+        if self._parked:
+            self._answer_parked(now_ms)
         service.forget_faults()
+
+    def _must_wait(self, answer: Answer | bytes) -> bool:
+        """Whether an answer waits for the end of a topic. A disk that refuses the deletion's files is told at once."""
+        return (
+            isinstance(answer, Answer)
+            and answer.after is not None
+            and self._service.is_ending(answer.after)
+            and self._service.fault("topics") is None
+            and len(self._parked) < _MAX_PARKED
+        )
+
+    def _answer_parked(self, now_ms: int) -> None:
+        waiting = []
+        for one in self._parked:
+            assert one.answer.after is not None
+            is_over = not self._service.is_ending(one.answer.after) or self._service.fault("topics") is not None
+            if is_over or one.deadline_ms <= now_ms:
+                self._router.send_multipart([one.peer, self._encode(one.identity, one.answer)])
+            else:
+                waiting.append(one)
+        self._parked = waiting
+
+    def _refuse_parked(self, reason: str) -> None:
+        for one in self._parked:
+            self._router.send_multipart([one.peer, wire.error(one.identity, "SERVICE_NOT_AVAILABLE", reason)])
+        self._parked.clear()
 
     def _encode(self, identity: int | None, answer: Answer | bytes) -> bytes:
         if isinstance(answer, bytes):
@@ -139,6 +206,8 @@ class Coordinator:
         fault = self._service.fault(answer.needs)
         if fault is not None:
             return _not_available(identity, fault)
+        if answer.after is not None and self._service.is_ending(answer.after):
+            return wire.error(identity, "SERVICE_NOT_AVAILABLE", _STILL_ENDING, retry_after_ms=RETRY_MS)
         try:
             fields: dict[str, Any] = answer.fields()
             return wire.ok(identity or 0, **fields)
@@ -148,8 +217,9 @@ class Coordinator:
 
     def _publish(self, news: TopicNews) -> None:
         self._version += 1
+        self._service.tell(self._version)
         self._context.control.put(Word.TOPICS_VERSION, self._version)
-        message = {"version": self._version, "topics": news.topics, "deleted": news.deleted}
+        message = {"version": self._version, "topics": news.topics, "ending": news.ending, "deleted": news.deleted}
         self._publisher.send_multipart([b"topics", orjson.dumps(message)])
 
 

@@ -29,6 +29,7 @@ from commitmq.control import DispatcherFlag, DispatcherWord, Word
 from commitmq.errors import CommitMQError, CorruptRecordError, DiskFullError, StoreError
 from commitmq.hookspecs import Dispatcher, DispatcherView
 from commitmq.store.commit_log import CommitLog
+from commitmq.store.deleted_topics import WatchedTable
 from commitmq.store.dispatch_batch import DispatchBatch, LogWalker
 from commitmq.workers.dispatch_state import DispatchState
 from commitmq.workers.expired_segments import ExpiredSegments
@@ -63,11 +64,15 @@ class DispatcherHost:
         )
         self._expired = ExpiredSegments(context, self.log)
         self._changed: list[tuple[str, int]] = []
-        self._deleted = self._load_tombstones()
+        self._tombstones = WatchedTable(context.layout.tombstones)
+        self._checked: dict[str, int] | None = None
+        self._deleted = dict(self._tombstones.load())
         self._told = dict(self._deleted)  # deletions that the dispatcher knows of, or will when it comes there:
-        self._to_forget: list[tuple[int, str]] = []  # (offset, topic), ascending
+        self._to_forget: list[
+            tuple[int, str, int]
+        ] = []  # (offset, topic, a version that did not have it yet), ascending
         self._flags = 0
-        self._topics_version = -1
+        self._topics_version = -1  # whose deletions are known
         self._views: TopicViews | None = None  # made when the dispatcher first asks: most do not
         self._min_offset = self._control.get(Word.MIN_OFFSET)
         self.dispatcher: Dispatcher | None = None
@@ -445,8 +450,8 @@ class DispatcherHost:
                 if self._views is not None:
                     self._views.hear(frame)
                 news = orjson.loads(frame)
-                for topic, offset in news.get("deleted", []):
-                    self._delete_topic(topic, offset)
+                for topic, offset, _incarnation in news.get("deleted", []):
+                    self._delete_topic(topic, offset, int(news["version"]) - 1)
 
     def check_topics(self) -> None:
         """News may be lost: compare versions now and then, and read the tombstones when they moved."""
@@ -454,11 +459,16 @@ class DispatcherHost:
         version = self._control.get(Word.TOPICS_VERSION)
         if version == self._topics_version:
             return
+        # Read before the version counts as known: a file that cannot be read is tried again.
+        tombstones = self._tombstones.load()
+        if tombstones is not self._checked:
+            for topic, offset in tombstones.items():
+                self._delete_topic(topic, offset, self._topics_version)
+            self._checked = tombstones
         self._topics_version = version
-        for topic, offset in self._load_tombstones().items():
-            self._delete_topic(topic, offset)
+        self._say_carried_out()
 
-    def _delete_topic(self, topic: str, offset: int) -> None:
+    def _delete_topic(self, topic: str, offset: int, before: int) -> None:
         """The dispatcher hears of it between what was stored before the deletion, below ``offset``, and what follows.
 
         It may be far behind, so the log is read up to there in the loop's own time.
@@ -466,35 +476,39 @@ class DispatcherHost:
         if self.dispatcher is None or self._told.get(topic, -1) >= offset:
             return
         self._told[topic] = offset
-        bisect.insort(self._to_forget, (offset, topic))
+        bisect.insort(self._to_forget, (offset, topic, before))
         self._forget_due()
 
     def _forget_due(self) -> None:
         """Tell the dispatcher of the deletions that it has come to."""
         while self._to_forget and self._to_forget[0][0] <= self.position:
-            offset, topic = self._to_forget.pop(0)
+            offset, topic, _ = self._to_forget.pop(0)
             self._deleted[topic] = offset
             forget = getattr(self.dispatcher, "forget", None)
             if forget is not None:
                 forget(topic)
                 self._context.log.info("topic deleted", topic=topic, below=offset)
+            self._say_carried_out()
+
+    def _say_carried_out(self) -> None:
+        """Tell up to which TOPICS_VERSION nothing is left of deleted topics: readers may trust the queues of new ones then,
+        and tombstones may go when the log holds nothing below them any more.
+        """
+        if self.dispatcher is not None:
+            version = min((before for _, _, before in self._to_forget), default=self._topics_version)
+            if version > self._control.dispatcher(self.slot, DispatcherWord.TOPICS):
+                self._control.put_dispatcher(self.slot, DispatcherWord.TOPICS, version)
 
     def _topic_attributes(self, topic: str) -> dict[str, str] | None:
         """See DispatcherView. A topic is in the table's file before a message of it can be in the log."""
         if self._views is None:
             self._views = TopicViews(self._context.layout, self._control)
         view = self._views.get(topic)
-        if view is None and self._views.is_stale:
+        # A topic that was made anew under an old name may be of another kind than what is known here.
+        if (view is None or topic in self._deleted) and self._views.is_stale:
             self._views.reload()
             view = self._views.get(topic)
         return None if view is None else dict(view.attributes)
-
-    def _load_tombstones(self) -> dict[str, int]:
-        path = self._context.layout.own / "deleted_topics.json"
-        try:
-            return {str(name): int(offset) for name, offset in orjson.loads(path.read_bytes()).items()}
-        except FileNotFoundError:
-            return {}
 
     # ------------------------------------------------------------ what a person asks for
 

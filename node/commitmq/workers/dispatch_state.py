@@ -13,7 +13,6 @@ Lists keep their newest hundred entries. Each write replaces the file durably (w
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -21,10 +20,9 @@ from typing import Any, Final
 import numpy as np
 import orjson
 
-from commitmq import failpoints
 from commitmq.errors import StoreError
+from commitmq.store import disk
 from commitmq.store.dispatch_batch import DispatchBatch
-from commitmq.store.write_all import write_all
 
 _MOST_RANGES: Final = 100
 
@@ -73,20 +71,9 @@ class DispatchState:
             "skipped": self.skipped[-_MOST_RANGES:],
             "gaps": self.gaps[-_MOST_RANGES:],
         }
-        beside = self.path.with_suffix(".new")
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with beside.open("wb") as file:
-                write_all(file.fileno(), orjson.dumps(data), 0, place="dispatcher_state.write")
-                os.fsync(file.fileno())
-            if failpoints.ACTIVE:
-                failpoints.hit("dispatcher_state.before_replace")
-            beside.replace(self.path)
-            folder = os.open(self.path.parent, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
+            disk.replace_content(self.path, orjson.dumps(data), "dispatcher_state")
         except OSError as error:
             raise StoreError(f"cannot write the dispatcher's state: {error.strerror}", path=self.path) from error
 

@@ -2,6 +2,7 @@
 
     query {request}            the dispatcher's answer; only while it is not parked
     retry {}                   a parked dispatcher starts anew, with its code imported again
+    restart {}                 the same of one that is not parked: after its plugin was replaced
     skip {at}                  the same, without the record it was parked at (its physical offset, so that a request that
                                is repeated skips nothing else)
     reset {to} or {timestamp}  continue at the beginning, the end, a record's physical offset or a store time
@@ -33,7 +34,13 @@ class DispatcherRequests:
         self._context = context
         self._host = host
         self.restart_wanted = False
-        operations = {"query": self._query, "retry": self._retry, "skip": self._skip, "reset": self._reset}
+        operations = {
+            "query": self._query,
+            "retry": self._retry,
+            "restart": self._restart,
+            "skip": self._skip,
+            "reset": self._reset,
+        }
         self._socket = RequestSocket(context, f"dispatcher {host.name}", operations)
         self.router, self.endpoints, self.serve = self._socket.router, self._socket.endpoints, self._socket.serve
 
@@ -72,6 +79,12 @@ class DispatcherRequests:
     def _retry(self, _header: dict[str, Any]) -> dict[str, Any]:
         self._check_parked()
         self._host.forgive()
+        self.restart_wanted = True
+        return {"position": self._host.position}
+
+    def _restart(self, _header: dict[str, Any]) -> dict[str, Any]:
+        if self._host.is_parked:
+            raise ProtocolError("INVALID_PARAMETER", f"dispatcher {self._host.name} is parked: use retry, or skip")
         self.restart_wanted = True
         return {"position": self._host.position}
 

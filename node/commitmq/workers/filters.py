@@ -7,8 +7,9 @@ process, fails that one request and names the plugin.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,12 +27,14 @@ INVALID: Final = "INVALID_PARAMETER"
 FAILED: Final = "FILTER_FAILED"
 # Neither what a client sends nor what a plugin makes of it may grow without bound; no filter needs more than this.
 MAX_EXPRESSION_CHARACTERS: Final = 65_536
+# Shorter tag expressions are made anew: that costs less than to look for them.
+_SHARED_FROM_CHARACTERS: Final = 64
 
 
 class ExpressionFilter:
     """A compiled filter of a plugin as the reader of queues uses it. Every failure of the plugin becomes a FilterError."""
 
-    __slots__ = ("_compiled", "_names", "expression", "kind", "plugin")
+    __slots__ = ("_compiled", "_names", "expression", "kind", "plugin", "terms")
 
     def __init__(self, kind: str, expression: str, plugin: str, compiled: CompiledFilter) -> None:
         """Raises FilterError when ``compiled`` does not say which properties it wants."""
@@ -45,6 +48,10 @@ class ExpressionFilter:
         self._names = tuple(dict.fromkeys(names))
         if not all(isinstance(name, str) and name for name in self._names):
             raise self._failure("the names in its filter's properties must be strings that are not empty")
+        terms = getattr(compiled, "terms", len(self._names))
+        if type(terms) is not int:
+            raise self._failure("its filter's attribute terms must be an integer")
+        self.terms = max(1, terms)
 
     def may_match(self, units: object, codes: NDArray[np.int64], extensions: object) -> Flags:
         """Nothing can be told from a unit: the properties decide."""
@@ -61,7 +68,7 @@ class ExpressionFilter:
         batch = FilterBatch(data, positions, sizes, self._names)
         try:
             matches: Any = np.asarray(self._compiled.matches(batch))
-        except Exception as error:
+        except BaseException as error:  # SystemExit too: whatever a plugin raises, this process goes on
             raise self._failure(f"it raised {error!r:.500}") from error
         if matches.dtype != np.bool_ or matches.shape != (len(batch),):
             raise self._failure(
@@ -82,6 +89,7 @@ class Filters:
         self._limit = limit
         self._factories: dict[str, Any] = {}
         self._compiled: OrderedDict[tuple[str, str], ExpressionFilter] = OrderedDict()
+        self._parsed: WeakValueDictionary[str, TagFilter] = WeakValueDictionary()
 
     @property
     def types(self) -> list[str]:
@@ -92,9 +100,10 @@ class Filters:
         """Compiled expressions that are kept."""
         return len(self._compiled)
 
-    def clear(self) -> None:
-        """Forget every compiled expression."""
-        self._compiled.clear()
+    def keep_only(self, wanted: Container[tuple[str, str]]) -> None:
+        """Forget every compiled expression but those of ``wanted``, by type and expression."""
+        for key in [key for key in self._compiled if key not in wanted]:
+            del self._compiled[key]
 
     def get(self, kind: str | None, expression: str | None) -> RecordFilter | None:
         """The filter for a pull; None when it wants everything.
@@ -103,10 +112,7 @@ class Filters:
         is at fault.
         """
         if kind is None or kind == TAG:
-            try:
-                return TagFilter.parse(expression)
-            except ValueError as error:
-                raise ProtocolError(INVALID, str(error)) from error
+            return self._tags(expression)
         spec = self._specs.get(kind)
         if spec is None:
             raise ProtocolError(INVALID, f"this node has no filter type {kind!r:.100}; it has {', '.join(self.types)}")
@@ -125,6 +131,18 @@ class Filters:
             self._compiled.popitem(last=False)
         return found
 
+    def _tags(self, expression: str | None) -> TagFilter | None:
+        """Pulls that wait share what is made of the same expression, as long as any of them does."""
+        found = None if expression is None else self._parsed.get(expression)
+        if found is None:
+            try:
+                found = TagFilter.parse(expression)
+            except ValueError as error:
+                raise ProtocolError(INVALID, str(error)) from error
+            if found is not None and expression is not None and len(expression) > _SHARED_FROM_CHARACTERS:
+                self._parsed[expression] = found
+        return found
+
     def _compile(self, kind: str, expression: str, spec: Mapping[str, Any]) -> ExpressionFilter:
         plugin = str(spec["plugin"])
         try:
@@ -133,7 +151,7 @@ class Filters:
             if error.plugin is not None:
                 raise ProtocolError(FAILED, str(error)) from error
             raise ProtocolError(INVALID, f"the {kind} filter is wrong {error}") from error
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
             raise ProtocolError(
                 FAILED, f"the filter {kind} of plugin {plugin} failed: it raised {error!r:.500}"
             ) from error

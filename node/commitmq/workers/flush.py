@@ -14,12 +14,15 @@ The writer syncs by itself what a sender waits for alone (:mod:`commitmq.workers
 ``writer_synced``, and this process makes it ``flushed`` at its next look.
 
 A failed fdatasync is never retried: the kernel has marked the pages clean and the next call would lie. The errno goes to
-``flush_errno``, which makes the store read-only until the node is started again.
+``flush_errno``, which makes the store read-only until the node is started again. A segment that cannot be opened, for want of
+descriptors, is tried again: nothing was asked of the device. ``flushing`` tells a successor that this process died in a sync
+whose outcome nobody knows (:mod:`commitmq.workers.failed_sync`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import time
 from collections.abc import Callable
@@ -27,10 +30,12 @@ from collections.abc import Callable
 from commitmq import failpoints, stations
 from commitmq.control import ControlBlock, DispatcherWord, Word, WorkerWord, WriterSync
 from commitmq.stations import Station
+from commitmq.store import disk
+from commitmq.store.abort_file import NO_TOKEN
 from commitmq.store.checkpoint import Checkpoint
 from commitmq.store.layout import segment_name
 from commitmq.store.sidecar import Sidecar
-from commitmq.workers.failed_sync import leave_note
+from commitmq.workers.failed_sync import leave_note, write_again
 from commitmq.workers.log_committer import LogCommitter
 from commitmq.workers.pauses import Pauses
 from commitmq.workers.runtime import WorkerContext, monotonic_ms, role_slot
@@ -40,6 +45,7 @@ _PAGE_BYTES = 4096
 _LEAST_PAUSE_S = 0.001
 _CHECKPOINT_MS = 1000
 _POLL_MS = 100
+_RETRY_MS = 200
 _LOOK_S = 0.0002
 _STAY_NEAR_S = 0.010
 
@@ -52,12 +58,16 @@ class LogFlusher:
         self._layout = context.layout
         self._log = context.log
         self._segment_bytes = context.config.commit_log.segment_bytes
+        self._owner = int(context.params.get("owner", NO_TOKEN))
         self._files: dict[int, int] = {}
         self._checkpoint = Checkpoint.load_durable(context.layout.checkpoint)
         pooled = self._control.get(Word.POOL_BUFFERS)
         self._stamp_word = Word.COMMITTED_TIMESTAMP if pooled else Word.WRITTEN_TIMESTAMP
         self._flushed_timestamp = self._control.get(self._stamp_word)
         self.answers_somebody = False
+        self.retry_at_ms = 0
+        self._complained = ""
+        self._alive = context.heartbeat
         self._on_disk: tuple[int, ...] | None = None
         self._next_checkpoint_ms = 0
         if self._control.get(Word.FLUSHED) < 0:
@@ -67,6 +77,11 @@ class LogFlusher:
     def failed(self) -> bool:
         """True once an fdatasync failed."""
         return self._control.get(Word.FLUSH_ERRNO) != 0
+
+    @property
+    def is_late(self) -> bool:
+        """True from a flush that could not begin to the time of the next try."""
+        return monotonic_ms() < self.retry_at_ms
 
     def pending_bytes(self) -> int:
         return self._control.committed() - self._control.get(Word.FLUSHED)
@@ -85,23 +100,27 @@ class LogFlusher:
         stamp = control.get(self._stamp_word)
         target = control.committed()
         start = control.get(Word.FLUSHED)
-        base = start - start % self._segment_bytes
+        bases = range(start - start % self._segment_bytes, target, self._segment_bytes)
         try:
-            while base < target:
+            self.settle()
+            fds = [self.file(base) for base in bases]
+        except OSError as error:
+            # Nothing was asked of the device yet. A segment that is gone or cannot be read is another matter.
+            if error.errno in (errno.ENOENT, errno.EIO):
+                self._fail(error)
+            else:
+                self._retry_later(error)
+            return False
+        control.put(Word.FLUSHING, target)
+        try:
+            for fd in fds:
                 if failpoints.ACTIVE:
                     failpoints.hit("flush.before_fdatasync")
-                os.fdatasync(self.file(base))
+                disk.sync(fd, "segment")
                 if failpoints.ACTIVE:
                     failpoints.hit("flush.after_fdatasync")
-                base += self._segment_bytes
         except OSError as error:
-            control.put(Word.FLUSH_ERRNO, error.errno or 5)
-            leave_note(self._layout, error, self._log)
-            self._log.error(
-                "fdatasync failed: the store is read-only until it is started again",
-                segment=segment_name(base),
-                error=os.strerror(error.errno or 5),
-            )
+            self._fail(error)
             return False
         if self.writer_failed():
             return False
@@ -111,14 +130,50 @@ class LogFlusher:
             # what is acknowledged is durable without it.
             self._next_checkpoint_ms = 0
         control.put(Word.FLUSHED, target)
+        control.put(Word.FLUSHING, 0)
         # Who waited for less than the former end was rung then. The look comes behind the store above, because the writer does
         # it the other way round: it says what it waits for and then, before it sleeps, looks how far the flush is. So one of
         # the two sees the other; a ring that is lost all the same costs the writer's bound of 20 ms.
         self.answers_somebody = control.get(Word.FLUSH_WANTED) > start
         self._flushed_timestamp = stamp
-        self._checkpoint.physic_msg_timestamp = max(self._checkpoint.physic_msg_timestamp, stamp)
+        self._checkpoint.physic_msg_timestamp = stamp or self._checkpoint.physic_msg_timestamp
         self._drop_files_below(target)
+        if self._complained:
+            self._complained = ""
+            self._log.info("the log can be flushed again")
         return True
+
+    def _fail(self, error: OSError) -> None:
+        self._control.put(Word.FLUSH_ERRNO, error.errno or errno.EIO)
+        leave_note(self._layout, error, self._log)
+        self._log.error(
+            "fdatasync failed: the store is read-only until it is started again",
+            from_offset=self._control.get(Word.FLUSHED),
+            error=error.strerror or os.strerror(error.errno or errno.EIO),
+        )
+
+    def _retry_later(self, error: OSError) -> None:
+        self.retry_at_ms = monotonic_ms() + _RETRY_MS
+        reason = os.strerror(error.errno or errno.EIO)
+        if reason != self._complained:
+            self._complained = reason
+            self._log.error("the log cannot be flushed now", error=reason)
+
+    def settle(self) -> None:
+        """Make dirty what a process that was killed in a sync, our predecessor or the writer, may have left clean without its
+        being on the device. Raises OSError.
+        """
+        control = self._control
+        writer_died = control.get(Word.WRITER_SYNC) == WriterSync.SYNCING and not self._writer_lives()
+        if self.failed or not (control.get(Word.FLUSHING) or writer_died):
+            return
+        start, end = control.get(Word.FLUSHED), control.committed()
+        self._log.warning("a process was killed in a sync: what it was to cover is written again", start=start, end=end)
+        write_again(self._layout, start, end, self._segment_bytes, self._alive)
+        control.put(Word.FLUSHING, 0)
+
+    def _writer_lives(self) -> bool:
+        return os.path.exists(f"/proc/{self._control.worker(role_slot('writer'), WorkerWord.PID)}")
 
     def take_over(self) -> bool:
         """Publish what the writer has synced itself; True when that was something new."""
@@ -130,8 +185,8 @@ class LogFlusher:
             return False
         control.put(Word.FLUSHED, synced)
         self.keep_open()
-        self._flushed_timestamp = max(self._flushed_timestamp, stamp)
-        self._checkpoint.physic_msg_timestamp = max(self._checkpoint.physic_msg_timestamp, stamp)
+        self._flushed_timestamp = stamp
+        self._checkpoint.physic_msg_timestamp = stamp or self._checkpoint.physic_msg_timestamp
         return True
 
     def keep_open(self) -> None:
@@ -148,9 +203,7 @@ class LogFlusher:
         taken the error, and with it the pages, that ours then did not see.
         """
         control = self._control
-        while control.get(Word.WRITER_SYNC) == WriterSync.SYNCING:
-            if not os.path.exists(f"/proc/{control.worker(role_slot('writer'), WorkerWord.PID)}"):
-                break
+        while control.get(Word.WRITER_SYNC) == WriterSync.SYNCING and self._writer_lives():
             time.sleep(_LOOK_S)
         number = -control.get(Word.WRITER_SYNC)
         if number > 0 and not self.failed:
@@ -172,8 +225,9 @@ class LogFlusher:
     def _save(self, flushed: int, stamp: int) -> bool:
         """Write sidecar and checkpoint unless they are as they must be; False when the device refuses."""
         point, control = self._checkpoint, self._control
+        # Both may fall: the clock had been wrong (commit_log.max_clock_lead_ms).
         logics = control.dispatcher(0, DispatcherWord.DURABLE_TIMESTAMP)
-        point.logics_msg_timestamp = max(point.logics_msg_timestamp, logics)
+        point.logics_msg_timestamp = logics or point.logics_msg_timestamp
         # May fall: an index file that had been durable was cut, because the log lost its end.
         index = control.dispatcher(1, DispatcherWord.DURABLE_TIMESTAMP)
         point.index_msg_timestamp = index or point.index_msg_timestamp
@@ -183,7 +237,7 @@ class LogFlusher:
             control.dispatcher(0, DispatcherWord.DURABLE),
             control.get(Word.CRC_FROM),
             self._segment_bytes,
-            control.worker(role_slot("supervisor"), WorkerWord.PID),
+            self._owner,
         )
         values = (
             point.physic_msg_timestamp,
@@ -211,7 +265,8 @@ class LogFlusher:
         """A descriptor of the segment at ``base``. Raises OSError."""
         fd = self._files.get(base)
         if fd is None:
-            fd = self._files[base] = os.open(self._layout.commit_log / segment_name(base), os.O_RDWR)
+            path = self._layout.commit_log / segment_name(base)
+            fd = self._files[base] = disk.open_file(path, os.O_RDWR, "segment")
         return fd
 
     def _drop_files_below(self, offset: int) -> None:
@@ -249,6 +304,8 @@ def run(context: WorkerContext) -> None:
     pauses = Pauses(control, context.config, least_s=_LEAST_PAUSE_S)
     last_flush_ms = last_thorough_ms = monotonic_ms()
     flusher.keep_open()
+    with contextlib.suppress(OSError):  # flush will try again, and say why it cannot
+        flusher.settle()
     stations.watch(ROLE, (flusher, "flush", Station.F_SYNC, Station.F_SYNCED))
     context.ready()
     while True:
@@ -273,7 +330,9 @@ def run(context: WorkerContext) -> None:
         if flusher.failed:
             wait_ms = 1000
         elif flusher.pending_bytes() > 0:
-            if wanted:
+            if now < flusher.retry_at_ms:
+                wait_ms = min(wait_ms, flusher.retry_at_ms - now)
+            elif wanted:
                 due = True
             elif sync:
                 left_s = pauses.left_s(flusher.pending_bytes())
@@ -299,7 +358,7 @@ def run(context: WorkerContext) -> None:
                     writer.ring()
                 if sync:
                     reput.ring(urgent=False)
-            else:
+            elif flusher.failed:
                 writer.ring()
             last_flush_ms = last_thorough_ms = monotonic_ms()
             pauses.done(control.get(Word.FLUSHED) - start)
@@ -307,9 +366,9 @@ def run(context: WorkerContext) -> None:
         nothing_left = committer is None or committer.pending_bytes <= 0 or committer.gave_up
         if context.stopping and (flusher.failed or (flusher.pending_bytes() <= 0 and nothing_left)):
             break
-        stuck = flusher.failed or (committer is not None and committer.is_stuck)
+        stuck = flusher.failed or flusher.is_late or (committer is not None and committer.is_stuck)
         context.wait(
-            0 if due and flusher.pending_bytes() > 0 else wait_ms,
+            0 if due and flusher.pending_bytes() > 0 and not flusher.is_late else wait_ms,
             unless=pauses.is_late if stuck else _has_come(control, flusher if nothing else None, pauses),
             nap=naps,
         )

@@ -19,7 +19,7 @@ from commitmq.config import NodeConfig, ReaderConfig
 from commitmq.control import ControlBlock, DispatcherWord, Word
 from commitmq.errors import OffsetOutOfRangeError, ProtocolError
 from commitmq.store.commit_log import CommitLog
-from commitmq.store.index_file import IndexShape
+from commitmq.store.index_format import IndexShape
 from commitmq.store.index_reader import Cursor, Found, IndexReader, KeyKind, KeyQuery
 from commitmq.store.queue_reader import UNIT, QueueReader
 from commitmq.workers.parked_pulls import integer_field, text_field
@@ -81,7 +81,9 @@ class KeyQueries:
         ``floor`` is where what may be shown of the topic begins in the log. Raises ProtocolError when there is no index.
         """
         if not self._config.index.enable:
-            raise ProtocolError("INDEX_DISABLED", "this node keeps no index (index.enable is false)")
+            raise ProtocolError(
+                "INDEX_DISABLED", "this node keeps no index: index.enable is false, or `status` says why"
+            )
         for attempt in range(3):
             end = self._control.get(Word.WRITTEN)
             if request.up_to is not None:

@@ -36,7 +36,7 @@ _STAY_NEAR_MS = 10
 
 def attach_pool(context: WorkerContext) -> TransientPool:
     """This node's pool. Raises StoreError when it is gone."""
-    return TransientPool(pool_folder(context.layout, context.config.memory.folder))
+    return TransientPool(pool_folder(context.layout))
 
 
 class LogCommitter:

@@ -3,7 +3,7 @@
 Owns       the folder of memory topics (commitmq.store.memory_files): made at the first start of a node's life, removed
            when the node stops.
 Reads      the topic table.
-Advances   the words in that folder's pages.
+Advances   the words in that folder's pages, ``memory_topics``.
 Sockets    ROUTER ``memory`` (ipc and tcp) for producers, with the writer's operations and answers; PUB
            ``memory-changed``, which wakes readers; SUB ``topics`` (the coordinator).
 Exit       workers.runtime.ExitCode; 74 when the folder cannot be used.
@@ -31,8 +31,10 @@ import zmq
 from commitmq import plugins
 from commitmq.client import wire
 from commitmq.config import MEMORY_LEAST_SEGMENTS, NodeConfig
+from commitmq.control import Word
 from commitmq.errors import DiskFullError, ProtocolError, StoreError
 from commitmq.hookspecs import Stored, TopicStore, TopicStoreView
+from commitmq.network.router import FRAME_HEAD_BYTES, MAX_FRAMES
 from commitmq.node_files import node_life
 from commitmq.store.append import (
     MAX_RECORD_OVERHEAD_BYTES,
@@ -147,7 +149,7 @@ class MemoryProcess:
         self._publisher: zmq.Socket[bytes] = context.zmq.socket(zmq.PUB)
         self._publisher.setsockopt(zmq.LINGER, 0)
         self._publisher.bind(layout.ipc("memory-changed"))
-        folder = memory_folder(layout, config.memory.folder)
+        folder = memory_folder(layout)
         life = node_life(layout)
         budget, segment_bytes = sizes_of_life(config, folder, life)
         store_host = pack_host(Host(config.network.store_host, config.network.store_port))
@@ -166,6 +168,7 @@ class MemoryProcess:
             )
         )
         self._forget_gone()
+        self._coordinator_bell = context.ringer("coordinator")
         checker = CommitLogAppender(
             0,
             segment_bytes=segment_bytes,
@@ -178,9 +181,10 @@ class MemoryProcess:
         )
         self._requests = MemorySends(context, checker, self._topics, self._store, budget, segment_bytes)
         self._next_announcement_ns = 0
-        self._router, self.endpoints = context.bind_router("memory")
+        self._router, self.endpoints = context.bind_router("memory", takes_payload=True)
         context.register(self._router, quiet=True)
         context.register(self._news, quiet=True)
+        self._say_heard()
         context.log.info("memory topics", folder=folder, budget_bytes=budget, segment_bytes=segment_bytes)
 
     # ------------------------------------------------------------ one turn
@@ -198,17 +202,28 @@ class MemoryProcess:
         """Handle what has arrived, up to a turn's limits; True when there may be more."""
         budget = _TURN_BYTES
         router = self._router
+        gate = router.gate
         more = True
         for _ in range(_TURN_REQUESTS):
             if not int(router.getsockopt(_EVENTS)) & _POLLIN:
                 more = False
+                gate.looks += 1
+                gate.is_empty = True
                 break
+            gate.is_empty = False
             identity = router.recv(_NOBLOCK)
             frame = router.recv(_NOBLOCK, copy=False)
             frames = [frame]
             while frame.more:
+                if len(frames) > MAX_FRAMES:
+                    router.skip_rest(identity, gate.peers.get(identity))
+                    break
                 frame = router.recv(_NOBLOCK, copy=False)
                 frames.append(frame)
+            connection = gate.peers.get(identity) or router.meet(identity, frames[0])
+            if connection is None:
+                continue
+            connection.handled += sum(map(len, frames)) + FRAME_HEAD_BYTES * len(frames)
             answer = self._handle(identity, frames)
             with contextlib.suppress(zmq.ZMQError):  # the peer went away; its answer is nobody's
                 router.send(identity, _SEND_MORE)
@@ -244,9 +259,9 @@ class MemoryProcess:
                 f"the memory process knows send, append and hello, not {op!r}",
                 outcome="not_stored",
             )
-        topic = header.get("topic")
-        if type(topic) is str and self._topics.get(topic) is None:
-            # The coordinator stores and counts a new topic before anybody is told of it.
+        if self._topics.is_stale:
+            # The coordinator stores and counts a change before anybody is told of it: whoever knows a new topic may not be
+            # served by what is known here of an older one of the name.
             self._hear_news()
         header["ack"] = "memory" if header.get("ack", "flushed") == "flushed" else header["ack"]
         try:
@@ -269,6 +284,15 @@ class MemoryProcess:
         if self._topics.is_stale:
             self._topics.reload()
         self._forget_gone()
+        self._say_heard()
+
+    def _say_heard(self) -> None:
+        """Let deletions go on that wait for this process: it takes no more for what ended."""
+        version = self._topics.version
+        if version != self._context.control.get(Word.MEMORY_TOPICS):
+            self._context.control.put(Word.MEMORY_TOPICS, version)
+            if self._topics.has_endings:
+                self._coordinator_bell.ring()
 
     def _forget_gone(self) -> None:
         """Free what belongs to topics that were deleted, or deleted and made again."""

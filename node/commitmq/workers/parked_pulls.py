@@ -22,6 +22,11 @@ QueueKey = tuple[str, int]
 _COARSE_FROM_MS = 1_000
 _COARSE_STEP_MS = 200
 _LIMIT = 1 << 63
+# A filter takes this much, and for each character of its expression.
+_FILTER_BYTES = 1_024
+_CHARACTER_BYTES = 4
+# One client may park this share of what the reader parks at all, so that one cannot keep the others from waiting.
+_CLIENT_SHARE = 4
 
 
 @dataclass(slots=True, eq=False)
@@ -41,9 +46,12 @@ class Pull:
     wanted: RecordFilter | None
     in_memory: bool = False  # of a memory topic, as the last read found it
     group: str | None = None
+    incarnation: int | None = None  # of the topic that is meant; None: whichever there is
     deadline_ms: int = 0
     done: bool = False
     awaits_log: bool = False  # of what was parked: not of a memory topic then
+    filter_bytes: int = 0  # what its filter takes at most
+    is_woken: bool = False  # it is about to be looked at again
 
     @property
     def key(self) -> QueueKey:
@@ -77,6 +85,8 @@ def parse_pull(client: bytes, header: dict[str, Any], limits: ReaderConfig, filt
         ranges=mode == "ranges",
         wanted=filters.get(kind, expression),
         group=group,
+        filter_bytes=_FILTER_BYTES + _CHARACTER_BYTES * len(expression) if expression else 0,
+        incarnation=incarnation_field(header),
     )
 
 
@@ -97,6 +107,11 @@ def integer_field(header: dict[str, Any], name: str, default: int | None = None,
     return value
 
 
+def incarnation_field(header: dict[str, Any]) -> int | None:
+    """The incarnation of a topic that a request names, if it does. Raises ProtocolError INVALID_PARAMETER."""
+    return None if header.get("incarnation") is None else integer_field(header, "incarnation", least=0)
+
+
 def text_field(header: dict[str, Any], name: str) -> str:
     """A non-empty string of a request. Raises ProtocolError INVALID_PARAMETER."""
     value = header.get(name)
@@ -107,13 +122,15 @@ def text_field(header: dict[str, Any], name: str) -> str:
 
 @dataclass(slots=True)
 class ParkedPulls:
-    """The pulls of one reader that wait, ``limit`` in all and ``client_limit`` of one client."""
+    """The pulls of one reader that wait, ``limit`` in all with filters of ``limit_bytes``; of one client a quarter of it."""
 
     limit: int
-    client_limit: int
+    limit_bytes: int
     _by_queue: dict[QueueKey, list[Pull]] = field(default_factory=dict)
     _heap: list[tuple[int, int, Pull]] = field(default_factory=list)
     _by_client: dict[bytes, int] = field(default_factory=dict)
+    _bytes_by_client: dict[bytes, int] = field(default_factory=dict)
+    _bytes: int = 0
     _count: int = 0
     _log_count: int = 0
     _used: bool = False
@@ -127,8 +144,19 @@ class ParkedPulls:
         """Whether somebody waits for messages of the log (those of memory topics do not go through reput)."""
         return self._log_count > 0
 
-    def has_room(self, client: bytes) -> bool:
-        return self._count < self.limit and self._by_client.get(client, 0) < self.client_limit
+    def has_room(self, pull: Pull) -> bool:
+        client, size = pull.client, pull.filter_bytes
+        return (
+            self._count < self.limit
+            and self._by_client.get(client, 0) < max(1, self.limit // _CLIENT_SHARE)
+            and (
+                not size
+                or (
+                    self._bytes + size <= self.limit_bytes
+                    and self._bytes_by_client.get(client, 0) + size <= self.limit_bytes // _CLIENT_SHARE
+                )
+            )
+        )
 
     def add(self, pull: Pull, now_ms: int) -> None:
         """Park ``pull`` for its ``wait_ms``."""
@@ -138,6 +166,9 @@ class ParkedPulls:
         pull.deadline_ms = deadline
         self._by_queue.setdefault(pull.key, []).append(pull)
         self._by_client[pull.client] = self._by_client.get(pull.client, 0) + 1
+        if pull.filter_bytes:
+            self._bytes += pull.filter_bytes
+            self._bytes_by_client[pull.client] = self._bytes_by_client.get(pull.client, 0) + pull.filter_bytes
         self._count += 1
         pull.awaits_log = not pull.in_memory
         self._log_count += pull.awaits_log
@@ -172,6 +203,13 @@ class ParkedPulls:
             self._by_client[pull.client] = left
         else:
             del self._by_client[pull.client]
+        if pull.filter_bytes:
+            self._bytes -= pull.filter_bytes
+            left_bytes = self._bytes_by_client[pull.client] - pull.filter_bytes
+            if left_bytes:
+                self._bytes_by_client[pull.client] = left_bytes
+            else:
+                del self._bytes_by_client[pull.client]
         self._count -= 1
         self._log_count -= pull.awaits_log
         if len(self._heap) > 2 * self._count + 1_024:

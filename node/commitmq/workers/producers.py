@@ -4,7 +4,8 @@ Owns ``commitmq/producers``. What is known and why it is right after any crash i
 commitmq.store.producer_snapshot. Sends that are not idempotent meet nothing of this.
 
 A snapshot is packed between two requests (a few milliseconds for tens of thousands of entries), kept until what it tells is
-flushed, and written and synced by a thread of its own, which touches nothing else.
+flushed, and written and synced by a thread of its own, which touches nothing else. The log's beginning is deleted only below
+a snapshot that is on the device (``durable``): whoever reads the log from the snapshot on must find all of it.
 """
 
 from __future__ import annotations
@@ -70,10 +71,13 @@ class Producers:
         self.table = self._empty()
         self._usable = True
         self._position = 0  # of the last snapshot that was taken
+        self.durable = 0
+        """Position of the snapshot that is on the device; 0 for none that can be used."""
         self._due_ms = 0
         self._taken: ProducerSnapshot | None = None
         self._saving: threading.Thread | None = None
         self._problem: OSError | None = None
+        self._written = 0  # the thread's: position of the snapshot it has saved
         self._told_forgotten = 0
         self._tell_ms = 0
 
@@ -104,7 +108,7 @@ class Producers:
             self.table = self._empty()
             self._log.warning("producers are made from the whole log", reason=str(error), bytes=end - log.min_offset)
             return min(log.min_offset, end)
-        self._position = found.position
+        self._position = self.durable = found.position
         self._due_ms = monotonic_ms() + self._settings.snapshot_interval_ms
         return max(found.position, min(log.min_offset, end))
 
@@ -115,6 +119,7 @@ class Producers:
     def _first_snapshot(self, position: int) -> None:
         try:
             ProducerSnapshot(position, self.table.to_bytes()).save(self._layout.producers)
+            self.durable = position
         except OSError as error:
             self._usable = False
             self._log.warning("idempotent sends are refused until this works", error=os.strerror(error.errno or 5))
@@ -167,18 +172,24 @@ class Producers:
 
     # ------------------------------------------------------------ snapshots
 
-    def turn(self, position: int, flushed: int) -> None:
-        """Once a turn of the writer's loop. ``position`` is the log's end, ``flushed`` as far as it is durable."""
+    def turn(self, position: int, flushed: int, wanted: int = 0) -> int:
+        """Once a turn of the writer's loop. ``position`` is the log's end, ``flushed`` as far as it is durable; up to
+        ``wanted`` the log is to be deleted. Returns up to where it should be flushed soon, 0 when that does not matter.
+        """
         if self._saving is not None:
             if not self._saving.is_alive():
                 self._saved()
         elif self._taken is not None:
             if flushed >= self._taken.position:
                 self._save(self._taken)
+            elif wanted > self.durable:
+                return self._taken.position
         elif position != self._position or not self._usable:
             now = monotonic_ms()
-            if position - self._position >= self._settings.snapshot_bytes or now >= self._due_ms:
+            behind = position - self._position
+            if behind >= self._settings.snapshot_bytes or now >= self._due_ms or wanted > self._position:
                 self._take(position, now)
+        return 0
 
     def finish(self, position: int, flushed: int) -> None:
         """The writer stops in order: leave a snapshot of the end if all is flushed, so that the next start reads nothing."""
@@ -207,14 +218,14 @@ class Producers:
     def _write(self, snapshot: ProducerSnapshot) -> None:
         try:
             snapshot.save(self._layout.producers)
-            self._problem = None
+            self._problem, self._written = None, snapshot.position
         except OSError as error:
             self._problem = error
 
     def _saved(self) -> None:
         self._saving = None
         if self._problem is None:
-            self._usable = True
+            self._usable, self.durable = True, self._written
             return
         # The old snapshot is still right; the next one is tried soon, and a start reads a little more meanwhile.
         self._log.warning("cannot write down what is known of producers", error=os.strerror(self._problem.errno or 5))

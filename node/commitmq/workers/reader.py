@@ -19,8 +19,10 @@ what one client, or all, may leave unread there is bounded (SYSTEM_BUSY beyond).
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from collections.abc import Callable
 from functools import partial
+from time import monotonic_ns
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -34,17 +36,24 @@ from commitmq.store.commit_log import CommitLog
 from commitmq.store.fd_cache import affordable_files
 from commitmq.store.format import LMQ_PREFIX
 from commitmq.store.memory_files import UNIT_FILE_BYTES, MemoryTopics, NodeWord, TopicWord
-from commitmq.store.queue_reader import VIEW_BYTES, PullResult, PullStatus, QueueReader, RecordFilter
+from commitmq.store.queue_reader import NO_UNITS, VIEW_BYTES, PullResult, PullStatus, QueueReader, RecordFilter
 from commitmq.store.shared_memory import memory_folder
 from commitmq.store.topic_config import PERM_READ
 from commitmq.workers.expired_segments import ExpiredSegments
 from commitmq.workers.filters import FAILED, ExpressionFilter, Filters
 from commitmq.workers.key_queries import KeyQueries, parse_query
-from commitmq.workers.parked_pulls import ParkedPulls, Pull, QueueKey, integer_field, parse_pull, text_field
+from commitmq.workers.parked_pulls import (
+    ParkedPulls,
+    Pull,
+    QueueKey,
+    incarnation_field,
+    integer_field,
+    parse_pull,
+    text_field,
+)
 from commitmq.workers.runtime import WorkerContext, monotonic_ms
 from commitmq.workers.subscription_view import BitMapFilter, SubscriptionView
 from commitmq.workers.topic_view import TopicView, TopicViews
-from commitmq.workers.unsent import UnsentAnswers
 
 ROLE = "reader"
 
@@ -59,9 +68,10 @@ class _Place(NamedTuple):
     in_memory: bool = False
 
 
-# One client may park this share of what the reader parks at all, so that one cannot keep the others from waiting.
-_CLIENT_SHARE: Final = 4
 _REQUESTS_A_TURN: Final = 256
+# A turn gives so much to requests, to pulls that were woken and to those whose time is up: none of them waits for many of the
+# others, and the supervisor sees the loop turn.
+_PART_NS: Final = 20_000_000
 _SWEEP_QUEUES: Final = 2_000
 _HEARTBEAT_MS: Final = 1_000
 # A consumer asks again when it has worked off what it got. So long it is expected back, and the node does not slow down.
@@ -74,6 +84,14 @@ _EXPIRY_MS: Final = 60_000
 _NO_QUEUE: Final = (PullStatus.NO_MATCHED_LOGIC_QUEUE, PullStatus.NO_MESSAGE_IN_QUEUE)
 _BATCH_FILES: Final = 512
 _LMQ: Final = TopicView(1, 1, PERM_READ)
+
+
+class _NoSuchQueueError(ProtocolError):
+    """The topic has not so many queues; the answer says how many it has."""
+
+    def __init__(self, topic: str, read_queues: int, queue: int) -> None:
+        super().__init__("INVALID_PARAMETER", f"topic {topic!r} has the queues 0 to {read_queues - 1}, not {queue}")
+        self.read_queues = read_queues
 
 
 def run(ctx: WorkerContext) -> None:
@@ -109,24 +127,23 @@ class Reader:
         self._batches = BatchQueueReader(
             ctx.layout.batch_consume_queue,
             config.consume_queue.batch_file_bytes,
-            max_open_files=min(_BATCH_FILES, config.consume_queue.max_open_files),
+            max_open_files=affordable_files(min(_BATCH_FILES, config.consume_queue.max_open_files)),
         )
         self._lmq_enabled = config.consume_queue.enable_lmq
         self._expired = ExpiredSegments(ctx, self._log)
         self._expired.release()
         self._drop_files_until_ms = self._next_drop_ms = 0
-        self._memory = MemoryTopics(memory_folder(ctx.layout, config.memory.folder))
+        self._memory = MemoryTopics(memory_folder(ctx.layout))
         # Answers for a memory topic that nothing was stored in.
         self._nothing = QueueReader(self._log, self._memory.folder / "nothing", UNIT_FILE_BYTES)
         self._changes = self._subscribe("queues-changed", *(("memory-changed",) if config.memory.enable else ()))
         self._topic_changes = self._subscribe("topics")
         self._topics = TopicViews(ctx.layout, ctx.control)
-        limit = self._limits.max_parked_pulls
-        self._parked = ParkedPulls(limit, max(1, limit // _CLIENT_SHARE))
+        self._parked = ParkedPulls(self._limits.max_parked_pulls, self._limits.max_parked_bytes)
+        self._woken: deque[Pull] = deque()
         self._is_awaited = False
         ctx.control.put_worker(ctx.slot, WorkerWord.AWAITED_UNTIL_MS, 0)  # whoever waited in a predecessor asks again
         self._ringers = [ctx.ringer("flush"), ctx.ringer("reput")]
-        self._unsent = UnsentAnswers()
         self._subscriptions = SubscriptionView(ctx.layout, ctx.control)
         self._filters = Filters(ctx.params.get("filters", ()), limit=config.filter.max_compiled)
         self._is_listening = True
@@ -141,6 +158,7 @@ class Reader:
             "memory": self._memory_use,
         }
         self._router, self.endpoints = ctx.bind_router(ctx.role)
+        self._unsent = self._router.unsent
         # Whether a frame is copied is decided here, not by pyzmq's own threshold.
         self._router.copy_threshold = 0
         ctx.register(self._router)
@@ -182,8 +200,12 @@ class Reader:
             self._hear_changes()
         now = monotonic_ms()
         self._let_go(now)
+        end_ns = monotonic_ns() + _PART_NS
         for pull in self._parked.due(now):
             self._guarded(pull.client, pull.request, self._time_up, pull)
+            if monotonic_ns() >= end_ns:
+                break  # the next turn comes at once: their time is up
+        self._look_again()
         if now >= self._next_sweep_ms:
             self._next_sweep_ms = now + self._limits.sweep_interval_ms
             self._memory.release_evicted()
@@ -231,6 +253,8 @@ class Reader:
                 self._guarded(pull.client, pull.request, self._time_up, pull)
 
     def _timeout_ms(self) -> int:
+        if self._woken:
+            return 0
         timeout = _HEARTBEAT_MS
         now = monotonic_ms()
         if len(self._parked):
@@ -241,7 +265,10 @@ class Reader:
         return max(0, timeout)
 
     def _serve(self) -> None:
+        end_ns = monotonic_ns() + _PART_NS
         for _ in range(_REQUESTS_A_TURN):
+            if monotonic_ns() >= end_ns:
+                return
             try:
                 frames = self._router.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
@@ -275,6 +302,8 @@ class Reader:
             self._send(client, wire.error(request, FAILED, str(error)))
         except ProtocolError as error:
             more = {} if error.retry_after_ms is None else {"retry_after_ms": error.retry_after_ms}
+            if isinstance(error, _NoSuchQueueError):
+                more["read_queues"] = error.read_queues
             self._send(client, wire.error(request, error.code, error.message, **more))
         except (CommitMQError, OSError) as error:
             self._ctx.log.error("request failed", error=str(error))
@@ -319,35 +348,38 @@ class Reader:
         bound = found.bound
         return _Place(found.queues, found.log, bound, found.floor, in_memory=True)
 
-    def _topic(self, name: str) -> TopicView:
+    def _topic(self, name: str, incarnation: int | None = None) -> TopicView:
+        """The topic, of this ``incarnation`` if one is named. Raises ProtocolError TOPIC_NOT_EXIST."""
         topic = self._topics.get(name)
-        if topic is None and self._topics.is_stale:
-            self._topics_changed(self._topics.reload)
+        is_behind = topic is None or (incarnation is not None and topic.incarnation < incarnation)
+        if is_behind and self._topics.is_stale:
+            self._hear_topics()
+            if self._topics.is_stale:
+                self._topics_changed(self._topics.reload)
             topic = self._topics.get(name)
         if topic is None and self._lmq_enabled and name.startswith(LMQ_PREFIX) and "/" not in name:
             # A light message queue exists by being named in messages.
             return _LMQ
         if topic is None:
             raise ProtocolError("TOPIC_NOT_EXIST", f"there is no topic {name!r:.300}")
+        if incarnation is not None and topic.incarnation != incarnation:
+            raise ProtocolError(
+                "TOPIC_NOT_EXIST",
+                f"topic {name!r:.300} was made anew: incarnation {incarnation} is gone, this is {topic.incarnation}",
+            )
         return topic
 
     def _checked_queue(self, name: str, topic: TopicView, queue: int) -> None:
         if not 0 <= queue < topic.read_queues:
-            raise ProtocolError(
-                "INVALID_PARAMETER", f"topic {name!r} has the queues 0 to {topic.read_queues - 1}, not {queue}"
-            )
+            raise _NoSuchQueueError(name, topic.read_queues, queue)
 
     # ------------------------------------------------------------ pull
 
     def _pull(self, client: bytes, header: dict[str, Any]) -> None:
         pull = parse_pull(client, header, self._limits, self._filters)
-        if self._unsent.is_over(client):
-            raise ProtocolError(
-                "SYSTEM_BUSY", "too many answers were not taken off the connection yet", retry_after_ms=50
-            )
         result = self._read(pull)
         if pull.wait_ms and not self._ctx.stopping and self._is_nothing_yet(pull, result):
-            if not self._parked.has_room(client):
+            if not self._parked.has_room(pull):
                 raise ProtocolError("SYSTEM_BUSY", "too many pulls wait for messages already", retry_after_ms=1_000)
             pull.offset = result.next_offset
             self._parked.add(pull, monotonic_ms())
@@ -358,10 +390,13 @@ class Reader:
         self._answer(pull, result)
 
     def _read(self, pull: Pull) -> PullResult:
-        topic = self._topic(pull.topic)
+        topic = self._topic(pull.topic, pull.incarnation)
         if not topic.is_readable:
             raise ProtocolError("NO_PERMISSION", f"topic {pull.topic!r} may not be read")
         self._checked_queue(pull.topic, topic, pull.queue)
+        if not topic.is_memory and not self._topics.is_cleared(pull.topic):
+            # What lies there is of a topic that was deleted; of this one nothing has come there yet.
+            return PullResult(PullStatus.OFFSET_OVERFLOW_ONE, pull.offset, 0, pull.offset, NO_UNITS)
         place = self._place(pull.topic, topic)
         result = place.queues.read(
             pull.topic,
@@ -472,7 +507,21 @@ class Reader:
 
     def _wake(self, key: QueueKey) -> None:
         for pull in self._parked.waiting(key):
-            self._guarded(pull.client, pull.request, self._retry, pull)
+            if not pull.is_woken:
+                pull.is_woken = True
+                self._woken.append(pull)
+
+    def _look_again(self) -> None:
+        """Answer pulls that were woken; those that this turn has no time for are the next one's first."""
+        woken = self._woken
+        end_ns = monotonic_ns() + _PART_NS
+        while woken:
+            pull = woken.popleft()
+            pull.is_woken = False
+            if not pull.done:
+                self._guarded(pull.client, pull.request, self._retry, pull)
+                if monotonic_ns() >= end_ns:
+                    return
 
     # ------------------------------------------------------------ changes
 
@@ -534,7 +583,7 @@ class Reader:
 
     def _offsets(self, client: bytes, header: dict[str, Any]) -> None:
         name = text_field(header, "topic")
-        topic = self._topic(name)
+        topic = self._topic(name, incarnation_field(header))
         queues = header.get("queues")
         if queues is None:
             queues = list(range(topic.read_queues))
@@ -549,6 +598,8 @@ class Reader:
         if boundary not in ("lower", "upper"):
             raise ProtocolError("INVALID_PARAMETER", "boundary must be lower or upper")
         place = self._place(name, topic)
+        if not topic.is_memory and not self._topics.is_cleared(name):
+            place = _Place(self._nothing, self._log, 0, 0)
         bound, floor = place.bound, place.floor
         answer: list[list[int | None]] = []
         for queue in queues:
@@ -570,10 +621,6 @@ class Reader:
             raise ProtocolError("NO_PERMISSION", f"topic {query.topic!r} may not be read")
         if topic.is_memory:
             raise ProtocolError("INVALID_PARAMETER", f"topic {query.topic!r} is kept in memory, where no index is made")
-        if self._unsent.is_over(client):
-            raise ProtocolError(
-                "SYSTEM_BUSY", "too many answers were not taken off the connection yet", retry_after_ms=50
-            )
         fields, frames = self._key_queries.answer(query, lambda: self._floor(query.topic))
         self._send(client, wire.ok(header["id"], **fields), frames)
 

@@ -3,26 +3,34 @@
 Owns, while it runs alone: everything under the store. Advances: the initial values of all positions in the control block.
 Sockets: none. Exit codes: 0 when the store is ready, STORE_UNUSABLE with a sentence when a person has to decide.
 
-``params["clean"]`` says whether the last stop was clean (no ``abort`` file before this start), ``params["previous_pid"]``
-which process that file named.
+``params["clean"]`` says whether the last stop was clean (no ``abort`` file before this start), ``params["previous"]``
+which token that file has, ``params["owner"]`` which one the supervisor puts there when this process has ended well.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import time
+from typing import Any
 
-from commitmq.control import DispatcherWord, Word, WorkerWord
-from commitmq.errors import CorruptRecordError
+from commitmq import failpoints
+from commitmq.control import DispatcherWord, Word
+from commitmq.errors import CorruptRecordError, DiskFullError, StoreError
 from commitmq.offline.damage import explained
-from commitmq.store import transient_pool
+from commitmq.store import cut_record, transient_pool
+from commitmq.store.abort_file import NO_TOKEN
 from commitmq.store.checkpoint import Checkpoint
+from commitmq.store.commit_log import CommitLog
+from commitmq.store.expiry import first_timestamp
 from commitmq.store.recovery import Recovered, recover
 from commitmq.store.sidecar import Sidecar
-from commitmq.workers.runtime import WorkerContext, role_slot
+from commitmq.workers.queue_mending import mend_queues
+from commitmq.workers.runtime import WorkerContext
 from commitmq.workers.start_progress import StartProgress
 
 ROLE = "recovery"
+_CUTS_TOLD = 10  # a message to the supervisor has its limit
 
 
 def run(context: WorkerContext) -> None:
@@ -31,6 +39,11 @@ def run(context: WorkerContext) -> None:
         _run(context)
     except CorruptRecordError as error:
         raise explained(error, context.layout, context.config.commit_log.segment_bytes) from error
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        # Trying again would not help; the sentence reaches whoever waits for the start.
+        raise DiskFullError(f"the store cannot be recovered: {error}", path=context.layout.root) from error
 
 
 def _run(context: WorkerContext) -> None:
@@ -44,9 +57,11 @@ def _run(context: WorkerContext) -> None:
         batch_queue_bytes=config.consume_queue.batch_file_bytes,
         clean=bool(context.params.get("clean", False)),
         log=context.log,
-        previous_pid=context.params.get("previous_pid"),
+        previous=context.params.get("previous"),
+        allowed_end=config.commit_log.allow_cut,
         progress=progress,
     )
+    found, mended = mend_queues(context, found, progress)
     control = context.control
     control.put(Word.WRITTEN_TIMESTAMP, found.last_timestamp)
     for word in (Word.WRITTEN, Word.FLUSHED, Word.RECOVERED_END):
@@ -68,10 +83,24 @@ def _run(context: WorkerContext) -> None:
         "cut_bytes": found.cut_bytes,
         "by_sidecar": found.by_sidecar,
         "seconds": round(time.monotonic() - started, 3),
+        **mended,
     }
     context.log.info("store recovered", **recovered)
     progress.over()
-    context.ready(recovered=recovered)
+    if failpoints.ACTIVE:
+        failpoints.hit("recovery.done")
+    context.ready(recovered=recovered, **_cuts(context, found))
+
+
+def _cuts(context: WorkerContext, found: Recovered) -> dict[str, Any]:
+    """What this start cut, and what else of the log lies in ``commitmq/cut``, for whoever asks the node."""
+    layout = context.layout
+    kept = [cut for cut in cut_record.load(layout) if not cut.restored]
+    return {
+        "cut_now": None if found.cut is None else cut_record.sentence(layout, found.cut),
+        "cuts": [one.to_json(layout) for one in kept[-_CUTS_TOLD:]],
+        "cuts_kept": len(kept),
+    }
 
 
 def _make_pool(context: WorkerContext, found: Recovered) -> None:
@@ -94,10 +123,22 @@ def _make_pool(context: WorkerContext, found: Recovered) -> None:
     control.put(Word.POOL_BUFFERS, buffers)
     context.log.info(
         "transient store pool is ready",
-        folder=transient_pool.pool_folder(context.layout, config.memory.folder),
+        folder=transient_pool.pool_folder(context.layout),
         buffers=buffers,
         seconds=round(time.monotonic() - started, 3),
     )
+
+
+def _stored_before(context: WorkerContext, offset: int) -> int:
+    """A store time (ms) that no record at or behind ``offset`` is older than; 0 where none is known."""
+    segment_bytes = context.config.commit_log.segment_bytes
+    log = CommitLog(context.layout.commit_log, segment_bytes)
+    try:
+        return max(0, first_timestamp(log, max(log.min_offset, offset - offset % segment_bytes)))
+    except (StoreError, CorruptRecordError):
+        return 0
+    finally:
+        log.close()
 
 
 def _remember(context: WorkerContext, found: Recovered) -> None:
@@ -109,9 +150,28 @@ def _remember(context: WorkerContext, found: Recovered) -> None:
         found.redispatch_from,
         control.get(Word.CRC_FROM),
         context.config.commit_log.segment_bytes,
-        control.worker(role_slot("supervisor"), WorkerWord.PID),
+        int(context.params.get("owner", NO_TOKEN)),
+        # Until ``abort`` has the owner's token this is what a start finds there.
+        int(context.params.get("previous") or NO_TOKEN) if found.by_sidecar else NO_TOKEN,
     )
+    former, checkpoint = Sidecar.load(layout.sidecar), Checkpoint.load(layout.checkpoint)
+    if found.allowed:
+        # What it promised is given up; a later recovery must not ask for it again.
+        for name in ("physic_msg_timestamp", "logics_msg_timestamp", "index_msg_timestamp"):
+            setattr(checkpoint, name, min(getattr(checkpoint, name), found.last_timestamp))
+    if found.redispatch_from < found.end:
+        # The queues are cut there, and what was durable of them is no more, until it is dispatched again. RocketMQ begins
+        # where the checkpoint says, so that has to say so too.
+        stored = _stored_before(context, found.redispatch_from)
+        checkpoint.logics_msg_timestamp = min(checkpoint.logics_msg_timestamp, stored)
     try:
-        sidecar.save_with(layout.sidecar, Checkpoint.load(layout.checkpoint), layout.checkpoint)
+        sidecar.save_with(layout.sidecar, checkpoint, layout.checkpoint)
     except OSError as error:
+        if former is not None and former.queues_durable > found.redispatch_from:
+            # What is there says more than will be true in a moment.
+            raise StoreError(
+                f"cannot write down that the ConsumeQueues hold only what lies below {found.redispatch_from}"
+                f" ({error.strerror}); nothing of them was changed",
+                path=layout.sidecar,
+            ) from error
         context.log.warning("cannot write down what was recovered", error=os.strerror(error.errno or 5))

@@ -28,9 +28,12 @@ from typing import Any, TypeAlias
 import orjson
 import zmq
 
+from commitmq import failpoints
 from commitmq.config import NodeConfig
 from commitmq.control import ControlBlock, WorkerState, WorkerWord
 from commitmq.log import Log, get_log
+from commitmq.network.router import Router, open_router
+from commitmq.node_files import read_node_file
 from commitmq.store.layout import StoreLayout
 from commitmq.workers.doorbell import NAPPING, SLEEPING, Doorbell, Ringer
 
@@ -121,6 +124,7 @@ class WorkerContext:
     _sources: dict[int, Socket | int] = field(default_factory=dict)
     _watched: list[Socket] = field(default_factory=list)
     _commands: list[dict[str, Any]] = field(default_factory=list)
+    _routers: list[Router] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.slot = int(self.params["slot"]) if "slot" in self.params else role_slot(self.role)
@@ -137,40 +141,31 @@ class WorkerContext:
             self._zmq = zmq.Context(io_threads=1)
         return self._zmq
 
+    @property
+    def address(self) -> str:
+        """The node's admin address, which is what clients take: ``Producer(context.address)``."""
+        return str(read_node_file(self.layout)["admin"][0])
+
     def ringer(self, role: str) -> Ringer:
         """A way to wake the worker of ``role``."""
         return Ringer(self.layout.doorbell(role), self.control, role_slot(role))
 
-    def bind_router(self, name: str) -> tuple[Socket, list[str]]:
-        """A ROUTER bound to ``ipc`` and ``tcp`` as the supervisor asked; returns it and its endpoints.
+    def bind_router(self, name: str, *, takes_payload: bool = False) -> tuple[Router, list[str]]:
+        """A guarded ROUTER bound to ``ipc`` and ``tcp`` as the supervisor asked; returns it and its endpoints.
 
         ``params["port"]`` is the tcp port: 0 takes a free one, which the supervisor hands to every later incarnation.
-        Limits: ``network.max_frame_bytes`` a frame (libzmq drops the connection of a larger one); the high-water marks
-        bound what one peer can queue.
+        Limits: see :mod:`commitmq.network.router`; frames as large as ``network.max_frame_bytes`` with ``takes_payload``.
         """
-        router: Socket = self.zmq.socket(zmq.ROUTER)
-        router.setsockopt(zmq.LINGER, 500)
-        router.setsockopt(zmq.MAXMSGSIZE, self.config.network.max_frame_bytes)
-        router.setsockopt(zmq.RCVHWM, 64)
-        # Answers to a peer that does not read them are dropped beyond this; it can only hurt itself.
-        router.setsockopt(zmq.SNDHWM, 10_000)
-        router.setsockopt(zmq.BACKLOG, 1024)
-        # Without hand-over a client that reconnects with its old identity would be ignored until TCP notices the loss.
-        router.setsockopt(zmq.ROUTER_HANDOVER, 1)
-        ipc = self.layout.ipc(name)
-        host = self.config.network.host
-        if ":" in host:
-            router.setsockopt(zmq.IPV6, 1)
-            host = f"[{host}]"
-        port = int(self.params.get("port", 0))
-        try:
-            router.bind(ipc)
-            router.bind(f"tcp://{host}:{port if port else '*'}")
-        except zmq.ZMQError:
-            router.close()
-            raise
-        tcp = router.getsockopt_string(zmq.LAST_ENDPOINT)
-        return router, [tcp, ipc]
+        router, endpoints = open_router(
+            self.zmq,
+            self.config.network,
+            self.log,
+            self.layout.ipc(name),
+            int(self.params.get("port", 0)),
+            takes_payload=takes_payload,
+        )
+        self._routers.append(router)
+        return router, endpoints
 
     def register(self, sock: Socket | int, *, quiet: bool = False) -> None:
         """Let :meth:`wait` also return when ``sock`` (or a plain file descriptor) can be read.
@@ -276,6 +271,8 @@ class WorkerContext:
             self._commands.append(message)
 
     def close(self) -> None:
+        for router in self._routers:
+            router.close()
         if self._zmq is not None:
             self._zmq.destroy(linger=500)
         self.doorbell.close()
@@ -326,6 +323,8 @@ def main(
         control.put_worker(context.slot, WorkerWord.PID, os.getpid())
         control.put_worker(context.slot, WorkerWord.STATE, WorkerState.STARTING)
         context.heartbeat()
+        if failpoints.ACTIVE:
+            failpoints.hit(f"{role}.begin")
         run(context)
         control.put_worker(context.slot, WorkerWord.STATE, WorkerState.STOPPED)
         context.close()

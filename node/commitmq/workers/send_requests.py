@@ -19,6 +19,7 @@ from commitmq import failpoints
 from commitmq.client import wire
 from commitmq.control import DiskFlag, DispatcherWord, Word
 from commitmq.errors import InvalidMessageError, StoreError
+from commitmq.kernels.raw import SECTOR_BYTES
 from commitmq.store.append import (
     FORBIDDEN_PROPERTIES,
     Appended,
@@ -55,6 +56,7 @@ _FORBIDDEN = frozenset(FORBIDDEN_PROPERTIES)
 # What the writer puts itself, after it has refused a client's.
 _INNER = _FORBIDDEN - {Property.INNER_NUM, Property.INNER_BASE}
 _FURTHER = _FORBIDDEN - {Property.INNER_MULTI_DISPATCH, Property.INNER_MULTI_QUEUE_OFFSET}
+_ZEROS = "\0" * SECTOR_BYTES
 _MAX_KNOWN_PEERS = 65_536
 _MAX_TIME_MS = 1 << 62
 _ACKS = ("flushed", "memory")
@@ -589,6 +591,11 @@ class SendRequests:
         if text.count("\x01") != len(pieces) or text.count("\x02") != len(pieces):
             raise Refusal(
                 "MESSAGE_ILLEGAL", "names and values of properties must not hold the separators 0x01 and 0x02"
+            )
+        if _ZEROS in text:
+            raise Refusal(
+                "MESSAGE_ILLEGAL",
+                f"a property's value holds {len(_ZEROS)} zero bytes in a row, as a sector does that never reached the disk",
             )
         return text.encode()
 

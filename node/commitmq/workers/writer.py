@@ -2,10 +2,10 @@
 
 Owns: the CommitLog's tail, queue offsets, what is known of idempotent producers (workers.producers). Reads: the topic
 table, ``flushed``, disk flags, the ConsumeQueue dispatcher's flags. Advances: ``written``, ``written_timestamp``,
-``flush_wanted``, ``writer_synced`` (:mod:`commitmq.workers.writer_sync`). Sockets: ROUTER (ipc and tcp) for producers, a
-Unix socket for single sends (:mod:`commitmq.workers.local_sockets`); DEALER to the coordinator (unknown topics are created
-there); SUB ``topics``; doorbell (rung by flush and allocate); rings flush, and in asynchronous mode reput. Exit codes:
-workers.runtime.ExitCode.
+``flush_wanted``, ``writer_topics``, ``writer_synced`` (:mod:`commitmq.workers.writer_sync`). Sockets: ROUTER (ipc and tcp)
+for producers, a Unix socket for single sends (:mod:`commitmq.workers.local_sockets`); DEALER to the coordinator (unknown
+topics are created there); SUB ``topics``; doorbell (rung by flush and allocate); rings flush and the coordinator, and in
+asynchronous mode reput. Exit codes: workers.runtime.ExitCode.
 
 Start: the tail is scanned from min(flushed, dispatched), what recovery checked left out, and never ends below ``written``;
 what lies behind it is zeroed; queue offsets are the ConsumeQueue ends (units below ``dispatched``; BatchCQ topics and LMQs
@@ -16,7 +16,9 @@ With the transient store pool it appends to the pool, and only the flush process
 until all that was published is in the files, and gives up what was complete but not published.
 
 Queue offsets of a topic that was deleted begin at 0 again: neither records below its tombstone count, nor queues that have
-such records only, whose folders the dispatcher has not removed yet.
+such records only, whose folders the dispatcher has not removed yet. A topic ends when this process hears of it, before the
+coordinator reads where (:mod:`commitmq.coordination.deletions`): it takes no more for it, forgets its queue offsets, and then
+says in ``writer_topics`` that it has heard. It says nothing before its own start has published what the log has.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ import contextlib
 import mmap
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,8 +36,10 @@ import zmq
 
 from commitmq import failpoints, stations
 from commitmq.client import wire
+from commitmq.client.connection import new_routing_id
 from commitmq.control import DispatcherWord, Word
 from commitmq.errors import CorruptRecordError, ProtocolError, StoreError
+from commitmq.network.router import FRAME_HEAD_BYTES, MAX_FRAMES
 from commitmq.offline.damage import explained
 from commitmq.stations import Station
 from commitmq.store.append import CommitLogAppender, PoolFullError
@@ -66,12 +70,15 @@ _SEND_MORE = int(zmq.SNDMORE) | _NOBLOCK
 _EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
 _WRITTEN, _WRITTEN_TIMESTAMP = int(Word.WRITTEN), int(Word.WRITTEN_TIMESTAMP)
 _FLUSHED, _FLUSH_WANTED = int(Word.FLUSHED), int(Word.FLUSH_WANTED)
+_PRODUCERS_KNOWN, _PRODUCERS_WANTED = int(Word.PRODUCERS_KNOWN), int(Word.PRODUCERS_WANTED)
 _SENDS = ("send", "append", "batch")
 _POLL_MS = 200
 _TURN_REQUESTS = 256
 _TURN_BYTES = 8 * 1024 * 1024
 _TOPIC_TIMEOUT_MS = 5_000
+_DELETED_RETRY_MS = 50
 _MAX_WAITING_FOR_TOPIC = 10_000
+_MAX_WAITING_BYTES = 64 * 1024 * 1024
 _DRAIN_MS = 10_000
 _FINISH_MS = 2_000
 _COMMIT_PATIENCE_MS = 30_000
@@ -90,11 +97,10 @@ class Writer:
         self._news: zmq.Socket[bytes] = context.zmq.socket(zmq.SUB)
         self._news.setsockopt(zmq.SUBSCRIBE, b"topics")
         self._news.connect(context.layout.ipc("topics"))
-        self._forgotten = self._topics.tombstones()
         self._pool = attach_pool(context) if self._control.get(Word.POOL_BUFFERS) else None
         self._producers = Producers(context.layout, config, context.log)
         self.own_sync = OwnSync(context, pooled=self._pool is not None)
-        offsets, position, stamp = recover_tail(context, self._producers, self._pool)
+        offsets, position, stamp = recover_tail(context, self._producers, self._pool, self._topics.tombstones())
         if self._pool is not None:
             self._pool.advise_huge()
         appender = CommitLogAppender(
@@ -106,14 +112,18 @@ class Writer:
             max_message_bytes=config.commit_log.max_message_bytes,
             properties_crc=config.commit_log.append_properties_crc,
             last_timestamp=max(stamp, self._control.get(Word.WRITTEN_TIMESTAMP)),
+            max_clock_lead_ms=config.commit_log.max_clock_lead_ms,
             populate_window_bytes=config.commit_log.populate_window_bytes,
         )
         self.appender = appender
         self._flush, self._reput = context.ringer("flush"), context.ringer("reput")
         self._allocate = context.ringer("allocate")
+        self._known, self._wanted, self._turns = self._producers.durable, 0, 0
+        self._control.put(Word.PRODUCERS_KNOWN, self._known)
+        self._stamp = self._control.get(_WRITTEN_TIMESTAMP)
         self._control.put(Word.WRITER_GENERATION, self._control.get(Word.WRITER_GENERATION) + 1)
         self._publish()
-        self.router, self.endpoints = context.bind_router("writer")
+        self.router, self.endpoints = context.bind_router("writer", takes_payload=True)
         # Every turn ends with a look for requests, and nothing touches the socket between that and the wait.
         context.register(self.router, quiet=True)
         self.local = LocalSockets(
@@ -128,6 +138,7 @@ class Writer:
         )
         self._coordinator: zmq.Socket[bytes] = context.zmq.socket(zmq.DEALER)
         self._coordinator.setsockopt(zmq.LINGER, 0)
+        self._coordinator.setsockopt(zmq.ROUTING_ID, new_routing_id())
         self._coordinator.connect(context.layout.ipc("coordinator"))
         context.register(self._coordinator, quiet=True)
         context.register(self._news, quiet=True)
@@ -139,18 +150,25 @@ class Writer:
         self._last_waiting: Peer = b""
         self._requests = 0  # handled since the last sync of our own was thought of
         self._for_topic: dict[str, list[tuple[Peer, dict[str, Any], Frames]]] = {}
+        self._for_topic_count = self._for_topic_bytes = 0
         self._topic_deadlines: dict[str, int] = {}
         self._asked: dict[int, str] = {}
         self._next_ask = 0
         self._segment = self.appender.position // config.commit_log.segment_bytes
+        self._coordinator_bell = context.ringer("coordinator")
+        self._say_heard()
 
     def _open_segment(self, base: int) -> mmap.mmap | None:
-        """What to append the segment at ``base`` to; None while its file does not exist. Raises PoolFullError."""
-        path = self._context.layout.commit_log / segment_name(base)
+        """What to append the segment at ``base`` to; None while it is not allocated. Raises StoreError, PoolFullError.
+
+        A file that is there is not enough: until ``allocated`` says so, a power cut may take its name away. What is in the
+        pool must have a place to go to as well, or a full disk would show too late.
+        """
+        segment_bytes = self._context.config.commit_log.segment_bytes
+        if base + segment_bytes > self._control.get(Word.ALLOCATED):
+            return None
         if self._pool is None:
-            return map_segment(path, self._context.config.commit_log.segment_bytes)
-        if not path.exists():
-            return None  # what is in the pool must have a place to go to, or a full disk would show too late
+            return map_segment(self._context.layout.commit_log / segment_name(base), segment_bytes)
         buffer = self._pool.take(base)
         if buffer is None:
             raise PoolFullError(base)
@@ -161,10 +179,23 @@ class Writer:
         if failpoints.ACTIVE:
             failpoints.hit("writer.before_publish")
         if self.appender.position > self._control.get(_WRITTEN):
-            self._control.put(_WRITTEN_TIMESTAMP, self.appender.last_timestamp)
+            stamp = self.appender.last_timestamp
+            if stamp < self._stamp:
+                self._tell_clock(self._stamp - stamp)
+            self._stamp = stamp
+            self._control.put(_WRITTEN_TIMESTAMP, stamp)
             self._control.put(_WRITTEN, self.appender.position)
         if failpoints.ACTIVE:
             failpoints.hit("writer.after_publish")
+
+    def _tell_clock(self, ahead_ms: int) -> None:
+        """Records before this one were stamped by a clock that was ahead by so much."""
+        self._context.log.error(
+            "the clock was ahead: store timestamps go back with it",
+            ahead_ms=ahead_ms,
+            from_offset=self._control.get(_WRITTEN),
+        )
+        self._context.tell(clock={"was_ahead_ms": ahead_ms, "until_offset": self._control.get(_WRITTEN)})
 
     # ------------------------------------------------------------ one turn
 
@@ -182,18 +213,29 @@ class Writer:
             elif answer is not None:
                 self._answer(number, answer)
         router = self.router
+        gate = router.gate
         more = self._look
         for _ in range(_TURN_REQUESTS if more else 0):
             # Asking for events costs half of what an Again exception does, and every turn ends with one of the two.
             if not int(router.getsockopt(_EVENTS)) & _POLLIN:
                 more = self._look = False
+                gate.looks += 1
+                gate.is_empty = True
                 break
+            gate.is_empty = False
             identity = router.recv(_NOBLOCK)
             frame = router.recv(_NOBLOCK, copy=False)
             frames = [frame]
             while frame.more:
+                if len(frames) > MAX_FRAMES:
+                    router.skip_rest(identity, gate.peers.get(identity))
+                    break
                 frame = router.recv(_NOBLOCK, copy=False)
                 frames.append(frame)
+            connection = gate.peers.get(identity) or router.meet(identity, frames[0])
+            if connection is None:
+                continue
+            connection.handled += sum(map(len, frames)) + FRAME_HEAD_BYTES * len(frames)
             answer = self._handle(identity, frames)
             if isinstance(answer, Waiting):
                 self._waiting.append(answer)
@@ -323,16 +365,17 @@ class Writer:
     def _ask_for_topic(
         self, identity: Peer, topic: str, header: dict[str, Any], frames: Frames
     ) -> bytes | Waiting | None:
+        size = sum(map(len, frames))
+        if self._for_topic_count >= _MAX_WAITING_FOR_TOPIC or self._for_topic_bytes + size > _MAX_WAITING_BYTES:
+            return wire.error(
+                header["id"],
+                "SYSTEM_BUSY",
+                "too many sends wait for new topics",
+                outcome="not_stored",
+                retry_after_ms=100,
+            )
         waiting = self._for_topic.get(topic)
         if waiting is None:
-            if sum(len(one) for one in self._for_topic.values()) >= _MAX_WAITING_FOR_TOPIC:
-                return wire.error(
-                    header["id"],
-                    "SYSTEM_BUSY",
-                    "too many sends wait for new topics",
-                    outcome="not_stored",
-                    retry_after_ms=100,
-                )
             self._next_ask += 1
             ask = wire.pack({"op": "topic.route", "id": self._next_ask, "topic": topic, "create": True})
             try:
@@ -349,6 +392,8 @@ class Writer:
             self._topic_deadlines[topic] = monotonic_ms() + _TOPIC_TIMEOUT_MS
             self._asked[self._next_ask] = topic
         waiting.append((identity, header, frames))
+        self._for_topic_count += 1
+        self._for_topic_bytes += size
         return None
 
     def hear_coordinator(self) -> None:
@@ -359,9 +404,13 @@ class Writer:
                 topic = self._asked.pop(reply.get("id"), None)
                 if topic is None:
                     continue
-                if reply.get("ok"):
-                    self._topics.learn(topic, reply["topic"])
+                if reply.get("ok") and self._topics.learn(topic, reply["topic"]):
                     self._release(topic, None)
+                elif reply.get("ok"):
+                    # It was deleted while this answer was on its way.
+                    sentence = f"topic {topic} is just being deleted"
+                    refusal = {"code": "SERVICE_NOT_AVAILABLE", "error": sentence, "retry_after_ms": _DELETED_RETRY_MS}
+                    self._release(topic, refusal)
                 else:
                     self._release(topic, reply)
         if self._topic_deadlines:
@@ -377,23 +426,40 @@ class Writer:
                 )
 
     def _hear_news(self) -> None:
-        changed: set[str] = set()
         with contextlib.suppress(zmq.Again):
             while True:
-                changed |= self._topics.hear(self._news.recv_multipart(zmq.NOBLOCK)[-1])
+                self._topics.hear(self._news.recv_multipart(zmq.NOBLOCK)[-1])
+                self._forget_ended()
         if self._topics.is_stale:
-            changed |= self._topics.reload()
-        for topic in changed:
-            gone_below = self._topics.tombstone(topic)
-            if gone_below > self._forgotten.get(topic, 0):
-                self._forgotten[topic] = gone_below
-                self.requests.forget_topic(topic)
-                self._producers.forget_topic(topic, gone_below)
+            self._topics.reload()
+            self._forget_ended()
+        self._say_heard()
+
+    def _forget_ended(self) -> None:
+        """Nothing was appended since these topics went from the table: the log's end is behind all of their records."""
+        for topic in self._topics.ended:
+            self.requests.forget_topic(topic)
+            self._producers.forget_topic(topic, self.appender.position)
+
+    def _say_heard(self) -> None:
+        """Let deletions go on that wait for this process."""
+        version = self._topics.version
+        if version == self._control.get(Word.WRITER_TOPICS):
+            return
+        if failpoints.ACTIVE:
+            failpoints.hit("writer.before_heard")
+        self._control.put(Word.WRITER_TOPICS, version)
+        if self._topics.has_endings:
+            self._coordinator_bell.ring()
+        if failpoints.ACTIVE:
+            failpoints.hit("writer.after_heard")
 
     def _release(self, topic: str, refusal: dict[str, Any] | None) -> None:
         self._topic_deadlines.pop(topic, None)
         wanted = 0
         for identity, header, frames in self._for_topic.pop(topic, []):
+            self._for_topic_count -= 1
+            self._for_topic_bytes -= sum(map(len, frames))
             answer: bytes | Waiting
             if refusal is not None:
                 more = {key: refusal[key] for key in ("retry_after_ms",) if key in refusal}
@@ -458,7 +524,17 @@ class Writer:
             self.hear_coordinator()
         if self._news in readable or self._topics.is_stale:
             self._hear_news()
-        self._producers.turn(self.appender.position, self._control.get(_FLUSHED))
+        # A look at every word takes a call: while local requests follow each other, one turn of many does for this one.
+        self._turns += 1
+        if not (self._arrived and self._turns & 63):
+            self._wanted = self._control.get(_PRODUCERS_WANTED)
+        hurry = self._producers.turn(self.appender.position, self._control.get(_FLUSHED), self._wanted)
+        if hurry and hurry > self._control.get(_FLUSH_WANTED):
+            self._control.put(_FLUSH_WANTED, hurry)
+            self._flush.ring(urgent=True)
+        if self._producers.durable != self._known:
+            self._known = self._producers.durable
+            self._control.put(_PRODUCERS_KNOWN, self._known)
 
     def _flush_done(self) -> bool:
         waiting = self._waiting
@@ -466,11 +542,15 @@ class Writer:
 
 
 def recover_tail(
-    context: WorkerContext, producers: Producers | None = None, pool: TransientPool | None = None
+    context: WorkerContext,
+    producers: Producers | None = None,
+    pool: TransientPool | None = None,
+    deleted: Mapping[str, int] | None = None,
 ) -> tuple[dict[tuple[str, int], int], int, int]:
     """Queue offsets by (topic, queue), the log's end and the newest store timestamp; see the module's text.
 
-    ``producers`` is made to know the log up to its end.
+    ``producers`` is made to know the log up to its end. ``deleted``: below which physical offset a topic's records do not
+    count, by the same knowledge of topics that sends are then checked by.
     """
     config, control, layout = context.config, context.control, context.layout
     segment_bytes = config.commit_log.segment_bytes
@@ -490,7 +570,8 @@ def recover_tail(
     if following.exists() and pool is None:
         # A dead writer may have got as far as the next segment before it published anything of it.
         zero_behind(following, 0)
-    deleted = TopicViews(layout, control).tombstones()
+    if deleted is None:
+        deleted = TopicViews(layout, control).tombstones()
     offsets: dict[tuple[str, int], int] = {}
     fds = FdCache(_FEW_FILES)
     progress = StartProgress(context)
@@ -554,7 +635,7 @@ def _committed(context: WorkerContext, pool: TransientPool) -> int:
     return control.get(Word.WRITTEN)
 
 
-def _count_rows(batch: DispatchBatch, deleted: dict[str, int], offsets: dict[tuple[str, int], int]) -> None:
+def _count_rows(batch: DispatchBatch, deleted: Mapping[str, int], offsets: dict[tuple[str, int], int]) -> None:
     """Raise ``offsets`` to behind the batch's last record of each queue; those of a deleted topic do not count."""
     rows = batch.rows[consumable(batch.rows)]
     # Log order is queue order, so the last row of each queue decides: the first one of the columns turned around.

@@ -12,9 +12,10 @@ A device that is slow for a moment would keep everybody else waiting too: after 
 Invariants: ``writer_synced`` is stored only after the fdatasync that covers it, which began after everything below it was in
 the file. ``WRITER_SYNC`` says SYNCING from before the call until its outcome is in that word, so that flush, which may sync
 the same pages meanwhile, does not publish what a failure of ours took from it. A writer that is killed within has answered
-nobody. After a failure the writer leaves the note for the next recovery, and never syncs again. The segment is opened before
-the look whether flush is in a sync or has failed: a failure before that is seen in the words, and of one behind it the kernel
-tells every descriptor that was open then.
+nobody, and its successor writes again what it was to sync (:mod:`commitmq.workers.failed_sync`). After a failure the writer
+leaves the note for the next recovery, and never syncs again. The segment is opened before the look whether flush is in a sync
+or has failed: a failure before that is seen in the words, and of one behind it the kernel tells every descriptor that was
+open then.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ from typing import Final
 
 from commitmq import failpoints
 from commitmq.control import Word, WorkerWord, WriterSync
+from commitmq.errors import StoreError
+from commitmq.store import disk
 from commitmq.store.layout import segment_name
-from commitmq.workers.failed_sync import leave_note
+from commitmq.workers.failed_sync import leave_note, write_again
 from commitmq.workers.runtime import WorkerContext, role_slot
 
 _SYNC, _SYNCED, _TIMESTAMP = int(Word.WRITER_SYNC), int(Word.WRITER_SYNCED), int(Word.WRITER_SYNCED_TIMESTAMP)
@@ -52,8 +55,21 @@ class OwnSync:
         self._slow_s = log_config.writer_sync_slow_ms / 1000
         self._rests_until = 0.0
         self.synced = 0
-        # A former writer may have been killed in its sync.
+        if self._control.get(_SYNC) == WriterSync.SYNCING:
+            # A former writer was killed in its sync, and nobody knows what that came to. Should flush have been killed as
+            # well, it would not know of an error either.
+            self._write_again(context)
         self._control.put(_SYNC, min(self._control.get(_SYNC), WriterSync.IDLE))
+
+    def _write_again(self, context: WorkerContext) -> None:
+        start, end = self._control.get(_FLUSHED), self._control.get(Word.WRITTEN)
+        try:
+            write_again(self._layout, start, end, self._segment_bytes, context.heartbeat)
+        except OSError as error:
+            raise StoreError(
+                f"the log cannot be written again after a sync of unknown outcome: {error.strerror}",
+                path=self._layout.commit_log,
+            ) from error
 
     def suits(self, end: int) -> bool:
         """Whether everything up to ``end``, the log's, should be synced here and now."""
@@ -82,7 +98,7 @@ class OwnSync:
         try:
             if failpoints.ACTIVE:
                 failpoints.hit("writer.before_fdatasync")
-            os.fdatasync(self._file[1])
+            disk.sync(self._file[1], "segment")
             if failpoints.ACTIVE:
                 failpoints.hit("writer.after_fdatasync")
         except OSError as error:
@@ -111,7 +127,8 @@ class OwnSync:
         if self._file is None or self._file[0] != base:
             self.close()
             try:
-                self._file = base, os.open(self._layout.commit_log / segment_name(base), os.O_RDWR | os.O_CLOEXEC)
+                path = self._layout.commit_log / segment_name(base)
+                self._file = base, disk.open_file(path, os.O_RDWR, "segment")
             except OSError:
                 return False  # flush will try, and say why it cannot
         return True

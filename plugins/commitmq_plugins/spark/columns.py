@@ -15,9 +15,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from commitmq.errors import CorruptRecordError
+from commitmq.errors import CommitMQError, ConfigError, CorruptRecordError
 from commitmq.kernels import arrow as kernel
 from commitmq.kernels.columns import EQUALS, text_tests
+from commitmq.log import get_log
 from commitmq.store.compression import decompress
 from commitmq.store.format import Property, SysFlag
 from commitmq.store.tag_filter import TagFilter
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 Bytes = NDArray[np.uint8]
 Numbers = NDArray[np.int64]
 Flags = NDArray[np.bool_]
+
+_log = get_log("spark")
 
 TIMESTAMP: Final = pa.timestamp("us", "UTC")
 MAP: Final = pa.map_(pa.string(), pa.string())
@@ -77,14 +80,14 @@ def default_schema(*, several_stores: bool, properties: bool) -> str:
 
 
 def check_schema(schema: StructType) -> list[str]:
-    """The names of a schema that somebody asked for. Raises ValueError for columns that the source does not have."""
+    """The names of a schema that somebody asked for. Raises ConfigError for columns that the source does not have."""
     names = []
     for field in schema.fields:
         if field.name not in COLUMNS:
-            raise ValueError(f"there is no column {field.name!r}; columns are {', '.join(COLUMNS)}")
+            raise ConfigError(f"there is no column {field.name!r}; columns are {', '.join(COLUMNS)}")
         expected = COLUMNS[field.name][0]
         if field.dataType.simpleString() != expected:
-            raise ValueError(f"the column {field.name} is {expected}, not {field.dataType.simpleString()}")
+            raise ConfigError(f"the column {field.name} is {expected}, not {field.dataType.simpleString()}")
         names.append(field.name)
     return names
 
@@ -158,7 +161,10 @@ class Rows:
         log, starts, sizes = self._log, self._field(kernel.BODY), self._field(kernel.BODY_SIZE)
         if (self.sys_flags & SysFlag.COMPRESSED).any():
             # RocketMQ's producers do not compress batches, but its consumers would inflate them.
-            bodies = [self.body(index) for index in range(len(self))]
+            try:
+                bodies = [self.body(index) for index in range(len(self))]
+            except CommitMQError as error:
+                raise CorruptRecordError(f"the body of an inner batch cannot be decoded: {error}") from error
             sizes = np.array([len(body) for body in bodies], np.int64)
             starts = np.cumsum(np.concatenate(([0], sizes[:-1])), dtype=np.int64)
             log = np.frombuffer(b"".join(bodies), np.uint8)
@@ -214,8 +220,17 @@ class Rows:
         mask = np.zeros(len(self), np.bool_)
         mask[packed] = True
         return pc.replace_with_mask(
-            bodies, pa.array(mask), pa.array([self.body(int(one)) for one in packed], pa.binary())
+            bodies, pa.array(mask), pa.array([self._inflated(int(one)) for one in packed], pa.binary())
         )
+
+    def _inflated(self, index: int) -> bytes | None:
+        """The body of one record; None where it is no such data as its sysFlag says: other rows are not to suffer."""
+        try:
+            return self.body(index)
+        except CommitMQError as error:
+            where = int(self.physical_offsets[index])
+            _log.warning(f"the body at physical offset {where} cannot be decoded and is null: {error}")
+            return None
 
     def property_spans(self, names: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Where the values of some properties begin and how many bytes they have: ``[len(names), rows]`` each."""
@@ -242,6 +257,15 @@ class Rows:
             gathered(self._log, start, length, pa.string(), absent=length == 0)
             for start, length in zip(starts, lengths, strict=True)
         ]
+
+    def are_of(self, topic: str, queue_id: int) -> Flags:
+        """Which records say that they are of this queue."""
+        name = np.frombuffer(topic.encode(), np.uint8)
+        found = np.empty(len(self), np.bool_)
+        starts, sizes = (np.ascontiguousarray(self._field(one)) for one in (kernel.TOPIC, kernel.TOPIC_SIZE))
+        text_tests(self._log, starts, sizes, name, np.array([0, len(name)], np.int64), EQUALS, found)
+        flags: Flags = found & (self._field(kernel.QUEUE_ID) == queue_id)
+        return flags
 
     def has_tag(self, tags: TagFilter) -> Flags:
         """Which rows carry one of the tags."""
@@ -281,14 +305,22 @@ class Rows:
 
 
 def rows_at(
-    log: Bytes, positions: Numbers, sizes: Numbers, physical_offsets: Numbers, *, check_body: bool
+    log: Bytes,
+    positions: Numbers,
+    sizes: Numbers,
+    physical_offsets: Numbers,
+    *,
+    crc_from: int = kernel.UNCHECKED,
+    check_body: bool,
 ) -> tuple[Rows, Numbers]:
     """The records at ``positions`` of ``log``, and for each 0 or the reason (:data:`commitmq.store.recovery.REASONS`) why
-    there is none. The rows of those that are none hold nothing: take the others.
+    there is none. The rows of those that are none hold nothing: take the others. ``check_body`` compares the
+    body's CRC. ``crc_from``: the physical offset from which on each record must have a ``__CRC32#``; it is compared wherever
+    a record has it.
     """
     fields = np.empty((kernel.FIELDS, len(sizes)), np.int64)
     why = np.empty(len(sizes), np.int64)
-    kernel.heads(log, positions, sizes, physical_offsets, check_body, fields, why)
+    kernel.heads(log, positions, sizes, physical_offsets, crc_from, check_body, fields, why)
     return Rows(log, fields, physical_offsets, sizes), why
 
 

@@ -64,7 +64,7 @@ def job_session(master: str, what: str, *, quiet: bool) -> Iterator[SparkSession
     from commitmq_plugins.spark.jobs.progress import task_progress
     from commitmq_plugins.spark.sessions import session
 
-    spark = session(master, app=f"commitmq pipeline: {what}", **{"spark.log.level": "ERROR"})
+    spark = session(master, app=f"commitmq pipeline: {what}")
     try:
         with task_progress(spark, what, quiet=quiet):
             yield spark

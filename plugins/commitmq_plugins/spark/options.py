@@ -22,6 +22,9 @@ EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
 DEFAULT_PARTITION_BYTES: Final = 1024 * 1024 * 1024
 TRANSFERS: Final = ("auto", "files", "pull")
+FAIL: Final = "fail"
+IGNORE: Final = "ignore"
+WAIT: Final = "wait"
 _TRUE: Final = ("true", "1", "yes", "on")
 _FALSE: Final = ("false", "0", "no", "off")
 _EDGES: Final = {-2: EARLIEST, -1: LATEST}
@@ -55,6 +58,7 @@ class SourceOptions:
     transfer: str = "auto"
     topics: tuple[str, ...] = ()
     topics_pattern: str = ""
+    missing_topics: str = ""
     start: Bound = Bound(EARLIEST)
     end: Bound = Bound(LATEST)
     min_partitions: int | None = None
@@ -85,14 +89,15 @@ class SourceOptions:
             stores=tuple(stores),
             nodes=tuple(nodes),
             transfer=_one_of("transfer", values, TRANSFERS),
-            topics=tuple(words(values.get("topics", ""))),
+            topics=_some("topics", values),
             topics_pattern=_pattern("topicsPattern", values),
+            missing_topics=_one_of("missingTopics", values, ("", FAIL, IGNORE, WAIT)),
             start=_bound("starting", values, EARLIEST),
             end=_bound("ending", values, LATEST),
             min_partitions=positive("minPartitions", values),
             max_bytes_per_partition=positive("maxBytesPerPartition", values) or DEFAULT_PARTITION_BYTES,
             tags=_tags(values),
-            keys=tuple(words(values.get("keys", ""))),
+            keys=_some("keys", values),
             fail_on_data_loss=flag("failOnDataLoss", values, True),
             gap_report=values.get("gapreport", ""),
             check_crc=flag("checkCrc", values, True),
@@ -104,6 +109,7 @@ class SourceOptions:
         )
         if found.topics and found.topics_pattern:
             raise ConfigError("give either topics or topicsPattern, not both")
+        _check_order(found.start, found.end)
         if found.max_offsets_per_trigger and found.max_bytes_per_trigger:
             raise ConfigError("give either maxOffsetsPerTrigger or maxBytesPerTrigger, not both")
         return found
@@ -128,7 +134,7 @@ class SourceOptions:
 
 
 NAMES: Final = (
-    "store", "path", "node", "transfer", "topics", "topicsPattern", "startingOffsets", "startingTimestamp",
+    "store", "path", "node", "transfer", "topics", "topicsPattern", "missingTopics", "startingOffsets", "startingTimestamp",
     "endingOffsets", "endingTimestamp", "minPartitions", "maxBytesPerPartition", "tags", "keys", "failOnDataLoss",
     "gapReport", "checkCrc", "includeProperties", "decompress", "maxOffsetsPerTrigger", "maxBytesPerTrigger", "group",
 )  # fmt: skip
@@ -137,6 +143,33 @@ NAMES: Final = (
 def words(text: str) -> list[str]:
     """The words of a list with commas."""
     return [word for part in text.split(",") if (word := part.strip())]
+
+
+def _some(name: str, values: Mapping[str, str]) -> tuple[str, ...]:
+    """The words of an option that chooses; none when it is not given. Raises ConfigError for one without a word, which
+    would choose nothing and read everything.
+    """
+    found = tuple(words(values.get(name.lower(), "")))
+    if name.lower() in values and not found:
+        raise ConfigError(f"option {name}: {values[name.lower()]!r} names nothing; leave it out to read all")
+    return found
+
+
+def _check_order(start: Bound, end: Bound) -> None:
+    """Raise ConfigError when the options say that reading ends before it starts."""
+    if start.timestamp is not None and end.timestamp is not None and start.timestamp > end.timestamp:
+        raise ConfigError(
+            f"option endingTimestamp: {end.timestamp} (ms) is before startingTimestamp, which is {start.timestamp}"
+        )
+    for store, topics in (start.offsets or {}).items():
+        for topic, queues in topics.items():
+            for queue, first in queues.items():
+                last = (end.offsets or {}).get(store, {}).get(topic, {}).get(queue)
+                if isinstance(first, int) and isinstance(last, int) and first > last:
+                    raise ConfigError(
+                        f"option endingOffsets: queue {queue} of {topic!r} ends at {last}, before startingOffsets, which is "
+                        f"{first}"
+                    )
 
 
 def flag(name: str, values: Mapping[str, str], default: bool) -> bool:
@@ -156,7 +189,7 @@ def positive(name: str, values: Mapping[str, str]) -> int | None:
     text = values.get(name.lower())
     if text is None:
         return None
-    if not text.strip().isdecimal() or not int(text):
+    if not re.fullmatch("[0-9]+", text.strip()) or not int(text):
         raise ConfigError(f"option {name}: it is a number above 0, not {text!r}")
     return int(text)
 
@@ -164,7 +197,7 @@ def positive(name: str, values: Mapping[str, str]) -> int | None:
 def _one_of(name: str, values: Mapping[str, str], choices: tuple[str, ...]) -> str:
     text = values.get(name.lower(), choices[0]).strip().lower()
     if text not in choices:
-        raise ConfigError(f"option {name}: it is one of {', '.join(choices)}, not {text!r}")
+        raise ConfigError(f"option {name}: it is one of {', '.join(filter(None, choices))}, not {text!r}")
     return text
 
 
@@ -211,7 +244,7 @@ def _bound(prefix: str, values: Mapping[str, str], edge: str) -> Bound:
 
 def milliseconds(name: str, text: str) -> int:
     """Milliseconds since 1970, or a time as ISO 8601 writes it, in UTC unless it says otherwise."""
-    if text.strip().lstrip("-").isdecimal():
+    if re.fullmatch(r"-?[0-9]+", text.strip()):
         return int(text)
     try:
         moment = datetime.fromisoformat(text.strip())

@@ -7,21 +7,32 @@ snapshot: what was flushed when it was made. Make a new one to see more.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final, Protocol
 
 from commitmq.client.admin import Admin
 from commitmq.errors import ConfigError, NodeUnavailableError
-from commitmq.store.topic_config import QUEUE_TYPE, QUEUE_TYPE_BATCH
+from commitmq.store.topic_config import QUEUE_TYPE, QUEUE_TYPE_BATCH, STORAGE_MEMORY, STORAGE_TYPE
 from commitmq_plugins.spark.gaps import Gap
 from commitmq_plugins.spark.options import SourceOptions
-from commitmq_plugins.spark.plan import FilePartition, Partition, PullPartition, cut, cut_evenly
+from commitmq_plugins.spark.plan import FilePartition, Partition, PullPartition, cut, cut_evenly, parts_of
 from commitmq_plugins.spark.pulls import RecordPuller
 from commitmq_plugins.spark.stores import OpenStore, Slice
 
 _FLUSH_WAIT_S: Final = 30.0
 _LOOK_S: Final = 0.05
+_SHOWN: Final = 5
+
+
+@dataclass(frozen=True, slots=True)
+class SourceTopic:
+    """What a store's configuration says of a topic. One that is not configured has the ``queues`` that have files."""
+
+    queues: int
+    in_memory: bool = False
 
 
 class Origin(Protocol):
@@ -30,6 +41,15 @@ class Origin(Protocol):
     @property
     def name(self) -> str:
         """What it is called in the column ``store`` and in offsets: as the user wrote it."""
+        ...
+
+    @property
+    def identity(self) -> str:
+        """What tells the store from others, by whatever name it is read."""
+        ...
+
+    def topics(self) -> dict[str, SourceTopic]:
+        """Every topic of the store by name."""
         ...
 
     def slices(self, wants: Callable[[str], bool]) -> list[Slice]:
@@ -48,8 +68,12 @@ class Origin(Protocol):
         """The queue offset up to which the slice's records take at most ``budget`` bytes of log together."""
         ...
 
-    def partitions(self, slices: Sequence[Slice], *, least: int, max_bytes: int) -> list[Partition]:
-        """The slices cut for Spark."""
+    def parts_of(self, slices: Sequence[Slice], *, least: int, max_bytes: int) -> int:
+        """How many partitions to make of the slices: ``least``, or more if one would hold over ``max_bytes`` of log."""
+        ...
+
+    def partitions(self, slices: Sequence[Slice], parts: int) -> list[Partition]:
+        """The slices cut for Spark into about ``parts`` partitions: by them and the number alone, whatever the log gets."""
         ...
 
     def close(self) -> None:
@@ -68,6 +92,18 @@ class FolderOrigin:
         self._store = OpenStore(root)
         self._is_live = self._store.is_live
         self._floor, self._bound = self._store.span()
+        self._crc_from = self._store.crc_from()
+
+    @property
+    def identity(self) -> str:
+        return self._store.identity()
+
+    def topics(self) -> dict[str, SourceTopic]:
+        found = {name: SourceTopic(count) for name, count in self._store.queue_counts().items()}
+        for name, topic in self._store.configured_topics().items():
+            in_memory = topic.attributes.get(STORAGE_TYPE) == STORAGE_MEMORY
+            found[name] = SourceTopic(max(topic.read_queues, topic.write_queues), in_memory)
+        return found
 
     def slices(self, wants: Callable[[str], bool]) -> list[Slice]:
         return self._store.slices(self._floor, self._bound, wants)
@@ -89,11 +125,16 @@ class FolderOrigin:
     def within_bytes(self, queue: Slice, budget: int) -> int:
         return self._store.within_bytes(queue, budget, self._bound)
 
-    def partitions(self, slices: Sequence[Slice], *, least: int, max_bytes: int) -> list[Partition]:
+    def parts_of(self, slices: Sequence[Slice], *, least: int, max_bytes: int) -> int:
+        return parts_of(self._store, slices, self._bound, least=least, max_bytes=max_bytes)
+
+    def partitions(self, slices: Sequence[Slice], parts: int) -> list[Partition]:
         root = str(self._store.layout.root)
         return [
-            FilePartition(self.name, part, root, self._store.sizes, self._bound, self._node, self._token)
-            for part in cut(self._store, slices, self._bound, least=least, max_bytes=max_bytes)
+            FilePartition(
+                self.name, part, root, self._store.sizes, self._bound, self._crc_from, self._node, self._token
+            )
+            for part in cut(self._store, slices, self._bound, parts)
         ]
 
     def close(self) -> None:
@@ -103,11 +144,18 @@ class FolderOrigin:
 class NodeOrigin:
     """A node whose files are out of sight: it is asked, and sends its records."""
 
-    def __init__(self, name: str, admin: Admin) -> None:
+    def __init__(self, name: str, admin: Admin, identity: str) -> None:
         self.name = name
+        self.identity = identity
         self._admin = admin
         self._log_bytes = 0
         self._puller = RecordPuller(name)
+
+    def topics(self) -> dict[str, SourceTopic]:
+        return {
+            str(one["name"]): SourceTopic(max(int(one["read_queues"]), int(one["write_queues"])))
+            for one in self._admin.topics()
+        }
 
     def slices(self, wants: Callable[[str], bool]) -> list[Slice]:
         found = []
@@ -116,7 +164,7 @@ class NodeOrigin:
             if wants(name):
                 is_batch = (topic.get("attributes") or {}).get(QUEUE_TYPE) == QUEUE_TYPE_BATCH
                 found += [
-                    Slice(name, queue, is_batch, low, max(low, high))
+                    Slice(name, queue, is_batch, low, max(low, high), incarnation=str(topic.get("incarnation", 0)))
                     for queue, low, high, _ in self._admin.offsets(name)
                 ]
         self._wait_until_flushed()
@@ -147,14 +195,61 @@ class NodeOrigin:
     def within_bytes(self, queue: Slice, budget: int) -> int:
         return self._puller.within_bytes(queue, budget)
 
-    def partitions(self, slices: Sequence[Slice], *, least: int, max_bytes: int) -> list[Partition]:
+    def parts_of(self, slices: Sequence[Slice], *, least: int, max_bytes: int) -> int:
         # How much of the log is theirs is not known from here; all of it is the most that can be.
-        count = min(max(least, -(-self._log_bytes // max_bytes)), max(1, sum(one.count for one in slices)))
-        return [PullPartition(self.name, part, self.name) for part in cut_evenly(slices, count)]
+        return min(max(least, -(-self._log_bytes // max_bytes)), sum(one.count for one in slices))
+
+    def partitions(self, slices: Sequence[Slice], parts: int) -> list[Partition]:
+        return [PullPartition(self.name, part, self.name) for part in cut_evenly(slices, max(1, parts))]
 
     def close(self) -> None:
         self._puller.close()
         self._admin.close()
+
+
+def require_topics(origins: Sequence[Origin], wanted: Iterable[str], *, advice: str = "") -> None:
+    """Raise ConfigError for a topic that none of ``origins`` has, and for one whose messages cannot be read there.
+
+    ``advice`` is what can be done about the former, for the end of its sentence.
+    """
+    wanted = list(wanted)
+    if not wanted:
+        return
+    known = [(origin.name, origin.topics()) for origin in origins]
+    for topic in wanted:
+        of = [(name, topics[topic]) for name, topics in known if topic in topics]
+        if not of:
+            others = {one for _, topics in known for one in topics}
+            places = ", ".join(name for name, _ in known)
+            raise ConfigError(f"there is no topic {topic!r} in {places}; {_others(topic, others)}{advice}")
+        in_memory = [name for name, one in of if one.in_memory]
+        if in_memory:
+            raise ConfigError(
+                f"the topic {topic!r} of {in_memory[0]} is kept in memory, not in files: read it from the running node, with "
+                "option node and option transfer=pull"
+            )
+
+
+def _others(topic: str, others: Collection[str]) -> str:
+    """Topics that may be meant by one that does not exist, else some of those there are."""
+    if similar := get_close_matches(topic, sorted(others), _SHOWN):
+        return f"similar topics are: {', '.join(similar)}"
+    # Those of the system and of consumer groups come last.
+    names = sorted(others, key=lambda one: (one.startswith(("%", "RMQ_SYS")), one))
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"topics there are: {', '.join(names[:_SHOWN]) or 'none'}{more}"
+
+
+def existing(origins: Sequence[Origin], wanted: Iterable[str]) -> list[str]:
+    """Those of ``wanted`` that one of ``origins`` has."""
+    known = {one for origin in origins for one in origin.topics()}
+    return [one for one in wanted if one in known]
+
+
+def queues_of(origin: Origin, topics: Iterable[str]) -> list[int]:
+    """How many queues each of ``topics`` has in ``origin``, whether they hold messages or not; 0 for one it does not have."""
+    known = origin.topics()
+    return [known[topic].queues if topic in known else 0 for topic in topics]
 
 
 def open_origins(options: SourceOptions) -> list[Origin]:
@@ -165,11 +260,25 @@ def open_origins(options: SourceOptions) -> list[Origin]:
             found.append(FolderOrigin(folder, Path(folder)))
         for address in options.nodes:
             found.append(_of_node(address, options.transfer))
+        _refuse_twice(found)
     except BaseException:
         for origin in found:
             origin.close()
         raise
     return found
+
+
+def _refuse_twice(origins: Sequence[Origin]) -> None:
+    """Raise ConfigError when a store is named twice: its messages would count twice."""
+    names: dict[str, str] = {}
+    for origin in origins:
+        if origin.identity in names:
+            other = names[origin.identity]
+            raise ConfigError(
+                f"{other} and {origin.name} are the same store, or a copy of it ({origin.identity}): each message would "
+                "be read twice. Name it once"
+            )
+        names[origin.identity] = origin.name
 
 
 def _of_node(address: str, transfer: str) -> Origin:
@@ -183,7 +292,7 @@ def _of_node(address: str, transfer: str) -> Origin:
             return origin
         if transfer == "files":
             raise ConfigError(f"option transfer: the files of the node {address} cannot be read from this host")
-        return NodeOrigin(address, admin)
+        return NodeOrigin(address, admin, str(metadata["store_id"]))
     except BaseException:
         admin.close()
         raise

@@ -15,12 +15,13 @@ from pyspark.sql.datasource import InputPartition
 
 from commitmq_plugins.spark.stores import OpenStore, Sizes, Slice
 
-_ROUNDS: Final = 40
+_TOLERANCE: Final = 16  # a part may have a sixteenth more or less than its share
 
 
 @dataclass(frozen=True)
 class FilePartition(InputPartition):
-    """Slices of queues of one store folder, all below physical offset ``bound``; ``sizes`` are its files'.
+    """Slices of queues of one store folder, all below physical offset ``bound``; ``sizes`` are its files'. Each record
+    at physical offset ``crc_from`` or behind it has a ``__CRC32#``.
 
     ``name`` is what the store is called in the column and in offsets. With a ``node`` the folder is that node's, and an
     executor that does not find it (or one whose ``token`` is another) asks the node for the records instead.
@@ -31,6 +32,7 @@ class FilePartition(InputPartition):
     root: str
     sizes: Sizes
     bound: int
+    crc_from: int
     node: str = ""
     token: str = ""
 
@@ -47,19 +49,36 @@ class PullPartition(InputPartition):
 Partition = FilePartition | PullPartition
 
 
-def cut(
-    store: OpenStore, slices: Sequence[Slice], bound: int, *, least: int, max_bytes: int
-) -> list[tuple[Slice, ...]]:
-    """Parts of about equal numbers of messages: ``least``, or more if one would hold over ``max_bytes`` of log."""
-    slices = [one for one in slices if one.count > 0]
+def parts_of(store: OpenStore, slices: Sequence[Slice], bound: int, *, least: int, max_bytes: int) -> int:
+    """How many parts to make of ``slices``: ``least``, or more if one would hold over ``max_bytes`` of log."""
+    slices = _real(store, slices, bound)
+    if not slices:
+        return 0
+    low = min(store.place(one, one.first, bound) for one in slices)
+    high = max(store.place(one, one.end - 1, bound) for one in slices)
+    return min(max(least, -(-(high - low) // max_bytes)), sum(one.count for one in slices))
+
+
+def cut(store: OpenStore, slices: Sequence[Slice], bound: int, parts: int) -> list[tuple[Slice, ...]]:
+    """About ``parts`` parts of about equal numbers of messages.
+
+    They depend on the slices and ``parts`` alone, not on what the log got behind the slices: a micro-batch that is
+    repeated after a crash is cut as it was the first time, or its sink would not know its rows again.
+    """
+    slices = _real(store, slices, bound)
     if not slices:
         return []
     low = min(store.place(one, one.first, bound) for one in slices)
-    high = max(store.place(one, one.end, bound) for one in slices)
-    total = sum(one.count for one in slices)
-    wanted = min(max(least, -(-(high - low) // max_bytes)), total)
-    cuts = [_quantile(store, slices, low, bound, total * number // wanted) for number in range(1, wanted)]
-    return parts_between(slices, cuts)
+    high = max(store.place(one, one.end - 1, bound) for one in slices) + 1
+    cuts: dict[int, list[int]] = {}
+    _divide(store, slices, (low, high), bound, range(1, parts), parts, cuts)
+    return parts_between(slices, [cuts[number] for number in sorted(cuts)])
+
+
+def _real(store: OpenStore, slices: Sequence[Slice], bound: int) -> list[Slice]:
+    """``slices`` without empty ones, each ending behind its last message: places that never had one may follow it."""
+    found = [replace(one, end=store.last_message(one, bound) + 1) for one in slices if one.count > 0]
+    return [one for one in found if one.count > 0]
 
 
 def cut_evenly(slices: Sequence[Slice], parts: int) -> list[tuple[Slice, ...]]:
@@ -85,20 +104,37 @@ def parts_between(slices: Sequence[Slice], cuts: Sequence[Sequence[int]]) -> lis
     return parts
 
 
-def _quantile(store: OpenStore, slices: Sequence[Slice], low: int, high: int, wanted: int) -> list[int]:
-    """For each slice the queue offset at which to cut so that about ``wanted`` messages lie before all cuts."""
-    bound = high
-    ends = [one.first for one in slices]
-    for _ in range(_ROUNDS):
-        if high - low <= 1:
-            break
-        middle = (low + high) // 2
-        ends = [store.offset_at(one, middle, bound) for one in slices]
+def _divide(
+    store: OpenStore,
+    slices: Sequence[Slice],
+    span: tuple[int, int],
+    bound: int,
+    numbers: range,
+    parts: int,
+    cuts: dict[int, list[int]],
+) -> None:
+    """Find the cuts ``numbers`` of ``parts`` - 1, all of which lie in the physical offsets ``span``, the middle one first.
+
+    Cut ``k`` has about ``k / parts`` of all messages before it: for each slice the queue offset at which to cut.
+    """
+    if not numbers:
+        return
+    middle_cut = len(numbers) // 2
+    total = sum(one.count for one in slices)
+    wanted, tolerance = total * numbers[middle_cut] // parts, total // parts // _TOLERANCE
+    low, high = span
+    ends = [store.offset_at(one, low, bound) for one in slices]
+    at = low
+    while high - low > 1:
+        at = (low + high) // 2
+        ends = [store.offset_at(one, at, bound) for one in slices]
         count = sum(end - one.first for end, one in zip(ends, slices, strict=True))
-        if abs(count - wanted) * 50 <= wanted:
+        if abs(count - wanted) <= tolerance:
             break
         if count < wanted:
-            low = middle
+            low = at
         else:
-            high = middle
-    return ends
+            high = at
+    cuts[numbers[middle_cut]] = ends
+    _divide(store, slices, (span[0], at), bound, numbers[:middle_cut], parts, cuts)
+    _divide(store, slices, (at, span[1]), bound, numbers[middle_cut + 1 :], parts, cuts)

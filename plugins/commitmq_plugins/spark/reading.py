@@ -18,7 +18,8 @@ import numpy as np
 import pyarrow as pa
 
 from commitmq.errors import StoreError
-from commitmq.store.format import PREBLANK_SIZE
+from commitmq.kernels.arrow import NO_CRC_NEEDED, UNCHECKED
+from commitmq.store.format import LMQ_PREFIX, PREBLANK_SIZE
 from commitmq.store.queue_reader import PullStatus
 from commitmq.store.recovery import REASONS
 from commitmq.store.tag_filter import TagFilter
@@ -38,6 +39,8 @@ _UNITS_AHEAD: Final = 262_144
 _LEAST_AHEAD: Final = 64
 _NO_LIMIT: Final = 1 << 62
 _FAR: Final = np.iinfo(np.int64).max
+_FOREIGN: Final = -1
+_REASONS: Final = {**REASONS, _FOREIGN: "the record there is of another topic, queue or queue offset"}
 
 
 @dataclass(slots=True)
@@ -93,6 +96,8 @@ class PartitionReader:
         self._ends = np.array([one.end for one in self._slices], np.int64)
         self._firsts = np.array([one.first for one in self._slices], np.int64)
         self._in_batches = np.array([one.is_batch for one in self._slices], np.bool_)
+        crc_from = self._partition.crc_from if isinstance(self._partition, FilePartition) else NO_CRC_NEEDED
+        self._crc_from = crc_from if options.check_crc else UNCHECKED
         self._check_body = options.check_crc and "body" in self._names
         self._needs_records = bool(
             not columns.OF_UNITS.issuperset(self._names) or self._in_batches.any() or self._tags or options.keys
@@ -139,10 +144,21 @@ class PartitionReader:
 
     def _of_records(self, log: Bytes, positions: Numbers, units: Units) -> Iterator[pa.RecordBatch]:
         """The batches of records at ``positions`` of ``log``, few enough for one batch."""
-        rows, why = columns.rows_at(log, positions, units.sizes, units.physical, check_body=self._check_body)
+        rows, why = columns.rows_at(
+            log,
+            positions,
+            units.sizes,
+            units.physical,
+            crc_from=self._crc_from,
+            check_body=self._check_body,
+        )
         if why.any():
             self._note_bad(units, why)
             rows, units = rows.take(why == 0), units.take(why == 0)
+        belongs = self._belong(rows, units)
+        if not belongs.all():
+            self._note_bad(units, np.where(belongs, 0, _FOREIGN))
+            rows, units = rows.take(belongs), units.take(belongs)
         if self._in_batches.any() or (units.offsets < 0).any():
             units = Units(units.physical, units.sizes, rows.queue_offsets, units.numbers, units.codes)
             inner = rows.is_inner_batch & self._in_batches[units.numbers]
@@ -161,6 +177,24 @@ class PartitionReader:
         else:
             yield from self._filtered(rows, units)
 
+    def _belong(self, rows: Rows, units: Units) -> Flags:
+        """Which records are those that their queue's units mean: of its topic, its number and their place in it.
+
+        In a light message queue they are of another topic and have another place.
+        """
+        plain = (units.offsets >= 0) & ~self._in_batches[units.numbers]
+        belong: Flags = ~plain | (rows.queue_offsets == units.offsets)
+        for number in np.unique(units.numbers).tolist():
+            one = self._slices[number]
+            chosen = units.numbers == number
+            if one.topic.startswith(LMQ_PREFIX):
+                belong[chosen] = True
+            elif chosen.all():
+                belong &= rows.are_of(one.topic, one.queue_id)
+            else:
+                belong[chosen] &= rows.take(chosen).are_of(one.topic, one.queue_id)
+        return belong
+
     def _filtered(self, rows: Rows, units: Units) -> Iterator[pa.RecordBatch]:
         wanted: Flags | None = None
         if self._tags is not None:
@@ -177,7 +211,7 @@ class PartitionReader:
         for index in np.flatnonzero(why).tolist():
             one = self._slices[int(units.numbers[index])]
             offset = int(units.offsets[index])
-            reason = REASONS.get(int(why[index]), f"reason {int(why[index])}")
+            reason = _REASONS.get(int(why[index]), f"reason {int(why[index])}")
             place = f"no sound record at physical offset {int(units.physical[index])}: {reason}"
             self._gaps.append(self._gap(one, offset, offset + 1, place))
         self._settle()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from commitmq import errors
 from commitmq.errors import CommitMQError, StoreError
 from commitmq.offline.store_view import StoreView
+from commitmq.store.access import private_files
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -60,6 +61,8 @@ class SparkRunner:
 def _do(work: Callable[[StoreView, T], R], view: StoreView, tasks: Iterable[T]) -> Iterator[R | _Failure]:
     for task in tasks:
         try:
-            yield work(view, task)
+            with private_files(view.root):
+                result = work(view, task)
+            yield result
         except CommitMQError as error:
             yield _Failure(type(error).__name__, str(error))

@@ -1,4 +1,4 @@
-"""A Spark session that is ready: Java found, workers run this Python, the source registered."""
+"""A Spark session that is ready: Java found, workers run this Python, the source registered, nothing said but errors."""
 
 from __future__ import annotations
 
@@ -14,17 +14,14 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from commitmq.errors import CommitMQError
-from commitmq_plugins.spark.java import find_java
+from commitmq_plugins.spark.java import find_java, quiet_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 DEFAULTS: Final = {
     "spark.ui.enabled": "false",
-    "spark.ui.showConsoleProgress": "false",
-    "spark.log.level": "ERROR",
     "spark.sql.session.timeZone": "UTC",
-    "spark.sql.python.filterPushdown.enabled": "true",
 }
 # For a driver whose executors are on this machine: nothing has to be found by name.
 LOOPBACK: Final = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
@@ -48,8 +45,13 @@ class SparkMissingError(CommitMQError):
     """PySpark is not installed."""
 
 
-def session(master: str = "local[2]", *, app: str = "commitmq", **config: object) -> SparkSession:
+def session(
+    master: str = "local[2]", *, app: str = "commitmq", progress: bool | str = False, **config: object
+) -> SparkSession:
     """A Spark session on ``master``; ``config`` are Spark's own settings: ``session(**{"spark.driver.memory": "2g"})``.
+
+    It writes only errors to standard error, and with ``progress`` Spark's bar of tasks. What a log4j configuration of
+    yours says, or ``spark.log.level``, counts instead. At the end of the program it is stopped, if that was not done.
 
     Workers run this Python and import commitmq from where this process has it. On other machines of a cluster it has to be
     installed; their Python is ``PYSPARK_PYTHON``, else a program at the path of this one. One that exists already in this
@@ -60,15 +62,20 @@ def session(master: str = "local[2]", *, app: str = "commitmq", **config: object
         from pyspark.sql import SparkSession
     except ImportError as error:
         raise SparkMissingError(f"PySpark is missing ({error}): pip install 'commitmq[spark]'") from error
+    from commitmq_plugins.spark.failures import tell_plainly
+    from commitmq_plugins.spark.quiet import orderly
     from commitmq_plugins.spark.source import CommitMQSource
 
     is_local = master.startswith("local")
-    settings: dict[str, object] = {**DEFAULTS, **(LOCAL if is_local else _of_cluster(master)), **config}
+    settings: dict[str, object] = {**DEFAULTS, **(LOCAL if is_local else _of_cluster(master))}
+    settings |= {"spark.ui.showConsoleProgress": progress, **config}
     builder = SparkSession.builder.master(master).appName(app)
     for name, value in settings.items():
         builder = builder.config(name, str(value).lower() if isinstance(value, bool) else str(value))
-    with _environment(is_cluster=not is_local, is_here=settings.get("spark.driver.host") == "127.0.0.1"):
+    is_here = settings.get("spark.driver.host") == "127.0.0.1"
+    with _environment(is_cluster=not is_local, is_here=is_here), orderly():
         found = builder.getOrCreate()
+    tell_plainly()
     # Spark finds it by itself where its workers can import pyspark_commitmq, and warns of a second registration.
     manager = found._jsparkSession.sessionState().dataSourceManager()
     if not manager.dataSourceExists(CommitMQSource.name()):
@@ -116,7 +123,9 @@ def _import_folders() -> list[str]:
 @contextlib.contextmanager
 def _environment(*, is_cluster: bool, is_here: bool) -> Iterator[None]:
     """What Spark takes from the environment when it starts its JVM, and only then."""
-    wanted = {"JAVA_HOME": str(find_java().home), "PYSPARK_PYTHON": sys.executable}
+    from commitmq_plugins.spark.quiet import log_environment
+
+    wanted = {"JAVA_HOME": str(quiet_home(find_java())), "PYSPARK_PYTHON": sys.executable, **log_environment()}
     if is_cluster and os.environ.get("PYSPARK_PYTHON"):
         # Somebody knows what Python is called on the machines of the cluster.
         del wanted["PYSPARK_PYTHON"]

@@ -33,7 +33,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from pyspark.sql.types import StructType
 
 from commitmq.client.admin import Admin
-from commitmq.client.message import Message
+from commitmq.client.message import Message, Tombstone
 from commitmq.client.producer import Producer
 from commitmq.client.results import BatchResult
 from commitmq.errors import CommitMQError, ConfigError, InvalidMessageError
@@ -189,10 +189,11 @@ def send_partition(
     epoch: int,
     *,
     pace: Callable[[int], None] | None = None,
-    skip_empty: bool = False,
+    as_stored: bool = False,
 ) -> Stored:
     """Send all rows of one partition, in their order, in the task that calls. ``pace(n)`` is called before n rows are sent;
-    ``skip_empty``: rows without a body are left out, else they are an error, because a message needs at least one byte.
+    ``as_stored``: the rows are messages of a store, so one with an empty body and a key is a tombstone, and one without
+    either, or with a body that cannot be decoded, is left out. Else these are errors: a message needs at least one byte.
 
     Raises InvalidMessageError, SendError, or SinkError.
     """
@@ -203,18 +204,24 @@ def send_partition(
     sender = _Sender(options, sink_id, epoch, partition)
     try:
         for batch in batches:
-            if skip_empty:
-                full = pc.greater(pc.binary_length(batch.column("body")).fill_null(0), 0)
-                rows_before, batch = batch.num_rows, batch.filter(full)
+            if as_stored:
+                rows_before, batch = batch.num_rows, batch.filter(_sendable(batch))
                 sender.empty += rows_before - batch.num_rows
             for topic, queue, rows in sender.groups(batch):
                 if pace is not None:
                     pace(rows.num_rows)
-                sender.send(topic, queue, rows)
+                sender.send(topic, queue, rows, tombstones=as_stored)
         sender.check_end()
         return Stored(sender.messages, sender.repeated, sender.empty)
     finally:
         sender.close()
+
+
+def _sendable(batch: pa.RecordBatch) -> pa.Array:
+    """For each row of a store whether there is a body, or a key whose value it deletes."""
+    size = pc.binary_length(batch.column("body"))
+    has_key = pc.greater(pc.binary_length(batch.column("keys")).fill_null(0), 0)
+    return pc.if_else(pc.equal(size, 0).fill_null(False), has_key, pc.is_valid(size))
 
 
 class _ContentIds:
@@ -313,9 +320,9 @@ class _Sender:
             self._queue_counts[topic] = queue_count(self._options.node, topic)
         return self._queue_counts[topic]
 
-    def send(self, topic: str, queue: int, rows: pa.RecordBatch) -> None:
-        """Send rows to a queue and wait until they are stored."""
-        messages, fields = _messages(rows)
+    def send(self, topic: str, queue: int, rows: pa.RecordBatch, *, tombstones: bool = False) -> None:
+        """Send rows to a queue and wait until they are stored. ``tombstones``: rows with a key may have an empty body."""
+        messages, fields = _messages(rows, tombstones)
         first = self._sent.get((topic, queue), 0)
         if self._options.idempotent:
             self._ids.begin(self._content(topic, queue, first, rows))
@@ -374,8 +381,8 @@ class _Sender:
         )
 
 
-def _messages(rows: pa.RecordBatch) -> tuple[Sequence[bytes | Message], dict[str, Any]]:
-    """The messages of ``rows``, and what ``send_batch`` takes beside them."""
+def _messages(rows: pa.RecordBatch, tombstones: bool) -> tuple[Sequence[bytes | Message], dict[str, Any]]:
+    """The messages of ``rows``, and what ``send_batch`` takes beside them. ``tombstones``: an empty body is no mistake."""
     names = rows.schema.names
     body = rows.column("body")
     if body.null_count:
@@ -387,14 +394,15 @@ def _messages(rows: pa.RecordBatch) -> tuple[Sequence[bytes | Message], dict[str
         if name in names and rows.column(name).null_count < rows.num_rows
     }
     has_flags = "flag" in names and bool(np.any(np.asarray(rows.column("flag").fill_null(0))))
-    if not has_flags and ("properties" not in names or not _pairs(rows.column("properties"))):
+    tombstones = tombstones and not all(bodies)
+    if not (has_flags or tombstones) and ("properties" not in names or not _pairs(rows.column("properties"))):
         if "sharding_key" in columns:
             columns["sharding_keys"] = columns.pop("sharding_key")
         return bodies, columns
     nothing = [None] * rows.num_rows
     own = rows.column("properties").to_pylist() if "properties" in names else nothing
     flags = rows.column("flag").fill_null(0).to_pylist() if has_flags else [0] * rows.num_rows
-    messages = []
+    messages: list[bytes | Message] = []
     for index, pairs in enumerate(own):
         properties = {name: value for name, value in pairs or () if name not in NOT_CARRIED}
         tags, keys, sharding_key = (columns.get(name, nothing)[index] for name in ("tags", "keys", "sharding_key"))
@@ -403,17 +411,16 @@ def _messages(rows: pa.RecordBatch) -> tuple[Sequence[bytes | Message], dict[str
         sharding_key = sharding_key or properties.pop(Property.SHARDING_KEY, None)
         for name in (Property.TAGS, Property.KEYS, Property.SHARDING_KEY):
             properties.pop(name, None)
+        fields: dict[str, Any] = {
+            "tags": tags,
+            "keys": keys,
+            "properties": properties,
+            "sharding_key": sharding_key,
+            "flag": flags[index],
+        }
+        text = bodies[index]
         try:
-            messages.append(
-                Message(
-                    bodies[index],
-                    tags=tags,
-                    keys=keys,
-                    properties=properties,
-                    sharding_key=sharding_key,
-                    flag=flags[index],
-                )
-            )
+            messages.append(Tombstone(**fields) if tombstones and not text else Message(text, **fields))
         except InvalidMessageError as error:
             raise InvalidMessageError(f"row {index}: {error}") from error
     return messages, {}

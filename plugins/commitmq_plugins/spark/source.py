@@ -7,8 +7,8 @@ beside the driver, ``read`` in one of each executor. They travel pickled, so the
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -22,19 +22,24 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from commitmq.errors import ConfigError
+from commitmq.log import get_log
 from commitmq_plugins.spark import columns
 from commitmq_plugins.spark.gaps import Gap, GapPolicy
-from commitmq_plugins.spark.options import SourceOptions
-from commitmq_plugins.spark.origins import open_origins
+from commitmq_plugins.spark.options import IGNORE, WAIT, SourceOptions
+from commitmq_plugins.spark.origins import existing, open_origins, require_topics
 from commitmq_plugins.spark.plan import FilePartition, Partition, PullPartition
-from commitmq_plugins.spark.ranges import Pruning, chosen
+from commitmq_plugins.spark.quiet import quiet_daemon
+from commitmq_plugins.spark.ranges import chosen
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql.datasource import Filter
 
 FORMAT: Final = "commitmq"
+_log = get_log("spark")
+_ADVICE: Final = ". With missingTopics=ignore it counts as empty"
 _MOST_PARTITIONS: Final = 32
+# Whatever process imports this to plan a read.
+quiet_daemon()
 _STREAM_ONLY: Final = (
     ("maxOffsetsPerTrigger", "max_offsets_per_trigger"),
     ("maxBytesPerTrigger", "max_bytes_per_trigger"),
@@ -60,6 +65,8 @@ class CommitMQSource(DataSource):
         for name, attribute in _STREAM_ONLY:
             if getattr(options, attribute):
                 raise ConfigError(f"option {name} is for readStream")
+        if options.missing_topics == WAIT:
+            raise ConfigError("option missingTopics: wait is for readStream; of read it is fail or ignore")
         return BatchReader(options, schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
@@ -84,50 +91,39 @@ class CommitMQSource(DataSource):
         return StreamSink(SinkOptions.parse(self.options), schema)
 
 
-class _Push:
-    """``pushFilters`` of a reader.
+class BatchReader(DataSourceReader):
+    """Plans and reads what is there when it plans.
 
-    Spark refuses a reader that has that method while pushing down is switched off, and compares functions to find out.
-    This one passes for the method that does nothing, so that one reader serves both settings.
+    It has no ``pushFilters``. Spark plans the partitions of a frame once and uses them for every question to that frame, so a
+    plan that one question's filters had cut would answer the next question wrongly. (Spark also refuses a reader with
+    that method while push-down is off, which is its default.)
     """
 
-    __func__ = DataSourceReader.pushFilters
-
-    def __init__(self, pruning: Pruning) -> None:
-        self._pruning = pruning
-
-    def __call__(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Remember what can be used; all filters are left to Spark as well."""
-        self._pruning.learn(filters)
-        return filters
-
-
-class BatchReader(DataSourceReader):
-    """Plans and reads what is there when it plans."""
-
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
-        """Raises ConfigError or ValueError for options and columns that do not exist."""
+        """Raises ConfigError for options and columns that do not exist."""
         columns.check_schema(schema)
         self._options = options
         self._schema = schema
-        self._pruning = Pruning()
-
-    @property
-    def pushFilters(self) -> Any:
-        """See :class:`_Push`."""
-        return _Push(self._pruning)
 
     def partitions(self) -> list[InputPartition]:
-        """Ranges of the log; see :mod:`commitmq_plugins.spark.plan`. Raises DataLossError for what is missing."""
+        """Ranges of the log; see :mod:`commitmq_plugins.spark.plan`. Raises DataLossError for messages that are missing, and
+        ConfigError for a topic that is.
+        """
         options = self._options
         gaps: list[Gap] = []
         found: list[InputPartition] = []
         origins = open_origins(options)
         try:
+            topics = existing(origins, options.topics) if options.missing_topics == IGNORE else options.topics
+            require_topics(origins, topics, advice=_ADVICE)
+            if options.topics_pattern and not any(map(options.wants, {one for at in origins for one in at.topics()})):
+                places = ", ".join(origin.name for origin in origins)
+                _log.warning("no topic matches topicsPattern", pattern=options.topics_pattern, places=places)
             for origin in origins:
-                slices = [self._pruning.applied(origin, one) for one in chosen(origin, options, gaps)]
+                slices = chosen(origin, options, gaps)
                 least = least_partitions(options, len(origins))
-                found += origin.partitions(slices, least=least, max_bytes=options.max_bytes_per_partition)
+                parts = origin.parts_of(slices, least=least, max_bytes=options.max_bytes_per_partition)
+                found += origin.partitions(slices, parts)
         finally:
             for origin in origins:
                 origin.close()

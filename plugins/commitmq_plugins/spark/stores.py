@@ -11,24 +11,33 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+import numpy as np
+
+from commitmq.config import NodeConfig
 from commitmq.control import ControlBlock, DispatcherWord, Word
 from commitmq.errors import StoreError
-from commitmq.store import json_config
+from commitmq.fitting import sizes_of
+from commitmq.kernels.arrow import NO_CRC_NEEDED
 from commitmq.store.batch_queue_reader import BatchQueueReader
 from commitmq.store.commit_log import CommitLog
+from commitmq.store.deleted_topics import load_tombstones
 from commitmq.store.dispatch_batch import LogWalker, consumable
+from commitmq.store.format import LMQ_PREFIX, PREBLANK_SIZE
+from commitmq.store.geometry import BATCH_FILE, QUEUE_FILE, SEGMENT, look
 from commitmq.store.layout import StoreLayout
-from commitmq.store.log_proof import has_record_before
-from commitmq.store.mapped_file import list_sizes
+from commitmq.store.log_proof import LogProof, has_record_before
 from commitmq.store.queue_reader import QueueReader
 from commitmq.store.recovery import scan_to_end
 from commitmq.store.sidecar import Sidecar
+from commitmq.store.store_file import store_id
 from commitmq.store.store_lock import lock_holder
+from commitmq.store.topic_config import TopicConfig
+from commitmq.store.topic_files import TopicReader
+from commitmq_plugins.spark.queue_ends import RawUnits, whole_span
 
-_QUEUE_FILE_BYTES: Final = 6_000_000
-_BATCH_FILE_BYTES: Final = 13_800_000
 _MAX_MAPPED: Final = 4
 _CHUNK_UNITS: Final = 65_536
+_FEW_UNITS: Final = 16
 _WALK_BYTES: Final = 4 * 1024 * 1024
 
 
@@ -43,7 +52,10 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Slice:
-    """Queue offsets ``[first, end)`` of one queue; records below physical offset ``floor`` belong to nobody."""
+    """Queue offsets ``[first, end)`` of one queue; records below physical offset ``floor`` belong to nobody.
+
+    ``incarnation`` tells topics of one name apart: a topic that is deleted and made anew has another one.
+    """
 
     topic: str
     queue_id: int
@@ -51,6 +63,7 @@ class Slice:
     first: int
     end: int
     floor: int = 0
+    incarnation: str = ""
 
     @property
     def count(self) -> int:
@@ -70,12 +83,15 @@ class OpenStore:
         self.log = CommitLog(self.layout.commit_log, self.sizes.segment, max_mapped=_MAX_MAPPED)
         self.queues = QueueReader(self.log, self.layout.consume_queue, self.sizes.queue_file)
         self.batches = BatchQueueReader(self.layout.batch_consume_queue, self.sizes.batch_file)
-        self._deleted: dict[str, int] = json_config.load(self.layout.own / "deleted_topics.json") or {}
+        self._proof = LogProof(self.layout.commit_log, self.sizes.segment)
+        self._deleted: dict[str, int] = load_tombstones(self.layout)
+        self._topics: dict[str, TopicConfig] | None = None
 
     def close(self) -> None:
         """Give back descriptors and maps."""
         self.queues.close()
         self.batches.close()
+        self._proof.close()
         self.log.close()
 
     @property
@@ -95,16 +111,37 @@ class OpenStore:
                 control.close()
         return self.log.min_offset, self._end_at_rest()
 
+    def crc_from(self) -> int:
+        """The physical offset from which on every record has a ``__CRC32#``; :data:`NO_CRC_NEEDED` when none is known."""
+        known = -1
+        if self.is_live:
+            control = ControlBlock(self.layout.control)
+            try:
+                known = control.get(Word.CRC_FROM)
+            finally:
+                control.close()
+        elif not self.layout.abort.exists():
+            sidecar = Sidecar.load(self.layout.sidecar)
+            if sidecar is not None and sidecar.agrees_with(
+                self.layout.checkpoint, segment_bytes=self.sizes.segment, previous=None
+            ):
+                known = sidecar.crc_from
+        return known if known >= 0 else NO_CRC_NEEDED
+
     def _end_at_rest(self) -> int:
-        """Where the log ends when nobody uses the store: behind the last whole record."""
+        """Where the log ends when nobody uses the store: behind the last whole record, and not below what a node flushed.
+
+        A record that was flushed and is damaged now does not end the log: its queue leads to it, and reading it tells.
+        """
         start = next((base for base in reversed(self.log.segments()) if any(self.log.read(base, 8))), None)
         if start is None:
             return 0
         known = Sidecar.load(self.layout.sidecar)
-        if known is not None and start < known.flushed < self.log.end_offset:
-            # What lies below was checked by the node that flushed it; it counts if the log still has a record there.
-            start = known.flushed if has_record_before(self.log, known.flushed) else start
-        return scan_to_end(self.log, start).end
+        flushed = known.flushed if known is not None and start < known.flushed < self.log.end_offset else 0
+        if flushed and has_record_before(self.log, flushed):
+            # What lies below was checked by the node that flushed it.
+            start = flushed
+        return max(scan_to_end(self.log, start).end, flushed)
 
     def unqueued(self, bound: int) -> list[tuple[str, int, int]]:
         """``(topic, queue, queue offset)`` of messages at the end of the log that are in no ConsumeQueue.
@@ -134,12 +171,66 @@ class OpenStore:
         """``floor``, or where the present topic of this name may begin when an earlier one was deleted."""
         return max(floor, int(self._deleted.get(topic, 0)))
 
+    def identity(self) -> str:
+        """What tells this store from others, by whatever name it is read: its id, else the log's folder on this machine."""
+        known = store_id(self.layout.root)
+        if known is not None:
+            return known
+        facts = self.layout.commit_log.stat()
+        return f"{facts.st_dev}:{facts.st_ino}"
+
+    def queue_counts(self) -> dict[str, int]:
+        """How many queues each topic has that has files: one more than the highest number."""
+        found: dict[str, int] = {}
+        for folder in (self.layout.consume_queue, self.layout.batch_consume_queue):
+            for topic, queue_id in _folders(folder, lambda _topic: True):
+                found[topic] = max(found.get(topic, 0), queue_id + 1)
+        return found
+
+    def configured_topics(self) -> dict[str, TopicConfig]:
+        """The topics by name, as they were when this was first asked. Raises StoreError when they cannot be read."""
+        if self._topics is None:
+            reader = TopicReader(self.layout)
+            try:
+                self._topics = reader.everything().topics
+            finally:
+                reader.close()
+        return self._topics
+
+    def incarnation(self, topic: str) -> str:
+        """Which topic of this name the store has now. One that RocketMQ made is known by where its namesake ended."""
+        known = self.configured_topics().get(topic)
+        return str((known.incarnation if known is not None else 0) or self._deleted.get(topic, 0))
+
     def place(self, queue: Slice, offset: int, bound: int) -> int:
         """Physical offset of the first message at or behind queue ``offset``; ``bound`` without one."""
         found = self._reader(queue).read(
             queue.topic, queue.queue_id, offset, bound=bound, floor=queue.floor, max_messages=1, max_bytes=1
         )
         return int(found.units["physical_offset"][0]) if found.count else bound
+
+    def last_message(self, queue: Slice, bound: int) -> int:
+        """Queue offset of the slice's last message; one less than its first offset when it has none.
+
+        Pre-blank units (spec 3.3) may follow it: places that never had a message. What is missing counts as a message, so
+        that whoever reads it tells.
+        """
+        at, count = queue.end, _FEW_UNITS
+        while not queue.is_batch and at > queue.first:
+            first = max(queue.first, at - count)
+            found_at, found = self.queues.units(
+                queue.topic, queue.queue_id, first, at - first, bound=bound, floor=queue.floor
+            )
+            if found_at != first or len(found) < at - first:
+                if at - first == 1:
+                    break
+                count = 1  # a file ends here, or something is missing: one at a time
+                continue
+            real = np.flatnonzero(found["size"] != PREBLANK_SIZE)
+            if len(real):
+                return first + int(real[-1])
+            at, count = first, min(4 * count, _CHUNK_UNITS)
+        return at - 1
 
     def offset_at(self, queue: Slice, physical: int, bound: int) -> int:
         """First queue offset in the slice whose record begins at or behind ``physical``; its end without one."""
@@ -174,28 +265,27 @@ class OpenStore:
     def slices(self, floor: int, bound: int, wants: Callable[[str], bool] = lambda _topic: True) -> list[Slice]:
         """All queues of wanted topics as far as they may be shown, by topic and number; also those that are empty."""
         found = []
+        is_live = self.is_live
+        is_clean = not is_live and not self.layout.abort.exists() and Sidecar.load(self.layout.sidecar) is not None
         for folder, is_batch in ((self.layout.consume_queue, False), (self.layout.batch_consume_queue, True)):
             reader = self.batches if is_batch else self.queues
             for topic, queue_id in _folders(folder, wants):
                 lowest = self.floor_of(topic, floor)
                 span = reader.bounds(topic, queue_id, bound=bound, floor=lowest)
+                if span is not None and not is_batch and not is_live and not topic.startswith(LMQ_PREFIX):
+                    span = whole_span(
+                        RawUnits(folder / topic / str(queue_id), self.sizes.queue_file), *span,
+                        bound=bound, floor=lowest, proof=self._proof.of(topic, queue_id), is_clean=is_clean,
+                    )  # fmt: skip
                 if span is not None:
-                    found.append(Slice(topic, queue_id, is_batch, *span, lowest))
+                    found.append(Slice(topic, queue_id, is_batch, *span, lowest, self.incarnation(topic)))
         return sorted(found, key=lambda one: (one.topic, one.queue_id, one.is_batch))
 
 
 def found_sizes(layout: StoreLayout) -> Sizes:
-    """The sizes that the files of a store show; RocketMQ's own where there is no file yet."""
-    segments = list_sizes(layout.commit_log, 1)
-    return Sizes(
-        next((size for _, size in segments if size), 1 << 30),
-        _first_queue_file(layout.consume_queue) or _QUEUE_FILE_BYTES,
-        _first_queue_file(layout.batch_consume_queue) or _BATCH_FILE_BYTES,
-    )
-
-
-def _first_queue_file(folder: Path) -> int:
-    return next((size for path in folder.glob("*/*/" + "[0-9]" * 20) if (size := path.stat().st_size)), 0)
+    """The store's own sizes; a node's where there is no file yet."""
+    sizes = {**sizes_of(NodeConfig()), **look(layout, index=False).sizes}
+    return Sizes(sizes[SEGMENT], sizes[QUEUE_FILE], sizes[BATCH_FILE])
 
 
 def _folders(root: Path, wants: Callable[[str], bool]) -> list[tuple[str, int]]:

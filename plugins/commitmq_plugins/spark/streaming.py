@@ -1,15 +1,16 @@
 """``spark.readStream.format("commitmq")``: micro-batches from one set of queue offsets to the next.
 
-An offset is ``{store: {topic: {queue: next queue offset}}}``. Spark writes it down before a micro-batch runs and reads the
-same range again after a crash, so nothing is lost or doubled on this side. Queues and topics that appear are read from
-their first message. Only flushed messages count, so an offset never has to go back.
+An offset (:mod:`commitmq_plugins.spark.stream_offset`) says where reading goes on in each queue. Spark writes it down before a
+micro-batch runs and reads the same range again after a crash, so nothing is lost or doubled on this side. Queues and topics
+that appear are read from their first message; a topic that was deleted and made anew is another topic. Only flushed
+messages count, so an offset never has to go back.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
@@ -25,21 +26,22 @@ from commitmq.errors import CommitMQError, ConfigError
 from commitmq.log import get_log
 from commitmq_plugins.spark import columns
 from commitmq_plugins.spark.gaps import Gap, GapPolicy
-from commitmq_plugins.spark.options import SourceOptions
-from commitmq_plugins.spark.origins import Origin, open_origins
+from commitmq_plugins.spark.options import FAIL, IGNORE, SourceOptions
+from commitmq_plugins.spark.origins import Origin, existing, open_origins, require_topics
 from commitmq_plugins.spark.ranges import position, unknown_queues
 from commitmq_plugins.spark.source import least_partitions, record_batches
 from commitmq_plugins.spark.stores import Slice
+from commitmq_plugins.spark.stream_offset import Positions, StreamOffset
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-Offset = dict[str, dict[str, dict[str, int]]]
 _Found = TypeVar("_Found")
 
 # Below this many messages a micro-batch is one task: a task costs more than reading them.
 _FEW_MESSAGES: Final = 20_000
+_ADVICE: Final = ". With missingTopics=wait, the default of a stream, the query waits for it"
 _log = get_log("spark")
 
 
@@ -47,7 +49,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Lives in a Python worker beside the driver for as long as the query runs; ``read`` runs in the executors'."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
-        """Raises ConfigError or ValueError for options and columns that cannot be used."""
+        """Raises ConfigError for options and columns that cannot be used."""
         columns.check_schema(schema)
         if options.end.offsets or options.end.timestamp is not None or options.end.edge != "latest":
             raise ConfigError("a stream has no end: endingOffsets and endingTimestamp are for read")
@@ -56,17 +58,20 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._schema = schema
         self._policy = GapPolicy(options.fail_on_data_loss, options.gap_report)
-        self._target: Offset | None = None
-        self._committed: Offset = {}
+        self._target: StreamOffset | None = None
+        self._committed: Positions = {}
+        self._awaited: set[str] = set()
+        self._is_looked = False
 
     # ------------------------------------------------------------ offsets
 
-    def initialOffset(self) -> Offset:
+    def initialOffset(self) -> dict[str, Any]:
         """Where a query without a checkpoint begins. Raises DataLossError."""
 
-        def look(origins: Sequence[Origin]) -> Offset:
+        def look(origins: Sequence[Origin]) -> StreamOffset:
             gaps: list[Gap] = []
-            found: Offset = {}
+            found = StreamOffset()
+            self._look_for_topics(origins)
             for origin in origins:
                 slices = origin.slices(self._options.wants)
                 for one in slices:
@@ -75,39 +80,80 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._policy.take(gaps)
             return found
 
-        return self._looking(look)
+        return self._looking(look).to_json()
 
-    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
+    def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """How far the next micro-batch goes. Everything before ``start`` was processed."""
         self.commit(start)
+        begin = StreamOffset.from_json(start)
 
-        def look(origins: Sequence[Origin]) -> Offset:
+        def look(origins: Sequence[Origin]) -> StreamOffset:
+            self._look_for_topics(origins)
             wanted = [
                 (origin, replace(one, first=first, end=max(first, end)))
                 for origin in origins
-                for one, first, end in self._ahead(origin, start)
+                for one, first, end in self._ahead(origin, begin)
             ]
-            found = _copy(start)
+            found = begin.ahead()
+            cut: dict[str, list[Slice]] = {}
             for (origin, one), end in zip(wanted, _limited(wanted, limit), strict=True):
                 _put(found, origin, one, end)
-            return found
+                cut.setdefault(origin.name, []).append(replace(one, end=end))
+            if found.positions != begin.positions or found.incarnations != begin.incarnations:
+                found.parts = {one.name: self._parts(one, cut.get(one.name, []), len(origins)) for one in origins}
+                return found
+            return begin  # word for word: another offset would be another micro-batch
 
-        return self._looking(look)
+        found = self._looking(look)
+        return dict(start) if found is begin else found.to_json()
 
-    def _ahead(self, origin: Origin, start: Offset) -> Iterator[tuple[Slice, int, int]]:
+    def _look_for_topics(self, origins: Sequence[Origin]) -> None:
+        """Tell once of each topic that is waited for. Raises ConfigError for a memory topic in a folder, and with
+        ``missingTopics=fail`` for a topic that does not exist when the query starts or goes on.
+        """
+        wanted = self._options.topics
+        if not wanted:
+            return
+        there = existing(origins, wanted)
+        if self._options.missing_topics == FAIL and not self._is_looked:
+            require_topics(origins, wanted, advice=_ADVICE)
+        self._is_looked = True
+        require_topics(origins, there)
+        missing = set(wanted).difference(there)
+        if self._options.missing_topics != IGNORE:
+            places = ", ".join(origin.name for origin in origins)
+            for topic in sorted(missing - self._awaited):
+                _log.warning("the topic does not exist; the query waits for it", topic=topic, places=places)
+        self._awaited = missing
+
+    def _ahead(self, origin: Origin, start: StreamOffset) -> Iterator[tuple[Slice, int, int]]:
         """Each queue with where reading goes on and where it ends now."""
+        anew: list[Gap] = []
+        found: list[tuple[Slice, int, int]] = []
         for one in origin.slices(self._options.wants):
-            known = _get(start, origin, one)
+            known = start.position(origin.name, one.topic, one.queue_id)
             first = one.first if known is None else known
+            was = start.incarnation(origin.name, one.topic)
+            if known is not None and was is not None and was != one.incarnation:
+                reason = "the topic was deleted and made anew; what was not read of the former one is gone"
+                anew.append(Gap(origin.name, one.topic, one.queue_id, known, known + 1, reason))
+                first = one.first
+            elif one.end < first:
+                reason = "the queue ends before what was read of it: this is another store"
+                anew.append(Gap(origin.name, one.topic, one.queue_id, one.end, first, reason))
+                first = one.first
             end = one.end
             if self._target is not None:
-                end = min(end, _get(self._target, origin, one) or 0)
-            if one.end < first:
-                # The topic was deleted and made anew, or the store is another one: offsets began again.
-                reason = "the queue ends before what was read of it"
-                self._policy.take([Gap(origin.name, one.topic, one.queue_id, one.end, first, reason)])
-                first = one.first
-            yield one, first, end
+                end = min(end, self._target.position(origin.name, one.topic, one.queue_id) or 0)
+            found.append((one, first, end))
+        self._policy.take(anew)
+        yield from found
+
+    def _parts(self, origin: Origin, slices: Sequence[Slice], origins: int) -> int:
+        """How many partitions to make of what a micro-batch reads of one store."""
+        few = sum(one.count for one in slices) < _FEW_MESSAGES and not self._options.min_partitions
+        least = 1 if few else least_partitions(self._options, origins)
+        return origin.parts_of(slices, least=least, max_bytes=self._options.max_bytes_per_partition)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """From maxOffsetsPerTrigger and maxBytesPerTrigger."""
@@ -117,11 +163,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ReadMaxBytes(self._options.max_bytes_per_trigger)
         return ReadAllAvailable()
 
-    def reportLatestOffset(self) -> Offset:
+    def reportLatestOffset(self) -> dict[str, Any]:
         """The end of every queue, for the query's progress."""
+        return self._ends().to_json()
 
-        def look(origins: Sequence[Origin]) -> Offset:
-            found: Offset = {}
+    def _ends(self) -> StreamOffset:
+        def look(origins: Sequence[Origin]) -> StreamOffset:
+            found = StreamOffset()
             for origin in origins:
                 for one in origin.slices(self._options.wants):
                     _put(found, origin, one, one.end)
@@ -131,36 +179,41 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:
         """From now on the stream ends where the queues end now."""
-        self._target = self.reportLatestOffset()
+        self._target = self._ends()
 
     # ------------------------------------------------------------ reading
 
-    def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
+    def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[InputPartition]:
         """The tasks of a micro-batch. Raises DataLossError for what is missing."""
+        begin, stop = StreamOffset.from_json(start), StreamOffset.from_json(end)
 
         def look(origins: Sequence[Origin]) -> list[InputPartition]:
             gaps: list[Gap] = []
             found: list[InputPartition] = []
             for origin in origins:
-                slices = self._between(origin, start, end, gaps)
-                few = sum(one.count for one in slices) < _FEW_MESSAGES and not self._options.min_partitions
-                least = 1 if few else least_partitions(self._options, len(origins))
-                found += origin.partitions(slices, least=least, max_bytes=self._options.max_bytes_per_partition)
+                slices = self._between(origin, begin, stop, gaps)
+                parts = stop.parts.get(origin.name)
+                found += origin.partitions(
+                    slices, self._parts(origin, slices, len(origins)) if parts is None else parts
+                )
             self._policy.take(gaps)
             return found
 
         return self._looking(look)
 
-    def _between(self, origin: Origin, start: Offset, end: Offset, gaps: list[Gap]) -> list[Slice]:
+    def _between(self, origin: Origin, start: StreamOffset, end: StreamOffset, gaps: list[Gap]) -> list[Slice]:
         known = {(one.topic, one.queue_id): one for one in origin.slices(self._options.wants)}
         result = []
-        for topic, queues in end.get(origin.name, {}).items():
+        for topic, queues in end.positions.get(origin.name, {}).items():
+            wanted = end.incarnation(origin.name, topic)
+            is_same = start.incarnation(origin.name, topic) in (None, wanted)
             for number, stop in queues.items():
                 one = known.get((topic, int(number)))
-                first = start.get(origin.name, {}).get(topic, {}).get(number)
-                if one is None:
+                first = start.position(origin.name, topic, int(number)) if is_same else None
+                if one is None or wanted not in (None, one.incarnation):
                     if first is None or first < stop:
-                        gaps.append(Gap(origin.name, topic, int(number), first or 0, stop, "the queue is gone"))
+                        why = "the queue is gone" if one is None else "the topic was deleted and made anew"
+                        gaps.append(Gap(origin.name, topic, int(number), first or 0, stop, why))
                     continue
                 if first is None or first > stop:
                     first = one.first
@@ -181,14 +234,15 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # ------------------------------------------------------------ progress
 
-    def commit(self, end: Offset) -> None:
+    def commit(self, end: Mapping[str, Any]) -> None:
         """Everything before ``end`` was processed: tell the nodes, for the group of option ``group``."""
         if not self._options.group:
             return
+        positions = StreamOffset.from_json(end).positions
         for address in self._options.nodes:
             offsets = [
                 (topic, int(queue), offset)
-                for topic, queues in end.get(address, {}).items()
+                for topic, queues in positions.get(address, {}).items()
                 for queue, offset in queues.items()
                 if self._committed.get(address, {}).get(topic, {}).get(queue) != offset
             ]
@@ -241,13 +295,5 @@ def _limited(wanted: Sequence[tuple[Origin, Slice]], limit: ReadLimit) -> list[i
     return [one.end for _, one in wanted]
 
 
-def _get(offset: Offset, origin: Origin, one: Slice) -> int | None:
-    return offset.get(origin.name, {}).get(one.topic, {}).get(str(one.queue_id))
-
-
-def _put(offset: Offset, origin: Origin, one: Slice, value: int) -> None:
-    offset.setdefault(origin.name, {}).setdefault(one.topic, {})[str(one.queue_id)] = value
-
-
-def _copy(offset: Offset) -> Offset:
-    return {store: {topic: dict(queues) for topic, queues in topics.items()} for store, topics in offset.items()}
+def _put(offset: StreamOffset, origin: Origin, one: Slice, value: int) -> None:
+    offset.put(origin.name, one.topic, one.incarnation, one.queue_id, value)

@@ -58,6 +58,7 @@ class CompiledSql:
     def __init__(self, node: tree.Node) -> None:
         self._node = node
         self.properties = tuple(tree.properties(node))
+        self.terms = tree.terms(node)
 
     def matches(self, batch: FilterBatch) -> Flags:
         """Which messages the expression is TRUE for."""

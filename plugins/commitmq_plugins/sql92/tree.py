@@ -125,3 +125,28 @@ def properties(node: Node) -> list[str]:
             case Literal():
                 pass
     return list(found)
+
+
+# So many texts of an IN cost as much as one test.
+_TEXTS_A_TERM = 16
+
+
+def terms(node: Node) -> int:
+    """Tests that judging a message by ``node`` takes at most."""
+    count = 0
+    waiting: list[Node] = [node]
+    while waiting:
+        match waiting.pop():
+            case And(operands) | Or(operands):
+                waiting += operands
+            case Not(operand) | Negative(operand) | IsNull(operand) | TextTest(_, operand, _, _):
+                count += 1
+                waiting.append(operand)
+            case Equal(left, right) | Order(_, left, right):
+                count += 1
+                waiting += [left, right]
+            case In(_, texts, _):
+                count += 1 + len(texts) // _TEXTS_A_TERM
+            case _:
+                count += 1
+    return count

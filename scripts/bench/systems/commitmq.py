@@ -1,4 +1,4 @@
-"""CommitMQ itself, started by its own command with its default configuration."""
+"""CommitMQ itself, started by its own command as its documentation says for a server: ``--profile server``."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ from typing import Final
 
 from bench.system import HOST, Command, Durability, Server, free_ports
 from commitmq import Admin, CommitMQError
+from commitmq.ports import PORTS
 from commitmq.store.layout import StoreLayout
-from commitmq.store.shared_memory import memory_folder
-from commitmq.store.transient_pool import pool_folder
+from commitmq.store.shared_memory import recorded_folder
 
 _COMMITMQ: Final = (sys.executable, "-m", "commitmq.cli.main")
 # As flushDiskType of RocketMQ: the promise of an ack is that of the row, and with "async" consumers do not wait for the
 # device either.
-_SETTINGS: Final[dict[Durability, dict[str, str]]] = {"memory": {"commit_log.flush_mode": "async"}, "flushed": {}}
-_PORTS: Final = 40  # a node takes those behind its own for its processes
+_SETTINGS: Final[dict[Durability, dict[str, str]]] = {
+    "memory": {"profile": "server", "commit_log.flush_mode": "async"},
+    "flushed": {"profile": "server"},
+}
 
 
 class CommitMQ:
@@ -54,7 +56,7 @@ class CommitMQServer(Server):
         super().__init__(folder)
         self._store = folder / "store"
         self._settings = settings
-        self._port = free_ports(_PORTS)
+        self._port = free_ports(PORTS)
 
     @property
     def address(self) -> str:
@@ -64,7 +66,11 @@ class CommitMQServer(Server):
         settings = {"network.port": str(self._port), **self._settings}
         pairs = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
         paths = os.pathsep.join(path for path in sys.path if path)
-        return [Command("node", [*_COMMITMQ, "start", "--store", str(self._store), *pairs], {"PYTHONPATH": paths})]
+        return [
+            Command(
+                "node", [*_COMMITMQ, "start", "--verbose", "--store", str(self._store), *pairs], {"PYTHONPATH": paths}
+            )
+        ]
 
     def is_ready(self) -> bool:
         try:
@@ -80,5 +86,6 @@ class CommitMQServer(Server):
         super().discard()
         # What a node keeps in shared memory waits for its next start, which this store does not have.
         layout = StoreLayout(self._store)
-        for folder in (memory_folder(layout, ""), pool_folder(layout, "")):
+        folder = recorded_folder(layout)
+        if folder is not None:
             shutil.rmtree(folder, ignore_errors=True)

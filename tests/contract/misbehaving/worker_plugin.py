@@ -6,11 +6,9 @@ from dataclasses import dataclass
 
 import zmq
 
-from commitmq import hookimpl
-from commitmq.config import NodeConfig, setting
+from commitmq import Producer
 from commitmq.control import Word
-from commitmq.hookspecs import ConfigSection, WorkerSpec
-from commitmq.workers.runtime import WorkerContext
+from commitmq.plugin import ConfigSection, NodeConfig, WorkerContext, WorkerSpec, hookimpl, setting
 
 
 @dataclass(frozen=True)
@@ -43,6 +41,9 @@ def serve(context: WorkerContext) -> None:
             continue
         while router.getsockopt(zmq.EVENTS) & zmq.POLLIN:
             client, text = router.recv_multipart()
+            if text == b"send":
+                with Producer(context.address) as producer:
+                    producer.send("from-the-worker", b"one")
             answer = f"{settings.greeting} {text.decode()} {settings.step} {context.control.get(Word.WRITTEN)}"
             router.send_multipart([client, answer.encode()])
     (context.layout.own / "serving-stopped").write_text(str(context.control.get(Word.WRITTEN)))

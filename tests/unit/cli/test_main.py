@@ -98,10 +98,10 @@ def test_every_exit_code_is_explained_and_means_the_same_as_a_worker_s() -> None
 def test_a_typed_error_ends_with_its_code_and_one_line(
     error: CommitMQError, code: CliExit, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def fails(**_: object) -> None:
+    def fails(_: object) -> None:
         raise error
 
-    monkeypatch.setattr(main_module.cli, "main", fails)
+    monkeypatch.setattr(main_module, "_run", fails)
     with pytest.raises(SystemExit) as ended:
         main_module.main(["status"])
     assert ended.value.code == code
@@ -123,7 +123,7 @@ def test_no_node_at_the_address_is_said_in_time(tmp_path: Path) -> None:
     assert ended.returncode == CliExit.NODE_UNAVAILABLE
     assert "tcp://127.0.0.1:9" in ended.stderr
     ended = run("status", "--node", "nonsense")
-    assert ended.returncode == CliExit.NODE_UNAVAILABLE
+    assert ended.returncode == CliExit.CONFIG_ERROR
     for verb in ("stop", "status"):
         ended = run(verb, "--store", str(tmp_path / "none"))
         assert ended.returncode == CliExit.NODE_UNAVAILABLE

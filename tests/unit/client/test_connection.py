@@ -86,7 +86,10 @@ def soon(seconds: float = 2.0) -> float:
     return time.monotonic() + seconds
 
 
-def test_the_last_client_ends_the_context() -> None:
+def test_the_last_client_ends_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Other tests' clients that were interrupted inside of a call live until the garbage collector finds them.
+    monkeypatch.setattr(connection, "_context", None)
+    monkeypatch.setattr(connection, "_context_users", 0)
     first = acquire_context()
     assert acquire_context() is first
     release_context()
@@ -128,6 +131,23 @@ def test_without_a_peer_nothing_is_sent_then_or_later(server: Server) -> None:
     assert time.monotonic() - started < 1
     server.bind()
     assert server.nothing_more()
+
+
+def test_a_request_does_not_wait_forever_where_nobody_is_any_more(server: Server) -> None:
+    """A node that was started again may be elsewhere: who asks has to look, long before the request's own time is over."""
+    server.unbind()
+    started = time.monotonic()
+    with contextlib.closing(Channel(server.endpoint, 0.2)) as channel, pytest.raises(NodeUnavailableError) as caught:
+        channel.request("x", timeout_s=20)
+    assert not isinstance(caught.value, ConnectionLost)
+    assert time.monotonic() - started < 10
+    server.bind()
+    with contextlib.closing(Channel(server.endpoint, 0.2)) as channel:
+        channel.put([wire.pack({"op": "x", "id": 1})], soon())
+        time.sleep(0.3)
+        assert not channel.lost()
+        with pytest.raises(ConnectionLost, match="no answer"):  # the connection stood: this is the peer's time
+            channel.request("x", timeout_s=0.2)
 
 
 def test_a_silent_peer_means_unknown(server: Server, channel: Channel) -> None:

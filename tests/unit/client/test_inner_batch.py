@@ -121,6 +121,14 @@ def test_a_batch_that_is_none() -> None:
             read(encode_record(record))
 
 
+def test_a_compressed_batch_that_is_none_stops_its_queue() -> None:
+    """No sender of ours can store one; files of RocketMQ may hold one."""
+    hosts = {"born_host": HOSTS[False], "store_host": HOSTS[False]}
+    record = Record("batches", 3, 0, 0, sys_flag=0xC1, body=b"no zlib data", **hosts)
+    with pytest.raises(CorruptRecordError, match="zlib"):
+        read(encode_record(record))
+
+
 def test_messages_read_through_a_light_queue() -> None:
     def record(topic: str, names: str, offsets: str, body: bytes) -> bytes:
         own = {"a": "b", "INNER_MULTI_DISPATCH": names, "INNER_MULTI_QUEUE_OFFSET": offsets, "z": "y"}

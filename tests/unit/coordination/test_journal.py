@@ -12,8 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from commitmq.coordination.journal import Change, DropTopic, OffsetsJournal, SetOffsets, encode_record
+from commitmq.coordination.journal import Change, DropTopic, OffsetsJournal, SetOffsets
 from commitmq.errors import DiskFullError, StoreError
+from commitmq.store.journal import encode_record
 
 A = SetOffsets("group", "topic", ((0, 5), (3, 1 << 62)))
 B = SetOffsets("group", "other-topic", ((1, 7),))
@@ -120,7 +121,7 @@ def test_restart_begins_anew_on_another_base(tmp_path: Path) -> None:
     path = tmp_path / "offsets.journal"
     journal = OffsetsJournal.create(path, "base-0")
     journal.append([A])
-    journal.restart("base-1")
+    journal.begin_anew("base-1", lambda: None)
     journal.append([B])
     journal.close()
     assert _opened(path)[0] == [B]
@@ -142,14 +143,33 @@ def test_after_a_failed_sync_nothing_is_appended_before_a_restart(
         with pytest.raises(StoreError, match="Input/output"):
             journal.append([B])
         with pytest.raises(StoreError):
-            journal.restart("base-1")
+            journal.begin_anew("base-1", lambda: None)
     with pytest.raises(StoreError, match="not replaced"):
         journal.append([B])
     assert _opened(path)[0] == [A]
-    journal.restart("base-1")
+    journal.begin_anew("base-1", lambda: None)
     journal.append([C])
     journal.close()
     assert _opened(path)[0] == [C]
+
+
+def test_a_journal_without_a_new_file_goes_on_and_knows_both_snapshots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "offsets.journal"
+    journal = OffsetsJournal.create(path, "base-1")
+    journal.append([A])
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            os, "replace", lambda source, target: (_ for _ in ()).throw(OSError(28, "No space left on device"))
+        )
+        with pytest.raises(DiskFullError):
+            journal.begin_anew("base-2", lambda: None)
+    journal.append([B])
+    journal.close()
+    found = OffsetsJournal.read(path)
+    assert found is not None
+    assert [found.since(name) for name in ("base-1", "base-2", "another")] == [[A, B], [B], None]
 
 
 def test_no_space_is_a_disk_full_error_and_leaves_no_part(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from commitmq.coordination.membership import Membership, Queue, View, allocate
+from commitmq.coordination.membership import Membership, Queue, View, share
 from commitmq.errors import ProtocolError
 
 TIMEOUT_MS = 6_000
@@ -38,9 +38,14 @@ def _queues(view: View) -> list[int]:
     ],
 )
 def test_average_allocation(queues: int, members: int, shares: list[list[int]]) -> None:
-    names = [f"m{number}" for number in range(members)]
-    given = allocate("t", range(queues), names)
-    assert [[queue for (_, queue), owner in given.items() if owner == name] for name in names] == shares
+    assert [list(share(range(queues), members, number)) for number in range(members)] == shares
+    group = _group(t=queues)
+    for number in range(members):
+        group.join(f"m{number}", ["t"], [], TIMEOUT_MS, 0)
+    names = sorted(group.members)
+    assert [[queue for (_, queue), owner in group.target.items() if owner == name] for name in names] == shares
+    # Who should have a queue is also found the other way round, and from the queue alone.
+    assert {queue: group._owner(queue) for queue in group.target} == group.target
 
 
 def test_the_first_member_gets_everything_at_once() -> None:
@@ -117,8 +122,8 @@ def test_members_with_different_topics_share_each_topic() -> None:
 
 def test_another_subscription_shares_anew() -> None:
     group = _group(t=1, u=1)
-    group.join("a", ["t"], [], TIMEOUT_MS, 0)
-    view = group.join("a", ["u"], [("t", 0)], TIMEOUT_MS, 1)
+    first = group.join("a", ["t"], [], TIMEOUT_MS, 0)
+    view = group.join("a", ["u"], [("t", 0)], TIMEOUT_MS, 1, first.generation)
     assert (view.assigned, view.revoke) == ([("u", 0)], [("t", 0)])
 
 
@@ -164,6 +169,30 @@ def test_a_claim_of_what_another_holds_is_refused() -> None:
         group.check_owner(None, ("t", 0))
     with pytest.raises(ProtocolError, match="UNKNOWN_MEMBER"):
         group.check_owner("nobody", ("t", 0))
+
+
+def test_who_comes_back_after_its_session_begins_anew() -> None:
+    """Its queue may have been another's, or reset to the offset that it knows: neither can be seen in the offset."""
+    group = _group(t=1)
+    first = group.join("a", ["t"], [], TIMEOUT_MS, 0)
+    assert group.heartbeat("a", first.generation, first.assigned, 1).kept
+    again = group.join("a", ["t"], first.assigned, TIMEOUT_MS, 2, first.generation)
+    assert again.kept
+    group.expire(2 + TIMEOUT_MS)
+    for _ in range(2):  # the answer to the first was lost
+        back = group.join("a", ["t"], again.assigned, TIMEOUT_MS, 3 + TIMEOUT_MS, again.generation)
+        assert (back.kept, back.assigned) == (False, [("t", 0)])
+        with pytest.raises(ProtocolError, match="FENCED"):
+            group.check_owner("a", ("t", 0), again.generation)
+    group.check_owner("a", ("t", 0), back.generation)
+    assert group.join("a", ["t"], back.assigned, TIMEOUT_MS, 3 + TIMEOUT_MS, back.generation).kept
+
+
+def test_who_is_awaited_after_a_restart_keeps_what_it_has() -> None:
+    group = _group(t=1)
+    group.wait_for({"a": TIMEOUT_MS}, 0)
+    view = group.join("a", ["t"], [("t", 0)], TIMEOUT_MS, 1, 7)
+    assert (view.kept, view.assigned) == (True, [("t", 0)])
 
 
 def test_the_number_of_members_is_limited() -> None:

@@ -12,9 +12,10 @@ import pytest
 
 from commitmq.coordination.topics import MAX_QUEUES, Topics
 from commitmq.errors import ProtocolError, StoreError
-from commitmq.store import json_config
+from commitmq.store import disk, json_config
 from commitmq.store.layout import StoreLayout
-from commitmq.store.topic_config import TopicTable
+from commitmq.store.topic_config import TopicConfig, TopicTable
+from commitmq.store.topic_files import TopicsJournal, TopicTurn
 from golden_stores import GoldenStore
 
 
@@ -41,10 +42,15 @@ def test_created_topics_are_there_after_the_write(layout: StoreLayout) -> None:
     topics.write()
     assert not topics.is_staged("orders")
     assert topics.changed == ["orders"]
+    assert _load(layout).get("orders").read_queues == 3, "the journal has it"
+    topics = _load(layout)
+    topics.close()
     data = json_config.load(layout.config / "topics.json")
     assert data["dataVersion"]["counter"] == 1
+    made = topics.get("orders").incarnation
+    assert made > 0
     assert data["topicConfigTable"]["orders"] == {
-        "attributes": {},
+        "attributes": {"storage.created": str(made)},
         "order": False,
         "perm": 6,
         "readQueueNums": 3,
@@ -64,7 +70,7 @@ def test_a_failed_write_takes_creations_back(layout: StoreLayout, monkeypatch: p
     topics.create("lost", 1)
     topics.create("kept", 5, update=True)
     with monkeypatch.context() as patch:
-        patch.setattr(json_config, "replace_text", _no_space)
+        patch.setattr(TopicsJournal, "append", _no_space)
         with pytest.raises(StoreError):
             topics.write()
     assert topics.names() == ["kept"]
@@ -74,8 +80,8 @@ def test_a_failed_write_takes_creations_back(layout: StoreLayout, monkeypatch: p
     assert _load(layout).names() == ["kept"]
 
 
-def _no_space(path: Path, text: str) -> None:
-    raise StoreError("no space", path=path)
+def _no_space(journal: TopicsJournal, turns: list[TopicTurn]) -> None:
+    raise StoreError("no space", path=journal.path)
 
 
 def test_names_numbers_and_attributes_are_checked(layout: StoreLayout) -> None:
@@ -108,7 +114,7 @@ def test_system_topics_are_nobodys(layout: StoreLayout, name: str) -> None:
     assert _code(lambda: topics.route(name, create=True)) == "NO_PERMISSION"
     topics.table.topics[name] = TopicTable.from_json({"topicConfigTable": {name: {}}}).topics[name]
     assert topics.route(name, create=False).name == name
-    assert _code(lambda: topics.delete(name, 0)) == "NO_PERMISSION"
+    assert _code(lambda: topics.delete(name)) == "NO_PERMISSION"
 
 
 def test_auto_creation_follows_the_configuration(layout: StoreLayout) -> None:
@@ -145,6 +151,7 @@ def test_where_messages_are_kept_cannot_change(layout: StoreLayout) -> None:
     assert topics.create("plain", 2, attributes={"storage.type": "log", "message.type": "FIFO"}, update=True)
     topics.write()
     assert _load(layout).get("cache").attributes == {"storage.type": "memory", "storage.created": made}
+    assert topics.get("cache").settings == {"storage.type": "memory"}
     assert topics.create("cache", 3, attributes={"storage.type": "memory", "message.type": "FIFO"}, update=True)
     assert _code(lambda: topics.create("cache", 3, attributes={"message.type": "DELAY"}, update=True)) == (
         "INVALID_PARAMETER"
@@ -163,9 +170,9 @@ def test_other_settings_are_refused_unless_they_are_an_update(layout: StoreLayou
 
 
 def _delete(topics: Topics, name: str, end: int = 1_000) -> None:
-    topics.delete(name, end)
-    topics.write_deletions(end, 0)
-    topics.finish_deletions()
+    topics.delete(name)
+    topics.write_deletions([name], end)
+    topics.deletions.finish([name])
 
 
 def test_a_deleted_topic_leaves_a_tombstone_that_outlives_its_successor(layout: StoreLayout) -> None:
@@ -173,27 +180,95 @@ def test_a_deleted_topic_leaves_a_tombstone_that_outlives_its_successor(layout: 
     topics.create("t", 2)
     _delete(topics, "t")
     assert _code(lambda: topics.get("t")) == "TOPIC_NOT_EXIST"
-    assert _code(lambda: topics.delete("t", 5)) == "TOPIC_NOT_EXIST"
+    assert _code(lambda: topics.delete("t")) == "TOPIC_NOT_EXIST"
     topics.create("t", 2)
     topics.write()
     again = _load(layout)
     assert again.get("t").read_queues == 2
-    assert again.tombstones == {"t": 1_000}
-    assert json_config.load(layout.own / "deleted_topics.json") == {"t": 1_000}
-    again.create("u", 1)
-    again.delete("u", 2_000)
-    again.write_deletions(2_000, 1_000)
-    assert again.tombstones == {"u": 2_000}, "nothing below the log's minimum needs a tombstone"
+    assert again.deletions.tombstones == {"t": 1_000}
+    assert json_config.load(layout.tombstones) == {"t": 1_000}
+
+
+def test_a_tombstone_goes_when_nothing_lies_below_it(layout: StoreLayout) -> None:
+    topics = _load(layout)
+    topics.create("t", 2)
+    _delete(topics, "t")
+    deletions = topics.deletions
+    deletions.prune(1_000, 1 << 40)
+    assert deletions.tombstones == {"t": 1_000}, "nobody was told of it yet"
+    deletions.tell(7)
+    deletions.prune(999, 7)
+    deletions.prune(1_000, 6)
+    assert deletions.tombstones == {"t": 1_000}, "there may be records, or queue files"
+    deletions.prune(1_000, 7)
+    assert deletions.tombstones == {}
+    topics.create("u", 1)
+    _delete(topics, "u", 2_000)
+    assert json_config.load(layout.tombstones) == {"u": 2_000}
+    loaded = _load(layout).deletions
+    loaded.prune(2_000, 1 << 40)
+    assert loaded.tombstones == {"u": 2_000}, "a new coordinator tells them anew"
+    loaded.tell(1)
+    loaded.prune(2_000, 1)
+    assert loaded.tombstones == {}
+
+
+def test_deleted_topics_that_are_remembered_are_limited(layout: StoreLayout) -> None:
+    topics = Topics.load(layout, auto_create=True, default_queues=4, max_topics=9, max_deleted=2)
+    for name in ("a", "b", "c"):
+        topics.create(name, 1)
+    _delete(topics, "a")
+    topics.delete("b")
+    assert _code(lambda: topics.delete("c")) == "LIMIT_EXCEEDED"
+    topics.write_deletions(["b"], 1_000)
+    topics.deletions.finish(["b"])
+    assert _code(lambda: topics.delete("c")) == "LIMIT_EXCEEDED"
+    topics.deletions.tell(1)
+    topics.deletions.prune(1_000, 1)
+    assert topics.delete("c") is not None
+
+
+def test_incarnations_grow_whatever_the_clock_says(layout: StoreLayout, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Topics of one name in a burst, over restarts, with a clock that goes back by a year."""
+    made = []
+    for year in (2, 1, 1):
+        with monkeypatch.context() as patch:
+            patch.setattr("time.time_ns", lambda year=year: year * 31_536_000 * 10**9)
+            topics = _load(layout)
+            for _ in range(5):
+                topics.create("t", 1)
+                topics.write()
+                made.append(topics.get("t").incarnation)
+                _delete(topics, "t")
+    assert made == sorted(set(made))
+    topics = _load(layout)
+    topics.create("t", 1)
+    before = topics.get("t").incarnation
+    topics.create("t", 5, attributes={"message.type": "FIFO"}, update=True)
+    assert topics.get("t").incarnation == before, "a change is no new topic"
+
+
+def test_a_topic_that_rocketmq_made_has_no_incarnation_until_it_is_made_anew(layout: StoreLayout) -> None:
+    topics = _load(layout)
+    topics.table.topics["old"] = TopicTable.from_json({"topicConfigTable": {"old": {}}}).topics["old"]
+    assert topics.get("old").incarnation == 0
+    assert topics.delete("old", 0) == 0
+    topics.write_deletions(["old"], 5)
+    topics.deletions.finish(["old"])
+    assert topics.delete("old", 0) is None
+    topics.create("old", 1)
+    assert topics.delete("old", 0) is None
+    assert topics.get("old").incarnation > 0
 
 
 def test_no_topic_of_the_name_while_its_deletion_is_unfinished(layout: StoreLayout) -> None:
     topics = _load(layout)
     topics.create("t", 2)
-    topics.delete("t", 10)
+    topics.delete("t")
     assert _code(lambda: topics.create("t", 2)) == "SERVICE_NOT_AVAILABLE"
-    topics.write_deletions(10, 0)
+    topics.write_deletions(["t"], 10)
     assert _code(lambda: topics.route("t", create=True)) == "SERVICE_NOT_AVAILABLE"
-    topics.finish_deletions()
+    topics.deletions.finish(["t"])
     assert topics.create("t", 2)
 
 
@@ -205,7 +280,8 @@ def test_a_crash_between_any_two_writes_leaves_the_topic_whole_or_gone(
     topics.create("t", 2)
     topics.create("other", 1)
     topics.write()
-    real, writes = json_config.replace_text, 0
+    made = topics.get("t").incarnation
+    real, append, writes = json_config.replace_text, TopicsJournal.append, 0
 
     def crashing(path: Path, text: str) -> None:
         nonlocal writes
@@ -214,8 +290,16 @@ def test_a_crash_between_any_two_writes_leaves_the_topic_whole_or_gone(
             raise StoreError("crash", path=path)
         real(path, text)
 
+    def crashing_append(journal: TopicsJournal, turns: list[TopicTurn]) -> None:
+        nonlocal writes
+        writes += 1
+        if writes >= failing_write:
+            raise StoreError("crash", path=journal.path)
+        append(journal, turns)
+
     with monkeypatch.context() as patch:
         patch.setattr(json_config, "replace_text", crashing)
+        patch.setattr(TopicsJournal, "append", crashing_append)
         try:
             _delete(topics, "t")
         except StoreError:
@@ -223,17 +307,41 @@ def test_a_crash_between_any_two_writes_leaves_the_topic_whole_or_gone(
         else:
             assert failing_write == 5, "a deletion has four writes"
     again = _load(layout)
+    endings = {name: one.incarnation for name, one in again.deletions.endings.items()}
     if failing_write == 1:
         assert again.names() == ["other", "t"]
-        assert (again.tombstones, again.deleting) == ({}, {})
+        assert (again.deletions.tombstones, endings) == ({}, {})
         return
     assert again.names() == ["other"]
-    assert again.deleting == ({"t": 1_000} if failing_write <= 4 else {})
-    again.write_deletions(1_500, 0)
-    again.finish_deletions()
+    assert endings == ({"t": made} if failing_write <= 4 else {})
+    if endings:
+        again.write_deletions(["t"], 1_500)
+        again.deletions.finish(["t"])
     final = _load(layout)
-    assert (final.names(), final.deleting) == (["other"], {})
-    assert final.tombstones["t"] >= 1_000
+    assert (final.names(), final.deletions.endings) == (["other"], {})
+    assert final.deletions.tombstones["t"] >= 1_000
+
+
+def test_a_decision_that_may_or_may_not_be_on_the_disk_is_settled(
+    layout: StoreLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is replaced, then the folder's sync fails: the request is refused, and the topic must not go later."""
+    topics = _load(layout)
+    topics.create("t", 2)
+    topics.write()
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "sync_folder", _io_error)
+        with pytest.raises(StoreError):
+            topics.delete("t")
+    assert json_config.load(layout.endings) == {"t": topics.get("t").incarnation}
+    assert topics.deletions.is_doubtful
+    topics.deletions.settle()
+    assert not topics.deletions.is_doubtful
+    assert _load(layout).names() == ["t"]
+
+
+def _io_error(folder: Path, what: str = "") -> None:
+    raise OSError(5, "Input/output error")
 
 
 @pytest.mark.parametrize("name", ["deleted_topics.json", "deleting_topics.json"])
@@ -256,7 +364,20 @@ def test_a_topics_file_of_rocketmq_is_served_unchanged_in_meaning(
         assert set(topics.names()) == set(before["topicConfigTable"])
         topics.create("ours", 2)
         topics.write()
+        topics.close()
         after = json_config.load(layout.config / "topics.json")
         assert after["topicConfigTable"].pop("ours")
         assert after["topicConfigTable"] == before["topicConfigTable"]
         assert after["dataVersion"]["counter"] == before["dataVersion"]["counter"] + 1
+
+
+@pytest.mark.parametrize("kind", ["DELAY", "TRANSACTION", "MIXED"])
+def test_a_topic_for_messages_that_nobody_takes_is_refused(kind: str, layout: StoreLayout) -> None:
+    """But a topic that RocketMQ made so can be updated all the same."""
+    topics = _load(layout)
+    assert _code(lambda: topics.create("t", 1, attributes={"message.type": kind})) == "INVALID_PARAMETER"
+    topics.table.put(TopicConfig("rocket", 2, 2, attributes={"message.type": kind}))
+    assert topics.create("rocket", 3, attributes={"message.type": kind}, update=True)
+    assert _code(lambda: topics.create("rocket", 3, attributes={"message.type": "DELAYED"}, update=True)) == (
+        "INVALID_PARAMETER"
+    )

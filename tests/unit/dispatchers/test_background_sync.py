@@ -5,6 +5,7 @@ Method: the ConsumeQueue dispatcher on a small log, with an fdatasync that waits
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import time
@@ -16,6 +17,7 @@ import pytest
 from commitmq.config import load
 from commitmq.hookspecs import DispatcherView
 from commitmq.log import get_log
+from commitmq.store import disk
 from commitmq.store.commit_log import CommitLog
 from commitmq.store.dispatch_batch import LogWalker
 from commitmq_dispatchers.consume_queue import ConsumeQueueDispatcher
@@ -144,6 +146,30 @@ def test_whatever_ends_a_sync_it_is_not_called_durable(
     assert node.dispatcher.flush(thorough=True) == (0, 0)
 
 
+@pytest.mark.parametrize("what", ["queue", "folder"])
+@pytest.mark.parametrize("thorough", [False, True])
+def test_a_moment_without_descriptors_is_no_failed_sync(
+    node: Node, monkeypatch: pytest.MonkeyPatch, what: str, thorough: bool
+) -> None:
+    """For good that would keep the durable position, and with it expiry, where it is."""
+    first = node.take(10)
+    real = os.dup if what == "queue" and not thorough else disk.open_file
+
+    def refused(path: object, *arguments: object) -> int:
+        if what == "queue" or (len(arguments) > 1 and arguments[1] == what):
+            raise OSError(errno.EMFILE, "Too many open files")
+        return real(path, *arguments)  # type: ignore[operator, no-any-return]
+
+    with monkeypatch.context() as patched:
+        patched.setattr(*((os, "dup") if real is os.dup else (disk, "open_file")), refused)
+        if what == "queue" and thorough:
+            node.dispatcher._fds.close()
+        for _ in range(3):
+            assert node.dispatcher.flush(thorough=thorough) == (0, 0)
+            assert not node.dispatcher.is_flushing
+    assert node.settled() == (first, 1_009)
+
+
 def test_without_a_thread_the_loop_syncs(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
@@ -175,3 +201,19 @@ def test_files_that_go_during_the_sync_do_no_harm(node: Node, device: Device, de
     else:
         node.dispatcher.close()
         assert device.may_end.is_set(), "it waited for the sync, whose descriptors are its own"
+
+
+@pytest.mark.parametrize("thorough", [False, True])
+@pytest.mark.parametrize("gone", ["topic", "file"])
+def test_only_a_queue_that_lives_must_have_the_files_it_is_to_sync(node: Node, gone: str, thorough: bool) -> None:
+    """A deleted topic's queues need no sync; a file that is missing without that was not synced."""
+    first = node.take(10)
+    node.dispatcher._fds.close()
+    if gone == "topic":
+        node.dispatcher.forget("t0")
+    else:
+        next((node.store.layout.consume_queue / "t0" / "0").iterdir()).unlink()
+    node.dispatcher.flush(thorough=thorough)
+    assert node.settled() == ((first, 1_009) if gone == "topic" else (0, 0))
+    node.take(10)
+    assert (node.settled()[0] == 0) is (gone == "file")

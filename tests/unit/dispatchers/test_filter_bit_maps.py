@@ -15,7 +15,7 @@ import numpy as np
 import orjson
 import pytest
 
-from commitmq.config import from_mapping
+from commitmq.config import FilterConfig, from_mapping
 from commitmq.control import ControlBlock, Word
 from commitmq.coordination import subscriptions
 from commitmq.coordination.subscriptions import MAX_PER_TOPIC, Subscriptions
@@ -39,6 +39,7 @@ class Counting:
 
     def __init__(self, wanted: ExpressionFilter) -> None:
         self.may_match = wanted.may_match
+        self.terms = wanted.terms
         self._wanted = wanted
         self.seen = 0
 
@@ -171,8 +172,8 @@ def test_no_message_is_ever_hidden(seed: int, tmp_path: Path, monkeypatch: pytes
                 node.subscriptions.write()
             case 5 if rng.random() < 0.3:
                 gone = rng.choice(groups)
-                node.subscriptions.look(lambda name, gone=gone: name != gone)  # type: ignore[misc]
-                node.subscriptions.look(lambda name, gone=gone: name != gone)  # type: ignore[misc]
+                node.subscriptions.group_ended(gone)
+                node.subscriptions.look()
                 node.subscriptions.write()
             case 6:
                 if rng.random() < 0.5:
@@ -222,9 +223,10 @@ def test_what_is_kept(tmp_path: Path) -> None:
     assert len(Subscriptions.load(node.store.layout, node.control)) == 0
 
 
-def test_bounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(subscriptions, "MAX_SUBSCRIPTIONS", 40)
+def test_bounds(tmp_path: Path) -> None:
     node = Node(tmp_path / "store")
+    config = FilterConfig(max_subscriptions=40)
+    node.subscriptions = Subscriptions.load(node.store.layout, node.control, config)
     for number in range(60):
         node.subscriptions.join(f"g{number}", ["t"], EXPRESSIONS[0])
     node.subscriptions.join("long", ["u"], "a = 1 " + " " * 20_000)

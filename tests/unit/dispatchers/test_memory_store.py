@@ -31,7 +31,7 @@ from commitmq.store.memory_files import UNIT_FILE_BYTES, MemoryTopics
 from commitmq.store.message_id import pack_host
 from commitmq.store.queue_reader import PullStatus, QueueReader
 from commitmq.store.record import Host, Record, decode_record, encode_record
-from commitmq.store.shared_memory import check_private, memory_folder
+from commitmq.store.shared_memory import check_private
 from commitmq_dispatchers.memory import MemoryStore
 
 SEGMENT = 64 * 1024
@@ -506,20 +506,6 @@ def test_a_folder_that_others_could_enter_is_refused(folder: Path) -> None:
     folder.symlink_to(folder.parent)
     with pytest.raises(StoreError, match="not ours alone"):
         Memory(folder)
-
-
-def test_stores_do_not_share_a_folder(tmp_path: Path) -> None:
-    from commitmq.store.layout import StoreLayout
-
-    names = set()
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
-        names.add(memory_folder(StoreLayout(tmp_path / name), ""))
-    (tmp_path / "one").rename(tmp_path / "moved")
-    (tmp_path / "one").mkdir()
-    names.add(memory_folder(StoreLayout(tmp_path / "one"), ""))
-    assert len(names) == 3
-    assert all(name.parent == Path("/dev/shm") for name in names)
 
 
 # ---------------------------------------------------------------- death of the process

@@ -114,6 +114,8 @@ def reason(data: bytes) -> int:
         if data[at:name] in {one.encode() for one in FORBIDDEN_PROPERTIES}:
             return raw.REASON_FORBIDDEN_PROPERTY
         value = first(data, b"\1\2", name + 1, len(data))
+        if bytes(512) in data[name + 1 : value]:
+            return raw.REASON_ZEROS
         if value == name + 1 or data[value : value + 1] != b"\2":
             return raw.REASON_PROPERTIES
         at = value + 1
@@ -144,7 +146,7 @@ def test_properties_are_judged_as_their_rules_say(edge: np.ndarray) -> None:
         for _ in range(chance.randint(0, 4)):
             data += chance.choice(pieces[-8:] if chance.random() < 0.9 else pieces).encode() + b"\x01"
             data += (
-                chance.choice(pieces) * chance.randint(1, 3) + "\0" * chance.choice((0, 0, 0, 9))
+                chance.choice(pieces) * chance.randint(1, 3) + "\0" * chance.choice((0, 0, 0, 9, 511, 512))
             ).encode() + b"\x02"
         if data and chance.random() < 0.4:
             data[chance.randrange(len(data))] = chance.choice((0, 1, 2, 0x41, 0x80, 0xC0, 0xED, 0xFF))
@@ -153,7 +155,7 @@ def test_properties_are_judged_as_their_rules_say(edge: np.ndarray) -> None:
         expected = reason(bytes(data))
         seen.add(expected)
         assert properties_reason(buf, 0, len(data), names, ends) == expected, bytes(data)
-    assert seen == {raw.OK, raw.REASON_PROPERTIES, raw.REASON_FORBIDDEN_PROPERTY, raw.REASON_UTF8}
+    assert seen == {raw.OK, raw.REASON_PROPERTIES, raw.REASON_FORBIDDEN_PROPERTY, raw.REASON_UTF8, raw.REASON_ZEROS}
     for name in FORBIDDEN_PROPERTIES:
         data = bytearray(name.encode() + b"\x01v\x02")
         assert properties_reason(np.frombuffer(bytes(data), np.uint8), 0, len(data), names, ends) == (

@@ -97,3 +97,37 @@ def test_a_point_fires_once_over_all_processes_when_asked(tmp_path: Path) -> Non
     once = {failpoints.ONCE_VARIABLE: str(tmp_path)}
     assert run("p=kill@1", "failpoints.hit('p')", **once).returncode == -signal.SIGKILL
     assert run("p=kill@1", "failpoints.hit('p')", **once).returncode == 0
+
+
+def test_a_spell_has_a_first_and_a_last_hit() -> None:
+    code = "for n in range(6):\n  try: failpoints.hit('p'); print('ok')\n  except OSError as e: print(e.errno)"
+    emfile = str(errno.EMFILE)
+    assert run("p=errno:EMFILE@2-4", code).stdout.split() == ["ok", emfile, emfile, emfile, "ok", "ok"]
+    with pytest.raises(ConfigError, match=failpoints.VARIABLE):
+        failpoints.parse("p=kill@4-2")
+
+
+def test_a_spell_is_one_processs_alone(tmp_path: Path) -> None:
+    code = "for n in range(3):\n  try: failpoints.hit('p'); print('ok')\n  except OSError as e: print('no')"
+    once = {failpoints.ONCE_VARIABLE: str(tmp_path)}
+    assert run("p=errno:EIO@2-3", code, **once).stdout.split() == ["ok", "no", "no"]
+    assert run("p=errno:EIO@2-3", code, **once).stdout.split() == ["ok", "ok", "ok"]
+
+
+def test_a_role_has_its_own_points(tmp_path: Path) -> None:
+    code = (
+        "for role in ('flush', 'writer', 'flush'):\n  failpoints.play(role)\n  try: failpoints.hit('p'); print('ok')\n"
+        "  except OSError as e: print('no')"
+    )
+    once = {failpoints.ONCE_VARIABLE: str(tmp_path)}
+    assert run("writer/p=errno:EIO@1", code, **once).stdout.split() == ["ok", "no", "ok"]
+    assert [one.name for one in tmp_path.iterdir()] == ["writer%p"]
+
+
+def test_places_that_are_reached_are_written_down(tmp_path: Path) -> None:
+    code = "failpoints.hit('a'); failpoints.play('flush'); failpoints.hit('b'); failpoints.hit('b')"
+    assert run("", code, **{failpoints.SEEN_VARIABLE: str(tmp_path)}).returncode == 0
+    assert {one.name.partition(".")[0]: one.read_text().split() for one in tmp_path.iterdir()} == {
+        "": ["a"],
+        "flush": ["b", "b"],
+    }

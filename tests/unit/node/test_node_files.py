@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -11,7 +15,6 @@ import pytest
 from commitmq import node_files
 from commitmq.admin_socket import is_loopback
 from commitmq.config import load
-from commitmq.crew import configured_port, port_of, tcp_port
 from commitmq.errors import StoreError
 from commitmq.roster import start_order
 from commitmq.store.layout import StoreLayout
@@ -28,27 +31,86 @@ def test_run_is_emptied_and_open_to_nobody_else(tmp_path: Path) -> None:
     (tmp_path / "outside" / "kept").touch()
     layout.run.chmod(0o755)
     node_files.empty_run_folder(layout)
-    assert list(layout.run.iterdir()) == []
+    assert {path.name for path in layout.run.iterdir()} <= {"sockets"}
     assert stat.S_IMODE(layout.run.stat().st_mode) == 0o700
     assert (tmp_path / "outside" / "kept").exists()
 
 
-def test_a_long_path_gets_a_socket_folder_of_our_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+def test_a_long_path_gets_a_socket_folder_that_nobody_could_make_before_us(tmp_path: Path) -> None:
     layout = StoreLayout(tmp_path / ("long" * 20))
     node_files.make_folders(layout)
     node_files.empty_run_folder(layout)
-    assert layout.sockets.parent == tmp_path
-    assert stat.S_IMODE(layout.sockets.stat().st_mode) == 0o700
-    (layout.sockets / "writer.bell").touch()
+    first = layout.sockets
+    assert first.parent in (Path(tempfile.gettempdir()), Path("/tmp"))
+    assert stat.S_IMODE(first.stat().st_mode) == 0o700
+    (first / "writer.bell").touch()
     node_files.empty_run_folder(layout)
-    assert list(layout.sockets.iterdir()) == []
-    node_files.remove_socket_folder(layout)
-    assert not layout.sockets.exists()
-    layout.sockets.mkdir(mode=0o777)
-    layout.sockets.chmod(0o777)
-    with pytest.raises(StoreError, match="not ours alone"):
-        node_files.empty_run_folder(layout)
+    assert layout.sockets == first, "a supervisor that is started again is found at the same addresses"
+    assert list(first.iterdir()) == []
+    first.chmod(0o755)
+    node_files.empty_run_folder(layout)
+    second = layout.sockets
+    assert second != first, "a folder that is not ours alone is never used"
+    node_files.clear_run_folder(layout)
+    assert not second.exists()
+    assert list(layout.run.iterdir()) == []
+    first.rmdir()
+    node_files.empty_run_folder(layout)
+    assert layout.sockets == second, "clients that outlive a stop look there"
+    node_files.clear_run_folder(layout)
+
+
+def test_a_copy_of_a_store_leaves_the_sockets_of_the_other_alone(tmp_path: Path) -> None:
+    layout, copy = StoreLayout(tmp_path / ("long" * 20)), StoreLayout(tmp_path / ("copy" * 20))
+    node_files.make_folders(layout)
+    node_files.empty_run_folder(layout)
+    (layout.sockets / "writer.bell").touch()
+    shutil.copytree(layout.root, copy.root)
+    assert copy.sockets == layout.sockets
+    node_files.empty_run_folder(copy)
+    assert copy.sockets != layout.sockets
+    assert copy.sockets.is_dir()
+    node_files.clear_run_folder(copy)
+    assert [path.name for path in layout.sockets.iterdir()] == ["writer.bell"]
+    node_files.clear_run_folder(layout)
+
+
+@pytest.mark.parametrize("kind", ["link", "open"])
+def test_what_is_not_our_socket_folder_is_never_emptied(tmp_path: Path, kind: str) -> None:
+    layout = StoreLayout(tmp_path / ("long" * 20))
+    node_files.make_folders(layout)
+    other = tmp_path / "other"
+    other.mkdir(mode=0o700)
+    (other / "kept").touch()
+    named = tmp_path / "link" if kind == "link" else other
+    if kind == "link":
+        named.symlink_to(other)
+    else:
+        other.chmod(0o755)
+    layout.sockets_note.write_text(str(named))
+    node_files.clear_run_folder(layout)
+    assert (other / "kept").exists()
+
+
+def test_a_lock_that_is_held_stays_when_the_rest_is_cleared(tmp_path: Path) -> None:
+    """The lock of a worker that could not be ended is all that tells the next node of it."""
+    layout = StoreLayout(tmp_path / "store")
+    node_files.make_folders(layout)
+    program = "import sys; from commitmq.workers.runtime import *; from pathlib import Path; "
+    program += "fd = acquire_role_lock(Path(sys.argv[1])); print(flush=True); sys.stdin.read()"
+    holder = subprocess.Popen(
+        [sys.executable, "-c", program, str(layout.role_lock("writer"))], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        layout.role_lock("reader-0").touch()
+        node_files.clear_run_folder(layout)
+        assert [path.name for path in layout.run.iterdir()] == ["writer.lock"]
+        assert holder.stdin is not None
+        holder.stdin.close()
+    node_files.clear_run_folder(layout)
+    assert not list(layout.run.iterdir())
 
 
 def test_epochs_count_starts_and_never_repeat(tmp_path: Path) -> None:
@@ -72,19 +134,6 @@ def test_a_broken_node_file_reads_as_none(tmp_path: Path) -> None:
     assert node_files.read_node_file(layout) == {}
     layout.node_file.write_bytes(b"{")
     assert node_files.read_node_file(layout) == {}
-
-
-def test_ports_follow_the_admin_port_or_are_free_ones_kept() -> None:
-    fixed = load(None, ["network.port=7310", "reader.count=2"])
-    assert [configured_port(role, fixed) for role in ("admin", "writer", "coordinator", "reader-1", "flush")] == [
-        7310, 7311, 7312, 7314, 0,
-    ]  # fmt: skip
-    free = load(None, ["network.port=0"])
-    assert port_of("writer", free, {"writer": 4242}) == 4242
-    assert port_of("writer", fixed, {"writer": 4242}) == 7311
-    assert port_of("reader-0", free, {}) == 0
-    assert tcp_port(["tcp://[::1]:81", "ipc:///x:9"]) == 81
-    assert tcp_port(["ipc:///x:9"]) == 0
 
 
 def test_recovery_starts_first_and_the_writer_last() -> None:

@@ -6,6 +6,8 @@ pure-Python decoder, so that the kernels are checked against code that shares no
 
 from __future__ import annotations
 
+import errno
+import itertools
 import os
 import struct
 from pathlib import Path
@@ -14,7 +16,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from commitmq.store.append import CommitLogAppender, MessageIllegalError, SegmentUnavailableError
+from commitmq.errors import StoreError
+from commitmq.kernels.run import store_run
+from commitmq.store.append import BrokenTailError, CommitLogAppender, MessageIllegalError, SegmentUnavailableError
 from commitmq.store.commit_log import CommitLog
 from commitmq.store.layout import segment_name
 from commitmq.store.message_id import pack_host
@@ -169,6 +173,74 @@ def test_undo_at_every_alignment_leaves_zeros(tmp_path: Path, sizes: list[int]) 
         append(log, b"".join(a_record(bytes(size)) for size in sizes))
     log.appender.close()
     assert not any((log.folder / segment_name(0)).read_bytes())
+
+
+@pytest.mark.parametrize("sizes", [[900] * 150, [900] * 72 + [10] * 900, [16_000] * 12, [0] * 1500])
+@pytest.mark.parametrize("error", [StoreError("gone"), OSError(errno.EMFILE, "no descriptors"), MemoryError()])
+def test_a_segment_that_cannot_be_opened_undoes_the_whole_run(
+    tmp_path: Path, error: Exception, sizes: list[int]
+) -> None:
+    """Every segment of a run is opened before its first byte is stored, whatever opening raises."""
+    log = Log(tmp_path / "log")
+    append(log, a_record(b"before"))
+    opened = log.appender._open_segment
+
+    def refused(base: int):  # type: ignore[no-untyped-def]
+        if base == 2 * SEGMENT:
+            raise error
+        return opened(base)
+
+    log.appender._open_segment = refused
+    position, descriptors = log.appender.position, len(os.listdir("/proc/self/fd"))
+    with pytest.raises(type(error)):
+        append(log, b"".join(a_record(bytes(size)) for size in sizes), queue_offset=1)
+    assert log.appender.position == position
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    written = [any((log.folder / segment_name(base)).read_bytes()[at:]) for base, at in ((0, position), (SEGMENT, 0))]
+    assert written == [False, False]
+    log.appender._open_segment = opened
+    append(log, b"".join(a_record(bytes(size)) for size in sizes), queue_offset=1)
+    assert [record.queue_offset for record in log.records()] == list(range(len(sizes) + 1))
+
+
+@pytest.mark.parametrize("failing", [1, 2, 3])
+def test_what_was_stored_of_a_run_that_fails_is_zeroed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: int
+) -> None:
+    log = Log(tmp_path / "log")
+    append(log, a_record(b"before"))
+    position, calls = log.appender.position, itertools.count(1)
+
+    def store(*arguments: object) -> None:
+        store_run(*arguments)
+        if next(calls) == failing:
+            raise MemoryError
+
+    monkeypatch.setattr("commitmq.store.append.store_run", store)
+    run = b"".join(a_record(bytes(900)) for _ in range(180))
+    with pytest.raises(MemoryError):
+        append(log, run, queue_offset=1)
+    assert log.appender.position == position
+    for base, at in ((0, position), (SEGMENT, 0), (2 * SEGMENT, 0)):
+        path = log.folder / segment_name(base)
+        assert not path.exists() or not any(path.read_bytes()[at:])
+    append(log, run, queue_offset=1)
+    assert [record.queue_offset for record in log.records()] == list(range(181))
+
+
+def test_a_run_that_cannot_be_taken_back_ends_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No handler of failed requests, which catches Exception, may go on behind half a run."""
+    log = Log(tmp_path / "log")
+
+    class Broken(dict):  # type: ignore[type-arg]
+        def __getitem__(self, key: object) -> object:
+            raise OSError(errno.EIO, "gone")
+
+    mappings = log.appender._mappings
+    monkeypatch.setattr(log.appender, "_mappings", lambda pieces: Broken(mappings(pieces)))
+    with pytest.raises(BrokenTailError) as raised:
+        append(log, a_record(b"x"))
+    assert not isinstance(raised.value, Exception)
 
 
 def test_timestamps_never_go_back(tmp_path: Path) -> None:

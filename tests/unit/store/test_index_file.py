@@ -22,8 +22,9 @@ from commitmq.errors import DiskFullError, StoreError
 from commitmq.kernels import index as kernel
 from commitmq.store.commit_log import CommitLog
 from commitmq.store.dispatch_batch import LogWalker
-from commitmq.store.index_file import IndexFile, IndexShape, new_state
-from commitmq.store.index_files import file_name, list_index_files
+from commitmq.store.index_file import IndexFile, new_state
+from commitmq.store.index_files import file_name
+from commitmq.store.index_format import IndexShape, list_index_files
 from commitmq.store.java import java_string_hash
 from commitmq.store.record import Record
 from golden_stores import GOLDEN_SEGMENT_BYTES, GoldenStore

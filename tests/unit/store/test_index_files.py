@@ -20,8 +20,10 @@ from commitmq.errors import StoreError
 from commitmq.log import get_log
 from commitmq.store.commit_log import CommitLog
 from commitmq.store.dispatch_batch import LogWalker
-from commitmq.store.index_file import IndexFile, IndexShape
-from commitmq.store.index_files import IndexFiles, list_index_files
+from commitmq.store.index_file import IndexFile
+from commitmq.store.index_files import IndexFiles
+from commitmq.store.index_format import IndexShape, list_index_files
+from commitmq.store.index_reader import IndexReader
 from commitmq.store.record import Record
 from golden_stores import GOLDEN_SEGMENT_BYTES, GoldenStore
 from index_model import model_files
@@ -359,3 +361,23 @@ def test_a_folder_that_cannot_be_made_is_an_error_with_its_reason(store: IndexSt
     store.folder.write_text("a file")
     with pytest.raises(StoreError, match="folder of the index"):
         store.files().open(clean=True, index_timestamp=0)
+
+
+@pytest.mark.parametrize("which", [0, 1, -1])
+def test_a_file_that_somebody_deleted_is_noticed_by_its_writer_and_by_queries(store: IndexStore, which: int) -> None:
+    reader = IndexReader(store.log, store.folder, store.shape)
+    files = store.files()
+    store.index(files, files.open(clean=True, index_timestamp=0))
+    names = store.names()
+    assert len(names) > 2
+    assert not reader.lacks_file(reader.names())
+    (store.folder / names[which]).unlink()
+    # What the newest file had is behind what the others have: there the writer's position tells.
+    assert reader.lacks_file(reader.names()) == (which != -1)
+    with pytest.raises(FileNotFoundError, match="an index file is gone"):
+        settled(files)
+    # The process ends; its successor builds what is missing.
+    again = store.files()
+    again.close(store.index(again, again.open(clean=True, index_timestamp=0)))
+    assert not reader.lacks_file(reader.names())
+    assert store.contents() == expected(store)

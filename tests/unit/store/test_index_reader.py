@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from commitmq.errors import StoreError
 from commitmq.store import index_reader
 from commitmq.store.commit_log import CommitLog
-from commitmq.store.index_file import IndexFile, IndexShape
+from commitmq.store.index_file import IndexFile
+from commitmq.store.index_format import IndexShape
 from commitmq.store.index_reader import Cursor, Found, IndexReader, KeyKind, KeyQuery
 from commitmq.store.record import Record
 from golden_stores import GOLDEN_SEGMENT_BYTES, GoldenStore

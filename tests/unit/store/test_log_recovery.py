@@ -18,11 +18,13 @@ from commitmq.errors import StoreError
 from commitmq.log import get_log
 from commitmq.store.checkpoint import Checkpoint
 from commitmq.store.commit_log import CommitLog
+from commitmq.store.cut_record import cut_folder
 from commitmq.store.layout import StoreLayout, segment_name
 from commitmq.store.log_proof import has_record_before
 from commitmq.store.record import Record, encode_record
 from commitmq.store.recovery import Recovered, recover, scan_to_end
 from commitmq.store.sidecar import SIDECAR_BYTES, Sidecar
+from rebooted import after_a_reboot
 
 OWNER = 4242
 
@@ -43,7 +45,12 @@ class Store:
     def save(self) -> None:
         self.sidecar.save_with(self.layout.sidecar, self.checkpoint, self.layout.checkpoint)
 
-    def recover(self, *, clean: bool = False, previous_pid: int | None = OWNER) -> Recovered:
+    def recover_folders(self) -> None:
+        """Make the folders that every start makes."""
+        for folder in (self.layout.consume_queue, self.layout.config):
+            folder.mkdir(exist_ok=True)
+
+    def recover(self, *, clean: bool = False, previous: int | None = OWNER, allowed_end: int = -1) -> Recovered:
         return recover(
             self.layout,
             segment_bytes=SEGMENT_BYTES,
@@ -51,7 +58,8 @@ class Store:
             batch_queue_bytes=460,
             clean=clean,
             log=get_log("test"),
-            previous_pid=previous_pid,
+            previous=previous,
+            allowed_end=allowed_end,
         )
 
     def overwrite(self, record: Record, change: bytes, at: int) -> None:
@@ -69,7 +77,7 @@ def store(tmp_path: Path) -> Store:
 
 @pytest.mark.parametrize("clean", [True, False])
 def test_it_reads_only_what_lies_behind_the_sidecar(store: Store, clean: bool) -> None:
-    found = store.recover(clean=clean, previous_pid=None if clean else OWNER)
+    found = store.recover(clean=clean, previous=None if clean else OWNER)
     assert found.by_sidecar
     assert (found.end, found.records, found.scanned_bytes) == (store.end, 10, store.end - store.known)
     assert found.redispatch_from == store.known
@@ -100,7 +108,7 @@ def test_a_checkpoint_of_somebody_else_makes_the_sidecar_old(store: Store) -> No
 
 
 def test_an_abort_file_of_somebody_else_makes_the_sidecar_old(store: Store) -> None:
-    assert not store.recover(previous_pid=OWNER + 1).by_sidecar
+    assert not store.recover(previous=OWNER + 1).by_sidecar
 
 
 @pytest.mark.parametrize("written", ["the sidecar", "both"])
@@ -182,11 +190,12 @@ def test_a_record_without_crc_where_every_record_has_one_is_torn(tmp_path: Path)
     store = Store(tmp_path / "store")
     store.sidecar.crc_from = store.known
     store.save()
+    after_a_reboot(store.layout)
     found = store.recover()
     # The builder's records have no __CRC32#, so the first one behind the sidecar is not believed, and kept aside.
     assert (found.end, found.records) == (store.known, 0)
     assert found.cut_bytes > 0
-    copies = list((store.layout.own / "cut").iterdir())
+    copies = [cut_folder(store.layout) / part.copy for part in found.cut.parts] if found.cut else []
     first = encode_record(store.records[20])
     assert any(first in copy.read_bytes() for copy in copies)
 
@@ -194,7 +203,7 @@ def test_a_record_without_crc_where_every_record_has_one_is_torn(tmp_path: Path)
 def test_without_a_trusted_sidecar_nothing_is_known_of_crcs(store: Store) -> None:
     store.sidecar.crc_from = 0
     store.save()
-    found = store.recover(previous_pid=OWNER + 1)
+    found = store.recover(previous=OWNER + 1)
     assert (found.end, found.records) == (store.end, 30)
     assert found.crc_from == store.end, "what is written from now on has one again"
 
@@ -202,6 +211,7 @@ def test_without_a_trusted_sidecar_nothing_is_known_of_crcs(store: Store) -> Non
 def test_a_torn_record_behind_the_sidecar_is_cut_and_one_before_it_is_not_looked_at(store: Store) -> None:
     store.overwrite(store.records[3], b"?", at=100)
     store.overwrite(store.records[28], b"?", at=100)
+    after_a_reboot(store.layout)
     found = store.recover()
     assert (found.end, found.records) == (store.records[28].physical_offset, 8)
     again = store.recover()
@@ -276,7 +286,7 @@ def test_progress_comes_piece_by_piece_and_ends_at_the_end(store: Store) -> None
         batch_queue_bytes=460,
         clean=False,
         log=get_log("test"),
-        previous_pid=OWNER + 1,
+        previous=OWNER + 1,
         progress=lambda phase, done, total: told.append((phase, done, total)),
     )
     checked = [(done, total) for phase, done, total in told if phase == "checking the log"]

@@ -108,7 +108,7 @@ def test_opening_costs_a_few_reads_a_queue(built: tuple[QueueStore, int], calls:
     assert calls["read"] <= 9_000 * COUNT
     assert calls["pwrite"] == calls["fdatasync"] == calls["fsync"] == 0
     assert calls["scandir"] <= COUNT + TOPICS + 10
-    assert used_bytes <= 600 * COUNT
+    assert used_bytes <= 700 * COUNT, "the queues, and until it is written the record of where they end"
     assert len(os.listdir("/proc/self/fd")) <= open_files + 110
     dispatcher.close()
     log.close()
@@ -173,7 +173,7 @@ def test_a_thorough_flush_leaves_nothing(
     dispatcher.dispatch(batch)
     dispatcher.flush(thorough=False)
     assert dispatcher.flush(thorough=True) == (batch.end, 2_000)
-    assert calls["fdatasync"] == COUNT
+    assert COUNT <= calls["fdatasync"] <= COUNT + 1, "each queue once, and the record of where they end"
 
 
 def test_a_queue_that_cannot_be_synced_holds_the_position_back(
@@ -212,7 +212,7 @@ def test_new_queues_share_the_syncs_of_their_folders(tmp_path: Path, calls: Coun
     dispatcher.dispatch(LogWalker(log, max_rows=1_000, max_bytes=1 << 24).walk(0, store.end))
     calls.clear()
     assert dispatcher.flush(thorough=True) == (store.end, 7)
-    assert calls["fdatasync"] == 20 * QUEUES
+    assert 20 * QUEUES <= calls["fdatasync"] <= 20 * QUEUES + 1, "each queue once, and the record of where they end"
     slices = -(-20 * QUEUES // 64)
     assert calls["fsync"] <= 20 * QUEUES + 20 + 2 * slices, "a queue's folder once, a topic's and the root once a slice"
     dispatcher.close()

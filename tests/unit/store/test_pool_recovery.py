@@ -50,7 +50,7 @@ class Store:
         transient_pool.make(
             self.layout, str(self.shared), buffers=BUFFERS, segment_bytes=SEGMENT, properties_crc=True, committed=end
         )
-        self.folder = pool_folder(self.layout, str(self.shared))
+        self.folder = pool_folder(self.layout)
         self.pool = TransientPool(self.folder)
         self.appender = CommitLogAppender(
             end,
@@ -112,7 +112,7 @@ class Store:
             batch_queue_bytes=460,
             clean=False,
             log=get_log("test"),
-            previous_pid=1,
+            previous=1,
         )
 
     def stored(self) -> list[bytes]:
@@ -423,6 +423,7 @@ def test_memory_that_is_not_there_is_not_promised(store: Store, monkeypatch: pyt
         store.make(0)
     assert not store.folder.exists()
     assert PoolNote.load(store.layout) is None
+    shared_memory.release(store.layout)
     store.shared.rmdir()
     with pytest.raises(StoreError, match=r"memory\.folder"):
         store.make(0)

@@ -380,6 +380,8 @@ def test_filter_resumes_where_it_stopped(store: QueueStore, monkeypatch: pytest.
 class Odd:
     """Wants the messages whose body is an odd number, and counts the records it was shown."""
 
+    terms = 1
+
     def __init__(self) -> None:
         self.seen = 0
 

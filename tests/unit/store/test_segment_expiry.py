@@ -102,6 +102,29 @@ def test_an_emptied_store_begins_at_zero(layout: StoreLayout) -> None:
     assert MinOffsetFile(layout).read() == 0
 
 
+def test_what_a_person_put_back_is_not_deleted_without_a_word(layout: StoreLayout) -> None:
+    segments(layout, 0, 1, 2)
+    file = MinOffsetFile(layout)
+    file.write(2 * SIZE)
+    past = time.time() - 60
+    os.utime(file.path, (past, past))  # it was noted a minute before the segments came
+    with pytest.raises(StoreError, match="put back"):
+        finish_expiry(layout, SIZE)
+    assert list_bases(layout.commit_log) == [0, SIZE, 2 * SIZE]
+    file.path.unlink()
+    assert finish_expiry(layout, SIZE) == 0
+
+
+def test_a_date_in_the_future_makes_no_segment_younger_than_the_next(layout: StoreLayout) -> None:
+    """A clock that was 400 days ahead must not keep what was written then for so long."""
+    segments(layout, 0, 1, 2, 3)
+    now = time.time()
+    for number, age in enumerate((5_000, -400 * 86_400, -400 * 86_400 + 5, 1_000)):
+        os.utime(layout.commit_log / segment_name(number * SIZE), (now - age, now - age))
+    ages = [round(now - one.modified_ms / 1000) for one in look_at_segments(layout.commit_log, SIZE)]
+    assert ages == [5_000, 1_000, 1_000, 1_000]
+
+
 # ---------------------------------------------------------------- who looks meanwhile
 
 

@@ -13,7 +13,7 @@ import pytest
 from commitmq.config import NodeConfig, load
 from commitmq.control import ControlBlock, DispatcherWord, Word
 from commitmq.errors import ProtocolError
-from commitmq.store.index_file import IndexShape
+from commitmq.store.index_format import IndexShape
 from commitmq.store.queue_reader import QueueReader
 from commitmq.store.record import Record
 from commitmq.workers.key_queries import KeyQueries, parse_query

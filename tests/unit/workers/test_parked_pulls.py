@@ -6,22 +6,24 @@ Method: both containers are driven directly; what they still hold is looked at a
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from typing import cast
 
+import pytest
 from zmq import MessageTracker
 
-from commitmq.workers import unsent
+from commitmq.network import unsent
+from commitmq.network.unsent import UnsentAnswers
 from commitmq.workers.parked_pulls import ParkedPulls, Pull
-from commitmq.workers.unsent import UnsentAnswers
 
 
-def pull(client: bytes = b"c", queue: int = 0, wait_ms: int = 30_000) -> Pull:
-    return Pull(client, 1, "t", queue, 0, 0, 1, 1, wait_ms, False, None)
+def pull(client: bytes = b"c", queue: int = 0, wait_ms: int = 30_000, filter_bytes: int = 0) -> Pull:
+    return Pull(client, 1, "t", queue, 0, 0, 1, 1, wait_ms, False, None, filter_bytes=filter_bytes)
 
 
 def test_answered_pulls_leave_nothing_behind() -> None:
     """A busy consumer parks and is woken a hundred thousand times before the first deadline."""
-    parked = ParkedPulls(100, 100)
+    parked = ParkedPulls(400_000, 1 << 20)
     stays = pull(b"other")
     parked.add(stays, 0)
     for number in range(100_000):
@@ -40,7 +42,7 @@ def test_answered_pulls_leave_nothing_behind() -> None:
 
 def test_deadlines() -> None:
     """Never early; short waits to the millisecond, long ones in steps of 200 ms so that they end together."""
-    parked = ParkedPulls(100, 100)
+    parked = ParkedPulls(400_000, 1 << 20)
     waits = [5_000 + 7 * number for number in range(50)] + [3, 999]
     for wait in waits:
         parked.add(pull(wait_ms=wait), 1)
@@ -58,23 +60,39 @@ def test_deadlines() -> None:
 
 
 def test_room() -> None:
-    parked = ParkedPulls(3, 2)
+    parked = ParkedPulls(8, 1 << 20)
     first, second = pull(), pull()
     parked.add(first, 0)
-    assert parked.has_room(b"c")
+    assert parked.has_room(pull())
     parked.add(second, 0)
-    assert not parked.has_room(b"c")
-    assert parked.has_room(b"d")
-    parked.add(pull(b"d"), 0)
-    assert not parked.has_room(b"e")
+    assert not parked.has_room(pull())
+    for client in (b"d", b"e", b"f"):
+        for _ in range(2):
+            assert parked.has_room(pull(client))
+            parked.add(pull(client), 0)
+    assert not parked.has_room(pull(b"g"))
     parked.remove(first)
-    assert parked.has_room(b"c")
+    assert parked.has_room(pull())
     assert parked.was_used()
     assert parked.was_used()  # still parked
-    for one in (second, *parked.waiting(("t", 0))):
-        if not one.done:
-            parked.remove(one)
+    for one in parked.waiting(("t", 0)):
+        parked.remove(one)
     assert not parked.was_used()
+
+
+def test_room_for_filters() -> None:
+    """Of a hundred thousand bytes one client gets a quarter, all get the whole; pulls without filters need none of it."""
+    parked = ParkedPulls(400_000, 100_000)
+    held = []
+    for client in (b"a", b"b", b"c", b"d", b"e"):
+        while parked.has_room(one := pull(client, filter_bytes=10_000)):
+            parked.add(one, 0)
+            held.append(one)
+    assert Counter(one.client for one in held) == {b"a": 2, b"b": 2, b"c": 2, b"d": 2, b"e": 2}
+    assert parked.has_room(pull(b"a"))
+    for one in held:
+        parked.remove(one)
+    assert (parked._bytes, parked._bytes_by_client) == (0, {})
 
 
 class Tracker:
@@ -101,7 +119,7 @@ def send(answers: UnsentAnswers, client: bytes, size: int) -> Tracker | None:
 
 
 def test_unread_answers_are_counted() -> None:
-    answers = UnsentAnswers(max_client_bytes=10 << 20, max_total_bytes=15 << 20)
+    answers = UnsentAnswers(40 << 20)
     trackers = []
     sent = 0
     while not answers.is_over(b"a"):  # small ones, of which only every few have a tracker
@@ -110,13 +128,7 @@ def test_unread_answers_are_counted() -> None:
     assert 10 << 20 <= sent <= 12 << 20
     assert sum(one is not None for one in trackers) <= 10
     assert not answers.is_over(b"b")
-    large = send(answers, b"b", 6 << 20)
-    assert answers.is_over(b"b")  # all together are too much
-    assert answers.is_over(b"c")
-    assert large is not None
-    large.leave()
-    assert not answers.is_over(b"b")
-    assert answers.is_over(b"a")
+    assert answers.worst() == b"a"
     for one in trackers:
         if one is not None:
             one.leave()
@@ -124,8 +136,24 @@ def test_unread_answers_are_counted() -> None:
     assert len(answers) == 0
 
 
+@pytest.mark.parametrize("clients", [1, 3, 10, 30])
+def test_clients_that_never_read_leave_room_for_others(clients: int) -> None:
+    """Each asks for 8 MiB again and again, in turn: none gets more than what is left, and newcomers are served."""
+    answers = UnsentAnswers(256 << 20)
+    for _ in range(40):
+        for number in range(clients):
+            client = b"%d" % number
+            if not answers.is_over(client):
+                assert send(answers, client, 8 << 20)
+    assert len(answers) <= 256 << 20
+    assert max(answers.holds(b"%d" % number) for number in range(clients)) <= (64 << 20) + (8 << 20)
+    assert not answers.is_over(b"new")
+    send(answers, b"new", 1 << 20)
+    assert answers.is_over(b"0")
+
+
 def test_clients_that_come_and_go_are_forgotten() -> None:
-    answers = UnsentAnswers()
+    answers = UnsentAnswers(256 << 20)
     for number in range(10_000):
         tracker = send(answers, b"%d" % number, 2 << 20 if number % 100 == 0 else 500)
         if tracker is not None:
@@ -136,7 +164,7 @@ def test_clients_that_come_and_go_are_forgotten() -> None:
 
 def test_who_waits_for_the_log() -> None:
     """Pulls of memory topics do not count; what a pull was parked as counts, whatever its topic has become since."""
-    parked = ParkedPulls(100, 100)
+    parked = ParkedPulls(400_000, 1 << 20)
     in_memory, in_log = pull(queue=1), pull(queue=2)
     in_memory.in_memory = True
     parked.add(in_memory, 0)

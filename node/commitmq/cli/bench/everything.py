@@ -9,13 +9,14 @@ import click
 from commitmq.cli.bench.baseline import AgainstBaseline, baseline_options, figure
 from commitmq.cli.bench.options import common_options
 from commitmq.cli.bench.telling import median_of, print_machine, progress_bars
+from commitmq.cli.node_verb import NodeVerb
 from commitmq.cli.output import print_json, print_table
 
 if TYPE_CHECKING:
     from commitmq.bench.goals import Outcome
 
 
-@click.command(name="all", short_help="Everything in one table, beside what it should be.")
+@click.command(cls=NodeVerb, name="all", short_help="Everything in one table, beside what it should be.")
 @click.option("--count", type=click.IntRange(min=1), default=4000, show_default=True, help="Sends of each ack level.")
 @click.option("--messages", type=click.IntRange(min=1), default=200_000, show_default=True, help="Messages a run.")
 @common_options

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from commitmq.cli.output import json_option, node_option
+from commitmq.cli.quantity import Quantity, seconds
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -19,7 +20,7 @@ def common_options(function: _Function) -> _Function:
         json_option,
         click.option(
             "--seconds",
-            type=click.FloatRange(min=0.1),
+            type=seconds(0.1),
             default=60.0,
             show_default=True,
             help="Stop a run after this long; its figures are then of fewer messages.",
@@ -32,5 +33,5 @@ def common_options(function: _Function) -> _Function:
 
 topic_option = click.option("--topic", metavar="TOPIC", help="Use this topic and keep it.  [default: a fresh one]")
 body_option = click.option(
-    "--body", type=click.IntRange(1, 4 * 1024 * 1024), default=1024, show_default=True, help="Bytes of each body."
+    "--body", type=Quantity("bytes", low=1, high=4 << 20), default=1024, show_default=True, help="Bytes of each body."
 )

@@ -8,10 +8,13 @@ import click
 
 from commitmq.cli.bench.options import body_option
 from commitmq.cli.bench.telling import print_machine, progress_bars, say_cut_short
+from commitmq.cli.node_verb import NodeVerb
 from commitmq.cli.output import json_option, print_json, print_table
+from commitmq.cli.quantity import Quantity
+from commitmq.cli.quantity import seconds as time_in_seconds
 
 
-@click.command(short_help="Sends that meet the end of a segment, with preallocation and without.")
+@click.command(cls=NodeVerb, short_help="Sends that meet the end of a segment, with preallocation and without.")
 @click.option(
     "--folder",
     type=click.Path(exists=True, file_okay=False, writable=True, path_type=Path),
@@ -22,12 +25,10 @@ from commitmq.cli.output import json_option, print_json, print_table
 @click.option("--rolls", "count", type=click.IntRange(min=1), default=20, show_default=True, help="Rolls of each kind.")
 @click.option("--ack", type=click.Choice(["memory", "flushed", "both"]), default="both", show_default=True)
 @click.option(
-    "--segment-bytes", type=click.IntRange(min=65536), default=16 << 20, show_default=True, help="Size of a segment."
+    "--segment-bytes", type=Quantity("bytes", low=65536), default=16 << 20, show_default=True, help="Size of a segment."
 )
 @click.option("--set", "settings", multiple=True, metavar="SECTION.KEY=VALUE", help="A setting of both nodes.")
-@click.option(
-    "--seconds", type=click.FloatRange(min=0.1), default=300.0, show_default=True, help="Stop after this long."
-)
+@click.option("--seconds", type=time_in_seconds(0.1), default=300.0, show_default=True, help="Stop after this long.")
 @json_option
 def rolls(
     folder: Path | None,
@@ -76,12 +77,14 @@ def rolls(
     say_cut_short(result.cut_short, seconds)
 
 
-@click.command(short_help="Starts after kill -9, of a large store beside a small one.")
-@click.option("--gib", type=click.FloatRange(min=0.01), default=1.0, show_default=True, help="GiB of the log.")
+@click.command(cls=NodeVerb, short_help="Starts after kill -9, of a large store beside a small one.")
+@click.option(
+    "--gib", type=Quantity("gib", low=0.01, whole=False), default=1.0, show_default=True, help="GiB of the log."
+)
 @click.option("--topics", type=click.IntRange(1, 10_000), default=100, show_default=True)
 @click.option("--queues", type=click.IntRange(1, 4096), default=10, show_default=True, help="Queues of each topic.")
 @click.option(
-    "--tail-mib", type=click.IntRange(min=0), default=256, show_default=True, help="MiB of it that are never flushed."
+    "--tail-mib", type=Quantity("mib"), default=256, show_default=True, help="MiB of it that are never flushed."
 )
 @body_option
 @click.option("--cold", is_flag=True, help="Drop the store from the page cache before each start, as a boot does.")
@@ -152,7 +155,7 @@ def restart(
     )
 
 
-@click.command(short_help="Where the time of a single send goes, station by station.")
+@click.command(cls=NodeVerb, short_help="Where the time of a single send goes, station by station.")
 @body_option
 @click.option(
     "--count", type=click.IntRange(1, 15_000), default=2000, show_default=True, help="Sends of each ack level."

@@ -7,10 +7,11 @@ import click
 from commitmq.cli.bench.baseline import AgainstBaseline, baseline_options, figure
 from commitmq.cli.bench.options import body_option, common_options, topic_option
 from commitmq.cli.bench.telling import median_of, print_machine, progress_bars, say_cut_short, spread
+from commitmq.cli.node_verb import NodeVerb
 from commitmq.cli.output import print_json, print_table
 
 
-@click.command(short_help="Messages a second of one consumer that catches up.")
+@click.command(cls=NodeVerb, short_help="Messages a second of one consumer that catches up.")
 @click.option(
     "--as",
     "form",

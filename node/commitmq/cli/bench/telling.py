@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from commitmq.cli.progress import can_draw
 
 if TYPE_CHECKING:
     from commitmq.bench.figures import Progress, Spread
@@ -41,8 +42,8 @@ def say_cut_short(cut_short: bool, seconds: float) -> None:
 
 @contextmanager
 def progress_bars() -> Iterator[Callable[[str, int], Progress]]:
-    """``begin(name, total)`` starts a bar and returns what advances it; without a terminal nothing is drawn."""
-    if not sys.stderr.isatty():
+    """``begin(name, total)`` starts a bar and returns what advances it; where no bar can be drawn it does nothing."""
+    if not can_draw():
         yield lambda _name, _total: lambda _done: None
         return
     from rich.console import Console

@@ -19,9 +19,9 @@ class TestContract(DispatcherContract):
     poison = {"body": b"x" * 2001}
 
     def snapshot(self, view):
-        with closing(sqlite3.connect(view.folder / "topics.db")) as database:
+        with closing(sqlite3.connect(view.folder / "state.db")) as database:
             sums = database.execute("SELECT * FROM topics").fetchall()
-            return sums, database.execute("SELECT position FROM progress").fetchone()
+            return sums, database.execute("SELECT position FROM commitmq_progress").fetchone()
 
 
 @pytest.mark.commitmq(plugins=["example_plugin"])

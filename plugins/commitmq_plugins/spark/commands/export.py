@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from commitmq.cli.output import complain, human_bytes, json_option, print_json
+from commitmq.cli.quantity import Quantity
 from commitmq_plugins.spark.command_options import job_session, master_option, sources_argument, topics_option
 
 _MIB = 1024 * 1024
@@ -22,7 +23,7 @@ _MIB = 1024 * 1024
     "--parser", metavar="NAME=VALUE", multiple=True, help="Option of Spark's from_json or from_csv; repeatable."
 )
 @click.option("--keep-body", is_flag=True, help="Also keep the bytes of bodies that are parsed.")
-@click.option("--file-mib", type=click.IntRange(1), default=128, show_default=True, help="How large files grow.")
+@click.option("--file-mib", type=Quantity("mib", low=1), default=128, show_default=True, help="How large files grow.")
 @click.option("--allow-data-loss", is_flag=True, help="Pass over what expired or is damaged, and report it.")
 @master_option
 @json_option

@@ -45,5 +45,5 @@ def import_(
         return
     for topic, one in done.items():
         before = f", {one.sent.repeated} of them by an earlier run" if one.sent.repeated else ""
-        left = f"; {one.sent.empty} without a body were left out" if one.sent.empty else ""
+        left = f"; {one.sent.empty} without a body or with a damaged one were left out" if one.sent.empty else ""
         click.echo(f"{one.sent.messages} messages are in {target or topic}{before}{left}")

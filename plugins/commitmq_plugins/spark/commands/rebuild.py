@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from commitmq.cli.exit_codes import CliExit
 from commitmq.cli.output import json_option, print_json
 from commitmq_plugins.spark.command_options import config_options, job_session, master_option, stores_argument
 
@@ -32,7 +33,7 @@ def rebuild(
     """Make the ConsumeQueues and the index of the stores in DIRS anew from their CommitLogs, side by side.
 
     The nodes must be stopped, and executors must see the folders by the same paths. The old files are kept beside the new
-    ones.
+    ones. Afterwards the stores are compared as `pipeline verify` does it; exits 65 when something is not right.
     """
     from commitmq import config as node_config
     from commitmq.offline.rebuild import KINDS
@@ -45,9 +46,12 @@ def rebuild(
         done = work(spark, folders, kinds=KINDS if only is None else (only,), config=config, into=into)
     if as_json:
         print_json({"stores": [{"store": str(root), **one.to_json()} for root, one in done.items()]})
-        return
-    for root, one in done.items():
+    for root, one in done.items() if not as_json else ():
         if len(done) > 1:
             click.echo(f"{root}:")
         click.echo(one.line(only))
         click.echo(f"the {'files' if into is not None else 'old files'} are in {one.kept}")
+        for line in one.left_lines():
+            click.echo(line)
+    if any(one.left for one in done.values()):
+        raise SystemExit(int(CliExit.DAMAGE_FOUND))

@@ -72,4 +72,4 @@ def replay(
     before = f", {done.sent.repeated} of them by an earlier run" if done.sent.repeated else ""
     click.echo(f"{done.sent.messages} messages of {topic} are in {target}{before}")
     if done.sent.empty:
-        click.echo(f"{done.sent.empty} messages have no body and were left out")
+        click.echo(f"{done.sent.empty} messages have neither a body nor a key, or a damaged body, and were left out")

@@ -30,7 +30,7 @@ def stats(
     from commitmq_plugins.spark.jobs.stats import stats as work
 
     with job_session(master, "counting", quiet=as_json) as spark:
-        found = work(spark, sources, topics=topics)
+        found = work(spark, sources, topics=topics, plots=html is not None)
     if html is not None:
         from commitmq_plugins.spark.jobs.stats_page import page
 
@@ -39,6 +39,10 @@ def stats(
         print_json(found.to_json())
         return
     _print(found, by)
+    if found.total is not None:
+        from commitmq_plugins.spark.jobs.stats import ERRORS
+
+        click.echo(ERRORS)
     if html is not None:
         click.echo(f"plots are in {html}")
 
@@ -54,14 +58,16 @@ def _print(found: Stats, by: str) -> None:
 
 
 def _cells(one: Group) -> list[object]:
+    from commitmq_plugins.spark.jobs.stats import about
+
     return [
         one.messages,
         human_bytes(one.log_bytes),
-        human_bytes(one.body_size["p50"]),
-        human_bytes(one.body_size["p99"]),
-        f"{one.delay_ms['p50']} ms",
-        f"{one.delay_ms['p99']} ms",
-        one.distinct_keys,
+        about(human_bytes(one.body_size["p50"])),
+        about(human_bytes(one.body_size["p99"])),
+        about(f"{one.delay_ms['p50']} ms"),
+        about(f"{one.delay_ms['p99']} ms"),
+        about(one.distinct_keys) if one.with_key else 0,
     ]
 
 

@@ -19,7 +19,7 @@ from commitmq_plugins.spark.jobs.positions import frame_of, split_sources
 from commitmq_plugins.spark.jobs.sending import SENT_COLUMNS, Sent, by_queue, ensure_topic, send
 from commitmq_plugins.spark.jobs.state import opened
 from commitmq_plugins.spark.options import SourceOptions
-from commitmq_plugins.spark.origins import open_origins
+from commitmq_plugins.spark.origins import open_origins, queues_of, require_topics
 from commitmq_plugins.spark.plan import Partition
 from commitmq_plugins.spark.ranges import chosen
 from commitmq_plugins.spark.sinks import SinkOptions
@@ -90,7 +90,7 @@ def compact(
             queues = int(found.plan["queues"])
             tasks = min(queues, _MOST_TASKS)
             sink = SinkOptions(node=node, topic=target)
-            sent = send(by_queue(rows, queues, tasks), tasks, sink, found.sink_id, 0)
+            sent = send(by_queue(rows, queues, tasks), sink, found.sink_id, 0)
         finally:
             newest.unpersist()
         found.finish_step()
@@ -143,17 +143,19 @@ def _kept(frame: DataFrame, newest: DataFrame, *, keep_keyless: bool) -> DataFra
 def _plan(options: SourceOptions, target: str, node: str | None) -> dict[str, Any]:
     gaps: list[Gap] = []
     slices: dict[str, list[dict[str, Any]]] = {}
+    most_queues = 1
     origins = open_origins(options)
     try:
+        require_topics(origins, options.topics)
         for origin in origins:
+            most_queues = max(most_queues, *queues_of(origin, options.topics))
             slices[origin.name] = [asdict(one) for one in chosen(origin, options, gaps) if one.count]
     finally:
         for origin in origins:
             origin.close()
     if gaps and options.fail_on_data_loss:
         raise DataLossError(coalesced(gaps))
-    queues = max((one["queue_id"] + 1 for several in slices.values() for one in several), default=1)
-    return {"queues": ensure_topic(node, target, queues), "slices": slices}
+    return {"queues": ensure_topic(node, target, most_queues), "slices": slices}
 
 
 def _partitions(
@@ -165,7 +167,8 @@ def _partitions(
         for origin in origins:
             wanted = [Slice(**one) for one in slices.get(origin.name, ())]
             cores = spark.sparkContext.defaultParallelism
-            found += origin.partitions(wanted, least=cores, max_bytes=options.max_bytes_per_partition)
+            parts = origin.parts_of(wanted, least=cores, max_bytes=options.max_bytes_per_partition)
+            found += origin.partitions(wanted, parts)
     finally:
         for origin in origins:
             origin.close()

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import orjson
 import pyarrow as pa
 
 from commitmq import failpoints
@@ -26,7 +27,7 @@ from commitmq_plugins.spark.gaps import Gap, coalesced
 from commitmq_plugins.spark.jobs.arrow_map import map_in_arrow
 from commitmq_plugins.spark.jobs.manifest import FOLDER, DataFile, ExportError, Manifest, Positions
 from commitmq_plugins.spark.jobs.parquet_files import REPORT_SCHEMA, FileWriter
-from commitmq_plugins.spark.jobs.positions import behind, frame_of, news, over, schema_of, split_sources
+from commitmq_plugins.spark.jobs.positions import News, behind, frame_of, news, over, schema_of, split_sources
 from commitmq_plugins.spark.options import SourceOptions
 from commitmq_plugins.spark.plan import Partition
 from commitmq_plugins.spark.reading import read_partition
@@ -38,6 +39,7 @@ BODIES: Final = ("raw", "json", "csv")
 DEFAULT_FILE_BYTES: Final = 128 * 1024 * 1024
 DEFAULT_PARTITION_BYTES: Final = 256 * 1024 * 1024
 _MALFORMED: Final = "_malformed"
+_WHOLE: Final = "_whole"
 _PARTITIONS_A_CORE: Final = 4
 _REPORT: Final = pa.schema(
     [
@@ -135,12 +137,21 @@ def export(
         options = SourceOptions(
             stores=folders,
             nodes=nodes,
+            topics=tuple(topics),
             decompress=True,
             fail_on_data_loss=fail_on_data_loss,
             gap_report=str(report),
         )
         cores = spark.sparkContext.defaultParallelism
-        found = news(options, wants, manifest.positions, manifest.bounds, least=cores, max_bytes=max_partition_bytes)
+        found = news(
+            options,
+            wants,
+            manifest.positions,
+            manifest.bounds,
+            manifest.facts,
+            least=cores,
+            max_bytes=max_partition_bytes,
+        )
         gaps, passed = found.gaps, found.passed
         step = cores * _PARTITIONS_A_CORE
         for start in range(0, len(found.partitions), step):
@@ -150,10 +161,10 @@ def export(
             if failpoints.ACTIVE:
                 failpoints.hit("export.after_tasks")
             gaps = coalesced([*gaps, *_reported(report)])
-            _commit(manifest, form, rows, {**passed, **behind(part)}, gaps, found.bounds, done)
+            _commit(manifest, form, rows, {**passed, **behind(part, found.names)}, gaps, found, done)
             gaps, passed = [], {}
         if gaps:
-            _commit(manifest, form, [], passed, gaps, found.bounds, done)
+            _commit(manifest, form, [], passed, gaps, found, done)
         shutil.rmtree(report, ignore_errors=True)
         manifest.clean()
     return done
@@ -203,7 +214,39 @@ def _written(
         # Rows never leave the Python worker.
         _, schema = schema_of(names)
         return over(spark, partitions, lambda one: write(read_partition(one, schema, options)), REPORT_SCHEMA).collect()
-    return map_in_arrow(_parsed(frame_of(spark, partitions, names, options), form), write, REPORT_SCHEMA).collect()
+    rows = frame_of(spark, partitions, names, options)
+    if form.body == "json":
+        rows = _whole_json(rows)
+    return map_in_arrow(_parsed(rows, form), write, REPORT_SCHEMA).collect()
+
+
+def _whole_json(frame: DataFrame) -> DataFrame:
+    """``frame`` with the column ``_whole``: whether nothing follows the first JSON value of a body.
+
+    Spark's from_json takes the first value and passes over the rest without a word.
+    """
+
+    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            whole = [body is None or is_whole_json(body) for body in batch.column("body").to_pylist()]
+            yield batch.append_column(_WHOLE, pa.array(whole, pa.bool_()))
+
+    ddl = ", ".join(f"{field.name} {field.dataType.simpleString()}" for field in frame.schema)
+    return map_in_arrow(frame, work, f"{ddl}, {_WHOLE} boolean")
+
+
+def is_whole_json(body: bytes) -> bool:
+    """False when something follows the first JSON value of ``body``. What is no strict JSON at all is for Spark to judge."""
+    try:
+        orjson.loads(body)
+    except orjson.JSONDecodeError:
+        text = body.decode("utf-8", "replace").lstrip()
+        try:
+            _, end = json.JSONDecoder(strict=False).raw_decode(text)
+        except (ValueError, RecursionError):
+            return True
+        return not text[end:].strip()
+    return True
 
 
 def _parsed(frame: DataFrame, form: Form) -> DataFrame:
@@ -216,10 +259,12 @@ def _parsed(frame: DataFrame, form: Form) -> DataFrame:
     text = sql.col("body").cast("string")
     frame = frame.withColumn("value", parse(text, schema, options))
     good = sql.col("value").isNotNull() & sql.col(f"value.{_MALFORMED}").isNull()
+    if _WHOLE in frame.columns:
+        good = good & sql.col(_WHOLE)
     frame = frame.withColumn("value", sql.when(good, sql.col("value").dropFields(_MALFORMED)))
     if not form.keep_body:
         frame = frame.withColumn("body", sql.when(sql.col("value").isNull(), sql.col("body")))
-    return frame
+    return frame.drop(_WHOLE)
 
 
 def _members(schema: str) -> str:
@@ -235,14 +280,14 @@ def _commit(
     rows: Sequence[Row],
     positions: Positions,
     gaps: Sequence[Gap],
-    bounds: Mapping[str, int],
+    found: News,
     done: Exported,
 ) -> None:
     files = [
         DataFile(row.path, row.topic, row.date, row.rows, row.bytes, row.first_ms, row.last_ms)
         for row in sorted(rows, key=lambda one: (one.topic, one.date, one.first_ms, one.path))
     ]
-    manifest.commit(form.to_json(), files, positions, [one.to_json() for one in gaps], bounds)
+    manifest.commit(form.to_json(), files, positions, [one.to_json() for one in gaps], found.bounds, found.facts)
     done.commits += 1
     done.messages += sum(one.rows for one in files)
     done.files += len(files)

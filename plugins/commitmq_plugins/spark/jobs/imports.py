@@ -50,7 +50,8 @@ def import_export(
     name = hashlib.blake2b(f"{topic}\n{target}\n{node}".encode(), digest_size=8).hexdigest()
 
     def plan() -> dict[str, Any]:
-        queues = max((queue + 1 for _, of, queue in manifest.positions if of == topic), default=1)
+        used = max((queue + 1 for _, of, queue in manifest.positions if of == topic), default=1)
+        queues = max(used, manifest.facts.queues.get(topic, 1))
         return {"queues": ensure_topic(node, target, queues)}
 
     sent = Sent()
@@ -62,7 +63,7 @@ def import_export(
             if any(file.topic == topic for file in commit.files):
                 frame = exported(spark, root, topics=[topic], commits=[commit.number]).select(*SENT_COLUMNS)
                 sink = SinkOptions(node=node, topic=target)
-                sent += send(by_queue(frame, queues, tasks), tasks, sink, found.sink_id, commit.number)
+                sent += send(by_queue(frame, queues, tasks), sink, found.sink_id, commit.number)
             found.finish_step()
     return Replayed(sent, len(manifest.commits), begun_at)
 

@@ -12,7 +12,10 @@ what the manifest names never meets a part of a file.
 A commit is JSON: ``version`` (1), ``number``, ``made_ms``, ``form`` (what columns and bodies look like; the same in all),
 ``files`` (``path`` below ROOT, ``topic``, ``date``, ``rows``, ``bytes``, ``first_ms``, ``last_ms``), ``positions``
 (store, topic, queue: the offset behind the last message that is exported; only of queues that changed), ``gaps``
-(messages that were missing) and ``bounds`` (store: the physical offset below which its messages were looked at).
+(messages that were missing), ``bounds`` (store: the physical offset below which its messages were looked at),
+``incarnations`` (store, topic: which topic of that name the positions are of), ``queues`` (topic: how many it has) and
+``stores`` (a store's identity: the name that its positions have here). The last three are missing in what earlier versions
+wrote.
 """
 
 from __future__ import annotations
@@ -63,6 +66,25 @@ class DataFile:
 
 
 @dataclass(frozen=True, slots=True)
+class StoreFacts:
+    """What stores say of themselves. ``incarnations``: store, topic: which topic of that name it is; ``queues``: topic: how
+    many queues it has, whether they hold messages or not; ``stores``: a store's identity: its name in an export, which stays
+    when it is read by another one.
+    """
+
+    incarnations: dict[str, dict[str, str]] = field(default_factory=dict)
+    queues: dict[str, int] = field(default_factory=dict)
+    stores: dict[str, str] = field(default_factory=dict)
+
+    def update(self, other: StoreFacts) -> None:
+        """What ``other`` says is newer."""
+        for store, topics in other.incarnations.items():
+            self.incarnations.setdefault(store, {}).update(topics)
+        self.queues.update(other.queues)
+        self.stores.update(other.stores)
+
+
+@dataclass(frozen=True, slots=True)
 class Commit:
     """One step of an export, as its file has it."""
 
@@ -73,6 +95,7 @@ class Commit:
     positions: Positions
     gaps: list[dict[str, Any]] = field(default_factory=list)
     bounds: dict[str, int] = field(default_factory=dict)
+    facts: StoreFacts = field(default_factory=StoreFacts)
 
     def to_json(self) -> dict[str, Any]:
         positions: dict[str, dict[str, dict[str, int]]] = {}
@@ -87,6 +110,9 @@ class Commit:
             "positions": positions,
             "gaps": self.gaps,
             "bounds": self.bounds,
+            "incarnations": self.facts.incarnations,
+            "queues": self.facts.queues,
+            "stores": self.facts.stores,
         }
 
     @classmethod
@@ -107,6 +133,7 @@ class Commit:
             },
             data["gaps"],
             data["bounds"],
+            StoreFacts(data.get("incarnations", {}), data.get("queues", {}), data.get("stores", {})),
         )
 
 
@@ -153,6 +180,14 @@ class Manifest:
             found.update(commit.bounds)
         return found
 
+    @property
+    def facts(self) -> StoreFacts:
+        """What is known of the stores."""
+        found = StoreFacts()
+        for commit in self.commits:
+            found.update(commit.facts)
+        return found
+
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Be the only export here. Raises ExportError when another one is. The lock ends with the process."""
@@ -189,6 +224,7 @@ class Manifest:
         positions: Positions,
         gaps: Sequence[dict[str, Any]] = (),
         bounds: Mapping[str, int] | None = None,
+        facts: StoreFacts | None = None,
     ) -> Commit:
         """Make ``files``, which are there under their unfinished names, and ``positions`` part of the export."""
         for file in files:
@@ -198,7 +234,7 @@ class Manifest:
         for folder in {(self.root / file.path).parent for file in files}:
             sync_folder(folder)
         number, now = len(self.commits) + 1, time.time_ns() // 1_000_000
-        made = Commit(number, now, form, list(files), positions, list(gaps), dict(bounds or {}))
+        made = Commit(number, now, form, list(files), positions, list(gaps), dict(bounds or {}), facts or StoreFacts())
         if failpoints.ACTIVE:
             failpoints.hit("export.before_commit")
         try:

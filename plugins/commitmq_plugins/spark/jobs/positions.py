@@ -13,9 +13,9 @@ from commitmq.errors import ConfigError
 from commitmq_plugins.spark import columns
 from commitmq_plugins.spark.gaps import DataLossError, Gap, coalesced
 from commitmq_plugins.spark.jobs.arrow_map import map_in_arrow
-from commitmq_plugins.spark.jobs.manifest import Positions
+from commitmq_plugins.spark.jobs.manifest import Positions, StoreFacts
 from commitmq_plugins.spark.options import SourceOptions
-from commitmq_plugins.spark.origins import open_origins
+from commitmq_plugins.spark.origins import open_origins, require_topics
 from commitmq_plugins.spark.plan import FilePartition, Partition
 from commitmq_plugins.spark.reading import read_partition
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _RANGE: Final = "id"
+ANEW: Final = "the topic was deleted and made anew"
 
 
 @dataclass(slots=True)
@@ -37,6 +38,8 @@ class News:
     gaps: list[Gap] = field(default_factory=list)
     passed: Positions = field(default_factory=dict)
     bounds: dict[str, int] = field(default_factory=dict)
+    facts: StoreFacts = field(default_factory=StoreFacts)
+    names: dict[str, str] = field(default_factory=dict)
 
 
 def split_sources(sources: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -52,6 +55,7 @@ def news(
     wants: Callable[[str], bool],
     positions: Positions,
     bounds: Mapping[str, int],
+    known: StoreFacts,
     *,
     least: int,
     max_bytes: int,
@@ -59,33 +63,59 @@ def news(
     """All messages behind ``positions``, from the first that is there of queues without one.
 
     A queue that was made anew because its topic was deleted is read from its beginning, and a gap says so. It is known by its
-    end, or by its records: all of them lie behind ``bounds``, though it begins before its position. (Of a node whose files
-    are out of sight only the end tells.)
+    topic's incarnation; where ``known`` does not have that, by its end, or by its records: all of them lie behind ``bounds``,
+    though it begins before its position.
     """
     found = News()
     origins = open_origins(options)
     try:
+        require_topics(origins, options.topics)
         for origin in origins:
             slices = []
+            store = known.stores.get(origin.identity, origin.name)
+            found.names[origin.name] = store
+            found.facts.stores[origin.identity] = store
+            of = {name: one.queues for name, one in origin.topics().items() if wants(name)}
+            found.facts.queues.update({name: max(count, found.facts.queues.get(name, 0)) for name, count in of.items()})
+            incarnations = known.incarnations.get(store, {})
             for one in origin.slices(wants):
-                key = (origin.name, one.topic, one.queue_id)
+                found.facts.incarnations.setdefault(store, {})[one.topic] = one.incarnation
+                key = (store, one.topic, one.queue_id)
+                was = incarnations.get(one.topic)
+                if was is not None and was != one.incarnation:
+                    # No position of the former topic counts, also not those of queues that this one does not have (yet).
+                    for other, position in positions.items():
+                        if other[:2] == key[:2] and other not in found.passed:
+                            found.gaps.append(Gap(*other, max(position - 1, 0), max(position, 1), ANEW))
+                            found.passed[other] = 0
+                    found.passed[key] = one.first
+                    slices.append(one)
+                    continue
                 at = positions.get(key)
                 if at is None or at == one.first:
                     slices.append(one)
                     continue
-                anew = at > one.end or (at > one.first and one.floor >= bounds.get(origin.name, one.floor + 1))
+                anew = was is None and (
+                    at > one.end or (at > one.first and one.floor >= bounds.get(store, one.floor + 1))
+                )
                 if at > one.first and not anew:
                     slices.append(replace(one, first=at))
                     continue
                 if anew:
-                    found.gaps.append(Gap(*key, one.first, at, "the queue was made anew"))
+                    found.gaps.append(Gap(*key, min(one.first, at), max(at, 1), ANEW))
+                    # The former topic may have had more queues; those that this one gets later begin at their beginning.
+                    found.passed.update(
+                        {other: 0 for other in positions if other[:2] == key[:2] and other not in found.passed}
+                    )
                 else:
                     found.gaps.append(Gap(*key, at, one.first, "expired"))
                 found.passed[key] = one.first
                 slices.append(one)
             found.gaps += origin.lost(wants)
-            parts = origin.partitions(slices, least=-(-least // len(origins)), max_bytes=max_bytes)
-            found.bounds.update({one.name: one.bound for one in parts if isinstance(one, FilePartition)})
+            count = origin.parts_of(slices, least=-(-least // len(origins)), max_bytes=max_bytes)
+            parts = origin.partitions(slices, count)
+            if parts and isinstance(parts[0], FilePartition):
+                found.bounds[store] = parts[0].bound
             found.partitions += parts
     finally:
         for origin in origins:
@@ -96,9 +126,13 @@ def news(
     return found
 
 
-def behind(partitions: Sequence[Partition]) -> Positions:
-    """The positions once ``partitions`` are read, those of each queue in order."""
-    return {(partition.name, one.topic, one.queue_id): one.end for partition in partitions for one in partition.slices}
+def behind(partitions: Sequence[Partition], names: Mapping[str, str]) -> Positions:
+    """The positions once ``partitions`` are read, those of each queue in order. ``names``: of stores in the export."""
+    return {
+        (names.get(partition.name, partition.name), one.topic, one.queue_id): one.end
+        for partition in partitions
+        for one in partition.slices
+    }
 
 
 def schema_of(names: Sequence[str]) -> tuple[str, pa.Schema]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
 import uuid
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
+
+from commitmq.cli.progress import can_draw
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -17,8 +18,8 @@ _INTERVAL_S: Final = 0.25
 
 @contextlib.contextmanager
 def task_progress(spark: SparkSession, what: str, *, quiet: bool) -> Iterator[None]:
-    """Shows the tasks of all Spark jobs that this thread starts meanwhile; nothing when ``quiet`` or without a terminal."""
-    if quiet or not sys.stderr.isatty():
+    """Shows the tasks of all Spark jobs that this thread starts meanwhile; none when ``quiet`` or without :func:`can_draw`."""
+    if quiet or not can_draw():
         yield
         return
     from rich.console import Console

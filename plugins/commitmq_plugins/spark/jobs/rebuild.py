@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from commitmq.config import NodeConfig
 from commitmq.offline.held_store import HeldStore
 from commitmq.offline.rebuild import KINDS, Rebuilt
+from commitmq.offline.rebuild_check import checked
 from commitmq.offline.rebuild_parallel import rebuild_parallel
 from commitmq.store.log_split import PIECE_BYTES
 from commitmq_plugins.spark.runner import SparkRunner
@@ -36,7 +37,8 @@ def rebuild(
     runner = SparkRunner(spark)
     done = {}
     for root in map(Path, stores):
-        with HeldStore(root, config or NodeConfig()) as store:
+        with HeldStore(root, config or NodeConfig(), new_index="index" in kinds) as store:
             target = None if into is None else Path(into).absolute()
-            done[root] = rebuild_parallel(store, kinds, runner=runner, into=target, piece_bytes=piece_bytes)
+            made = rebuild_parallel(store, kinds, runner=runner, into=target, piece_bytes=piece_bytes)
+            done[root] = made if target is not None else checked(store, made, kinds, runner=runner)
     return done

@@ -7,6 +7,7 @@ interrupted goes on at the step it was in.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -15,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Final
 from commitmq.errors import ConfigError
 from commitmq_plugins.spark.gaps import DataLossError, Gap, coalesced
 from commitmq_plugins.spark.jobs.positions import frame_of, split_sources
-from commitmq_plugins.spark.jobs.sending import SENT_COLUMNS, Sent, by_queue, ensure_topic, send
+from commitmq_plugins.spark.jobs.sending import SENT_COLUMNS, Sent, by_queue, ensure_topic, send, shares
 from commitmq_plugins.spark.jobs.state import opened
 from commitmq_plugins.spark.options import EARLIEST, LATEST, Bound, SourceOptions
-from commitmq_plugins.spark.origins import open_origins
+from commitmq_plugins.spark.origins import open_origins, queues_of, require_topics
 from commitmq_plugins.spark.plan import Partition
 from commitmq_plugins.spark.ranges import chosen
 from commitmq_plugins.spark.sinks import SinkOptions
@@ -93,7 +94,12 @@ def replay(
             partitions = _partitions(spark, options, steps[number])
             frame = by_queue(frame_of(spark, partitions, SENT_COLUMNS, options), queues, tasks)
             sink = SinkOptions(node=node, topic=target)
-            sent += send(frame, tasks, sink, found.sink_id, number, per_second)
+            counts: Counter[int] = Counter()
+            for partition in partitions:
+                for one in partition.slices:
+                    counts[one.queue_id] += one.count
+            parts = shares(spark, counts, queues, tasks) if per_second is not None else ()
+            sent += send(frame, sink, found.sink_id, number, per_second, parts)
             found.finish_step()
     return Replayed(sent, len(steps), begun_at)
 
@@ -105,10 +111,12 @@ def _plan(options: SourceOptions, target: str, node: str | None, step_bytes: int
     most_queues = 1
     origins = open_origins(options)
     try:
+        require_topics(origins, options.topics)
         for origin in origins:
             slices = chosen(origin, options, gaps)
-            most_queues = max([most_queues, *(one.queue_id + 1 for one in slices)])
-            for partition in origin.partitions(slices, least=1, max_bytes=step_bytes):
+            most_queues = max(most_queues, *queues_of(origin, options.topics))
+            parts = origin.parts_of(slices, least=1, max_bytes=step_bytes)
+            for partition in origin.partitions(slices, parts):
                 steps.append({"store": origin.name, "slices": [asdict(one) for one in partition.slices]})
     finally:
         for origin in origins:
@@ -130,6 +138,7 @@ def _partitions(spark: SparkSession, options: SourceOptions, step: dict[str, Any
     try:
         cores = spark.sparkContext.defaultParallelism
         slices = [Slice(**one) for one in step["slices"]]
-        return origin.partitions(slices, least=cores, max_bytes=options.max_bytes_per_partition)
+        parts = origin.parts_of(slices, least=cores, max_bytes=options.max_bytes_per_partition)
+        return origin.partitions(slices, parts)
     finally:
         origin.close()

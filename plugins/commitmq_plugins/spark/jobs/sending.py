@@ -9,7 +9,7 @@ those of the next.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -20,7 +20,7 @@ from commitmq_plugins.spark.jobs.arrow_map import map_in_arrow
 from commitmq_plugins.spark.sinks import SinkOptions, send_partition
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 SENT_COLUMNS: Final = ("store", "topic", "queue_id", "queue_offset", "tags", "keys", "properties", "flag", "body")
 """What of a message is needed to send it again."""
@@ -30,8 +30,8 @@ _LEAST_RATE: Final = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What was sent; ``repeated`` of these messages had been stored by an earlier attempt. ``empty``: had no body and were
-    left out, because a message needs at least one byte."""
+    """What was sent; ``repeated`` of these messages had been stored by an earlier attempt. ``empty``: had neither a body
+    nor a key, or a body that cannot be decoded, and were left out."""
 
     messages: int = 0
     repeated: int = 0
@@ -66,16 +66,41 @@ def by_queue(frame: DataFrame, queues: int, partitions: int) -> DataFrame:
     )
 
 
+def shares(spark: SparkSession, messages: Mapping[int, int], queues: int, partitions: int) -> list[float]:
+    """Which part of ``messages`` (source queue to count) each partition of :func:`by_queue` gets; together 1."""
+    from pyspark.sql import functions as sql
+
+    frame = spark.createDataFrame([(queue % queues, count) for queue, count in messages.items()], "queue int, n bigint")
+    # What repartition() does with a column: Spark's hash of it, modulo the partitions.
+    rows = frame.groupBy(sql.pmod(sql.hash("queue"), sql.lit(partitions)).alias("part")).agg(sql.sum("n").alias("n"))
+    counts = {int(row["part"]): int(row["n"]) for row in rows.collect()}
+    total = max(1, sum(counts.values()))
+    return [counts.get(number, 0) / total for number in range(partitions)]
+
+
 def send(
-    frame: DataFrame, partitions: int, options: SinkOptions, sink_id: str, epoch: int, per_second: float | None = None
+    frame: DataFrame,
+    options: SinkOptions,
+    sink_id: str,
+    epoch: int,
+    per_second: float | None = None,
+    parts: Sequence[float] = (),
 ) -> Sent:
-    """Send the rows of ``frame``, each of its partitions by one task; at most ``per_second`` messages a second over all."""
-    each = None if per_second is None else max(_LEAST_RATE, per_second / partitions)
+    """Send the rows of ``frame``, each of its partitions by one task; at most ``per_second`` messages a second over all, of
+    which each task may take its share of ``parts``.
+    """
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        from pyspark import TaskContext
+
+        each = None
+        if per_second is not None:
+            context = TaskContext.get()
+            assert context is not None
+            each = max(_LEAST_RATE, per_second * parts[context.partitionId()])
         pace = None if each is None else _Pace(each)
-        parts = batches if each is None else _small(batches, max(1, int(each / 10)))
-        stored = send_partition(parts, options, sink_id, epoch, pace=pace, skip_empty=True)
+        pieces = batches if each is None else _small(batches, max(1, int(each / 10)))
+        stored = send_partition(pieces, options, sink_id, epoch, pace=pace, as_stored=True)
         report = {"messages": stored.messages, "repeated": stored.repeated, "empty": stored.empty}
         yield pa.RecordBatch.from_pylist([report])
 

@@ -1,20 +1,22 @@
 """What is in a store: counts, bytes, percentiles of size and delay, and distinct keys, by topic, queue, tag and hour.
 
 One pass over the log. Spark counts every group of :data:`GROUPINGS` at once; percentiles and distinct keys are
-approximate: a percentile's rank is off by at most 0.1 % of the messages, a number of keys by some 2 % mostly.
+approximate: see :data:`ERRORS`. Plots want steps of time that fit how long the messages took (:data:`STEPS_MS`); where that is
+not an hour, they take a second pass.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from commitmq_plugins.spark.jobs.sources import messages
+from commitmq_plugins.spark.jobs.svg import APPROXIMATE
 
 if TYPE_CHECKING:
-    from pyspark.sql import Row, SparkSession
+    from pyspark.sql import Column, Row, SparkSession
 
 PERCENTS: Final = (50, 95, 99)
 # Name of a grouping -> its columns. A message without a tag has the tag None.
@@ -26,7 +28,20 @@ GROUPINGS: Final[dict[str, tuple[str, ...]]] = {
     "hours": ("topic", "hour"),
 }
 _ACCURACY: Final = 1000
+_HOUR_MS: Final = 3_600_000
+_DAY_MS: Final = 24 * _HOUR_MS
 _KEYS_DEVIATION: Final = 0.02
+ERRORS: Final = (
+    f"{APPROXIMATE}: approximate. The rank of a percentile is off by at most {1 / _ACCURACY:.1%} of the messages; a number of "
+    f"keys by less than {_KEYS_DEVIATION:.0%} in two cases of three, by less than {3 * _KEYS_DEVIATION:.0%} nearly always."
+)
+"""How far figures with a ``≈`` may be off."""
+STEPS_MS: Final = (
+    (2 * 60_000, 1_000), (20 * 60_000, 10_000), (2 * _HOUR_MS, 60_000), (12 * _HOUR_MS, 5 * 60_000), (14 * _DAY_MS, _HOUR_MS),
+    (90 * _DAY_MS, 6 * _HOUR_MS), (2 * 365 * _DAY_MS, _DAY_MS),
+)  # fmt: skip
+"""Up to which span of time (ms) a plot has which step (ms); beyond the last one 30 days."""
+_LONGEST_STEP_MS: Final = 30 * _DAY_MS
 _NAMES: Final = ("topic", "queue_id", "tags", "keys", "store_timestamp", "born_timestamp", "body_size", "total_size")
 
 
@@ -66,10 +81,15 @@ class Group:
 
 @dataclass(slots=True)
 class Stats:
-    """The answer of :func:`stats`: for each grouping its groups, in the order of their columns."""
+    """The answer of :func:`stats`: for each grouping its groups, in the order of their columns.
+
+    ``steps`` is for plots: by topic and ``step``, the beginning in milliseconds of each ``step_ms`` that has messages.
+    """
 
     sources: list[str]
     groups: dict[str, list[Group]] = field(default_factory=dict)
+    step_ms: int = _HOUR_MS
+    steps: list[Group] = field(default_factory=list)
 
     @property
     def total(self) -> Group | None:
@@ -86,15 +106,17 @@ class Stats:
         }
 
 
-def stats(spark: SparkSession, sources: Sequence[str], *, topics: Sequence[str] = ()) -> Stats:
-    """Figures of all messages of ``sources``, or of those of ``topics``. Raises ConfigError, StoreError."""
+def stats(spark: SparkSession, sources: Sequence[str], *, topics: Sequence[str] = (), plots: bool = False) -> Stats:
+    """Figures of all messages of ``sources``, or of those of ``topics``; with ``plots`` also by steps of time.
+
+    Raises ConfigError, StoreError.
+    """
     from pyspark.sql import functions as sql
 
     frame = messages(spark, sources, _NAMES, topics=topics).select(
         "topic",
         "queue_id",
         sql.col("tags").alias("tag"),
-        sql.date_trunc("hour", "store_timestamp").alias("hour"),
         "keys",
         "body_size",
         "total_size",
@@ -102,24 +124,11 @@ def stats(spark: SparkSession, sources: Sequence[str], *, topics: Sequence[str] 
         (sql.unix_millis("store_timestamp") - sql.unix_millis("born_timestamp")).alias("delay"),
     )
     dimensions = list(dict.fromkeys(name for names in GROUPINGS.values() for name in names))
-    percents = sql.array(*(sql.lit(one / 100) for one in PERCENTS))
+    groups = [[sql.col(name) for name in names] for names in GROUPINGS.values()]
     found = (
-        frame.groupingSets([[sql.col(name) for name in names] for names in GROUPINGS.values()], *dimensions)
-        .agg(
-            sql.grouping_id().alias("grouping"),
-            sql.unix_millis("hour").alias("hour_ms"),
-            sql.count("*").alias("messages"),
-            sql.sum("total_size").alias("log_bytes"),
-            sql.sum("body_size").alias("body_bytes"),
-            sql.percentile_approx("body_size", percents, _ACCURACY).alias("sizes"),
-            sql.max("body_size").alias("largest"),
-            sql.percentile_approx("delay", percents, _ACCURACY).alias("delays"),
-            sql.max("delay").alias("slowest"),
-            sql.count("keys").alias("with_key"),
-            sql.approx_count_distinct("keys", _KEYS_DEVIATION).alias("distinct_keys"),
-            sql.min("stored").alias("first"),
-            sql.max("stored").alias("last"),
-        )
+        frame.withColumn("hour", _beginning(_HOUR_MS))
+        .groupingSets(groups, *dimensions)
+        .agg(sql.grouping_id().alias("grouping"), *_figures())
         .collect()
     )
     numbers = {
@@ -131,15 +140,62 @@ def stats(spark: SparkSession, sources: Sequence[str], *, topics: Sequence[str] 
         name = numbers[row["grouping"]]
         if row["messages"]:
             result.groups[name].append(_group(row, GROUPINGS[name]))
-    for name, groups in result.groups.items():
-        groups.sort(key=lambda one, names=GROUPINGS[name]: [_sortable(one.of[column]) for column in names])  # type: ignore[misc]
+    for name, members in result.groups.items():
+        members.sort(key=lambda one, names=GROUPINGS[name]: [_sortable(one.of[column]) for column in names])  # type: ignore[misc]
+    if plots and result.total is not None:
+        result.step_ms = step_of(result.total.last_stored_ms - result.total.first_stored_ms)
+        if result.step_ms == _HOUR_MS:
+            result.steps = [replace(one, of=_as_step(one)) for one in result.groups["hours"]]
+        else:
+            rows = frame.withColumn("step", _beginning(result.step_ms)).groupBy("topic", "step").agg(*_figures())
+            steps = [_group(row, ("topic", "step")) for row in rows.collect()]
+            result.steps = sorted(steps, key=lambda one: (one.of["topic"], one.of["step"]))
     return result
+
+
+def step_of(span_ms: int) -> int:
+    """The step (ms) of a plot over ``span_ms``: some hundreds of them at most."""
+    return next((step for most, step in STEPS_MS if span_ms <= most), _LONGEST_STEP_MS)
+
+
+def _as_step(hour: Group) -> dict[str, Any]:
+    moment = datetime.fromisoformat(hour.of["hour"])
+    return {"topic": hour.of["topic"], "step": int(moment.timestamp() * 1000)}
+
+
+def _beginning(step_ms: int) -> Column:
+    """Of the step in which a message was stored, in milliseconds.
+
+    By arithmetic: Spark truncates a timestamp in the session's time zone, and an hour here is one of UTC.
+    """
+    from pyspark.sql import functions as sql
+
+    return sql.col("stored") - sql.pmod(sql.col("stored"), sql.lit(step_ms))
+
+
+def _figures() -> list[Column]:
+    from pyspark.sql import functions as sql
+
+    percents = sql.array(*(sql.lit(one / 100) for one in PERCENTS))
+    return [
+        sql.count("*").alias("messages"),
+        sql.sum("total_size").alias("log_bytes"),
+        sql.sum("body_size").alias("body_bytes"),
+        sql.percentile_approx("body_size", percents, _ACCURACY).alias("sizes"),
+        sql.max("body_size").alias("largest"),
+        sql.percentile_approx("delay", percents, _ACCURACY).alias("delays"),
+        sql.max("delay").alias("slowest"),
+        sql.count("keys").alias("with_key"),
+        sql.approx_count_distinct("keys", _KEYS_DEVIATION).alias("distinct_keys"),
+        sql.min("stored").alias("first"),
+        sql.max("stored").alias("last"),
+    ]
 
 
 def _group(row: Row, names: Sequence[str]) -> Group:
     values = {name: row[name] for name in names}
     if "hour" in values:
-        values["hour"] = iso(row["hour_ms"])
+        values["hour"] = iso(row["hour"])
     return Group(
         values,
         row["messages"],
@@ -160,6 +216,11 @@ def _percentiles(values: Sequence[int], greatest: int) -> dict[str, int]:
 
 def _sortable(value: Any) -> tuple[bool, Any]:
     return value is not None, value
+
+
+def about(shown: object) -> str:
+    """A figure that is approximate, as it is shown."""
+    return f"{APPROXIMATE} {shown}"
 
 
 def iso(milliseconds: int) -> str:

@@ -8,10 +8,10 @@ from typing import Final
 
 from commitmq.cli.output import human_bytes
 from commitmq_plugins.spark.jobs import svg
-from commitmq_plugins.spark.jobs.stats import Group, Stats, iso
+from commitmq_plugins.spark.jobs.stats import ERRORS, Group, Stats, about, iso
 
 _MOST_ROWS: Final = 24
-_MOST_HOURS: Final = 24 * 14
+_UNITS: Final = ((86_400_000, "day"), (3_600_000, "hour"), (60_000, "minute"), (1_000, "second"))
 _STYLE: Final = (
     "body{font:14px/1.5 system-ui,sans-serif;color:#222;max-width:820px;margin:2em auto;padding:0 1em}"
     "h1{font-size:1.5em}h2{font-size:1.2em;margin-top:2.2em;border-top:1px solid #ccc;padding-top:.8em}"
@@ -32,7 +32,7 @@ def page(found: Stats) -> str:
         parts.append(
             _table("Topic", [("all", total), *((_name(one.of["topic"]), one) for one in found.groups["topics"])])
         )
-        parts.append('<p class="note">Percentiles and numbers of keys are approximate. Delay: from born to stored.</p>')
+        parts.append(f'<p class="note">{escape(ERRORS)} Delay: from born to stored. Times are UTC.</p>')
         for one in found.groups["topics"]:
             parts += _topic(found, one)
     return (
@@ -43,25 +43,25 @@ def page(found: Stats) -> str:
 
 def _topic(found: Stats, topic: Group) -> list[str]:
     name = topic.of["topic"]
-    hours, queues, tags = (
-        [one for one in found.groups[kind] if one.of["topic"] == name] for kind in ("hours", "queues", "tags")
-    )
-    shown = hours[-_MOST_HOURS:]
-    labels = [one.of["hour"][5:16].replace("T", " ") for one in shown]
+    steps = [one for one in found.steps if one.of["topic"] == name]
+    queues, tags = ([one for one in found.groups[kind] if one.of["topic"] == name] for kind in ("queues", "tags"))
     parts = [f"<h2>{escape(name)}</h2>"]
-    if len(shown) < len(hours):
-        parts.append(f'<p class="note">The last {len(shown)} of {len(hours)} hours with messages.</p>')
-    parts += ["<h3>Messages by hour</h3>", svg.columns_chart(labels, [one.messages for one in shown], show=_count)]
-    parts += [
-        "<h3>Bytes in the log by hour</h3>",
-        svg.columns_chart(labels, [one.log_bytes for one in shown], show=_bytes, colour=svg.COLOURS[2]),
-    ]
-    for title, member, show in (
-        ("Size of bodies by hour", "body_size", _bytes),
-        ("Delay by hour", "delay_ms", _milliseconds),
-    ):
-        series = {which: [getattr(one, member)[which] for one in shown] for which in ("p50", "p95", "p99")}
-        parts += [f"<h3>{title}</h3>", svg.lines_chart(labels, series, show=show)]
+    if steps and found.total is not None:
+        axis = svg.TimeAxis.of(found.total.first_stored_ms, found.total.last_stored_ms, found.step_ms)
+        by = f"by {_unit(found.step_ms)}"
+        times = [int(one.of["step"]) for one in steps]
+        counts, sizes = [one.messages for one in steps], [one.log_bytes for one in steps]
+        parts += [f"<h3>Messages {by}</h3>", svg.columns_chart(axis, times, counts, show=_count)]
+        parts += [
+            f"<h3>Bytes in the log {by}</h3>",
+            svg.columns_chart(axis, times, sizes, show=_bytes, colour=svg.COLOURS[2]),
+        ]
+        for title, member, show in (
+            (f"Size of bodies {by}", "body_size", _bytes),
+            (f"Delay {by}", "delay_ms", _milliseconds),
+        ):
+            series = {about(which): [getattr(one, member)[which] for one in steps] for which in ("p50", "p95", "p99")}
+            parts += [f"<h3>{title}</h3>", svg.lines_chart(axis, times, series, show=show)]
     for title, groups, column, colour in (
         ("Messages by queue", queues, "queue_id", svg.COLOURS[0]),
         ("Messages by tag", tags, "tag", svg.COLOURS[1]),
@@ -82,11 +82,16 @@ def _table(first: str, groups: Sequence[tuple[str, Group]]) -> str:
     rows = ["".join(f"<th>{escape(head)}</th>" for head in heads)]
     for name, one in groups:
         cells = [name, _count(one.messages), _bytes(one.log_bytes)]
-        cells += [_bytes(one.body_size[which]) for which in ("p50", "p95", "p99")]
-        cells += [_milliseconds(one.delay_ms[which]) for which in ("p50", "p95", "p99")]
-        cells.append(_count(one.distinct_keys))
+        cells += [about(_bytes(one.body_size[which])) for which in ("p50", "p95", "p99")]
+        cells += [about(_milliseconds(one.delay_ms[which])) for which in ("p50", "p95", "p99")]
+        cells.append(about(_count(one.distinct_keys)) if one.with_key else _count(0))
         rows.append("".join(f"<td>{escape(cell)}</td>" for cell in cells))
     return "<table>" + "".join(f"<tr>{row}</tr>" for row in rows) + "</table>"
+
+
+def _unit(step_ms: int) -> str:
+    unit, name = next((unit, name) for unit, name in _UNITS if step_ms >= unit)
+    return name if step_ms == unit else f"{step_ms // unit} {name}s"
 
 
 def _name(value: object) -> str:

@@ -9,14 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from commitmq import hookimpl
-from commitmq.config import setting
-from commitmq.hookspecs import ConfigSection, DispatcherSpec
+from commitmq.plugin import ConfigSection, DispatcherSpec, hookimpl, setting
 
 if TYPE_CHECKING:
     import click
 
-    from commitmq.config import NodeConfig
+    from commitmq.plugin import NodeConfig
 
 COMMITMQ_HOOK_API = 1
 

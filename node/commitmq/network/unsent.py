@@ -1,6 +1,6 @@
 """Answers that ZeroMQ still holds because their client does not read: counted, so that they can be bounded.
 
-A ROUTER must not block for one slow peer, so its queues have no high-water mark; without this count a client that asks
+A ROUTER must not block for one slow peer, and its queues count answers, not bytes; without this count a client that asks
 and never reads could make a node hold any amount of memory.
 
 What tells that an answer has left is a tracker on its last frame, which costs a hand-over between threads. Answers to
@@ -15,17 +15,19 @@ from typing import Final
 
 from zmq import MessageTracker
 
-MAX_CLIENT_BYTES: Final = 64 * 1024 * 1024
-MAX_TOTAL_BYTES: Final = 512 * 1024 * 1024
 _TRACK_BYTES: Final = 1024 * 1024
 _MAX_UNTRACKED_CLIENTS: Final = 4_096
+# One client gets a quarter of what there is at most, and no more than what is free: n clients that never read end up with
+# 1/(n+1) each, and so much is left for the others. Who has nothing yet may go beyond the whole by this share.
+_CLIENT_SHARE: Final = 4
+_NEWCOMERS_SHARE: Final = 4
 
 
 class UnsentAnswers:
     """Bytes handed to ZeroMQ and not yet out, by client."""
 
-    def __init__(self, max_client_bytes: int = MAX_CLIENT_BYTES, max_total_bytes: int = MAX_TOTAL_BYTES) -> None:
-        self._max_client_bytes = max_client_bytes
+    def __init__(self, max_total_bytes: int) -> None:
+        self._max_client_bytes = max_total_bytes // _CLIENT_SHARE
         self._max_total_bytes = max_total_bytes
         self._answers: dict[bytes, deque[tuple[MessageTracker, int]]] = {}
         self._bytes: dict[bytes, int] = {}
@@ -57,12 +59,26 @@ class UnsentAnswers:
 
     def is_over(self, client: bytes) -> bool:
         """Whether ``client`` must read before it gets more."""
-        if self._bytes.get(client, 0) >= self._max_client_bytes:
-            self._settle(client)
-        if self._total >= self._max_total_bytes:
+        if not self._total:
+            return False
+        if self._breaks(client):
             for one in list(self._answers):
                 self._settle(one)
-        return self._bytes.get(client, 0) >= self._max_client_bytes or self._total >= self._max_total_bytes
+        return self._breaks(client)
+
+    def worst(self) -> bytes | None:
+        """The client that holds most; None when none holds anything."""
+        return max(self._bytes, key=self._bytes.__getitem__, default=None)
+
+    def holds(self, client: bytes) -> int:
+        """Bytes of ``client`` as of the last look."""
+        return self._bytes.get(client, 0)
+
+    def _breaks(self, client: bytes) -> bool:
+        held = self._bytes.get(client, 0)
+        if not held:
+            return self._total >= self._max_total_bytes + self._max_total_bytes // _NEWCOMERS_SHARE
+        return held >= min(self._max_client_bytes, self._max_total_bytes - self._total)
 
     def _settle(self, client: bytes) -> None:
         answers = self._answers.get(client)

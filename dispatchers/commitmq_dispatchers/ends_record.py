@@ -1,0 +1,104 @@
+"""When the ConsumeQueue dispatcher writes down which queues there are and where they end (:mod:`commitmq.store.queue_ends`).
+
+What is written down must be on the device already: a start takes a queue that ends before its record for damaged. So the
+ends are taken at one place of the log and kept until everything below it is durable.
+
+While messages are dispatched a thread writes the record, for the sake of those who wait for messages: a sync takes as long
+as the device likes. One thread at a time, and whoever is about to make a record wrong waits for it first.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from commitmq.errors import StoreError
+from commitmq.hookspecs import DispatcherView
+from commitmq.store import queue_ends
+from commitmq.store.batch_consume_queue import BatchConsumeQueue
+from commitmq.store.consume_queue import ConsumeQueue
+from commitmq.store.queue_ends import QueueEnds
+
+# A start after a crash dispatches again what is behind the record: a fraction of a second's work.
+_INTERVAL_BYTES: Final = 64 << 20
+# With many queues a record takes longer: 4 KiB of the log for each keep its share of the time small.
+_INTERVAL_BYTES_A_QUEUE: Final = 4096
+
+Queues = Callable[[], Iterable[ConsumeQueue | BatchConsumeQueue]]
+
+
+class EndsRecord:
+    """The record of one dispatcher's queues. A record that cannot be written is a warning: a start then does without."""
+
+    def __init__(self, view: DispatcherView, queues: Queues) -> None:
+        self._path = view.layout.queue_ends
+        self._log = view.log
+        self._commit_log = view.commit_log
+        self._queues = queues
+        self._taken = -1
+        self._interval = _INTERVAL_BYTES
+        self._waiting: QueueEnds | None = None
+        self._writer: threading.Thread | None = None
+
+    def opened(self, position: int) -> None:
+        """All queues were opened, and cut at ``position``."""
+        self._take(position)
+
+    def flushed(self, position: int, durable: int) -> None:
+        """The queues have everything below ``position``, and on the device everything below ``durable``."""
+        if self._writer is not None and self._writer.is_alive():
+            return
+        if self._waiting is not None and durable >= self._waiting.position:
+            self._save_behind()
+        elif self._waiting is None and position - self._taken >= self._interval:
+            self._take(position)
+            if durable >= position:
+                self._save_behind()
+
+    def closed(self, position: int, durable: int) -> None:
+        """The stop: nothing is appended any more."""
+        self.settle()
+        if durable >= position:
+            self._take(position)
+            self._save(self._taken_out())
+
+    def expires(self, min_offset: int) -> None:
+        """Files whose last unit points below ``min_offset`` are about to go. Raises StoreError: then they must stay."""
+        if any(0 <= queue.first_byte < queue.end_byte - queue.file_bytes for queue in self._queues()):
+            self.settle()
+            queue_ends.expect_expiry(self._path, min_offset)
+            self._waiting, self._taken = None, -self._interval  # the next record says which are left
+
+    def _take(self, position: int) -> None:
+        # Without a segment the log goes on where it ended, and begins there then.
+        log_start = self._commit_log.min_offset if self._commit_log.segments() else position
+        ends = QueueEnds.at(position, log_start, self._queues())
+        self._waiting, self._taken = ends, position
+        self._interval = max(_INTERVAL_BYTES, len(ends.queues) * _INTERVAL_BYTES_A_QUEUE)
+
+    def _taken_out(self) -> QueueEnds:
+        assert self._waiting is not None
+        ends, self._waiting = self._waiting, None
+        return ends
+
+    def _save_behind(self) -> None:
+        ends = self._taken_out()
+        self._writer = threading.Thread(target=self._save, args=(ends,), name="queue-ends", daemon=True)
+        try:
+            self._writer.start()
+        except RuntimeError:  # no room for a thread
+            self._writer = None
+            self._save(ends)
+
+    def settle(self) -> None:
+        """Wait for the thread."""
+        if self._writer is not None:
+            self._writer.join()
+            self._writer = None
+
+    def _save(self, ends: QueueEnds) -> None:
+        try:
+            ends.save(self._path)
+        except (StoreError, MemoryError) as error:
+            self._log.warning("where the queues end is not written down", error=str(error) or repr(error))

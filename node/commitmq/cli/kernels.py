@@ -1,0 +1,74 @@
+"""``commitmq kernels``: compile what runs as machine code ahead of the first start, and say where it is kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from commitmq import kernel_cache
+from commitmq.cli.node_verb import NodeVerb
+from commitmq.cli.output import json_option, print_json, print_table
+
+_store_option = click.option(
+    "--store", type=click.Path(path_type=Path, file_okay=False), help="The store whose node will need them."
+)
+
+
+@click.group()
+def kernels() -> None:
+    """Compile what runs as machine code, and say where it is kept.
+
+    A node compiles by itself what is missing; an installation for many accounts does it once, as the installation's owner.
+    """
+
+
+@kernels.command(cls=NodeVerb)
+@_store_option
+@json_option
+def warm(store: Path | None, as_json: bool) -> None:
+    """Compile all kernels unless that was done before; say where they are and how long it took."""
+    if store is not None:
+        kernel_cache.use_store(store.absolute())
+    found = kernel_cache.choose()
+    if not found.complete and not as_json:
+        click.echo(f"compiling kernels into {found.folder}; this takes up to a minute", err=True)
+    from commitmq.kernels.warm import warm as warm_all
+
+    seconds = warm_all()
+    if as_json:
+        print_json({"folder": str(found.folder), "origin": found.origin, "seconds": round(seconds, 3)})
+    else:
+        click.echo(f"kernels are in {found.folder} ({found.origin}), loaded in {seconds:.1f} s")
+
+
+@kernels.command(cls=NodeVerb)
+@_store_option
+@json_option
+def where(store: Path | None, as_json: bool) -> None:
+    """List the places for compiled kernels in the order in which they are looked at; the one in use is marked."""
+    if store is not None:
+        kernel_cache.use_store(store.absolute())
+    looked_at = kernel_cache.candidates()
+    chosen = kernel_cache.choose()
+    rows = [
+        {
+            "used": one.folder == chosen.folder,
+            "origin": one.origin,
+            "folder": str(one.folder),
+            "state": one.problem or ("complete" if one.complete else "can be written"),
+        }
+        for one in looked_at
+    ]
+    if chosen.folder not in [one.folder for one in looked_at]:
+        rows.append(
+            {"used": True, "origin": chosen.origin, "folder": str(chosen.folder), "state": "for one process only"}
+        )
+    if as_json:
+        print_json(rows)
+        return
+    print_table(
+        ("used", "place", "state", "folder"),
+        [("*" if row["used"] else "", row["origin"], row["state"], row["folder"]) for row in rows],
+        left=(0, 1, 2, 3),
+    )

@@ -1,0 +1,53 @@
+"""What a node in the foreground says to the person who started it: a few lines; everything else is in its log.
+
+The keeper is the process that was started, and it passes two descriptors through: standard output, and what was standard
+error before the log took its place. A restarted supervisor says again that it is ready.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from typing import Any, Final
+
+_STDOUT: Final = 1
+_BOLD, _RED, _PLAIN = "\033[1m", "\033[1;31m", "\033[0m"
+
+
+def console_report(errors_fd: int) -> Callable[[dict[str, Any]], None]:
+    """Takes the supervisor's reports and writes lines: to standard output, and what went wrong to ``errors_fd``."""
+
+    def report(message: dict[str, Any]) -> None:
+        for line, is_wrong in lines_of(message):
+            _write(errors_fd if is_wrong else _STDOUT, line, _RED if is_wrong else "")
+        if message["event"] == "ready":
+            _write(_STDOUT, f"node is ready at {message['admin'][0]}", _BOLD)
+
+    return report
+
+
+def lines_of(message: dict[str, Any]) -> list[tuple[str, bool]]:
+    """``(line, whether it is bad news)`` of one report, but for the last line of a node that is ready."""
+    event = message["event"]
+    if event == "info":
+        return [(str(message["message"]), False)]
+    if event == "failed":
+        return [(f"commitmq: {message['error']}", True)]
+    if event == "ready":
+        store = message["store"]
+        warnings = [(f"WARNING: {warning}", True) for warning in message["warnings"]]
+        return [*warnings, (f"store {store}; Ctrl-C stops the node, or `commitmq stop --store {store}`", False)]
+    if event == "stopped":
+        if message["clean"]:
+            return [("node stopped; everything written is flushed and dispatched", False)]
+        return [("node stopped, but not in order: its next start recovers the store", True)]
+    return []
+
+
+def _write(fd: int, line: str, style: str) -> None:
+    # The terminal may be gone; that is no reason to fail.
+    with contextlib.suppress(OSError):
+        if style and os.isatty(fd):
+            line = f"{style}{line}{_PLAIN}"
+        os.write(fd, f"{line}\n".encode(errors="replace"))

@@ -1,0 +1,99 @@
+"""Where queues end, so that no group is said to have consumed what was never stored.
+
+The coordinator reads the same ConsumeQueue files as the readers, up to the same bound, so whatever a consumer was shown lies
+below the end that is found here afterwards. An end only grows as long as its topic lives; the last one that was seen is kept,
+and files are looked at only when an offset lies behind it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import OrderedDict
+from typing import Final
+
+from commitmq.config import NodeConfig
+from commitmq.control import ControlBlock, DispatcherWord, Word
+from commitmq.errors import StoreError
+from commitmq.store.batch_queue_reader import BatchQueueReader
+from commitmq.store.commit_log import CommitLog
+from commitmq.store.layout import StoreLayout
+from commitmq.store.memory_files import MemoryTopics
+from commitmq.store.queue_reader import QueueReader
+from commitmq.store.shared_memory import memory_folder
+from commitmq.store.topic_config import (
+    QUEUE_TYPE,
+    QUEUE_TYPE_BATCH,
+    QUEUE_TYPE_SIMPLE,
+    STORAGE_MEMORY,
+    STORAGE_TYPE,
+    TopicConfig,
+)
+
+_MAX_KEPT: Final = 100_000
+_MAX_FILES: Final = 64
+
+
+class QueueEnds:
+    """One a coordinator. Changes nothing in the store."""
+
+    def __init__(self, layout: StoreLayout, config: NodeConfig, control: ControlBlock) -> None:
+        self._control = control
+        self._log = CommitLog(layout.commit_log, config.commit_log.segment_bytes, max_mapped=1)
+        self._queues = QueueReader(
+            self._log,
+            layout.consume_queue,
+            config.consume_queue.file_bytes,
+            ext_file_bytes=config.consume_queue.ext_file_bytes,
+            max_open_files=_MAX_FILES,
+        )
+        self._batches = BatchQueueReader(
+            layout.batch_consume_queue, config.consume_queue.batch_file_bytes, max_open_files=_MAX_FILES
+        )
+        self._memory = MemoryTopics(memory_folder(layout))
+        self._kept: OrderedDict[tuple[str, int, int], int] = OrderedDict()  # topic, incarnation, queue
+
+    def close(self) -> None:
+        self._queues.close()
+        self._batches.close()
+        self._memory.close()
+        self._log.close()
+
+    def forget(self, topic: str) -> None:
+        """``topic`` was deleted or changed: its files may be others by now."""
+        self._queues.forget(topic)
+        self._batches.forget(topic)
+
+    def end(self, topic: TopicConfig, queue: int, offset: int, floor: int) -> int | None:
+        """The next offset that a message of the queue will get, at least, if that decides whether ``offset`` is one; else
+        ``offset``. None when nobody can say: the queues are being made good after a crash, or cannot be read.
+
+        ``floor``: physical offset below which nothing belongs to the topic.
+        """
+        key = (topic.name, topic.incarnation, queue)
+        if self._kept.get(key, 0) >= offset:
+            return offset
+        bound = self._control.dispatcher(0, DispatcherWord.DISPATCHED)
+        in_memory = topic.attributes.get(STORAGE_TYPE) == STORAGE_MEMORY
+        # Without a supervisor nobody dispatches. After a crash more may have been shown than is dispatched again so far.
+        if not self._control.get(Word.EPOCH) or (not in_memory and bound < self._control.get(Word.RECOVERED_END)):
+            return None
+        found: tuple[int, int] | None = None
+        try:
+            if in_memory:
+                memory = self._memory.get(topic.name, topic.incarnation)
+                if memory is not None:
+                    top = memory.bound
+                    found = memory.queues.bounds(topic.name, queue, bound=top, floor=memory.floor)
+            elif topic.attributes.get(QUEUE_TYPE, QUEUE_TYPE_SIMPLE) == QUEUE_TYPE_BATCH:
+                found = self._batches.bounds(topic.name, queue, bound=bound, floor=floor)
+            else:
+                found = self._queues.bounds(topic.name, queue, bound=bound, floor=floor)
+        except (StoreError, OSError):
+            return None
+        end = 0 if found is None else found[1]
+        with contextlib.suppress(KeyError):
+            del self._kept[key]
+        self._kept[key] = end
+        if len(self._kept) > _MAX_KEPT:
+            self._kept.popitem(last=False)
+        return end

@@ -1,0 +1,84 @@
+"""What a topic may be called and be: names, attributes and their combinations, and which topics are nobody's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from commitmq.errors import InvalidMessageError, ProtocolError
+from commitmq.store.topic_config import (
+    QUEUE_TYPE,
+    QUEUE_TYPE_BATCH,
+    QUEUE_TYPE_SIMPLE,
+    STORAGE_MEMORY,
+    STORAGE_TYPE,
+)
+from commitmq.store.topic_name import is_send_forbidden, validate_topic
+
+MAX_QUEUES: Final = 4_096  # of one topic; an assignment of them all must fit a header
+PERM_LIMIT: Final = 8  # RocketMQ's valid permissions are below its priority bit (spec 1.4)
+_SYSTEM_PREFIX: Final = "rmq_sys_"
+_SYSTEM_TOPICS: Final = frozenset({"TBW102", "BenchmarkTest", "RMQ_SYS_TRACE_TOPIC"})
+
+# Attributes that RocketMQ knows (spec 1.4), and one of our own, with the values that this node serves; None: any integer.
+# RocketMQ loads a topics.json with an attribute that it does not know and keeps it: to it, a memory topic is a topic
+# without messages.
+_ATTRIBUTES: Final[Mapping[str, frozenset[str] | None]] = {
+    STORAGE_TYPE: frozenset({"log", STORAGE_MEMORY}),
+    "queue.type": frozenset({QUEUE_TYPE_SIMPLE, QUEUE_TYPE_BATCH}),
+    "cleanup.policy": frozenset({"DELETE"}),
+    # (Delayed and transactional messages would be refused, so a topic for them would promise what nobody keeps.)
+    "message.type": frozenset({"UNSPECIFIED", "NORMAL", "FIFO"}),
+    "reserve.time": None,
+}
+# What a topic's messages are kept in and how cannot change under them: fixed when the topic is made, with the defaults.
+FIXED_ATTRIBUTES: Final[Mapping[str, str]] = {
+    STORAGE_TYPE: "log",
+    QUEUE_TYPE: QUEUE_TYPE_SIMPLE,
+    "cleanup.policy": "DELETE",
+}
+# What a memory topic can be besides: plain queues of plain messages.
+_KEPT_IN_MEMORY: Final[Mapping[str, tuple[str, ...]]] = {
+    QUEUE_TYPE: (QUEUE_TYPE_SIMPLE,),
+    "message.type": ("NORMAL", "UNSPECIFIED", "FIFO"),
+}
+
+
+def is_system(name: str) -> bool:
+    """True for topics that the node or RocketMQ made for itself: nobody else creates or deletes them."""
+    return is_send_forbidden(name) or name.startswith(_SYSTEM_PREFIX) or name in _SYSTEM_TOPICS
+
+
+def check_name(name: str) -> None:
+    """ProtocolError INVALID_PARAMETER unless ``name`` is a legal topic name."""
+    try:
+        validate_topic(name)
+    except InvalidMessageError as error:
+        raise ProtocolError("INVALID_PARAMETER", str(error)) from error
+
+
+def check_attributes(attributes: Mapping[str, str]) -> None:
+    """ProtocolError INVALID_PARAMETER unless the node serves each of ``attributes``."""
+    for name, value in attributes.items():
+        if name not in _ATTRIBUTES:
+            raise ProtocolError(
+                "INVALID_PARAMETER", f"attribute {name!r} is unknown; known are {', '.join(_ATTRIBUTES)}"
+            )
+        served = _ATTRIBUTES[name]
+        if served is None:
+            try:
+                int(value)
+            except ValueError:
+                raise ProtocolError("INVALID_PARAMETER", f"attribute {name}={value!r} must be an integer") from None
+        elif value not in served:
+            raise ProtocolError(
+                "INVALID_PARAMETER", f"attribute {name}={value!r}: this node serves {', '.join(sorted(served))}"
+            )
+
+
+def check_combination(attributes: Mapping[str, str]) -> None:
+    """ProtocolError INVALID_PARAMETER for attributes that exclude each other."""
+    if attributes.get(STORAGE_TYPE) == STORAGE_MEMORY:
+        for name, kept in _KEPT_IN_MEMORY.items():
+            if attributes.get(name, kept[0]) not in kept:
+                raise ProtocolError("INVALID_PARAMETER", f"a memory topic cannot have {name}={attributes[name]}")

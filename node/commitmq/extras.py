@@ -1,0 +1,38 @@
+"""What the extra ``node`` of the package brings, and the words for a program that needs it where it is not installed.
+
+``pip install commitmq`` is the clients and the command line. A node, and whatever reads or mends a store by itself, needs the
+compiled kernels: ``pip install 'commitmq[node]'``.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+
+from commitmq.errors import MissingExtraError
+
+# What a node cannot do without. The extra also has rich, which draws progress bars; without it there are none.
+NODE_MODULES = ("numba", "llvmlite", "isal")
+
+
+def is_installed(module: str) -> bool:
+    """Whether ``module``, which has no package above it, can be imported; it is not imported here."""
+    if module in sys.modules:
+        return sys.modules[module] is not None
+    return find_spec(module) is not None
+
+
+def missing_for_node() -> list[str]:
+    """The modules of the extra ``node`` that are not installed."""
+    return [name for name in NODE_MODULES if not is_installed(name)]
+
+
+def need_node(what: str) -> None:
+    """Raise MissingExtraError, which says what is missing for ``what`` and how to install it; nothing when all is there."""
+    missing = missing_for_node()
+    if missing:
+        names = " and ".join(filter(None, (", ".join(missing[:-1]), missing[-1])))
+        verb = "is" if len(missing) == 1 else "are"
+        raise MissingExtraError(
+            f"{what} needs {names}, which {verb} not installed: pip install 'commitmq[node]'", name=missing[0]
+        )

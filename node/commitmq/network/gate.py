@@ -1,0 +1,412 @@
+"""The gate behind a port: a thread that ends connections before they can harm the process or its other clients.
+
+libzmq bounds a frame and counts whole requests. It bounds neither the connections it accepts (without a descriptor left it
+aborts the process), nor a request that has no end, nor what a hundred connections hold together. So the gate hears of each
+connection from libzmq's monitor, counts what comes (see :mod:`.connection`), and shuts down the sockets of those that break
+
+* ``network.max_connections``, and the descriptors that this process may have: connections that never asked anything go first;
+* ``network.max_client_connections``: of one address, on this host of one process;
+* ``network.first_request_timeout_ms``: connected over TCP, and nothing asked;
+* the bytes of the longest request that this port takes: more came, the receiving thread had taken all that was whole, and
+  these were not among it;
+* ``network.max_pending_bytes``: taken in and not handled, by all connections; a single one may hold half of it. What ended
+  ones left behind counts, up to half of it, and a client that has left a quarter of it gets no connection until less is left:
+  or whoever connects again and again could have any number of requests wait;
+* ``network.max_growth_bytes``: what the process has grown by while requests were not whole, beyond twice the bytes that came
+  for them. Only this sees a request of millions of empty frames, which take thirty times as much.
+
+Who takes part: the I/O thread only reads and writes; the receiving thread says what it handled (``Connection.handled``,
+``looks``, how often it found nothing left, and ``is_empty``, whether that was the last it found); the gate's thread does the
+rest. It sleeps while nothing comes, and looks every 25 ms while something does: each connection wakes it once, and is armed
+again by that look (``EPOLLONESHOT``). A connection that libzmq has closed is looked at once more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import itertools
+import os
+import resource
+import select
+import struct
+import threading
+import time
+from collections import Counter, deque
+from typing import Final
+
+import zmq
+
+from commitmq.config import NetworkConfig
+from commitmq.log import Log
+from commitmq.network import routing_ids
+from commitmq.network.connection import Connection
+
+_LOOK_S: Final = 0.025
+# A look at thousands of connections must not take the process's time: it pauses for so many times what it took of the
+# processor, and not for long, as a client sends more than a gigabyte a second.
+_REST: Final = 20
+_LONGEST_REST_S: Final = 0.1
+_LEFT_OF_CLIENT: Final = 4
+_PAGE_BYTES: Final = resource.getpagesize()
+_EVENTS: Final = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
+_ARMED: Final = select.EPOLLIN | select.EPOLLONESHOT
+# Descriptors that are not for connections: half of few, this many of many. libzmq accepts some before the gate hears of them,
+# and its listener of a Unix socket ends the process where none is left.
+_OTHER_FILES: Final = 512
+_NEWCOMER_S: Final = 1.0
+_SCAN: Final = 1_000
+# Automatic ids may be given out before the gate has heard of their connections.
+_UNHEARD: Final = 4_096
+_LOG_INTERVAL_S: Final = 1.0
+_TRIM_S: Final = 0.5
+
+
+def raise_descriptor_limit() -> int:
+    """Let this process have as many descriptors as the system allows it; returns that."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+    return (1 << 20) if soft == resource.RLIM_INFINITY else soft
+
+
+class Gate:
+    """The connections of one ROUTER. ``max_request_bytes``: of the longest request that it takes, frames and all.
+
+    ``first_number`` is the number of the first automatic id that clients can get.
+    """
+
+    def __init__(
+        self, config: NetworkConfig, log: Log, router: zmq.Socket[bytes], *, max_request_bytes: int, first_number: int
+    ) -> None:
+        self._config = config
+        self._log = log
+        self._max_request_bytes = max_request_bytes
+        # Whatever is configured: one connection must be able to send the longest request.
+        self._max_pending_bytes = max(config.max_pending_bytes, 2 * max_request_bytes)
+        self._first_number = first_number
+        descriptors = raise_descriptor_limit()
+        used = len(os.listdir("/proc/self/fd"))
+        reserve = min(_OTHER_FILES, descriptors // 2)
+        # Each takes two descriptors, libzmq's and the gate's.
+        self.max_connections = max(8, min(config.max_connections, (descriptors - used - reserve) // 2))
+        # The receiving thread's: who asked something, by routing id; how often it found nothing left to receive, and whether
+        # it did so last.
+        self.peers: dict[bytes, Connection] = {}
+        self.looks = 0
+        self.is_empty = True
+        self.ended: Counter[str] = Counter()
+        self._connections: dict[int, Connection] = {}
+        self._watched: dict[int, Connection] = {}
+        # What is closed and not handled yet: by id, and how many bytes a client has so.
+        self._leaving: dict[bytes, Connection] = {}
+        self._left: Counter[str] = Counter()
+        # Those that have asked something before the gate heard of them, by descriptor; with the lock, as both threads write.
+        self._unheard: dict[int, Connection] = {}
+        self._meeting = threading.Lock()
+        self._held: set[Connection] = set()
+        self._accepted = 0
+        self._of_client: Counter[str] = Counter()
+        self._silent: deque[Connection] = deque()
+        self._to_end: deque[tuple[Connection, str, str]] = deque()
+        self._next_line_s = self._trim_s = 0.0
+        self._seen_looks = -1
+        self._counting_s = 0.0
+        self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+        self._low = self._private_bytes()
+        address = f"inproc://gate-{id(self)}"
+        router.monitor(address, _EVENTS)
+        self._monitor: zmq.Socket[bytes] = router.context.socket(zmq.PAIR)
+        # A monitor whose queue is full stops the I/O thread.
+        self._monitor.setsockopt(zmq.RCVHWM, 0)
+        self._monitor.connect(address)
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._arrivals = select.epoll()
+        # libzmq's signal to the receiving thread: what is flushed to an empty queue sets it.
+        self._signals = select.poll()
+        self._signals.register(int(router.getsockopt(zmq.FD)), select.POLLIN)
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="gate", daemon=True)
+        self._thread.start()
+
+    def __len__(self) -> int:
+        """Connections that there are."""
+        return len(self._connections)
+
+    # ------------------------------------------------------------ the receiving thread's side
+
+    def meet(self, identity: bytes, frame: zmq.Frame) -> tuple[Connection, str | None]:
+        """The connection that ``frame`` came over, the first of a peer not heard of yet; and why it must not have its id."""
+        descriptor = int(frame.get(zmq.SRCFD))
+        fault = routing_ids.fault(identity, self._first_number, self._accepted + _UNHEARD)
+        with self._meeting:
+            found = self._connections.get(descriptor)
+            leaving = self._leaving.get(identity)
+            # A client may have chosen the id that it had before; libzmq never gives one again.
+            if leaving is not None and identity[:1] == b"\0":
+                return leaving, None
+            if found is None:
+                # A request may be faster than what the monitor tells. The gate then goes on with this object, or it would take
+                # the peer for one that asked nothing, and what was handled of it for a request without end.
+                found = self._unheard.get(descriptor)
+                if found is None or found.identity != identity:
+                    found = self._unheard[descriptor] = Connection(descriptor)
+            if fault is None:
+                # The last one is right: requests of a peer that has left may come after its descriptor is another one's.
+                if found.identity is not None and self.peers.get(found.identity) is found:
+                    del self.peers[found.identity]
+                found.identity = identity
+                if self._connections.get(descriptor) is found:
+                    self.peers[identity] = found
+        return found, fault
+
+    def end(self, connection: Connection, bound: str, why: str) -> None:
+        """Let the gate end ``connection`` a moment later, when it has got its answer."""
+        self._to_end.append((connection, bound, why))
+        with contextlib.suppress(OSError):
+            os.eventfd_write(self._wake, 1)
+
+    def stop(self, router: zmq.Socket[bytes]) -> None:
+        """End the thread; before ``router`` is closed."""
+        # First of all: the I/O thread would wait for a monitor that nobody reads.
+        with contextlib.suppress(zmq.ZMQError):
+            router.monitor(None, 0)
+        self._stopping = True
+        os.eventfd_write(self._wake, 1)
+        self._thread.join()
+        self._monitor.close(0)
+        for connection in self._connections.values():
+            connection.close()
+        self._arrivals.close()
+        os.close(self._wake)
+        os.close(self._statm)
+
+    # ------------------------------------------------------------ the thread
+
+    def _run(self) -> None:
+        try:
+            self._turns()
+        except Exception as error:
+            # Without its gate the process would be open to everybody: whoever looks at the log must see it.
+            self._log.exception("the gate failed: this process's port is not guarded any more", error=repr(error))
+
+    def _turns(self) -> None:
+        poller = select.poll()
+        monitor = int(self._monitor.getsockopt(zmq.FD))
+        arrivals = self._arrivals.fileno()
+        for descriptor in (monitor, self._wake, arrivals):
+            poller.register(descriptor, select.POLLIN)
+        look_at: float | None = None
+        rest_s = _LOOK_S
+        while not self._stopping:
+            # The monitor's descriptor only tells of changes: it is read until nothing is left, before each sleep.
+            self._hear()
+            now = time.monotonic()
+            if look_at is not None and now >= look_at:
+                look_at = now + rest_s if self._look(now) else None
+                rest_s = min(max(_LOOK_S, _REST * self._counting_s), _LONGEST_REST_S)
+                if look_at is None:
+                    poller.register(arrivals, select.POLLIN)
+            self._end_silent(now)
+            due = [at for at in (look_at, self._silent_due_s()) if at is not None]
+            timeout_ms = max(0, int((min(due) - time.monotonic()) * 1000) + 1) if due else None
+            for descriptor, _ in poller.poll(timeout_ms):
+                if descriptor == self._wake:
+                    os.eventfd_read(self._wake)
+                if descriptor != monitor and look_at is None:
+                    look_at = time.monotonic() + _LOOK_S
+                    poller.unregister(arrivals)
+
+    def _hear(self) -> None:
+        while True:
+            try:
+                event, _ = self._monitor.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            kind, descriptor = struct.unpack("=HI", event)
+            if kind == zmq.EVENT_ACCEPTED:
+                self._accept(descriptor)
+            else:
+                self._drop(descriptor)
+
+    def _accept(self, descriptor: int) -> None:
+        self._accepted += 1
+        if descriptor in self._connections:
+            self._drop(descriptor)
+        with self._meeting:
+            connection = self._unheard.pop(descriptor, None)
+            if connection is None or connection.accepted_s < time.monotonic() - _NEWCOMER_S:
+                connection = Connection(descriptor)  # or it would be what a peer left that came and went
+            self._connections[descriptor] = connection
+            if connection.identity is not None:
+                self.peers[connection.identity] = connection
+        try:
+            own = connection.open()
+            self._arrivals.register(own, _ARMED)
+        except OSError as error:
+            # It has ended already, as the next event says; or nobody could guard it.
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                connection.refuse()
+                self._tell_end(connection, "max_connections", "no descriptor is left to guard it")
+            return
+        self._watched[own] = connection
+        self._of_client[connection.client] += 1
+        self._silent.append(connection)
+        left = self._left[connection.client] if self._left else 0
+        if left > self._max_pending_bytes // _LEFT_OF_CLIENT:
+            why = f"{left} bytes that former connections of this client sent wait to be handled"
+            self._end(connection, "max_pending_bytes", why)
+        elif self._of_client[connection.client] > self._config.max_client_connections:
+            bound = "max_client_connections"
+            self._end(connection, bound, f"more than {self._config.max_client_connections} of one client")
+        elif len(self._connections) > self.max_connections:
+            self._make_room(connection)
+
+    def _make_room(self, newest: Connection) -> None:
+        """End the one connected longest of those that asked nothing, or the newest."""
+        before = time.monotonic() - _NEWCOMER_S
+        for one in itertools.islice(self._silent, _SCAN):
+            if one.accepted_s > before:
+                break
+            if one.identity is None and not one.ended:
+                newest = one
+                break
+        self._end(newest, "max_connections", f"more than {self.max_connections} connections")
+
+    def _drop(self, descriptor: int) -> None:
+        connection = self._connections.pop(descriptor, None)
+        if connection is None:
+            return
+        own = connection.own
+        if own is not None:
+            # Before it is closed: as long as libzmq's is open the kernel would go on telling of it.
+            with contextlib.suppress(OSError):
+                self._arrivals.unregister(own)
+            self._watched.pop(own, None)
+        connection.close()
+        connection.ended = True
+        connection.judge(time.monotonic(), all_taken=False)
+        with self._meeting:
+            if connection.identity is not None and self.peers.get(connection.identity) is connection:
+                del self.peers[connection.identity]
+            if connection.pending and connection.identity is not None:
+                self._leaving[connection.identity] = connection
+        if connection.pending:
+            self._held.add(connection)
+            self._left[connection.client] += connection.pending
+        if connection.client:
+            self._of_client[connection.client] -= 1
+            if not self._of_client[connection.client]:
+                del self._of_client[connection.client]
+
+    def _end(self, connection: Connection, bound: str, why: str) -> None:
+        if connection.ended:
+            return
+        connection.end()
+        self._tell_end(connection, bound, why)
+
+    def _tell_end(self, connection: Connection, bound: str, why: str) -> None:
+        self.ended[bound] += 1
+        now = time.monotonic()
+        self._trim_s = now + _TRIM_S
+        if now >= self._next_line_s:
+            # One line a second: whoever breaks a bound a thousand times must not fill the log.
+            self._next_line_s = now + _LOG_INTERVAL_S
+            self._log.warning(
+                "connection ended", bound=bound, why=why, client=connection.client, in_all=sum(self.ended.values())
+            )
+
+    # ------------------------------------------------------------ silent ones
+
+    def _silent_due_s(self) -> float | None:
+        return self._silent[0].accepted_s + self._config.first_request_timeout_ms / 1000 if self._silent else None
+
+    def _end_silent(self, now: float) -> None:
+        silent = self._silent
+        timeout_s = self._config.first_request_timeout_ms / 1000
+        while silent and (silent[0].ended or silent[0].accepted_s + timeout_s <= now):
+            one = silent.popleft()
+            # The node's own processes connect to each other before they have something to say.
+            if one.identity is None and not one.ended and not one.is_local:
+                self._end(one, "first_request_timeout_ms", f"nothing was asked for {timeout_s:g} s")
+
+    # ------------------------------------------------------------ what came
+
+    def _look(self, now: float) -> bool:
+        """Count what came since the last look and end who holds too much; False when nothing came and nothing is held."""
+        while self._to_end:
+            one, bound, why = self._to_end.popleft()
+            # Perhaps its descriptor was not known of when it spoke.
+            self._end(self._connections.get(one.descriptor, one), bound, why)
+        began = time.thread_time()
+        arrived = self._arrivals.poll(0, max(1, len(self._connections)))
+        active = {own: self._watched[own] for own, _ in arrived if own in self._watched}
+        for own, connection in active.items():
+            with contextlib.suppress(OSError):
+                connection.look()
+                self._arrivals.modify(own, _ARMED)
+        self._counting_s = time.thread_time() - began
+        looks = self.looks
+        all_taken = looks != self._seen_looks or (self.is_empty and not self._signals.poll(0))
+        self._seen_looks = looks
+        self._held.update(active.values())
+        for connection in self._held.difference(active.values()):
+            connection.grown = 0
+        for connection in self._held:
+            connection.judge(now, all_taken=all_taken)
+        self._held = {one for one in self._held if one.is_held}
+        self._count_left()
+        self._bound_requests()
+        self._bound_pending()
+        self._bound_growth(now)
+        return bool(active or self._held or self._to_end or self._trim_s)
+
+    def _count_left(self) -> None:
+        if not self._left:
+            return
+        closed = [one for one in self._held if one.closed]
+        self._left.clear()
+        for one in closed:
+            self._left[one.client] += one.pending
+        with self._meeting:
+            self._leaving = {one.identity: one for one in closed if one.identity is not None}
+
+    def _bound_requests(self) -> None:
+        for one in self._held:
+            if not one.closed and one.unfinished > self._max_request_bytes:
+                why = f"a request of more than {self._max_request_bytes} bytes, {one.unfinished} so far"
+                self._end(one, "max_frame_bytes", why)
+
+    def _bound_pending(self) -> None:
+        most = self._max_pending_bytes // 2
+        limit = self._max_pending_bytes - min(self._left.total(), most)
+        alive = [one for one in self._held if not one.ended]
+        total = sum(one.pending for one in alive)
+        for one in sorted(alive, key=lambda one: (one.unfinished, one.pending), reverse=True):
+            if total > limit or one.pending > most:
+                self._end(one, "max_pending_bytes", f"{one.pending} of {total} bytes that wait to be handled are its")
+                total -= one.pending
+
+    def _bound_growth(self, now: float) -> None:
+        private = self._private_bytes()
+        unfinished = [one for one in self._held if one.unfinished and not one.ended]
+        if not self._held:
+            if self._trim_s and now >= self._trim_s:
+                # What libzmq gave back lies in the heap, and would count as growth.
+                self._trim_s = 0.0
+                ctypes.CDLL(None).malloc_trim(0)
+                private = self._private_bytes()
+            self._low = private
+            return
+        self._low = min(self._low, private)
+        growth = private - self._low
+        if unfinished and growth - 2 * sum(one.pending for one in self._held) > self._config.max_growth_bytes:
+            worst = max(unfinished, key=lambda one: (one.grown, one.pending))
+            self._end(worst, "max_growth_bytes", f"the process grew by {growth} bytes while requests had no end")
+
+    def _private_bytes(self) -> int:
+        _, resident, shared, *_ = os.pread(self._statm, 128, 0).split()
+        return (int(resident) - int(shared)) * _PAGE_BYTES

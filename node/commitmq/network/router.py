@@ -1,0 +1,198 @@
+"""The ROUTER behind each port of the node, with its gate.
+
+Its limits: a frame's bytes (libzmq ends the connection of a larger one), 64 whole requests that wait of one connection,
+frames of one request, answers that wait, and what :mod:`.gate` bounds.
+
+``ROUTER_HANDOVER`` is on: a connection that comes with the id of another one takes its place. Off, libzmq would ignore the
+newcomer and keep what it sent for ever, also after it has gone (4 connections and 60 requests of 1 MB each: 236 MB that
+nothing gives back), so that anybody could fill the process. What makes it safe is that an id cannot be guessed, see
+:mod:`.routing_ids`. It also lets a client that lost its connection come back at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+from typing import Any, Final, cast
+
+import zmq
+
+from commitmq import ports
+from commitmq.client import wire
+from commitmq.config import NetworkConfig
+from commitmq.log import Log
+from commitmq.network import routing_ids
+from commitmq.network.connection import Connection
+from commitmq.network.gate import Gate
+from commitmq.network.unsent import UnsentAnswers
+
+MAX_FRAMES: Final = 1_024
+# What ZeroMQ writes before each frame.
+FRAME_HEAD_BYTES: Final = 9
+# Twice the longest header: a longer one is answered up to here, and ends the connection beyond.
+_MAX_HEADER_FRAME_BYTES: Final = 2 * wire.MAX_HEADER_BYTES
+_BUSY_RETRY_MS: Final = 50
+_BACKLOG: Final = 1_024
+_WAITING_REQUESTS: Final = 64
+_numbers = itertools.count(1)
+
+
+class Router(zmq.Socket[bytes]):
+    """Made by :func:`open_router`; ``gate`` guards it."""
+
+    gate: Gate
+    unsent: UnsentAnswers
+
+    def recv_multipart(self, flags: int = 0, copy: bool = True, track: bool = False) -> list[Any]:
+        """The next request: routing id, header, payload. What is refused for its sender's id is never returned."""
+        gate = self.gate
+        while True:
+            try:
+                identity = self.recv(flags)
+            except zmq.Again:
+                gate.looks += 1
+                gate.is_empty = True
+                raise
+            gate.is_empty = False
+            connection = gate.peers.get(identity)
+            if connection is None:
+                first = self.recv(flags, copy=False)
+                connection = self.meet(identity, first)
+                frames: list[bytes] = [identity, first.bytes]
+            else:
+                frames = [identity, self.recv(flags)]
+            while self.getsockopt(zmq.RCVMORE):
+                if len(frames) > MAX_FRAMES:
+                    self.skip_rest(identity, connection)
+                    break
+                frames.append(self.recv(flags))
+            if connection is None:
+                continue
+            connection.handled += sum(map(len, frames)) + FRAME_HEAD_BYTES * len(frames)
+            if len(self.unsent) and self.unsent.is_over(identity):
+                self._refuse_busy(identity, frames[1])
+                continue
+            return frames
+
+    def send_multipart(
+        self, msg_parts: Any, flags: int = 0, copy: bool = True, track: bool = False, **_: Any
+    ) -> zmq.MessageTracker | None:
+        """Send an answer, ``[routing id, frame, …]``, and count it until it is out."""
+        client = msg_parts[0]
+        if not self.unsent.wants_tracker(client, sum(map(len, msg_parts[1:]))):
+            return super().send_multipart(msg_parts, flags, copy)
+        self.unsent.add(client, super().send_multipart(msg_parts, flags, copy=False, track=True))
+        return None
+
+    def _refuse_busy(self, identity: bytes, header: bytes) -> None:
+        """Refuse one that does not take its answers; if those of others leave no room for it, the worst of them goes."""
+        sentence = "too many answers were not taken off the connection yet"
+        busy = wire.error(wire.request_id(header), "SYSTEM_BUSY", sentence, retry_after_ms=_BUSY_RETRY_MS)
+        with contextlib.suppress(zmq.ZMQError):
+            super().send_multipart([identity, busy], zmq.NOBLOCK)
+        worst = self.unsent.worst()
+        if worst is not None and not self.unsent.holds(identity) and (one := self.gate.peers.get(worst)) is not None:
+            why = f"{self.unsent.holds(worst)} bytes of answers were not taken, and others wait for room"
+            self.gate.end(one, "max_unsent_bytes", why)
+
+    def meet(self, identity: bytes, first: zmq.Frame) -> Connection | None:
+        """The connection of a peer that ``gate.peers`` does not have. None: its request was refused, and is to be dropped."""
+        connection, fault = self.gate.meet(identity, first)
+        if fault is None:
+            return connection
+        with contextlib.suppress(zmq.ZMQError):
+            self.send_multipart([identity, wire.error(None, "INVALID_PARAMETER", fault)], zmq.NOBLOCK)
+        self.gate.end(connection, "routing id", fault)
+        return None
+
+    def skip_rest(self, identity: bytes, connection: Connection | None) -> None:
+        """Throw the rest of a request of too many frames away, and its connection."""
+        while self.getsockopt(zmq.RCVMORE):
+            self.recv(copy=False)
+        if connection is not None:
+            self.gate.end(connection, "frames", f"a request of more than {MAX_FRAMES} frames")
+
+    def close(self, linger: int | None = None) -> None:
+        """End the gate, then the socket."""
+        if not self.closed and hasattr(self, "gate"):
+            self.gate.stop(self)
+            del self.gate
+        super().close(linger)
+
+
+def open_router(
+    context: zmq.Context[zmq.Socket[bytes]],
+    config: NetworkConfig,
+    log: Log,
+    ipc: str,
+    port: int,
+    *,
+    takes_payload: bool = False,
+    waiting_answers: int = 10_000,
+    linger_ms: int = 500,
+) -> tuple[Router, list[str]]:
+    """A ROUTER bound to ``ipc`` and to ``port`` of ``network.host`` (0: a free one); returns it and its endpoints.
+
+    ``takes_payload``: requests have more than a header. ``waiting_answers``: further ones to a peer that takes none are
+    dropped, which can only hurt itself. Raises zmq.ZMQError when an address is taken.
+    """
+    routing_ids.seed()
+    router = cast(Router, context.socket(zmq.ROUTER, socket_class=Router))
+    router.unsent = UnsentAnswers(config.max_unsent_bytes)
+    option = router.setsockopt
+    option(zmq.LINGER, linger_ms)
+    frame_bytes = config.max_frame_bytes if takes_payload else min(config.max_frame_bytes, _MAX_HEADER_FRAME_BYTES)
+    option(zmq.MAXMSGSIZE, frame_bytes)
+    option(zmq.RCVHWM, _WAITING_REQUESTS)
+    option(zmq.SNDHWM, waiting_answers)
+    option(zmq.BACKLOG, _BACKLOG)
+    option(zmq.ROUTER_HANDOVER, 1)
+    host = config.host
+    if ":" in host:
+        option(zmq.IPV6, 1)
+        host = f"[{host}]"
+    try:
+        first_number = _first_number(router)
+        router.gate = Gate(
+            config,
+            log,
+            router,
+            max_request_bytes=frame_bytes + wire.MAX_HEADER_BYTES,
+            first_number=first_number,
+        )
+        router.bind(ipc)
+        _bind_tcp(router, host, port)
+    except BaseException:
+        router.close()
+        raise
+    return router, [router.getsockopt_string(zmq.LAST_ENDPOINT), ipc]
+
+
+def _bind_tcp(router: Router, host: str, port: int) -> None:
+    """Bind ``port``, or for 0 a free one that no outgoing connection of this machine will be given meanwhile."""
+    if port == 0:
+        for free in ports.candidates():
+            try:
+                router.bind(f"tcp://{host}:{free}")
+                return
+            except zmq.ZMQError as error:
+                if error.errno != errno.EADDRINUSE:
+                    raise
+    router.bind(f"tcp://{host}:{port or '*'}")
+
+
+def _first_number(router: Router) -> int:
+    """The number after that of the first automatic id, which a peer within this process gets and gives back."""
+    address = f"inproc://first-{os.getpid()}-{next(_numbers)}"
+    router.bind(address)
+    with router.context.socket(zmq.DEALER) as peer:
+        peer.setsockopt(zmq.LINGER, 0)
+        peer.connect(address)
+        peer.send(b"")
+        identity = zmq.Socket.recv_multipart(router)[0]
+    router.unbind(address)
+    number = routing_ids.number(identity)
+    assert number is not None
+    return number + 1

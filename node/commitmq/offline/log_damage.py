@@ -1,0 +1,169 @@
+"""What is wrong with the log of a stopped store: damage between records, and an end that is not where it must be.
+
+``store repair`` and a start judge alike: the extents of :mod:`commitmq.offline.extents` say what is no record, and the rules
+of a recovery (:mod:`commitmq.store.recovery_start`, :mod:`commitmq.store.cut_judge`) whether the log may end where it does.
+A segment that was cut short counts as one whose rest is zeros.
+"""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+
+from commitmq.errors import CorruptRecordError, CutRefusedError, OffsetOutOfRangeError, SegmentSizeError, StoreError
+from commitmq.offline.extents import Extent, extents
+from commitmq.offline.held_store import HeldStore
+from commitmq.store import abort_file
+from commitmq.store.checkpoint import Checkpoint
+from commitmq.store.commit_log import CommitLog
+from commitmq.store.cut_judge import judge, look_behind
+from commitmq.store.layout import segment_name
+from commitmq.store.mapped_file import MappedFile, MappedFileQueue, list_sizes
+from commitmq.store.recovery import scan_to_end
+from commitmq.store.recovery_start import Begin, where_to_begin
+from commitmq.store.sidecar import Sidecar
+
+_MAPS = 2
+
+
+def find_damage(store: HeldStore) -> list[Extent]:
+    """Every damaged extent of the log, in order. Changes nothing. Raises StoreError when a segment between two others is
+    missing, or is larger than the others.
+    """
+    log = open_whole(store)
+    try:
+        bases = log.segments()
+        found = [extent for base in bases for extent in extents(log, base, bases) if extent.damage]
+        short = [
+            (base, size) for base, size in list_sizes(log.folder, log.segment_bytes) if 0 < size < log.segment_bytes
+        ]
+        found += [
+            Extent(base + size, base + log.segment_bytes, "its file was cut short, and only zeros are missing", True)
+            for base, size in short
+            if not any(base <= one.start < base + log.segment_bytes for one in found)
+        ]
+        return sorted(found, key=lambda one: one.start) or _missing_end(store, log)
+    finally:
+        log.close()
+
+
+def log_end(store: HeldStore) -> int:
+    """Where the last whole record of the log ends, and the segment when only a filler follows. Raises CorruptRecordError."""
+    log = open_whole(store)
+    try:
+        return scan_to_end(log, log.min_offset).end if log.segments() else 0
+    finally:
+        log.close()
+
+
+def refuse_damage(store: HeldStore, log: CommitLog) -> None:
+    """Raise CorruptRecordError when a start would refuse to end the log where it ends now."""
+    missing = _missing_end(store, log)
+    if missing:
+        one = missing[0]
+        base = one.start - one.start % log.segment_bytes
+        raise CorruptRecordError(
+            f"{one.damage}. Nothing was changed. `commitmq store repair {store.layout.root}` shows the damage and mends it",
+            path=log.folder / segment_name(base),
+            offset=one.start - base,
+        )
+
+
+def _missing_end(store: HeldStore, log: CommitLog) -> list[Extent]:
+    """What a start would refuse to end the log at: records that were promised are not there."""
+    begin = begin_of(store, log)
+    try:
+        found = scan_to_end(
+            log, begin.start, crc_from=begin.must_have_crc_from, start_is_flushed=begin.by_sidecar
+        )  # fmt: skip
+    except CorruptRecordError as error:
+        start = int(error.path.name) + (error.offset or 0) if error.path is not None else begin.start
+        return [Extent(start, start, str(error), is_torn_end=True)]
+    newest = max(found.last_timestamp, begin.timestamp if begin.by_sidecar else 0)
+    try:
+        judge(
+            store.layout, begin, found.end, newest, log.min_offset, found.torn, look_behind(log, found.end, newest), -1
+        )
+    except CutRefusedError as error:
+        sidecar = Sidecar.load(store.layout.sidecar)
+        promised = max(found.end, begin.covered, sidecar.flushed if sidecar is not None else 0)
+        why = "the log ends here, and a start refuses that: " + str(error).partition("refused to cut the log: ")[2]
+        return [Extent(found.end, promised, why.partition(". ")[0], is_torn_end=True)]
+    return []
+
+
+def begin_of(store: HeldStore, log: CommitLog) -> Begin:
+    """Where a recovery of the store would begin, and what it would have to find."""
+    layout, config = store.layout, store.config.consume_queue
+    return where_to_begin(
+        layout,
+        log,
+        Checkpoint.load_durable(layout.checkpoint),
+        clean=not abort_file.exists(layout.abort),
+        previous=abort_file.read_token(layout.abort),
+        consume_queue_bytes=config.file_bytes,
+        batch_queue_bytes=config.batch_file_bytes,
+    )
+
+
+def short_segments(store: HeldStore) -> list[Path]:
+    """The files of segments that were cut short."""
+    folder, size = store.layout.commit_log, store.config.commit_log.segment_bytes
+    return [folder / segment_name(base) for base, found in list_sizes(folder, size) if found < size]
+
+
+def open_whole(store: HeldStore) -> CommitLog:
+    """The log, with zeros where a segment's file was cut short. Raises StoreError."""
+    folder, size = store.layout.commit_log, store.config.commit_log.segment_bytes
+    return CommitLog(folder, size, files=_Lengthened(folder, size, max_mapped=_MAPS))
+
+
+class _Lengthened(MappedFileQueue):
+    """Segments as they would be with files of full size; those that are shorter are read into memory."""
+
+    def refresh(self) -> None:
+        sizes = list_sizes(self.folder, self.file_bytes)
+        if sizes and sizes[-1][1] == 0:
+            sizes.pop()  # it was just being made, as for everybody else
+        for number, (base, size) in enumerate(sizes):
+            if size > self.file_bytes:
+                raise SegmentSizeError(
+                    f"the segment has {size} bytes, the others {self.file_bytes}", path=self.folder / segment_name(base)
+                )
+            expected = sizes[0][0] + number * self.file_bytes
+            if base != expected:
+                raise StoreError(
+                    f"segment {segment_name(expected)} is missing before {segment_name(base)}; put it back",
+                    path=self.folder,
+                )
+        self._bases = [base for base, _ in sizes]
+        self._short = {base: size for base, size in sizes if size < self.file_bytes}
+
+    def mapped(self, offset: int) -> MappedFile:
+        base = self.base_of(offset)
+        if base not in self._short:
+            return super().mapped(offset)
+        found = self._maps.get(base)
+        if found is None:
+            found = self._maps[base] = _InMemory(self.folder / segment_name(base), base, self.file_bytes)
+            self._give_up_surplus()
+        return found
+
+
+class _InMemory(MappedFile):
+    """A segment whose file is shorter than ``size``."""
+
+    def __init__(self, path: Path, base_offset: int, size: int) -> None:
+        self.path = path
+        self.base_offset = base_offset
+        self.size = size
+        self.writable = False
+        self._map = mmap.mmap(-1, size)
+        try:
+            with path.open("rb") as file:
+                at = 0
+                while data := file.read(1 << 20):
+                    self._map[at : at + len(data)] = data
+                    at += len(data)
+        except OSError as error:
+            raise OffsetOutOfRangeError(f"cannot read the segment: {error.strerror}", path=path) from error

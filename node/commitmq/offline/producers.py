@@ -1,0 +1,73 @@
+"""What is known of idempotent producers, kept from being deleted with the log's beginning (``store expire``).
+
+A running node has its writer do the same (:mod:`commitmq.workers.producers`).
+"""
+
+from __future__ import annotations
+
+import errno
+from typing import Final
+
+from commitmq.errors import StoreError
+from commitmq.store import json_config
+from commitmq.store.commit_log import CommitLog
+from commitmq.store.dispatch_batch import LogWalker
+from commitmq.store.layout import StoreLayout
+from commitmq.store.producer_replay import replay
+from commitmq.store.producer_snapshot import ProducerSnapshot
+from commitmq.store.producer_table import ProducerTable
+
+_MOST: Final = 1 << 62  # nobody is forgotten here: that is the node's to decide, by its configuration
+_WINDOW: Final = 8
+_ROWS, _BYTES = 16_384, 32 * 1024 * 1024
+
+
+def write_down_producers(layout: StoreLayout, segment_bytes: int, end: int, minimum: int) -> ProducerSnapshot | None:
+    """Have a snapshot of producers that knows the log up to ``minimum`` at least; ``end`` is the log's.
+
+    Returns it on a disk that has no room for it: then it must be saved as soon as something is deleted. Raises StoreError.
+    """
+    deleted = _deleted(layout)
+    table = _empty()
+    log = CommitLog(layout.commit_log, segment_bytes, max_mapped=2)
+    try:
+        at = log.min_offset
+        try:
+            found = ProducerSnapshot.load(layout.producers)
+            if found is None or minimum <= found.position <= end:
+                return None  # a store without a snapshot has no producers
+            table.load_bytes(found.table, deleted)
+            at = found.position if at <= found.position <= end else at
+        except StoreError:
+            table = _empty()
+        walker = LogWalker(log, max_rows=_ROWS, max_bytes=_BYTES)
+        while at < end:
+            batch = walker.walk(at, end)
+            replay(table, batch, deleted)
+            at = batch.end
+        walker.release()
+    finally:
+        log.close()
+    return _saved(layout, ProducerSnapshot(end, table.to_bytes()))
+
+
+def _empty() -> ProducerTable:
+    return ProducerTable(max_entries=_MOST, window=_WINDOW, expiry_ms=_MOST)
+
+
+def _deleted(layout: StoreLayout) -> dict[str, int]:
+    found = json_config.load(layout.own / "deleted_topics.json") or {}
+    return {str(name): int(offset) for name, offset in found.items()}
+
+
+def _saved(layout: StoreLayout, snapshot: ProducerSnapshot) -> ProducerSnapshot | None:
+    try:
+        snapshot.save(layout.producers)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return snapshot
+        raise StoreError(
+            f"cannot write down what is known of producers, so nothing is deleted: {error.strerror}",
+            path=layout.producers,
+        ) from error
+    return None

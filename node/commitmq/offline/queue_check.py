@@ -1,0 +1,199 @@
+"""The ConsumeQueues at a start: are the files there that were, and does each queue end where it did?
+
+Bounded work. With the node's own record (:mod:`commitmq.store.queue_ends`) each queue is opened as its dispatcher will open
+it, and must be found to end where it ended at the record's position; no file may be missing at its beginning or between
+two others. Units behind that position are dispatched again, so they need no look. Without a record, because RocketMQ used
+the store last or an older version did, the queues of records at both ends of the log are compared with these.
+
+What is inside of files is not read: that is ``store verify``'s work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from commitmq.errors import StoreError
+from commitmq.offline.rebuild_pieces import units_of
+from commitmq.offline.store_view import StoreView
+from commitmq.offline.verify_queues import BATCH, Queue, locate
+from commitmq.store import queue_ends
+from commitmq.store.batch_consume_queue import BatchConsumeQueue
+from commitmq.store.consume_queue import UNIT, ConsumeQueue
+from commitmq.store.fd_cache import FdCache
+from commitmq.store.format import UNIT_BYTES
+from commitmq.store.log_proof import LogProof
+from commitmq.store.queue_ends import QueueEnd, QueueEnds
+from commitmq.store.queue_files import list_queues
+
+Progress = Callable[[str, int, int, str], None]
+
+_FEW_FILES: Final = 8
+_QUEUES_A_REPORT: Final = 64
+_SAMPLE_BYTES: Final = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A queue whose files are not what they were, and why that is known."""
+
+    topic: str
+    queue_id: int
+    folder: Path
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.topic} queue {self.queue_id} [{self.folder}]: {self.why}"
+
+
+def find_losses(view: StoreView, ends: QueueEnds | None, limit: int, progress: Progress) -> list[Loss]:
+    """Queues that must be made anew from the log before anybody appends to them. Changes nothing.
+
+    ``limit``: every record that begins below has its unit; what lies behind is dispatched again. ``ends``: the record, if
+    it is known that nobody else used the store since. Raises StoreError when the log cannot be read.
+    """
+    check = _Check(view, limit, progress)
+    try:
+        known = {} if ends is None else {(end.kind, end.topic, end.queue_id): end for end in ends.queues}
+        losses = check.recorded(known, ends) if ends is not None else []
+        losses += check.unrecorded(known)
+        if ends is None:
+            losses += check.samples()
+    finally:
+        check.close()
+    return list({(loss.folder): loss for loss in reversed(losses)}.values())[::-1]
+
+
+class _Check:
+    def __init__(self, view: StoreView, limit: int, progress: Progress) -> None:
+        self._view = view
+        self._limit = limit
+        self._progress = progress
+        self._fds = FdCache(_FEW_FILES)
+        self._proof = LogProof(view.layout.commit_log, view.segment_bytes)
+        self._roots = {queue_ends.PLAIN: view.layout.consume_queue, queue_ends.BATCH: view.layout.batch_consume_queue}
+
+    def close(self) -> None:
+        self._fds.close()
+        self._proof.close()
+
+    def _opened(self, kind: int, topic: str, queue_id: int, limit: int) -> ConsumeQueue | BatchConsumeQueue:
+        """The queue as its dispatcher would find it when it is to be cut at ``limit``. Raises StoreError."""
+        folder = self._roots[kind] / topic / str(queue_id)
+        config = self._view.config.consume_queue
+        if kind == queue_ends.BATCH:
+            batches = BatchConsumeQueue(folder, config.batch_file_bytes, self._fds)
+            batches.refresh_below(limit)
+            return batches
+        queue = ConsumeQueue(folder, config.file_bytes, self._fds)
+        queue.refresh(limit, proof=self._proof.of(topic, queue_id))
+        return queue
+
+    # ------------------------------------------------------------ by the record
+
+    def recorded(self, known: Mapping[tuple[int, str, int], QueueEnd], ends: QueueEnds) -> list[Loss]:
+        """Queues that are not what the record says."""
+        losses = []
+        limit = min(ends.position, self._limit)
+        for number, ((kind, topic, queue_id), end) in enumerate(known.items()):
+            if number % _QUEUES_A_REPORT == 0:
+                self._progress("comparing queues with their record", number, len(known), "queues")
+            if end.last_end <= self._view.deleted.get(topic, 0):
+                continue  # the topic was deleted since
+            why = self._difference(end, limit, ends.expires_below)
+            if why:
+                losses.append(Loss(topic, queue_id, self._roots[kind] / topic / str(queue_id), why))
+        return losses
+
+    def _difference(self, end: QueueEnd, limit: int, expires_below: int) -> str | None:
+        try:
+            queue = self._opened(end.kind, end.topic, end.queue_id, limit)
+        except StoreError as error:
+            return str(error)
+        if not queue.has_files:
+            return f"its files are gone, and its next offset is {end.next_offset}"
+        if queue.first_byte > end.first and expires_below < 0:
+            return f"files are missing before the one that begins at {queue.first_byte}: it began at {end.first}"
+        if end.last_end <= limit:
+            # Nothing that it had then lies behind the limit.
+            found = queue.max_offset, queue.max_physical_offset
+            if found[0] < end.next_offset:
+                return f"its units end at offset {found[0]}, and its next offset is {end.next_offset}"
+            has_expired = found[1] < 0 and end.last_end <= expires_below  # with the file that the last unit was in
+            if found[0] == end.next_offset and found[1] != end.last_end and not has_expired:
+                return f"its last unit, {found[0] - 1}, points at another record"
+        broken = queue.broken_file()
+        return None if broken is None else f"{Path(broken).name} does not hold units of records that follow each other"
+
+    # ------------------------------------------------------------ without it
+
+    def unrecorded(self, known: Mapping[tuple[int, str, int], QueueEnd]) -> list[Loss]:
+        """Queues of which the record knows nothing, and whose files cannot be what they must be."""
+        losses = []
+        for kind, root in self._roots.items():
+            for topic, queue_id, folder in list_queues(root):
+                if (kind, topic, queue_id) in known:
+                    continue
+                try:
+                    broken = self._opened(kind, topic, queue_id, self._limit).broken_file()
+                    why = "" if broken is None else f"{Path(broken).name} does not hold units that follow each other"
+                except StoreError as error:
+                    why = str(error)
+                if why:
+                    losses.append(Loss(topic, queue_id, folder, why))
+        return losses
+
+    def samples(self) -> list[Loss]:
+        """Queues that lack the unit of a record from the log's beginning, or from its end."""
+        view, losses = self._view, []
+        if not view.bases:
+            return []
+        newest = max(view.bases[0], self._limit - _SAMPLE_BYTES)
+        newest -= (newest - view.bases[0]) % view.segment_bytes
+        for start, end in ((view.bases[0], min(self._limit, view.bases[0] + _SAMPLE_BYTES)), (newest, self._limit)):
+            for queue, kind, number, physical_offset in self._sample(start, end):
+                why = self._unit_missing(queue, kind, number, physical_offset)
+                if why:
+                    root = self._roots[queue_ends.BATCH if kind == BATCH else queue_ends.PLAIN]
+                    losses.append(Loss(*queue, root / queue[0] / str(queue[1]), why))
+        return losses
+
+    def _sample(self, start: int, end: int) -> Iterator[tuple[Queue, int, int, int]]:
+        """Of each queue, the first and the last record in [start, end): queue, kind, queue offset, physical offset."""
+        first: dict[tuple[Queue, int], tuple[int, int]] = {}
+        last: dict[tuple[Queue, int], tuple[int, int]] = {}
+        log = self._view.open_log()
+        walker = self._view.walker(log)
+        position = start
+        while position < end:
+            batch = walker.walk(position, end)
+            for queue, kind, number, units in units_of(self._view, batch):
+                if queue[0] not in self._view.batch_topics:
+                    continue  # deleted by RocketMQ, or a light queue that it may be told not to fill
+                places = (np.frombuffer(units, UNIT) if kind != BATCH else units)["physical_offset"]
+                first.setdefault((queue, kind), (number, int(places[0])))
+                last[queue, kind] = (number + len(places) - 1, int(places[-1]))
+            position = batch.end
+            self._progress("comparing samples of the log with the queues", position - start, end - start, "bytes")
+        walker.release()
+        log.close()
+        for found in (first, last):
+            for (queue, kind), (number, place) in found.items():
+                yield queue, kind, number, place
+
+    def _unit_missing(self, queue: Queue, kind: int, number: int, physical_offset: int) -> str | None:
+        """Why the unit of a record is missing; None when it is there, or the queue was made anew behind that record."""
+        try:
+            found = self._opened(queue_ends.BATCH if kind == BATCH else queue_ends.PLAIN, *queue, self._limit)
+        except StoreError:
+            return None  # told by :meth:`unrecorded`
+        is_behind = found.max_physical_offset <= physical_offset
+        if kind == BATCH:
+            is_before = found.first_byte > 0 and locate(self._roots[queue_ends.BATCH], queue, physical_offset) < 0
+        else:
+            is_before = number * UNIT_BYTES < found.first_byte
+        return f"the record at physical offset {physical_offset} has no unit" if is_behind or is_before else None

@@ -1,0 +1,154 @@
+"""The tcp ports of a node: a fixed block behind ``network.port``, one port for each process that clients talk to.
+
+    +0         admin: what clients are given; the others they learn from it
+    +1         writer
+    +2         coordinator
+    +3         cleanup
+    +4 +5 +6   dispatchers of ConsumeQueues, index and memory topics
+    +7         reader-0; reader-1 to reader-15 take +8 to +22
+    +23 ...    dispatchers of plugins, up to +35
+
+With ``network.port=0`` every process takes a free port, and the same one again after its death. It lies outside of the range
+from which the kernel serves outgoing connections: else one of those, even a client's that looks for this very process, could
+have it when the process comes back. Nodes whose blocks do not overlap run side by side; a node without plugins and with one
+reader needs the first eight.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import random
+import socket
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from commitmq.config import NodeConfig
+
+PORTS: Final = 36
+"""How many ports a block has."""
+
+_OFFSETS: Final = {"admin": 0, "writer": 1, "coordinator": 2, "cleanup": 3}
+_FIRST_DISPATCHER: Final = 4
+_BUILT_IN_DISPATCHERS: Final = 3
+_FIRST_READER: Final = 7
+_FIRST_PLUGIN_DISPATCHER: Final = 23
+_FREE_PORTS: Final = range(10_240, 60_000)
+_ATTEMPTS: Final = 64
+_LISTENING: Final = "0A"  # in /proc/net/tcp
+
+
+def configured_port(role: str, config: NodeConfig, slot: int = 0) -> int:
+    """The tcp port that the configuration gives ``role``; 0 for a free one, or for a role without a socket.
+
+    ``slot`` is a dispatcher's slot in the control block.
+    """
+    base = config.network.port
+    if base == 0:
+        return 0
+    if role.startswith("reader-"):
+        return base + _FIRST_READER + int(role.removeprefix("reader-"))
+    if role.startswith("dispatcher-"):
+        at = _FIRST_DISPATCHER if slot < _BUILT_IN_DISPATCHERS else _FIRST_PLUGIN_DISPATCHER - _BUILT_IN_DISPATCHERS
+        return base + at + slot
+    return base + _OFFSETS[role] if role in _OFFSETS else 0
+
+
+def port_of(role: str, config: NodeConfig, remembered: Mapping[str, int], slot: int = 0) -> int:
+    """The tcp port for ``role``: configured, else the free one it had before, else 0."""
+    return configured_port(role, config, slot) or remembered.get(role, 0)
+
+
+def candidates() -> list[int]:
+    """Ports to try, in the order in which to try them, where the configuration names none; empty: the kernel may choose.
+
+    Drawn anew by each call, so that nodes that start together do not try the same ones.
+    """
+    try:
+        with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as file:
+            first, last = map(int, file.read().split())
+    except (OSError, ValueError):
+        return []
+    outside = [port for port in _FREE_PORTS if not first <= port <= last]
+    return random.SystemRandom().sample(outside, min(_ATTEMPTS, len(outside)))
+
+
+def tcp_port(endpoints: Iterable[str]) -> int:
+    """The tcp port among ``endpoints``, 0 when there is none."""
+    for endpoint in endpoints:
+        _, _, port = endpoint.rpartition(":")
+        if endpoint.startswith("tcp://") and port.isdecimal():
+            return int(port)
+    return 0
+
+
+def advertised(endpoints: Iterable[str], config: NodeConfig) -> list[str]:
+    """``endpoints`` as clients are to be told: with ``network.advertised_host`` where there is one."""
+    host = config.network.advertised_host
+    if not host:
+        return list(endpoints)
+    host = f"[{host}]" if ":" in host else host
+    return [
+        f"tcp://{host}:{endpoint.rpartition(':')[2]}" if endpoint.startswith("tcp://") else endpoint
+        for endpoint in endpoints
+    ]
+
+
+def in_use(port: int, role: str, config: NodeConfig) -> str:
+    """The sentence for a port of the block that ``role`` needs and another program has."""
+    base = config.network.port
+    place = "network.port itself" if port == base else f"network.port + {port - base}"
+    who, needs = holder_of(port), "admin socket" if role == "admin" else role
+    return (
+        f"port {port} is in use{f' by {who}' if who else ' by another program'}, and this node's {needs} needs it ({place}; a"
+        f" node takes some of the ports {base} to {base + PORTS - 1}). End that program, or choose another block with"
+        " --set network.port=PORT"
+    )
+
+
+def is_free(host: str, port: int) -> bool:
+    """Whether nothing listens on ``port`` of ``host`` right now; True where that cannot be told."""
+    for family, kind, protocol, _, address in _addresses(host, port):
+        with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
+            # As libzmq does: what is left of closed connections is in nobody's way.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            try:
+                probe.bind(address)
+                probe.listen(1)
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE:
+                    return False
+    return True
+
+
+def holder_of(port: int) -> str:
+    """``process 4711 (nginx)``: who listens on ``port``, as far as the system lets us see; "" else."""
+    inodes = set()
+    for table in ("tcp", "tcp6"):
+        with contextlib.suppress(OSError), open(f"/proc/net/{table}", encoding="ascii") as file:
+            for line in file.readlines()[1:]:
+                fields = line.split()
+                if fields[3] == _LISTENING and int(fields[1].rpartition(":")[2], 16) == port:
+                    inodes.add(f"socket:[{fields[9]}]")
+    for pid in filter(str.isdigit, os.listdir("/proc") if inodes else ()):
+        with contextlib.suppress(OSError):
+            for fd in os.listdir(f"/proc/{pid}/fd"):
+                with contextlib.suppress(OSError):
+                    if os.readlink(f"/proc/{pid}/fd/{fd}") in inodes:
+                        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+                            return f"process {pid} ({file.read().strip()})"
+    return ""
+
+
+def _addresses(
+    host: str, port: int
+) -> list[tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[object, ...]]]:
+    """Where ``network.host`` is, as far as it is an address or a name; an interface's name is libzmq's to understand."""
+    host = "0.0.0.0" if host == "*" else host
+    try:
+        return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)  # type: ignore[return-value]
+    except OSError:
+        return []

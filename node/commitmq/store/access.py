@@ -1,0 +1,67 @@
+"""Who may read a store: its owner alone, whatever the umask, unless the store's own folder says that a group may.
+
+Messages are in the files, so files are 0600 and folders 0700. The processes of a node, the offline verbs and the tasks of
+jobs that write to a store all set their umask by :func:`umask_of`, so there is no file that somebody forgot.
+
+To share a store with a group, say so on its folder before it is first used: ``chgrp GROUP STORE; chmod 2750 STORE``. Files are
+then 0640 and folders 2750 of that group, whose members can map the log. Only the store's owner ever writes. A folder that
+is only open to others (0755, say) shares nothing: that is how folders come to be by themselves.
+
+What an earlier version or RocketMQ made keeps its permissions: another account may rely on them. The node names such folders
+when it starts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from commitmq.store.layout import StoreLayout
+
+
+def shares_with_group(root: Path) -> bool:
+    """Whether the folder ``root`` says that its group may read the store: set-group-id, and open to that group."""
+    try:
+        mode = root.stat().st_mode
+    except OSError:
+        return False
+    return bool(mode & stat.S_ISGID) and mode & 0o050 == 0o050
+
+
+def umask_of(root: Path) -> int:
+    """The umask for whoever makes files in the store at ``root``."""
+    return 0o027 if shares_with_group(root) else 0o077
+
+
+def keep_private(root: Path) -> None:
+    """Set this process's umask to the store's; for a process that does nothing else."""
+    os.umask(umask_of(root))
+
+
+@contextlib.contextmanager
+def private_files(root: Path) -> Iterator[None]:
+    """The store's umask for a while, in a process that has other work too."""
+    before = os.umask(umask_of(root))
+    try:
+        yield
+    finally:
+        os.umask(before)
+
+
+def close_own_folders(layout: StoreLayout) -> None:
+    """Close the two folders that are CommitMQ's alone to those who have no business there. Raises OSError."""
+    wanted = 0o2750 if shares_with_group(layout.root) else 0o700
+    for folder in (layout.own, layout.run):
+        folder.chmod(wanted)
+
+
+def open_folders(layout: StoreLayout) -> list[Path]:
+    """Folders of messages that accounts other than wanted can read: made by RocketMQ or by an earlier version."""
+    unwanted = umask_of(layout.root)
+    if not layout.root.stat().st_mode & unwanted & 0o011:
+        return []  # nobody comes as far
+    folders = (layout.commit_log, layout.consume_queue, layout.batch_consume_queue, layout.index, layout.config)
+    return [folder for folder in folders if folder.is_dir() and folder.stat().st_mode & unwanted & 0o055]

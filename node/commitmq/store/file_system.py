@@ -1,0 +1,31 @@
+"""What kind of file system a folder is on, by the kernel's table of mounts."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Final
+
+COPY_ON_WRITE: Final = ("bcachefs", "btrfs", "zfs")
+"""fallocate keeps space for the first write of a block there, at best; each later one takes a new block."""
+
+
+def file_system_of(folder: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str:
+    """Its type, as ``mount`` tells it; empty where that cannot be found out."""
+    try:
+        lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()
+        target = os.path.realpath(folder)
+    except OSError:
+        return ""
+    best, found = -1, ""
+    for line in lines:
+        before, _, behind = line.partition(" - ")
+        fields, kind = before.split(), behind.split()
+        if len(fields) < 5 or not kind:
+            continue
+        point = fields[4].replace("\\040", " ")
+        inside = target == point or target.startswith(point.rstrip("/") + "/")
+        # A later mount hides an earlier one at the same place.
+        if inside and len(point) >= best:
+            best, found = len(point), kind[0]
+    return found

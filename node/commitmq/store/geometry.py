@@ -1,0 +1,162 @@
+"""How large the files of a store are, by what the store itself says; sizes go by the configuration's names.
+
+    commit_log.segment_bytes          length of the segments, checked with their names: neighbours are one length apart
+    consume_queue.file_bytes          length of most of the files that were looked at, for one of them may be damaged
+    consume_queue.batch_file_bytes    the same, of BatchCQ topics
+    consume_queue.ext_file_bytes      the same, of extensions
+    index.hash_slots, max_items       by :mod:`commitmq.store.index_shape`
+
+RocketMQ makes every file at its full size (spec 1.3), so length is size, and a file of 0 bytes is one that was being made.
+What the files say goes over what ``commitmq/store.json`` remembers only for the index: it is derived, and RocketMQ or a
+person may have made it anew. A CommitLog or queues of other sizes than the store remembers are other files, or cut short.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from commitmq.store.index_format import IndexShape
+from commitmq.store.index_shape import find_shape
+from commitmq.store.layout import StoreLayout
+from commitmq.store.mapped_file import list_sizes
+from commitmq.store.store_file import StoreFile
+
+SEGMENT: Final = "commit_log.segment_bytes"
+QUEUE_FILE: Final = "consume_queue.file_bytes"
+BATCH_FILE: Final = "consume_queue.batch_file_bytes"
+EXT_FILE: Final = "consume_queue.ext_file_bytes"
+HASH_SLOTS: Final = "index.hash_slots"
+MAX_ITEMS: Final = "index.max_items"
+INDEX: Final = (HASH_SLOTS, MAX_ITEMS)
+SIZES: Final = (SEGMENT, QUEUE_FILE, BATCH_FILE, EXT_FILE, *INDEX)
+
+_UNIT_BYTES: Final = {QUEUE_FILE: 20, BATCH_FILE: 46, EXT_FILE: 1}
+_MOST_FILES: Final = 1_000  # of each kind of queue: nobody should wait until 100,000 were looked at
+_ROCKETMQ_SHAPE: Final = IndexShape(5_000_000, 20_000_000)
+
+
+@dataclass(frozen=True, slots=True)
+class Geometry:
+    """``found``: the sizes that files show, and ``shown_by`` of each a file. ``remembered``: what store.json says.
+
+    ``forgotten`` is why there is no remembered one although there is a store, "" where all is well or the store is new;
+    ``index_problem`` why the index files cannot be used.
+    """
+
+    found: Mapping[str, int]
+    shown_by: Mapping[str, str]
+    remembered: StoreFile | None
+    forgotten: str = ""
+    index_problem: str = ""
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The sizes of the store: remembered, else found; what neither says is not in it."""
+        remembered = {} if self.remembered is None else dict(self.remembered.sizes)
+        return {**self.found, **remembered, **{key: self.found[key] for key in INDEX if key in self.found}}
+
+    def disagreements(self, confirmed: Collection[str] = ()) -> list[str]:
+        """Half sentences about the files that have other sizes than the store remembers, but for those of ``confirmed``."""
+        if self.remembered is None:
+            return []
+        return [
+            f"the store remembers {key}={size}, but {self.shown_by[key]} has {self.found[key]} bytes"
+            for key, size in self.remembered.sizes.items()
+            if key not in INDEX and key not in confirmed and self.found.get(key, size) != size
+        ]
+
+
+@dataclass(slots=True)
+class _Finds:
+    sizes: dict[str, int] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
+
+    def note(self, key: str, size: int, file: str) -> None:
+        self.sizes[key], self.files[key] = size, file
+
+
+def look(layout: StoreLayout, *, index: bool = True, likely: Iterable[IndexShape] = ()) -> Geometry:
+    """What the store says of its sizes. Changes nothing, and raises nothing for damage: whoever opens the files does.
+
+    ``index``: whether to look at the index. ``likely``: shapes that its files may have, tried first.
+    """
+    remembered, forgotten = None, ""
+    try:
+        remembered = StoreFile.load(layout.store_file)
+    except ValueError as error:
+        forgotten = f"{layout.store_file} is damaged ({error})"
+    finds = _Finds()
+    _look_at_log(layout.commit_log, finds)
+    for key, folder in (
+        (QUEUE_FILE, layout.consume_queue),
+        (BATCH_FILE, layout.batch_consume_queue),
+        (EXT_FILE, layout.consume_queue_ext),
+    ):
+        _look_at_queues(folder, key, finds, None if remembered is None else remembered.sizes.get(key))
+    problem = ""
+    if index:
+        known = {} if remembered is None else remembered.sizes
+        own = [IndexShape(known[HASH_SLOTS], known[MAX_ITEMS])] if all(key in known for key in INDEX) else []
+        shape = find_shape(layout.index, [*own, *likely, _ROCKETMQ_SHAPE])
+        problem = shape.problem
+        if shape.shape is not None:
+            finds.note(HASH_SLOTS, shape.shape.hash_slots, f"{layout.index / shape.file}")
+            finds.note(MAX_ITEMS, shape.shape.max_items, f"{layout.index / shape.file}")
+    if remembered is None and not forgotten and SEGMENT in finds.sizes:
+        forgotten = f"there is no {layout.store_file}"
+    return Geometry(finds.sizes, finds.files, remembered, forgotten, problem)
+
+
+def _look_at_log(folder: Path, finds: _Finds) -> None:
+    files = [(base, size) for base, size in list_sizes(folder, 1) if size]
+    if not files:
+        return
+    size = Counter(size for _, size in files).most_common(1)[0][0]
+    if len(files) > 1:
+        # Of two lengths the one that the names are apart: a segment may have been cut short, its name was not.
+        apart = min(after - before for (before, _), (after, _) in itertools.pairwise(files))
+        if any(one == apart for _, one in files):
+            size = apart
+    base = next(base for base, one in files if one == size)
+    finds.note(SEGMENT, size, str(folder / f"{base:020d}"))
+
+
+def _look_at_queues(folder: Path, key: str, finds: _Finds, wanted: int | None) -> None:
+    """The most frequent of the lengths that units fit into; of two equally frequent ones that which is ``wanted``."""
+    lengths: Counter[int] = Counter()
+    files: dict[int, str] = {}
+    for number, (path, size) in enumerate(_queue_files(folder)):
+        if number >= _MOST_FILES:
+            break
+        if size and size % _UNIT_BYTES[key] == 0:
+            lengths[size] += 1
+            files.setdefault(size, path)
+    if lengths:
+        size = max(lengths, key=lambda one: (lengths[one], one == wanted))
+        finds.note(key, size, files[size])
+
+
+def _queue_files(folder: Path) -> Iterator[tuple[str, int]]:
+    """``(path, size)`` of files ``topic/queue/20 digits`` below ``folder``."""
+    for topic in _scan(folder):
+        for queue in _scan(topic.path):
+            for file in _scan(queue.path):
+                if len(file.name) == 20 and file.name.isascii() and file.name.isdigit():
+                    try:
+                        yield file.path, file.stat().st_size
+                    except FileNotFoundError:
+                        continue  # expired meanwhile, under a node that runs
+
+
+def _scan(folder: Path | str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except (FileNotFoundError, NotADirectoryError):
+        return []

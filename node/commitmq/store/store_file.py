@@ -1,0 +1,97 @@
+"""``commitmq/store.json``: what a store is called and how large its files are.
+
+    version     1
+    store_id    32 hex digits, random, made once by the first start: what clients and jobs tell stores apart by
+    sizes       by the configuration's names ("commit_log.segment_bytes": 67108864, ...): those its files have, or will have
+    crc32       of the members above, so that a file that was damaged does not pass for one that contradicts
+
+Written by a start whose recovery succeeded, and by nobody else: a start that was refused must not make the next one believe
+that the store has other sizes. A store without it (RocketMQ's, or one of an earlier version) is as good: sizes are found in
+the files (:mod:`commitmq.store.geometry`), and the next start writes it. A copied store folder keeps its id, as its copied
+messages keep theirs; whoever lets both copies live on as different stores removes the file from one of them.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import uuid
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from commitmq.errors import DiskFullError, StoreError
+from commitmq.store import disk
+from commitmq.store.layout import StoreLayout
+
+_VERSION: Final = 1
+_ID_DIGITS: Final = 32
+_MOST_BYTES: Final = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class StoreFile:
+    """The members that mean something; see the module's text."""
+
+    store_id: str
+    sizes: Mapping[str, int]
+
+    @classmethod
+    def load(cls, path: Path) -> StoreFile | None:
+        """None without the file. Raises ValueError with what is wrong for one that cannot be trusted, or read."""
+        try:
+            with open(path, "rb") as file:
+                data = file.read(_MOST_BYTES)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise ValueError(f"it cannot be read: {error.strerror}") from error
+        try:
+            members = json.loads(data)
+            found = cls(members["store_id"], members["sizes"])
+            version, crc = members["version"], members["crc32"]
+            sizes = found.sizes.items()
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ValueError("it is not what a node writes") from error
+        if version != _VERSION:
+            raise ValueError(f"it has version {version!r:.20}, and this program knows {_VERSION}")
+        if crc != found._crc():
+            raise ValueError("its checksum does not match")
+        if not _is_id(found.store_id) or not all(type(size) is int and size > 0 for _, size in sizes):
+            raise ValueError("it is not what a node writes")
+        return found
+
+    def save(self, path: Path) -> None:
+        """Replace ``path``, durably. Raises DiskFullError or StoreError; then the old one is there, or the new one."""
+        text = json.dumps({**self._members(), "crc32": self._crc()}, indent=1) + "\n"
+        try:
+            disk.replace_content(path, text.encode(), "store_file")
+        except OSError as error:
+            kind = DiskFullError if error.errno in (errno.ENOSPC, errno.EDQUOT) else StoreError
+            raise kind(f"cannot write what the store is: {error.strerror}", path=path) from error
+
+    def _members(self) -> dict[str, Any]:
+        return {"version": _VERSION, "store_id": self.store_id, "sizes": dict(self.sizes)}
+
+    def _crc(self) -> int:
+        return zlib.crc32(json.dumps(self._members(), sort_keys=True).encode())
+
+
+def new_id() -> str:
+    """An id that no other store has."""
+    return uuid.uuid4().hex
+
+
+def store_id(store: Path) -> str | None:
+    """The id of the store in folder ``store``; None for one that this version has never started. A copy has the same."""
+    try:
+        found = StoreFile.load(StoreLayout(store).store_file)
+    except ValueError:
+        return None
+    return None if found is None else found.store_id
+
+
+def _is_id(text: object) -> bool:
+    return isinstance(text, str) and len(text) == _ID_DIGITS and all(digit in "0123456789abcdef" for digit in text)

@@ -1,0 +1,86 @@
+"""Where a queue of a store at rest begins and ends, when one of its units is damaged.
+
+A reader finds the ends of a queue by bisection, because places ascend along it. One flipped bit in a unit may make the
+bisection end there, and all that lies beyond it would be left out without a word. So the units next to the ends are
+looked at: one that the log proves to be of this queue belongs to it, and so do those between. Reading them then tells what is
+wrong. Relics that RocketMQ left behind a queue's end are proven by nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from commitmq.store.format import PREBLANK_SIZE, UNIT_BYTES
+from commitmq.store.layout import segment_name
+from commitmq.store.queue_files import Proof
+from commitmq.store.queue_reader import UNIT
+
+_LOOK: Final = 64
+_NEXT: Final = 2
+
+
+class RawUnits:
+    """The units of one ConsumeQueue as its files have them."""
+
+    def __init__(self, folder: Path, file_bytes: int) -> None:
+        self._folder = folder
+        self._file_bytes = file_bytes
+
+    def at(self, offset: int, count: int) -> NDArray[np.void]:
+        """Up to ``count`` units from queue ``offset`` on, of one file; none where there is no file."""
+        base, within = divmod(offset * UNIT_BYTES, self._file_bytes)
+        try:
+            with (self._folder / segment_name(base * self._file_bytes)).open("rb") as file:
+                data = os.pread(file.fileno(), min(count * UNIT_BYTES, self._file_bytes - within), within)
+        except FileNotFoundError:
+            data = b""
+        return np.frombuffer(data[: len(data) - len(data) % UNIT_BYTES], UNIT)
+
+
+def whole_span(
+    units: RawUnits, first: int, end: int, *, bound: int, floor: int, proof: Proof, is_clean: bool
+) -> tuple[int, int]:
+    """``(first, end)`` of a queue, moved outwards over units that the log proves to be its own.
+
+    ``is_clean``: the store was closed in order by a node, which leaves nothing behind a queue's end; then whatever lies there
+    is a unit, or was one.
+    """
+
+    def proven(offset: int, unit: np.void) -> bool:
+        physical, size = int(unit["physical_offset"]), int(unit["size"])
+        whole = 0 < size < PREBLANK_SIZE and physical >= floor and physical + size <= bound
+        return whole and proof(offset, physical, size)
+
+    for offset, unit in _from(units, max(0, first - _NEXT), first):
+        if proven(offset, unit):
+            first = offset
+            break
+    last = end
+    for offset, unit in _from(units, end, None):
+        if not any(unit.tobytes()):
+            # One whole unit of zeros may be damage too, where another one follows.
+            if any(proven(at, one) for at, one in _from(units, offset + 1, offset + _NEXT)):
+                continue
+            break
+        if proven(offset, unit) or is_clean:
+            last = offset + 1
+        elif offset >= last + _LOOK:
+            break
+    return first, last
+
+
+def _from(units: RawUnits, offset: int, end: int | None) -> Iterator[tuple[int, np.void]]:
+    """Units with their queue offsets, from ``offset`` up to ``end``, or to where there is no file."""
+    while end is None or offset < end:
+        found = units.at(offset, _LOOK if end is None else end - offset)
+        if not len(found):
+            return
+        for unit in found:
+            yield offset, unit
+            offset += 1

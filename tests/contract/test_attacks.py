@@ -1,0 +1,146 @@
+"""Goal: no client can end, fill or stall a process behind a port, whatever it does to it.
+
+Method: one real node; each attack of :mod:`attacks` runs in a process of its own beside a producer and a consumer. Looked
+at are the private memory of every process of the node all the while, who was started anew, and that each message sent arrives.
+The long version takes a minute for each and compares how long a message takes with a quiet minute's third just before it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from attacks import ATTACKS, LARGE, SMALL
+from commitmq.client.admin import Admin
+from commitmq.client.consumer import Consumer
+from commitmq.client.message import Message
+from commitmq.client.producer import Producer
+from nodes import Node, environment, eventually, start_node
+
+SCRIPT = Path(__file__).parents[1] / "attacks.py"
+MOST_BYTES = 400_000_000
+TOPIC = "well-behaved"
+LARGE_MESSAGES = 1_000
+SHORT_S, LONG_S, QUIET_S = 3.0, 60.0, 20.0
+PAUSE_S = 0.01
+
+
+def private_bytes(pid: int) -> int:
+    """Memory of a process that is its own: without the files that it has mapped. 0 for one that is gone."""
+    try:
+        _, resident, shared, *_ = Path(f"/proc/{pid}/statm").read_text().split()
+    except OSError:
+        return 0
+    return (int(resident) - int(shared)) * 4_096
+
+
+class Watched:
+    """The largest private memory of each process of a node, seen ten times a second."""
+
+    def __init__(self, node: Node) -> None:
+        self.pids = node.pids()
+        self.largest = dict.fromkeys(self.pids, 0)
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Watched:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._end.wait(0.1):
+            for role, pid in self.pids.items():
+                self.largest[role] = max(self.largest[role], private_bytes(pid))
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    with start_node(tmp_path_factory.mktemp("attacks"), "commit_log.segment_bytes=16777216") as found:
+        with Admin(found.address) as admin:
+            for name in (TOPIC, LARGE, SMALL):
+                admin.topic_create(name, 1)
+        with Producer(found.address) as producer:
+            messages = [Message(b"x", properties={"long": "p" * 30_000}) for _ in range(100)]
+            for _ in range(LARGE_MESSAGES // 100):
+                producer.send_batch(LARGE, messages)
+        yield found
+
+
+@contextlib.contextmanager
+def attacked(node: Node, name: str) -> Iterator[subprocess.Popen[bytes]]:
+    """``name`` runs meanwhile, and does not end by itself."""
+    process = subprocess.Popen([sys.executable, SCRIPT, name, json.dumps(node.endpoints())], env=environment())
+    try:
+        yield process
+        assert process.poll() is None, f"the attack ended with {process.returncode}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+def exchange(node: Node, seconds: float) -> list[float]:
+    """Send and consume one message after the other; the seconds that each took."""
+    took: list[float] = []
+    with Producer(node.address) as producer, Consumer("well-behaved", [TOPIC], node=node.address) as consumer:
+        eventually(
+            lambda: consumer.poll(timeout_s=0.1) is not None and consumer.assignment, "the consumer has its queue"
+        )
+        number, end = 0, time.monotonic() + seconds
+        while time.monotonic() < end:
+            body = b"%d" % number
+            began = time.monotonic()
+            producer.send(TOPIC, body)
+            heard: list[bytes] = []
+            while body not in heard:
+                assert time.monotonic() < began + 30, f"message {number} did not come within 30 s"
+                heard += [bytes(one.body) for one in consumer.poll(timeout_s=1.0)]
+            took.append(time.monotonic() - began)
+            number += 1
+            time.sleep(PAUSE_S)
+    return took
+
+
+def percentile(values: list[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(len(values) * share))]
+
+
+def check_unharmed(node: Node, watched: Watched) -> None:
+    assert node.pids() == watched.pids, "a process was started anew"
+    too_large = {role: size for role, size in watched.largest.items() if size > MOST_BYTES}
+    assert not too_large
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ATTACKS)
+def test_an_attack_harms_nobody(node: Node, name: str) -> None:
+    with Watched(node) as watched, attacked(node, name):
+        time.sleep(0.5)
+        took = exchange(node, SHORT_S)
+    assert took
+    check_unharmed(node, watched)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ATTACKS)
+def test_a_minute_of_an_attack(node: Node, name: str) -> None:
+    quiet = exchange(node, QUIET_S)
+    with Watched(node) as watched, attacked(node, name):
+        time.sleep(1)
+        loud = exchange(node, LONG_S)
+    check_unharmed(node, watched)
+    beside, alone = (percentile(took, 0.99) * 1_000 for took in (loud, quiet))
+    assert beside <= 3 * alone, (
+        f"p99 {beside:.1f} ms of {len(loud)} messages, {alone:.1f} ms of {len(quiet)} without it"
+    )

@@ -1,0 +1,38 @@
+"""Goal: a start takes no queue for damaged whose files went with what expired.
+
+Method: a small store, its record of the queues' ends, and a queue's first file that is gone.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from commitmq.config import from_mapping
+from commitmq.offline.queue_check import find_losses
+from commitmq.offline.store_view import StoreView
+from commitmq.store.queue_ends import QueueEnd, QueueEnds
+from queue_store import QueueStore
+
+UNITS_A_FILE = 10
+CONFIG = from_mapping({"commit_log": {"segment_bytes": 65_536}, "consume_queue": {"file_bytes": 20 * UNITS_A_FILE}})
+
+
+@pytest.mark.parametrize(("has_expired", "why"), [(True, []), (False, ["files are missing before the one"])])
+def test_the_file_of_the_last_unit_may_have_expired(tmp_path: Path, has_expired: bool, why: list[str]) -> None:
+    store = QueueStore(tmp_path / "store")
+    store.topic("orders", 1)
+    for number in range(UNITS_A_FILE):
+        store.put("orders", 0, b"%d" % number)
+    position = store.end
+    ends = QueueEnds(position, expires_below=position if has_expired else -1)
+    ends.queues.append(QueueEnd.of(store.queue("orders", 0)))
+    # What follows lies in a file of its own, behind the position of the record, and the first file goes.
+    store.put("orders", 0, b"next")
+    (store.layout.consume_queue / "orders" / "0" / f"{0:020}").unlink()
+    view = StoreView(store.root, CONFIG, (0,), was_open=True)
+    found = [loss.why for loss in find_losses(view, ends, position, lambda *_: None)]
+    assert len(found) == len(why)
+    for one, words in zip(found, why, strict=True):
+        assert words in one
