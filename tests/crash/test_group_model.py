@@ -87,10 +87,10 @@ class Book:
         with self.lock:
             self.wanted = {one for one in self.wanted if not one.startswith(prefix)}
 
-    def again(self, prefix: bytes) -> None:
-        """The group was set back: all of these have to be handled once more."""
+    def again(self, prefix: bytes, before: set[bytes]) -> None:
+        """The group was set back in one queue: what was handled ``before`` of it has to be handled once more."""
         with self.lock:
-            self.handled = {one for one in self.handled if not one.startswith(prefix)}
+            self.handled -= {one for one in before if one.startswith(prefix)}
 
     def committed(self, began: float, progress: Progress, states: dict[Queue, QueueState], stored: set[Queue]) -> None:
         ended = time.monotonic()
@@ -262,9 +262,10 @@ class World:
 
     def send(self) -> None:
         for name in self.names:
-            bodies = [self.prefix(name) + b"%d" % (self.number + one) for one in range(self.rng.randint(1, 40))]
+            count, queue = self.rng.randint(1, 40), self.rng.randrange(self.queues[name])
+            bodies = [self.prefix(name) + b"%d/%d" % (queue, self.number + one) for one in range(count)]
             self.number += len(bodies)
-            self.producer.send_batch(name, bodies, queue=self.rng.randrange(self.queues[name]))
+            self.producer.send_batch(name, bodies, queue=queue)
             with self.book.lock:
                 self.book.wanted.update(bodies)
 
@@ -321,12 +322,16 @@ class World:
         deadline = time.monotonic() + 2 * SESSION_S
         name = self.rng.choice(self.names)
         while time.monotonic() < deadline:
+            with self.book.lock:
+                before = set(self.book.handled)
             try:
-                self.admin.reset_offsets(self.group, name, "earliest")
+                reset = self.admin.reset_offsets(self.group, name, "earliest")
             except ProtocolError:
                 time.sleep(0.05)
                 continue
-            self.book.again(self.prefix(name))
+            # A queue that the topic has lost for now is not reset: it goes on where it was when it comes again.
+            for _, queue, _ in reset:
+                self.book.again(self.prefix(name) + b"%d/" % queue, before)
             return
 
     # ------------------------------------------------------------ the node

@@ -176,13 +176,14 @@ def test_a_replay_takes_what_was_asked_for_at_its_rate(spark: SparkSession, node
     middle = stored(node, "source")[COUNT // 2].store_timestamp
     early = [what(one) for one in stored(node, "source") if one.store_timestamp < middle]
     words = ["pipeline", "replay", str(node.store), "--topic", "source", "--to", "early", "--until", str(middle)]
-    words += ["--state", str(tmp_path / "two"), "--rate", "400", "--node", node.address, "--master", "local[2]"]
+    words += ["--state", str(tmp_path / "two"), "--rate", "200", "--node", node.address, "--master", "local[2]"]
     with pytest.raises(SystemExit) as ended:
         main(words)
     assert not ended.value.code
-    # Each task has its share of the rate, and sends for a tenth of a second at once; the last piece is not waited for.
+    # Each task has its share of the rate, and sends for a tenth of a second at once; the last piece is not waited for. Its
+    # clock starts before it opens its connection, so what it sends first is stored later than that, on a slow machine by much.
     times = [one.store_timestamp for one in stored(node, "early")]
-    assert max(times) - min(times) > 1_000 * (len(early) / 400 - 0.1) - 10
+    assert max(times) - min(times) > 750 * (len(early) / 200 - 0.1)
     assert contents(node, "early") == early
 
 
