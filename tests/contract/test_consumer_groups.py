@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from commitmq import Admin, AsyncConsumer, Consumer, FencedError, Message, MessageSelector, Producer, ProtocolError
+from commitmq.client import membership
 from commitmq.client.connection import Directory, wants_ipv6
 from nodes import Node, commitmq, eventually, free_ports, start_node
 
@@ -308,6 +309,48 @@ def test_a_topic_that_loses_queues_is_no_error(node: Node, admin: Admin) -> None
                 "the queue goes on where it was"
             )
     assert rows(admin, "shrinks")[2] == 14
+
+
+def test_a_topic_that_loses_queues_while_one_begins_with_them_is_no_error(
+    node: Node, admin: Admin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    admin.topic_create("shrinks-now", 4)
+    bodies = send(node, "shrinks-now", 10)
+    looked_up = membership.start_offsets
+
+    def shrink(*words: Any, **names: Any) -> Any:
+        found = looked_up(*words, **names)
+        admin.topic_update("shrinks-now", 1)
+        return found
+
+    monkeypatch.setattr(membership, "start_offsets", shrink)
+    with Consumer("shrinker-now", ["shrinks-now"], node=node.address) as consumer:
+        assert [one.body for one in drain(consumer, 10)] == bodies
+        eventually(lambda: consumer.assignment == [("shrinks-now", 0)], "it has what the topic still has")
+
+
+@pytest.mark.parametrize("when", ["before", "behind"])
+def test_who_is_interrupted_while_it_joins_leaves_nothing_behind(
+    node: Node, admin: Admin, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    topic, group = f"ghostly-{when}", f"ghosts-{when}"
+    bodies = send(node, topic, 10)
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        if thread.name == f"commitmq-member-{group}":
+            if when == "behind":
+                start(thread)
+            raise KeyboardInterrupt
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        Consumer(group, [topic], node=node.address)
+    monkeypatch.undo()
+    assert not [one for one in threading.enumerate() if one.name == f"commitmq-member-{group}"]
+    with Consumer(group, [topic], node=node.address) as consumer:
+        assert [one.body for one in drain(consumer, 10, 10)] == bodies
 
 
 def test_a_deleted_topic_does_not_hold_up_the_others(node: Node, admin: Admin) -> None:

@@ -17,6 +17,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -25,7 +26,6 @@ import pytest
 from commitmq import Admin, CommitMQError, Consumer, MessageBatch, Producer, ProtocolError
 from commitmq.client.assignment import Queue, QueueState
 from commitmq.client.commits import Committer, Progress
-from commitmq.client.connection import Directory
 from commitmq.client.puller import Puller
 from nodes import Node, eventually, start_node
 from shares import shared
@@ -38,6 +38,9 @@ pytestmark = [
 
 # A consumer imports it when it is made; an import that is interrupted fails in every thread that waits for it.
 assert Puller
+
+# A thread that is being started has its starter's id for a moment, and would get the exception in its place.
+STARTING = threading.RLock()
 
 SESSION_S = 1.5
 QUEUES = 4
@@ -138,7 +141,9 @@ class Member:
 
     def interrupt(self) -> None:
         ident = self._thread.ident
-        if ident is not None and self._thread.is_alive():
+        with STARTING:
+            if ident is None or not self._thread.is_alive():
+                return
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), ctypes.py_object(Interrupted))
 
     def sleep(self, seconds: float) -> None:
@@ -148,7 +153,9 @@ class Member:
     def end(self, how: str) -> None:
         self._end = how
         self._thread.join(60)
-        assert not self._thread.is_alive()
+        assert not self._thread.is_alive(), "".join(
+            traceback.format_stack(sys._current_frames()[self._thread.ident or 0])
+        )
 
     def _run(self) -> None:
         """:meth:`_work` until it is done. An exception from outside may come at any place, also between two attempts."""
@@ -282,15 +289,7 @@ class World:
     def resize(self, name: str = "", queues: int = 0) -> None:
         name = name or self.rng.choice(self.names)
         queues = queues or self.rng.randint(1, QUEUES)
-        directory = Directory(self.node.address)
-        try:
-            channel, _ = directory.connect("coordinator", time.monotonic() + 30)
-            try:
-                channel.request("topic.create", {"topic": name, "queues": queues, "update": True}, timeout_s=30)
-            finally:
-                channel.close()
-        finally:
-            directory.close()
+        self.admin.topic_update(name, queues)
         self.queues[name] = queues
 
     # ------------------------------------------------------------ members
@@ -395,6 +394,13 @@ def run(node: Node, seed: int, steps: int, monkeypatch: pytest.MonkeyPatch) -> N
         world.book.committed(began, progress, states, set(stored))
         return stored
 
+    start = threading.Thread.start
+
+    def start_alone(thread: threading.Thread) -> None:
+        with STARTING:
+            start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_alone)
     monkeypatch.setattr(Committer, "_commit", commit)
     world.run()
 

@@ -183,7 +183,8 @@ class Consumer:
                     rebalance_timeout_s=rebalance_timeout_s,
                     max_poll_interval_s=max_poll_interval_s,
                 )
-                if not self._member.joined.wait(timeout_s):
+                self._member.start()
+                if not self._member.wait_joined(timeout_s):
                     raise NodeUnavailableError(f"group {group!r} could not be joined within {timeout_s} s")
                 if self._member.error is not None:
                     raise self._member.error

@@ -73,7 +73,7 @@ class GroupMember:
         self.instance = secrets.token_hex(8)
         self.generation = 0
         self.error: CommitMQError | None = None  # why the coordinator refuses this member for good
-        self.joined = threading.Event()
+        self._joined = Bell()  # no threading.Event: whoever is interrupted while it waits for one may leave it locked
         self._topics = list(topics)
         self._selector = selector
         self._start = start
@@ -95,7 +95,16 @@ class GroupMember:
         self._poller = zmq.Poller()
         self._poller.register(self._bell.fd, zmq.POLLIN)
         self._thread = threading.Thread(target=self._run, name=f"commitmq-member-{group}", daemon=True)
+
+    def start(self) -> None:
+        """Begin to join. The caller already knows this member: interrupted in here, it can still :meth:`close` it."""
         self._thread.start()
+
+    def wait_joined(self, timeout_s: float) -> bool:
+        """Wait until the coordinator has answered, or refused for good (``error``); False when it did neither in time."""
+        poller = zmq.Poller()
+        poller.register(self._joined.fd, zmq.POLLIN)
+        return bool(poller.poll(int(timeout_s * 1000)))
 
     def nudge(self) -> None:
         """Send the next heartbeat now: something was given back, or an answer is doubted."""
@@ -111,8 +120,11 @@ class GroupMember:
         self._leave = leave
         self._stopping = True
         self.nudge()
-        self._thread.join()
+        # It was never started, or has not begun to run, when it is not alive: then it ends as it begins.
+        if self._thread.is_alive():
+            self._thread.join()
         self._bell.close()
+        self._joined.close()
 
     # ------------------------------------------------------------ the thread
 
@@ -123,7 +135,7 @@ class GroupMember:
                 try:
                     pause_s = self._turn()
                     self.error = None
-                    self.joined.set()
+                    self._joined.ring()
                 except NodeUnavailableError as error:
                     self._close_channels()
                     _log.warning("the coordinator does not answer", group=self.group, error=error.message)
@@ -137,18 +149,18 @@ class GroupMember:
                     if error.code == "FENCED":
                         # Another consumer has our name. Joining again would take it back, and both would go on like that.
                         self.error, self._is_member, self._stopping = error, False, True
-                        self.joined.set()
+                        self._joined.ring()
                         self._assignment.ring()
                     elif error.code not in ("SERVICE_NOT_AVAILABLE", "SYSTEM_BUSY"):
                         self.error = error
-                        self.joined.set()
+                        self._joined.ring()
                         self._assignment.ring()
                     _log.warning("the coordinator refused", group=self.group, error=str(error))
                     pause_s = max(pause_s, (error.retry_after_ms or 0) / 1000)
                 except Exception as error:
                     # A member that dies silently would stall its queues until somebody notices.
                     self.error = CommitMQError(f"the membership thread failed: {error!r}")
-                    self.joined.set()
+                    self._joined.ring()
                     self._assignment.ring()
                     _log.exception("membership failed", group=self.group)
                 self._sleep(pause_s)
@@ -209,12 +221,12 @@ class GroupMember:
         old = assignment.of_old_incarnations(answer["incarnations"])
         self._made_anew.update(topic for topic, _ in old)
         released = self._revoke([*revoked, *old])
-        if gained:
-            self._gain(gained, answer["incarnations"])
-        if gained or released:
+        count = self._gain(gained, answer["incarnations"]) if gained else 0
+        if count or released:
             # Say so at once: others may be waiting for what was released, and what was gained is now owned.
             self.nudge()
-        return float(answer.get("next_heartbeat_ms", answer["heartbeat_interval_ms"])) / 1000
+        pause_s = float(answer.get("next_heartbeat_ms", answer["heartbeat_interval_ms"])) / 1000
+        return pause_s if count == len(gained) else min(pause_s, _RETRY_S)
 
     def _is_idle(self) -> bool:
         """Whether nobody has polled for too long."""
@@ -282,7 +294,8 @@ class GroupMember:
             assignment.ring()
         return released
 
-    def _gain(self, queues: list[Queue], assigned: dict[str, int]) -> None:
+    def _gain(self, queues: list[Queue], assigned: dict[str, int]) -> int:
+        """Begin with ``queues``; returns with how many. The others' topics changed in this moment: look again."""
         answer = self._ask("offset.fetch", {"queues": queues})
         incarnations: dict[str, int] = answer["incarnations"]
         # What was deleted or made anew since the queues were assigned comes with the next heartbeat, as what it is then.
@@ -295,7 +308,8 @@ class GroupMember:
             except ProtocolError as error:
                 if error.code not in ("FENCED", "TOPIC_NOT_EXIST"):
                     raise
-                return  # a topic was deleted in this moment: look again
+                return 0  # a topic was deleted
+        queues = [key for key in queues if committed[key] >= 0 or key in begin]
         states = []
         for key in queues:
             offset, committable = begin.get(key, Begin(committed[key], committed[key]))
@@ -304,9 +318,13 @@ class GroupMember:
         self._assignment.add(states)
         self._made_anew -= {topic for topic, _ in queues}
         _log.info("queues assigned", group=self.group, member=self.member, queues=len(queues))
+        return len(queues)
 
     def _begin(self, topic: str, incarnations: dict[str, int], committed: dict[Queue, int]) -> dict[Queue, Begin]:
-        """Where to begin in the queues of ``topic`` that have no offset; all of them are committed, also in ``committed``."""
+        """Where to begin in the queues of ``topic`` that have no offset; all of them are committed, also in ``committed``.
+
+        Queues that the topic has lost meanwhile are left out.
+        """
         count = int(self._ask("topic.route", {"topic": topic})["topic"]["read_queues"])
         queues = sorted({(topic, queue) for queue in range(count)} | {key for key in committed if key[0] == topic})
         answer = self._ask("offset.fetch", {"queues": queues})
@@ -329,16 +347,18 @@ class GroupMember:
                 "offsets": offsets,
                 "incarnations": {topic: incarnations[topic]},
                 "begin": True,
+                "partial": True,
                 "generation": self.generation,
             },
         )["stored"]
+        begun: dict[Queue, Begin] = {}
         for _, queue, offset in stored:
             key = (topic, int(queue))
             if key in committed:
                 committed[key] = int(offset)
-            if begin[key].committable != offset:
-                del begin[key]  # another member was first
-        return begin
+            if begin[key].committable == offset:
+                begun[key] = begin[key]  # else another member was first
+        return begun
 
     def _ask(self, op: str, fields: dict[str, Any]) -> dict[str, Any]:
         if self._coordinator is None or self._coordinator.lost():
