@@ -7,6 +7,8 @@ Method: a real node; what was stored is read back.
 from __future__ import annotations
 
 import inspect
+import random
+import signal
 import subprocess
 import sys
 import textwrap
@@ -506,3 +508,71 @@ def test_an_update_makes_no_topic(node: Node, monkeypatch: pytest.MonkeyPatch) -
         with pytest.raises(ProtocolError, match="TOPIC_NOT_EXIST"):
             admin.topic_update("away", 3)
         assert [one["write_queues"] for one in admin.topics() if one["name"] == "away"] == [1]
+
+
+class _Interrupted(BaseException):
+    """What a signal handler raises."""
+
+
+# Who is interrupted while it opens a connection leaves the socket to the garbage collector, which complains.
+@pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize(
+    "way", [*(pytest.param(way, marks=pytest.mark.slow) for way in ("alone", "batches", "full")), "numbered", "pending"]
+)
+def test_exceptions_from_outside_leave_the_producer_usable(node: Node, way: str) -> None:
+    """Ctrl-C, or a time limit by a signal, may come between any two steps of a send; the next one works."""
+    rng = random.Random(way)
+    armed = [False]
+    ended = threading.Event()
+    main = threading.get_ident()
+
+    def interrupted(*_: object) -> None:
+        if armed[0]:
+            armed[0] = False
+            raise _Interrupted
+
+    def disturb() -> None:
+        while not ended.wait(rng.uniform(0, 0.001)):
+            signal.pthread_kill(main, signal.SIGUSR1)
+
+    def work() -> None:
+        if way == "pending":
+            producer.send_async("interrupted", b"x").result(5)
+        elif way == "batches":
+            producer.send_batch("interrupted", [b"x", b"y"])
+        elif way == "full":
+            for _ in range(100):
+                producer.send_async("interrupted", b"x")
+            producer.flush()
+        else:
+            producer.send("interrupted", b"x")
+
+    before = signal.signal(signal.SIGUSR1, interrupted)
+    try:
+        with Producer(
+            node.address, timeout_s=5, idempotent=way == "numbered", max_pending=50 if way == "full" else 10_000
+        ) as producer:
+            producer.send("interrupted", b"x")
+            disturber = threading.Thread(target=disturb)
+            disturber.start()
+            hits = 0
+            try:
+                end = time.monotonic() + 2
+                while time.monotonic() < end:
+                    try:
+                        armed[0] = True
+                        work()
+                        armed[0] = False
+                    except _Interrupted:
+                        hits += 1
+            finally:
+                armed[0] = False
+                ended.set()
+                disturber.join()
+            assert hits > 100
+            producer.flush()
+            producer.send("interrupted", b"last")
+            assert len(producer.send_batch("interrupted", [b"last", b"last"])) == 2
+            assert not producer._core.outstanding
+    finally:
+        signal.signal(signal.SIGUSR1, before)

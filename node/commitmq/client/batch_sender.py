@@ -29,7 +29,7 @@ def shard(sharding_key: str, queues: int) -> int:
 
 
 class BatchSender:
-    """One batch on its way. The producer's connection must be owned (``SendCore.guest``) while it lives.
+    """One batch on its way. The producer's connection must be owned (``SendCore.in_turn``) while it lives.
 
     ``inner``: the topic's queues count batches, so messages travel and are stored as inner batches instead of runs.
     """

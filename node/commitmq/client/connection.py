@@ -247,7 +247,7 @@ class Channel:
         now = time.monotonic()
         idle = now - self.last_use
         self.last_use = now
-        return idle > WAIT_SLICE_S and self.lost()
+        return self._lost or (idle > WAIT_SLICE_S and self.lost())
 
     def put(self, frames: Frames, deadline: float) -> None:
         """Hand over one request. ``deadline`` is in ``time.monotonic()`` seconds.
@@ -264,6 +264,9 @@ class Channel:
                     raise NodeUnavailableError(f"the connection to {self.endpoint} ended") from None
                 if time.monotonic() >= min(deadline, self._connect_by):
                     raise NodeUnavailableError(f"no connection to {self.endpoint}") from None
+            except BaseException:
+                self._lost = True  # interrupted: the next request would go on where half of this one is in the socket
+                raise
 
     def wait(self, deadline: float) -> bytes:
         """First frame of the next answer. Raises ConnectionLost when the connection ends or the time is over."""
@@ -282,8 +285,12 @@ class Channel:
     def rest(self) -> list[zmq.Frame]:
         """The further frames of the answer whose first one was just read, without copying them."""
         frames = []
-        while self.socket.getsockopt(zmq.RCVMORE):
-            frames.append(self.socket.recv(copy=False))
+        try:
+            while self.socket.getsockopt(zmq.RCVMORE):
+                frames.append(self.socket.recv(copy=False))
+        except BaseException:
+            self._lost = True  # the rest would be taken for the next answer
+            raise
         return frames
 
     def request(

@@ -177,13 +177,13 @@ class IdempotentCore(SendCore):
     # ------------------------------------------------------------ epochs
 
     def new_epoch(self) -> None:
-        """Leave what the node does not know, or nobody knows, behind (io held, nothing in flight)."""
+        """Leave what the node does not know, or nobody knows, behind (connection owned, nothing in flight)."""
         self.sequences.new_epoch()
         self.mark = self.sequences.mark
         self._layouts.clear()
 
     def close_gaps(self, gaps: list[tuple[str, int, int, bool]], *, lost: bool, reason: SendError) -> None:
-        """Make sending possible again, or refuse it from now on (io held, nothing in flight).
+        """Make sending possible again, or refuse it from now on (connection owned, nothing in flight).
 
         ``gaps``: (topic, queue, first sequence, whether the node refused the sequence itself) of runs that are certainly not
         stored, in the order in which they were sent. ``lost``: of some run it stayed unknown.
@@ -203,7 +203,7 @@ class IdempotentCore(SendCore):
         if lost:
             sequences.problem = sequences.problem or reason
 
-    # ------------------------------------------------------------ the pump (io held)
+    # ------------------------------------------------------------ the pump (connection owned)
 
     def _fill(self) -> None:
         if self._again or self._refused or self._lost:
@@ -344,7 +344,7 @@ class IdempotentCore(SendCore):
 
     def _requeue(self, run: NumberedRun) -> None:
         """Its messages wait again, before those that came after them."""
-        with self.condition:
+        with self.lock:
             waiting = self._groups.setdefault(run.group, deque())
             for one in reversed(run.futures):
                 if one._state == "RUNNING":
@@ -381,7 +381,7 @@ class IdempotentCore(SendCore):
             late = [one for one in run.futures if one._state == "RUNNING" and one.deadline <= now]
             self._fail(late, lambda: unknown("no answer in time", "TIMEOUT"))
             left = (one.deadline for one in run.futures if one._state == "RUNNING")
-            with self.condition:
+            with self.lock:
                 self._earliest = min(self._earliest, min(left, default=self._earliest))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import operator
 import os
 import sys
@@ -11,6 +12,7 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -47,7 +49,7 @@ from commitmq.store.unique_ids import UniqueIds
 
 if TYPE_CHECKING:
     from commitmq.client.batch_plan import BatchPlan
-    from commitmq.client.idempotent import Sequences
+    from commitmq.client.idempotent import IdempotentCore, Sequences
 
 _ACKS: Final = ("flushed", "memory")
 _MAX_STARTS: Final = 10_000
@@ -60,6 +62,8 @@ _LOCAL_BODY: Final = LocalSocket.MAX_BODY_BYTES
 _loads = orjson.loads
 _dumps = orjson.dumps
 _monotonic = time.monotonic
+_new_ticket = _thread.allocate_lock
+_taken: Final[dict[str, Any]] = {}  # in place of an answer
 _time_ns = time.time_ns
 
 _live: weakref.WeakSet[Producer] = weakref.WeakSet()
@@ -215,11 +219,15 @@ class Producer:
             queue = self._queue_of_key(topic, body, sharding_key, now + (timeout_s or self._timeout_s))
         if core.elsewhere:
             core = core.elsewhere.get(topic, core)
-        if core.outstanding or self._sequences is not None or not core.io.acquire(False):
+        line, ticket = core.line, _new_ticket()
+        if line or core.outstanding or self._sequences is not None:
             # Others are sending. Joining their runs is faster than taking turns. (And numbering is the pump's.)
             deadline = now + (timeout_s or self._timeout_s)
             return self._send_along(topic, body, tags, keys, properties, sharding_key, queue, flag, ack, deadline)
         try:
+            line.append(ticket)
+            if line[0] is not ticket:
+                raise _Taken
             channel = core.channel
             if channel is None or (now - channel.last_use > WAIT_SLICE_S and channel.lost()):
                 channel = core.connected(now + (timeout_s or self._timeout_s))
@@ -298,12 +306,21 @@ class Producer:
             if not self._core.corrected(topic, error):
                 raise
             answer = None  # nothing is stored: another process takes this topic
+        except _Taken:
+            answer = _taken  # by another thread in this moment
         finally:
-            core.io.release()
+            line.remove(ticket)  # nothing may stand before it: an exception from outside would come between
+            if line:
+                line.wake()
         if answer is None:
-            core, deadline = self._core.elsewhere.get(topic, self._core), now + (timeout_s or self._timeout_s)
-            with core.guest(deadline):
-                answer = core.exchange(lambda number: f'{fields},"id":{number}}}'.encode(), sent, deadline)
+            deadline = now + (timeout_s or self._timeout_s)
+            other = self._core.elsewhere.get(topic, self._core)
+            answer = other.in_turn(
+                lambda: other.exchange(lambda number: f'{fields},"id":{number}}}'.encode(), sent, deadline), deadline
+            )
+        elif answer is _taken:
+            deadline = now + (timeout_s or self._timeout_s)
+            return self._send_along(topic, body, tags, keys, properties, sharding_key, queue, flag, ack, deadline)
         return SendResult(
             topic,
             answer["queue"],
@@ -432,24 +449,37 @@ class Producer:
             raise not_stored("CLIENT_BUSY", "messages that were sent before the batch are still pending")
         if self._sequences is not None:
             return self._send_numbered_batch(topic, messages, about, queue, limit, self._ack if ack is None else ack)
-        from commitmq.client.batch_sender import BatchSender
-
         ack = self._ack if ack is None else _check_ack(ack)
         plan, inner = self._plan(topic, messages, about, deadline)
         while True:
             core = self._core.core_for(topic, min(deadline, time.monotonic() + 1.0))
-            with core.guest(deadline):
-                core.connected(deadline)
-                plan.check_sizes(core.max_message_bytes, inner=inner)
-                try:
-                    return BatchSender(core, plan, self._ids, ack=ack, limit_s=limit, inner=inner).send(queue)
-                except BatchSendError as error:
-                    if self._core.routes.guessed_wrong(topic, error, deadline):
-                        plan, inner = self._plan(topic, messages, about, deadline)
-                        continue
-                    # Deleted and made again as the other kind: nothing is stored, so all of it goes to the other process.
-                    if plan.order is not None or not self._core.corrected(topic, error):
-                        raise
+            send = partial(self._send_plan, core, plan, inner, queue, limit, ack, deadline)
+            try:
+                return core.in_turn(send, deadline)
+            except BatchSendError as error:
+                if self._core.routes.guessed_wrong(topic, error, deadline):
+                    plan, inner = self._plan(topic, messages, about, deadline)
+                    continue
+                # Deleted and made again as the other kind: nothing is stored, so all of it goes to the other process.
+                if plan.order is not None or not self._core.corrected(topic, error):
+                    raise
+
+    def _send_plan(
+        self,
+        core: SendCore,
+        plan: BatchPlan,
+        inner: bool,
+        queue: int | None,
+        limit: float,
+        ack: str,
+        deadline: float,
+    ) -> BatchResult:
+        """Send a batch over the connection that this thread owns."""
+        from commitmq.client.batch_sender import BatchSender
+
+        core.connected(deadline)
+        plan.check_sizes(core.max_message_bytes, inner=inner)
+        return BatchSender(core, plan, self._ids, ack=ack, limit_s=limit, inner=inner).send(queue)
 
     def send_batch_async(
         self,
@@ -529,33 +559,48 @@ class Producer:
         limit: float,
         ack: str,
     ) -> BatchResult:
-        from commitmq.client.batch_plan import plan_batch
         from commitmq.client.idempotent import IdempotentCore
-        from commitmq.client.idempotent_batch import NumberedBatchSender
 
         core, deadline = self._core, time.monotonic() + limit
         assert isinstance(core, IdempotentCore)
         if core.routes.takes_inner_batches(check_topic(topic), deadline):
             raise InvalidMessageError(f"topic {topic!r} has queue.type=BatchCQ, which takes no idempotent sends")
         core.core_for(topic, min(deadline, time.monotonic() + 1.0))
-        with core.guest(deadline):
-            for last in (False, True):
-                compressed = None if self._compress is None else self._compressed
-                plan = plan_batch(topic, messages, **about, compressed=compressed)
-                if (
-                    queue is None
-                    and not core.sequences.is_own
-                    and (plan.sharding_keys is None or not all(plan.sharding_keys))
-                ):
-                    raise _needs_queue()
-                core.sequences.check()
-                core.connected(deadline)
-                plan.check_sizes(core.max_message_bytes)
-                try:
-                    return NumberedBatchSender(core, plan, self._ids, ack=_check_ack(ack), limit_s=limit).send(queue)
-                except BatchSendError as error:
-                    if last or not core.is_behind(error):
-                        raise
+        send = partial(self._send_numbered_plan, core, topic, messages, about, queue, limit, _check_ack(ack), deadline)
+        return core.in_turn(send, deadline)
+
+    def _send_numbered_plan(
+        self,
+        core: IdempotentCore,
+        topic: str,
+        messages: Sequence[bytes | Message],
+        about: dict[str, Any],
+        queue: int | None,
+        limit: float,
+        ack: str,
+        deadline: float,
+    ) -> BatchResult:
+        """Send a numbered batch over the connection that this thread owns."""
+        from commitmq.client.batch_plan import plan_batch
+        from commitmq.client.idempotent_batch import NumberedBatchSender
+
+        for last in (False, True):
+            compressed = None if self._compress is None else self._compressed
+            plan = plan_batch(topic, messages, **about, compressed=compressed)
+            if (
+                queue is None
+                and not core.sequences.is_own
+                and (plan.sharding_keys is None or not all(plan.sharding_keys))
+            ):
+                raise _needs_queue()
+            core.sequences.check()
+            core.connected(deadline)
+            plan.check_sizes(core.max_message_bytes)
+            try:
+                return NumberedBatchSender(core, plan, self._ids, ack=ack, limit_s=limit).send(queue)
+            except BatchSendError as error:
+                if last or not core.is_behind(error):
+                    raise
         raise AssertionError("the second attempt returns or raises")
 
     # ------------------------------------------------------------ the end
@@ -734,11 +779,14 @@ class Producer:
         }
         if core.outstanding:
             core.flush(deadline)
-        with core.guest(deadline):
+
+        def exchange() -> dict[str, Any]:
             core.connected(deadline)
             if len(body) > core.max_message_bytes:
                 raise too_large(len(body), core.max_message_bytes)
-            answer = core.exchange(lambda number: _dumps({**fields, "id": number}), body, deadline)
+            return core.exchange(lambda number: _dumps({**fields, "id": number}), body, deadline)
+
+        answer = core.in_turn(exchange, deadline)
         return SendResult(
             topic,
             answer["queue"],
@@ -793,6 +841,10 @@ class Producer:
             self._starts.clear()
         self._starts[topic, ack] = start
         return start
+
+
+class _Taken(Exception):
+    """Another thread has taken the connection in this moment."""
 
 
 class _Unusual(Exception):

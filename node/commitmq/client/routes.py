@@ -9,12 +9,14 @@ import time
 from typing import Any, Final
 
 from commitmq.client.connection import Channel, Directory
+from commitmq.client.line import Line
 from commitmq.errors import NodeUnavailableError, Outcome, ProtocolError, SendError, send_error
 from commitmq.store.topic_config import QUEUE_TYPE, QUEUE_TYPE_BATCH, STORAGE_MEMORY, STORAGE_TYPE
 
 _TTL_S: Final = 10.0
 _STALE_S: Final = 20.0  # until then what is known is used while it is asked again
 _TYPE_PATIENCE_S: Final = 1.0
+_CLOSE_S: Final = 1.0
 _WRONG_KIND: Final = "MESSAGE_ILLEGAL"
 _MAX_TOPICS: Final = 10_000
 
@@ -35,7 +37,7 @@ class Routes:
     def __init__(self, node: str | None) -> None:
         self._directory = Directory(node)
         self._coordinator: Channel | None = None
-        self._lock = threading.Lock()
+        self._line = Line()  # whose turn it is to ask
         self._known: dict[str, tuple[int, float, bool]] = {}  # queues to write to, when asked, kept in memory
         self._batch_topics: dict[str, tuple[bool, float]] = {}
         self._guessed: set[str] = set()  # topics in _batch_topics that nobody has told of
@@ -66,11 +68,13 @@ class Routes:
         return known is not None and time.monotonic() - known[1] < _STALE_S - 1.0
 
     def _look_up(self, topic: str, known: tuple[int, float, bool] | None, deadline: float) -> int:
-        if not self._lock.acquire(timeout=max(deadline - time.monotonic(), 0.001)):
-            if known is not None:
-                return known[0]
-            raise not_stored("NODE_UNAVAILABLE", "the coordinator does not answer")
+        line, ticket = self._line, Line.ticket()
         try:
+            line.append(ticket)
+            if not line.wait(ticket, deadline):
+                if known is not None:
+                    return known[0]
+                raise not_stored("NODE_UNAVAILABLE", "the coordinator does not answer")
             answer = self._ask("topic.route", {"topic": topic, "create": True}, deadline)
         except NodeUnavailableError as error:
             if known is not None:
@@ -80,7 +84,8 @@ class Routes:
         except ProtocolError as error:
             raise send_error(error.code, error.message, Outcome.NOT_STORED, error.retry_after_ms) from error
         finally:
-            self._lock.release()
+            line.remove(ticket)
+            line.wake()
         count = int(answer["topic"]["write_queues"])
         if count < 1:
             raise not_stored("NO_PERMISSION", f"topic {topic!r} has no queue that can be written to")
@@ -185,9 +190,15 @@ class Routes:
     def close(self) -> None:
         """Close the connection."""
         self._closed = True
-        with self._lock:
+        line, ticket = self._line, Line.ticket()
+        try:
+            line.append(ticket)
+            line.wait(ticket, time.monotonic() + _CLOSE_S)
             self._drop()
             self._directory.close()
+        finally:
+            line.remove(ticket)
+            line.wake()
 
     def _ask(self, op: str, fields: dict[str, Any], deadline: float) -> dict[str, Any]:
         while True:

@@ -1,6 +1,6 @@
 """The sending side of a producer: its connection, the messages that wait, and the thread that moves them.
 
-Who owns the connection (the ``io`` lock):
+Who owns the connection (whose ticket is the first in ``line``, see :mod:`commitmq.client.line`):
 
 * the calling thread of a synchronous send, for the time of its round trip: no thread hop is on that path;
 * the calling thread of a batch, for the time of the batch;
@@ -32,7 +32,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import orjson
 import zmq
@@ -40,6 +40,7 @@ import zmq
 from commitmq.client import wire
 from commitmq.client.bell import Bell
 from commitmq.client.connection import Channel, ConnectionLost, Directory, check_fork
+from commitmq.client.line import Line, Ticket, wake_all
 from commitmq.client.local_socket import LocalSocket, local_path
 from commitmq.client.results import RunAck
 from commitmq.client.routes import Routes, not_stored, unknown
@@ -65,11 +66,13 @@ FULL_RUN_BYTES: Final = 256 * 1024
 MAX_PUMP_RUN_BYTES: Final = 1024 * 1024
 MAX_PUMP_RUN_MESSAGES: Final = 4096
 _TICK_MS: Final = 50
+_LONG_S: Final = 1.0
 _FAIL_STEP: Final = 256
 _NEVER: Final = 1 << 62
 _ANY: Final = -_NEVER
 WRONG_ENDPOINT: Final = "WRONG_ENDPOINT"
 
+_T = TypeVar("_T")
 _Group = tuple[str, int, str]  # topic, queue or -1, ack
 
 # What a message costs besides its body and properties, for the bound on pending bytes; it need not be exact.
@@ -118,7 +121,7 @@ class InFlight:
 
 
 class SendCore:
-    """See the module. Methods that say "io held" must be called by the owner of ``io``."""
+    """See the module. Methods that say "connection owned" must be called by its owner."""
 
     def __init__(
         self,
@@ -138,49 +141,45 @@ class SendCore:
         self.role = "writer" if primary is None else "memory"
         self.is_primary = primary is None
         self.primary = self if primary is None else primary
-        self.elsewhere: dict[
-            str, SendCore
-        ] = {}  # of the primary: topics that another core sends; condition held to change
+        self.elsewhere: dict[str, SendCore] = {}  # of the primary: topics that another core sends; lock held to change
         self.timeout_s = timeout_s
         self.max_pending = max_pending
         self.max_pending_bytes = max_pending_bytes
         self.linger_s = linger_s
         # (Runs of batches have up to twice the bytes of the pump's own.)
         self.window = max(LEAST_WINDOW, min(WINDOW, max_pending_bytes // (2 * MAX_PUMP_RUN_BYTES)))
-        self.io = threading.Lock()
-        # One lock for both cores: a message must not be overtaken while its topic changes over. It is the condition's own,
-        # which costs less where nobody waits or notifies. (One that can be taken again: concurrent.futures' helpers take
-        # the condition of each future that they wait for.)
+        self.line = Line()
+        # One lock for both cores: a message must not be overtaken while its topic changes over. (One that can be taken
+        # again: concurrent.futures' helpers take the condition of each future that they wait for, which is this one.)
         self.lock: threading.RLock = threading.RLock() if primary is None else primary.lock
-        self.condition: threading.Condition = threading.Condition(self.lock) if primary is None else primary.condition
         self.ids = ids or UniqueIds()
         self.channel: Channel | None = None
         self.local: LocalSocket | None = None  # the short way beside it, for single synchronous sends
         self.local_path = ""  # where that can be had, until it was tried
         self.hello: dict[str, Any] = {}
         self.max_message_bytes = 0
-        self.outstanding = 0  # messages pending or in flight; condition held to change
+        self.outstanding = 0  # messages pending or in flight; lock held to change
         self.closed = False
         self.mark = b""  # what records of an idempotent producer carry
         self._repeating = False  # such a producer sends something again, and nothing else until that is answered
         self._outstanding_bytes = 0
-        self._waiting = 0  # threads waiting for space or for a flush
-        # Of the primary, for whoever must not wait for space: called, in whatever thread, with the condition held, when
+        self._waiting: list[Ticket] = []  # of threads that wait for space or for a flush; lock held to wake them
+        # Of the primary, for whoever must not wait for space: called, in whatever thread, with the lock held, when
         # something is not pending any more after a NoRoom.
         self.room: Callable[[], None] | None = None
         self._room_wanted = False
-        self._hurried = 0  # threads waiting for a result
-        self._guests = 0  # batches that want the connection
+        self.hurried: set[Ticket] = set()  # of threads that wait for a result
         self._groups: dict[_Group, deque[SendFuture]] = {}
         self._pending_bytes = 0
         self._flying: dict[int, InFlight] = {}
-        self._batches: deque[PendingBatch] = deque()  # that have something to send; condition held to change
+        self._batches: deque[PendingBatch] = deque()  # that have something to send; lock held to change
         self._flying_batches: dict[int, PendingBatch] = {}  # whose run it is, by request id
         self._singles_next = True
         self._earliest = float("inf")
-        self._thread: threading.Thread | None = None
+        self._thread: threading.Thread | None = None  # the pump, since it runs
+        self._has_pump = False  # it was started
         self._wakes_at = _ANY  # pending bytes at which a send must wake the pump (or start it)
-        self._lingering = False
+        self._lingering: Ticket | None = None  # what the pump sleeps on while messages gather
         self._gathered_at = 0.0  # when the last runs of single messages began to leave
         self._gathered = 0  # groups that were pending then, and have not left yet
         self._memory: SendCore | None = None
@@ -188,7 +187,7 @@ class SendCore:
         self._bell = Bell()
         self._layouts: dict[str, RunLayout] = {}
 
-    # ------------------------------------------------------------ connection (io held)
+    # ------------------------------------------------------------ connection (connection owned)
 
     def connected(self, deadline: float) -> Channel:
         """The channel to the writer (or the memory process), connecting if need be.
@@ -248,6 +247,9 @@ class SendCore:
                 self.disconnect()
                 if time.monotonic() >= deadline:
                     raise not_stored(error.code, error.message) from error
+            except BaseException:
+                self.disconnect()  # interrupted: half of it may be in the socket
+                raise
         return self.answer(channel, identity, deadline)
 
     def answer(self, channel: Channel, identity: int, deadline: float) -> dict[str, Any]:
@@ -282,26 +284,30 @@ class SendCore:
             )
         return layout
 
-    @contextlib.contextmanager
-    def guest(self, deadline: float) -> Any:
-        """Own the connection for a batch; the pump steps aside when what it has in flight is answered."""
-        with self.condition:
-            self._guests += 1
+    def in_turn(self, work: Callable[[], _T], deadline: float) -> _T:
+        """Do ``work`` as the owner of the connection; the pump steps aside when what it has in flight is answered.
+
+        Raises SendError (not stored) when its turn does not come until ``deadline``.
+        """
+        line, ticket = self.line, Line.ticket()
         try:
-            if not self.io.acquire(timeout=max(deadline - time.monotonic(), 0.001)):
+            line.append(ticket)
+            if not line.wait(ticket, deadline):
                 raise not_stored("CLIENT_BUSY", "other sends of this producer held its connection for too long")
+            return work()
         finally:
-            with self.condition:
-                self._guests -= 1
-        try:
-            yield
-        finally:
-            self.io.release()
+            line.remove(ticket)
+            line.wake()
+
+    @property
+    def _guests(self) -> bool:
+        """Whether somebody waits for the connection while the pump has it."""
+        return len(self.line) > 1
 
     # ------------------------------------------------------------ memory topics
 
     def memory_core(self) -> SendCore:
-        """The core for memory topics, made at first use (primary only; condition held)."""
+        """The core for memory topics, made at first use (primary only; lock held)."""
         if self._memory is None:
             self._memory = SendCore(
                 self._node,
@@ -370,51 +376,53 @@ class SendCore:
         future._state = "PENDING"
         future._run = future._watch = None
         group = (topic, queue, ack)
-        with self.lock:
-            core = self
-            if core.elsewhere:
-                core = core.elsewhere.get(topic, core)
-            if len(body) > core.max_message_bytes > 0:
-                raise too_large(len(body), core.max_message_bytes)
-            if core.outstanding >= core.max_pending or core._outstanding_bytes >= core.max_pending_bytes:
+        while True:
+            with self.lock:
+                core = self
+                if core.elsewhere:
+                    core = core.elsewhere.get(topic, core)
+                if len(body) > core.max_message_bytes > 0:
+                    raise too_large(len(body), core.max_message_bytes)
+                if core.outstanding < core.max_pending and core._outstanding_bytes < core.max_pending_bytes:
+                    if core.closed:
+                        raise CommitMQError("the producer is closed")
+                    waiting = core._groups.get(group)
+                    if waiting is None:
+                        waiting = deque()
+                        core._groups[group] = waiting
+                    future.sender = core
+                    core.outstanding += 1
+                    core._outstanding_bytes += size
+                    core._pending_bytes += size
+                    if deadline < core._earliest:
+                        core._earliest = deadline
+                    waiting.append(future)
+                    if core._pending_bytes >= core._wakes_at:
+                        core._wake()
+                    return future
                 if self.room is not None:
                     self._room_wanted = True
                     raise NoRoom(core.outstanding)
-                core._wait_for_space(deadline)
-                core = self.elsewhere.get(topic, self)  # it may have changed over meanwhile
-            if core.closed:
-                raise CommitMQError("the producer is closed")
-            waiting = core._groups.get(group)
-            if waiting is None:
-                waiting = deque()
-                core._groups[group] = waiting
-            future.sender = core
-            core.outstanding += 1
-            core._outstanding_bytes += size
-            core._pending_bytes += size
-            if deadline < core._earliest:
-                core._earliest = deadline
-            waiting.append(future)
-            if core._pending_bytes >= core._wakes_at:
-                core._wake()
-        return future
+            core._wait_for_space(deadline)
 
     def submit_batch(self, batch: PendingBatch) -> None:
         """Add a batch to what the pump sends. Blocks while too much is pending; raises SendError when that lasts."""
-        with self.condition:
-            if self.outstanding >= self.max_pending or self._outstanding_bytes >= self.max_pending_bytes:
-                self._wait_for_space(batch.deadline)
-            if self.closed:
-                raise CommitMQError("the producer is closed")
-            self.outstanding += len(batch)
-            self._outstanding_bytes += batch.size_bytes
-            self._earliest = min(self._earliest, batch.deadline)
-            self._batches.append(batch)
-            if self._wakes_at < _NEVER:
-                self._wake()
+        while True:
+            with self.lock:
+                if self.closed:
+                    raise CommitMQError("the producer is closed")
+                if not self._is_full:
+                    self.outstanding += len(batch)
+                    self._outstanding_bytes += batch.size_bytes
+                    self._earliest = min(self._earliest, batch.deadline)
+                    self._batches.append(batch)
+                    if self._wakes_at < _NEVER:
+                        self._wake()
+                    return
+            self._wait_for_space(batch.deadline)
 
     def _enqueue(self, group: _Group, future: SendFuture) -> None:
-        """Add one that another core had (condition held)."""
+        """Add one that another core had (lock held)."""
         future.sender = self
         self.outstanding += 1
         size = future.size_bytes
@@ -429,30 +437,28 @@ class SendCore:
         if self._pending_bytes >= self._wakes_at:
             self._wake()
 
-    def hurry(self) -> None:
-        """A thread begins to wait for a result (condition held); :meth:`unhurry` when it has ended."""
-        self._hurried += 1
-        if self._lingering:
+    def hurry(self, ticket: Ticket) -> None:
+        """A thread begins to wait for a result (lock held). It takes its ticket out of ``hurried`` when it has ended."""
+        self.hurried.add(ticket)
+        if self._lingering is not None or not self._has_pump:
             self._wake()
 
-    def unhurry(self) -> None:
-        self._hurried -= 1
-
     def _wake(self) -> None:
-        """Have a pump, and one that is awake (condition held)."""
-        self._wakes_at = _NEVER
-        if self._lingering:
-            self.condition.notify_all()
+        """Have a pump, and one that is awake (lock held)."""
+        if self._lingering is not None:
+            wake_all([self._lingering])
         else:
             self._bell.ring()
-        if self._thread is None:
+        if not self._has_pump:
             check_fork(self.pid, "producer")
-            self._thread = threading.Thread(target=self._pump, name=f"commitmq-producer-{self.role}", daemon=True)
-            self._thread.start()
+            # Whoever is interrupted in here may have started one, or not: the first that runs is the pump.
+            threading.Thread(target=self._pump, name=f"commitmq-producer-{self.role}", daemon=True).start()
+            self._has_pump = True
+        self._wakes_at = _NEVER
 
     def redirect(self, topic: str, make_core: Callable[[], SendCore]) -> None:
         """From now on another core sends ``topic``; what is pending of it moves there, in order (primary only)."""
-        with self.condition:
+        with self.lock:
             if topic not in self.elsewhere:
                 self.elsewhere[topic] = make_core()
             other = self.elsewhere[topic]
@@ -466,12 +472,12 @@ class SendCore:
 
     def restore(self, topic: str) -> None:
         """Undo :meth:`redirect` for what comes from now on."""
-        with self.condition:
+        with self.lock:
             self.elsewhere.pop(topic, None)
         self.routes.forget(topic)
 
     def forget(self, future: SendFuture) -> None:
-        """A pending message was cancelled (condition held)."""
+        """A pending message was cancelled (lock held)."""
         self._settle(1, future.size_bytes)
         self._pending_bytes -= future.size_bytes
 
@@ -482,39 +488,43 @@ class SendCore:
 
     def flush(self, deadline: float) -> bool:
         """Wait until nothing is pending or in flight; False when ``deadline`` passed before that."""
-        with self.condition:
-            self._waiting += 1
-            self.condition.notify_all()  # this core's pump or the memory core's may linger
-            try:
-                while self.all_in_flight():
-                    remaining = deadline - time.monotonic()
-                    if remaining <= 0:
-                        return False
-                    self.condition.wait(remaining)
-            finally:
-                self._waiting -= 1
-        return True
+        return self._wait_until(lambda: not self.all_in_flight(), deadline)
+
+    @property
+    def _is_full(self) -> bool:
+        return self.outstanding >= self.max_pending or self._outstanding_bytes >= self.max_pending_bytes
 
     def _wait_for_space(self, deadline: float) -> None:
-        self._waiting += 1
-        if self._lingering:
-            self._wake()
+        """Raises SendError (not stored) when there is none until ``deadline`` (lock not held)."""
+        if self.in_pump() or not self._wait_until(lambda: not self._is_full, deadline):
+            raise not_stored("CLIENT_BUFFER_FULL", f"{self.outstanding} messages of this producer are still pending")
+
+    def _wait_until(self, holds: Callable[[], bool], deadline: float) -> bool:
+        """Wait for something that becomes true when sends are settled; False when ``deadline`` passed (lock not held)."""
+        ticket = Line.ticket()
+        waiting = self._waiting
         try:
-            while self.outstanding >= self.max_pending or self._outstanding_bytes >= self.max_pending_bytes:
-                remaining = deadline - time.monotonic()
-                if remaining <= 0 or self.in_pump():
-                    raise not_stored(
-                        "CLIENT_BUFFER_FULL", f"{self.outstanding} messages of this producer are still pending"
-                    )
-                self.condition.wait(remaining)
+            waiting.append(ticket)
+            with self.lock:
+                for core in (self, self._memory):
+                    if core is not None and core.outstanding and (core._lingering is not None or not core._has_pump):
+                        core._wake()
+            while not holds():
+                left_s = deadline - time.monotonic()
+                if left_s <= 0:
+                    return False
+                ticket.acquire(timeout=min(left_s, _LONG_S))
+            return True
         finally:
-            self._waiting -= 1
+            waiting.remove(ticket)
 
     def _settle(self, count: int, size_bytes: int) -> None:
         self.outstanding -= count
         self._outstanding_bytes -= size_bytes
-        if self._waiting or self.primary._waiting:
-            self.condition.notify_all()
+        if self._waiting:
+            wake_all(self._waiting)
+        if self.primary._waiting and self.primary is not self:
+            wake_all(self.primary._waiting)
         if self.primary._room_wanted and self.primary.room is not None:
             self.primary._room_wanted = False
             self.primary.room()
@@ -522,10 +532,15 @@ class SendCore:
     # ------------------------------------------------------------ the pump
 
     def _pump(self) -> None:
+        with self.lock:
+            if self._thread is not None or self.closed:
+                return  # there is one: who started this one was interrupted before it could know
+            self._thread = threading.current_thread()
+            self._has_pump = True
         poller = zmq.Poller()
         poller.register(self._bell.fd, zmq.POLLIN)
         while True:
-            with self.condition:
+            with self.lock:
                 idle = not self._groups and not self._batches
                 if self.closed and not self._groups:
                     return
@@ -534,50 +549,50 @@ class SendCore:
                 poller.poll()
                 self._bell.clear()
                 continue
-            for _ in range(50):
-                # A batch that waits for the connection goes first; the bound keeps batches from starving the pump.
-                if not self._guests:
-                    break
-                time.sleep(0.0002)
             self._linger()
-            with self.io:
-                try:
-                    self._drive()
-                except Exception as error:
-                    # Nothing here should raise; if it does, no future may be left hanging.
-                    _log.exception("the producer's sending thread failed", extra={"fields": {}})
-                    self._give_up(f"the client failed: {error!r}")
-                    self._fail_pending(True, "CLIENT_ERROR", f"the client failed: {error!r}")
-                    self._fail_batches(True, "CLIENT_ERROR", f"the client failed: {error!r}")
+            self.in_turn(self._drive_safely, float("inf"))
+
+    def _drive_safely(self) -> None:
+        try:
+            self._drive()
+        except Exception as error:
+            # Nothing here should raise; if it does, no future may be left hanging.
+            _log.exception("the producer's sending thread failed", extra={"fields": {}})
+            self._give_up(f"the client failed: {error!r}")
+            self._fail_pending(True, "CLIENT_ERROR", f"the client failed: {error!r}")
+            self._fail_batches(True, "CLIENT_ERROR", f"the client failed: {error!r}")
 
     def _linger(self) -> None:
         """Let messages gather for what is left of the time."""
-        with self.condition:
-            self._lingering = True
-            while not self.closed and (left_s := self._linger_left_s()) > 0:
+        while True:
+            with self.lock:
+                left_s = self._linger_left_s()
+                if self.closed or left_s <= 0:
+                    self._lingering = None
+                    self._wakes_at = _NEVER
+                    return
+                ticket = self._lingering = Line.ticket()
                 self._wakes_at = FULL_RUN_BYTES
-                self.condition.wait(left_s)
-            self._lingering = False
-            self._wakes_at = _NEVER
+            ticket.acquire(timeout=left_s)
 
     def _linger_left_s(self) -> float:
         """How long the single messages that are pending may still wait for more of them."""
         if not self.linger_s or self._gathered > 0 or self._pending_bytes >= FULL_RUN_BYTES:
             return 0.0
-        if self._hurried or self._waiting or self.primary._hurried or self.primary._waiting:
+        if self.hurried or self._waiting or self.primary.hurried or self.primary._waiting:
             return 0.0
         if self._batches or self._flying_batches:
             return 0.0  # the connection is in use, and nobody would look when the time is over
         return min(self._gathered_at + self.linger_s, self._earliest) - time.monotonic()
 
     def _drive(self) -> None:
-        """Send and receive until nothing is in flight and nothing may be sent now (io held)."""
+        """Send and receive until nothing is in flight and nothing may be sent now (connection owned)."""
         owed = True  # guests that come without an end must not keep the pump from its turn
         while not self.closed:
             if owed or not self._guests or self._repeating:
                 self._fill()
                 owed = False
-            with self.condition:
+            with self.lock:
                 if not self._in_flight():
                     nothing = not (self._groups or self._batches) or self._linger_left_s() > 0
                     if not self._repeating and (nothing or self._guests):
@@ -705,7 +720,7 @@ class SendCore:
             channel.put([orjson.dumps(header), data], time.monotonic() + 0.5)
         except NodeUnavailableError as error:
             # Not taken: these wait for the next connection, before those that came after them.
-            with self.condition:
+            with self.lock:
                 for one in futures:
                     one._state = "PENDING"
                     self._pending_bytes += one.size_bytes
@@ -739,14 +754,14 @@ class SendCore:
         """Let go of a batch that has nothing more to send, and of its future when all of it is answered."""
         if batch.more:
             return
-        with self.condition, contextlib.suppress(ValueError):
+        with self.lock, contextlib.suppress(ValueError):
             self._batches.remove(batch)
         if not batch.in_flight:
             batch.finish()
 
     def settle_batch(self, batch: PendingBatch) -> None:
         """Its future is done or cancelled: it takes no room any more."""
-        with self.condition:
+        with self.lock:
             if not batch.settled:
                 batch.settled = True
                 self._settle(len(batch), batch.size_bytes)
@@ -852,7 +867,7 @@ class SendCore:
             self._lose_batches(late_batches, unknown("no answer in time", "TIMEOUT"))
         if stuck:
             self._lose("no answer in time")
-        with self.condition:
+        with self.lock:
             pending = min((one.deadline for waiting in self._groups.values() for one in waiting), default=float("inf"))
             batches = min((one.deadline for one in (*self._batches, *self._flying_batches.values())), default=earliest)
             self._earliest = min(earliest, pending, batches)
@@ -861,7 +876,7 @@ class SendCore:
         """Fail pending messages as not stored: ``everything``, else those out of time."""
         now = time.monotonic()
         failed: list[SendFuture] = []
-        with self.condition:
+        with self.lock:
             if not everything and now < self._earliest:
                 return  # whoever sends waits for this lock
             for group, waiting in list(self._groups.items()):
@@ -882,13 +897,13 @@ class SendCore:
         self._fail(failed, lambda: not_stored(code, sentence))
 
     def _fail_batches(self, everything: bool, code: str, sentence: str) -> None:
-        """As :meth:`_fail_pending`, for batches none of whose runs is in flight (io held)."""
+        """As :meth:`_fail_pending`, for batches none of whose runs is in flight (connection owned)."""
         now = time.monotonic()
         late = [one for one in list(self._batches) if not one.in_flight and (everything or one.deadline <= now)]
         self._lose_batches(late, not_stored(code, sentence))
 
     def _fail_group(self, group: _Group, error: SendError) -> None:
-        with self.condition:
+        with self.lock:
             waiting = [one for one in self._groups.pop(group, ()) if one._state == "PENDING"]
             for one in waiting:
                 one._state = "RUNNING"
@@ -901,7 +916,7 @@ class SendCore:
     def _fail(self, futures: list[SendFuture], make_error: Any) -> None:
         # In small steps: whoever sends, an event loop perhaps, waits for the lock.
         for start in range(0, len(futures), _FAIL_STEP):
-            with self.condition:
+            with self.lock:
                 live = [one for one in futures[start : start + _FAIL_STEP] if not one.done()]
                 called = fail_all(live, make_error)
                 self._settle(len(live), sum(one.size_bytes for one in live))
@@ -916,20 +931,22 @@ class SendCore:
         if self.pid != os.getpid():
             self.closed = True  # the sockets are the parent's
             return
-        with self.condition:
+        with self.lock:
             if self.closed:
                 return
         if not self.in_pump():
             self.flush(deadline)
-        with self.condition:
+        with self.lock:
             self.closed = True
             thread = self._thread
             self._bell.ring()
         self._fail_pending(True, "CLIENT_CLOSED", "the producer was closed before the message was sent")
         if thread is not None and thread is not threading.current_thread():
             thread.join(1.0)
-        locked = self.io.acquire(timeout=1.0)
+        ticket = Line.ticket()
         try:
+            self.line.append(ticket)
+            self.line.wait(ticket, time.monotonic() + 1.0)
             self._give_up("the producer was closed before the answer")
             self._fail_batches(True, "CLIENT_CLOSED", "the producer was closed before the batch was sent")
             self.directory.close()
@@ -938,5 +955,5 @@ class SendCore:
             if thread is None or not thread.is_alive():
                 self._bell.close()
         finally:
-            if locked:
-                self.io.release()
+            self.line.remove(ticket)
+            self.line.wake()

@@ -8,14 +8,15 @@ sent lives in the same object, so that a send allocates once, and all fields are
 
 from __future__ import annotations
 
-import _thread
 import logging
 import threading
+import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from commitmq.client.line import Line, Ticket, wake_all
 from commitmq.client.results import RunAck, SendResult
 from commitmq.errors import SendError
 
@@ -30,22 +31,23 @@ _CANCELLED_AND_NOTIFIED = "CANCELLED_AND_NOTIFIED"
 _FINISHED = "FINISHED"
 _DONE = frozenset((_CANCELLED, _CANCELLED_AND_NOTIFIED, _FINISHED))
 
+_LONG_S: Final = 1.0
+
 _log = logging.getLogger("commitmq.client")
 
 
 class Sender(Protocol):
     """Who sends the message of a future."""
 
-    condition: threading.Condition
+    lock: threading.RLock
+    hurried: set[Ticket]
+    """Of threads that wait for a result."""
 
     def forget(self, future: SendFuture) -> None:
-        """It was cancelled (condition held)."""
+        """It was cancelled (lock held)."""
 
-    def hurry(self) -> None:
-        """A thread begins to wait for it (condition held)."""
-
-    def unhurry(self) -> None:
-        """That thread waits no more (condition held)."""
+    def hurry(self, ticket: Ticket) -> None:
+        """A thread begins to wait for it (lock held); ``ticket`` is in ``hurried`` now."""
 
 
 class _Watch:
@@ -106,8 +108,9 @@ class SendFuture(Future[SendResult]):
     # ------------------------------------------------------------ what concurrent.futures' helpers look at
 
     @property
-    def _condition(self) -> threading.Condition:  # type: ignore[override]
-        return self.sender.condition
+    def _condition(self) -> threading.RLock:  # type: ignore[override]
+        # They lock it, and neither wait on it nor notify: what wakes them are the waiters.
+        return self.sender.lock
 
     @property
     def _waiters(self) -> list[Any]:  # type: ignore[override]
@@ -126,7 +129,7 @@ class SendFuture(Future[SendResult]):
 
     def cancel(self) -> bool:
         """Withdraw the message if it was not handed to the connection yet; True when it will never be sent."""
-        with self._condition:
+        with self.sender.lock:
             if self._state in (_CANCELLED, _CANCELLED_AND_NOTIFIED):
                 return True
             if self._state != _PENDING:
@@ -176,34 +179,36 @@ class SendFuture(Future[SendResult]):
 
     def add_done_callback(self, fn: Callback) -> None:
         """Have ``fn(future)`` called once it is done: in the producer's thread, or here and now if it is already."""
-        with self._condition:
+        with self.sender.lock:
             if self._state not in _DONE:
                 self._watched().callbacks.append(fn)
                 return
         _call(fn, self)
 
     def _wait(self, timeout: float | None) -> None:
-        lock = _thread.allocate_lock()
-        lock.acquire()
-        with self._condition:
-            if self._state in _DONE:
-                return
+        ticket = Line.ticket()
 
-            def wake(_future: Future[SendResult]) -> None:
-                lock.release()
+        def wake(_future: Future[SendResult]) -> None:
+            wake_all([ticket])
 
-            callbacks = self._watched().callbacks
-            callbacks.append(wake)
-            sender = self.sender
-            sender.hurry()
+        sender = self.sender
+        hurried = sender.hurried
+        deadline = None if timeout is None else time.monotonic() + timeout
         try:
-            done = lock.acquire(timeout=-1 if timeout is None else max(timeout, 0))
+            with sender.lock:
+                if self._state in _DONE:
+                    return
+                callbacks = self._watched().callbacks
+                callbacks.append(wake)
+                sender.hurry(ticket)
+            while self._state not in _DONE:
+                left_s = _LONG_S if deadline is None else deadline - time.monotonic()
+                if left_s <= 0:
+                    break
+                ticket.acquire(timeout=min(left_s, _LONG_S))
         finally:
-            with self._condition:
-                sender.unhurry()
-        if done:
-            return
-        with self._condition:
+            hurried.discard(ticket)
+        with sender.lock:
             if self._state in _DONE:
                 return
             if wake in callbacks:
@@ -212,7 +217,7 @@ class SendFuture(Future[SendResult]):
 
 
 def finish_run(futures: list[SendFuture], run: RunAck) -> tuple[list[SendFuture], list[SendFuture]]:
-    """Resolve all futures of a stored run, condition held.
+    """Resolve all futures of a stored run, lock held.
 
     Returns those whose callbacks must run afterwards, and those that were done before, because their time was over.
     """
@@ -237,7 +242,7 @@ def finish_run(futures: list[SendFuture], run: RunAck) -> tuple[list[SendFuture]
 
 
 def fail_all(futures: Iterable[SendFuture], make_error: Callable[[], SendError]) -> list[SendFuture]:
-    """Fail all futures that are not done, condition held, each with an error of its own; returns as finish_run."""
+    """Fail all futures that are not done, lock held, each with an error of its own; returns as finish_run."""
     called = []
     for future in futures:
         if future._state in _DONE:

@@ -14,6 +14,7 @@ import pytest
 
 from commitmq.client.batch_plan import plan_batch
 from commitmq.client.idempotent import IdempotentCore, Sequences
+from commitmq.client.line import Line
 from commitmq.client.pending_batch import PendingBatch
 from commitmq.client.results import BatchSendError
 from commitmq.client.send_core import FULL_RUN_BYTES, LEAST_WINDOW, MAX_PUMP_RUN_BYTES, WINDOW, SendCore
@@ -374,7 +375,7 @@ def test_a_connection_that_is_found_lost_while_it_is_asked_for_takes_its_batches
 
 
 def test_guests_without_an_end_leave_the_pump_its_turn(plain: Any) -> None:
-    plain._guests = 1
+    plain.line.extend((Line.ticket(), Line.ticket()))  # the pump's own, and one that waits
     batch = pending(plain, b"x")
     plain._receive = lambda: answer(plain, 1, **OK)
     plain._drive()

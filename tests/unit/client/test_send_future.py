@@ -11,6 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from commitmq import Outcome, SendError
+from commitmq.client.line import Ticket
 from commitmq.client.results import RunAck
 from commitmq.client.send_future import SendFuture, fail_all, finish_run, run_callbacks
 
@@ -27,9 +28,9 @@ class Sender:
     """What a producer does with futures, by hand."""
 
     def __init__(self) -> None:
-        self.condition = threading.Condition()
+        self.lock = threading.RLock()
+        self.hurried: set[Ticket] = set()
         self.forgotten: list[SendFuture] = []
-        self.waiting = 0
 
     def future(self) -> SendFuture:
         return SendFuture(self, b"x", None, 0, 1, time.monotonic() + 9)
@@ -37,11 +38,8 @@ class Sender:
     def forget(self, future: SendFuture) -> None:
         self.forgotten.append(future)
 
-    def hurry(self) -> None:
-        self.waiting += 1
-
-    def unhurry(self) -> None:
-        self.waiting -= 1
+    def hurry(self, ticket: Ticket) -> None:
+        self.hurried.add(ticket)
 
     def start(self, *futures: SendFuture) -> None:
         for one in futures:
@@ -50,12 +48,12 @@ class Sender:
 
     def finish(self, *futures: SendFuture) -> None:
         ack = RunAck("T", 2, "memory", [10] * len(futures), ["U"] * len(futures), ANSWER)
-        with self.condition:
+        with self.lock:
             called, _ = finish_run(list(futures), ack)
         run_callbacks(called)
 
     def fail(self, *futures: SendFuture) -> None:
-        with self.condition:
+        with self.lock:
             called = fail_all(futures, lambda: SendError("CODE", "why", outcome=Outcome.NOT_STORED))
         run_callbacks(called)
 
@@ -88,7 +86,7 @@ def test_one_whose_time_was_over_is_left_as_it_is(sender: Sender) -> None:
     early, late = sender.future(), sender.future()
     sender.start(early, late)
     sender.fail(late)
-    with sender.condition:
+    with sender.lock:
         called, before = finish_run([late, early], RunAck("T", 2, "memory", [10, 10], ("U" * 28, 7), ANSWER))
     assert (called, before) == ([], [late])
     assert isinstance(late.exception(), SendError)

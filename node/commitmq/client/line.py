@@ -1,0 +1,69 @@
+"""Whose turn it is to use something that one thread uses at a time, safe against exceptions that come from outside.
+
+Ctrl-C, or a signal handler that raises, can come between any two calls. A ``threading.Lock`` that is tried, or waited for with
+a time-out, then stays locked for ever: its ``acquire`` has returned, and the ``try`` behind it was not entered. The methods of
+a ``threading.Condition`` are Python code and have the same gap. A ``with`` of a plain lock has no gap, nor has this line.
+
+A thread puts a ticket at the end of the line. It is its turn while its ticket is the first. It takes the ticket out in a
+``finally`` whose first call is :meth:`Line.remove`, so that no interruption can come before::
+
+    ticket = line.ticket()
+    try:
+        line.append(ticket)
+        if line.wait(ticket, deadline):
+            ...
+    finally:
+        line.remove(ticket)
+        line.wake()
+
+``append`` and ``remove`` are the deque's own: an interruption comes before or after them, and never half-way. One that comes
+between ``remove`` and ``wake`` costs the next in the line a twentieth of a second.
+"""
+
+from __future__ import annotations
+
+import _thread
+import time
+from collections import deque
+from typing import Final
+
+_LOOK_S: Final = 0.05
+
+Ticket = _thread.LockType
+
+
+class Line(deque[Ticket]):
+    """See the module. The first ticket is of whom it is the turn."""
+
+    @staticmethod
+    def ticket() -> Ticket:
+        """A ticket for :meth:`wait`. (For one look at the line, without waiting, any new lock will do.)"""
+        ticket = _thread.allocate_lock()
+        ticket.acquire()
+        return ticket
+
+    def wait(self, ticket: Ticket, deadline: float) -> bool:
+        """Wait until ``ticket``, which is in the line, is the first; False when ``deadline`` (monotonic seconds) passed."""
+        while self[0] is not ticket:
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return False
+            ticket.acquire(timeout=min(left_s, _LOOK_S))
+        return True
+
+    def wake(self) -> None:
+        """Tell the first in the line that it is the first."""
+        try:
+            self[0].release()
+        except (IndexError, RuntimeError):
+            return  # nobody waits, or it is awake already
+
+
+def wake_all(waiting: list[Ticket]) -> None:
+    """Wake whoever sleeps on one of these."""
+    for ticket in waiting:
+        if ticket.locked():
+            try:
+                ticket.release()
+            except RuntimeError:
+                continue  # somebody else has woken it in this moment
