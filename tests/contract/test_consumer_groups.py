@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
 import signal
 import socket
@@ -20,7 +21,17 @@ from typing import Any
 
 import pytest
 
-from commitmq import Admin, AsyncConsumer, Consumer, FencedError, Message, MessageSelector, Producer, ProtocolError
+from commitmq import (
+    Admin,
+    AsyncConsumer,
+    CommitMQError,
+    Consumer,
+    FencedError,
+    Message,
+    MessageSelector,
+    Producer,
+    ProtocolError,
+)
 from commitmq.client import membership
 from commitmq.client.connection import Directory, wants_ipv6
 from nodes import Node, commitmq, eventually, free_ports, start_node
@@ -438,6 +449,52 @@ def test_what_a_callback_raises_is_raised_and_it_is_called_again(node: Node) -> 
                 consumer.poll(5)
         assert len(drain(consumer, 5)) == 5
         assert calls == 3
+
+
+def test_a_callback_that_raises_in_close_keeps_nothing_from_being_committed(node: Node, admin: Admin) -> None:
+    bodies = send(node, "raises-last", 20)
+
+    def revoked(_: object) -> None:
+        raise KeyError("mine")
+
+    consumer = Consumer("raises-last", "raises-last", node=node.address, on_revoke=revoked, auto_commit_interval_s=60)
+    seen = [one.body for one in consumer.poll(10, 5)]
+    assert seen == bodies[:5]
+    assert len(consumer.poll(10, 5)) == 5  # so the first five are done
+    with pytest.raises(KeyError, match="mine"):
+        consumer.close()
+    assert consumer.is_closed
+    assert rows(admin, "raises-last") == {0: 5}, "what the callback had no chance to finish is not"
+
+
+def test_a_callback_must_not_poll(node: Node) -> None:
+    send(node, "polls-within", 1)
+
+    def assigned(_: object) -> None:
+        consumer.poll(0)
+
+    with Consumer("polls-within", "polls-within", node=node.address, on_assign=assigned) as consumer:
+        with pytest.raises(CommitMQError, match="a poll is under way"):
+            consumer.poll(5)
+            consumer.poll(5)
+        consumer._on_assign = None
+
+
+def test_endless_times_are_long_ones(node: Node) -> None:
+    send(node, "endless", 3)
+    with (
+        Producer(node.address, timeout_s=math.inf, max_pending=2) as producer,
+        Consumer("endless", "endless", node=node.address, timeout_s=math.inf) as consumer,
+        Admin(node.address, timeout_s=math.inf) as admin,
+    ):
+        for _ in range(10):
+            producer.send_async("endless", b"x")
+        producer.send("endless-other", b"x", key="k", timeout_s=math.inf)
+        producer.send_batch("endless", [b"x", b"y"], timeout_s=math.inf)
+        producer.flush(math.inf)
+        assert len(drain(consumer, 15)) == 15
+        consumer.commit()
+        assert rows(admin, "endless") == {0: 15}
 
 
 def test_paused_queues_wait(node: Node, admin: Admin) -> None:

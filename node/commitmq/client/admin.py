@@ -11,6 +11,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from commitmq.client import checks
 from commitmq.client.connection import Channel, Directory, check_fork
 from commitmq.errors import CommitMQError, NodeUnavailableError, ProtocolError
 from commitmq.store.message_id import parse_offset_message_id
@@ -32,10 +33,8 @@ class Admin:
     def __init__(self, node: str | None = None, *, timeout_s: float = 10.0) -> None:
         """Connects at the first request. ``node``: admin address, default COMMITMQ_NODE, else tcp://127.0.0.1:7310."""
         self._closed = True
-        if not timeout_s > 0:
-            raise ValueError(f"timeout_s must be positive, not {timeout_s!r}")
+        self._timeout_s = checks.seconds("timeout_s", timeout_s)
         self._directory = Directory(node)
-        self._timeout_s = timeout_s
         self._channels: dict[str, Channel] = {}
         self._pid = os.getpid()
         self._closed = False

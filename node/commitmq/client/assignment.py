@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from commitmq.client import checks
 from commitmq.client.bell import Bell
 from commitmq.client.connection import Channel
 from commitmq.errors import ProtocolError
@@ -254,7 +255,7 @@ def start_offsets(
     for topic, ids in by_topic.items():
         fields: dict[str, Any] = {"topic": topic, "queues": ids}
         if isinstance(start, datetime):
-            fields["timestamp"] = int(start.timestamp() * 1000)
+            fields["timestamp"] = max(int(start.timestamp() * 1000), 0)
         if topic in incarnations:
             fields["incarnation"] = incarnations[topic]
         try:
@@ -296,8 +297,13 @@ def check_start(start: Start) -> Start:
         raise ValueError(f"start must be 'earliest', 'latest', a datetime or an offset, not {start!r}")
     if isinstance(start, str) and start not in ("earliest", "latest"):
         raise ValueError(f"start must be 'earliest', 'latest', a datetime or an offset, not {start!r}")
-    if isinstance(start, int) and start < 0:
-        raise ValueError(f"a start offset must not be negative: {start}")
+    if isinstance(start, int):
+        return checks.offset("a start offset", start)
+    if isinstance(start, datetime):
+        try:
+            start.timestamp()
+        except (ValueError, OverflowError, OSError) as error:
+            raise ValueError(f"start must be a time that the clock can tell, not {start!r}: {error}") from None
     return start
 
 

@@ -14,6 +14,7 @@ from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
+from commitmq.client import checks
 from commitmq.client.assignment import (
     Assignment,
     Begin,
@@ -114,7 +115,11 @@ class Consumer:
 
         self._closed = True
         names = list(dict.fromkeys([topics] if isinstance(topics, str) else topics))
-        explicit = None if queues is None else list(dict.fromkeys((topic, int(queue)) for topic, queue in queues))
+        explicit = (
+            None
+            if queues is None
+            else list(dict.fromkeys((topic, checks.integer("a queue", queue)) for topic, queue in queues))
+        )
         if group is not None and explicit is not None:
             raise ValueError("a group assigns the queues by itself; give queues only without a group")
         if not names and not explicit:
@@ -125,8 +130,15 @@ class Consumer:
             validate_group(group)
         if mode not in _MODES:
             raise ValueError(f"mode must be one of {', '.join(_MODES)}, not {mode!r}")
-        if max_poll_interval_s is not None and max_poll_interval_s <= 0:
-            raise ValueError(f"max_poll_interval_s must be positive or None, not {max_poll_interval_s}")
+        if max_poll_interval_s is not None:
+            max_poll_interval_s = checks.seconds("max_poll_interval_s", max_poll_interval_s)
+        timeout_s = checks.seconds("timeout_s", timeout_s)
+        auto_commit_interval_s = checks.seconds("auto_commit_interval_s", auto_commit_interval_s, zero=True)
+        rebalance_timeout_s = checks.seconds("rebalance_timeout_s", rebalance_timeout_s, zero=True)
+        if checks.integer("max_pull_bytes", max_pull_bytes) < 1:
+            raise ValueError(f"max_pull_bytes must be at least 1, not {max_pull_bytes}")
+        checks.callback("on_assign", on_assign)
+        checks.callback("on_revoke", on_revoke)
         wanted = selector(filter)
         self._group = group
         self._topics = names
@@ -220,6 +232,9 @@ class Consumer:
         """What poll returns. It counts as handed out when it is the assignment's ``returned``."""
         if max_messages < 1:
             raise ValueError("max_messages must be at least 1")
+        timeout_s = checks.seconds("timeout_s", timeout_s, zero=True)
+        if self._user == threading.get_ident():
+            raise CommitMQError("a poll is under way: on_assign, on_revoke and signal handlers must not poll")
         return self._using(partial(self._fetch, time.monotonic() + timeout_s, max_messages))
 
     def _fetch(self, deadline: float, max_messages: int) -> Taken:
@@ -259,9 +274,7 @@ class Consumer:
 
         An offset behind the queue's end is no place: reading goes on at the end, and ``gaps`` tells. It is not committed.
         """
-        if offset < 0:
-            raise ValueError(f"a queue offset must not be negative: {offset}")
-        self._using(partial(self._seek, (topic, queue), offset))
+        self._using(partial(self._seek, (topic, queue), checks.offset("a queue offset", offset)))
 
     def _seek(self, key: Queue, offset: int) -> None:
         with self._assignment.lock:
@@ -343,7 +356,7 @@ class Consumer:
             with self._assignment.lock:
                 progress = self._committer.progress(list(self._assignment.owned.values()), delivered=True)
         else:
-            progress = self._committer.of(offsets)
+            progress = self._committer.of({key: checks.integer("an offset", value) for key, value in offsets.items()})
         if not progress.offsets:
             return {}
         return self._committer.commit(progress, time.monotonic() + self._timeout_s)
@@ -513,6 +526,8 @@ class Consumer:
         waited for 2 s (``timeout_s``); what is not committed then is delivered again. Closing twice is allowed, and from any
         thread: a poll that waits returns an empty batch.
         """
+        if timeout_s is not None:
+            timeout_s = checks.seconds("timeout_s", timeout_s, zero=True)
         if self._closed:
             return
         if self._pid != os.getpid():
@@ -550,10 +565,15 @@ class Consumer:
             if member is None or member.error is None:
                 with assignment.lock:
                     states = list(assignment.owned.values())
-                self._tell_revoked(states)
-                if self._auto_commit and member is not None:
-                    progress = self._committer.progress(states, delivered=commit)
-                    answered = self._committer.commit_quietly(progress, time.monotonic() + patience_s)
+                try:
+                    self._tell_revoked(states)
+                except BaseException:
+                    commit = False  # it did not finish the last batch
+                    raise
+                finally:
+                    if self._auto_commit and member is not None:
+                        progress = self._committer.progress(states, delivered=commit)
+                        answered = self._committer.commit_quietly(progress, time.monotonic() + patience_s)
         finally:
             self._user = outer
             self._handled = None

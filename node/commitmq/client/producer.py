@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import orjson
 import zmq
 
-from commitmq.client import wire
+from commitmq.client import checks, wire
 from commitmq.client.connection import WAIT_SLICE_S, Channel, ConnectionLost, check_fork
 from commitmq.client.local_socket import LocalSocket
 from commitmq.client.message import (
@@ -138,8 +138,7 @@ class Producer:
             raise ValueError("producer_id and producer_epoch are for idempotent=True")
         if producer_id is None and producer_epoch:
             raise ValueError("producer_epoch needs a producer_id: without one the producer counts epochs by itself")
-        if not timeout_s > 0:
-            raise _no_time(timeout_s)
+        timeout_s = checks.seconds("timeout_s", timeout_s)
         if max_pending < 1 or max_pending_bytes < 1:
             raise ValueError("max_pending and max_pending_bytes must be at least 1")
         if not 0 <= linger_ms <= MAX_LINGER_MS:
@@ -200,8 +199,8 @@ class Producer:
         message too; the node must have them enabled. Raises InvalidMessageError for what cannot be sent, SendError when it
         was not acknowledged.
         """
-        if timeout_s is not None and not timeout_s > 0:
-            raise _no_time(timeout_s)
+        if timeout_s is not None:
+            timeout_s = checks.seconds("timeout_s", timeout_s)
         if key is not None:
             keys, sharding_key = both_keys(key, keys, sharding_key)
         if multi_dispatch is not None:
@@ -355,8 +354,8 @@ class Producer:
         """
         if self._closed:
             self._check_usable()
-        if timeout_s is not None and not timeout_s > 0:
-            raise _no_time(timeout_s)
+        if timeout_s is not None:
+            timeout_s = checks.seconds("timeout_s", timeout_s)
         if key is not None:
             keys, sharding_key = both_keys(key, keys, sharding_key)
         deadline = _monotonic() + (timeout_s or self._timeout_s)
@@ -384,7 +383,7 @@ class Producer:
         """
         self._check_usable()
         self._check_may_wait()
-        limit = self._timeout_s if timeout_s is None else timeout_s
+        limit = self._timeout_s if timeout_s is None else checks.seconds("timeout_s", timeout_s, zero=True)
         if not self._core.flush(time.monotonic() + limit):
             raise TimeoutError(f"{self._core.all_in_flight()} messages are still pending after {limit} s")
 
@@ -611,10 +610,10 @@ class Producer:
         Sends that are still pending then fail: not stored if they were not handed over, unknown otherwise. Closing
         twice is allowed.
         """
+        limit = self._timeout_s if timeout_s is None else checks.seconds("timeout_s", timeout_s, zero=True)
         if self._closed:
             return
         self._closed = True
-        limit = self._timeout_s if timeout_s is None else timeout_s
         self._core.close(time.monotonic() + limit)
 
     def __enter__(self) -> Self:
@@ -643,11 +642,7 @@ class Producer:
 
     def _limit(self, timeout_s: float | None) -> float:
         """Seconds that one call has."""
-        if timeout_s is None:
-            return self._timeout_s
-        if not timeout_s > 0:
-            raise _no_time(timeout_s)
-        return timeout_s
+        return self._timeout_s if timeout_s is None else checks.seconds("timeout_s", timeout_s)
 
     def _queue_of_key(self, topic: str, body: bytes | Message, sharding_key: str | None, deadline: float) -> int | None:
         """The queue that the message's sharding key picks, None without one. May ask the coordinator; raises SendError."""
@@ -895,10 +890,6 @@ def _keys_of_batch(
 
 def _has_sharding_keys(messages: Sequence[bytes | Message]) -> bool:
     return any(isinstance(one, Message) and one.sharding_key for one in messages)
-
-
-def _no_time(timeout_s: float) -> ValueError:
-    return ValueError(f"timeout_s must be positive, not {timeout_s!r}")
 
 
 def _check_ack(ack: str) -> str:

@@ -1,0 +1,42 @@
+"""What a program may give a client for a time, an offset or a callback. A ValueError names the argument and what was given."""
+
+from __future__ import annotations
+
+import numbers
+import operator
+from collections.abc import Callable
+from typing import Any, Final
+
+MOST_SECONDS: Final = 2e6
+"""Three weeks: longer times, also ``math.inf``, count as that. (ZeroMQ counts milliseconds in 32 bits.)"""
+
+MAX_OFFSET: Final = (1 << 63) - 1
+
+
+def seconds(name: str, value: Any, *, zero: bool = False) -> float:
+    """``value`` as a time to wait: above 0, or not below it where ``zero`` is a time too."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not (value > 0 or (zero and value == 0)):
+        raise ValueError(f"{name} must be {'a number of seconds, not below 0' if zero else 'positive'}, not {value!r}")
+    return min(float(value), MOST_SECONDS)
+
+
+def offset(name: str, value: Any) -> int:
+    """``value`` as a queue offset."""
+    number = integer(name, value)
+    if not 0 <= number <= MAX_OFFSET:
+        raise ValueError(f"{name} must be between 0 and 2^63 - 1, not {value!r}")
+    return number
+
+
+def integer(name: str, value: Any) -> int:
+    """``value`` as an integer; numpy's are."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise ValueError(f"{name} must be an integer, not {value!r}") from None
+
+
+def callback(name: str, value: Callable[..., object] | None) -> None:
+    """``value`` is None or can be called."""
+    if value is not None and not callable(value):
+        raise ValueError(f"{name} must be a function, not {value!r}")
