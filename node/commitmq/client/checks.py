@@ -15,9 +15,10 @@ MAX_OFFSET: Final = (1 << 63) - 1
 
 def seconds(name: str, value: Any, *, zero: bool = False) -> float:
     """``value`` as a time to wait: above 0, or not below it where ``zero`` is a time too."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not (value > 0 or (zero and value == 0)):
+    known = float(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else -1.0
+    if not (known > 0 or (zero and known == 0)):
         raise ValueError(f"{name} must be {'a number of seconds, not below 0' if zero else 'positive'}, not {value!r}")
-    return min(float(value), MOST_SECONDS)
+    return min(known, MOST_SECONDS)
 
 
 def offset(name: str, value: Any) -> int:

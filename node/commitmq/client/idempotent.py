@@ -214,7 +214,7 @@ class IdempotentCore(SendCore):
                 return
             self._settle_refused()
         self._repeating = False
-        if not self._guests:
+        if len(self.line) < 2:  # nobody waits for the connection
             super()._fill()
 
     def _send_run(

@@ -25,19 +25,21 @@ from __future__ import annotations
 import _thread
 import time
 from collections import deque
-from typing import Final
+from typing import Any, Final
 
 _LOOK_S: Final = 0.05
 
 Ticket = _thread.LockType
 
 
-class Line(deque[Ticket]):
+class Line(deque[Any]):
     """See the module. The first ticket is of whom it is the turn."""
+
+    __slots__ = ()
 
     @staticmethod
     def ticket() -> Ticket:
-        """A ticket for :meth:`wait`. (For one look at the line, without waiting, any new lock will do.)"""
+        """A ticket for :meth:`wait`. (For one look at the line, without waiting, any new object will do.)"""
         ticket = _thread.allocate_lock()
         ticket.acquire()
         return ticket
@@ -55,7 +57,7 @@ class Line(deque[Ticket]):
         """Tell the first in the line that it is the first."""
         try:
             self[0].release()
-        except (IndexError, RuntimeError):
+        except (IndexError, AttributeError, RuntimeError):
             return  # nobody waits, or it is awake already
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import operator
 import os
 import sys
@@ -62,7 +61,6 @@ _LOCAL_BODY: Final = LocalSocket.MAX_BODY_BYTES
 _loads = orjson.loads
 _dumps = orjson.dumps
 _monotonic = time.monotonic
-_new_ticket = _thread.allocate_lock
 _taken: Final[dict[str, Any]] = {}  # in place of an answer
 _time_ns = time.time_ns
 
@@ -218,7 +216,7 @@ class Producer:
             queue = self._queue_of_key(topic, body, sharding_key, now + (timeout_s or self._timeout_s))
         if core.elsewhere:
             core = core.elsewhere.get(topic, core)
-        line, ticket = core.line, _new_ticket()
+        line, ticket = core.line, object()
         if line or core.outstanding or self._sequences is not None:
             # Others are sending. Joining their runs is faster than taking turns. (And numbering is the pump's.)
             deadline = now + (timeout_s or self._timeout_s)

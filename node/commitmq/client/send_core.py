@@ -299,11 +299,6 @@ class SendCore:
             line.remove(ticket)
             line.wake()
 
-    @property
-    def _guests(self) -> bool:
-        """Whether somebody waits for the connection while the pump has it."""
-        return len(self.line) > 1
-
     # ------------------------------------------------------------ memory topics
 
     def memory_core(self) -> SendCore:
@@ -537,6 +532,7 @@ class SendCore:
                 return  # there is one: who started this one was interrupted before it could know
             self._thread = threading.current_thread()
             self._has_pump = True
+        line, ticket = self.line, Line.ticket()
         poller = zmq.Poller()
         poller.register(self._bell.fd, zmq.POLLIN)
         while True:
@@ -550,17 +546,22 @@ class SendCore:
                 self._bell.clear()
                 continue
             self._linger()
-            self.in_turn(self._drive_safely, float("inf"))
-
-    def _drive_safely(self) -> None:
-        try:
-            self._drive()
-        except Exception as error:
-            # Nothing here should raise; if it does, no future may be left hanging.
-            _log.exception("the producer's sending thread failed", extra={"fields": {}})
-            self._give_up(f"the client failed: {error!r}")
-            self._fail_pending(True, "CLIENT_ERROR", f"the client failed: {error!r}")
-            self._fail_batches(True, "CLIENT_ERROR", f"the client failed: {error!r}")
+            # As in_turn, written out: for a lone message this is a good part of the work.
+            try:
+                line.append(ticket)
+                if line[0] is not ticket:
+                    line.wait(ticket, float("inf"))
+                self._drive()
+            except Exception as error:
+                # Nothing here should raise; if it does, no future may be left hanging.
+                _log.exception("the producer's sending thread failed", extra={"fields": {}})
+                self._give_up(f"the client failed: {error!r}")
+                self._fail_pending(True, "CLIENT_ERROR", f"the client failed: {error!r}")
+                self._fail_batches(True, "CLIENT_ERROR", f"the client failed: {error!r}")
+            finally:
+                line.remove(ticket)
+                if line:
+                    line.wake()
 
     def _linger(self) -> None:
         """Let messages gather for what is left of the time."""
@@ -587,19 +588,20 @@ class SendCore:
 
     def _drive(self) -> None:
         """Send and receive until nothing is in flight and nothing may be sent now (connection owned)."""
-        owed = True  # guests that come without an end must not keep the pump from its turn
+        line = self.line
+        owed = True  # those that come behind it without an end must not keep the pump from its turn
         while not self.closed:
-            if owed or not self._guests or self._repeating:
+            if owed or len(line) < 2 or self._repeating:
                 self._fill()
                 owed = False
             with self.lock:
                 if not self._in_flight():
                     nothing = not (self._groups or self._batches) or self._linger_left_s() > 0
-                    if not self._repeating and (nothing or self._guests):
+                    if not self._repeating and (nothing or len(line) > 1):
                         break
                     continue
                 self._wakes_at = _NEVER
-                if self._in_flight() < self.window and not self._guests:
+                if self._in_flight() < self.window and len(line) < 2:
                     self._wakes_at = FULL_RUN_BYTES if self._flying else _ANY
             self._receive()
             if time.monotonic() >= self._earliest:

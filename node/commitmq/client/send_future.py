@@ -8,6 +8,7 @@ sent lives in the same object, so that a send allocates once, and all fields are
 
 from __future__ import annotations
 
+import _thread
 import logging
 import threading
 import time
@@ -16,11 +17,12 @@ from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from commitmq.client.line import Line, Ticket, wake_all
 from commitmq.client.results import RunAck, SendResult
 from commitmq.errors import SendError
 
 if TYPE_CHECKING:
+    from commitmq.client.line import Ticket
+
     Callback = Callable[[Future[SendResult]], object]
 
 # The names concurrent.futures uses; its helpers compare with these strings.
@@ -186,10 +188,11 @@ class SendFuture(Future[SendResult]):
         _call(fn, self)
 
     def _wait(self, timeout: float | None) -> None:
-        ticket = Line.ticket()
+        ticket = _thread.allocate_lock()
+        ticket.acquire()
 
         def wake(_future: Future[SendResult]) -> None:
-            wake_all([ticket])
+            ticket.release()
 
         sender = self.sender
         hurried = sender.hurried
