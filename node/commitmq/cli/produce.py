@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
@@ -131,6 +132,8 @@ def produce(
             raise click.Abort
     except _BadLineError as error:
         fail(f"line {error.number}: {error.reason}; {state.stored} messages before it are stored")
+    except _UnreadableError as error:
+        fail(f"the input cannot be read: {error}; {state.stored} messages are stored")
     except KeyboardInterrupt:
         complain(f"interrupted; {state.stored} messages are stored")
         raise click.Abort from None
@@ -175,6 +178,10 @@ class _BadLineError(Exception):
         self.reason = reason
 
 
+class _UnreadableError(Exception):
+    """The input ends in an error of the system's."""
+
+
 def _send_all(
     producer: Producer,
     topic: str,
@@ -195,7 +202,7 @@ def _send_all(
             if waiting and (len(waiting) >= batch or (one is None and time.monotonic() - since >= _HELD_S)):
                 _send_batch(producer, topic, queue, waiting, state)
                 waiting = []
-    except _BadLineError:
+    except (_BadLineError, _UnreadableError):
         if waiting:
             _send_batch(producer, topic, queue, waiting, state)
         raise
@@ -291,7 +298,10 @@ def _lines(fd: int, advance: Callable[[int], None], ending: _Ending) -> Iterator
                 return
             continue
         longest = _HELD_S
-        data = os.read(fd, _READ_BYTES)
+        try:
+            data = os.read(fd, _READ_BYTES)
+        except OSError as error:
+            raise _UnreadableError("it is closed" if error.errno == errno.EBADF else error.strerror) from error
         if ending.signal is not None:
             drained += len(data)
         advance(len(data))

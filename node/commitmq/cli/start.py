@@ -19,6 +19,7 @@ from commitmq.admin_socket import exposure_warning, is_loopback
 from commitmq.cli.exit_codes import CliExit
 from commitmq.cli.node_verb import NodeVerb
 from commitmq.cli.output import complain, fail
+from commitmq.cli.streams import do_without
 from commitmq.config import NodeConfig
 from commitmq.fitting import fit
 from commitmq.node_files import make_folders
@@ -63,6 +64,7 @@ def start(
     A start that would have to cut from the log what somebody was told is stored is refused, and changes nothing, however
     often it is repeated. The refusal names the OFFSET that --allow-cut takes; what is cut is kept in commitmq/cut.
     """
+    do_without()  # what is told of a start is a courtesy: a launcher that closed its streams wants a node nevertheless
     if allow_cut is not None:
         overrides = (*overrides, f"commit_log.allow_cut={allow_cut}")
     config = node_config.load(config_file, overrides, profile)

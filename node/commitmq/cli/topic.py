@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from commitmq.cli.output import human_bytes, json_option, node_option, print_json, print_table
+from commitmq.cli.output import confirm, human_bytes, json_option, node_option, print_json, print_table
 
 _PERMISSIONS = ((4, "r"), (2, "w"), (1, "i"))
 
@@ -142,7 +142,7 @@ def delete(name: str, yes: bool, as_json: bool, node: str) -> None:
     if not yes:
         if not sys.stdin.isatty():
             raise click.UsageError(f"to delete topic {name} with all its messages without being asked, give --yes")
-        click.confirm(f"Delete topic {name} with all its messages?", abort=True)
+        confirm(f"Delete topic {name} with all its messages?")
     with Admin(node) as admin:
         admin.topic_delete(name)
     if as_json:
