@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from commitmq.cli.output import confirm, human_bytes, json_option, node_option, print_json, print_table
+from commitmq.cli.quantity import long
 
 
 @click.group()
@@ -155,7 +156,7 @@ def _target(to: str) -> str | int | datetime:
     if to in ("begin", "end"):
         return to
     if to.isdecimal():
-        return int(to)
+        return long(to, "--to")
     try:
         return datetime.fromisoformat(to)
     except ValueError:

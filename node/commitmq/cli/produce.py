@@ -18,7 +18,7 @@ import click
 
 from commitmq.cli.output import complain, fail, json_option, node_option, print_json
 from commitmq.cli.progress import can_draw
-from commitmq.cli.quantity import seconds
+from commitmq.cli.quantity import MAX_INT, seconds
 from commitmq.errors import CommitMQError, ConfigError, InvalidMessageError
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ Numbered = tuple[int, "Message | bytes"]
 @click.option("--tags", help="Tag of every message (format lines).")
 @click.option("--keys", help="Key of every message, several with spaces between (format lines).")
 @click.option("--key", help="Key of every message, by which it is found and its queue chosen (format lines).")
-@click.option("--queue", type=click.IntRange(min=0), help="Send everything to this queue.")
+@click.option("--queue", type=click.IntRange(0, MAX_INT), help="Send everything to this queue.")
 @click.option(
     "--ack",
     type=click.Choice(["flushed", "memory"]),
@@ -106,12 +106,15 @@ def produce(
     with its number, after what came before it was stored; so does a failed send, saying how many messages are stored. Ctrl-C
     and SIGTERM end it when what was read is stored; a second one ends it at once.
     """
+    from commitmq.client.message import check_topic
+
     if form == "jsonl" and (tags or keys or key):
         raise click.UsageError("with --format jsonl each line has its own tags and keys")
     if key is not None and keys is not None:
         raise click.UsageError("give --key or --keys")
     if producer_id is not None and queue is None and form == "lines":
         raise click.UsageError("--producer-id needs --queue: a repetition must send to the same queue")
+    check_topic(topic)
     sure: dict[str, Any] = {"idempotent": idempotent or producer_id is not None, "producer_id": producer_id}
     parse = _message_of_json if form == "jsonl" else _message_of_line(tags, keys, key)
     source: BinaryIO = sys.stdin.buffer if path is None else path.open("rb")

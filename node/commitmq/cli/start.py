@@ -19,6 +19,7 @@ from commitmq.admin_socket import exposure_warning, is_loopback
 from commitmq.cli.exit_codes import CliExit
 from commitmq.cli.node_verb import NodeVerb
 from commitmq.cli.output import complain, fail
+from commitmq.cli.quantity import MAX_LONG
 from commitmq.cli.streams import do_without
 from commitmq.config import NodeConfig
 from commitmq.fitting import fit
@@ -41,7 +42,7 @@ _LOG_TAIL_LINES = 5
 @click.option("--verbose", is_flag=True, help="In the foreground: log to standard error, not to commitmq/node.log.")
 @click.option(
     "--allow-cut",
-    type=click.IntRange(min=0),
+    type=click.IntRange(0, MAX_LONG),
     metavar="OFFSET",
     help="Let the log end at OFFSET, where a refused start says it would cut it.",
 )
