@@ -6,10 +6,11 @@ consumer needs, and ``import commitmq`` itself costs nothing.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
+# Nothing is imported here, not even typing: the command line is interrupted quietly from its first module on.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from commitmq.client.admin import Admin
     from commitmq.client.aio import AsyncAdmin, AsyncConsumer, AsyncProducer
     from commitmq.client.batch import MessageBatch
@@ -99,6 +100,8 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
     value = getattr(import_module(_HOMES.get(name, "commitmq.errors")), name)
     globals()[name] = value  # the next look-up does not come here
     return value

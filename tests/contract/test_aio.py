@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import logging
 import os
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
@@ -18,7 +20,9 @@ from commitmq import (
     InvalidMessageError,
     MessageBatch,
     NodeUnavailableError,
+    Outcome,
     ProtocolError,
+    SendError,
 )
 from nodes import Node, start_node
 
@@ -174,3 +178,76 @@ def test_the_loop_goes_on_while_a_poll_waits(node: Node) -> None:
             assert len(await task) == 0
 
     run(main)
+
+
+@pytest.mark.parametrize("is_closed", [True, False])
+def test_a_second_loop_begins_anew(node: Node, is_closed: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """What stood in a line of a loop that runs no more fails as not stored; the topic is sent to all the same."""
+    topic = f"second-loop-{is_closed}"
+    producer = AsyncProducer(node.address, timeout_s=3)
+
+    async def submit() -> tuple[asyncio.Future[Any], asyncio.Future[Any]]:
+        waited_for = producer.submit(topic, b"b", key="k")
+        waited_for.add_done_callback(lambda _: None)
+        return producer.submit(topic, b"a", key="k"), waited_for
+
+    loop = asyncio.new_event_loop()
+    lost = loop.run_until_complete(submit())
+    if is_closed:
+        loop.close()
+
+    async def go_on() -> None:
+        before = time.monotonic()
+        assert (await asyncio.wait_for(producer.send(topic, b"c", key="k"), 20)).topic == topic
+        assert time.monotonic() - before < 10
+        await producer.flush()
+
+    with caplog.at_level(logging.DEBUG, "asyncio"):
+        asyncio.run(go_on())
+        asyncio.run(producer.close())
+        if not is_closed:
+            loop.run_until_complete(asyncio.sleep(0))
+            loop.close()
+        for future in lost:
+            error = future.exception()
+            assert isinstance(error, SendError)
+            assert (error.code, error.outcome) == ("CLIENT_CLOSED", Outcome.NOT_STORED)
+        del future, lost, error
+        gc.collect()
+    assert [one.message for one in caplog.records if one.levelno >= logging.WARNING] == []
+
+
+def test_a_producer_is_closed_in_another_loop_than_it_was_used_in(node: Node) -> None:
+    producer = AsyncProducer("tcp://127.0.0.1:9", timeout_s=3)
+
+    async def submit() -> asyncio.Future[Any]:
+        return producer.submit("t", b"x", key="k")
+
+    loop = asyncio.new_event_loop()
+    lost = loop.run_until_complete(submit())
+    loop.close()
+    before = time.monotonic()
+    asyncio.run(producer.close())
+    assert time.monotonic() - before < 3
+    assert isinstance(lost.exception(), SendError)
+
+
+def test_a_loop_that_is_closed_while_a_line_waits_for_room_leaves_nothing_behind(
+    node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
+    producer = AsyncProducer("tcp://127.0.0.1:9", timeout_s=3, max_pending=1)
+
+    async def submit() -> list[asyncio.Future[Any]]:
+        futures = [producer.submit("t", b"x", queue=0) for _ in range(3)]
+        await asyncio.sleep(0.1)
+        return futures
+
+    loop = asyncio.new_event_loop()
+    futures = loop.run_until_complete(submit())
+    loop.close()
+    with caplog.at_level(logging.DEBUG, "asyncio"):
+        asyncio.run(producer.close(0))
+        assert [isinstance(one.exception(), SendError) for one in futures[1:]] == [True, True]
+        del futures
+        gc.collect()
+    assert [one.message for one in caplog.records if one.levelno >= logging.WARNING] == []

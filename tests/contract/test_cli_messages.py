@@ -301,6 +301,13 @@ def test_topics_are_updated_and_only_deleted_by_one_who_means_it(node: Node) -> 
     assert run(node, "topic", "delete", "changing", "--yes").returncode == 0
 
 
+def test_a_reset_of_a_queue_that_is_not_there(node: Node) -> None:
+    produce(node, "reset", b"x")
+    done = run(node, "group", "reset", "g", "reset", "--to", "0", "--queue", "99")
+    assert done.returncode == CliExit.USAGE
+    assert done.stderr.endswith(b"topic 'reset' does not have all of the queues [99]\n")
+
+
 def test_a_topic_that_is_not_there(node: Node) -> None:
     done = run(node, "consume", "nothing-here")
     assert done.returncode == CliExit.FAILURE

@@ -15,6 +15,7 @@ import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -189,6 +190,18 @@ def test_errors_tell_how_long_was_waited() -> None:
             text = str(caught.value)
             told = float(text.partition("within ")[2].partition(" s")[0]) if "within" in text else 2.0
             assert 1.5 <= told <= 8, text
+
+
+@pytest.mark.parametrize(("timeout_s", "idempotent"), [(0.5, False), (2.0, False), (3.0, False), (3.0, True)])
+def test_a_batch_tells_how_long_it_waited_in_all(timeout_s: float, idempotent: bool) -> None:
+    """And not how long its last step did: it asks for the topic's queues before it connects to the writer."""
+    time.sleep(0.5)
+    import_module("commitmq.client.batch_plan")  # numpy: importing it is part of the first batch's time, but no waiting
+    producer = Producer(NOBODY, timeout_s=timeout_s, idempotent=idempotent)
+    with producer, pytest.raises(NodeUnavailableError) as caught:
+        producer.send_batch("t", [b"x"])
+    told = float(str(caught.value).partition("within ")[2].partition(" s")[0])
+    assert timeout_s - 0.2 <= told <= timeout_s + 2
 
 
 @pytest.mark.parametrize(

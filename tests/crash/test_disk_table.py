@@ -96,8 +96,8 @@ ELSEWHERE = {
 # What lasts no longer than the node, or is no file of a store: locks, sockets, shared memory, what a client or a bench has,
 # what the kernel tells of a process (network/gate), memory in the place of a file that is too short (offline/log_damage).
 NO_STORE = {
-    "bench/device.py", "bench/restart.py", "cli/consume.py", "cli/main.py", "client/segments.py", "control.py",
-    "failpoints.py", "kernel_cache.py", "network/gate.py", "offline/log_damage.py",
+    "bench/device.py", "bench/restart.py", "cli/consume.py", "cli/main.py", "cli/streams.py", "client/segments.py",
+    "control.py", "failpoints.py", "kernel_cache.py", "network/gate.py", "offline/log_damage.py",
     "processes.py", "store/index_shape.py", "stations.py", "store/shared_memory.py",
     "store/transient_pool.py", "workers/doorbell.py",
     "workers/local_sockets.py", "workers/runtime.py", "workers/segment_memory.py", "memory.py", "memory_units.py",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from commitmq.cli.output import complain, node_option
-from commitmq.cli.quantity import seconds
+from commitmq.cli.quantity import long, seconds
 from commitmq.errors import ProtocolError
 
 if TYPE_CHECKING:
@@ -79,6 +79,7 @@ def consume(
         wanted = selector(expression) if sql is None else Sql(sql)
     except ValueError as error:
         raise click.BadParameter(str(error), param_hint="--tags") from None
+    where = _parse_start(start)
     ends: dict[tuple[str, int], int] = {}
     with Admin(node) as admin:
         try:
@@ -88,7 +89,7 @@ def consume(
                 raise
     write = _write_json if as_json or form == "jsonl" else _write_text
     # Closed by hand: an interrupt between two batches is an ordinary end, and what was written is committed.
-    consumer = Consumer(group, topic, node=node, start=_parse_start(start), filter=wanted)
+    consumer = Consumer(group, topic, node=node, start=where, filter=wanted)
     whole = False
     try:
         _copy(consumer, write, ends, limit=limit, follow=follow, timeout=timeout)
@@ -182,7 +183,7 @@ def _parse_start(text: str | None) -> str | int | datetime:
     if text is None or text in ("earliest", "latest"):
         return text or "earliest"
     if text.isascii() and text.isdigit():
-        return int(text)
+        return long(text, "--from")
     try:
         when = datetime.fromisoformat(text)
     except ValueError:

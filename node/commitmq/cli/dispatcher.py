@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from commitmq.cli.output import human_bytes, json_option, node_option, print_json, print_table
+from commitmq.cli.output import confirm, human_bytes, json_option, node_option, print_json, print_table
+from commitmq.cli.quantity import long
 
 
 @click.group()
@@ -102,7 +103,7 @@ def skip(name: str, yes: bool, as_json: bool, node: str) -> None:
         row = next((one for one in admin.dispatchers() if one["name"] == name), None)
         parked: dict[str, Any] = (row or {}).get("parked") or {"physical_offset": -1}
         if parked["physical_offset"] >= 0 and not yes:
-            click.confirm(f"Leave out {_record(parked)} for dispatcher {name}, for ever?", abort=True)
+            confirm(f"Leave out {_record(parked)} for dispatcher {name}, for ever?")
         skipped = admin.dispatcher_skip(name, parked["physical_offset"])
     if as_json:
         print_json({"skipped": skipped})
@@ -122,7 +123,7 @@ def reset(name: str, to: str, yes: bool, as_json: bool, node: str) -> None:
 
     target = _target(to)
     if not yes:
-        click.confirm(f"Move dispatcher {name} to {to}?", abort=True)
+        confirm(f"Move dispatcher {name} to {to}?")
     with Admin(node) as admin:
         moved = admin.dispatcher_reset(name, target)
     if as_json:
@@ -155,7 +156,7 @@ def _target(to: str) -> str | int | datetime:
     if to in ("begin", "end"):
         return to
     if to.isdecimal():
-        return int(to)
+        return long(to, "--to")
     try:
         return datetime.fromisoformat(to)
     except ValueError:

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 import click
 
 from commitmq.cli.output import json_option, node_option, print_json, print_table
+from commitmq.cli.quantity import MAX_INT, long
 
 
 @click.group()
@@ -100,7 +101,9 @@ def describe(name: str, as_json: bool, node: str) -> None:
     metavar="earliest|latest|TIME|OFFSET",
     help="Where the group goes on: TIME is ISO 8601 (UTC unless it says otherwise), OFFSET a queue offset.",
 )
-@click.option("--queue", "queues", type=click.IntRange(min=0), multiple=True, help="Only this queue; may be repeated.")
+@click.option(
+    "--queue", "queues", type=click.IntRange(0, MAX_INT), multiple=True, help="Only this queue; may be repeated."
+)
 @json_option
 @node_option
 def reset(name: str, topic: str, position: str, queues: tuple[int, ...], as_json: bool, node: str) -> None:
@@ -109,7 +112,10 @@ def reset(name: str, topic: str, position: str, queues: tuple[int, ...], as_json
 
     target = parse_position(position)
     with Admin(node) as admin:
-        stored = admin.reset_offsets(name, topic, target, queues=list(queues) or None)
+        try:
+            stored = admin.reset_offsets(name, topic, target, queues=list(queues) or None)
+        except ValueError as error:
+            raise click.BadParameter(str(error), param_hint="--queue") from None
     if as_json:
         print_json({"group": name, "offsets": stored})
         return
@@ -121,7 +127,7 @@ def parse_position(text: str) -> str | int | datetime:
     if text in ("earliest", "latest"):
         return text
     if text.isascii() and text.isdigit():
-        return int(text)
+        return long(text, "--to")
     try:
         when = datetime.fromisoformat(text)
     except ValueError:

@@ -150,6 +150,8 @@ def _drop_output() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one verb and exit: every typed error becomes one sentence and its exit code, never a traceback."""
+    if None in (sys.stdin, sys.stdout, sys.stderr):
+        import_module("commitmq.cli.streams").stand_in()
     try:
         words = sys.argv[1:] if arguments is None else list(arguments)
         try:
@@ -174,7 +176,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if error.errno not in _OUTPUT_PROBLEMS or error.filename is not None:
             raise
         _drop_output()
-        click.echo(f"commitmq: the output cannot be written: {error.strerror}", err=True)
+        reason = "standard output is closed" if error.errno == errno.EBADF else error.strerror
+        click.echo(f"commitmq: the output cannot be written: {reason}", err=True)
         sys.exit(CliExit.FAILURE)
     sys.exit(code if isinstance(code, int) else CliExit.OK)
 

@@ -10,6 +10,7 @@ import click
 from click.core import ParameterSource
 
 from commitmq.cli.exit_codes import CliExit
+from commitmq.cli.streams import is_closed
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -75,6 +76,13 @@ def human_bytes(count: int | None) -> str:
             return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
         size /= 1024
     return f"{size:.1f} TiB"
+
+
+def confirm(question: str) -> None:
+    """Go on with a yes only. Raises click's Abort, and UsageError where nobody can be asked."""
+    if is_closed(0):
+        raise click.UsageError("standard input is closed, so nobody can be asked; to go on without that, give --yes")
+    click.confirm(question, abort=True)
 
 
 def complain(sentence: str) -> None:

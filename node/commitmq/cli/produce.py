@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import select
 import signal
@@ -17,7 +18,7 @@ import click
 
 from commitmq.cli.output import complain, fail, json_option, node_option, print_json
 from commitmq.cli.progress import can_draw
-from commitmq.cli.quantity import seconds
+from commitmq.cli.quantity import MAX_INT, seconds
 from commitmq.errors import CommitMQError, ConfigError, InvalidMessageError
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ Numbered = tuple[int, "Message | bytes"]
 @click.option("--tags", help="Tag of every message (format lines).")
 @click.option("--keys", help="Key of every message, several with spaces between (format lines).")
 @click.option("--key", help="Key of every message, by which it is found and its queue chosen (format lines).")
-@click.option("--queue", type=click.IntRange(min=0), help="Send everything to this queue.")
+@click.option("--queue", type=click.IntRange(0, MAX_INT), help="Send everything to this queue.")
 @click.option(
     "--ack",
     type=click.Choice(["flushed", "memory"]),
@@ -105,12 +106,15 @@ def produce(
     with its number, after what came before it was stored; so does a failed send, saying how many messages are stored. Ctrl-C
     and SIGTERM end it when what was read is stored; a second one ends it at once.
     """
+    from commitmq.client.message import check_topic
+
     if form == "jsonl" and (tags or keys or key):
         raise click.UsageError("with --format jsonl each line has its own tags and keys")
     if key is not None and keys is not None:
         raise click.UsageError("give --key or --keys")
     if producer_id is not None and queue is None and form == "lines":
         raise click.UsageError("--producer-id needs --queue: a repetition must send to the same queue")
+    check_topic(topic)
     sure: dict[str, Any] = {"idempotent": idempotent or producer_id is not None, "producer_id": producer_id}
     parse = _message_of_json if form == "jsonl" else _message_of_line(tags, keys, key)
     source: BinaryIO = sys.stdin.buffer if path is None else path.open("rb")
@@ -131,6 +135,8 @@ def produce(
             raise click.Abort
     except _BadLineError as error:
         fail(f"line {error.number}: {error.reason}; {state.stored} messages before it are stored")
+    except _UnreadableError as error:
+        fail(f"the input cannot be read: {error}; {state.stored} messages are stored")
     except KeyboardInterrupt:
         complain(f"interrupted; {state.stored} messages are stored")
         raise click.Abort from None
@@ -149,8 +155,10 @@ def produce(
 
 
 def _producer(node: str, **settings: Any) -> Producer:
+    from commitmq.client import batch_plan
     from commitmq.client.producer import Producer
 
+    del batch_plan  # the first batch needs it: imported here, that is no part of the time the batch has
     try:
         return Producer(node, **settings)
     except ConfigError:
@@ -175,6 +183,10 @@ class _BadLineError(Exception):
         self.reason = reason
 
 
+class _UnreadableError(Exception):
+    """The input ends in an error of the system's."""
+
+
 def _send_all(
     producer: Producer,
     topic: str,
@@ -195,7 +207,7 @@ def _send_all(
             if waiting and (len(waiting) >= batch or (one is None and time.monotonic() - since >= _HELD_S)):
                 _send_batch(producer, topic, queue, waiting, state)
                 waiting = []
-    except _BadLineError:
+    except (_BadLineError, _UnreadableError):
         if waiting:
             _send_batch(producer, topic, queue, waiting, state)
         raise
@@ -291,7 +303,10 @@ def _lines(fd: int, advance: Callable[[int], None], ending: _Ending) -> Iterator
                 return
             continue
         longest = _HELD_S
-        data = os.read(fd, _READ_BYTES)
+        try:
+            data = os.read(fd, _READ_BYTES)
+        except OSError as error:
+            raise _UnreadableError("it is closed" if error.errno == errno.EBADF else error.strerror) from error
         if ending.signal is not None:
             drained += len(data)
         advance(len(data))

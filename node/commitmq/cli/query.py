@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from commitmq.cli.output import complain, json_option, node_option, print_json, print_table
+from commitmq.cli.quantity import MAX_INT, long
 
 if TYPE_CHECKING:
     from commitmq.client.message import Message
@@ -29,7 +30,7 @@ _BODY_CHARACTERS = 60
 @click.option(
     "--max",
     "most",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, MAX_INT),
     default=64,
     show_default=True,
     help="Messages to show; the newest by key.",
@@ -137,7 +138,7 @@ def _time(text: str | None, option: str) -> int | datetime | None:
     if text is None:
         return None
     if text.isascii() and text.isdigit():
-        return int(text)
+        return long(text, option)
     try:
         when = datetime.fromisoformat(text)
     except ValueError:

@@ -19,6 +19,8 @@ from commitmq.admin_socket import exposure_warning, is_loopback
 from commitmq.cli.exit_codes import CliExit
 from commitmq.cli.node_verb import NodeVerb
 from commitmq.cli.output import complain, fail
+from commitmq.cli.quantity import MAX_LONG
+from commitmq.cli.streams import do_without
 from commitmq.config import NodeConfig
 from commitmq.fitting import fit
 from commitmq.node_files import make_folders
@@ -40,7 +42,7 @@ _LOG_TAIL_LINES = 5
 @click.option("--verbose", is_flag=True, help="In the foreground: log to standard error, not to commitmq/node.log.")
 @click.option(
     "--allow-cut",
-    type=click.IntRange(min=0),
+    type=click.IntRange(0, MAX_LONG),
     metavar="OFFSET",
     help="Let the log end at OFFSET, where a refused start says it would cut it.",
 )
@@ -63,6 +65,7 @@ def start(
     A start that would have to cut from the log what somebody was told is stored is refused, and changes nothing, however
     often it is repeated. The refusal names the OFFSET that --allow-cut takes; what is cut is kept in commitmq/cut.
     """
+    do_without()  # what is told of a start is a courtesy: a launcher that closed its streams wants a node nevertheless
     if allow_cut is not None:
         overrides = (*overrides, f"commit_log.allow_cut={allow_cut}")
     config = node_config.load(config_file, overrides, profile)

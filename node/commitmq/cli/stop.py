@@ -12,6 +12,7 @@ import click
 
 from commitmq.cli.exit_codes import CliExit
 from commitmq.cli.output import fail, node_unless
+from commitmq.cli.streams import do_without
 from commitmq.node_files import read_node_file
 from commitmq.processes import free_locks, open_process, wait_for_exit
 from commitmq.store import abort_file
@@ -35,6 +36,7 @@ def stop(store: Path | None, node: str | None) -> None:
 
     Exit code 75 means that the node is gone but did not end in order; its next start recovers the store.
     """
+    do_without()  # as of a start: what is told of it is a courtesy
     node = node_unless(store, node)
     if store is None and node is None:
         raise click.UsageError("give --store DIR or --node ADDRESS, or set COMMITMQ_NODE")

@@ -9,7 +9,7 @@ import click
 
 from commitmq.cli.exit_codes import CliExit
 from commitmq.cli.node_verb import NodeVerb
-from commitmq.cli.output import json_option, print_json
+from commitmq.cli.output import confirm, json_option, print_json
 
 if TYPE_CHECKING:
     from commitmq.offline.extents import Extent
@@ -50,7 +50,7 @@ def repair(
             _show(find_damage(store), store.config.commit_log.segment_bytes, as_json)
             return
         if not yes:
-            click.confirm(f"Repair the log in {folder} by {how}?", abort=True)
+            confirm(f"Repair the log in {folder} by {how}?")
         with byte_progress("repairing", quiet=as_json) as progress:
             done = work(store, "cut" if how == "cut" else "skip", progress)
     if as_json:
@@ -80,7 +80,7 @@ def _restore(store: HeldStore, yes: bool, as_json: bool) -> None:
     cuts = restorable(store)
     if cuts and not yes:
         click.echo(cut_record.sentence(store.layout, cuts[0]))
-        click.confirm("Put this back?", abort=True)
+        confirm("Put this back?")
     with byte_progress("restoring", quiet=as_json) as progress:
         done = restore(store, progress)
     if as_json:

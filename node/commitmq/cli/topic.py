@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from commitmq.cli.output import human_bytes, json_option, node_option, print_json, print_table
+from commitmq.cli.output import confirm, human_bytes, json_option, node_option, print_json, print_table
+from commitmq.cli.quantity import MAX_INT
 
 _PERMISSIONS = ((4, "r"), (2, "w"), (1, "i"))
 
@@ -20,7 +21,7 @@ def topic() -> None:
 
 @topic.command()
 @click.argument("name")
-@click.option("--queues", type=click.IntRange(min=1), help="Number of queues.  [default: topics.default_queues]")
+@click.option("--queues", type=click.IntRange(1, MAX_INT), help="Number of queues.  [default: topics.default_queues]")
 @click.option("--memory", is_flag=True, help="Keep its messages in memory only: they are lost when the node stops.")
 @click.option(
     "--attribute", "pairs", metavar="KEY=VALUE", multiple=True, help="An attribute of the topic; may be repeated."
@@ -49,7 +50,7 @@ def create(name: str, queues: int | None, memory: bool, pairs: tuple[str, ...], 
 @topic.command()
 @click.argument("name")
 @click.option(
-    "--queues", type=click.IntRange(min=1), help="Number of queues. Fewer leave messages of the others unread."
+    "--queues", type=click.IntRange(1, MAX_INT), help="Number of queues. Fewer leave messages of the others unread."
 )
 @click.option("--perm", type=click.Choice(["rw", "r", "w", "-"]), help="Who may: r read, w write, - nobody.")
 @click.option("--attribute", "pairs", metavar="KEY=VALUE", multiple=True, help="An attribute to set; may be repeated.")
@@ -142,7 +143,7 @@ def delete(name: str, yes: bool, as_json: bool, node: str) -> None:
     if not yes:
         if not sys.stdin.isatty():
             raise click.UsageError(f"to delete topic {name} with all its messages without being asked, give --yes")
-        click.confirm(f"Delete topic {name} with all its messages?", abort=True)
+        confirm(f"Delete topic {name} with all its messages?")
     with Admin(node) as admin:
         admin.topic_delete(name)
     if as_json:

@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
@@ -110,6 +110,8 @@ class AsyncProducer:
     turn by itself, and fails when its ``timeout_s`` is over. (What a program submits without awaiting any of it is kept all
     the same: ``max_pending`` bounds what the connection's thread has.)
     ``linger_ms`` is 0 unless it is given: who awaits a future cannot be told from who does not.
+
+    It serves one loop at a time, that of the last call. What waits for its turn in another loop then fails as not stored.
     """
 
     def __init__(self, node: str | None = None, **settings: Any) -> None:
@@ -139,8 +141,7 @@ class AsyncProducer:
         loop = asyncio.get_running_loop()
         arrivals = self._arrivals
         if arrivals is None or arrivals.loop is not loop:
-            arrivals = self._arrivals = _Arrivals(loop)
-            self._room = asyncio.Event()
+            arrivals = self._settle_in(loop)
         if self._closing:
             raise CommitMQError("the producer is closed")
         pending = _Pending(loop=loop)
@@ -164,6 +165,7 @@ class AsyncProducer:
 
     async def flush(self, timeout_s: float | None = None) -> None:
         """Wait until every submitted send is done. Raises TimeoutError as :meth:`commitmq.Producer.flush`."""
+        self._settle_in(asyncio.get_running_loop())
         limit = self._producer._timeout_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + limit
         if not await self._lines_empty(deadline):
@@ -173,6 +175,7 @@ class AsyncProducer:
 
     async def close(self, timeout_s: float | None = None) -> None:
         """Send what is pending, close everything."""
+        self._settle_in(asyncio.get_running_loop())
         self._closing = True
         deadline = time.monotonic() + (self._producer._timeout_s if timeout_s is None else timeout_s)
         try:
@@ -194,6 +197,22 @@ class AsyncProducer:
         await self.close()
 
     # ------------------------------------------------------------ the lines
+
+    def _settle_in(self, loop: asyncio.AbstractEventLoop) -> _Arrivals:
+        """Serve ``loop``. The lines of the loop before it are given up: a loop that runs no more hands nothing over."""
+        arrivals = self._arrivals
+        if arrivals is not None and arrivals.loop is loop:
+            return arrivals
+        lines, self._lines = list(self._lines.values()), {}
+        tasks, self._tasks = self._tasks, set()
+        now = self._arrivals = _Arrivals(loop)
+        self._room = asyncio.Event()
+        if arrivals is not None and (lines or tasks):
+            try:
+                arrivals.loop.call_soon_threadsafe(_give_up, lines, tasks)
+            except RuntimeError:  # it is closed
+                _give_up_closed(lines, tasks)
+        return now
 
     def _hand_over(self, pending: _Pending, topic: str, body: bytes | Message, fields: dict[str, Any]) -> None:
         """Raises NoRoom or _TopicUnknownError instead of waiting; else as :meth:`commitmq.Producer.send_async`."""
@@ -251,17 +270,27 @@ class AsyncProducer:
         return None
 
     async def _wait_for_room(self, longest_s: float) -> None:
-        assert self._room is not None
+        room = self._room
+        assert room is not None
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._room.wait(), min(longest_s, _LOOK_UP_S))
-        self._room.clear()
+            async with asyncio.timeout(min(longest_s, _LOOK_UP_S)):
+                await room.wait()
+        room.clear()
 
     async def _look_up(self, topic: str, longest_s: float) -> SendError | None:
         """Have the producer ask for ``topic`` in a thread; returns what stood in the way."""
-        ask = partial(self._producer._core.routes.queues, topic, time.monotonic() + longest_s)
-        asked = asyncio.get_running_loop().run_in_executor(self._asking, ask)
+        loop = asyncio.get_running_loop()
+        answered = asyncio.Event()
+
+        def tell(_asked: Future[int]) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(answered.set)
+
+        asked = self._asking.submit(self._producer._core.routes.queues, topic, time.monotonic() + longest_s)
+        asked.add_done_callback(tell)
+        await answered.wait()
         try:
-            await asyncio.shield(asked)
+            asked.result()
         except SendError as error:
             return error
         return None
@@ -296,3 +325,35 @@ class AsyncProducer:
 
     async def _run(self, work: Callable[[], _R]) -> _R:
         return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, work))
+
+
+def _give_up(lines: Iterable[deque[_Waiting]], tasks: Iterable[asyncio.Task[None]]) -> None:
+    """In their loop: nobody will hand over what stands in ``lines``."""
+    for line in lines:
+        for one in line:
+            if not one.pending.done():
+                one.pending.set_exception(
+                    not_stored(
+                        "CLIENT_CLOSED", "the producer went on in another event loop before the message was sent"
+                    )
+                )
+    for task in tasks:
+        task.cancel()
+
+
+def _give_up_closed(lines: Iterable[deque[_Waiting]], tasks: Iterable[asyncio.Task[None]]) -> None:
+    """As :func:`_give_up`, for a loop that is closed: it takes no calls, so none of those that wait there are woken."""
+    for line in lines:
+        for one in line:
+            if not one.pending.done():
+                with contextlib.suppress(RuntimeError):
+                    one.pending.set_exception(
+                        not_stored("CLIENT_CLOSED", "the event loop was closed before the message was sent")
+                    )
+        line.clear()
+    for task in tasks:
+        coroutine = task.get_coro()
+        if coroutine is not None:
+            with contextlib.suppress(RuntimeError):
+                coroutine.close()
+        task._log_destroy_pending = False  # type: ignore[attr-defined]  # asyncio's own word for: nobody need be told

@@ -366,6 +366,19 @@ class Metadata:
         return len(self.endpoints.get(role) or [])
 
 
+class _Silences(threading.local):
+    """For each address at which this thread found nobody: since when, and when it last did.
+
+    Not a directory's own: a batch asks for its topic's queues over one and connects to the writer over another, in turn.
+    """
+
+    def __init__(self) -> None:
+        self.of: dict[str, tuple[float, float]] = {}
+
+
+_silences = _Silences()
+
+
 class Directory:
     """The admin endpoint of one node and its last metadata. Not thread-safe."""
 
@@ -373,7 +386,6 @@ class Directory:
         self.address = node_address(node)
         self._channel: Channel | None = None
         self._metadata: Metadata | None = None
-        self._silence = (0.0, 0.0)  # when :meth:`connect` began to find nobody, and when it last did
 
     def close(self) -> None:
         if self._channel is not None:
@@ -462,7 +474,7 @@ class Directory:
                     metadata = self._metadata
                 channel = Channel(metadata.endpoint(role, index), _CONNECT_ATTEMPT_S)
                 answer = channel.request("hello", timeout_s=attempt_s)[0] if hello else {}
-                self._silence = (0.0, 0.0)
+                _silences.of.pop(self.address, None)
                 return channel, answer
             except ProtocolError as error:
                 problem = error
@@ -481,10 +493,10 @@ class Directory:
     def _silent_for(self, began: float) -> float:
         """For how long (seconds) nobody could be reached: whoever tries for a long time does so in short turns."""
         now = time.monotonic()
-        since, last = self._silence
+        since, last = _silences.of.get(self.address, (began, began))
         if began - last > _ONE_SILENCE_S:
             since = began
-        self._silence = (since, now)
+        _silences.of[self.address] = (since, now)
         return now - since
 
     def _parse(self, answer: dict[str, Any]) -> Metadata:

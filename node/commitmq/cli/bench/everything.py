@@ -17,8 +17,10 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=NodeVerb, name="all", short_help="Everything in one table, beside what it should be.")
-@click.option("--count", type=click.IntRange(min=1), default=4000, show_default=True, help="Sends of each ack level.")
-@click.option("--messages", type=click.IntRange(min=1), default=200_000, show_default=True, help="Messages a run.")
+@click.option(
+    "--count", type=click.IntRange(1, 10**9), default=4000, show_default=True, help="Sends of each ack level."
+)
+@click.option("--messages", type=click.IntRange(1, 10**9), default=200_000, show_default=True, help="Messages a run.")
 @common_options
 @baseline_options
 def all_(

@@ -22,7 +22,9 @@ from commitmq.cli.quantity import seconds as time_in_seconds
 )
 @body_option
 @click.option("--batch", type=click.IntRange(2, 10_000), default=32, show_default=True, help="Messages a batch.")
-@click.option("--rolls", "count", type=click.IntRange(min=1), default=20, show_default=True, help="Rolls of each kind.")
+@click.option(
+    "--rolls", "count", type=click.IntRange(1, 10**9), default=20, show_default=True, help="Rolls of each kind."
+)
 @click.option("--ack", type=click.Choice(["memory", "flushed", "both"]), default="both", show_default=True)
 @click.option(
     "--segment-bytes", type=Quantity("bytes", low=65536), default=16 << 20, show_default=True, help="Size of a segment."

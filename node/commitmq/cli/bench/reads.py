@@ -30,7 +30,7 @@ from commitmq.cli.output import print_json, print_table
 @body_option
 @click.option(
     "--messages",
-    type=click.IntRange(min=1),
+    type=click.IntRange(1, 10**9),
     help="Messages to write first and read in each run; with --topic, how many of it to read.  "
     "[default: 200000, with --topic all]",
 )

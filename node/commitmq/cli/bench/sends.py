@@ -12,7 +12,9 @@ from commitmq.cli.output import print_json, print_table
 
 @click.command(short_help="Single synchronous sends, beside a bare ZeroMQ echo.")
 @body_option
-@click.option("--count", type=click.IntRange(min=1), default=4000, show_default=True, help="Sends of each ack level.")
+@click.option(
+    "--count", type=click.IntRange(1, 10**9), default=4000, show_default=True, help="Sends of each ack level."
+)
 @click.option("--ack", type=click.Choice(["memory", "flushed", "both"]), default="both", show_default=True)
 @topic_option
 @common_options
@@ -94,7 +96,7 @@ def latency(
 )
 @click.option("--batch", type=click.IntRange(1, 100_000), default=1000, show_default=True, help="Messages a batch.")
 @body_option
-@click.option("--messages", type=click.IntRange(min=1), default=200_000, show_default=True, help="Messages a run.")
+@click.option("--messages", type=click.IntRange(1, 10**9), default=200_000, show_default=True, help="Messages a run.")
 @click.option("--ack", type=click.Choice(["flushed", "memory"]), default="flushed", show_default=True)
 @click.option("--queues", type=click.IntRange(1, 4096), default=4, show_default=True, help="Queues of a fresh topic.")
 @click.option(
@@ -176,9 +178,11 @@ def produce(
 
 @click.command(short_help="A memory topic beside a durable one: batches and single sends.")
 @body_option
-@click.option("--messages", type=click.IntRange(min=1), default=100_000, show_default=True, help="Messages a run.")
+@click.option("--messages", type=click.IntRange(1, 10**9), default=100_000, show_default=True, help="Messages a run.")
 @click.option("--batch", type=click.IntRange(1, 100_000), default=1000, show_default=True, help="Messages a batch.")
-@click.option("--count", type=click.IntRange(min=1), default=2000, show_default=True, help="Single sends of each kind.")
+@click.option(
+    "--count", type=click.IntRange(1, 10**9), default=2000, show_default=True, help="Single sends of each kind."
+)
 @common_options
 @baseline_options
 def memory(
