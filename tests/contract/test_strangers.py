@@ -203,11 +203,12 @@ def refused(folder: Path, *words: str) -> str:
     return ended.stderr
 
 
-@pytest.mark.parametrize("verb", [["start"], ["start", "--background"], ["stop"], ["status"]])
+@pytest.mark.parametrize("verb", [["start"], ["start", "--background"], ["stop"], ["status"], ["pipeline", "stats"]])
 def test_a_store_below_a_folder_that_one_may_not_enter_is_one_sentence(tmp_path: Path, verb: list[str]) -> None:
     closed = tmp_path / "closed"
     closed.mkdir(0o000)
-    told = refused(tmp_path, *verb, "--store", str(closed / "store"))
+    words = [*verb, str(closed / "store")] if verb[0] == "pipeline" else [*verb, "--store", str(closed / "store")]
+    told = refused(tmp_path, *words)
     assert told == f"commitmq: cannot use this folder as a store: Permission denied [{closed / 'store'}]\n"
 
 
