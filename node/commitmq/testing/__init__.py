@@ -29,4 +29,8 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "DispatcherContract":
+        from commitmq.extras import TESTING_MODULES, need
+
+        need("DispatcherContract", "testing", TESTING_MODULES)
     return getattr(import_module(_HOMES[name]), name)
