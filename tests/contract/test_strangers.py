@@ -197,7 +197,7 @@ def test_a_start_that_is_refused_leaves_no_folder_either(tmp_path: Path) -> None
 
 def refused(folder: Path, *words: str) -> str:
     """What the verb says of a store that this account cannot use, once it exits as it should."""
-    ended = AccountNode(folder, obeying(), sys.executable).run(*words, HOME="/nonexistent")
+    ended = AccountNode(folder, obeying(), sys.executable).run(*words, HOME=str(folder))
     assert ended.returncode == CliExit.STORE_UNUSABLE, ended
     assert ended.stdout == ""
     return ended.stderr
