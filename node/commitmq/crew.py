@@ -20,6 +20,7 @@ from commitmq.config import NodeConfig
 from commitmq.control import ControlBlock, WorkerWord
 from commitmq.errors import CommitMQError
 from commitmq.forkserver import ForkServer, ForkServerDied
+from commitmq.kernel_cache import COMPILING_TAKES
 from commitmq.log import Log
 from commitmq.processes import kill_lock_holder
 from commitmq.roster import Role
@@ -233,7 +234,7 @@ class Crew:
         if not self._said_compiling:
             self._said_compiling = True
             where = f" into {self.kernels['folder']}" if self.kernels else ""
-            sentence = f"compiling kernels{where}, which takes about ten seconds and is done once after installation"
+            sentence = f"compiling kernels{where}, which takes {COMPILING_TAKES} and is done once after installation"
             self._log.info(sentence)
             self._on_news(sentence)
 

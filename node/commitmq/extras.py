@@ -1,4 +1,4 @@
-"""What the extra ``node`` of the package brings, and the words for a program that needs it where it is not installed.
+"""What extras of the package bring, and the words for a program that needs one where it is not installed.
 
 ``pip install commitmq`` is the clients and the command line. A node, and whatever reads or mends a store by itself, needs the
 compiled kernels: ``pip install 'commitmq[node]'``.
@@ -7,12 +7,15 @@ compiled kernels: ``pip install 'commitmq[node]'``.
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from importlib.util import find_spec
 
 from commitmq.errors import MissingExtraError
 
 # What a node cannot do without. The extra also has rich, which draws progress bars; without it there are none.
 NODE_MODULES = ("numba", "llvmlite", "isal")
+SPARK_MODULES = ("pyspark", "py4j", "pyarrow", *NODE_MODULES)
+TESTING_MODULES = ("pytest", "hypothesis", *NODE_MODULES)
 
 
 def is_installed(module: str) -> bool:
@@ -29,10 +32,15 @@ def missing_for_node() -> list[str]:
 
 def need_node(what: str) -> None:
     """Raise MissingExtraError, which says what is missing for ``what`` and how to install it; nothing when all is there."""
-    missing = missing_for_node()
+    need(what, "node", NODE_MODULES)
+
+
+def need(what: str, extra: str, modules: Iterable[str]) -> None:
+    """:func:`need_node` for another ``extra``, which brings ``modules``."""
+    missing = [name for name in modules if not is_installed(name)]
     if missing:
         names = " and ".join(filter(None, (", ".join(missing[:-1]), missing[-1])))
         verb = "is" if len(missing) == 1 else "are"
         raise MissingExtraError(
-            f"{what} needs {names}, which {verb} not installed: pip install 'commitmq[node]'", name=missing[0]
+            f"{what} needs {names}, which {verb} not installed: pip install 'commitmq[{extra}]'", name=missing[0]
         )

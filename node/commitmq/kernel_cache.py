@@ -44,10 +44,13 @@ from typing import Final
 
 import orjson
 
+from commitmq.errors import CommitMQError
+
 SOURCES: Final = Path(__file__).parent / "kernels"
 MODULES: Final = ("words", "raw", "run", "walk", "tags", "columns", "index", "units", "arrow", "marks", "sums")
 """Every kernel, in the order in which they use each other."""
 
+COMPILING_TAKES: Final = "up to a minute"
 _COMPLETE: Final = "complete"
 _LOCK: Final = "lock"
 _TEMPORARY: Final = "commitmq-kernels-"
@@ -74,6 +77,10 @@ class Candidate:
     problem: str | None
 
 
+class NoKernelFolderError(CommitMQError):
+    """Nothing that is compiled here can be kept; the sentence says which places were tried and what to do."""
+
+
 def use_store(root: Path) -> None:
     """Let this process keep kernels in the store at ``root`` when it has no other place; before kernels are imported."""
     _state["store"] = root
@@ -82,25 +89,49 @@ def use_store(root: Path) -> None:
 @lru_cache(maxsize=1)
 def choose() -> KernelCache:
     """The folder of this process: chosen once, when the first kernel is imported."""
-    looked_at = candidates()
-    usable = [one for one in looked_at if one.problem is None]
-    for one in sorted(usable, key=lambda one: not one.complete):
-        with contextlib.suppress(OSError):
-            if not one.complete:
-                _make(one)
-            return KernelCache(one.folder, one.origin, one.complete)
+    found, reasons = _first_usable()
+    if found is not None:
+        return found
     folder = Path(tempfile.mkdtemp(prefix=_TEMPORARY))
     for other in folder.parent.glob(f"{_TEMPORARY}*"):  # of processes that were killed; nobody else's can be removed
         _remove_old(other, folder)
     atexit.register(_remove, folder, os.getpid())
     from commitmq.log import get_log
 
-    reasons = "; ".join(f"{one.folder}: {one.problem}" for one in looked_at)
     get_log("kernels").warning(
-        "no folder can keep compiled kernels, so this process compiles them for itself alone, which takes up to a minute:"
+        f"no folder can keep compiled kernels, so this process compiles them for itself alone, which takes {COMPILING_TAKES}:"
         f" {reasons}. Run `commitmq kernels warm` as the owner of the installation, or set NUMBA_CACHE_DIR"
     )
     return KernelCache(folder, "temporary folder", False)
+
+
+def choose_one_that_keeps() -> KernelCache:
+    """As :func:`choose`, for whoever compiles for others. Raises NoKernelFolderError, and has done nothing, where no folder
+    can keep what is compiled.
+    """
+    found, reasons = _first_usable()
+    if found is None:
+        raise NoKernelFolderError(
+            f"no folder can keep compiled kernels: {reasons}. Run this as the owner of the installation, or set"
+            " NUMBA_CACHE_DIR to a folder of this account, or let a store keep them with --store DIR"
+        )
+    return choose()
+
+
+def _first_usable() -> tuple[KernelCache | None, str]:
+    """The folder to use, which exists afterwards; without one None, and why each cannot be used."""
+    problems = []
+    for one in sorted(candidates(), key=lambda one: not one.complete):
+        problem = one.problem
+        if problem is None:
+            try:
+                if not one.complete:
+                    _make(one)
+                return KernelCache(one.folder, one.origin, one.complete), ""
+            except OSError as error:
+                problem = error.strerror or repr(error)
+        problems.append(f"{one.folder}: {problem}")
+    return None, "; ".join(problems)
 
 
 def candidates() -> list[Candidate]:

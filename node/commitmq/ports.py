@@ -21,6 +21,7 @@ import errno
 import os
 import random
 import socket
+import time
 from collections.abc import Iterable, Mapping
 from typing import Final
 
@@ -36,6 +37,7 @@ _FIRST_READER: Final = 7
 _FIRST_PLUGIN_DISPATCHER: Final = 23
 _FREE_PORTS: Final = range(10_240, 60_000)
 _ATTEMPTS: Final = 64
+_PATIENCE_S: Final = 0.5
 _LISTENING: Final = "0A"  # in /proc/net/tcp
 
 
@@ -107,8 +109,27 @@ def in_use(port: int, role: str, config: NodeConfig) -> str:
     )
 
 
+def first_in_use(wanted: Iterable[tuple[str, int]], config: NodeConfig) -> str:
+    """The sentence for the lowest port that another program has of those of ``wanted``, roles and their slots; "" without one.
+
+    A node that just ends is waited for.
+    """
+    for port, role in sorted((configured_port(name, config, slot), name) for name, slot in wanted):
+        deadline = time.monotonic() + _PATIENCE_S
+        while port and not is_free(config.network.host, port):
+            if time.monotonic() >= deadline:
+                return in_use(port, role, config)
+            time.sleep(0.02)
+    return ""
+
+
 def is_free(host: str, port: int) -> bool:
     """Whether nothing listens on ``port`` of ``host`` right now; True where that cannot be told."""
+    return why_not(host, port) != errno.EADDRINUSE
+
+
+def why_not(host: str, port: int) -> int:
+    """The errno with which the system refuses to listen on ``port`` of ``host`` right now; 0 where it does not."""
     for family, kind, protocol, _, address in _addresses(host, port):
         with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
             # As libzmq does: what is left of closed connections is in nobody's way.
@@ -119,9 +140,9 @@ def is_free(host: str, port: int) -> bool:
                 probe.bind(address)
                 probe.listen(1)
             except OSError as error:
-                if error.errno == errno.EADDRINUSE:
-                    return False
-    return True
+                if error.errno in (errno.EADDRINUSE, errno.EACCES):
+                    return error.errno
+    return 0
 
 
 def holder_of(port: int) -> str:

@@ -254,12 +254,8 @@ class Supervisor:
     def _check_ports(self) -> None:
         """Raises AddressInUseError when somebody has a port that a process of the node will need."""
         wanted = [("admin", -1), *((role.name, role.dispatcher_slot) for role in self._roles)]
-        for port, role in sorted((ports.configured_port(name, self._config, slot), name) for name, slot in wanted):
-            deadline_ms = monotonic_ms() + _PORT_PATIENCE_MS
-            while port and not ports.is_free(self._config.network.host, port):
-                if monotonic_ms() >= deadline_ms:
-                    raise AddressInUseError(ports.in_use(port, role, self._config))
-                time.sleep(0.02)  # the last of a node before us may just be going
+        if sentence := ports.first_in_use(wanted, self._config):
+            raise AddressInUseError(sentence)
 
     def _bind_admin(self) -> AdminSocket:
         handlers = {"metadata": self._metadata, "status": self._status, "stop": self._stop_requested}

@@ -21,7 +21,9 @@ from pathlib import Path
 
 import pytest
 
+from accounts import obeying
 from commitmq import Admin, Producer
+from commitmq.cli.exit_codes import CliExit
 from commitmq.errors import ProtocolError
 from commitmq.store.store_file import StoreFile, store_id
 from golden_stores import GoldenStore
@@ -247,6 +249,45 @@ def test_a_neighbours_port_in_use_is_named_with_who_needs_it(tmp_path: Path) -> 
     assert ended.returncode == 72
     assert f"port {base + 7} is in use by process {os.getpid()} (" in ended.stderr
     assert "this node's reader-0 needs it (network.port + 7;" in ended.stderr
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_a_start_that_gets_no_port_leaves_a_new_folder_as_it_is(tmp_path: Path, background: bool) -> None:
+    with open("/proc/sys/net/ipv4/ip_unprivileged_port_start", encoding="ascii") as file:
+        if int(file.read()) <= 80:
+            pytest.skip("here every account may listen on port 80")
+    words = obeying()
+    if words:
+        words[-1] += ",-net_bind_service"
+    words += [sys.executable, "-m", "commitmq.cli.main", "start", *(["--background"] if background else [])]
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "mine").write_text("something else")
+    ended = subprocess.run(
+        [*words, "--store", str(tmp_path / "store"), "--set", "network.port=80"],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == CliExit.START_FAILED
+    assert ended.stderr == "commitmq: cannot listen on tcp://127.0.0.1:80: Permission denied\n"
+    assert [path.name for path in (tmp_path / "store").iterdir()] == ["mine"]
+
+
+def test_a_profile_that_does_not_count_is_told(tmp_path: Path) -> None:
+    node = Node.bare(tmp_path / "store", "network.port=0", "profile=dev")
+    with started(node):
+        pass
+    words = ("start", "--background", "--store", str(node.store), "--set", "network.port=0")
+    for profile, told in (
+        ("small", "the store has its sizes already; those of the profile small are not used"),
+        ("dev", ""),
+    ):
+        again = commitmq(*words, "--profile", profile)
+        assert commitmq("stop", "--store", str(node.store)).returncode == 0
+        assert (again.returncode, again.stderr.strip()) == (0, told)
 
 
 # ---------------------------------------------------------------- the foreground
@@ -310,7 +351,7 @@ def test_a_node_in_the_foreground_says_a_few_lines_and_logs_elsewhere(tmp_path: 
 def test_a_start_in_the_foreground_that_fails_says_only_that(tmp_path: Path) -> None:
     store = tmp_path / "store"
     with started(Node(store)) as node:
-        with foreground(store, "--profile", "dev") as process:
+        with foreground(store) as process:
             out, errors = process.communicate(timeout=DEADLINE_S)
             assert process.returncode == 73
         assert errors == f"commitmq: the store is in use by process {node.supervisor_pid} [{store / 'lock'}]\n"

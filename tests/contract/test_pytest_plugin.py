@@ -69,6 +69,15 @@ def test_failure(commitmq_node):
 def test_wrong_marker(commitmq_node):
     pass
 
+@pytest.mark.commitmq(plugins=["nosuch"])
+def test_missing_plugin(commitmq_node):
+    pass
+
+@pytest.mark.parametrize("name", ["nosuch", "my=nosuch", "os.nosuch", "nosuch.deep"])
+def test_missing_plugins(commitmq_node_factory, name):
+    with pytest.raises(AssertionError, match="there is no module '.*nosuch.*' for the plugin"):
+        commitmq_node_factory(plugins=[name])
+
 def test_wrong_setting(commitmq_node_factory):
     with pytest.raises(AssertionError, match="there is no key topics.colour"):
         commitmq_node_factory(settings=["topics.colour=3"])
@@ -92,10 +101,11 @@ def test_the_fixtures(tmp_path: Path) -> None:
         check=False,
     )
     report = done.stdout
-    assert "1 failed, 5 passed, 1 error" in report, report
+    assert "1 failed, 9 passed, 2 errors" in report, report
     assert "FAILED test_mine.py::test_failure" in report
     assert "end of node.log of" in report
     assert "node is ready admin=" in report, "the log of the node is part of the failure"
+    assert "there is no module 'nosuch' for the plugin 'nosuch'" in report
     assert "the marker commitmq takes settings=[…] and plugins=[…]" in report
     left = [path for path in Path("/proc").glob("[0-9]*/cmdline") if os.fsencode(tmp_path) in _read(path)]
     assert left == [], "nothing of a node is left behind"

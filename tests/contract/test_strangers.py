@@ -192,6 +192,35 @@ def test_a_start_that_is_refused_leaves_no_folder_either(tmp_path: Path) -> None
     assert not list((node.store / "run").iterdir())
 
 
+# ---------------------------------------------------------------- where one may not go
+
+
+def refused(folder: Path, *words: str) -> str:
+    """What the verb says of a store that this account cannot use, once it exits as it should."""
+    ended = AccountNode(folder, obeying(), sys.executable).run(*words, HOME=str(folder))
+    assert ended.returncode == CliExit.STORE_UNUSABLE, ended
+    assert ended.stdout == ""
+    return ended.stderr
+
+
+@pytest.mark.parametrize("verb", [["start"], ["start", "--background"], ["stop"], ["status"], ["pipeline", "stats"]])
+def test_a_store_below_a_folder_that_one_may_not_enter_is_one_sentence(tmp_path: Path, verb: list[str]) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(0o000)
+    words = [*verb, str(closed / "store")] if verb[0] == "pipeline" else [*verb, "--store", str(closed / "store")]
+    told = refused(tmp_path, *words)
+    assert told == f"commitmq: cannot use this folder as a store: Permission denied [{closed / 'store'}]\n"
+
+
+@pytest.mark.parametrize("verb", ["dump", "verify"])
+def test_a_store_that_one_may_not_enter_is_one_sentence(tmp_path: Path, verb: str) -> None:
+    closed = tmp_path / "closed"
+    (closed / "commitlog").mkdir(parents=True)
+    closed.chmod(0o444)
+    told = refused(tmp_path, "store", verb, str(closed))
+    assert told == f"commitmq: cannot use this folder as a store: Permission denied [{closed}]\n"
+
+
 # ---------------------------------------------------------------- who may read
 
 

@@ -10,6 +10,7 @@ from commitmq import kernel_cache
 from commitmq.cli.node_verb import NodeVerb
 from commitmq.cli.output import json_option, print_json, print_table
 
+_IN_STORE = "DIR/commitmq/kernels"
 _store_option = click.option(
     "--store", type=click.Path(path_type=Path, file_okay=False), help="The store whose node will need them."
 )
@@ -27,12 +28,15 @@ def kernels() -> None:
 @_store_option
 @json_option
 def warm(store: Path | None, as_json: bool) -> None:
-    """Compile all kernels unless that was done before; say where they are and how long it took."""
+    """Compile all kernels unless that was done before; say where they are and how long it took.
+
+    Refused where nothing can keep them: the sentence says which places were tried, and what is wrong with each.
+    """
     if store is not None:
         kernel_cache.use_store(store.absolute())
-    found = kernel_cache.choose()
+    found = kernel_cache.choose_one_that_keeps()
     if not found.complete and not as_json:
-        click.echo(f"compiling kernels into {found.folder}; this takes up to a minute", err=True)
+        click.echo(f"compiling kernels into {found.folder}; this takes {kernel_cache.COMPILING_TAKES}", err=True)
     from commitmq.kernels.warm import warm as warm_all
 
     seconds = warm_all()
@@ -46,7 +50,10 @@ def warm(store: Path | None, as_json: bool) -> None:
 @_store_option
 @json_option
 def where(store: Path | None, as_json: bool) -> None:
-    """List the places for compiled kernels in the order in which they are looked at; the one in use is marked."""
+    """List the places for compiled kernels in the order in which they are looked at; the one in use is marked.
+
+    The last is in the store of a node; it is looked at with --store.
+    """
     if store is not None:
         kernel_cache.use_store(store.absolute())
     looked_at = kernel_cache.candidates()
@@ -60,6 +67,8 @@ def where(store: Path | None, as_json: bool) -> None:
         }
         for one in looked_at
     ]
+    if store is None:
+        rows.append({"used": False, "origin": "store", "folder": _IN_STORE, "state": "looked at with --store DIR"})
     if chosen.folder not in [one.folder for one in looked_at]:
         rows.append(
             {"used": True, "origin": chosen.origin, "folder": str(chosen.folder), "state": "for one process only"}

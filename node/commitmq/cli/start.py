@@ -15,6 +15,7 @@ import click
 import orjson
 
 from commitmq import config as node_config
+from commitmq import ports
 from commitmq.admin_socket import exposure_warning, is_loopback
 from commitmq.cli.exit_codes import CliExit
 from commitmq.cli.node_verb import NodeVerb
@@ -22,9 +23,10 @@ from commitmq.cli.output import complain, fail
 from commitmq.cli.quantity import MAX_LONG
 from commitmq.cli.streams import do_without
 from commitmq.config import NodeConfig
-from commitmq.fitting import fit
+from commitmq.fitting import fit, sizes_of
 from commitmq.node_files import make_folders
 from commitmq.profiles import DEFAULT_PROFILE, PROFILES
+from commitmq.roster import own_role, start_order
 from commitmq.store.access import keep_private
 from commitmq.store.layout import StoreLayout
 
@@ -71,7 +73,11 @@ def start(
     config = node_config.load(config_file, overrides, profile)
     layout = StoreLayout(store.absolute())
     # The supervisor asks the same under the store's lock. Here a refusal has touched nothing at all, not even the log.
-    fit(layout, config)
+    fitted = fit(layout, config)
+    if (profile or config.profile != DEFAULT_PROFILE) and sizes_of(fitted.config) != sizes_of(config):
+        click.echo(f"the store has its sizes already; those of the profile {config.profile} are not used", err=True)
+    if not layout.own.exists():
+        _require_ports(config)  # a folder in which nobody has started a node yet is left as it is
     keep_private(layout.root)  # inherited by every process of the node
     make_folders(layout)
     if not is_loopback(config.network.host):
@@ -84,6 +90,16 @@ def start(
         _start_in_background(layout, config, config_fd)
     else:
         _become_the_keeper(layout, config_fd, verbose)
+
+
+def _require_ports(config: NodeConfig) -> None:
+    """Leave with a sentence when a port of the node's own processes is taken, or may not be listened on."""
+    host, port = config.network.host, config.network.port
+    roles = (own_role(name, module) for name, module in start_order(config).items())
+    if sentence := ports.first_in_use([("admin", -1), *((one.name, one.dispatcher_slot) for one in roles)], config):
+        fail(sentence, CliExit.ADDRESS_IN_USE)
+    if port and (refusal := ports.why_not(host, port)):
+        fail(f"cannot listen on tcp://{host}:{port}: {os.strerror(refusal)}", CliExit.START_FAILED)
 
 
 def _become_the_keeper(layout: StoreLayout, config_fd: int, verbose: bool) -> NoReturn:

@@ -16,7 +16,7 @@ from commitmq.cli.store_expire import expire
 from commitmq.cli.store_rebuild import rebuild
 from commitmq.cli.store_repair import repair
 from commitmq.cli.store_verify import verify
-from commitmq.errors import CommitMQError, CorruptRecordError, StoreError
+from commitmq.errors import CommitMQError, CorruptRecordError
 
 if TYPE_CHECKING:
     from commitmq.store.record import Record
@@ -90,19 +90,18 @@ def _line(record: Record) -> dict[str, Any]:
 
 
 def _records(folder: Path) -> Iterator[Record]:
+    from commitmq.store.access import require_store
     from commitmq.store.commit_log import CommitLog
     from commitmq.store.geometry import SEGMENT, look
     from commitmq.store.layout import StoreLayout
 
     layout = StoreLayout(folder)
-    segments = layout.commit_log
-    if not segments.is_dir():
-        raise StoreError("this is no store: it has no folder commitlog", path=folder)
+    require_store(layout)
     size = look(layout, index=False).sizes.get(SEGMENT)
     if size is None:
         return
     # Two maps suffice for a walk from front to back, so the dump of a large store stays small.
-    log = CommitLog(segments, size, max_mapped=2)
+    log = CommitLog(layout.commit_log, size, max_mapped=2)
     try:
         yield from log.iter_records()
     finally:

@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from commitmq.client import checks
-from commitmq.client.connection import Channel, Directory, check_fork
+from commitmq.client.connection import Channel, ConnectionLost, Directory, check_fork
 from commitmq.errors import CommitMQError, NodeUnavailableError, ProtocolError
 from commitmq.store.message_id import parse_offset_message_id
 
@@ -22,12 +22,13 @@ if TYPE_CHECKING:
     from commitmq.client.message import Message
     from commitmq.client.query import QueryResult
 
-_STOP_S = 600.0
+_LONG_WORK_S = 600.0  # stopping and deleting take as long as the disk needs
 
 
 class Admin:
     """Asks one node. Not thread-safe. Every method raises NodeUnavailableError without an answer within ``timeout_s``,
-    and ProtocolError, whose ``code`` says why, when the node refuses.
+    and ProtocolError, whose ``code`` says why, when the node refuses. Where a method has a longer ``timeout_s`` of its own,
+    that is for the work of a node that is there: one that cannot be reached is an error after the admin's.
     """
 
     def __init__(self, node: str | None = None, *, timeout_s: float = 10.0) -> None:
@@ -51,9 +52,10 @@ class Admin:
         self._check_usable()
         return _without_envelope(self._directory.request("status", timeout_s=self._timeout_s))
 
-    def stop(self, *, timeout_s: float = _STOP_S) -> dict[str, Any]:
+    def stop(self, *, timeout_s: float = _LONG_WORK_S) -> dict[str, Any]:
         """Stop the node; returns when everything is flushed."""
         self._check_usable()
+        self._directory.request("status", timeout_s=min(timeout_s, self._timeout_s))  # is it there?
         return _without_envelope(self._directory.request("stop", timeout_s=timeout_s))
 
     def expire(
@@ -62,7 +64,7 @@ class Admin:
         before: int | datetime | None = None,
         keep_bytes: int | None = None,
         dry_run: bool = False,
-        timeout_s: float = _STOP_S,
+        timeout_s: float = _LONG_WORK_S,
     ) -> dict[str, Any]:
         """Delete the oldest segments of the CommitLog: those of which every message was stored before ``before``
         (milliseconds or a datetime), or that lie further than ``keep_bytes`` behind the log's end; with both, those to
@@ -394,21 +396,26 @@ class Admin:
         self, role: str, op: str, fields: dict[str, Any], *, timeout_s: float | None = None
     ) -> tuple[dict[str, Any], list[zmq.Frame]]:
         self._check_usable()
-        deadline = time.monotonic() + (self._timeout_s if timeout_s is None else timeout_s)
+        began = time.monotonic()
+        deadline = began + (self._timeout_s if timeout_s is None else timeout_s)
+        reached_by = min(deadline, began + self._timeout_s)
         while True:
             channel = self._channels.get(role)
             if channel is not None and channel.lost():
                 self._drop(role)
                 channel = None
             if channel is None:
-                channel, _ = self._directory.connect(role, deadline)
+                channel, _ = self._directory.connect(role, reached_by)
                 self._channels[role] = channel
             try:
                 return channel.request(op, fields, timeout_s=max(deadline - time.monotonic(), 0.01))
-            except NodeUnavailableError:
+            except NodeUnavailableError as error:
                 # All of these requests may be repeated: they say what should be, not what should change.
                 self._drop(role)
-                if time.monotonic() >= deadline:
+                now = time.monotonic()
+                if isinstance(error, ConnectionLost):  # it was there, and may be back in a moment
+                    reached_by = min(deadline, now + self._timeout_s)
+                if now >= reached_by:
                     raise
 
     def _drop(self, role: str) -> None:

@@ -1,6 +1,6 @@
 """Compile every kernel, or load it from where it was compiled before: ``python -m commitmq.kernels.warm``.
 
-Installing runs this once (about ten seconds); the forkserver imports it so that all workers share the loaded code.
+Installing runs this once (up to a minute); the forkserver imports it so that all workers share the loaded code.
 """
 
 from __future__ import annotations

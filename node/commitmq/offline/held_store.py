@@ -13,9 +13,9 @@ from types import TracebackType
 from typing import Self
 
 from commitmq.config import NodeConfig
-from commitmq.errors import StoreError, StoreLockedError
+from commitmq.errors import StoreLockedError
 from commitmq.fitting import fit
-from commitmq.store.access import umask_of
+from commitmq.store.access import require_store, umask_of
 from commitmq.store.layout import StoreLayout
 from commitmq.store.store_lock import StoreLock
 from commitmq.store.topic_config import TopicTable
@@ -30,8 +30,7 @@ class HeldStore:
         given. ``new_index``: its index is to be made anew, so given sizes of that need not be those it has.
         """
         self.layout = StoreLayout(root.absolute())
-        if not self.layout.commit_log.is_dir():
-            raise StoreError("this is no store: it has no folder commitlog", path=root)
+        require_store(self.layout)
         self.config = fit(self.layout, config, offline=True, new_index=new_index).config
         self._lock = StoreLock(self.layout.lock)
         self._topics: TopicTable | None = None

@@ -19,7 +19,24 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from commitmq.errors import StoreError
 from commitmq.store.layout import StoreLayout
+
+
+@contextlib.contextmanager
+def refusals_told(root: Path) -> Iterator[None]:
+    """What the system refuses meanwhile (a folder that this account may not enter) is a StoreError about ``root``."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreError(f"cannot use this folder as a store: {error.strerror}", path=root) from error
+
+
+def require_store(layout: StoreLayout) -> None:
+    """Raise StoreError unless there is a store, and this account may enter it."""
+    with refusals_told(layout.root):
+        if not layout.commit_log.is_dir():
+            raise StoreError("this is no store: it has no folder commitlog", path=layout.root)
 
 
 def shares_with_group(root: Path) -> bool:

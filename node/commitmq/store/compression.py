@@ -16,7 +16,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Final
 
-from commitmq.errors import CommitMQError, InvalidMessageError
+from commitmq.errors import InvalidMessageError, MissingExtraError
 from commitmq.store.format import SysFlag
 
 _ZLIB_LEVEL: Final = 5
@@ -30,21 +30,43 @@ _FLAGS: Final = {
 KINDS: Final = tuple(_FLAGS)
 
 
-class CompressionUnavailableError(CommitMQError):
+# kind -> what its sentences call it, and the package it needs.
+_PACKAGES: Final = {"lz4": ("LZ4", "lz4"), "zstd": ("ZSTD", "zstandard")}
+
+
+class CompressionUnavailableError(MissingExtraError):
     """The body needs a package that is not installed."""
 
 
 def compression_flags(kind: str) -> int:
-    """sysFlag bits of a body compressed with ``kind``. Raises ValueError for an unknown kind."""
+    """sysFlag bits of a body compressed with ``kind``. Raises ValueError for an unknown kind, and
+    CompressionUnavailableError for one that cannot be used here: whoever asks means to.
+    """
+    flags = _flags(kind)
+    if kind == "lz4":
+        _lz4()
+    elif kind == "zstd":
+        _zstandard()
+    return flags
+
+
+def _flags(kind: str) -> int:
     try:
         return _FLAGS[kind]
     except KeyError:
         raise ValueError(f"compression must be one of {', '.join(KINDS)}, not {kind!r}") from None
 
 
+def _unavailable(kind: str) -> CompressionUnavailableError:
+    name, package = _PACKAGES[kind]
+    return CompressionUnavailableError(
+        f"{name} bodies need the package {package}: pip install 'commitmq[compression]'", name=package
+    )
+
+
 def compress(body: bytes, kind: str) -> bytes:
     """``body`` compressed with ``kind`` (zlib, lz4, zstd). Raises ValueError or CompressionUnavailableError."""
-    compression_flags(kind)
+    _flags(kind)
     if kind == "zlib":
         return zlib.compress(body, _ZLIB_LEVEL)
     if kind == "lz4":
@@ -124,9 +146,7 @@ def _lz4() -> ModuleType:
     try:
         import lz4.frame
     except ImportError:
-        raise CompressionUnavailableError(
-            "LZ4 bodies need the package lz4: pip install 'commitmq[compression]'"
-        ) from None
+        raise _unavailable("lz4") from None
     module: ModuleType = lz4.frame
     return module
 
@@ -135,7 +155,5 @@ def _zstandard() -> ModuleType:
     try:
         import zstandard
     except ImportError:
-        raise CompressionUnavailableError(
-            "ZSTD bodies need the package zstandard: pip install 'commitmq[compression]'"
-        ) from None
+        raise _unavailable("zstd") from None
     return zstandard

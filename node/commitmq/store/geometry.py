@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from commitmq.store.access import refusals_told
 from commitmq.store.index_format import IndexShape
 from commitmq.store.index_shape import find_shape
 from commitmq.store.layout import StoreLayout
@@ -84,8 +85,14 @@ class _Finds:
 def look(layout: StoreLayout, *, index: bool = True, likely: Iterable[IndexShape] = ()) -> Geometry:
     """What the store says of its sizes. Changes nothing, and raises nothing for damage: whoever opens the files does.
 
-    ``index``: whether to look at the index. ``likely``: shapes that its files may have, tried first.
+    ``index``: whether to look at the index. ``likely``: shapes that its files may have, tried first. Raises StoreError where
+    the system does not let this account look.
     """
+    with refusals_told(layout.root):
+        return _look(layout, index, likely)
+
+
+def _look(layout: StoreLayout, index: bool, likely: Iterable[IndexShape]) -> Geometry:
     remembered, forgotten = None, ""
     try:
         remembered = StoreFile.load(layout.store_file)

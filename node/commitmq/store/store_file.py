@@ -84,10 +84,10 @@ def new_id() -> str:
     return uuid.uuid4().hex
 
 
-def store_id(store: Path) -> str | None:
+def store_id(store: Path | str) -> str | None:
     """The id of the store in folder ``store``; None for one that this version has never started. A copy has the same."""
     try:
-        found = StoreFile.load(StoreLayout(store).store_file)
+        found = StoreFile.load(StoreLayout(Path(store)).store_file)
     except ValueError:
         return None
     return None if found is None else found.store_id

@@ -75,11 +75,16 @@ class StoreLock:
 
 
 def lock_holder(path: Path) -> int:
-    """Pid of the process that holds the lock of ``path``; 0 when nobody does. Must not be called by the holder."""
+    """Pid of the process that holds the lock of ``path``; 0 when nobody does. Must not be called by the holder.
+
+    Raises StoreError where this account may not look.
+    """
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
         return 0
+    except OSError as error:
+        raise StoreError(f"cannot use this folder as a store: {error.strerror}", path=path.parent) from error
     try:
         return _holder(fd)
     finally:

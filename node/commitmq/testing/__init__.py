@@ -2,7 +2,7 @@
 
 * The fixtures ``commitmq_node``, ``commitmq_node_factory``, ``commitmq_shared_node`` and ``commitmq_topic`` are there wherever
   CommitMQ is installed with pytest; see :mod:`commitmq.testing.pytest_plugin`.
-* :class:`DispatcherContract` is a class of tests to inherit from; it needs hypothesis (``pip install commitmq[testing]``).
+* :class:`DispatcherContract` is a class of tests to inherit from; it needs hypothesis (the extra ``testing``).
 * :func:`start_node` gives a node outside of the fixtures, for instance one that a whole module shares.
 
 Names are loaded when they are first used: pytest imports this package in every project that has CommitMQ installed.
@@ -29,4 +29,8 @@ _HOMES = {
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "DispatcherContract":
+        from commitmq.extras import TESTING_MODULES, need
+
+        need("DispatcherContract", "testing", TESTING_MODULES)
     return getattr(import_module(_HOMES[name]), name)

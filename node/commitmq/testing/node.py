@@ -12,6 +12,7 @@ import signal
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
 
@@ -63,7 +64,8 @@ class CommitMQNode:
         """``folder`` gets the store. ``settings`` are ``section.key=value``, ``plugins`` modules that need not be installed.
 
         A plugin is known to the node by the name of its entry point, if it is installed, else by its module's last part;
-        ``name=module`` says otherwise. Whatever this process can import the node can import too.
+        ``name=module`` says otherwise. Whatever this process can import the node can import too; AssertionError says what it
+        cannot.
         """
         self.store = folder / "store"
         self._process = DirectNodeProcess(self.store, *_QUICK, *settings)
@@ -282,11 +284,24 @@ def live_nodes() -> list[CommitMQNode]:
     return list(_live)
 
 
+def _can_import(module: str) -> bool:
+    """Whether there is such a module; one that fails when it is imported is the node's to report."""
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError as error:
+        return not f"{module}.".startswith(f"{error.name}.")
+    except Exception:
+        return True
+
+
 def _named(plugin: str) -> str:
     """``name=module`` for what may be a module only."""
     name, equals, module = plugin.partition("=")
+    if not equals:
+        module = name
+    if not _can_import(module.partition(":")[0]):
+        raise AssertionError(f"there is no module {module!r} for the plugin {plugin!r}: this process cannot import it")
     if equals:
         return plugin
-    module = name
     installed = [point.name for point in metadata.entry_points(group=ENTRY_POINT_GROUP) if point.value == module]
     return f"{installed[0] if installed else module.rpartition('.')[2]}={module}"

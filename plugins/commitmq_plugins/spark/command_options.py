@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+from commitmq.store.access import require_store
+from commitmq.store.layout import StoreLayout
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -55,11 +58,17 @@ def master_option(function: _Function) -> _Function:
 
 
 @contextlib.contextmanager
-def job_session(master: str, what: str, *, quiet: bool) -> Iterator[SparkSession]:
-    """A session with a progress bar called ``what``; what Spark raises becomes a CommitMQError with one sentence."""
+def job_session(master: str, what: str, *, quiet: bool, sources: Sequence[str | Path] = ()) -> Iterator[SparkSession]:
+    """A session with a progress bar called ``what``; what Spark raises becomes a CommitMQError with one sentence.
+
+    ``sources``: raises StoreError for a folder among them that is no store, before Spark is started. Spark plans on this
+    machine, so a store has to be seen here, whoever reads it.
+    """
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
+    for folder in _folders(sources):
+        require_store(StoreLayout(folder.absolute()))
     from commitmq_plugins.spark.failures import plain
     from commitmq_plugins.spark.jobs.progress import task_progress
     from commitmq_plugins.spark.sessions import session
@@ -70,3 +79,12 @@ def job_session(master: str, what: str, *, quiet: bool) -> Iterator[SparkSession
             yield spark
     except (PySparkException, Py4JError) as error:
         raise plain(error) from error
+
+
+def _folders(sources: Sequence[str | Path]) -> Iterator[Path]:
+    """Those of ``sources`` that are no addresses; commas stand between several, as in the options of the format."""
+    for source in sources:
+        if isinstance(source, Path):
+            yield source
+        elif "://" not in source:
+            yield from (Path(one.strip()) for one in source.split(",") if one.strip())

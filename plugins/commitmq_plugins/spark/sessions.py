@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
-from commitmq.errors import CommitMQError
+from commitmq.errors import MissingExtraError
+from commitmq.extras import SPARK_MODULES, need
 from commitmq_plugins.spark.java import find_java, quiet_home
 
 if TYPE_CHECKING:
@@ -41,8 +42,8 @@ _WORKERS_PATH: Final = "spark.executorEnv.PYTHONPATH"
 _PACKAGES: Final = ("commitmq", "commitmq_dispatchers", "commitmq_plugins", "pyspark_commitmq")
 
 
-class SparkMissingError(CommitMQError):
-    """PySpark is not installed."""
+class SparkMissingError(MissingExtraError):
+    """PySpark, or what else the extra ``spark`` brings, is not installed."""
 
 
 def session(
@@ -59,12 +60,18 @@ def session(
     install.
     """
     try:
+        need("a Spark session", "spark", SPARK_MODULES)
         from pyspark.sql import SparkSession
+
+        from commitmq_plugins.spark.failures import tell_plainly
+        from commitmq_plugins.spark.quiet import orderly
+        from commitmq_plugins.spark.source import CommitMQSource
+    except MissingExtraError as error:
+        raise SparkMissingError(str(error), name=error.name) from error
     except ImportError as error:
-        raise SparkMissingError(f"PySpark is missing ({error}): pip install 'commitmq[spark]'") from error
-    from commitmq_plugins.spark.failures import tell_plainly
-    from commitmq_plugins.spark.quiet import orderly
-    from commitmq_plugins.spark.source import CommitMQSource
+        raise SparkMissingError(
+            f"PySpark is missing ({error}): pip install 'commitmq[spark]'", name=error.name
+        ) from error
 
     is_local = master.startswith("local")
     settings: dict[str, object] = {**DEFAULTS, **(LOCAL if is_local else _of_cluster(master))}

@@ -15,9 +15,9 @@ import numpy as np
 
 from commitmq.config import NodeConfig
 from commitmq.control import ControlBlock, DispatcherWord, Word
-from commitmq.errors import StoreError
 from commitmq.fitting import sizes_of
 from commitmq.kernels.arrow import NO_CRC_NEEDED
+from commitmq.store.access import require_store
 from commitmq.store.batch_queue_reader import BatchQueueReader
 from commitmq.store.commit_log import CommitLog
 from commitmq.store.deleted_topics import load_tombstones
@@ -77,8 +77,7 @@ class OpenStore:
     def __init__(self, root: Path, sizes: Sizes | None = None) -> None:
         """Raises StoreError when it is no store. ``sizes``: known already, so that the folder need not be searched."""
         self.layout = StoreLayout(root.absolute())
-        if not self.layout.commit_log.is_dir():
-            raise StoreError("this is no store: it has no folder commitlog", path=root)
+        require_store(self.layout)
         self.sizes = sizes or found_sizes(self.layout)
         self.log = CommitLog(self.layout.commit_log, self.sizes.segment, max_mapped=_MAX_MAPPED)
         self.queues = QueueReader(self.log, self.layout.consume_queue, self.sizes.queue_file)

@@ -122,6 +122,9 @@ def test_no_node_at_the_address_is_said_in_time(tmp_path: Path) -> None:
     ended = run("status", "--node", "tcp://127.0.0.1:9", "--timeout", "0.2")
     assert ended.returncode == CliExit.NODE_UNAVAILABLE
     assert "tcp://127.0.0.1:9" in ended.stderr
+    ended = run("store", "expire", "--dry-run", "--node", "tcp://127.0.0.1:9")
+    assert ended.returncode == CliExit.NODE_UNAVAILABLE
+    assert "tcp://127.0.0.1:9" in ended.stderr
     ended = run("status", "--node", "nonsense")
     assert ended.returncode == CliExit.CONFIG_ERROR
     for verb in ("stop", "status"):

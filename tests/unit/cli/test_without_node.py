@@ -21,6 +21,7 @@ from commitmq.cli.node_verb import NodeVerb
 from commitmq.cli.progress import can_draw
 from commitmq.errors import CommitMQError, MissingExtraError
 from golden_stores import GoldenStore
+from nodes import environment
 from without_node import HIDDEN, hide_node, python
 
 COMMAND = ("-m", "commitmq.cli.main")
@@ -219,6 +220,34 @@ def test_the_sentence_names_what_is_missing(
     assert caught.value.name == absent[0]
     assert isinstance(caught.value, CommitMQError)
     assert isinstance(caught.value, ModuleNotFoundError)
+
+
+@pytest.mark.parametrize(
+    ("code", "absent", "extra"),
+    [
+        ("from commitmq_plugins.spark import session; session('local[1]')", "pyspark", "spark"),
+        ("from commitmq_plugins.spark import session; session('local[1]')", "pyarrow", "spark"),
+        ("from commitmq_plugins.spark import session; session('local[1]')", "numba", "spark"),
+        ("from commitmq_plugins.spark.jobs.stats import stats", "pyarrow", "spark"),
+        ("from commitmq_plugins.spark.jobs.export import export", "pyspark", "spark"),
+        ("from commitmq.testing import DispatcherContract", "hypothesis", "testing"),
+    ],
+)
+def test_what_needs_another_extra_names_it(code: str, absent: str, extra: str) -> None:
+    program = f"""
+import sys
+sys.modules[{absent!r}] = None
+from commitmq import CommitMQError
+from commitmq.errors import MissingExtraError
+try:
+    {code}
+except ImportError as error:
+    print(isinstance(error, CommitMQError), isinstance(error, MissingExtraError), error.name, error)
+"""
+    told = run(environment(), program).strip()
+    assert told.startswith(f"True True {absent} ")
+    assert told.endswith(f" needs {absent}, which is not installed: pip install 'commitmq[{extra}]'")
+    assert len(told.splitlines()) == 1
 
 
 def test_nothing_is_missing_here() -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from accounts import bare_environment, obeying, read_only_copy
 from commitmq import kernel_cache
+from commitmq.cli.exit_codes import CliExit
 from commitmq.kernels import warm
 
 LOAD = """
@@ -109,8 +110,12 @@ def test_a_folder_of_another_account_is_never_run(places: Path) -> None:
 
 
 def load_a_kernel(package: Path, *arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
+    return run_python(package, "-c", LOAD, *arguments, **extra)
+
+
+def run_python(package: Path, *arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [*obeying(), sys.executable, "-c", LOAD, *arguments],
+        [*obeying(), sys.executable, *arguments],
         env=bare_environment(package, HOME="/nonexistent", PYTHONDONTWRITEBYTECODE="1", **extra),
         capture_output=True,
         text=True,
@@ -138,6 +143,21 @@ def test_with_nothing_to_write_to_a_process_compiles_for_itself_and_says_where_i
     assert str(package) in done.stderr, "it names what it could not use"
     assert "commitmq kernels warm" in done.stderr
     assert not list((tmp_path / "temporary").iterdir()), "it leaves nothing"
+
+
+def test_with_nothing_to_write_to_whoever_compiles_for_others_is_refused_before(tmp_path: Path) -> None:
+    package = read_only_copy(tmp_path / "site", compiled=False)
+    (tmp_path / "temporary").mkdir()
+    words = ("-m", "commitmq.cli.main", "kernels")
+    done = run_python(package, *words, "warm", TMPDIR=str(tmp_path / "temporary"))
+    assert (done.returncode, done.stdout) == (CliExit.FAILURE, "")
+    (told,) = done.stderr.splitlines()
+    assert f"{package}/commitmq/kernels/__pycache__" in told
+    assert "cannot be written" in told
+    assert "as the owner of the installation" in told
+    assert not list((tmp_path / "temporary").iterdir())
+    listed = run_python(package, *words, "where", "--json", TMPDIR=str(tmp_path / "temporary"))
+    assert [row["origin"] for row in orjson.loads(listed.stdout)] == ["package", "store", "temporary folder"]
 
 
 def test_what_an_installation_compiled_is_read_where_it_cannot_be_written(tmp_path: Path) -> None:

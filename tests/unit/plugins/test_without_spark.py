@@ -53,5 +53,26 @@ def test_a_verb_names_the_extra(verb: str, tmp_path: Path, golden_copy: Callable
     assert ended.returncode == CliExit.FAILURE
 
 
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "import"])
+def test_a_folder_that_is_no_store_is_said_before_spark_is_started(verb: str, tmp_path: Path) -> None:
+    hidden, folder = tmp_path / "hidden", tmp_path / "no-store"
+    hidden.mkdir()
+    folder.mkdir()
+    # Whoever asks for a session finds none here, and says so.
+    (hidden / "sitecustomize.py").write_text("import os\nos.environ['COMMITMQ_JAVA'] = '/nowhere'\n")
+    variables = environment()
+    ended = subprocess.run(
+        [sys.executable, "-m", "commitmq.cli.main", "pipeline", verb]
+        + [one.format(store=folder, out=tmp_path / "out") for one in VERBS[verb]],
+        env={**variables, "PYTHONPATH": f"{hidden}:{variables.get('PYTHONPATH', '')}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.stderr == f"commitmq: this is no store: it has no folder commitlog [{folder}]\n"
+    assert ended.returncode == CliExit.STORE_UNUSABLE
+
+
 def test_all_verbs_are_here() -> None:
     assert set(pipeline.list_commands(click.Context(pipeline))) == {*VERBS, "doctor"}

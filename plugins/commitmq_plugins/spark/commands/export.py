@@ -50,7 +50,7 @@ def export(
 
     pairs = dict(_pair(one) for one in parser)
     form = Form(body, schema, keep_body, pairs)
-    with job_session(master, "exporting", quiet=as_json) as spark:
+    with job_session(master, "exporting", quiet=as_json, sources=sources) as spark:
         done = work(
             spark,
             sources,

@@ -42,7 +42,7 @@ def rebuild(
     if into is not None and len(folders) > 1:
         raise click.UsageError("--into takes the files of one store only")
     config = node_config.load(config_file, overrides)
-    with job_session(master, "rebuilding", quiet=as_json) as spark:
+    with job_session(master, "rebuilding", quiet=as_json, sources=folders) as spark:
         done = work(spark, folders, kinds=KINDS if only is None else (only,), config=config, into=into)
     if as_json:
         print_json({"stores": [{"store": str(root), **one.to_json()} for root, one in done.items()]})

@@ -51,7 +51,7 @@ def replay(
     from commitmq_plugins.spark.jobs.replay import replay as work
     from commitmq_plugins.spark.options import milliseconds
 
-    with job_session(master, "replaying", quiet=as_json) as spark:
+    with job_session(master, "replaying", quiet=as_json, sources=sources) as spark:
         done = work(
             spark,
             sources,

@@ -29,7 +29,7 @@ def stats(
     """Count the messages of SOURCES by topic, queue, tag and hour: bytes, percentiles of size and delay, distinct keys."""
     from commitmq_plugins.spark.jobs.stats import stats as work
 
-    with job_session(master, "counting", quiet=as_json) as spark:
+    with job_session(master, "counting", quiet=as_json, sources=sources) as spark:
         found = work(spark, sources, topics=topics, plots=html is not None)
     if html is not None:
         from commitmq_plugins.spark.jobs.stats_page import page

@@ -27,7 +27,7 @@ def verify(
     from commitmq_plugins.spark.jobs.verify import verify as work
 
     config = node_config.load(config_file, overrides)
-    with job_session(master, "verifying", quiet=as_json) as spark:
+    with job_session(master, "verifying", quiet=as_json, sources=folders) as spark:
         reports = work(spark, folders, config=config)
     is_sound = all(report.is_sound for report in reports.values())
     if as_json:

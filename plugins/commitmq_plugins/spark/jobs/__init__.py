@@ -3,3 +3,10 @@
 
 Every job takes a list of sources and reads them as one: a store's folder, or a node's address.
 """
+
+from __future__ import annotations
+
+from commitmq.extras import SPARK_MODULES, need
+
+# Here, because each of the modules imports pyarrow.
+need("a Spark job", "spark", SPARK_MODULES)
