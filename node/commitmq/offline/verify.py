@@ -35,6 +35,7 @@ from commitmq.errors import CommitMQError, StoreError
 from commitmq.offline import verify_index
 from commitmq.offline.findings import LOG, SMALL_FILES, Faults, Finding, Outcome, Report, Single
 from commitmq.offline.held_store import HeldStore
+from commitmq.offline.log_beginning import missing_beginning
 from commitmq.offline.runner import Progress, Runner, run_here, silent
 from commitmq.offline.store_view import StoreView
 from commitmq.offline.verify_index import IndexList
@@ -43,6 +44,7 @@ from commitmq.offline.verify_queues import Queue, QueueOrder, Rest, check_rest
 from commitmq.store import json_config
 from commitmq.store.checkpoint import Checkpoint
 from commitmq.store.index_format import IndexShape
+from commitmq.store.layout import segment_name
 from commitmq.store.log_split import PIECE_BYTES, Job, Piece, pieces_of, prove
 from commitmq.store.queue_files import list_queues
 from commitmq.store.sidecar import Sidecar
@@ -120,6 +122,8 @@ class _Verifier:
                 self._tell(LOG, base, Finding("log.segment", f"commitlog/{path.name}", 0, 0, why))
                 return bases, False
             bases.append(base)
+        if lost := missing_beginning(self._store, bases):
+            self._tell(LOG, bases[0], Finding("log.segment", f"commitlog/{segment_name(bases[0])}", 0, 0, lost))
         return bases, True
 
     def _log(self, view: StoreView, index: IndexList | None, queues: QueueOrder) -> int:
