@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -223,6 +224,55 @@ def test_many_lost_files_are_mended_or_refused(original: Path, truth: Truth, tmp
     for number, case in enumerate(SLOW):
         check(original, truth, tmp_path / str(number) / "store", *case)
         shutil.rmtree(tmp_path / str(number))
+
+
+def follow(sentence: str, path: Path) -> None:
+    """Do what the refusal says may be done without a copy."""
+    if "or write {} into it" in sentence:
+        path.write_bytes(b"{}")
+    elif "Put back a copy: its previous generation" in sentence:
+        shutil.copy2(path.with_name(path.name + ".bak"), path)
+    else:
+        words = re.search(r"(?:or|and) remove (.*?)(?:: | to go on)", sentence)
+        assert words is not None, sentence
+        for name in words[1].split(" and "):
+            Path(name).unlink()
+
+
+@pytest.mark.parametrize("name", ["consumerOffset.json", "topics.json", "subscriptionGroup.json"])
+@pytest.mark.parametrize("backup", ["whole", "missing", "junk"])
+@pytest.mark.parametrize("there", [True, False], ids=["damaged", "deleted"])
+def test_what_a_refusal_says_of_a_config_file_works(
+    original: Path, tmp_path: Path, name: str, backup: str, there: bool
+) -> None:
+    """To the letter, at the next start; verify says the same."""
+    root = tmp_path / "store"
+    shutil.copytree(original, root)
+    path = root / "config" / name
+    beside = path.with_name(f"{name}.bak")
+    whole = path.read_bytes()
+    path.unlink()
+    if there:
+        path.write_bytes(b"junk")
+    beside.unlink(missing_ok=True)
+    if backup != "missing":
+        beside.write_bytes(b"junk" if backup == "junk" else whole + b"\n")
+    try:
+        Recovered(root, CONFIG)
+        assert not there
+        assert backup != "junk"
+        return
+    except StoreError as error:
+        sentence = str(error)
+    if there:
+        with HeldStore(root, CONFIG) as store:
+            (told,) = [one.detail for one in verify(store).findings if one.file == f"config/{name}"]
+        assert told == sentence
+    follow(sentence, path)
+    store = Recovered(root, CONFIG)
+    assert store.queue_offsets == COUNTS
+    if backup == "whole":
+        assert store.groups
 
 
 def test_after_a_crash_too(original: Path, truth: Truth, tmp_path: Path) -> None:

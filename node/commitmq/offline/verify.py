@@ -41,7 +41,7 @@ from commitmq.offline.store_view import StoreView
 from commitmq.offline.verify_index import IndexList
 from commitmq.offline.verify_piece import PieceReport, PieceTask, check_piece
 from commitmq.offline.verify_queues import Queue, QueueOrder, Rest, check_rest
-from commitmq.store import json_config
+from commitmq.store import consumer_offsets, json_config, topic_files
 from commitmq.store.checkpoint import Checkpoint
 from commitmq.store.index_format import IndexShape
 from commitmq.store.layout import segment_name
@@ -51,6 +51,10 @@ from commitmq.store.sidecar import Sidecar
 
 __all__ = ["Finding", "Progress", "Report", "verify"]
 
+_BESIDE_A_JOURNAL: Final = {
+    "consumerOffset.json": consumer_offsets.load_snapshot,
+    "topics.json": topic_files.load_snapshot,
+}
 _PIECES_AT_ONCE: Final = 512
 _QUEUES_AT_ONCE: Final = 64
 
@@ -213,7 +217,7 @@ class _Verifier:
     def _small_files(self) -> None:
         checks: list[tuple[Path, Callable[[Path], object]]] = []
         if self._layout.config.is_dir():
-            checks += [(path, json_config.load) for path in sorted(self._layout.config.glob("*.json"))]
+            checks += [(path, self._load_config) for path in sorted(self._layout.config.glob("*.json"))]
         checks.append((self._layout.checkpoint, Checkpoint.load))
         if self._layout.own.is_dir():
             for pattern in ("*.json", "dispatchers/*.json", "dispatchers/*/*.json"):
@@ -226,6 +230,10 @@ class _Verifier:
             except (CommitMQError, json.JSONDecodeError, OSError) as error:
                 file = path.relative_to(self._layout.root).as_posix()
                 self._tell(SMALL_FILES, file, Finding("file.unreadable", file, 0, 0, str(error)))
+
+    def _load_config(self, path: Path) -> object:
+        """As a start loads it, so that the way out that is told is the same."""
+        return _BESIDE_A_JOURNAL[path.name](self._layout) if path.name in _BESIDE_A_JOURNAL else json_config.load(path)
 
 
 def _load_sidecar(path: Path) -> None:
