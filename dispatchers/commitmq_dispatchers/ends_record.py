@@ -18,6 +18,7 @@ from commitmq.hookspecs import DispatcherView
 from commitmq.store import queue_ends
 from commitmq.store.batch_consume_queue import BatchConsumeQueue
 from commitmq.store.consume_queue import ConsumeQueue
+from commitmq.store.expiry import list_bases
 from commitmq.store.queue_ends import QueueEnds
 
 # A start after a crash dispatches again what is behind the record: a fraction of a second's work.
@@ -34,7 +35,7 @@ class EndsRecord:
     def __init__(self, view: DispatcherView, queues: Queues) -> None:
         self._path = view.layout.queue_ends
         self._log = view.log
-        self._commit_log = view.commit_log
+        self._folder = view.commit_log.folder
         self._queues = queues
         self._taken = -1
         self._interval = _INTERVAL_BYTES
@@ -72,7 +73,8 @@ class EndsRecord:
 
     def _take(self, position: int) -> None:
         # Without a segment the log goes on where it ended, and begins there then.
-        log_start = self._commit_log.min_offset if self._commit_log.segments() else position
+        # As the folder says: this process may have mapped nothing since the log was empty.
+        log_start = next(iter(list_bases(self._folder)), position)
         ends = QueueEnds.at(position, log_start, self._queues())
         self._waiting, self._taken = ends, position
         self._interval = max(_INTERVAL_BYTES, len(ends.queues) * _INTERVAL_BYTES_A_QUEUE)

@@ -11,7 +11,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,11 +24,13 @@ from test_producer import read_all
 from commitmq import Admin, BatchSendError, InvalidMessageError, Message, Outcome, Producer, SendError
 from commitmq.client.aio import AsyncProducer
 from commitmq.client.run_encoder import RunLayout, encode_run
-from commitmq.store.layout import StoreLayout
+from commitmq.store.commit_log import CommitLog
+from commitmq.store.layout import StoreLayout, segment_name
 from commitmq.store.producer_mark import mark_prefix, parse_mark
 from commitmq.store.producer_snapshot import ProducerSnapshot
 from commitmq.store.unique_ids import UniqueIds
-from nodes import Node, commitmq, eventually, free_ports, start_node
+from golden_stores import GOLDEN_SEGMENT_BYTES, GoldenStore
+from nodes import Node, commitmq, eventually, free_ports, start_node, started
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -421,6 +423,67 @@ def test_remembered_across_restarts_and_kills(tmp_path: Path) -> None:
         assert node.start().returncode == 0
         attempt(400)
         assert bodies_of(read_all(node, "jobs"), 0) == rows
+
+
+@pytest.mark.parametrize("how", ["stopped", pytest.param("killed", marks=pytest.mark.slow)])
+def test_a_lost_snapshot_is_made_from_the_log(tmp_path: Path, how: str) -> None:
+    with start_node(tmp_path, *SETTINGS) as node:
+        with as_named(node, "pid") as producer:
+            assert not producer.send("jobs", b"once", queue=0).duplicate
+        layout = StoreLayout(node.store)
+        if how == "stopped":
+            assert node.stop().returncode == 0
+        else:
+            node.kill_all()
+        layout.producers.unlink()
+        assert node.start().returncode == 0
+        told = [line for line in node.log().splitlines() if "producers are made from the whole log" in line]
+        assert len(told) == 1
+        assert str(layout.producers) in told[0]
+        with as_named(node, "pid") as producer:
+            assert producer.send("jobs", b"once", queue=0).duplicate
+        assert bodies_of(read_all(node, "jobs"), 0) == [b"once"]
+
+
+def test_a_lost_snapshot_is_made_before_the_log_of_a_closed_store_expires(tmp_path: Path) -> None:
+    with start_node(tmp_path, *SETTINGS) as node:
+        with as_named(node, "pid") as producer:
+            producer.send("jobs", b"once", queue=0)
+        with Producer(node.address) as producer:
+            producer.send_batch("other", [bytes(50_000)] * 15, queue=0)
+        assert node.stop().returncode == 0
+        layout = StoreLayout(node.store)
+        layout.producers.unlink()
+        expired = commitmq("store", "expire", str(node.store), "--keep-bytes", str(SEGMENT_BYTES))
+        assert expired.returncode == 0, expired.stderr
+        assert not (layout.commit_log / segment_name(0)).exists()
+        assert node.start().returncode == 0
+        with as_named(node, "pid") as producer:
+            assert producer.send("jobs", b"once", queue=0).duplicate
+
+
+def test_an_empty_store_and_one_of_rocketmq_are_not_read_for_producers(
+    golden_copy: Callable[[str], GoldenStore], tmp_path: Path
+) -> None:
+    with start_node(tmp_path, *SETTINGS) as node:
+        assert node.stop().returncode == 0
+        StoreLayout(node.store).producers.unlink()
+        assert node.start().returncode == 0
+        assert "producers are made" not in node.log()
+        with as_named(node, "first") as producer:
+            assert not producer.send("jobs", b"once", queue=0).duplicate
+    golden = golden_copy("clean")
+    log = CommitLog(golden.layout.commit_log, GOLDEN_SEGMENT_BYTES)
+    end = max(start + size for start, size in log.iter_spans())
+    log.close()
+    node = Node(golden.root)
+    node.settings = ["network.port=0"]
+    with started(node):
+        assert "producers are made" not in node.log()
+        found = ProducerSnapshot.load(golden.layout.producers)
+        assert found is not None
+        assert found.position == end
+        assert "counted_bytes=0 " in node.log()
 
 
 def test_snapshots_are_taken_while_it_runs(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from commitmq.cli.exit_codes import CliExit
 from commitmq.store.layout import StoreLayout, segment_name
 from commitmq.store.sidecar import Sidecar
 from golden_stores import GOLDEN_QUEUE_FILE_BYTES, GOLDEN_SEGMENT_BYTES, GoldenStore
-from nodes import Node, start_node
+from nodes import Node, eventually, start_node
 
 SEGMENT_BYTES = 1 << 16
 SETTINGS = (f"commit_log.segment_bytes={SEGMENT_BYTES}", "commit_log.max_message_bytes=16384")
@@ -99,6 +99,49 @@ def test_a_store_that_lost_its_last_segment_is_refused_until_a_person_decides(
         ended = node.start()
         assert ended.returncode == 0, "it was decided once and for all"
         assert "cut" not in ended.stderr
+
+
+@pytest.mark.parametrize("how", ["stopped", "killed"])
+def test_a_store_that_lost_its_first_segment_is_refused_until_a_person_decides(tmp_path: Path, how: str) -> None:
+    """Also in its first life, and where the segment that is left was made ahead and is empty."""
+    with start_node(tmp_path, *SETTINGS) as node:
+        # With one message a batch the dispatcher is never behind, so it reads no log by itself.
+        count = 100 if how == "stopped" else 20
+        for number in range(count):
+            send(node, number, 1)
+        layout = StoreLayout(node.store)
+        if how == "stopped":
+            assert node.stop().returncode == 0
+        else:
+            eventually(lambda: len(list(layout.commit_log.iterdir())) == 2, "a segment is made ahead")
+            node.kill_all()
+        first = layout.commit_log / segment_name(0)
+        kept = first.read_bytes()
+        first.unlink()
+        sentences = set()
+        for _ in range(2):
+            refused = node.start()
+            assert refused.returncode == CliExit.STORE_UNUSABLE, refused.stdout
+            sentences.add(refused.stderr.splitlines()[-1])
+        (sentence,) = sentences
+        assert "segments are missing at the log's beginning: it began at physical offset 0" in sentence
+        verified = node.run("store", "verify", str(node.store))
+        assert verified.returncode == CliExit.DAMAGE_FOUND, verified.stdout
+        assert "segments are missing at the log's beginning" in verified.stdout
+        first.write_bytes(kept)
+        assert node.start().returncode == 0
+        assert numbers(node) == list(range(count))
+        assert node.stop().returncode == 0
+        if how == "stopped":
+            first.unlink()
+            words = re.search(r"or remove (\S+) to go on", sentence)
+            assert words is not None
+            Path(words[1]).unlink()
+            for _ in range(2):
+                assert node.start().returncode == 0
+                left = numbers(node)
+                assert left == list(range(left[0], count))
+                assert node.stop().returncode == 0
 
 
 def test_a_cut_is_told_by_start_status_and_verify(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ TABLE = {
     "recovery": {
         "open.checkpoint": 1, "sync.checkpoint": 1, "sync_folder.checkpoint": 1, "open.position": 1, "sync.position": 1,
         "sync_folder.position": 1, "open.folder": 1, "open.segment": 1, "map.segment": 1,
-        "open.queue": 1,
+        "open.queue": 1, **{f"{one}.producers": 1 for one in CONTENT},
     },
     "reput": {"open.segment": 3, "map.segment": 3},
     "supervisor": {

@@ -9,7 +9,9 @@ undamaged store has. Where a start is refused, the way out that it names is gone
 
 from __future__ import annotations
 
+import errno
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -20,17 +22,24 @@ from kinds_store import COUNTS, Place, Served, make_store, read_all
 from power_check import Recovered, config_of
 from power_load import SETTINGS
 
-from commitmq.errors import CommitMQError
+from commitmq import failpoints
+from commitmq.errors import CommitMQError, StoreError
+from commitmq.offline.expire import expire, safe_end
 from commitmq.offline.held_store import HeldStore
 from commitmq.offline.rebuild import rebuild
 from commitmq.offline.repair import repair
 from commitmq.offline.verify import verify
 from commitmq.store.consume_queue import ConsumeQueue
+from commitmq.store.expiry import MinOffsetFile, look_at_segments
+from commitmq.store.layout import StoreLayout, segment_name
+from commitmq.store.queue_ends import QueueEnds
+from commitmq.workers.dispatch_host import DispatcherHost
 
 # A start that is refused leaves sockets of this process's workers to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 CONFIG = config_of(SETTINGS)
+SECOND = segment_name(CONFIG.commit_log.segment_bytes)
 Damage = Callable[[Path], None]
 
 
@@ -133,6 +142,7 @@ QUICK: list[tuple[str, int, Damage, str]] = [
     ("config/topics.json", 0, cut_short, "is damaged"),
     ("config/topics.json", 0, delete, "table of topics is missing"),
     ("commitmq/queue_ends", 0, flip, "silent"),
+    ("commitlog/*", 0, delete, "missing at the log's beginning"),
 ]
 SLOW: list[tuple[str, int, Damage, str]] = [
     *(
@@ -162,7 +172,6 @@ SLOW: list[tuple[str, int, Damage, str]] = [
         for damage in (delete, zero, flip)
     ),
     ("checkpoint", 0, delete, "silent"),
-    ("commitlog/*", 0, delete, "missing at the log's beginning"),
     ("commitlog/*", 0, cut_short, "was cut short"),
     ("commitlog/*", 1, delete, "is missing before"),
     ("commitlog/*", 1, cut_short, "was cut short"),
@@ -179,7 +188,8 @@ def check(original: Path, truth: Truth, root: Path, pattern: str, which: int, da
     damage(root / relative)
     if outcome != "silent":
         # A file that is not there at all is no damage to verify, nor does it read the coordinator's journal.
-        silent = damage is delete and pattern in ("config/topics.json", "config/consumerOffset.json", "commitlog/*")
+        silent = damage is delete and pattern in ("config/topics.json", "config/consumerOffset.json")
+        silent = silent or (damage is delete and pattern == "commitlog/*" and which != 0)
         silent = silent or pattern == "commitmq/offsets.journal"
         assert silent or not is_sound(root), f"verify says nothing of {damage.__name__} {relative}"
     try:
@@ -216,6 +226,55 @@ def test_many_lost_files_are_mended_or_refused(original: Path, truth: Truth, tmp
         shutil.rmtree(tmp_path / str(number))
 
 
+def follow(sentence: str, path: Path) -> None:
+    """Do what the refusal says may be done without a copy."""
+    if "or write {} into it" in sentence:
+        path.write_bytes(b"{}")
+    elif "Put back a copy: its previous generation" in sentence:
+        shutil.copy2(path.with_name(path.name + ".bak"), path)
+    else:
+        words = re.search(r"(?:or|and) remove (.*?)(?:: | to go on)", sentence)
+        assert words is not None, sentence
+        for name in words[1].split(" and "):
+            Path(name).unlink()
+
+
+@pytest.mark.parametrize("name", ["consumerOffset.json", "topics.json", "subscriptionGroup.json"])
+@pytest.mark.parametrize("backup", ["whole", "missing", "junk"])
+@pytest.mark.parametrize("there", [True, False], ids=["damaged", "deleted"])
+def test_what_a_refusal_says_of_a_config_file_works(
+    original: Path, tmp_path: Path, name: str, backup: str, there: bool
+) -> None:
+    """To the letter, at the next start; verify says the same."""
+    root = tmp_path / "store"
+    shutil.copytree(original, root)
+    path = root / "config" / name
+    beside = path.with_name(f"{name}.bak")
+    whole = path.read_bytes()
+    path.unlink()
+    if there:
+        path.write_bytes(b"junk")
+    beside.unlink(missing_ok=True)
+    if backup != "missing":
+        beside.write_bytes(b"junk" if backup == "junk" else whole + b"\n")
+    try:
+        Recovered(root, CONFIG)
+        assert not there
+        assert backup != "junk"
+        return
+    except StoreError as error:
+        sentence = str(error)
+    if there:
+        with HeldStore(root, CONFIG) as store:
+            (told,) = [one.detail for one in verify(store).findings if one.file == f"config/{name}"]
+        assert told == sentence
+    follow(sentence, path)
+    store = Recovered(root, CONFIG)
+    assert store.queue_offsets == COUNTS
+    if backup == "whole":
+        assert store.groups
+
+
 def test_after_a_crash_too(original: Path, truth: Truth, tmp_path: Path) -> None:
     """A node that is killed has its record from its start or from the last time it was written."""
     root = tmp_path / "store"
@@ -250,6 +309,70 @@ def test_the_next_offset_of_a_queue_whose_messages_all_expired_outlives_its_file
     (root / "abort").unlink()
     shutil.rmtree(root / "consumequeue" / "orders" / "1")
     assert Recovered(root, CONFIG).queue_offsets == before
+
+
+def test_a_lost_beginning_is_not_forgotten_offline(original: Path, truth: Truth, tmp_path: Path) -> None:
+    """Neither what makes queues anew nor what deletes or restores segments takes it for where the log begins."""
+    root = tmp_path / "store"
+    shutil.copytree(original, root)
+    first = sorted((root / "commitlog").iterdir())[0]
+    first.unlink()
+    with HeldStore(root, CONFIG) as store:
+        found = [one for one in verify(store).findings if one.kind == "log.segment"]
+        assert [(one.file, "began at physical offset 0" in one.detail) for one in found] == [
+            ("commitlog/" + SECOND, True)
+        ]
+        for offline in (rebuild, lambda held: repair(held, "cut"), safe_end):
+            with pytest.raises(StoreError, match="missing at the log's beginning"):
+                offline(store)
+    put_back(original, root, str(first.relative_to(root)))
+    assert look(Recovered(root, CONFIG)) == truth
+
+
+def test_segments_that_rocketmq_expired_are_no_loss(
+    original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """RocketMQ notes nowhere what it deletes. Also when our first start behind it dies before it has its own record."""
+    root = tmp_path / "store"
+    shutil.copytree(original, root)
+    sorted((root / "commitlog").iterdir())[0].unlink()
+    (root / "abort").write_bytes(b"4711")  # RocketMQ's, which was killed
+
+    def dies(_host: DispatcherHost) -> None:
+        raise StoreError("dies")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(DispatcherHost, "open", dies)
+        with pytest.raises(StoreError, match="dies"):
+            Recovered(root, CONFIG)
+    store = Recovered(root, CONFIG)
+    assert store.queue_offsets == COUNTS
+    assert store.records()
+    assert store.min_offset == int(SECOND)
+    ends = QueueEnds.load(root / "commitmq" / "queue_ends")
+    assert ends is not None
+    assert ends.log_start == int(SECOND)
+
+
+def test_an_expiry_that_cannot_be_noted_and_dies_is_no_loss(
+    original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a full disk the oldest segment goes without a note."""
+    root = tmp_path / "store"
+    shutil.copytree(original, root)
+    layout = StoreLayout(root)
+    segment_bytes = CONFIG.commit_log.segment_bytes
+    segments = look_at_segments(layout.commit_log, segment_bytes)
+    monkeypatch.setattr(
+        failpoints, "_points", failpoints.parse("min_offset.write=errno:ENOSPC;cleanup.after_unlink=errno:EIO")
+    )
+    monkeypatch.setattr(failpoints, "ACTIVE", True)
+    with HeldStore(root, CONFIG), pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        expire(layout, segments, segments[1].end, segments[-1].end)
+    monkeypatch.undo()
+    assert not (layout.commit_log / segment_name(0)).exists()
+    assert MinOffsetFile(layout).read() == 0
+    assert Recovered(root, CONFIG).queue_offsets == COUNTS
 
 
 def test_a_rebuild_keeps_what_only_the_record_knows(original: Path, truth: Truth, tmp_path: Path) -> None:

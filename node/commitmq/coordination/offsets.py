@@ -31,7 +31,7 @@ from commitmq.coordination.journal import Change, DropTopic, OffsetsJournal, Set
 from commitmq.errors import StoreError
 from commitmq.log import get_log
 from commitmq.store import json_config
-from commitmq.store.consumer_offsets import ConsumerOffsets
+from commitmq.store.consumer_offsets import ConsumerOffsets, journal_path, load_snapshot
 from commitmq.store.journal import Replay
 from commitmq.store.layout import StoreLayout
 
@@ -84,10 +84,9 @@ class GroupOffsets:
         A full disk is no error here: reads work, and commits are refused until :meth:`recover` succeeds.
         """
         snapshot = layout.config / "consumerOffset.json"
-        path = layout.own / "offsets.journal"
+        path = journal_path(layout)
         path.parent.mkdir(parents=True, exist_ok=True)
-        data, base = json_config.load_named(snapshot)
-        table = ConsumerOffsets.from_json(data or {}, snapshot)
+        table, base = load_snapshot(layout)
         found = OffsetsJournal.open(path)
         if found is None:
             try:
@@ -102,7 +101,7 @@ class GroupOffsets:
             # Every crash leaves the snapshot, or the one before it as .bak, which the journal builds on.
             raise StoreError(
                 f"the file of the groups' offsets is missing, and {path} builds on it: groups would consume again what they "
-                f"had acknowledged. Put it back, or remove {path.name} to go on without",
+                f"had acknowledged. Put it back, or remove {path} to go on without",
                 path=snapshot,
             )
         if content.since(base) is None and content.changes:

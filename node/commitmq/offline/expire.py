@@ -16,6 +16,7 @@ from pathlib import Path
 
 from commitmq.errors import StoreError
 from commitmq.offline.held_store import HeldStore
+from commitmq.offline.log_beginning import refuse_missing_beginning
 from commitmq.offline.producers import write_down_producers
 from commitmq.store import abort_file, queue_ends
 from commitmq.store.batch_consume_queue import BatchConsumeQueue
@@ -23,7 +24,7 @@ from commitmq.store.checkpoint import Checkpoint
 from commitmq.store.commit_log import CommitLog
 from commitmq.store.consume_queue import ConsumeQueue
 from commitmq.store.consume_queue_ext import ConsumeQueueExt, is_address
-from commitmq.store.expiry import MinOffsetFile, delete_segment, finish_expiry
+from commitmq.store.expiry import MinOffsetFile, delete_segment, finish_expiry, list_bases
 from commitmq.store.fd_cache import FdCache
 from commitmq.store.index_format import HEADER_BYTES, header_of, list_index_files
 from commitmq.store.json_config import sync_folder
@@ -83,6 +84,7 @@ def safe_end(held: HeldStore) -> int:
     Raises StoreError when the start would be refused, because the log is not what it must be.
     """
     layout, config = held.layout, held.config
+    refuse_missing_beginning(held, list_bases(layout.commit_log))
     if not abort_file.exists(layout.abort):
         return 1 << 62
     # Not those below the minimum: a deletion that was interrupted is finished by whoever comes next.
@@ -109,7 +111,8 @@ def _make_minimum(layout: StoreLayout, gone: list[Segment]) -> list[Segment]:
     """Make the new minimum durable; returns the segments that are still to be deleted.
 
     On a disk without any space the file may be what there is no space for. Then the oldest segment goes first, durably:
-    without a minimum the log begins with the first segment that is there, so that is right by itself.
+    without a minimum the log begins with the first segment that is there, so that is right by itself. The record of where it
+    began goes before that: a start would miss the segment.
     """
     minimum = MinOffsetFile(layout)
     try:
@@ -119,6 +122,7 @@ def _make_minimum(layout: StoreLayout, gone: list[Segment]) -> list[Segment]:
         cause = error if isinstance(error, OSError) else error.__cause__
         if not isinstance(cause, OSError) or cause.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
+        queue_ends.forget(layout.queue_ends)
         delete_segment(layout, gone[0].base)
         sync_folder(layout.commit_log)
         layout.own.mkdir(exist_ok=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 from commitmq.errors import CorruptRecordError, CutRefusedError, OffsetOutOfRangeError, SegmentSizeError, StoreError
 from commitmq.offline.extents import Extent, extents
 from commitmq.offline.held_store import HeldStore
+from commitmq.offline.log_beginning import refuse_missing_beginning
 from commitmq.store import abort_file
 from commitmq.store.checkpoint import Checkpoint
 from commitmq.store.commit_log import CommitLog
@@ -27,12 +28,13 @@ _MAPS = 2
 
 
 def find_damage(store: HeldStore) -> list[Extent]:
-    """Every damaged extent of the log, in order. Changes nothing. Raises StoreError when a segment between two others is
-    missing, or is larger than the others.
+    """Every damaged extent of the log, in order. Changes nothing. Raises StoreError when a segment at the beginning or between
+    two others is missing, or is larger than the others.
     """
     log = open_whole(store)
     try:
         bases = log.segments()
+        refuse_missing_beginning(store, bases)
         found = [extent for base in bases for extent in extents(log, base, bases) if extent.damage]
         short = [
             (base, size) for base, size in list_sizes(log.folder, log.segment_bytes) if 0 < size < log.segment_bytes
@@ -57,7 +59,10 @@ def log_end(store: HeldStore) -> int:
 
 
 def refuse_damage(store: HeldStore, log: CommitLog) -> None:
-    """Raise CorruptRecordError when a start would refuse to end the log where it ends now."""
+    """Raise StoreError when a start would refuse the log because segments are missing at its beginning, CorruptRecordError
+    when it would refuse to end it where it ends now.
+    """
+    refuse_missing_beginning(store, log.segments())
     missing = _missing_end(store, log)
     if missing:
         one = missing[0]

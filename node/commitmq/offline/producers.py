@@ -14,7 +14,7 @@ from commitmq.store.commit_log import CommitLog
 from commitmq.store.dispatch_batch import LogWalker
 from commitmq.store.layout import StoreLayout
 from commitmq.store.producer_replay import replay
-from commitmq.store.producer_snapshot import ProducerSnapshot
+from commitmq.store.producer_snapshot import ProducerSnapshot, may_have_producers
 from commitmq.store.producer_table import ProducerTable
 
 _MOST: Final = 1 << 62  # nobody is forgotten here: that is the node's to decide, by its configuration
@@ -34,10 +34,13 @@ def write_down_producers(layout: StoreLayout, segment_bytes: int, end: int, mini
         at = log.min_offset
         try:
             found = ProducerSnapshot.load(layout.producers)
-            if found is None or minimum <= found.position <= end:
-                return None  # a store without a snapshot has no producers
-            table.load_bytes(found.table, deleted)
-            at = found.position if at <= found.position <= end else at
+            if found is None and not may_have_producers(layout):
+                return None
+            if found is not None:
+                if minimum <= found.position <= end:
+                    return None
+                table.load_bytes(found.table, deleted)
+                at = found.position if at <= found.position <= end else at
         except StoreError:
             table = _empty()
         walker = LogWalker(log, max_rows=_ROWS, max_bytes=_BYTES)

@@ -23,8 +23,9 @@ from commitmq.errors import StoreError
 from commitmq.hookspecs import Dispatcher, DispatcherView
 from commitmq.log import get_log
 from commitmq.offline.held_store import HeldStore
+from commitmq.offline.log_beginning import trusted_ends
 from commitmq.offline.log_damage import refuse_damage
-from commitmq.store import abort_file, queue_ends
+from commitmq.store import queue_ends
 from commitmq.store.batch_consume_queue import BATCH_UNIT_BYTES, BatchConsumeQueue, make_units
 from commitmq.store.commit_log import CommitLog
 from commitmq.store.consume_queue import UNIT, ConsumeQueue
@@ -36,7 +37,6 @@ from commitmq.store.layout import StoreLayout
 from commitmq.store.queue_ends import QueueEnds
 from commitmq.store.queue_files import close_shared_files, list_queues
 from commitmq.store.recovery import scan_to_end
-from commitmq.store.sidecar import Sidecar
 
 KINDS: Final = ("queues", "index")
 _DISPATCHERS: Final = {"queues": "consume_queue", "index": "index"}
@@ -246,18 +246,6 @@ def _keep_recorded_ends(store: HeldStore, beside: StoreLayout, log_start: int, e
             queue.append_units(end.next_offset - 1, np.array([(end.last_end - 1, 1, 0)], UNIT).tobytes())
         if queue.is_dirty:
             queue.flush()
-
-
-def trusted_ends(store: HeldStore) -> QueueEnds | None:
-    """The record of the queues' ends, if nobody else used the store since it was written."""
-    sidecar = Sidecar.load(store.layout.sidecar)
-    if sidecar is None or not sidecar.agrees_with(
-        store.layout.checkpoint,
-        segment_bytes=store.config.commit_log.segment_bytes,
-        previous=abort_file.read_token(store.layout.abort),
-    ):
-        return None
-    return QueueEnds.load(store.layout.queue_ends)
 
 
 def _attributes(store: HeldStore) -> Callable[[str], dict[str, str] | None]:

@@ -22,6 +22,7 @@ from typing import Final
 
 from commitmq.errors import StoreError
 from commitmq.offline.held_store import HeldStore
+from commitmq.offline.log_beginning import trusted_ends
 from commitmq.offline.log_damage import refuse_damage
 from commitmq.offline.rebuild import (
     KINDS,
@@ -30,7 +31,6 @@ from commitmq.offline.rebuild import (
     keep_ends,
     refuse_without_index,
     staged_folders,
-    trusted_ends,
 )
 from commitmq.offline.rebuild_index import IndexTask, make_index_file
 from commitmq.offline.rebuild_pieces import (

@@ -21,12 +21,14 @@ import orjson
 from commitmq import failpoints
 from commitmq.errors import CommitMQError, DiskFullError, StoreError
 from commitmq.offline.held_store import HeldStore
+from commitmq.offline.log_beginning import refuse_missing_beginning
 from commitmq.offline.log_damage import find_damage, log_end
 from commitmq.offline.rebuild import KINDS, Progress, rebuild
 from commitmq.offline.repair import REPAIRED_TOPIC, SHORT_TOPIC, forget_promises
 from commitmq.store import cut_record, disk, json_config
 from commitmq.store.commit_log import CommitLog
 from commitmq.store.cut_record import Cut, CutPart
+from commitmq.store.expiry import list_bases
 from commitmq.store.format import MAGIC_FILLER
 from commitmq.store.holes import nonzero_chunks
 from commitmq.store.json_config import sync_folder
@@ -62,6 +64,7 @@ def restore(store: HeldStore, progress: Progress = lambda _done, _total: None) -
     for part in cut.parts:
         if not cut_record.copy_is_whole(store.layout, part):
             raise StoreError("the copy of what was cut is missing or damaged", path=_copy(store, part))
+    refuse_missing_beginning(store, list_bases(store.layout.commit_log))
     regions = _end_regions(store, cut) if cut.log_end >= 0 else _skipped_regions(store, cut)
     # From here on things change: what was promised of the end is less than what there will be.
     forget_promises(store)

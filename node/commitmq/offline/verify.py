@@ -35,20 +35,26 @@ from commitmq.errors import CommitMQError, StoreError
 from commitmq.offline import verify_index
 from commitmq.offline.findings import LOG, SMALL_FILES, Faults, Finding, Outcome, Report, Single
 from commitmq.offline.held_store import HeldStore
+from commitmq.offline.log_beginning import missing_beginning
 from commitmq.offline.runner import Progress, Runner, run_here, silent
 from commitmq.offline.store_view import StoreView
 from commitmq.offline.verify_index import IndexList
 from commitmq.offline.verify_piece import PieceReport, PieceTask, check_piece
 from commitmq.offline.verify_queues import Queue, QueueOrder, Rest, check_rest
-from commitmq.store import json_config
+from commitmq.store import consumer_offsets, json_config, topic_files
 from commitmq.store.checkpoint import Checkpoint
 from commitmq.store.index_format import IndexShape
+from commitmq.store.layout import segment_name
 from commitmq.store.log_split import PIECE_BYTES, Job, Piece, pieces_of, prove
 from commitmq.store.queue_files import list_queues
 from commitmq.store.sidecar import Sidecar
 
 __all__ = ["Finding", "Progress", "Report", "verify"]
 
+_BESIDE_A_JOURNAL: Final = {
+    "consumerOffset.json": consumer_offsets.load_snapshot,
+    "topics.json": topic_files.load_snapshot,
+}
 _PIECES_AT_ONCE: Final = 512
 _QUEUES_AT_ONCE: Final = 64
 
@@ -120,6 +126,8 @@ class _Verifier:
                 self._tell(LOG, base, Finding("log.segment", f"commitlog/{path.name}", 0, 0, why))
                 return bases, False
             bases.append(base)
+        if lost := missing_beginning(self._store, bases):
+            self._tell(LOG, bases[0], Finding("log.segment", f"commitlog/{segment_name(bases[0])}", 0, 0, lost))
         return bases, True
 
     def _log(self, view: StoreView, index: IndexList | None, queues: QueueOrder) -> int:
@@ -209,7 +217,7 @@ class _Verifier:
     def _small_files(self) -> None:
         checks: list[tuple[Path, Callable[[Path], object]]] = []
         if self._layout.config.is_dir():
-            checks += [(path, json_config.load) for path in sorted(self._layout.config.glob("*.json"))]
+            checks += [(path, self._load_config) for path in sorted(self._layout.config.glob("*.json"))]
         checks.append((self._layout.checkpoint, Checkpoint.load))
         if self._layout.own.is_dir():
             for pattern in ("*.json", "dispatchers/*.json", "dispatchers/*/*.json"):
@@ -222,6 +230,10 @@ class _Verifier:
             except (CommitMQError, json.JSONDecodeError, OSError) as error:
                 file = path.relative_to(self._layout.root).as_posix()
                 self._tell(SMALL_FILES, file, Finding("file.unreadable", file, 0, 0, str(error)))
+
+    def _load_config(self, path: Path) -> object:
+        """As a start loads it, so that the way out that is told is the same."""
+        return _BESIDE_A_JOURNAL[path.name](self._layout) if path.name in _BESIDE_A_JOURNAL else json_config.load(path)
 
 
 def _load_sidecar(path: Path) -> None:

@@ -18,6 +18,7 @@ from commitmq.errors import StoreError
 from commitmq.store import json_config
 from commitmq.store.java import hash_map_order
 from commitmq.store.json_config import DataVersion, Encoded
+from commitmq.store.layout import StoreLayout
 
 SEPARATOR: Final = "@"
 _GROUP_BUCKETS: Final = 64
@@ -149,3 +150,15 @@ class ConsumerOffsets:
     def persist(self, path: Path) -> None:
         """Write ``consumerOffset.json``, durably."""
         json_config.replace_text(path, self.dumps())
+
+
+def journal_path(layout: StoreLayout) -> Path:
+    """What changed since ``consumerOffset.json`` was written; see :mod:`commitmq.coordination.journal`."""
+    return layout.own / "offsets.journal"
+
+
+def load_snapshot(layout: StoreLayout) -> tuple[ConsumerOffsets, str]:
+    """``consumerOffset.json`` or its ``.bak``, and its name; empty when there is neither. Raises StoreError."""
+    path = layout.config / "consumerOffset.json"
+    data, name = json_config.load_named(path, journal=journal_path(layout))
+    return ConsumerOffsets.from_json(data or {}, path), name

@@ -10,6 +10,7 @@ before the current file becomes ``.bak`` and the new one takes its place.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -192,12 +193,14 @@ def name_of(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:32]
 
 
-def load_named(path: Path) -> tuple[Any | None, str]:
+def load_named(path: Path, *, journal: Path | None = None, needed: str = "") -> tuple[Any | None, str]:
     """The content of ``path`` and its name, as :func:`name_of` makes it; of its ``.bak`` when the file is missing; None if
     neither is there. Changes nothing on disk.
 
     Raises StoreError for a file that is there and cannot be read, which a crash of this node never leaves: the content was
-    synced before it got its name. To go on with less than was acknowledged is for a person to decide.
+    synced before it got its name. To go on with less than was acknowledged is for a person to decide, and the sentence names
+    all that has to be done for it: a ``journal`` that builds on the file and is refused without it goes, too; and a file
+    without which a start is refused is not removed but emptied, which is to be followed by what ``needed`` says.
     """
     backup = backup_path(path)
     try:
@@ -205,20 +208,38 @@ def load_named(path: Path) -> tuple[Any | None, str]:
     except FileNotFoundError:
         pass
     except (OSError, ValueError) as error:
-        try:
-            _generation(backup)
-            instead = f"its previous generation, {backup.name}, is whole, and what the next start then goes on with"
-        except (OSError, ValueError):
-            instead = "the next start then goes on without it"
         raise StoreError(
-            f"the config file is damaged: {error}. Put back a copy, or remove it: {instead}", path=path
+            f"the config file is damaged: {error}. {_way_out(path, journal, needed)}", path=path
         ) from error
     try:
         return _generation(backup)
     except FileNotFoundError:
         return None, name_of(b"")
     except (OSError, ValueError) as error:
-        raise StoreError(f"the config file is missing, and {backup.name} is damaged: {error}", path=path) from error
+        raise StoreError(
+            f"the config file is missing, and {backup.name} is damaged: {error}. {_way_out(path, journal, needed)}",
+            path=path,
+        ) from error
+
+
+def _way_out(path: Path, journal: Path | None, needed: str) -> str:
+    """How to go on without ``path``, which is missing or damaged; see :func:`load_named`."""
+    backup = backup_path(path)
+    is_whole = False
+    with contextlib.suppress(OSError, ValueError):
+        _generation(backup)
+        is_whole = True
+    if needed:
+        if is_whole:
+            return f"Put back a copy: its previous generation, {backup.name}, is whole"
+        return f"Put back a copy, or write {{}} into it and start; {needed}"
+    gone = [path, *([backup] if not is_whole else []), *([journal] if journal is not None else [])]
+    names = " and ".join(str(one) for one in gone if one.exists())
+    if is_whole:
+        then = f"its previous generation, {backup.name}, is whole, and what the next start then goes on with"
+    else:
+        then = "the next start then goes on without it"
+    return f"Put back a copy, or remove {names}: {then}"
 
 
 def _generation(path: Path) -> tuple[Any, str]:

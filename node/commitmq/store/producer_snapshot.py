@@ -13,8 +13,9 @@ log. Two rules make it right after any crash:
   away; a recovery never cuts what was flushed. Where it did after all (a person repaired the log), the log says so: it ends
   below ``position``, has no record that ends there, or not the newest one that the table knows. Then the table is made from
   the whole log, which takes long but is right.
-* The first one, of no producers, is durable before the first idempotent send is taken. So a store without this file has
-  none; one whose file is damaged may have some, and is read as a whole.
+* The recovery that takes a store over, RocketMQ's or a new one, makes the first one, of no producers at the log's end. A store
+  was taken over when it has ``commitmq/store.json``, which is written behind that. Where the file is missing afterwards, or
+  is damaged, there may be producers, and the log is read as a whole.
 
 Written to a new file, synced, renamed: there is always a whole one.
 """
@@ -29,6 +30,7 @@ from typing import Final
 
 from commitmq.errors import StoreError
 from commitmq.store import disk
+from commitmq.store.layout import StoreLayout
 
 _MAGIC: Final = b"CMQPRD01"
 _HEAD: Final = struct.Struct(">8sqq")
@@ -63,3 +65,8 @@ class ProducerSnapshot:
         head = _HEAD.pack(_MAGIC, self.position, len(self.table))
         data = head + _CRC.pack(zlib.crc32(self.table, zlib.crc32(head))) + self.table
         disk.replace_content(path, data, "producers")
+
+
+def may_have_producers(layout: StoreLayout) -> bool:
+    """Whether a node has ever served the store: then a snapshot that is missing was lost."""
+    return layout.producers.exists() or layout.store_file.exists()

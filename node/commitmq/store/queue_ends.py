@@ -9,7 +9,8 @@ start to compare (:mod:`commitmq.offline.queue_check`).
               [kind, topic, queue id, first, end, next, last end]
 
     position        physical offset: every unit of a record that begins below it is counted in, and on the device
-    log_start       where the log began: what expires is noted elsewhere before it goes (:mod:`commitmq.store.expiry`)
+    log_start       where the log began: what expires is noted elsewhere before it goes (:mod:`commitmq.store.expiry`), so
+                    segments that are missing behind both places were lost (:func:`lost_beginning`)
     expires_below   files whose last unit points below it may be gone since, -1 when none may
     kind            0 a plain queue, 1 a batch queue
     first, end      the first file's first byte, and the one behind the last unit (logical bytes of the queue)
@@ -35,6 +36,8 @@ from commitmq.errors import StoreError
 from commitmq.store import disk
 from commitmq.store.batch_consume_queue import BatchConsumeQueue
 from commitmq.store.consume_queue import ConsumeQueue
+from commitmq.store.expiry import MinOffsetFile
+from commitmq.store.layout import StoreLayout
 
 _MAGIC: Final = b"CMQENDS1 "
 PLAIN: Final = 0
@@ -117,6 +120,20 @@ def expect_expiry(path: Path, min_offset: int) -> None:
         ends.save(path)
     except StoreError:
         forget(path)
+
+
+def lost_beginning(layout: StoreLayout, ends: QueueEnds, first: int) -> str:
+    """A sentence when the log, whose ``first`` segment begins there, must begin earlier; else "".
+
+    ``ends`` must be of the last use of the store: RocketMQ deletes segments, too, and notes that nowhere. Raises StoreError.
+    """
+    begin = max(ends.log_start, MinOffsetFile(layout).read())
+    if begin >= first:
+        return ""
+    return (
+        f"segments are missing at the log's beginning: it began at physical offset {begin}, begins at {first} now, and what "
+        f"lies between did not expire. Put them back, or remove {layout.queue_ends} to go on without them"
+    )
 
 
 def forget(path: Path) -> None:

@@ -10,6 +10,7 @@ Rules
       physical offset, body CRC, ``__CRC32#`` when present) and dispatched again, which is idempotent.
     * A deletion of expired segments that was interrupted is finished first (see :mod:`commitmq.store.expiry`), and what a
       killed node had in its transient store pool is brought over (see :mod:`commitmq.store.pool_recovery`).
+    * Segments that are missing at the log's beginning must have expired (:func:`commitmq.store.queue_ends.lost_beginning`).
     * Zeros end the log. Something invalid is a torn tail or damage; which of the two, and whether the log may end there, is
       decided before anything is changed (:mod:`commitmq.store.cut_judge`). A refused recovery changes nothing, so it is
       refused again until a person decides.
@@ -53,6 +54,7 @@ from commitmq.store.holes import data_extents, nonzero_chunks
 from commitmq.store.layout import StoreLayout, segment_name
 from commitmq.store.mapped_file import check_size
 from commitmq.store.pool_recovery import take_over
+from commitmq.store.queue_ends import QueueEnds, lost_beginning
 from commitmq.store.queue_files import list_queues
 from commitmq.store.recovery_start import Begin, where_to_begin
 from commitmq.store.rewriting import write_anew
@@ -165,6 +167,8 @@ def recover(
         )
         newest = max(found.last_timestamp, begin.timestamp if begin.by_sidecar else 0)
         behind = look_behind(commit_log, found.end, newest) if bases else Behind()
+        if bases:
+            _judge_beginning(layout, begin, first, log)
         allowed = judge(layout, begin, found.end, newest, first, found.torn, behind, allowed_end)
     finally:
         commit_log.close()
@@ -211,6 +215,20 @@ def recover(
         cut=cut,
         allowed=allowed,
     )
+
+
+def _judge_beginning(layout: StoreLayout, begin: Begin, first: int, log: Log) -> None:
+    """Raise StoreError when segments before the ``first`` are missing, and nobody else used the store since."""
+    ends = QueueEnds.load(layout.queue_ends)
+    lost = "" if ends is None else lost_beginning(layout, ends, first)
+    if lost and begin.by_sidecar:
+        raise StoreError(f"{lost}. Nothing was changed", path=layout.commit_log / segment_name(first))
+    if lost:
+        log.warning(
+            "the log begins later than this node left it: somebody else has used the store since, or its files of positions "
+            "are gone",
+            begins_at=first,
+        )
 
 
 def _confirm(layout: StoreLayout, begin: Begin, found: ScanEnd, segment_bytes: int) -> None:

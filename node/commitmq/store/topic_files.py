@@ -99,7 +99,7 @@ def snapshot_path(layout: StoreLayout) -> Path:
 def load_snapshot(layout: StoreLayout) -> tuple[TopicTable, str]:
     """``topics.json`` or its ``.bak``, and its name; an empty table when there is neither. Raises StoreError."""
     path = snapshot_path(layout)
-    data, name = json_config.load_named(path)
+    data, name = json_config.load_named(path, needed="topics that are gone then keep their messages when created again")
     return TopicTable.from_json(data or {}, path), name
 
 

@@ -24,7 +24,7 @@ from typing import Any, Final
 from commitmq import failpoints
 from commitmq.control import DispatcherWord, Word, WorkerWord
 from commitmq.errors import CommitMQError, StoreError
-from commitmq.store import expiry
+from commitmq.store import expiry, queue_ends
 from commitmq.store.commit_log import CommitLog
 from commitmq.store.disk_space import DiskUse, DiskWatch
 from commitmq.store.json_config import sync_folder
@@ -205,8 +205,10 @@ class Cleaner:
         except StoreError as error:
             if Reason.FORCED not in plan.reasons:
                 raise
-            # A disk without a free byte: without the note a crash at this moment may bring back what is deleted now.
+            # A disk without a free byte: without the note a crash at this moment may bring back what is deleted now. Without
+            # the record of where the log began no start takes that for lost.
             self._log.warning("the new minimum is not durable", error=str(error))
+            queue_ends.forget(self._layout.queue_ends)
         self._control.put(Word.MIN_OFFSET, plan.min_offset)
         if failpoints.ACTIVE:
             failpoints.hit("cleanup.after_publish")

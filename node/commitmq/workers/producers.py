@@ -87,20 +87,16 @@ class Producers:
 
     # ------------------------------------------------------------ the start
 
-    def open(self, log: CommitLog, start: int, end: int, deleted: Mapping[str, int]) -> int:
+    def open(self, log: CommitLog, end: int, deleted: Mapping[str, int]) -> int:
         """Load the snapshot; returns from where on records must be replayed, at most ``end``, the log's.
 
-        ``start`` is where the log is read from anyway; everything below is flushed. ``deleted``: see
-        :func:`commitmq.store.producer_replay.replay`.
+        ``deleted``: see :func:`commitmq.store.producer_replay.replay`.
         """
         path = self._layout.producers
         try:
             found = ProducerSnapshot.load(path)
             if found is None:
-                self._position = start
-                self._due_ms = monotonic_ms() + self._settings.snapshot_interval_ms
-                self._first_snapshot(start)
-                return start
+                return self._without_snapshot(log, end)
             self.table.load_bytes(found.table, deleted)
             self._check(log, found.position, end)
         except (StoreError, OSError) as error:
@@ -116,13 +112,25 @@ class Producers:
         """The next records behind those that are known."""
         replay(self.table, batch, deleted)
 
-    def _first_snapshot(self, position: int) -> None:
+    def _without_snapshot(self, log: CommitLog, end: int) -> int:
+        """The file is missing. Recovery made one when it took the store over, so that one was deleted, or there was no room
+        for it: the whole log tells. What is durable here is of no producers where the log begins, which is right, too.
+        """
+        begin = min(log.min_offset, end)
+        if begin < end:
+            self._log.warning(
+                "producers are made from the whole log",
+                reason=f"their file is missing [{self._layout.producers}]",
+                bytes=end - begin,
+            )
+        self._position = begin
         try:
-            ProducerSnapshot(position, self.table.to_bytes()).save(self._layout.producers)
-            self.durable = position
+            ProducerSnapshot(begin, self.table.to_bytes()).save(self._layout.producers)
+            self.durable = begin
         except OSError as error:
             self._usable = False
             self._log.warning("idempotent sends are refused until this works", error=os.strerror(error.errno or 5))
+        return begin
 
     def _check(self, log: CommitLog, position: int, end: int) -> None:
         if position > end:

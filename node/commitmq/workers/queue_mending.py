@@ -14,10 +14,9 @@ from commitmq.offline.held_store import HeldStore
 from commitmq.offline.queue_check import Loss, find_losses
 from commitmq.offline.rebuild import rebuild
 from commitmq.offline.store_view import StoreView
+from commitmq.store import queue_ends
 from commitmq.store.deleted_topics import load_tombstones
-from commitmq.store.expiry import MinOffsetFile
 from commitmq.store.format import LMQ_PREFIX
-from commitmq.store.layout import segment_name
 from commitmq.store.mapped_file import list_segments
 from commitmq.store.queue_ends import QueueEnds
 from commitmq.store.queue_files import list_queues
@@ -37,15 +36,9 @@ def mend_queues(context: WorkerContext, found: Recovered, progress: StartProgres
     layout, config = context.layout, context.config
     _compare_topics(context)
     bases = tuple(list_segments(layout.commit_log, config.commit_log.segment_bytes))
+    ends = _ends_of_last_use(context, found)
     if not bases or found.end <= found.min_offset:
         return found, {}
-    ends = QueueEnds.load(layout.queue_ends) if found.by_sidecar else None
-    if ends is not None and max(ends.log_start, MinOffsetFile(layout).read()) < bases[0]:
-        raise StoreError(
-            f"segments are missing at the log's beginning: it began at physical offset {ends.log_start}, and nothing expired. "
-            f"Put them back, or remove {layout.queue_ends} to go on without them",
-            path=layout.commit_log / segment_name(bases[0]),
-        )
     # Sizes are the configuration's here: recovery has refused others.
     store = HeldStore(layout.root, config)
     store.config = config
@@ -69,6 +62,19 @@ def mend_queues(context: WorkerContext, found: Recovered, progress: StartProgres
     )
     rebuilt = {"queues": [str(loss) for loss in losses[:_NAMED]], "damaged": len(losses), "kept": str(done.kept)}
     return replace(found, redispatch_from=found.end), {"rebuilt": rebuilt}
+
+
+def _ends_of_last_use(context: WorkerContext, found: Recovered) -> QueueEnds | None:
+    """The record of where queues ended; None where somebody else used the store since, and after a person allowed the log to
+    end earlier. Raises StoreError.
+    """
+    path = context.layout.queue_ends
+    if found.by_sidecar:
+        return QueueEnds.load(path)
+    # A start that dies from here on leaves a sidecar of its own, and the next one would take the record for as new.
+    if path.exists():
+        queue_ends.forget(path)
+    return None
 
 
 def _told(losses: list[Loss]) -> str:

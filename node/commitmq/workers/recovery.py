@@ -23,6 +23,8 @@ from commitmq.store.abort_file import NO_TOKEN
 from commitmq.store.checkpoint import Checkpoint
 from commitmq.store.commit_log import CommitLog
 from commitmq.store.expiry import first_timestamp
+from commitmq.store.producer_snapshot import ProducerSnapshot, may_have_producers
+from commitmq.store.producer_table import ProducerTable
 from commitmq.store.recovery import Recovered, recover
 from commitmq.store.sidecar import Sidecar
 from commitmq.workers.queue_mending import mend_queues
@@ -74,6 +76,7 @@ def _run(context: WorkerContext) -> None:
     control.put_dispatcher(0, DispatcherWord.DISPATCHED, found.redispatch_from)
     control.put_dispatcher(0, DispatcherWord.DURABLE, found.redispatch_from)
     _remember(context, found)
+    _first_producers(context, found)
     recovered = {
         "clean": bool(context.params.get("clean", False)),
         "end": found.end,
@@ -127,6 +130,22 @@ def _make_pool(context: WorkerContext, found: Recovered) -> None:
         buffers=buffers,
         seconds=round(time.monotonic() - started, 3),
     )
+
+
+def _first_producers(context: WorkerContext, found: Recovered) -> None:
+    """A store that no node has served yet has no idempotent producers below its end, and nobody has to read its log for them.
+
+    Written before ``commitmq/store.json``, so that from there on a snapshot that is missing was lost.
+    """
+    layout = context.layout
+    if may_have_producers(layout):
+        return
+    settings = context.config.producers
+    none = ProducerTable(max_entries=settings.max_entries, window=settings.window, expiry_ms=settings.expiry_ms)
+    try:
+        ProducerSnapshot(found.end, none.to_bytes()).save(layout.producers)
+    except OSError as error:
+        context.log.warning("the writer will read the log for producers", why=os.strerror(error.errno or 5))
 
 
 def _stored_before(context: WorkerContext, offset: int) -> int:

@@ -593,7 +593,7 @@ def recover_tail(
                 offsets[topic, queue_id] = end
     fds.close()
     walker = LogWalker(log, max_rows=16_384, max_bytes=32 * 1024 * 1024)
-    known = position if producers is None else producers.open(log, min(start, dispatched), position, deleted)
+    known = position if producers is None else producers.open(log, position, deleted)
     at = begin = min(dispatched, known)
     while at < position:
         batch = walker.walk(at, position)

@@ -1,0 +1,40 @@
+"""Whether the log of a stopped store begins where it must: its first segments may expire, and must not be missing otherwise.
+
+A start judges alike (:mod:`commitmq.store.recovery`); what is offered offline must not make it forget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from commitmq.errors import StoreError
+from commitmq.offline.held_store import HeldStore
+from commitmq.store import abort_file
+from commitmq.store.layout import segment_name
+from commitmq.store.queue_ends import QueueEnds, lost_beginning
+from commitmq.store.sidecar import Sidecar
+
+
+def trusted_ends(store: HeldStore) -> QueueEnds | None:
+    """The record of the queues' ends, if nobody else used the store since it was written."""
+    sidecar = Sidecar.load(store.layout.sidecar)
+    if sidecar is None or not sidecar.agrees_with(
+        store.layout.checkpoint,
+        segment_bytes=store.config.commit_log.segment_bytes,
+        previous=abort_file.read_token(store.layout.abort),
+    ):
+        return None
+    return QueueEnds.load(store.layout.queue_ends)
+
+
+def missing_beginning(store: HeldStore, bases: Sequence[int]) -> str:
+    """A sentence when segments are missing before the first of ``bases``, else "". Raises StoreError."""
+    ends = trusted_ends(store)
+    return lost_beginning(store.layout, ends, bases[0]) if bases and ends is not None else ""
+
+
+def refuse_missing_beginning(store: HeldStore, bases: Sequence[int]) -> None:
+    """Raise StoreError when segments are missing before the first of ``bases``."""
+    why = missing_beginning(store, bases)
+    if why:
+        raise StoreError(f"{why}. Nothing was changed", path=store.layout.commit_log / segment_name(bases[0]))
