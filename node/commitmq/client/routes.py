@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
 import time
@@ -16,7 +17,6 @@ from commitmq.store.topic_config import QUEUE_TYPE, QUEUE_TYPE_BATCH, STORAGE_ME
 _TTL_S: Final = 10.0
 _STALE_S: Final = 20.0  # until then what is known is used while it is asked again
 _TYPE_PATIENCE_S: Final = 1.0
-_CLOSE_S: Final = 1.0
 _WRONG_KIND: Final = "MESSAGE_ILLEGAL"
 _MAX_TOPICS: Final = 10_000
 
@@ -193,7 +193,7 @@ class Routes:
         line, ticket = self._line, Line.ticket()
         try:
             line.append(ticket)
-            line.wait(ticket, time.monotonic() + _CLOSE_S)
+            line.wait(ticket, math.inf)  # who asks has a deadline; a socket must not be closed while it is used
             self._drop()
             self._directory.close()
         finally:

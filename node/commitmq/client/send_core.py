@@ -948,7 +948,10 @@ class SendCore:
         ticket = Line.ticket()
         try:
             self.line.append(ticket)
-            self.line.wait(ticket, time.monotonic() + 1.0)
+            # Another thread's send may wait for its answer until its time is over, and a socket must not be closed meanwhile.
+            if not self.line.wait(ticket, time.monotonic() + self.timeout_s + 1.0):
+                _log.warning("the producer was closed while a send was under way", extra={"fields": {}})
+                return
             self._give_up("the producer was closed before the answer")
             self._fail_batches(True, "CLIENT_CLOSED", "the producer was closed before the batch was sent")
             self.directory.close()
