@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from commitmq import Consumer
+from commitmq import Admin, Consumer, NodeUnavailableError
 from commitmq.cli.exit_codes import CliExit
 from environments import BareEnvironment
 from nodes import Node, start_node
@@ -75,7 +75,10 @@ def test_the_verbs_of_a_client_work(variables: dict[str, str]) -> None:
 
 def test_the_node_can_be_stopped_from_there(variables: dict[str, str], tmp_path: Path) -> None:
     with start_node(tmp_path) as other:
+        assert other.pids()
         commitmq(variables, "stop", "--store", str(other.store))
+        with pytest.raises(NodeUnavailableError), Admin(other.address, timeout_s=1) as admin:
+            admin.status()
 
 
 @pytest.mark.slow
