@@ -75,9 +75,9 @@ def test_the_verbs_of_a_client_work(variables: dict[str, str]) -> None:
 
 def test_the_node_can_be_stopped_from_there(variables: dict[str, str], tmp_path: Path) -> None:
     with start_node(tmp_path) as other:
-        assert other.pids()
+        address = other.address
         commitmq(variables, "stop", "--store", str(other.store))
-        with pytest.raises(NodeUnavailableError), Admin(other.address, timeout_s=1) as admin:
+        with pytest.raises(NodeUnavailableError), Admin(address, timeout_s=1) as admin:
             admin.status()
 
 
