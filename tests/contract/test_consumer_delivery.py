@@ -33,6 +33,7 @@ from commitmq import (
     ProtocolError,
 )
 from commitmq.client.connection import Channel
+from interrupts import logging_survives
 from nodes import Node, eventually, start_node
 
 pytestmark = pytest.mark.timeout(120)
@@ -104,6 +105,7 @@ def test_an_exception_anywhere_in_a_poll_loses_nothing(node: Node, way: str) -> 
     interrupted = 0
     with (
         Consumer(group, topic, node=node.address, mode=way, auto_commit_interval_s=0) as consumer,
+        logging_survives(),
         Interruptions(seed) as alarm,
     ):
         deadline = time.monotonic() + 40

@@ -36,6 +36,7 @@ from commitmq import (
     Tombstone,
 )
 from commitmq.client.routes import Routes
+from interrupts import logging_survives
 from messages_stored import read_all
 from nodes import Node, environment, halted, start_node
 
@@ -562,9 +563,12 @@ def test_exceptions_from_outside_leave_the_producer_usable(node: Node, way: str)
 
     before = signal.signal(signal.SIGUSR1, interrupted)
     try:
-        with Producer(
-            node.address, timeout_s=5, idempotent=way == "numbered", max_pending=50 if way == "full" else 10_000
-        ) as producer:
+        with (
+            logging_survives(),
+            Producer(
+                node.address, timeout_s=5, idempotent=way == "numbered", max_pending=50 if way == "full" else 10_000
+            ) as producer,
+        ):
             producer.send("interrupted", b"x")
             disturber = threading.Thread(target=disturb)
             disturber.start()

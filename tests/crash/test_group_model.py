@@ -27,6 +27,7 @@ from commitmq import Admin, CommitMQError, Consumer, MessageBatch, Producer, Pro
 from commitmq.client.assignment import Queue, QueueState
 from commitmq.client.commits import Committer, Progress
 from commitmq.client.puller import Puller
+from interrupts import logging_survives
 from nodes import Node, eventually, start_node
 from shares import shared
 
@@ -402,7 +403,8 @@ def run(node: Node, seed: int, steps: int, monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(threading.Thread, "start", start_alone)
     monkeypatch.setattr(Committer, "_commit", commit)
-    world.run()
+    with logging_survives():
+        world.run()
 
 
 @pytest.mark.parametrize("seed", [1, 2])

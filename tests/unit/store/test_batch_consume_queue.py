@@ -202,6 +202,8 @@ def test_model(tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, 
             physical = min(physical, max(floor, int(value) * 100))  # type: ignore[call-overload]
             queue.truncate(physical)
             model = [row for row in model if row[0] < physical]
+            if not queue.has_files and all(row[0] < floor for row in model):
+                model = []  # what is left has expired, its files too: a queue without a unit is as one that never had any
         elif name == "expire":
             floor = max(floor, min(physical, int(value) * 100))  # type: ignore[call-overload]
             queue.delete_expired(floor)
