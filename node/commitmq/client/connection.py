@@ -265,7 +265,8 @@ class Channel:
                 if time.monotonic() >= min(deadline, self._connect_by):
                     raise NodeUnavailableError(f"no connection to {self.endpoint}") from None
             except BaseException:
-                self._lost = True  # interrupted: the next request would go on where half of this one is in the socket
+                # Interrupted: where it has more than one frame, the next request would go on behind half of this one.
+                self._lost |= len(frames) > 1
                 raise
 
     def wait(self, deadline: float) -> bytes:

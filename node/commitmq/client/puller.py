@@ -406,15 +406,14 @@ class Puller:
         return taken
 
     def _drop_link(self, index: int) -> None:
-        """Whoever is interrupted in here does it again: the connection goes last."""
+        """Whoever is interrupted in here does it again, or leaves a connection to the garbage collector that nobody uses."""
         for key, state in [(key, state) for key, state in self._pulls.items() if key[0] == index]:
             if state.request == key[1] and state.channel == index:
                 state.request = -1
             del self._pulls[key]
-        link = self._links.get(index)
+        link = self._links.pop(index, None)
         if link is not None:
             link.channel.close()
-            del self._links[index]
 
 
 def _wanted_tags(selector: MessageSelector) -> frozenset[str] | None:
