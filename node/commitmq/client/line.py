@@ -63,7 +63,7 @@ class Line(deque[Any]):
 
 def wake_all(waiting: list[Ticket]) -> None:
     """Wake whoever sleeps on one of these."""
-    for ticket in waiting:
+    for ticket in tuple(waiting):  # others come and go meanwhile
         if ticket.locked():
             try:
                 ticket.release()

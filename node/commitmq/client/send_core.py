@@ -187,7 +187,7 @@ class SendCore:
         self._bell = Bell()
         self._layouts: dict[str, RunLayout] = {}
 
-    # ------------------------------------------------------------ connection (connection owned)
+    # ------------------------------------------------------------ the connection (by its owner)
 
     def connected(self, deadline: float) -> Channel:
         """The channel to the writer (or the memory process), connecting if need be.
