@@ -10,7 +10,7 @@ Layout: 1024 signed 8-byte words in host byte order (they never leave the machin
 Why single words: a load or store through ``memoryview.cast('q')`` is one aligned 8-byte machine access, so no reader can
 see half a value. ``struct.pack_into`` must not be used here: it zeroes its target first, and readers saw the zero.
 
-Why no locks: every word has one writing process (named beside it). Positions only grow while a node runs. Order that
+Why no locks: every word has one writing process (:mod:`commitmq.ownership`). Positions only grow while a node runs. Order that
 must hold: ``min <= dispatched[consume_queue] <= reput <= visible <= committed <= written <= allocated``. Only with the
 transient store pool is ``committed`` a word of its own; without it what is written is committed.
 
@@ -41,37 +41,37 @@ _WORKER_BASE = 192
 
 
 class Word(IntEnum):
-    """Node-wide words; the comment names the one process that writes the word."""
+    """Node-wide words. Which process writes one is in :data:`commitmq.ownership.WORDS`."""
 
-    MAGIC = 0  # recovery, when the page is made
-    EPOCH = 1  # supervisor: counts starts of the node
-    WRITTEN = 2  # writer: end of the last complete record in the log
-    WRITTEN_TIMESTAMP = 3  # writer: store timestamp (ms) of that record, stored before WRITTEN
-    FLUSHED = 4  # flush: everything below is on the device
-    FLUSH_ERRNO = 5  # flush: errno of a failed fdatasync; never cleared while the node runs
-    ALLOCATED = 6  # allocate: end of the last segment file that exists in full
-    DISK_FLAGS = 7  # allocate: bits of DiskFlag
-    REPUT = 8  # reput: everything below was handed to the dispatchers, or is at this moment
-    MIN_OFFSET = 9  # cleanup (recovery sets its first value): smallest physical offset that may still be read
-    REDISPATCH_FROM = 10  # recovery: where built-in dispatchers start when their own position is newer or unknown
-    FLUSH_WANTED = 11  # writer: highest end offset a sender waits for with ack=flushed
-    WRITER_GENERATION = 12  # writer: counts its own starts, so that others notice a restart
-    TOPICS_VERSION = 13  # coordinator: grows with every change of topics.json
-    RECOVERED_END = 14  # recovery: end of the log it found
-    CRC_FROM = 15  # recovery: every record from here on has a __CRC32#; -1 when records may have none
-    SUBSCRIPTIONS_VERSION = 16  # coordinator: grows with every change of run/subscriptions.json
-    SEGMENT_WANTED = 17  # writer: where the segment begins that an append waits for; 0 for none so far
-    POOL_BUFFERS = 18  # recovery: buffers of the transient store pool; 0: none, and the next two mean nothing
-    COMMITTED = 19  # flush (recovery sets its first value): end of what is in the log's files, a record's boundary
-    COMMITTED_TIMESTAMP = 20  # flush: no newer than the store timestamp (ms) of the last record below COMMITTED
-    WRITER_SYNC = 21  # writer: what it does with the device itself: a WriterSync, or the errno it got, negative
-    WRITER_SYNCED = 22  # writer: everything below is on the device too; flush makes it FLUSHED
-    WRITER_SYNCED_TIMESTAMP = 23  # writer: store timestamp (ms) of the last record below it, stored after it
-    FLUSHING = 24  # flush: end of what a sync under way covers; 0 while none is, or its outcome is in another word
-    PRODUCERS_KNOWN = 25  # writer: what is known of idempotent producers up to here is on the device without the log
-    PRODUCERS_WANTED = 26  # cleanup: the log will begin here as soon as PRODUCERS_KNOWN has come that far
-    WRITER_TOPICS = 30  # writer: it knows every change of topics up to this TOPICS_VERSION, and acts by it
-    MEMORY_TOPICS = 31  # the process of memory topics: the same
+    MAGIC = 0  # of this layout; stored when the page is made
+    EPOCH = 1  # counts starts of the node
+    WRITTEN = 2  # end of the last complete record in the log
+    WRITTEN_TIMESTAMP = 3  # store timestamp (ms) of that record, stored before WRITTEN
+    FLUSHED = 4  # everything below is on the device
+    FLUSH_ERRNO = 5  # errno of a failed fdatasync; never cleared while the node runs
+    ALLOCATED = 6  # end of the last segment file that exists in full
+    DISK_FLAGS = 7  # bits of DiskFlag
+    REPUT = 8  # everything below was pushed to the dispatchers; published just before the push
+    MIN_OFFSET = 9  # smallest physical offset that may still be read
+    REDISPATCH_FROM = 10  # where built-in dispatchers start when their own position is newer or unknown
+    FLUSH_WANTED = 11  # highest end offset a sender waits for with ack=flushed
+    WRITER_GENERATION = 12  # counts the writer's starts, so that others notice a restart
+    TOPICS_VERSION = 13  # grows with every change of topics.json
+    RECOVERED_END = 14  # end of the log that recovery found
+    CRC_FROM = 15  # every record from here on has a __CRC32#; -1 when records may have none
+    SUBSCRIPTIONS_VERSION = 16  # grows with every change of run/subscriptions.json
+    SEGMENT_WANTED = 17  # where the segment begins that an append waits for; 0 for none so far
+    POOL_BUFFERS = 18  # buffers of the transient store pool; 0: none, and the next two mean nothing
+    COMMITTED = 19  # end of what is in the log's files, a record's boundary
+    COMMITTED_TIMESTAMP = 20  # no newer than the store timestamp (ms) of the last record below COMMITTED
+    WRITER_SYNC = 21  # what the writer does with the device itself: a WriterSync, or the errno it got, negative
+    WRITER_SYNCED = 22  # everything below is on the device too; flush makes it FLUSHED
+    WRITER_SYNCED_TIMESTAMP = 23  # store timestamp (ms) of the last record below it, stored after it
+    FLUSHING = 24  # end of what a sync under way covers; 0 while none is, or its outcome is in another word
+    PRODUCERS_KNOWN = 25  # what is known of idempotent producers up to here is on the device without the log
+    PRODUCERS_WANTED = 26  # the log will begin here as soon as PRODUCERS_KNOWN has come that far
+    WRITER_TOPICS = 30  # the writer knows every change of topics up to this TOPICS_VERSION, and acts by it
+    MEMORY_TOPICS = 31  # the process of memory topics does
 
 
 class WriterSync(IntEnum):
@@ -89,7 +89,7 @@ class DiskFlag(IntEnum):
 
 
 class DispatcherWord(IntEnum):
-    """Words of one dispatcher slot; all written by that dispatcher."""
+    """Words of one dispatcher slot; that dispatcher writes them all."""
 
     DISPATCHED = 0  # everything below is in its files (and may be shown to readers)
     DURABLE = 1  # everything below survives a power cut

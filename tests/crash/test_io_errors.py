@@ -68,7 +68,8 @@ def test_a_failed_flush_makes_the_store_read_only_until_it_is_started_again(tmp_
         assert "read-only" in refusal().message
         with Admin(node.address) as admin:
             assert admin.status()["positions"]["flush_errno"] == 5
-        assert (node.store / "commitmq" / "flush_failed").exists()
+        note = node.store / "commitmq" / ("flush_failed" if role == "flush" else "writer_sync_failed")
+        assert note.exists()
         pid = node.pids()[role]
         os.kill(pid, signal.SIGKILL)
         eventually(lambda: node.healed(role, pid), f"{role} is back")
@@ -79,7 +80,7 @@ def test_a_failed_flush_makes_the_store_read_only_until_it_is_started_again(tmp_
         ended = node.start()
         assert ended.returncode == 0, ended.stderr
         assert "read from the device" in node.log()
-        assert not (node.store / "commitmq" / "flush_failed").exists()
+        assert not note.exists()
         assert numbers(node)[: len(acked)] == acked
         producer.send("orders", b"1000 ", queue=0)
 

@@ -1,4 +1,4 @@
-"""Runs: many messages of one topic and queue, encoded here as CommitLog records (architecture section 3.1).
+"""Runs: many messages of one topic and queue, encoded here as CommitLog records (ARCHITECTURE section 4).
 
 A record of a run is an ordinary one (see :mod:`commitmq.store.record`) with zeros where only the node knows the value:
 queueOffset, physicalOffset, both hosts, storeTimestamp. With ``properties_crc`` its properties end with an empty

@@ -1,4 +1,4 @@
-"""Runs: checking what a client sent, and copying it into the log (architecture section 3.2).
+"""Runs: checking what a client sent, and copying it into the log (ARCHITECTURE section 4).
 
 A run is CommitLog records of one topic and queue, encoded by the client, zeros where only the writer knows the value.
 """

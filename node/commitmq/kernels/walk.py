@@ -161,7 +161,7 @@ def _walk_signature() -> Any:
 
 @njit(_walk_signature(), cache=True, nogil=True)
 def walk(segment, start, limit, base_offset, rows, topics, table, out):  # type: ignore[no-untyped-def]
-    """Fill ``rows`` with the records of ``segment[start:limit]``, without looking at bodies or CRCs (spec 7.4).
+    """Fill ``rows`` with the records of ``segment[start:limit]``, without looking at bodies or CRCs (spec 7, step 4).
 
     ``topics[k]`` becomes (position in the segment, size) of the k-th different topic; ``table`` is scratch for finding
     them: a power of two of -1, at least twice as long as ``rows``. ``out`` becomes (rows filled, topics found, position

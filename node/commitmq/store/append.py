@@ -38,7 +38,7 @@ MAX_RECORD_OVERHEAD_BYTES = 65_536
 PREBUILT_FLAGS_V6_BORN = 0x10
 PREBUILT_FLAGS_V6_STORE = 0x20
 
-# Marks that change what a message is. A plain send must not forge them (architecture section 3.2): they belong to
+# Marks that change what a message is. A plain send must not forge them (ARCHITECTURE section 4): they belong to
 # delay, transactions, timers, inner batches and multi-dispatch, which have operations of their own.
 FORBIDDEN_PROPERTIES = (
     "DELAY",

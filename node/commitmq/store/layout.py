@@ -80,8 +80,18 @@ class StoreLayout:
 
     @property
     def flush_failed(self) -> Path:
-        """There while a failed sync makes the page cache untrustworthy: the next recovery reads from the device."""
+        """There while a failed sync of flush makes the page cache untrustworthy: the next recovery reads from the device."""
         return self.own / "flush_failed"
+
+    @property
+    def writer_sync_failed(self) -> Path:
+        """The same for a failed sync of the writer."""
+        return self.own / "writer_sync_failed"
+
+    @property
+    def failed_syncs(self) -> tuple[Path, Path]:
+        """Both notes; each has one writing process."""
+        return self.flush_failed, self.writer_sync_failed
 
     @property
     def producers(self) -> Path:

@@ -143,7 +143,7 @@ def recover(
             _refuse_orphaned_queues(layout)
         _check_queue_files(layout.consume_queue, consume_queue_bytes)
         _check_queue_files(layout.batch_consume_queue, batch_queue_bytes)
-        if layout.flush_failed.exists():
+        if any(note.exists() for note in layout.failed_syncs):
             _drop_page_cache(layout, log)
         begin = where_to_begin(
             layout,
@@ -188,8 +188,10 @@ def recover(
     if failpoints.ACTIVE:
         failpoints.hit("recovery.before_sync")
     _sync_segments(layout, begin.start, found.end, segment_bytes)
-    if layout.flush_failed.exists():
-        layout.flush_failed.unlink()
+    notes = [note for note in layout.failed_syncs if note.exists()]
+    for note in notes:
+        note.unlink(missing_ok=True)
+    if notes:
         _sync_folder(layout.own)
     lowered = lower_tombstones(layout, found.end)
     if lowered:

@@ -93,7 +93,9 @@ def where_to_begin(
                 sidecar.flushed_timestamp,
                 crc_from=sidecar.crc_from,
                 by_sidecar=True,
-                power_may_have_gone=not boot or sidecar.boot != boot or layout.flush_failed.exists(),
+                power_may_have_gone=not boot
+                or sidecar.boot != boot
+                or any(note.exists() for note in layout.failed_syncs),
             )
     promised = checkpoint.physic_msg_timestamp
     if not bases:

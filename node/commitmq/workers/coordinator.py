@@ -1,11 +1,12 @@
 """The coordinator: topics, consumer groups and their offsets.
 
 Owns (only it writes): ``config/topics.json``, ``config/consumerOffset.json``, ``config/subscriptionGroup.json``,
-    ``commitmq/offsets.journal``, ``commitmq/deleted_topics.json``, ``commitmq/deleting_topics.json``,
-    ``commitmq/topics.journal``, ``commitmq/group_members.log``; membership of groups, in memory.
+    ``config/consumerFilter.json``, ``run/subscriptions.json``, ``commitmq/offsets.journal``,
+    ``commitmq/deleted_topics.json``, ``commitmq/deleting_topics.json``, ``commitmq/topics.journal``,
+    ``commitmq/group_members.log``; membership of groups, in memory.
 Reads: the control block's WRITTEN, MIN_OFFSET, WRITER_TOPICS and MEMORY_TOPICS, and the ConsumeQueue dispatcher's TOPICS,
     for deletions (:mod:`commitmq.coordination.deletions`).
-Advances: TOPICS_VERSION.
+Advances: TOPICS_VERSION, SUBSCRIPTIONS_VERSION.
 Sockets: ROUTER ``coordinator`` (ipc and tcp) for requests; PUB ipc ``topics`` for what changed:
     ``[b"topics", {"version", "topics": {name: settings}, "ending": [[name, incarnation]],
     "deleted": [[name, physical offset, incarnation]]}]``.

@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 from commitmq.errors import StoreError
 from commitmq.log import Log
@@ -23,13 +24,13 @@ from commitmq.store.write_all import write_all
 _CHUNK_BYTES = 1 << 20
 
 
-def leave_note(layout: StoreLayout, error: OSError, log: Log) -> None:
-    """Write the note, as durably as the device lets us; never raises."""
+def leave_note(note: Path, error: OSError, log: Log) -> None:
+    """Write the file ``note`` (one of StoreLayout.failed_syncs), as durably as the device lets us; never raises."""
     try:
-        with disk.opened(layout.flush_failed, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, "flush_failed") as fd:
+        with disk.opened(note, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, "flush_failed") as fd:
             write_all(fd, os.strerror(error.errno or errno.EIO).encode(), 0)
             disk.sync(fd, "flush_failed")
-        disk.sync_folder(layout.own, "flush_failed")
+        disk.sync_folder(note.parent, "flush_failed")
     except OSError as again:
         log.error("cannot leave a note of the failed flush", error=os.strerror(again.errno or errno.EIO))
 

@@ -145,7 +145,7 @@ class LogFlusher:
 
     def _fail(self, error: OSError) -> None:
         self._control.put(Word.FLUSH_ERRNO, error.errno or errno.EIO)
-        leave_note(self._layout, error, self._log)
+        leave_note(self._layout.flush_failed, error, self._log)
         self._log.error(
             "fdatasync failed: the store is read-only until it is started again",
             from_offset=self._control.get(Word.FLUSHED),

@@ -104,7 +104,7 @@ class OwnSync:
         except OSError as error:
             control.put(_SYNC, -(error.errno or errno.EIO))
             self._log.error("fdatasync failed", segment=segment_name(end - 1 - (end - 1) % self._segment_bytes))
-            leave_note(self._layout, error, self._log)
+            leave_note(self._layout.writer_sync_failed, error, self._log)
             return False
         over = time.monotonic()
         if over - began > self._slow_s:

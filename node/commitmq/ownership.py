@@ -1,0 +1,213 @@
+"""Which process writes which file of a store, and which word of the control block: the single-writer principle as data.
+
+Every file and every word has exactly one writing process while a node runs. Three processes have a store for themselves
+before and after that, and may write what belongs to others then:
+
+* recovery, before any worker has started: it makes the store whole, and sets the first value of each word;
+* the supervisor, after the last worker has ended: it confirms what is durable;
+* an offline verb (``commitmq store …``), which holds the store's lock, so that no node runs.
+
+The table in ARCHITECTURE.md is made from this module (``python -m commitmq.ownership``), and tests hold both to it: the code
+may put a word only in the modules of its process (``tests/unit/test_ownership.py``), and a file of a live node is open for
+writing only in the process that owns it (``tests/contract/test_who_writes.py``).
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from types import MappingProxyType
+
+from commitmq.control import DispatcherWord, Word, WorkerWord
+
+
+class Role(StrEnum):
+    """A process of a node."""
+
+    KEEPER = "keeper"
+    SUPERVISOR = "supervisor"
+    RECOVERY = "recovery"
+    WRITER = "writer"
+    FLUSH = "flush"
+    ALLOCATE = "allocate"
+    REPUT = "reput"
+    CONSUME_QUEUE = "dispatcher-consume_queue"
+    INDEX = "dispatcher-index"
+    MEMORY = "dispatcher-memory"
+    DISPATCHER = "dispatcher-NAME"
+    READER = "reader-N"
+    COORDINATOR = "coordinator"
+    CLEANUP = "cleanup"
+    EACH = "each worker"
+
+
+@dataclass(frozen=True, slots=True)
+class FileOwner:
+    """The process that writes the files that ``pattern`` names, below the root of the store."""
+
+    pattern: str
+    """A shell pattern of paths; ``*`` also stands for ``/``."""
+    writes: Role
+    """Writes what the file holds."""
+    holds: str
+    """What is in it."""
+    makes: Role | None = None
+    """Makes the file, where that is another process."""
+    removes: Role | None = None
+    """Unlinks the file, where that is another process."""
+
+
+# The first pattern that fits decides.
+FILES: tuple[FileOwner, ...] = (
+    FileOwner(
+        "commitlog/*",
+        Role.WRITER,
+        "records; with the transient store pool flush copies them there instead",
+        makes=Role.ALLOCATE,
+        removes=Role.CLEANUP,
+    ),
+    FileOwner("consumequeue/*", Role.CONSUME_QUEUE, "units of 20 bytes"),
+    FileOwner("consumequeue_ext/*", Role.CONSUME_QUEUE, "filter bit maps"),
+    FileOwner("batchconsumequeue/*", Role.CONSUME_QUEUE, "units of 46 bytes of BatchCQ topics"),
+    FileOwner("index/*", Role.INDEX, "hash slots and items"),
+    FileOwner("config/topics.json*", Role.COORDINATOR, "topics, for RocketMQ"),
+    FileOwner("config/consumerOffset.json*", Role.COORDINATOR, "committed offsets, for RocketMQ"),
+    FileOwner("config/subscriptionGroup.json*", Role.COORDINATOR, "consumer groups"),
+    FileOwner("config/consumerFilter.json*", Role.COORDINATOR, "SQL filters of groups"),
+    FileOwner("checkpoint*", Role.FLUSH, "RocketMQ's checkpoint"),
+    FileOwner("abort*", Role.SUPERVISOR, "there while a node runs, or died"),
+    FileOwner("lock", Role.SUPERVISOR, "held while a node runs"),
+    FileOwner("commitmq/position*", Role.FLUSH, "the sidecar: where the next recovery may begin"),
+    FileOwner("commitmq/flush_failed", Role.FLUSH, "there after a failed sync of flush"),
+    FileOwner("commitmq/writer_sync_failed", Role.WRITER, "there after a failed sync of the writer"),
+    FileOwner("commitmq/producers*", Role.WRITER, "the snapshot of idempotent producers"),
+    FileOwner("commitmq/queue_ends*", Role.CONSUME_QUEUE, "which queues there are, and where they end"),
+    FileOwner("commitmq/topics.journal*", Role.COORDINATOR, "changes of topics"),
+    FileOwner("commitmq/offsets.journal*", Role.COORDINATOR, "commits of groups"),
+    FileOwner("commitmq/group_members.log*", Role.COORDINATOR, "which members groups had"),
+    FileOwner("commitmq/deleted_topics.json*", Role.COORDINATOR, "tombstones of deleted topics"),
+    FileOwner("commitmq/deleting_topics.json*", Role.COORDINATOR, "deletions that are not finished"),
+    FileOwner("commitmq/min_offset*", Role.CLEANUP, "where the log begins"),
+    FileOwner("commitmq/store.json*", Role.RECOVERY, "the store's identity and the sizes of its files"),
+    FileOwner("commitmq/cut*", Role.RECOVERY, "what recovery cut, for `store repair --restore-cut`"),
+    FileOwner("commitmq/transient_pool.json*", Role.RECOVERY, "where the transient store pool is"),
+    FileOwner("commitmq/shared_memory.json*", Role.SUPERVISOR, "where the folder of memory topics is"),
+    FileOwner("commitmq/sockets.json*", Role.SUPERVISOR, "the last folder of sockets outside of the store"),
+    FileOwner("commitmq/epoch*", Role.SUPERVISOR, "counts starts of the node"),
+    FileOwner("commitmq/node.log*", Role.EACH, "log lines, appended"),
+    FileOwner("commitmq/dispatchers/index*", Role.INDEX, "its position and state"),
+    FileOwner("commitmq/dispatchers/*", Role.DISPATCHER, "the position and state of the dispatcher of that name"),
+    FileOwner("run/control", Role.EACH, "the control block; each word has a process, below"),
+    FileOwner("run/node.json*", Role.SUPERVISOR, "process id and addresses of the live node"),
+    FileOwner("run/token*", Role.SUPERVISOR, "what a client on the same machine reads to prove that it is there"),
+    FileOwner("run/sockets*", Role.SUPERVISOR, "the folder of sockets, where the store's path is too long"),
+    FileOwner("run/subscriptions.json*", Role.COORDINATOR, "SQL filters, for the ConsumeQueue dispatcher"),
+    FileOwner("run/segment.new", Role.ALLOCATE, "a segment that is being made"),
+    FileOwner("run/index*", Role.INDEX, "index files that are being made, and how far one is written"),
+    FileOwner("run/*.lock", Role.EACH, "held by the worker of that name while it lives"),
+    FileOwner("run/*.bell", Role.EACH, "wakes the worker of that name"),
+    FileOwner("run/*.ipc", Role.EACH, "ZeroMQ endpoints, bound by the process they are named after"),
+    FileOwner("run/*.sock", Role.WRITER, "the Unix socket for single sends"),
+)
+
+# Recovery sets the first value of any word before the word's own process has started.
+WORDS: MappingProxyType[Word, Role] = MappingProxyType(
+    {
+        Word.MAGIC: Role.SUPERVISOR,
+        Word.EPOCH: Role.SUPERVISOR,
+        Word.WRITTEN: Role.WRITER,
+        Word.WRITTEN_TIMESTAMP: Role.WRITER,
+        Word.FLUSHED: Role.FLUSH,
+        Word.FLUSH_ERRNO: Role.FLUSH,
+        Word.ALLOCATED: Role.ALLOCATE,
+        Word.DISK_FLAGS: Role.ALLOCATE,
+        Word.REPUT: Role.REPUT,
+        Word.MIN_OFFSET: Role.CLEANUP,
+        Word.REDISPATCH_FROM: Role.RECOVERY,
+        Word.FLUSH_WANTED: Role.WRITER,
+        Word.WRITER_GENERATION: Role.WRITER,
+        Word.TOPICS_VERSION: Role.COORDINATOR,
+        Word.RECOVERED_END: Role.RECOVERY,
+        Word.CRC_FROM: Role.RECOVERY,
+        Word.SUBSCRIPTIONS_VERSION: Role.COORDINATOR,
+        Word.SEGMENT_WANTED: Role.WRITER,
+        Word.POOL_BUFFERS: Role.RECOVERY,
+        Word.COMMITTED: Role.FLUSH,
+        Word.COMMITTED_TIMESTAMP: Role.FLUSH,
+        Word.WRITER_SYNC: Role.WRITER,
+        Word.WRITER_SYNCED: Role.WRITER,
+        Word.WRITER_SYNCED_TIMESTAMP: Role.WRITER,
+        Word.FLUSHING: Role.FLUSH,
+        Word.PRODUCERS_KNOWN: Role.WRITER,
+        Word.PRODUCERS_WANTED: Role.CLEANUP,
+        Word.WRITER_TOPICS: Role.WRITER,
+        Word.MEMORY_TOPICS: Role.MEMORY,
+    }
+)
+
+# The slot of a dispatcher belongs to its process (DISPATCHER); the supervisor and recovery write none of it while it runs.
+DISPATCHER_WORDS: MappingProxyType[DispatcherWord, Role] = MappingProxyType(
+    dict.fromkeys(DispatcherWord, Role.DISPATCHER)
+)
+
+WORKER_WORDS: MappingProxyType[WorkerWord, Role] = MappingProxyType(
+    dict.fromkeys(WorkerWord, Role.EACH) | {WorkerWord.RESTARTS: Role.SUPERVISOR}
+)
+
+# Which process runs the module; only modules that put a word of the control block are named.
+MODULES: MappingProxyType[str, Role] = MappingProxyType(
+    {
+        "commitmq.control": Role.SUPERVISOR,
+        "commitmq.supervisor": Role.SUPERVISOR,
+        "commitmq.crew": Role.SUPERVISOR,
+        "commitmq.worker_process": Role.SUPERVISOR,
+        "commitmq.coordination.subscriptions": Role.COORDINATOR,
+        "commitmq.workers.allocate": Role.ALLOCATE,
+        "commitmq.workers.cleanup": Role.CLEANUP,
+        "commitmq.workers.coordinator": Role.COORDINATOR,
+        "commitmq.workers.dispatch_host": Role.DISPATCHER,
+        "commitmq.workers.flush": Role.FLUSH,
+        "commitmq.workers.log_committer": Role.FLUSH,
+        "commitmq.workers.memory": Role.MEMORY,
+        "commitmq.workers.reader": Role.READER,
+        "commitmq.workers.recovery": Role.RECOVERY,
+        "commitmq.workers.reput": Role.REPUT,
+        "commitmq.workers.send_requests": Role.WRITER,
+        "commitmq.workers.writer": Role.WRITER,
+        "commitmq.workers.writer_sync": Role.WRITER,
+    }
+)
+
+
+def owner_of(path: str) -> FileOwner | None:
+    """Who writes the file at ``path`` (relative to the root of the store, with ``/``); None for a file nobody owns."""
+    for owner in FILES:
+        if fnmatchcase(path, owner.pattern):
+            return owner
+    return None
+
+
+def files_table() -> str:
+    """The table of files as Markdown, for ARCHITECTURE.md."""
+    rows = ["| File | Written by | Holds |", "|---|---|---|"]
+    for owner in FILES:
+        also = [f"made by {owner.makes}"] if owner.makes else []
+        also += [f"removed by {owner.removes}"] if owner.removes else []
+        who = f"{owner.writes} ({', '.join(also)})" if also else str(owner.writes)
+        rows.append(f"| `{owner.pattern}` | {who} | {owner.holds} |")
+    return "\n".join(rows) + "\n"
+
+
+def words_table() -> str:
+    """The table of the words of the control block as Markdown, for ARCHITECTURE.md."""
+    rows = ["| Word | Written by |", "|---|---|"]
+    rows += [f"| `{word.name}` | {role} |" for word, role in WORDS.items()]
+    rows += [f"| dispatcher slot: `{word.name}` | {role} |" for word, role in DISPATCHER_WORDS.items()]
+    rows += [f"| worker slot: `{word.name}` | {role} |" for word, role in WORKER_WORDS.items()]
+    return "\n".join(rows) + "\n"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(f"{files_table()}\n{words_table()}")
