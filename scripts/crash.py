@@ -52,7 +52,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seeds", type=int, default=5_000, metavar="IMAGES", help="how many images (default 5000)")
     parser.add_argument("--first", type=int, default=None, metavar="SEED", help="seed of the first run")
     options = parser.parse_args(arguments)
-    sys.path[:0] = [str(PROJECT / "tests"), str(PROJECT / "tests" / "crash")]
+    sys.path[:0] = [str(PROJECT / "tests" / "support"), str(PROJECT / "tests" / "crash")]
     first = options.first if options.first is not None else random.SystemRandom().randrange(1 << 31)
     folder = tempfile.mkdtemp(prefix="commitmq-crash-")
     runs = -(-options.seeds // IMAGES_A_RUN)

@@ -17,8 +17,8 @@ from typing import Final
 
 from commitmq import failpoints
 from commitmq.errors import StoreError
-from commitmq.store import disk
-from commitmq.store.queue_files import QueueFiles, sync_error
+from commitmq.files import disk
+from commitmq.store.queues.queue_files import QueueFiles, sync_error
 
 _FOLDER: Final = "queue_folder"
 

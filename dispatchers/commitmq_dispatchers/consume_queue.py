@@ -1,7 +1,7 @@
 """The ConsumeQueue dispatcher: one 20-byte unit a record into the queue's files (spec section 3).
 
 Two kinds more: records of BatchCQ topics get a unit of another shape (:mod:`commitmq_dispatchers.batch_queues`), and a
-record may name further queues (:mod:`commitmq.store.multi_dispatch`).
+record may name further queues (:mod:`commitmq.store.log.multi_dispatch`).
 
 Invariants: units of a queue are appended in the order of their records, at queue offset x 20; a unit is in its file before
 the batch's end is published (so a reader that sees the position finds the unit); appending is idempotent by physical
@@ -22,13 +22,13 @@ import numpy as np
 
 from commitmq.config import NodeConfig
 from commitmq.errors import StoreError
-from commitmq.hookspecs import DispatcherSpec, DispatcherView, hookimpl
-from commitmq.store import multi_dispatch
-from commitmq.store.consume_queue import ConsumeQueue, list_queues
-from commitmq.store.dispatch_batch import DispatchBatch, Rows, by_queue, consecutive, consumable
-from commitmq.store.fd_cache import FdCache, affordable_files
-from commitmq.store.log_proof import LogProof
-from commitmq.store.queue_files import QueueFiles, SyncLaterError, sync_error, sync_folders
+from commitmq.files.fd_cache import FdCache, affordable_files
+from commitmq.plugin.hookspecs import DispatcherSpec, DispatcherView, hookimpl
+from commitmq.store.log import multi_dispatch
+from commitmq.store.log.dispatch_batch import DispatchBatch, Rows, by_queue, consecutive, consumable
+from commitmq.store.queues.consume_queue import ConsumeQueue, list_queues
+from commitmq.store.queues.log_proof import LogProof
+from commitmq.store.queues.queue_files import QueueFiles, SyncLaterError, sync_error, sync_folders
 from commitmq_dispatchers.background_sync import BackgroundSync
 from commitmq_dispatchers.batch_queues import BatchQueues
 from commitmq_dispatchers.ends_record import EndsRecord
@@ -52,7 +52,7 @@ def commitmq_dispatchers(config: NodeConfig) -> list[DispatcherSpec]:
 
 
 class ConsumeQueueDispatcher:
-    """See the module's text; the interface is :class:`commitmq.hookspecs.Dispatcher`."""
+    """See the module's text; the interface is :class:`commitmq.plugin.hookspecs.Dispatcher`."""
 
     spreads_flush = True  # flush(thorough=False) gets round to everything in time
 

@@ -1,7 +1,8 @@
-"""When the ConsumeQueue dispatcher writes down which queues there are and where they end (:mod:`commitmq.store.queue_ends`).
+"""When the ConsumeQueue dispatcher writes down which queues there are and where they end.
 
-What is written down must be on the device already: a start takes a queue that ends before its record for damaged. So the
-ends are taken at one place of the log and kept until everything below it is durable.
+The file is :mod:`commitmq.store.queues.queue_ends`. What is written down must be on the device already: a start takes a
+queue that ends before its record for damaged. So the ends are taken at one place of the log and kept until everything below
+it is durable.
 
 While messages are dispatched a thread writes the record, for the sake of those who wait for messages: a sync takes as long
 as the device likes. One thread at a time, and whoever is about to make a record wrong waits for it first.
@@ -14,12 +15,12 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from commitmq.errors import StoreError
-from commitmq.hookspecs import DispatcherView
-from commitmq.store import queue_ends
-from commitmq.store.batch_consume_queue import BatchConsumeQueue
-from commitmq.store.consume_queue import ConsumeQueue
-from commitmq.store.expiry import list_bases
-from commitmq.store.queue_ends import QueueEnds
+from commitmq.plugin.hookspecs import DispatcherView
+from commitmq.store.log.expiry import list_bases
+from commitmq.store.queues import queue_ends
+from commitmq.store.queues.batch_consume_queue import BatchConsumeQueue
+from commitmq.store.queues.consume_queue import ConsumeQueue
+from commitmq.store.queues.queue_ends import QueueEnds
 
 # A start after a crash dispatches again what is behind the record: a fraction of a second's work.
 _INTERVAL_BYTES: Final = 64 << 20

@@ -2,17 +2,17 @@
 
 Invariants: a record's items follow each other in the order of the log and are written once, whatever dies; what a batch
 adds is in the files before its end is published. All rules of trust, durability and repair are in
-:mod:`commitmq.store.index_files`; work per message in Python is none.
+:mod:`commitmq.store.index.index_files`; work per message in Python is none.
 """
 
 from __future__ import annotations
 
 from commitmq.config import NodeConfig
-from commitmq.hookspecs import DispatcherSpec, DispatcherView, hookimpl
-from commitmq.store.checkpoint import Checkpoint
-from commitmq.store.dispatch_batch import DispatchBatch
-from commitmq.store.index_files import IndexFiles
-from commitmq.store.index_format import IndexShape
+from commitmq.format.checkpoint import Checkpoint
+from commitmq.format.index_header import IndexShape
+from commitmq.plugin.hookspecs import DispatcherSpec, DispatcherView, hookimpl
+from commitmq.store.index.index_files import IndexFiles
+from commitmq.store.log.dispatch_batch import DispatchBatch
 
 
 @hookimpl
@@ -24,7 +24,7 @@ def commitmq_dispatchers(config: NodeConfig) -> list[DispatcherSpec]:
 
 
 class IndexDispatcher:
-    """See the module's text; the interface is :class:`commitmq.hookspecs.Dispatcher`."""
+    """See the module's text; the interface is :class:`commitmq.plugin.hookspecs.Dispatcher`."""
 
     def open(self, view: DispatcherView) -> int:
         """Make the files trustworthy; the node's own idea of the position is not needed, the files say it."""

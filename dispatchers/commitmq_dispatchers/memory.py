@@ -1,7 +1,7 @@
 """Memory-only topics: a store of its own for topics with ``storage.type=memory``, under a byte budget.
 
 It is a dispatcher that is not dispatched to: the node hands it the runs of its topics (hookspecs.TopicStore), nothing
-of them reaches the CommitLog. Files and who may read what: commitmq.store.memory_files.
+of them reaches the CommitLog. Files and who may read what: commitmq.store.memory.memory_files.
 
 Order of an append, each step harmless to die after: memory is reserved (fallocate: a store into a page that is not there
 would be SIGBUS); records are copied, their first bytes last; units are written; TIMESTAMP and BOUND move. Only then the
@@ -36,19 +36,19 @@ import orjson
 from commitmq import failpoints
 from commitmq.config import NodeConfig
 from commitmq.errors import DiskFullError, StoreError
-from commitmq.hookspecs import DispatcherSpec, Stored, TopicStoreView, hookimpl
+from commitmq.files.fd_cache import FdCache
+from commitmq.files.shared_memory import PAGE_BYTES, SharedPage, check_private
 from commitmq.kernels.units import tags_codes
-from commitmq.store.append import (
+from commitmq.plugin.hookspecs import DispatcherSpec, Stored, TopicStoreView, hookimpl
+from commitmq.store.layout import segment_name
+from commitmq.store.log.append import (
     Appended,
     CheckedRun,
     CommitLogAppender,
     MessageIllegalError,
     SegmentUnavailableError,
 )
-from commitmq.store.fd_cache import FdCache
-from commitmq.store.layout import segment_name
-from commitmq.store.memory_files import NodeWord, TopicState, TopicWord, node_page, survives, topic_page
-from commitmq.store.shared_memory import PAGE_BYTES, SharedPage, check_private
+from commitmq.store.memory.memory_files import NodeWord, TopicState, TopicWord, node_page, survives, topic_page
 from commitmq_dispatchers.memory_units import UNIT, UNIT_STRUCT, UnitFiles, pages
 
 _FILLER_BYTES: Final = 8
@@ -91,7 +91,7 @@ class _Topic:
 
 
 class MemoryStore:
-    """See the module's text; the interface is :class:`commitmq.hookspecs.TopicStore`."""
+    """See the module's text; the interface is :class:`commitmq.plugin.hookspecs.TopicStore`."""
 
     def open(self, view: TopicStoreView) -> None:
         """Take over what a former process of the same life of the node left, else begin with nothing."""

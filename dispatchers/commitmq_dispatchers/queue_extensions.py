@@ -13,14 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from commitmq.errors import FilterError
-from commitmq.hookspecs import DispatcherView
+from commitmq.files.fd_cache import FdCache
+from commitmq.format.bloom import BITMAP_BYTES
 from commitmq.kernels.tags import MATCH, NO_MATCH
-from commitmq.store.bloom import BITMAP_BYTES
-from commitmq.store.consume_queue import UNIT, ConsumeQueue
-from commitmq.store.consume_queue_ext import MAX_ADDRESS, ConsumeQueueExt, is_address
-from commitmq.store.dispatch_batch import Rows
-from commitmq.store.fd_cache import FdCache
-from commitmq.store.queue_files import list_queues
+from commitmq.plugin.hookspecs import DispatcherView
+from commitmq.store.log.dispatch_batch import Rows
+from commitmq.store.queues.consume_queue import UNIT, ConsumeQueue
+from commitmq.store.queues.consume_queue_ext import MAX_ADDRESS, ConsumeQueueExt, is_address
+from commitmq.store.queues.queue_files import list_queues
 
 QueueKey = tuple[str, int]
 _LOOK_UNITS: Final = 8_192

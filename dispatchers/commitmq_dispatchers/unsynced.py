@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from commitmq.store.queue_files import QueueFiles
+from commitmq.store.queues.queue_files import QueueFiles
 
 
 class Unsynced:

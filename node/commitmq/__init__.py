@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
     from commitmq.client.admin import Admin
     from commitmq.client.aio import AsyncAdmin, AsyncConsumer, AsyncProducer
-    from commitmq.client.batch import MessageBatch
     from commitmq.client.consumer import Consumer
     from commitmq.client.message import Message, Tombstone
     from commitmq.client.producer import Producer
-    from commitmq.client.query import QueryResult
+    from commitmq.client.receiving.batch import MessageBatch
+    from commitmq.client.receiving.query import QueryResult
     from commitmq.client.results import BatchResult, BatchSendError, SendResult
     from commitmq.client.selector import MessageSelector, Sql
     from commitmq.errors import (
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
         StoreLockedError,
         UndecodableBodyError,
     )
-    from commitmq.hookspecs import hookimpl
+    from commitmq.plugin.hookspecs import hookimpl
 
 __all__ = [
     "Admin",
@@ -87,13 +87,13 @@ _HOMES = {
     "Consumer": "commitmq.client.consumer",
     "Message": "commitmq.client.message",
     "Tombstone": "commitmq.client.message",
-    "MessageBatch": "commitmq.client.batch",
+    "MessageBatch": "commitmq.client.receiving.batch",
     "MessageSelector": "commitmq.client.selector",
     "Producer": "commitmq.client.producer",
-    "QueryResult": "commitmq.client.query",
+    "QueryResult": "commitmq.client.receiving.query",
     "SendResult": "commitmq.client.results",
     "Sql": "commitmq.client.selector",
-    "hookimpl": "commitmq.hookspecs",
+    "hookimpl": "commitmq.plugin.hookspecs",
 }
 
 

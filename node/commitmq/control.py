@@ -19,7 +19,7 @@ the bytes it stands for, unless a system call of the writer lies between; a sync
 reads the log up to WRITTEN therefore checks size, magic and physical offset of each record, and reput, which is where all
 others get their records from, looks again later at what is no record yet.
 
-A wake-up (see :mod:`commitmq.workers.doorbell`) only says "look again": it may be lost, so every loop also polls.
+A wake-up (see :mod:`commitmq.workers.runtime.doorbell`) only says "look again": it may be lost, so every loop also polls.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class WorkerWord(IntEnum):
     PID = 0  # the worker
     HEARTBEAT_MS = 1  # the worker: CLOCK_MONOTONIC in ms at its last loop
     STATE = 2  # the worker: WorkerState
-    ASLEEP = 3  # the worker: 0 awake, 1 asleep, 2 napping (see workers.doorbell)
+    ASLEEP = 3  # the worker: 0 awake, 1 asleep, 2 napping (see workers.runtime.doorbell)
     RESTARTS = 4  # supervisor
     RELEASED = 5  # the worker: it has no segment mapped that ends at or below this offset of the log
     AWAITED_UNTIL_MS = 6  # a reader: until when (CLOCK_MONOTONIC, ms) someone waits for messages of the log

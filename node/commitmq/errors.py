@@ -88,7 +88,7 @@ class Outcome(StrEnum):
 
 
 class ProtocolError(CommitMQError):
-    """The node (or a client) refused a request. ``code`` is stable and documented in client/PROTOCOL.md."""
+    """The node (or a client) refused a request. ``code`` is stable and documented in protocol/PROTOCOL.md."""
 
     def __init__(self, code: str, message: str, *, retry_after_ms: int | None = None) -> None:
         super().__init__(f"{code}: {message}")

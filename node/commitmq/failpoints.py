@@ -39,7 +39,7 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 VARIABLE = "COMMITMQ_FAILPOINTS"
 ONCE_VARIABLE = "COMMITMQ_FAILPOINTS_ONCE"
 SEEN_VARIABLE = "COMMITMQ_FAILPOINTS_SEEN"
-EXIT_CODE = 77  # workers.runtime.ExitCode.FAILPOINT, repeated because this module must not import the runtime
+EXIT_CODE = 77  # workers.runtime.context.ExitCode.FAILPOINT, repeated because this module must not import the runtime
 
 _UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 

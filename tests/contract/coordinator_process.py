@@ -14,7 +14,8 @@ from pathlib import Path
 
 from commitmq import log
 from commitmq.config import from_mapping
-from commitmq.workers import coordinator, runtime
+from commitmq.workers import coordinator
+from commitmq.workers.runtime import context as runtime
 
 
 def _limit(size_bytes: int) -> None:

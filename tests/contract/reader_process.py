@@ -9,7 +9,8 @@ from pathlib import Path
 
 from commitmq import log
 from commitmq.config import from_mapping
-from commitmq.workers import reader, runtime
+from commitmq.workers.reader import process as reader
+from commitmq.workers.runtime import context as runtime
 
 if __name__ == "__main__":
     log.configure()

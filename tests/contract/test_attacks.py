@@ -25,7 +25,7 @@ from commitmq.client.message import Message
 from commitmq.client.producer import Producer
 from nodes import Node, environment, eventually, start_node
 
-SCRIPT = Path(__file__).parents[1] / "attacks.py"
+SCRIPT = Path(__file__).parents[1] / "support" / "attacks.py"
 MOST_BYTES = 400_000_000
 TOPIC = "well-behaved"
 LARGE_MESSAGES = 1_000

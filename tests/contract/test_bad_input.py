@@ -17,13 +17,13 @@ import zmq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from commitmq.client import wire
-from commitmq.client.run_encoder import RunLayout, encode_messages, encode_user_properties
+from commitmq.client.sending.run_encoder import RunLayout, encode_messages, encode_user_properties
 from commitmq.control import ControlBlock, Word, WorkerWord
-from commitmq.store.crc import body_crc
+from commitmq.format.crc import body_crc
+from commitmq.protocol import wire
 from commitmq.store.layout import StoreLayout
-from commitmq.store.unique_ids import UniqueIds
-from commitmq.workers.runtime import role_slot
+from commitmq.store.log.unique_ids import UniqueIds
+from commitmq.workers.runtime.context import role_slot
 from nodes import WORKERS, Node, commitmq, start_node
 from one_message import OneMessage
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from commitmq import Admin, Producer, Tombstone
-from commitmq.cli.exit_codes import CliExit
+from commitmq.supervision.exit_codes import CliExit
 from nodes import Node, environment, eventually, start_node
 
 

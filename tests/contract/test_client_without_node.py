@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from commitmq import Admin, Consumer, NodeUnavailableError
-from commitmq.cli.exit_codes import CliExit
+from commitmq.supervision.exit_codes import CliExit
 from environments import BareEnvironment
 from nodes import Node, start_node
 from without_node import HIDDEN, hide_node, python

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from commitmq import Producer
-from commitmq.cli.exit_codes import CliExit
+from commitmq.supervision.exit_codes import CliExit
 from nodes import Node, environment, eventually, start_node
 
 pytestmark = pytest.mark.timeout(180)

@@ -20,14 +20,14 @@ import orjson
 import pytest
 import zmq
 
-from commitmq import node_files
 from commitmq.control import ControlBlock, Word
 from commitmq.coordination.journal import OffsetsJournal, SetOffsets
-from commitmq.store import json_config
-from commitmq.store.journal import encode_record
+from commitmq.format.journal import encode_record
 from commitmq.store.layout import StoreLayout
-from commitmq.store.topic_files import load_topics
-from commitmq.workers.runtime import ExitCode
+from commitmq.store.metadata import json_config
+from commitmq.store.metadata.topic_files import load_topics
+from commitmq.supervision import node_files
+from commitmq.workers.runtime.context import ExitCode
 from golden_stores import GoldenStore
 
 PROGRAM = Path(__file__).with_name("coordinator_process.py")

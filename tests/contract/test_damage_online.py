@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from commitmq import Admin, Consumer, Producer, SendResult
-from commitmq.cli.exit_codes import CliExit
 from commitmq.errors import CorruptRecordError
 from commitmq.store.layout import segment_name
+from commitmq.supervision.exit_codes import CliExit
 from nodes import SEGMENT_BYTES, Node, commitmq, start_node
 
 COUNT = 40

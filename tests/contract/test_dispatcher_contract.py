@@ -17,10 +17,10 @@ import pytest
 from hypothesis import Phase
 
 from commitmq import hookimpl
-from commitmq.hookspecs import DispatcherSpec, DispatcherView
-from commitmq.store.dispatch_batch import DispatchBatch
-from commitmq.store.index_file import IndexFile
-from commitmq.store.index_format import IndexShape
+from commitmq.format.index_header import IndexShape
+from commitmq.plugin.hookspecs import DispatcherSpec, DispatcherView
+from commitmq.store.index.index_file import IndexFile
+from commitmq.store.log.dispatch_batch import DispatchBatch
 from commitmq.testing import CommitMQNode, DispatcherContract
 from commitmq.testing.sample_log import write_sample_log
 

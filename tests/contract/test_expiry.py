@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from commitmq import Admin, Consumer, Producer
-from commitmq.cli.exit_codes import CliExit
 from commitmq.errors import ProtocolError
-from commitmq.store.disk_space import find_holders
+from commitmq.files.disk_space import find_holders
+from commitmq.supervision.exit_codes import CliExit
 from expiring import (
     EVERY_HOUR,
     FILE_BYTES,

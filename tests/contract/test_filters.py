@@ -20,18 +20,18 @@ import numpy as np
 import pytest
 
 from commitmq import Admin, AsyncConsumer, Consumer, MessageSelector, Producer, ProtocolError, Sql
-from commitmq.cli.exit_codes import CliExit
-from commitmq.store.bloom import mask
-from commitmq.store.consume_queue import ConsumeQueue
-from commitmq.store.consume_queue_ext import ExtensionReader
-from commitmq.store.fd_cache import FdCache
+from commitmq.files.fd_cache import FdCache
+from commitmq.format.bloom import mask
+from commitmq.store.queues.consume_queue import ConsumeQueue
+from commitmq.store.queues.consume_queue_ext import ExtensionReader
+from commitmq.supervision.exit_codes import CliExit
 from nodes import Node, commitmq, eventually, start_node
 
 pytestmark = pytest.mark.timeout(90)
 
 PLUGIN = '''
 """A plugin with filters of every kind."""
-from commitmq.hookspecs import FilterSpec, hookimpl
+from commitmq.plugin.hookspecs import FilterSpec, hookimpl
 
 
 @hookimpl

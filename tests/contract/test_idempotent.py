@@ -23,12 +23,12 @@ from test_producer import read_all
 
 from commitmq import Admin, BatchSendError, InvalidMessageError, Message, Outcome, Producer, SendError
 from commitmq.client.aio import AsyncProducer
-from commitmq.client.run_encoder import RunLayout, encode_run
-from commitmq.store.commit_log import CommitLog
+from commitmq.client.sending.run_encoder import RunLayout, encode_run
+from commitmq.format.producer_mark import mark_prefix, parse_mark
 from commitmq.store.layout import StoreLayout, segment_name
-from commitmq.store.producer_mark import mark_prefix, parse_mark
-from commitmq.store.producer_snapshot import ProducerSnapshot
-from commitmq.store.unique_ids import UniqueIds
+from commitmq.store.log.commit_log import CommitLog
+from commitmq.store.log.unique_ids import UniqueIds
+from commitmq.store.producers.producer_snapshot import ProducerSnapshot
 from golden_stores import GOLDEN_SEGMENT_BYTES, GoldenStore
 from nodes import Node, commitmq, eventually, free_ports, start_node, started
 

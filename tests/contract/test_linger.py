@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from commitmq import Admin, Producer, SendResult
-from commitmq.client.send_core import FULL_RUN_BYTES
+from commitmq.client.sending.send_core import FULL_RUN_BYTES
 from nodes import Node, start_node
 
 pytestmark = pytest.mark.timeout(120)

@@ -19,7 +19,7 @@ import orjson
 import pytest
 
 from commitmq import InvalidMessageError, Outcome, Producer, SendError
-from commitmq.client.local_socket import MAX_PACKET_BYTES, LocalSocket
+from commitmq.protocol.local_packet import MAX_PACKET_BYTES, LocalSocket
 from messages_stored import read_all
 from nodes import Node, eventually, start_node
 

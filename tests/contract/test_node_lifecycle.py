@@ -21,9 +21,9 @@ from typing import Any
 import pytest
 
 from commitmq import Producer
-from commitmq.cli.exit_codes import CliExit
-from commitmq.node_files import node_life
 from commitmq.store.layout import StoreLayout
+from commitmq.supervision.exit_codes import CliExit
+from commitmq.supervision.node_files import node_life
 from nodes import DEADLINE_S, LIFECYCLE, SEGMENT_BYTES, WORKERS, Node, alive, commitmq, environment, eventually
 
 ROLES = WORKERS

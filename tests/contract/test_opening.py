@@ -23,9 +23,9 @@ import pytest
 
 from accounts import obeying
 from commitmq import Admin, Producer
-from commitmq.cli.exit_codes import CliExit
 from commitmq.errors import ProtocolError
 from commitmq.store.store_file import StoreFile, store_id
+from commitmq.supervision.exit_codes import CliExit
 from golden_stores import GoldenStore
 from nodes import DEADLINE_S, Node, commitmq, environment, eventually, free_ports, started
 

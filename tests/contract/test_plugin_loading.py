@@ -16,7 +16,7 @@ import pytest
 from commitmq import Admin, Producer
 from nodes import Node, commitmq, environment, eventually
 
-HEAD = "from commitmq import hookimpl\nfrom commitmq.hookspecs import ConfigSection, DispatcherSpec, FilterSpec, WorkerSpec\n"
+HEAD = "from commitmq.plugin import ConfigSection, DispatcherSpec, FilterSpec, WorkerSpec, hookimpl\n"
 
 
 def hook(name: str, body: str, arguments: str = "config") -> str:

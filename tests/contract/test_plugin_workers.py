@@ -15,7 +15,7 @@ import pytest
 import zmq
 
 from commitmq import Consumer, Producer
-from commitmq.cli.exit_codes import CliExit
+from commitmq.supervision.exit_codes import CliExit
 from nodes import Node, commitmq, environment, eventually, start_node
 
 FOLDER = Path(__file__).parent / "misbehaving"

@@ -32,8 +32,8 @@ from commitmq import (
     Producer,
     SendError,
 )
-from commitmq.client.send_core import MAX_PUMP_RUN_MESSAGES, WINDOW
-from commitmq.store.java import java_string_hash
+from commitmq.client.sending.send_core import MAX_PUMP_RUN_MESSAGES, WINDOW
+from commitmq.format.java import java_string_hash
 from messages_stored import read_all, while_the_writer_dies
 from nodes import Node, environment, eventually, free_ports, start_node
 

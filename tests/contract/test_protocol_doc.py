@@ -15,7 +15,7 @@ import zmq
 import commitmq
 from nodes import Node, start_node
 
-PAGE = Path(commitmq.__file__).parent / "client" / "PROTOCOL.md"
+PAGE = Path(commitmq.__file__).parent / "protocol" / "PROTOCOL.md"
 ANY = "…"
 ROLES = {
     "admin": "admin",

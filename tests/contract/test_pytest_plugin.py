@@ -22,7 +22,7 @@ import pytest
 
 MODULE = """
 from commitmq import hookimpl
-from commitmq.hookspecs import DispatcherSpec
+from commitmq.plugin.hookspecs import DispatcherSpec
 
 @hookimpl
 def commitmq_dispatchers(config):

@@ -15,8 +15,8 @@ from typing import NamedTuple
 import pytest
 
 from commitmq import Admin, AsyncAdmin, Message, Producer, QueryResult, SendResult
-from commitmq.cli.exit_codes import CliExit
 from commitmq.errors import ProtocolError
+from commitmq.supervision.exit_codes import CliExit
 from nodes import Node, commitmq, start_node
 
 COUNT = 300

@@ -18,12 +18,12 @@ from typing import Any
 import pytest
 
 from commitmq import Admin, Consumer, Message, Producer, Sql
-from commitmq.client import wire
 from commitmq.client.connection import Directory
 from commitmq.errors import InvalidMessageError, ProtocolError, SendError
-from commitmq.store.batch_consume_queue import BATCH_UNIT, BatchConsumeQueue
-from commitmq.store.client_batch import BatchElement, encode_client_batch
-from commitmq.store.properties import encode_properties
+from commitmq.format.client_batch import BatchElement, encode_client_batch
+from commitmq.format.properties import encode_properties
+from commitmq.protocol import wire
+from commitmq.store.queues.batch_consume_queue import BATCH_UNIT, BatchConsumeQueue
 from nodes import Node, commitmq, start_node
 
 BATCH = {"queue.type": "BatchCQ"}

@@ -26,14 +26,14 @@ import psutil
 import pytest
 import zmq
 
-from commitmq import node_files
-from commitmq.client import wire
 from commitmq.control import ControlBlock, DispatcherWord, Word, WorkerState, WorkerWord
-from commitmq.store.commit_log import CommitLog
-from commitmq.store.consume_queue import list_queues
-from commitmq.store.record import Record, decode_record
-from commitmq.workers.doorbell import NAPPING, Doorbell
-from commitmq.workers.runtime import monotonic_ms, role_slot
+from commitmq.format.record import Record, decode_record
+from commitmq.protocol import wire
+from commitmq.store.log.commit_log import CommitLog
+from commitmq.store.queues.consume_queue import list_queues
+from commitmq.supervision import node_files
+from commitmq.workers.runtime.context import monotonic_ms, role_slot
+from commitmq.workers.runtime.doorbell import NAPPING, Doorbell
 from golden_stores import GOLDEN_QUEUE_FILE_BYTES, GOLDEN_SEGMENT_BYTES, GoldenStore
 from nodes import eventually
 from queue_store import QueueStore

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from commitmq.node_files import read_node_file
 from commitmq.store.layout import StoreLayout
+from commitmq.supervision.node_files import read_node_file
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 DEMO_STORE = "/var/tmp/demo"

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from commitmq import Consumer, Producer
-from commitmq.cli.exit_codes import CliExit
 from commitmq.store.layout import StoreLayout, segment_name
-from commitmq.store.sidecar import Sidecar
+from commitmq.store.recovery.sidecar import Sidecar
+from commitmq.supervision.exit_codes import CliExit
 from golden_stores import GOLDEN_QUEUE_FILE_BYTES, GOLDEN_SEGMENT_BYTES, GoldenStore
 from nodes import Node, eventually, start_node
 
@@ -178,7 +178,7 @@ def test_a_cut_is_told_by_start_status_and_verify(tmp_path: Path) -> None:
 
 
 def _log_end(layout: StoreLayout) -> int:
-    from commitmq.store.commit_log import CommitLog
+    from commitmq.store.log.commit_log import CommitLog
 
     log = CommitLog(layout.commit_log, SEGMENT_BYTES)
     end = max(start + size for start, size in log.iter_spans())

@@ -20,10 +20,10 @@ import pytest
 
 from commitmq import Admin, Consumer, Message, Producer
 from commitmq.bench.restart import measure_restart
-from commitmq.cli.exit_codes import CliExit
-from commitmq.store.commit_log import CommitLog
+from commitmq.format.record import Record
 from commitmq.store.layout import StoreLayout
-from commitmq.store.record import Record
+from commitmq.store.log.commit_log import CommitLog
+from commitmq.supervision.exit_codes import CliExit
 from nodes import SEGMENT_BYTES, Node, commitmq, eventually, start_node
 
 SEGMENTS = 6

@@ -197,7 +197,9 @@ def test_errors_tell_how_long_was_waited() -> None:
 def test_a_batch_tells_how_long_it_waited_in_all(timeout_s: float, idempotent: bool) -> None:
     """And not how long its last step did: it asks for the topic's queues before it connects to the writer."""
     time.sleep(0.5)
-    import_module("commitmq.client.batch_plan")  # numpy: importing it is part of the first batch's time, but no waiting
+    import_module(
+        "commitmq.client.sending.batch_plan"
+    )  # numpy: importing it is part of the first batch's time, but no waiting
     producer = Producer(NOBODY, timeout_s=timeout_s, idempotent=idempotent)
     with producer, pytest.raises(NodeUnavailableError) as caught:
         producer.send_batch("t", [b"x"])

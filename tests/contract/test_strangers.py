@@ -31,11 +31,12 @@ from accounts import (
     python_for_all,
     read_only_copy,
 )
-from commitmq import Admin, Consumer, Producer, kernel_cache
-from commitmq.cli.exit_codes import CliExit
+from commitmq import Admin, Consumer, Producer
+from commitmq.files import kernel_cache
+from commitmq.files.shared_memory import recorded_folder
 from commitmq.kernels import warm
 from commitmq.store.layout import StoreLayout
-from commitmq.store.shared_memory import recorded_folder
+from commitmq.supervision.exit_codes import CliExit
 from commitmq.testing.node_process import NodeProcess
 from nodes import Node
 

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from commitmq import Consumer, Message, Producer
-from commitmq.cli.exit_codes import CliExit
 from commitmq.errors import Outcome, SendError
-from commitmq.store.commit_log import CommitLog
 from commitmq.store.layout import StoreLayout
-from commitmq.store.transient_pool import TransientPool, note_path, pool_folder
+from commitmq.store.log.commit_log import CommitLog
+from commitmq.store.log.transient_pool import TransientPool, note_path, pool_folder
+from commitmq.supervision.exit_codes import CliExit
 from commitmq.testing import CommitMQNode, start_node
 from commitmq.testing.node_process import SMALL_INDEX
 from nodes import commitmq, eventually

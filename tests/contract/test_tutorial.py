@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from commitmq import hookspecs
 from commitmq.kernels.walk import ROW
-from commitmq.node_files import read_node_file
+from commitmq.plugin import hookspecs
 from commitmq.store.layout import StoreLayout
+from commitmq.supervision.node_files import read_node_file
 from environments import Environment
 
 TUTORIAL = Path(__file__).resolve().parents[2] / "plugins" / "TUTORIAL.md"

@@ -9,13 +9,13 @@ from power_check import Recovered
 from power_load import SETTINGS
 
 from commitmq import Admin, Consumer, Message, Producer
-from commitmq.client.batch import parts_of_records
-from commitmq.client.record_check import check_bytes, check_places
+from commitmq.client.receiving.batch import parts_of_records
+from commitmq.client.receiving.record_check import check_bytes, check_places
 from commitmq.errors import CommitMQError, CorruptRecordError
-from commitmq.store.batch_queue_reader import BatchQueueReader
-from commitmq.store.commit_log import CommitLog
-from commitmq.store.queue_reader import PullStatus, QueueReader
-from commitmq.store.record import decode_record
+from commitmq.format.record import decode_record
+from commitmq.store.log.commit_log import CommitLog
+from commitmq.store.queues.batch_queue_reader import BatchQueueReader
+from commitmq.store.queues.queue_reader import PullStatus, QueueReader
 from nodes import start_node
 
 Place = tuple[str, int, int]

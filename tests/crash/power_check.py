@@ -20,30 +20,30 @@ import zmq
 from power_load import GROUP, PASSING, Said, digest
 from traffic import tags_code
 
-from commitmq import node_files
 from commitmq.config import NodeConfig, from_mapping
 from commitmq.control import ControlBlock, Word, WorkerWord
 from commitmq.coordination.service import Service
+from commitmq.files.fd_cache import FdCache
+from commitmq.format.client_batch import decode_client_batch
+from commitmq.format.constants import SysFlag
+from commitmq.format.index_header import IndexShape
+from commitmq.format.producer_mark import parse_mark
+from commitmq.format.record import Record
 from commitmq.log import get_log
-from commitmq.store import abort_file
-from commitmq.store.batch_consume_queue import BatchConsumeQueue
-from commitmq.store.client_batch import decode_client_batch
-from commitmq.store.commit_log import CommitLog
-from commitmq.store.consume_queue import UNIT, ConsumeQueue, list_queues
-from commitmq.store.consume_queue_ext import ExtensionReader
-from commitmq.store.fd_cache import FdCache
-from commitmq.store.format import SysFlag
-from commitmq.store.index_format import IndexShape
-from commitmq.store.index_reader import IndexReader, KeyKind, KeyQuery
+from commitmq.store.index.index_reader import IndexReader, KeyKind, KeyQuery
 from commitmq.store.layout import StoreLayout
-from commitmq.store.producer_mark import parse_mark
-from commitmq.store.record import Record
-from commitmq.workers import recovery
-from commitmq.workers.dispatch_host import CONSUME_QUEUE, DispatcherHost
-from commitmq.workers.doorbell import Doorbell
-from commitmq.workers.producers import Producers
-from commitmq.workers.runtime import WorkerContext, monotonic_ms, role_slot
-from commitmq.workers.writer import recover_tail
+from commitmq.store.log.commit_log import CommitLog
+from commitmq.store.queues.batch_consume_queue import BatchConsumeQueue
+from commitmq.store.queues.consume_queue import UNIT, ConsumeQueue, list_queues
+from commitmq.store.queues.consume_queue_ext import ExtensionReader
+from commitmq.store.recovery import abort_file
+from commitmq.supervision import node_files
+from commitmq.workers.dispatcher.dispatch_host import CONSUME_QUEUE, DispatcherHost
+from commitmq.workers.recovery import process as recovery
+from commitmq.workers.runtime.context import WorkerContext, monotonic_ms, role_slot
+from commitmq.workers.runtime.doorbell import Doorbell
+from commitmq.workers.writer.process import recover_tail
+from commitmq.workers.writer.producers import Producers
 
 _zmq: zmq.Context[zmq.Socket[bytes]] | None = None
 

@@ -423,7 +423,7 @@ def _install_wrappers() -> None:
     for name, function in replacements.items():
         setattr(os, name, function)
     # The one call that changes names and is not in ``os``. Imported here: the program under test may bring it later.
-    from commitmq.store import disk
+    from commitmq.files import disk
 
     _real["_rename_to_free"] = lambda src, dst, **_: rename_to_free(src, dst)
     rename_to_free, disk._rename_to_free = disk._rename_to_free, renaming("_rename_to_free")

@@ -1,6 +1,6 @@
 """Goal: no call of the store to the kernel can cost what was acknowledged, whether a node dies beside it or it fails.
 
-Method: the table below has every call of commitmq.store.disk, by the process that makes it. A real node under the load of the
+Method: the table below has every call of commitmq.files.disk, by the process that makes it. A real node under the load of the
 power cuts' tests meets each: it dies as a whole before or after the call, or the call fails, before it did anything or after
 it did it, with EIO, ENOSPC or EMFILE. Whatever the node does then (go on, refuse sends, refuse to start), the next start has
 everything that the load had been told, by its own journal. The table is held against the sources and a node that is watched.
@@ -318,5 +318,5 @@ def test_nothing_passes_the_module_by() -> None:
             ):
                 found.add(name)
     found.remove("store/disk.py")
-    assert sorted(found - NO_STORE - OWN_FAILPOINTS) == [], "use commitmq.store.disk"
+    assert sorted(found - NO_STORE - OWN_FAILPOINTS) == [], "use commitmq.files.disk"
     assert sorted((NO_STORE | OWN_FAILPOINTS) - found) == [], "these use it already"

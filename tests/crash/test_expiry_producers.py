@@ -12,7 +12,7 @@ import pytest
 
 from commitmq import Admin, Producer
 from commitmq.store.layout import StoreLayout, segment_name
-from commitmq.store.producer_snapshot import ProducerSnapshot
+from commitmq.store.producers.producer_snapshot import ProducerSnapshot
 from nodes import Node, commitmq, eventually, start_node
 
 SEGMENT_BYTES = 1 << 18

@@ -19,11 +19,11 @@ import pytest
 
 from commitmq import Admin, Consumer, Producer, SendResult
 from commitmq.errors import Outcome, SendError
-from commitmq.store.commit_log import CommitLog
-from commitmq.store.index_format import IndexShape
-from commitmq.store.index_reader import IndexReader
+from commitmq.format.index_header import IndexShape
+from commitmq.store.index.index_reader import IndexReader
 from commitmq.store.layout import StoreLayout
-from commitmq.store.sidecar import Sidecar
+from commitmq.store.log.commit_log import CommitLog
+from commitmq.store.recovery.sidecar import Sidecar
 from nodes import Node, commitmq, eventually, start_node
 
 MIB = 1 << 20

@@ -24,9 +24,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from commitmq import Admin, CommitMQError, Consumer, MessageBatch, Producer, ProtocolError
-from commitmq.client.assignment import Queue, QueueState
-from commitmq.client.commits import Committer, Progress
-from commitmq.client.puller import Puller
+from commitmq.client.receiving.assignment import Queue, QueueState
+from commitmq.client.receiving.commits import Committer, Progress
+from commitmq.client.receiving.puller import Puller
 from interrupts import logging_survives
 from nodes import Node, eventually, start_node
 from shares import shared

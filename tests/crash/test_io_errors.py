@@ -18,8 +18,8 @@ from traffic import Traffic, seed
 
 from commitmq import Admin, Consumer, Producer
 from commitmq.errors import Outcome, SendError
-from commitmq.store.commit_log import CommitLog
 from commitmq.store.layout import StoreLayout
+from commitmq.store.log.commit_log import CommitLog
 from nodes import WORKERS, Node, environment, eventually, start_node
 
 CLOCK = Path(__file__).parent / "clock_shim"

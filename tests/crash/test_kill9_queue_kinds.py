@@ -18,8 +18,8 @@ import pytest
 
 from commitmq import Admin, Consumer, Producer
 from commitmq.errors import CommitMQError, SendError
-from commitmq.store.batch_consume_queue import BatchConsumeQueue
-from commitmq.store.commit_log import CommitLog
+from commitmq.store.log.commit_log import CommitLog
+from commitmq.store.queues.batch_consume_queue import BatchConsumeQueue
 from nodes import SEGMENT_BYTES, Node, commitmq, eventually, start_node
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]

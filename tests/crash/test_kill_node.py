@@ -20,11 +20,11 @@ from test_kill9 import FAILPOINTS, SEGMENT_BYTES, SETTINGS, check_everything
 from traffic import Traffic, seed
 
 from commitmq import Consumer, Producer
-from commitmq.cli.exit_codes import CliExit
 from commitmq.errors import CommitMQError
-from commitmq.store.commit_log import CommitLog
 from commitmq.store.layout import StoreLayout, segment_name
-from commitmq.store.sidecar import Sidecar
+from commitmq.store.log.commit_log import CommitLog
+from commitmq.store.recovery.sidecar import Sidecar
+from commitmq.supervision.exit_codes import CliExit
 from disk_places import contents, places, queue_kinds
 from nodes import Node, eventually, start_node
 from shares import shared
@@ -267,7 +267,7 @@ def test_every_failpoint_is_in_the_matrix() -> None:
         kinds = journals if "class Journal(" in text else queue_kinds()
         for name in re.findall(r'(?:failpoints\.(?:hit|clip)\(f?|place=f?)"([^"]+)"', text):
             named |= {re.sub(r"\{((self|cls)\.)?place\}", kind, name) for kind in kinds}
-    # Those of commitmq.store.disk have a table of their own.
+    # Those of commitmq.files.disk have a table of their own.
     disk = {f"{place}:{side}" for place in places() for side in ("before", "after")} | {
         f"{one}.write" for one in contents()
     }

@@ -29,11 +29,11 @@ from commitmq.offline.held_store import HeldStore
 from commitmq.offline.rebuild import rebuild
 from commitmq.offline.repair import repair
 from commitmq.offline.verify import verify
-from commitmq.store.consume_queue import ConsumeQueue
-from commitmq.store.expiry import MinOffsetFile, look_at_segments
 from commitmq.store.layout import StoreLayout, segment_name
-from commitmq.store.queue_ends import QueueEnds
-from commitmq.workers.dispatch_host import DispatcherHost
+from commitmq.store.log.expiry import MinOffsetFile, look_at_segments
+from commitmq.store.queues.consume_queue import ConsumeQueue
+from commitmq.store.queues.queue_ends import QueueEnds
+from commitmq.workers.dispatcher.dispatch_host import DispatcherHost
 
 # A start that is refused leaves sockets of this process's workers to the garbage collector.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -18,7 +18,7 @@ from test_kill9 import SETTINGS, VICTIMS, check_everything, kill
 from traffic import Traffic, seed
 
 from commitmq.store.layout import StoreLayout
-from commitmq.store.transient_pool import note_path, pool_folder
+from commitmq.store.log.transient_pool import note_path, pool_folder
 from nodes import Node, eventually, start_node
 from shares import shared
 

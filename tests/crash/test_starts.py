@@ -35,12 +35,12 @@ from power_recorder import Recorder
 from traffic import seed
 
 from commitmq import Admin, Consumer, Message, Producer
-from commitmq.cli.exit_codes import CliExit
 from commitmq.config import NodeConfig, from_mapping
-from commitmq.store import cut_record
-from commitmq.store.commit_log import CommitLog
 from commitmq.store.layout import StoreLayout
+from commitmq.store.log.commit_log import CommitLog
+from commitmq.store.recovery import cut_record
 from commitmq.store.store_lock import lock_holder
+from commitmq.supervision.exit_codes import CliExit
 from golden_stores import GOLDEN_QUEUE_FILE_BYTES, GOLDEN_SEGMENT_BYTES, unpack
 from nodes import Node, eventually
 from rebooted import after_a_reboot

@@ -19,11 +19,11 @@ import pytest
 from topic_lives import Lives, Topic
 
 from commitmq import Admin, Consumer, Producer
-from commitmq.cli.exit_codes import CliExit
 from commitmq.errors import CommitMQError, FencedError, ProtocolError
-from commitmq.store import json_config
 from commitmq.store.layout import StoreLayout
-from commitmq.store.queue_files import list_queues
+from commitmq.store.metadata import json_config
+from commitmq.store.queues.queue_files import list_queues
+from commitmq.supervision.exit_codes import CliExit
 from nodes import Node, commitmq, eventually, start_node
 
 SETTINGS = (

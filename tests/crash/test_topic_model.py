@@ -16,7 +16,7 @@ from test_topic_life import SETTINGS, check_stopped_store
 from topic_lives import Lives, Topic
 from traffic import seed
 
-from commitmq.cli.exit_codes import CliExit
+from commitmq.supervision.exit_codes import CliExit
 from nodes import Node, start_node
 
 KINDS = ("single", "batch", "async", "idempotent", "memory", "batch_cq")

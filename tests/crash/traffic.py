@@ -26,11 +26,11 @@ from typing import NamedTuple
 from commitmq import Admin, Consumer, Producer, SendResult
 from commitmq.client.results import BatchSendError
 from commitmq.errors import NodeUnavailableError, Outcome, ProtocolError, SendError
-from commitmq.store.commit_log import CommitLog
-from commitmq.store.consume_queue import ConsumeQueue, list_queues
-from commitmq.store.java import java_string_hash
+from commitmq.format.java import java_string_hash
+from commitmq.format.record import Record
 from commitmq.store.layout import StoreLayout
-from commitmq.store.record import Record
+from commitmq.store.log.commit_log import CommitLog
+from commitmq.store.queues.consume_queue import ConsumeQueue, list_queues
 
 TOPICS = ("orders", "audit")
 GROUP = "watchers"

@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from commitmq.store import abort_file
-from commitmq.store.checkpoint import Checkpoint
-from commitmq.store.consume_queue import ConsumeQueue
-from commitmq.store.java import java_string_hash
+from commitmq.format.checkpoint import Checkpoint
+from commitmq.format.java import java_string_hash
+from commitmq.format.record import Record, encode_filler, encode_record
 from commitmq.store.layout import StoreLayout, segment_name
-from commitmq.store.record import Record, encode_filler, encode_record
-from commitmq.store.topic_config import TopicConfig, TopicTable
+from commitmq.store.metadata.topic_config import TopicConfig, TopicTable
+from commitmq.store.queues.consume_queue import ConsumeQueue
+from commitmq.store.recovery import abort_file
 
 SEGMENT_BYTES = 131072
 QUEUE_FILE_BYTES = 1000

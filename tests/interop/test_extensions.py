@@ -18,11 +18,11 @@ from node_process import NodeProcess
 
 from commitmq import Consumer, Message, Producer, Sql
 from commitmq.coordination.subscriptions import subscriptions_path
-from commitmq.store.consume_queue import ConsumeQueue
-from commitmq.store.consume_queue_ext import ExtensionReader, is_address
-from commitmq.store.fd_cache import FdCache
-from commitmq.store.java import java_string_hash
+from commitmq.files.fd_cache import FdCache
+from commitmq.format.java import java_string_hash
 from commitmq.store.layout import StoreLayout
+from commitmq.store.queues.consume_queue import ConsumeQueue
+from commitmq.store.queues.consume_queue_ext import ExtensionReader, is_address
 from nodes import eventually
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(420)]

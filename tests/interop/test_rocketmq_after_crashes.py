@@ -29,15 +29,15 @@ from power_images import Images
 from power_load import SETTINGS, Run, digest, record_run
 from traffic import seed, tags_code
 
-from commitmq.store.batch_consume_queue import BatchConsumeQueue
-from commitmq.store.client_batch import decode_client_batch
-from commitmq.store.commit_log import CommitLog
-from commitmq.store.consume_queue import ConsumeQueue, list_queues
-from commitmq.store.format import SysFlag
-from commitmq.store.index_format import IndexShape
-from commitmq.store.index_reader import IndexReader, KeyKind, KeyQuery
+from commitmq.format.client_batch import decode_client_batch
+from commitmq.format.constants import SysFlag
+from commitmq.format.index_header import IndexShape
+from commitmq.format.record import Record
+from commitmq.store.index.index_reader import IndexReader, KeyKind, KeyQuery
 from commitmq.store.layout import StoreLayout
-from commitmq.store.record import Record
+from commitmq.store.log.commit_log import CommitLog
+from commitmq.store.queues.batch_consume_queue import BatchConsumeQueue
+from commitmq.store.queues.consume_queue import ConsumeQueue, list_queues
 from rebooted import after_a_reboot
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(420)]

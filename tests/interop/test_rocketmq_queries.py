@@ -15,7 +15,7 @@ from interop_checks import Line, without_crc
 from node_process import NodeProcess, dump
 
 from commitmq import Admin, Message, Producer
-from commitmq.store.index_format import list_index_files
+from commitmq.format.index_header import list_index_files
 
 pytestmark = [pytest.mark.slow, pytest.mark.interop, pytest.mark.timeout(420)]
 

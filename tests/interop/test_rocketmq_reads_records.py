@@ -14,13 +14,13 @@ import pytest
 from interop_checks import CRC_NAME, assert_queues_are_whole, store_digests, without_crc
 from store_builder import QUEUE_FILE_BYTES, SEGMENT_BYTES, write_store
 
-from commitmq.store.commit_log import CommitLog
-from commitmq.store.compression import compress, compression_flags
-from commitmq.store.consume_queue import ConsumeQueue
-from commitmq.store.consumer_offsets import ConsumerOffsets
-from commitmq.store.group_config import GroupConfig, GroupTable
-from commitmq.store.record import Host, Record
-from commitmq.store.topic_config import TopicConfig, TopicTable
+from commitmq.format.compression import compress, compression_flags
+from commitmq.format.record import Host, Record
+from commitmq.store.log.commit_log import CommitLog
+from commitmq.store.metadata.consumer_offsets import ConsumerOffsets
+from commitmq.store.metadata.group_config import GroupConfig, GroupTable
+from commitmq.store.metadata.topic_config import TopicConfig, TopicTable
+from commitmq.store.queues.consume_queue import ConsumeQueue
 
 # The first test that needs it waits for the Java program's build.
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(420)]

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from commitmq.errors import FilterError
-from commitmq.store.message_filter import FilterBatch
-from commitmq.store.record import Record, encode_record
+from commitmq.format.record import Record, encode_record
+from commitmq.store.queues.message_filter import FilterBatch
 from commitmq_plugins.sql92.evaluator import SqlFilter
 from sql_cases import broken, expression, properties
 

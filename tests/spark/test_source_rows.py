@@ -16,7 +16,7 @@ import pytest
 from source_reading import planned, read_table
 
 from commitmq.errors import ConfigError, StoreError
-from commitmq.store.compression import decompress
+from commitmq.format.compression import decompress
 from commitmq_plugins.spark.columns import OF_UNITS
 from commitmq_plugins.spark.gaps import DataLossError
 from commitmq_plugins.spark.jobs.export import is_whole_json

@@ -21,7 +21,7 @@ ROOTS = (PROJECT / "node", PROJECT / "dispatchers", PROJECT / "plugins")
 KINDS = {"Word": Word, "DispatcherWord": DispatcherWord, "WorkerWord": WorkerWord}
 PUTS = {"put": 0, "put_dispatcher": 1, "put_worker": 1}
 # Any worker runs these; they put words of the slot of the process that they run in.
-ANYONE = {"commitmq.workers.runtime", "commitmq.workers.expired_segments"}
+ANYONE = {"commitmq.workers.runtime.context", "commitmq.workers.runtime.expired_segments"}
 
 
 def words_in(tree: ast.AST) -> list[Word | DispatcherWord | WorkerWord]:
@@ -109,7 +109,7 @@ def test_the_search_finds_what_puts_words() -> None:
     found = {name: list(puts(text)) for name, text in modules()}
     assert {name for name, places in found.items() if places} == set(ownership.MODULES) - {
         "commitmq.control",  # the magic, by index
-        "commitmq.worker_process",
+        "commitmq.supervision.worker_process",
     } | ANYONE
     words = {word for places in found.values() for _, word in places if isinstance(word, Word)}
     assert words == set(Word) - {Word.MAGIC}
@@ -125,8 +125,11 @@ def test_the_search_finds_what_puts_words() -> None:
     ],
 )
 def test_a_word_of_another_process_is_seen(text: str) -> None:
-    assert strangers("commitmq.workers.writer", text) != []
-    assert strangers("commitmq.workers.writer", text.replace("FLUSHED", "WRITTEN").replace("RESTARTS", "PID")) == []
+    assert strangers("commitmq.workers.writer.process", text) != []
+    assert (
+        strangers("commitmq.workers.writer.process", text.replace("FLUSHED", "WRITTEN").replace("RESTARTS", "PID"))
+        == []
+    )
 
 
 @pytest.mark.parametrize(("name", "table"), [("files", ownership.files_table()), ("words", ownership.words_table())])

@@ -84,9 +84,9 @@ def offences(importers: str, *forbidden: str, allowed: tuple[str, ...] = ()) -> 
 def test_the_reader_of_imports_sees_them() -> None:
     # The rules below pass on an empty graph too, so the graph itself is checked first.
     assert len(MODULES) > 20
-    assert "commitmq.control" in imports_of("commitmq.workers.doorbell")
-    assert "commitmq.errors" in imports_of("commitmq.workers.runtime"), "an import inside a function was missed"
-    assert "zmq" in imports_of("commitmq.workers.runtime")
+    assert "commitmq.control" in imports_of("commitmq.workers.runtime.doorbell")
+    assert "commitmq.errors" in imports_of("commitmq.workers.runtime.context"), "an import inside a function was missed"
+    assert "zmq" in imports_of("commitmq.workers.runtime.context")
 
 
 def test_the_node_knows_neither_dispatchers_nor_plugins() -> None:
@@ -94,7 +94,13 @@ def test_the_node_knows_neither_dispatchers_nor_plugins() -> None:
 
 
 def test_dispatchers_and_plugins_use_what_a_third_party_can() -> None:
-    inner = ("commitmq.workers", "commitmq.cli", "commitmq.supervisor", "commitmq.forkserver", "commitmq.coordination")
+    inner = (
+        "commitmq.workers",
+        "commitmq.cli",
+        "commitmq.supervision.supervisor",
+        "commitmq.supervision.forkserver",
+        "commitmq.coordination",
+    )
     assert offences("commitmq_dispatchers", *inner, "commitmq_plugins") == []
     # A command of a plugin speaks as the node's own do: exit codes, --json, tables, progress.
     spoken = tuple(f"commitmq.cli.{name}" for name in ("exit_codes", "output", "progress", "quantity"))
@@ -117,13 +123,19 @@ def test_the_store_stands_alone() -> None:
 
 def test_kernels_know_nothing_but_bytes() -> None:
     # Where their machine code is kept is decided elsewhere; the package tells numba of it, and says when numba is missing.
-    allowed = ("commitmq.kernels", "commitmq.kernel_cache", "commitmq.extras")
+    allowed = ("commitmq.kernels", "commitmq.files.kernel_cache", "commitmq.extras")
     assert offences("commitmq.kernels", "commitmq", allowed=allowed) == []
     assert offences("commitmq.kernels", "zmq", "socket", "subprocess", "logging", "orjson") == []
 
 
 def test_clients_know_nothing_of_the_nodes_processes() -> None:
-    inner = ("commitmq.workers", "commitmq.coordination", "commitmq.supervisor", "commitmq.forkserver", "commitmq.cli")
+    inner = (
+        "commitmq.workers",
+        "commitmq.coordination",
+        "commitmq.supervision.supervisor",
+        "commitmq.supervision.forkserver",
+        "commitmq.cli",
+    )
     assert offences("commitmq.client", *inner) == []
 
 
@@ -141,8 +153,8 @@ LIGHT = [
     ("import commitmq; commitmq.Producer; commitmq.Consumer; commitmq.Admin; commitmq.Message", ["numpy", "numba"]),
     ("import commitmq", ["numpy", "numba", "zmq", "click", "rich", "psutil"]),
     ("import commitmq.cli.main", ["numpy", "numba", "zmq", "rich", "psutil"]),
-    ("import commitmq.keeper", ["numpy", "numba", "zmq", "click", "rich", "psutil", "orjson"]),
-    ("import commitmq.client.wire", ["numpy", "numba", "zmq"]),
+    ("import commitmq.supervision.keeper", ["numpy", "numba", "zmq", "click", "rich", "psutil", "orjson"]),
+    ("import commitmq.protocol.wire", ["numpy", "numba", "zmq"]),
     ("import commitmq.store.layout", ["numpy", "numba"]),
     ("import commitmq_plugins.spark", ["numpy", "numba", "zmq", "rich", "pyspark", "pyarrow"]),
     ("import commitmq_plugins.spark.commands.doctor", ["numpy", "numba", "zmq", "pyspark", "pyarrow"]),

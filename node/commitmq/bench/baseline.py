@@ -17,7 +17,7 @@ from typing import Any, Final
 from commitmq.bench.figures import Spread
 from commitmq.bench.floors import Floors
 from commitmq.errors import CommitMQError
-from commitmq.node_files import write_atomically
+from commitmq.supervision.node_files import write_atomically
 
 FORMAT: Final = "commitmq-bench-baseline-1"
 

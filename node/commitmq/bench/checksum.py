@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from commitmq.client.batch import MessageBatch
+from commitmq.client.receiving.batch import MessageBatch
 from commitmq.kernels.sums import sum_of_crcs
 
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from commitmq.bench.figures import Clock, Progress, no_progress
 from commitmq.bench.produce import make_bodies
 from commitmq.bench.target import BenchTopic
-from commitmq.client.batch import MessageBatch
 from commitmq.client.consumer import Consumer
 from commitmq.client.producer import Producer
+from commitmq.client.receiving.batch import MessageBatch
 from commitmq.errors import CommitMQError
 
 FORMS = ("columns", "messages")

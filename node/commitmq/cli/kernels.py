@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from commitmq import kernel_cache
 from commitmq.cli.node_verb import NodeVerb
 from commitmq.cli.output import json_option, print_json, print_table
+from commitmq.files import kernel_cache
 
 _IN_STORE = "DIR/commitmq/kernels"
 _store_option = click.option(

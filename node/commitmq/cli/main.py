@@ -15,7 +15,6 @@ from importlib.metadata import PackageNotFoundError, entry_points, version
 
 import click
 
-from commitmq.cli.exit_codes import MEANINGS, CliExit
 from commitmq.errors import (
     CommitMQError,
     ConfigError,
@@ -23,6 +22,7 @@ from commitmq.errors import (
     StoreError,
     StoreLockedError,
 )
+from commitmq.supervision.exit_codes import MEANINGS, CliExit
 
 # verb -> one-line summary. The module is commitmq.cli.VERB, the click command in it is called VERB too.
 VERBS = {
@@ -46,7 +46,7 @@ BUILT_IN_VERBS = {
     "pipeline": "Spark jobs over stores and nodes.",
 }
 
-# The same as in commitmq.plugins, which is too heavy to import here.
+# The same as in commitmq.plugin.loading, which is too heavy to import here.
 ENTRY_POINT_GROUP = "commitmq"
 PLUGINS_VARIABLE = "COMMITMQ_PLUGINS"
 

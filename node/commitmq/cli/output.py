@@ -9,8 +9,8 @@ from typing import Any, NoReturn, TypeVar
 import click
 from click.core import ParameterSource
 
-from commitmq.cli.exit_codes import CliExit
 from commitmq.cli.streams import is_closed
+from commitmq.supervision.exit_codes import CliExit
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 

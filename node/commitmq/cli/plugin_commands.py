@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import click
 
-from commitmq import plugins
 from commitmq.cli.output import complain
 from commitmq.extras import missing_for_node
+from commitmq.plugin import loading as plugins
 
 
 def add_to(group: click.Group, *, taken: set[str]) -> None:

@@ -25,8 +25,8 @@ def plugins(
     from commitmq.extras import need_node
 
     need_node("`commitmq plugins`")
-    from commitmq.discovery import discover_in_child
-    from commitmq.plugins import OWN_DISTRIBUTION
+    from commitmq.plugin.loading import OWN_DISTRIBUTION
+    from commitmq.supervision.discovery import discover_in_child
 
     config = load(config_path, overrides)
     found = discover_in_child(config, timeout_s=config.supervisor.plugin_load_timeout_s)
@@ -71,7 +71,7 @@ def plugins(
 def new(name: str, into: Path) -> None:
     """Write a plugin of your own: a project NAME with a dispatcher, settings, a verb, and tests that pass."""
     from commitmq.cli.main import VERBS
-    from commitmq.plugin_project import write
+    from commitmq.plugin.project import write
 
     folder = write(name, into, set(VERBS))
     click.echo(

@@ -155,8 +155,8 @@ def produce(
 
 
 def _producer(node: str, **settings: Any) -> Producer:
-    from commitmq.client import batch_plan
     from commitmq.client.producer import Producer
+    from commitmq.client.sending import batch_plan
 
     del batch_plan  # the first batch needs it: imported here, that is no part of the time the batch has
     try:

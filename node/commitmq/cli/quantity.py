@@ -1,5 +1,5 @@
 """Options that are numbers: sizes and times, where plain numbers count what the option says and others have a unit
-(:mod:`commitmq.units`); queues and offsets, which the files of a store keep in 32 and 64 bits.
+(:mod:`commitmq.config.units`); queues and offsets, which the files of a store keep in 32 and 64 bits.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import click
 
-from commitmq import units
+from commitmq.config import units
 
 MAX_INT: Final = (1 << 31) - 1
 MAX_LONG: Final = (1 << 63) - 1
@@ -16,7 +16,7 @@ _MAX_S: Final = 1_000_000_000  # more than any call of the system's takes is no 
 
 
 class Quantity(click.ParamType):  # type: ignore[type-arg]
-    """A number of ``unit`` (a name that :func:`commitmq.units.unit_of` gives), from ``low`` to ``high``."""
+    """A number of ``unit`` (a name that :func:`commitmq.config.units.unit_of` gives), from ``low`` to ``high``."""
 
     def __init__(self, unit: str, *, low: float = 0, high: float | None = None, whole: bool = True) -> None:
         self.unit, self.low, self.high, self.whole = unit, low, high, whole

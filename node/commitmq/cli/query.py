@@ -12,7 +12,7 @@ from commitmq.cli.quantity import MAX_INT, long
 
 if TYPE_CHECKING:
     from commitmq.client.message import Message
-    from commitmq.client.query import QueryResult
+    from commitmq.client.receiving.query import QueryResult
 
 _BODY_CHARACTERS = 60
 

@@ -15,20 +15,20 @@ import click
 import orjson
 
 from commitmq import config as node_config
-from commitmq import ports
-from commitmq.admin_socket import exposure_warning, is_loopback
-from commitmq.cli.exit_codes import CliExit
 from commitmq.cli.node_verb import NodeVerb
 from commitmq.cli.output import complain, fail
 from commitmq.cli.quantity import MAX_LONG
 from commitmq.cli.streams import do_without
 from commitmq.config import NodeConfig
-from commitmq.fitting import fit, sizes_of
-from commitmq.node_files import make_folders
-from commitmq.profiles import DEFAULT_PROFILE, PROFILES
-from commitmq.roster import own_role, start_order
+from commitmq.config.fitting import fit, sizes_of
+from commitmq.config.profiles import DEFAULT_PROFILE, PROFILES
 from commitmq.store.access import keep_private
 from commitmq.store.layout import StoreLayout
+from commitmq.supervision import ports
+from commitmq.supervision.admin_socket import exposure_warning, is_loopback
+from commitmq.supervision.exit_codes import CliExit
+from commitmq.supervision.node_files import make_folders
+from commitmq.supervision.roster import own_role, start_order
 
 _LOG_TAIL_LINES = 5
 
@@ -119,7 +119,7 @@ def _log_path(layout: StoreLayout) -> Path:
 
 
 def _keeper_command(layout: StoreLayout, config_fd: int, ready_fd: int, mode: str) -> list[str]:
-    return [sys.executable, "-m", "commitmq.keeper", str(layout.root), str(config_fd), str(ready_fd), mode]
+    return [sys.executable, "-m", "commitmq.supervision.keeper", str(layout.root), str(config_fd), str(ready_fd), mode]
 
 
 def _start_in_background(layout: StoreLayout, config: NodeConfig, config_fd: int) -> None:

@@ -9,14 +9,14 @@ from typing import Any
 import click
 
 from commitmq.cli.admin_request import request
-from commitmq.cli.exit_codes import CliExit
 from commitmq.cli.output import DEFAULT_NODE, fail, human_bytes, json_option, node_unless, print_json, print_table
 from commitmq.cli.quantity import seconds
-from commitmq.fitting import no_index
-from commitmq.node_files import read_node_file
-from commitmq.status import progress_sentence
+from commitmq.config.fitting import no_index
 from commitmq.store.layout import StoreLayout
 from commitmq.store.store_lock import lock_holder
+from commitmq.supervision.exit_codes import CliExit
+from commitmq.supervision.node_files import read_node_file
+from commitmq.supervision.status import progress_sentence
 
 _PARTS = ("node", "processes", "positions", "disk_flags", "disk_warnings", "dispatchers", "plugins")
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import click
 
-from commitmq.cli.exit_codes import CliExit
 from commitmq.cli.output import fail, node_unless
 from commitmq.cli.streams import do_without
-from commitmq.node_files import read_node_file
-from commitmq.processes import free_locks, open_process, wait_for_exit
-from commitmq.store import abort_file
 from commitmq.store.layout import StoreLayout
+from commitmq.store.recovery import abort_file
 from commitmq.store.store_lock import lock_holder
+from commitmq.supervision.exit_codes import CliExit
+from commitmq.supervision.node_files import read_node_file
+from commitmq.supervision.processes import free_locks, open_process, wait_for_exit
 
 _ORPHAN_PATIENCE_S = 5.0
 

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from commitmq.cli.exit_codes import CliExit
 from commitmq.cli.output import complain
 from commitmq.cli.store_expire import expire
 from commitmq.cli.store_rebuild import rebuild
 from commitmq.cli.store_repair import repair
 from commitmq.cli.store_verify import verify
 from commitmq.errors import CommitMQError, CorruptRecordError
+from commitmq.supervision.exit_codes import CliExit
 
 if TYPE_CHECKING:
-    from commitmq.store.record import Record
+    from commitmq.format.record import Record
 
 
 @click.group()
@@ -45,7 +45,7 @@ def dump(folder: Path, as_json: bool) -> None:
     DIR is opened read-only; the node need not run, and may. The size of a segment is the store's own. At a torn
     tail (what a crash cut short) the dump ends with a note on standard error; at damage before the end it exits 74.
     """
-    from commitmq.store.commit_log import TornTailError
+    from commitmq.store.log.commit_log import TornTailError
 
     del as_json
     out = sys.stdout
@@ -64,9 +64,9 @@ def dump(folder: Path, as_json: bool) -> None:
 
 
 def _line(record: Record) -> dict[str, Any]:
-    from commitmq.store.client_batch import decode_client_batch
-    from commitmq.store.compression import decompress
-    from commitmq.store.format import SysFlag
+    from commitmq.format.client_batch import decode_client_batch
+    from commitmq.format.compression import decompress
+    from commitmq.format.constants import SysFlag
 
     line = record.to_json()
     if record.sys_flag & SysFlag.INNER_BATCH:
@@ -91,9 +91,9 @@ def _line(record: Record) -> dict[str, Any]:
 
 def _records(folder: Path) -> Iterator[Record]:
     from commitmq.store.access import require_store
-    from commitmq.store.commit_log import CommitLog
     from commitmq.store.geometry import SEGMENT, look
     from commitmq.store.layout import StoreLayout
+    from commitmq.store.log.commit_log import CommitLog
 
     layout = StoreLayout(folder)
     require_store(layout)

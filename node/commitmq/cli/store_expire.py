@@ -14,7 +14,7 @@ from commitmq.cli.quantity import Quantity
 
 if TYPE_CHECKING:
     from commitmq.store.layout import StoreLayout
-    from commitmq.store.retention import Segment
+    from commitmq.store.log.retention import Segment
 
 
 @click.command()
@@ -72,9 +72,9 @@ def _time(text: str) -> datetime:
 
 
 def _expire_folder(folder: Path, before: datetime | None, keep_bytes: int | None, dry_run: bool) -> dict[str, Any]:
-    from commitmq import kernel_cache
     from commitmq.config import NodeConfig
     from commitmq.extras import need_node
+    from commitmq.files import kernel_cache
 
     need_node("`commitmq store expire` of a closed store")
     kernel_cache.use_store(folder.absolute())  # before kernels are imported
@@ -90,8 +90,8 @@ def _expire_locked(
     layout: StoreLayout, segment_bytes: int, before: datetime | None, keep_bytes: int | None, dry_run: bool, safe: int
 ) -> dict[str, Any]:
     from commitmq.offline.expire import expire as expire_closed
-    from commitmq.store import expiry
-    from commitmq.store.commit_log import CommitLog
+    from commitmq.store.log import expiry
+    from commitmq.store.log.commit_log import CommitLog
 
     expiry.finish_expiry(layout, segment_bytes)
     log = CommitLog(layout.commit_log, segment_bytes, max_mapped=2)
@@ -119,8 +119,8 @@ def _expire_locked(
 
 def _log_end(log: Any, segments: tuple[Segment, ...]) -> int:
     """Behind the last record; the segment made last may hold none."""
-    from commitmq.store.commit_log import TornTailError
-    from commitmq.store.expiry import first_timestamp
+    from commitmq.store.log.commit_log import TornTailError
+    from commitmq.store.log.expiry import first_timestamp
 
     for segment in reversed(segments):
         if first_timestamp(log, segment.base) >= 0:

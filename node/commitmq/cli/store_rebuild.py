@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from commitmq.cli.exit_codes import CliExit
 from commitmq.cli.node_verb import NodeVerb
 from commitmq.cli.output import json_option, print_json
+from commitmq.supervision.exit_codes import CliExit
 
 
 @click.command(cls=NodeVerb)
@@ -27,8 +27,8 @@ def rebuild(
     is 65 when something is not right: a log may hold what no queue can show.
     """
     from commitmq import config as node_config
-    from commitmq import kernel_cache
     from commitmq.cli.progress import byte_progress
+    from commitmq.files import kernel_cache
 
     kernel_cache.use_store(folder.absolute())  # before kernels are imported
     from commitmq.offline.held_store import HeldStore

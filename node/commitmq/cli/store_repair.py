@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from commitmq.cli.exit_codes import CliExit
 from commitmq.cli.node_verb import NodeVerb
 from commitmq.cli.output import confirm, json_option, print_json
+from commitmq.supervision.exit_codes import CliExit
 
 if TYPE_CHECKING:
     from commitmq.offline.extents import Extent
@@ -34,8 +34,8 @@ def repair(
     start cut last, unless messages were stored in its place since. Exits 65 while there is damage.
     """
     from commitmq import config as node_config
-    from commitmq import kernel_cache
     from commitmq.cli.progress import byte_progress
+    from commitmq.files import kernel_cache
 
     kernel_cache.use_store(folder.absolute())  # before kernels are imported
     from commitmq.offline.held_store import HeldStore
@@ -75,7 +75,7 @@ def repair(
 def _restore(store: HeldStore, yes: bool, as_json: bool) -> None:
     from commitmq.cli.progress import byte_progress
     from commitmq.offline.restore import restorable, restore
-    from commitmq.store import cut_record
+    from commitmq.store.recovery import cut_record
 
     cuts = restorable(store)
     if cuts and not yes:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from commitmq.cli.exit_codes import CliExit
 from commitmq.cli.node_verb import NodeVerb
 from commitmq.cli.output import json_option, print_json
+from commitmq.supervision.exit_codes import CliExit
 
 
 @click.command(cls=NodeVerb)
@@ -23,13 +23,13 @@ def verify(folder: Path, config_file: Path | None, overrides: tuple[str, ...], a
     commitmq/cut, is told too; it is no damage of what is left.
     """
     from commitmq import config as node_config
-    from commitmq import kernel_cache
     from commitmq.cli.progress import byte_progress
+    from commitmq.files import kernel_cache
 
     kernel_cache.use_store(folder.absolute())  # before kernels are imported
     from commitmq.offline.held_store import HeldStore
     from commitmq.offline.verify import verify as work
-    from commitmq.store import cut_record
+    from commitmq.store.recovery import cut_record
 
     config = node_config.load(config_file, overrides)
     with HeldStore(folder, config) as store, byte_progress("verifying", quiet=as_json) as progress:

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, Self
 from commitmq.client import checks
 from commitmq.client.connection import Channel, ConnectionLost, Directory, check_fork
 from commitmq.errors import CommitMQError, NodeUnavailableError, ProtocolError
-from commitmq.store.message_id import parse_offset_message_id
+from commitmq.format.message_id import parse_offset_message_id
 
 if TYPE_CHECKING:
     import zmq
 
     from commitmq.client.message import Message
-    from commitmq.client.query import QueryResult
+    from commitmq.client.receiving.query import QueryResult
 
 _LONG_WORK_S = 600.0  # stopping and deleting take as long as the disk needs
 
@@ -151,8 +151,8 @@ class Admin:
         ``topic`` is needed for a message of a memory topic, whose offsets are its own. The messages of an inner batch have
         one place and one id; this is the first of them.
         """
-        from commitmq.client.query import batch_of
-        from commitmq.store.record import decode_record
+        from commitmq.client.receiving.query import batch_of
+        from commitmq.format.record import decode_record
 
         offset = parse_offset_message_id(where)[1] if isinstance(where, str) else where
         fields = {"physical_offset": offset} if topic is None else {"physical_offset": offset, "topic": topic}
@@ -191,7 +191,7 @@ class Admin:
         their keys (as RocketMQ's); a batch that is found by its tag counts once for ``max_messages``.
         Raises ValueError for arguments that do not go together.
         """
-        from commitmq.client import query
+        from commitmq.client.receiving import query
 
         if max_messages < 1:
             raise ValueError("max_messages must be at least 1")

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
 
 from commitmq.client.admin import Admin
 from commitmq.client.aio_producer import AsyncProducer
-from commitmq.client.assignment import Gap, Queue, Taken
 from commitmq.client.consumer import Consumer
+from commitmq.client.receiving.assignment import Gap, Queue, Taken
 from commitmq.errors import CommitMQError
 
 if TYPE_CHECKING:
-    from commitmq.client.batch import MessageBatch
+    from commitmq.client.receiving.batch import MessageBatch
 
 __all__ = ["AsyncAdmin", "AsyncConsumer", "AsyncProducer"]
 

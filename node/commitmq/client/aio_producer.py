@@ -21,7 +21,7 @@ from commitmq.client.message import Message, check_topic
 from commitmq.client.producer import Producer
 from commitmq.client.results import BatchResult, SendResult
 from commitmq.client.routes import not_stored
-from commitmq.client.send_core import NoRoom
+from commitmq.client.sending.send_core import NoRoom
 from commitmq.errors import CommitMQError, SendError
 
 _R = TypeVar("_R")

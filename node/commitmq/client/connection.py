@@ -31,8 +31,8 @@ from urllib.parse import urlsplit
 import orjson
 import zmq
 
-from commitmq.client import wire
 from commitmq.errors import CommitMQError, NodeAddressError, NodeUnavailableError, ProtocolError
+from commitmq.protocol import wire
 
 DEFAULT_NODE: Final = "tcp://127.0.0.1:7310"
 WAIT_SLICE_MS: Final = 50

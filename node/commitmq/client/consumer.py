@@ -15,7 +15,8 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from commitmq.client import checks
-from commitmq.client.assignment import (
+from commitmq.client.connection import Channel, Directory, check_fork
+from commitmq.client.receiving.assignment import (
     Assignment,
     Begin,
     Gap,
@@ -28,16 +29,15 @@ from commitmq.client.assignment import (
     new_state,
     start_offsets,
 )
-from commitmq.client.commits import Committer, Progress
-from commitmq.client.connection import Channel, Directory, check_fork
-from commitmq.client.membership import GroupMember
+from commitmq.client.receiving.commits import Committer, Progress
+from commitmq.client.receiving.membership import GroupMember
 from commitmq.client.selector import MessageSelector, selector
 from commitmq.errors import CommitMQError, NodeUnavailableError, ProtocolError
 from commitmq.log import get_log
-from commitmq.store.topic_name import validate_group, validate_topic
+from commitmq.store.metadata.topic_name import validate_group, validate_topic
 
 if TYPE_CHECKING:
-    from commitmq.client.batch import MessageBatch
+    from commitmq.client.receiving.batch import MessageBatch
 
 _R = TypeVar("_R")
 Told = Callable[[list[Queue]], object]
@@ -111,7 +111,7 @@ class Consumer:
     ) -> None:
         """Connects. Raises NodeUnavailableError without a node, ProtocolError when it refuses, ValueError for settings."""
         # It needs numpy: whoever only imports this class, to produce, should not wait for it.
-        from commitmq.client.puller import Puller
+        from commitmq.client.receiving.puller import Puller
 
         self._closed = True
         names = list(dict.fromkeys([topics] if isinstance(topics, str) else topics))

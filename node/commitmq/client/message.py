@@ -7,8 +7,8 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 from commitmq.errors import CommitMQError, InvalidMessageError, UndecodableBodyError
-from commitmq.store.compression import decompress
-from commitmq.store.format import (
+from commitmq.format.compression import decompress
+from commitmq.format.constants import (
     CRC_PROPERTY_BYTES,
     LMQ_PREFIX,
     MAX_PROPERTIES_BYTES,
@@ -16,8 +16,8 @@ from commitmq.store.format import (
     Property,
     SysFlag,
 )
-from commitmq.store.properties import decode_properties
-from commitmq.store.topic_name import is_send_forbidden, validate_topic
+from commitmq.format.properties import decode_properties
+from commitmq.store.metadata.topic_name import is_send_forbidden, validate_topic
 
 if TYPE_CHECKING:
     from typing import Any

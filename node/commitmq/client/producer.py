@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import orjson
 import zmq
 
-from commitmq.client import checks, wire
+from commitmq.client import checks
 from commitmq.client.connection import WAIT_SLICE_S, Channel, ConnectionLost, check_fork
-from commitmq.client.local_socket import LocalSocket
 from commitmq.client.message import (
     Keys,
     Message,
@@ -36,19 +35,21 @@ from commitmq.client.message import (
 )
 from commitmq.client.results import BatchResult, BatchSendError, SendResult
 from commitmq.client.routes import not_stored, unknown
-from commitmq.client.run_encoder import encode_user_properties
-from commitmq.client.send_core import SendCore, too_large
-from commitmq.client.send_future import SendFuture
+from commitmq.client.sending.run_encoder import encode_user_properties
+from commitmq.client.sending.send_core import SendCore, too_large
+from commitmq.client.sending.send_future import SendFuture
 from commitmq.errors import CommitMQError, InvalidMessageError, NodeUnavailableError, SendError
-from commitmq.store.compression import compress, compression_flags
-from commitmq.store.format import Property
-from commitmq.store.java import java_string_hash
-from commitmq.store.producer_mark import MAX_MARK_BYTES
-from commitmq.store.unique_ids import UniqueIds
+from commitmq.format.compression import compress, compression_flags
+from commitmq.format.constants import Property
+from commitmq.format.java import java_string_hash
+from commitmq.format.producer_mark import MAX_MARK_BYTES
+from commitmq.protocol import wire
+from commitmq.protocol.local_packet import LocalSocket
+from commitmq.store.log.unique_ids import UniqueIds
 
 if TYPE_CHECKING:
-    from commitmq.client.batch_plan import BatchPlan
-    from commitmq.client.idempotent import IdempotentCore, Sequences
+    from commitmq.client.sending.batch_plan import BatchPlan
+    from commitmq.client.sending.idempotent import IdempotentCore, Sequences
 
 _ACKS: Final = ("flushed", "memory")
 _MAX_STARTS: Final = 10_000
@@ -158,8 +159,8 @@ class Producer:
             "ids": self._ids,
         }
         if idempotent:
-            from commitmq.client.idempotent import IdempotentCore
-            from commitmq.client.idempotent import Sequences as Numbers
+            from commitmq.client.sending.idempotent import IdempotentCore
+            from commitmq.client.sending.idempotent import Sequences as Numbers
 
             self._sequences = Numbers(producer_id, producer_epoch)
             self._core: SendCore = IdempotentCore(node, self._sequences, **limits)
@@ -472,7 +473,7 @@ class Producer:
         deadline: float,
     ) -> BatchResult:
         """Send a batch over the connection that this thread owns."""
-        from commitmq.client.batch_sender import BatchSender
+        from commitmq.client.sending.batch_sender import BatchSender
 
         core.connected(deadline)
         plan.check_sizes(core.max_message_bytes, inner=inner)
@@ -515,7 +516,7 @@ class Producer:
             return done
         if queue is not None:
             queue = _check_queue(queue)
-        from commitmq.client.pending_batch import PendingBatch
+        from commitmq.client.sending.pending_batch import PendingBatch
 
         # This asks for the topic's queues, so that the producer's thread need not wait for the coordinator.
         plan, inner = self._plan(topic, messages, about, deadline)
@@ -541,7 +542,7 @@ class Producer:
         ``about``: tags, keys, properties and sharding_keys, as :meth:`send_batch` takes them.
         """
         # Only batches need numpy: a producer of single messages starts without it.
-        from commitmq.client.batch_plan import plan_batch
+        from commitmq.client.sending.batch_plan import plan_batch
 
         inner = self._core.routes.takes_inner_batches(check_topic(topic), deadline)
         compressed = None if self._compress is None or inner else self._compressed
@@ -556,7 +557,7 @@ class Producer:
         limit: float,
         ack: str,
     ) -> BatchResult:
-        from commitmq.client.idempotent import IdempotentCore
+        from commitmq.client.sending.idempotent import IdempotentCore
 
         core, deadline = self._core, time.monotonic() + limit
         assert isinstance(core, IdempotentCore)
@@ -578,8 +579,8 @@ class Producer:
         deadline: float,
     ) -> BatchResult:
         """Send a numbered batch over the connection that this thread owns."""
-        from commitmq.client.batch_plan import plan_batch
-        from commitmq.client.idempotent_batch import NumberedBatchSender
+        from commitmq.client.sending.batch_plan import plan_batch
+        from commitmq.client.sending.idempotent_batch import NumberedBatchSender
 
         for last in (False, True):
             compressed = None if self._compress is None else self._compressed

@@ -10,9 +10,9 @@ import time
 from typing import Any, Final
 
 from commitmq.client.connection import Channel, Directory
-from commitmq.client.line import Line
+from commitmq.client.sending.line import Line
 from commitmq.errors import NodeUnavailableError, Outcome, ProtocolError, SendError, send_error
-from commitmq.store.topic_config import QUEUE_TYPE, QUEUE_TYPE_BATCH, STORAGE_MEMORY, STORAGE_TYPE
+from commitmq.store.metadata.topic_config import QUEUE_TYPE, QUEUE_TYPE_BATCH, STORAGE_MEMORY, STORAGE_TYPE
 
 _TTL_S: Final = 10.0
 _STALE_S: Final = 20.0  # until then what is known is used while it is asked again

@@ -9,7 +9,7 @@ Deleting takes more than one file and more than one process. The steps, each dur
    that version. Only then the log's end is read: this is where the topic ends. All records of it lie below, because who
    appends has stopped; a later incarnation's will lie at or above, because there is none before step 6.
 3. The *tombstone*, ``{name: log's end}`` in ``commitmq/deleted_topics.json``.
-4. The topic is dropped through the topics journal (:mod:`commitmq.store.topic_files`).
+4. The topic is dropped through the topics journal (:mod:`commitmq.store.metadata.topic_files`).
 5. The groups' offsets of it are dropped through the offsets journal.
 6. The ending is taken back. The others hear of the tombstone with the next TOPICS_VERSION, and the request is answered.
 
@@ -26,7 +26,7 @@ Whoever dies, and when:
   written by then, so it lies below the tombstone. The same after it has heard: a word that a dead process stored is right,
   because none that is started later can miss the ending.
 * The node, or the machine: as if all of them died. A power cut may take records back that a tombstone counts, then
-  recovery lowers it to the log's new end (:mod:`commitmq.store.deleted_topics`).
+  recovery lowers it to the log's new end (:mod:`commitmq.store.metadata.deleted_topics`).
 
 A writer that does not run puts step 2 off. The request is refused after ``topics.delete_timeout_ms``, saying so; the
 deletion goes on by itself, and the same request again waits for the same deletion.
@@ -41,9 +41,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from commitmq import failpoints
-from commitmq.store import json_config
-from commitmq.store.deleted_topics import load_endings, load_tombstones
 from commitmq.store.layout import StoreLayout
+from commitmq.store.metadata import json_config
+from commitmq.store.metadata.deleted_topics import load_endings, load_tombstones
 
 
 @dataclass(slots=True)

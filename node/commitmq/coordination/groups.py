@@ -26,9 +26,9 @@ from commitmq.coordination.member_log import MemberLog
 from commitmq.coordination.membership import Membership, Queue, QueuesOf, View
 from commitmq.coordination.pace import Pace
 from commitmq.errors import InvalidMessageError, ProtocolError
-from commitmq.store.group_config import GroupConfig, GroupTable
 from commitmq.store.layout import StoreLayout
-from commitmq.store.topic_name import validate_group
+from commitmq.store.metadata.group_config import GroupConfig, GroupTable
+from commitmq.store.metadata.topic_name import validate_group
 
 _T = TypeVar("_T")
 

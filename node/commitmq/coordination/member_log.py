@@ -19,7 +19,7 @@ import orjson
 
 from commitmq import failpoints
 from commitmq.errors import StoreError
-from commitmq.store.write_all import write_all
+from commitmq.files.write_all import write_all
 
 _MAX_TIMEOUT_MS = 3_600_000
 _SPARE_LINES = 4_096

@@ -14,13 +14,11 @@ from typing import Final
 from commitmq.config import NodeConfig
 from commitmq.control import ControlBlock, DispatcherWord, Word
 from commitmq.errors import StoreError
-from commitmq.store.batch_queue_reader import BatchQueueReader
-from commitmq.store.commit_log import CommitLog
+from commitmq.files.shared_memory import memory_folder
 from commitmq.store.layout import StoreLayout
-from commitmq.store.memory_files import MemoryTopics
-from commitmq.store.queue_reader import QueueReader
-from commitmq.store.shared_memory import memory_folder
-from commitmq.store.topic_config import (
+from commitmq.store.log.commit_log import CommitLog
+from commitmq.store.memory.memory_files import MemoryTopics
+from commitmq.store.metadata.topic_config import (
     QUEUE_TYPE,
     QUEUE_TYPE_BATCH,
     QUEUE_TYPE_SIMPLE,
@@ -28,6 +26,8 @@ from commitmq.store.topic_config import (
     STORAGE_TYPE,
     TopicConfig,
 )
+from commitmq.store.queues.batch_queue_reader import BatchQueueReader
+from commitmq.store.queues.queue_reader import QueueReader
 
 _MAX_KEPT: Final = 100_000
 _MAX_FILES: Final = 64

@@ -28,13 +28,13 @@ from commitmq.coordination.requests import Header
 from commitmq.coordination.subscriptions import SQL, Subscriptions
 from commitmq.coordination.topics import Topics
 from commitmq.errors import ProtocolError, StoreError
+from commitmq.files.shared_memory import memory_folder
 from commitmq.log import get_log
-from commitmq.node_files import node_life
-from commitmq.store.json_config import sync_folder
 from commitmq.store.layout import StoreLayout
-from commitmq.store.memory_files import survives
-from commitmq.store.shared_memory import memory_folder
-from commitmq.store.topic_config import STORAGE_MEMORY, STORAGE_TYPE
+from commitmq.store.memory.memory_files import survives
+from commitmq.store.metadata.json_config import sync_folder
+from commitmq.store.metadata.topic_config import STORAGE_MEMORY, STORAGE_TYPE
+from commitmq.supervision.node_files import node_life
 
 RETRY_MS = 500
 _PUBLISH_MS = 100  # between two lists of SQL92 subscriptions for the other workers

@@ -34,9 +34,10 @@ from commitmq.config import FilterConfig
 from commitmq.control import ControlBlock, Word
 from commitmq.coordination.pace import Pace
 from commitmq.errors import StoreError
+from commitmq.format import bloom
 from commitmq.log import get_log
-from commitmq.store import bloom, json_config
 from commitmq.store.layout import StoreLayout
+from commitmq.store.metadata import json_config
 
 SQL: Final = "SQL92"
 # The Bloom filter is sized for this many groups with an expression on one topic; more of them get no bits.

@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from typing import Final
 
 from commitmq.errors import InvalidMessageError, ProtocolError
-from commitmq.store.topic_config import (
+from commitmq.store.metadata.topic_config import (
     QUEUE_TYPE,
     QUEUE_TYPE_BATCH,
     QUEUE_TYPE_SIMPLE,
     STORAGE_MEMORY,
     STORAGE_TYPE,
 )
-from commitmq.store.topic_name import is_send_forbidden, validate_topic
+from commitmq.store.metadata.topic_name import is_send_forbidden, validate_topic
 
 MAX_QUEUES: Final = 4_096  # of one topic; an assignment of them all must fit a header
 PERM_LIMIT: Final = 8  # RocketMQ's valid permissions are below its priority bit (spec 1.4)

@@ -1,11 +1,12 @@
 """The topics of a node: ``config/topics.json`` (RocketMQ's), their limits, and what is staged of changes.
 
 Creations of one turn of the coordinator's loop are staged and written together by :meth:`Topics.write`, to a journal: at
-100,000 topics ``topics.json`` is 25 MB, so it follows at intervals (:mod:`commitmq.store.topic_files`).
+100,000 topics ``topics.json`` is 25 MB, so it follows at intervals (:mod:`commitmq.store.metadata.topic_files`).
 
 Every topic that the node makes gets an *incarnation*, a number that no other topic of the store has or had (the attribute
-``storage.created``, see :mod:`commitmq.store.topic_config`): what was meant for a topic that is gone, a late commit or a
-deletion that is asked for once more, is told from what is meant for the next topic of the name. How a topic ends is in
+``storage.created``, see :mod:`commitmq.store.metadata.topic_config`): what was meant for a topic that is gone, a late
+commit or a deletion that is asked for once more, is told from what is meant for the next topic of the name. How a topic
+ends is in
 :mod:`commitmq.coordination.deletions`.
 """
 
@@ -28,12 +29,12 @@ from commitmq.coordination.topic_rules import (
     is_system,
 )
 from commitmq.errors import ProtocolError, StoreError
+from commitmq.format.constants import LMQ_PREFIX
 from commitmq.log import get_log
-from commitmq.store import json_config
-from commitmq.store.format import LMQ_PREFIX
 from commitmq.store.layout import StoreLayout
-from commitmq.store.topic_config import PERM_READ, PERM_WRITE, STORAGE_CREATED, TopicConfig, TopicTable
-from commitmq.store.topic_files import (
+from commitmq.store.metadata import json_config
+from commitmq.store.metadata.topic_config import PERM_READ, PERM_WRITE, STORAGE_CREATED, TopicConfig, TopicTable
+from commitmq.store.metadata.topic_files import (
     TopicChange,
     TopicsJournal,
     TopicTurn,

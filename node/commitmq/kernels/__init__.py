@@ -3,7 +3,7 @@
 Importing any module here loads numba (about 0.3 s); clients that send single messages and the CLI must not. It comes with the
 extra ``commitmq[node]``; without that the import ends with MissingExtraError, which is an ImportError.
 
-:mod:`commitmq.kernel_cache` chooses the folder of their machine code and says why.
+:mod:`commitmq.files.kernel_cache` chooses the folder of their machine code and says why.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from commitmq import kernel_cache
 from commitmq.extras import need_node
+from commitmq.files import kernel_cache
 
 need_node("this part of commitmq")
 

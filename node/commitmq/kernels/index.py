@@ -2,7 +2,7 @@
 
 A file is seen as 32-bit words, because each of its fields below the header is one or two of them and aligned: a store of
 a slot is then one machine access, so that a process killed anywhere leaves an old or a new slot, never half of one. The
-values in the file are big-endian. Layout and rules: spec 4.1, 4.2; :mod:`commitmq.store.index_file`.
+values in the file are big-endian. Layout and rules: spec 4.1, 4.2; :mod:`commitmq.store.index.index_file`.
 """
 
 from __future__ import annotations

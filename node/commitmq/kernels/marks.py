@@ -1,4 +1,4 @@
-"""Finding the marks of idempotent producers in records of the log (:mod:`commitmq.store.producer_mark`)."""
+"""Finding the marks of idempotent producers in records of the log (:mod:`commitmq.format.producer_mark`)."""
 
 from __future__ import annotations
 

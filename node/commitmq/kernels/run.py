@@ -33,7 +33,7 @@ from commitmq.kernels.raw import (
 )
 from commitmq.kernels.words import copy_bytes, is_ascii, load2, load4, load8, same_bytes, store8, until_low
 
-MARK_DIGITS = 12  # of the sequence that ends a producer's mark, see commitmq.store.producer_mark
+MARK_DIGITS = 12  # of the sequence that ends a producer's mark, see commitmq.format.producer_mark
 
 # What a client may set in sysFlag: compressed, and the compression type.
 CLIENT_SYS_FLAGS = 0x1 | 0x700

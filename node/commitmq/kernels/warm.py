@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import time
 
-from commitmq import kernel_cache
+from commitmq.files import kernel_cache
 
 
 def warm() -> float:

@@ -19,14 +19,14 @@ from typing import Any, Final, cast
 
 import zmq
 
-from commitmq import ports
-from commitmq.client import wire
 from commitmq.config import NetworkConfig
 from commitmq.log import Log
 from commitmq.network import routing_ids
 from commitmq.network.connection import Connection
 from commitmq.network.gate import Gate
 from commitmq.network.unsent import UnsentAnswers
+from commitmq.protocol import wire
+from commitmq.supervision import ports
 
 MAX_FRAMES: Final = 1_024
 # What ZeroMQ writes before each frame.

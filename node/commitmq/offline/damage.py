@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from commitmq.errors import CorruptRecordError, StoreError
 from commitmq.offline.extents import extents
-from commitmq.store.commit_log import CommitLog
 from commitmq.store.layout import StoreLayout, segment_name
+from commitmq.store.log.commit_log import CommitLog
 
 
 def explained(error: CorruptRecordError, layout: StoreLayout, segment_bytes: int) -> CorruptRecordError:

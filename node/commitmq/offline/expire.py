@@ -2,9 +2,9 @@
 
 What a running node does in its cleanup process and its dispatchers is done here in one go, by the same rules: the minimum
 becomes durable first (behind what the log knows of idempotent producers), so a crash anywhere leaves a deletion that the next
-start finishes (see :mod:`commitmq.store.expiry`). The followers are files whose last entry points below the new minimum: of
-ConsumeQueues, of the queues of BatchCQ topics, of extensions, and of the index. Never the newest file of a kind: it says
-where the next entry goes.
+start finishes (see :mod:`commitmq.store.log.expiry`). The followers are files whose last entry points below the new
+minimum: of ConsumeQueues, of the queues of BatchCQ topics, of extensions, and of the index. Never the newest file of a
+kind: it says where the next entry goes.
 """
 
 from __future__ import annotations
@@ -15,23 +15,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from commitmq.errors import StoreError
+from commitmq.files.fd_cache import FdCache
+from commitmq.format.checkpoint import Checkpoint
+from commitmq.format.index_header import HEADER_BYTES, header_of, list_index_files
 from commitmq.offline.held_store import HeldStore
 from commitmq.offline.log_beginning import refuse_missing_beginning
 from commitmq.offline.producers import write_down_producers
-from commitmq.store import abort_file, queue_ends
-from commitmq.store.batch_consume_queue import BatchConsumeQueue
-from commitmq.store.checkpoint import Checkpoint
-from commitmq.store.commit_log import CommitLog
-from commitmq.store.consume_queue import ConsumeQueue
-from commitmq.store.consume_queue_ext import ConsumeQueueExt, is_address
-from commitmq.store.expiry import MinOffsetFile, delete_segment, finish_expiry, list_bases
-from commitmq.store.fd_cache import FdCache
-from commitmq.store.index_format import HEADER_BYTES, header_of, list_index_files
-from commitmq.store.json_config import sync_folder
 from commitmq.store.layout import StoreLayout, segment_name
-from commitmq.store.queue_files import list_queues
-from commitmq.store.recovery_start import where_to_begin
-from commitmq.store.retention import Segment
+from commitmq.store.log.commit_log import CommitLog
+from commitmq.store.log.expiry import MinOffsetFile, delete_segment, finish_expiry, list_bases
+from commitmq.store.log.retention import Segment
+from commitmq.store.metadata.json_config import sync_folder
+from commitmq.store.queues import queue_ends
+from commitmq.store.queues.batch_consume_queue import BatchConsumeQueue
+from commitmq.store.queues.consume_queue import ConsumeQueue
+from commitmq.store.queues.consume_queue_ext import ConsumeQueueExt, is_address
+from commitmq.store.queues.queue_files import list_queues
+from commitmq.store.recovery import abort_file
+from commitmq.store.recovery.recovery_start import where_to_begin
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from commitmq.kernels import walk as kernel
-from commitmq.store.commit_log import CommitLog
-from commitmq.store.recovery import REASONS
+from commitmq.store.log.commit_log import CommitLog
+from commitmq.store.recovery.scan import REASONS
 
 _WINDOW_BYTES: Final = 1 << 20
 _NO_BUDGET: Final = 1 << 62

@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, Protocol, Self
 
-from commitmq.store.batch_consume_queue import BATCH_UNIT_BYTES
-from commitmq.store.format import UNIT_BYTES
+from commitmq.format.constants import UNIT_BYTES
 from commitmq.store.layout import segment_name
+from commitmq.store.queues.batch_consume_queue import BATCH_UNIT_BYTES
 
 MAX_FINDINGS: Final = 10_000
 _SHOWN: Final = 50

@@ -13,17 +13,17 @@ from types import TracebackType
 from typing import Self
 
 from commitmq.config import NodeConfig
+from commitmq.config.fitting import fit
 from commitmq.errors import StoreLockedError
-from commitmq.fitting import fit
 from commitmq.store.access import require_store, umask_of
 from commitmq.store.layout import StoreLayout
+from commitmq.store.metadata.topic_config import TopicTable
+from commitmq.store.metadata.topic_files import load_topics
 from commitmq.store.store_lock import StoreLock
-from commitmq.store.topic_config import TopicTable
-from commitmq.store.topic_files import load_topics
 
 
 class HeldStore:
-    """The store in ``root``, from ``with`` to its end. ``config`` has its sizes, see :mod:`commitmq.fitting`."""
+    """The store in ``root``, from ``with`` to its end. ``config`` has its sizes, see :mod:`commitmq.config.fitting`."""
 
     def __init__(self, root: Path, config: NodeConfig, *, new_index: bool = False) -> None:
         """Looks at the folder; nothing is locked yet. Raises StoreError when it is no store, or has other sizes than were

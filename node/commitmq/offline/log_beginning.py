@@ -1,6 +1,6 @@
 """Whether the log of a stopped store begins where it must: its first segments may expire, and must not be missing otherwise.
 
-A start judges alike (:mod:`commitmq.store.recovery`); what is offered offline must not make it forget.
+A start judges alike (:mod:`commitmq.store.recovery.scan`); what is offered offline must not make it forget.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from collections.abc import Sequence
 
 from commitmq.errors import StoreError
 from commitmq.offline.held_store import HeldStore
-from commitmq.store import abort_file
 from commitmq.store.layout import segment_name
-from commitmq.store.queue_ends import QueueEnds, lost_beginning
-from commitmq.store.sidecar import Sidecar
+from commitmq.store.queues.queue_ends import QueueEnds, lost_beginning
+from commitmq.store.recovery import abort_file
+from commitmq.store.recovery.sidecar import Sidecar
 
 
 def trusted_ends(store: HeldStore) -> QueueEnds | None:

@@ -1,8 +1,8 @@
 """What is wrong with the log of a stopped store: damage between records, and an end that is not where it must be.
 
 ``store repair`` and a start judge alike: the extents of :mod:`commitmq.offline.extents` say what is no record, and the rules
-of a recovery (:mod:`commitmq.store.recovery_start`, :mod:`commitmq.store.cut_judge`) whether the log may end where it does.
-A segment that was cut short counts as one whose rest is zeros.
+of a recovery (:mod:`commitmq.store.recovery.recovery_start`, :mod:`commitmq.store.recovery.cut_judge`) whether the log may
+end where it does. A segment that was cut short counts as one whose rest is zeros.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ import mmap
 from pathlib import Path
 
 from commitmq.errors import CorruptRecordError, CutRefusedError, OffsetOutOfRangeError, SegmentSizeError, StoreError
+from commitmq.files.mapped_file import MappedFile, MappedFileQueue, list_sizes
+from commitmq.format.checkpoint import Checkpoint
 from commitmq.offline.extents import Extent, extents
 from commitmq.offline.held_store import HeldStore
 from commitmq.offline.log_beginning import refuse_missing_beginning
-from commitmq.store import abort_file
-from commitmq.store.checkpoint import Checkpoint
-from commitmq.store.commit_log import CommitLog
-from commitmq.store.cut_judge import judge, look_behind
 from commitmq.store.layout import segment_name
-from commitmq.store.mapped_file import MappedFile, MappedFileQueue, list_sizes
-from commitmq.store.recovery import scan_to_end
-from commitmq.store.recovery_start import Begin, where_to_begin
-from commitmq.store.sidecar import Sidecar
+from commitmq.store.log.commit_log import CommitLog
+from commitmq.store.recovery import abort_file
+from commitmq.store.recovery.cut_judge import judge, look_behind
+from commitmq.store.recovery.recovery_start import Begin, where_to_begin
+from commitmq.store.recovery.scan import scan_to_end
+from commitmq.store.recovery.sidecar import Sidecar
 
 _MAPS = 2
 

@@ -1,6 +1,6 @@
 """What is known of idempotent producers, kept from being deleted with the log's beginning (``store expire``).
 
-A running node has its writer do the same (:mod:`commitmq.workers.producers`).
+A running node has its writer do the same (:mod:`commitmq.workers.writer.producers`).
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ import errno
 from typing import Final
 
 from commitmq.errors import StoreError
-from commitmq.store import json_config
-from commitmq.store.commit_log import CommitLog
-from commitmq.store.dispatch_batch import LogWalker
 from commitmq.store.layout import StoreLayout
-from commitmq.store.producer_replay import replay
-from commitmq.store.producer_snapshot import ProducerSnapshot, may_have_producers
-from commitmq.store.producer_table import ProducerTable
+from commitmq.store.log.commit_log import CommitLog
+from commitmq.store.log.dispatch_batch import LogWalker
+from commitmq.store.metadata import json_config
+from commitmq.store.producers.producer_replay import replay
+from commitmq.store.producers.producer_snapshot import ProducerSnapshot, may_have_producers
+from commitmq.store.producers.producer_table import ProducerTable
 
 _MOST: Final = 1 << 62  # nobody is forgotten here: that is the node's to decide, by its configuration
 _WINDOW: Final = 8

@@ -1,9 +1,9 @@
 """The ConsumeQueues at a start: are the files there that were, and does each queue end where it did?
 
-Bounded work. With the node's own record (:mod:`commitmq.store.queue_ends`) each queue is opened as its dispatcher will open
-it, and must be found to end where it ended at the record's position; no file may be missing at its beginning or between
-two others. Units behind that position are dispatched again, so they need no look. Without a record, because RocketMQ used
-the store last or an older version did, the queues of records at both ends of the log are compared with these.
+Bounded work. With the node's own record (:mod:`commitmq.store.queues.queue_ends`) each queue is opened as its dispatcher
+will open it, and must be found to end where it ended at the record's position; no file may be missing at its beginning or
+between two others. Units behind that position are dispatched again, so they need no look. Without a record, because
+RocketMQ used the store last or an older version did, the queues of records at both ends of the log are compared with these.
 
 What is inside of files is not read: that is ``store verify``'s work.
 """
@@ -18,17 +18,17 @@ from typing import Final
 import numpy as np
 
 from commitmq.errors import StoreError
+from commitmq.files.fd_cache import FdCache
+from commitmq.format.constants import UNIT_BYTES
 from commitmq.offline.rebuild_pieces import units_of
 from commitmq.offline.store_view import StoreView
 from commitmq.offline.verify_queues import BATCH, Queue, locate
-from commitmq.store import queue_ends
-from commitmq.store.batch_consume_queue import BatchConsumeQueue
-from commitmq.store.consume_queue import UNIT, ConsumeQueue
-from commitmq.store.fd_cache import FdCache
-from commitmq.store.format import UNIT_BYTES
-from commitmq.store.log_proof import LogProof
-from commitmq.store.queue_ends import QueueEnd, QueueEnds
-from commitmq.store.queue_files import list_queues
+from commitmq.store.queues import queue_ends
+from commitmq.store.queues.batch_consume_queue import BatchConsumeQueue
+from commitmq.store.queues.consume_queue import UNIT, ConsumeQueue
+from commitmq.store.queues.log_proof import LogProof
+from commitmq.store.queues.queue_ends import QueueEnd, QueueEnds
+from commitmq.store.queues.queue_files import list_queues
 
 Progress = Callable[[str, int, int, str], None]
 

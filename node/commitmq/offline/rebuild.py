@@ -18,25 +18,26 @@ from typing import Any, Final
 
 import numpy as np
 
-from commitmq import failpoints, plugins
+from commitmq import failpoints
 from commitmq.errors import StoreError
-from commitmq.hookspecs import Dispatcher, DispatcherView
+from commitmq.format.constants import PREBLANK_SIZE, UNIT_BYTES
 from commitmq.log import get_log
 from commitmq.offline.held_store import HeldStore
 from commitmq.offline.log_beginning import trusted_ends
 from commitmq.offline.log_damage import refuse_damage
-from commitmq.store import queue_ends
-from commitmq.store.batch_consume_queue import BATCH_UNIT_BYTES, BatchConsumeQueue, make_units
-from commitmq.store.commit_log import CommitLog
-from commitmq.store.consume_queue import UNIT, ConsumeQueue
-from commitmq.store.deleted_topics import load_tombstones
-from commitmq.store.dispatch_batch import LogWalker
-from commitmq.store.format import PREBLANK_SIZE, UNIT_BYTES
-from commitmq.store.json_config import sync_folder
+from commitmq.plugin import loading as plugins
+from commitmq.plugin.hookspecs import Dispatcher, DispatcherView
 from commitmq.store.layout import StoreLayout
-from commitmq.store.queue_ends import QueueEnds
-from commitmq.store.queue_files import close_shared_files, list_queues
-from commitmq.store.recovery import scan_to_end
+from commitmq.store.log.commit_log import CommitLog
+from commitmq.store.log.dispatch_batch import LogWalker
+from commitmq.store.metadata.deleted_topics import load_tombstones
+from commitmq.store.metadata.json_config import sync_folder
+from commitmq.store.queues import queue_ends
+from commitmq.store.queues.batch_consume_queue import BATCH_UNIT_BYTES, BatchConsumeQueue, make_units
+from commitmq.store.queues.consume_queue import UNIT, ConsumeQueue
+from commitmq.store.queues.queue_ends import QueueEnds
+from commitmq.store.queues.queue_files import close_shared_files, list_queues
+from commitmq.store.recovery.scan import scan_to_end
 
 KINDS: Final = ("queues", "index")
 _DISPATCHERS: Final = {"queues": "consume_queue", "index": "index"}

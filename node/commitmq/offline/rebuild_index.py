@@ -14,13 +14,13 @@ from pathlib import Path
 import numpy as np
 
 from commitmq.errors import StoreError
+from commitmq.format.index_header import IndexHeader, IndexShape
 from commitmq.kernels import index as kernel
 from commitmq.offline.rebuild_pieces import writing
 from commitmq.offline.store_view import StoreView
-from commitmq.store.dispatch_batch import Rows
-from commitmq.store.index_file import create, new_state
-from commitmq.store.index_format import IndexHeader, IndexShape
+from commitmq.store.index.index_file import create, new_state
 from commitmq.store.layout import StoreLayout
+from commitmq.store.log.dispatch_batch import Rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,14 +46,14 @@ from commitmq.offline.rebuild_pieces import (
 from commitmq.offline.runner import Progress, Runner, run_here, silent
 from commitmq.offline.store_view import StoreView
 from commitmq.offline.verify_queues import BATCH, Queue
-from commitmq.store.commit_log import CommitLog
-from commitmq.store.consume_queue import MAX_GAP_UNITS
-from commitmq.store.index_files import file_name
-from commitmq.store.index_state import SavedState
-from commitmq.store.json_config import sync_folder
+from commitmq.store.index.index_files import file_name
+from commitmq.store.index.index_state import SavedState
 from commitmq.store.layout import StoreLayout
-from commitmq.store.log_split import PIECE_BYTES, Job, pieces_of, prove
-from commitmq.store.recovery import scan_to_end
+from commitmq.store.log.commit_log import CommitLog
+from commitmq.store.log.log_split import PIECE_BYTES, Job, pieces_of, prove
+from commitmq.store.metadata.json_config import sync_folder
+from commitmq.store.queues.consume_queue import MAX_GAP_UNITS
+from commitmq.store.recovery.scan import scan_to_end
 
 _PIECES_AT_ONCE: Final = 512
 _STAGING: Final = "rebuild-"

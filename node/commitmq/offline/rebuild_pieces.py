@@ -29,18 +29,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from commitmq.errors import DiskFullError, StoreError
+from commitmq.files.fd_cache import FdCache, affordable_files
+from commitmq.format.constants import PREBLANK_SIZE, UNIT_BYTES
 from commitmq.kernels import index as index_kernel
 from commitmq.kernels import walk as kernel
 from commitmq.offline.store_view import StoreView
 from commitmq.offline.verify_queues import BATCH, LIGHT, PLAIN, Queue, narrow
-from commitmq.store import multi_dispatch
-from commitmq.store.batch_consume_queue import BATCH_UNIT_BYTES, make_units
-from commitmq.store.consume_queue import MAX_GAP_UNITS, UNIT, ConsumeQueue
-from commitmq.store.dispatch_batch import DispatchBatch, Rows, by_queue, consecutive, consumable
-from commitmq.store.fd_cache import FdCache, affordable_files
-from commitmq.store.format import PREBLANK_SIZE, UNIT_BYTES
 from commitmq.store.layout import StoreLayout, segment_name
-from commitmq.store.log_split import NO_START, Piece, find_start, find_stop
+from commitmq.store.log import multi_dispatch
+from commitmq.store.log.dispatch_batch import DispatchBatch, Rows, by_queue, consecutive, consumable
+from commitmq.store.log.log_split import NO_START, Piece, find_start, find_stop
+from commitmq.store.queues.batch_consume_queue import BATCH_UNIT_BYTES, make_units
+from commitmq.store.queues.consume_queue import MAX_GAP_UNITS, UNIT, ConsumeQueue
 
 LOCK_NAME: Final = "job.lock"
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)

@@ -5,8 +5,9 @@
            was rolled back, so no queue and no index has them), and pre-blank units that of their ConsumeQueue units
 
 What is damage is decided by :mod:`commitmq.offline.log_damage`, as a start decides it. A torn end is cut in both ways, as a
-recovery does. Whatever is overwritten or taken out is copied first, and written down (:mod:`commitmq.store.cut_record`), so
-``store repair --restore-cut`` can bring it back (:mod:`commitmq.offline.restore`).
+recovery does. Whatever is overwritten or taken out is copied first, and written down
+(:mod:`commitmq.store.recovery.cut_record`), so ``store repair --restore-cut`` can bring it back
+(:mod:`commitmq.offline.restore`).
 
 Steps: copies and the line in the journal, the log, queues, sidecar and checkpoint, the journal's "done", and last queues and
 index made anew from the log. A repair that is killed is gone on with by the next one: damage that is left is found again,
@@ -29,23 +30,24 @@ from numpy.typing import NDArray
 
 from commitmq import failpoints
 from commitmq.errors import DiskFullError, StoreError
+from commitmq.files.fd_cache import FdCache
+from commitmq.files.write_all import write_all
+from commitmq.format.checkpoint import Checkpoint
+from commitmq.format.constants import MAGIC_FILLER, PREBLANK_SIZE, UNIT_BYTES, Host, SysFlag
+from commitmq.format.record import Record, encode_record
 from commitmq.offline.extents import Extent, extents
 from commitmq.offline.held_store import HeldStore
 from commitmq.offline.log_damage import find_damage, short_segments
 from commitmq.offline.rebuild import KINDS, Progress, rebuild
-from commitmq.store import cut_record, queue_ends
-from commitmq.store.batch_consume_queue import BATCH_UNIT, BatchConsumeQueue
-from commitmq.store.checkpoint import Checkpoint
-from commitmq.store.commit_log import CommitLog
-from commitmq.store.consume_queue import ConsumeQueue
-from commitmq.store.cut_record import Cut
-from commitmq.store.fd_cache import FdCache
-from commitmq.store.format import MAGIC_FILLER, PREBLANK_SIZE, UNIT_BYTES, Host, SysFlag
-from commitmq.store.json_config import sync_folder
 from commitmq.store.layout import StoreLayout, segment_name
-from commitmq.store.queue_files import list_queues
-from commitmq.store.record import Record, encode_record
-from commitmq.store.write_all import write_all
+from commitmq.store.log.commit_log import CommitLog
+from commitmq.store.metadata.json_config import sync_folder
+from commitmq.store.queues import queue_ends
+from commitmq.store.queues.batch_consume_queue import BATCH_UNIT, BatchConsumeQueue
+from commitmq.store.queues.consume_queue import ConsumeQueue
+from commitmq.store.queues.queue_files import list_queues
+from commitmq.store.recovery import cut_record
+from commitmq.store.recovery.cut_record import Cut
 
 How = Literal["cut", "skip"]
 

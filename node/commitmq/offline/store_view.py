@@ -14,15 +14,15 @@ from numpy.typing import NDArray
 
 from commitmq.config import NodeConfig
 from commitmq.errors import CommitMQError
+from commitmq.format.constants import SysFlag
 from commitmq.kernels.walk import ROW
 from commitmq.offline.held_store import HeldStore
-from commitmq.store.commit_log import CommitLog
-from commitmq.store.deleted_topics import load_tombstones
-from commitmq.store.dispatch_batch import LogWalker
-from commitmq.store.format import SysFlag
 from commitmq.store.layout import StoreLayout
-from commitmq.store.topic_config import QUEUE_TYPE, QUEUE_TYPE_BATCH
-from commitmq.store.topic_files import load_topics
+from commitmq.store.log.commit_log import CommitLog
+from commitmq.store.log.dispatch_batch import LogWalker
+from commitmq.store.metadata.deleted_topics import load_tombstones
+from commitmq.store.metadata.topic_config import QUEUE_TYPE, QUEUE_TYPE_BATCH
+from commitmq.store.metadata.topic_files import load_topics
 
 _MAPS = 2  # a task reads one segment
 

@@ -14,7 +14,7 @@ Nothing is changed. What is wrong is a list of :class:`Finding`: what kind, in w
 A store that was not closed in order (``abort`` is there) may lack units and items of its last records, and may have a torn
 end: a recovery is made for those. They are told as notes, not as damage.
 
-The log is cut into pieces (:mod:`commitmq.store.log_split`), each a task that reads its part of the log once and compares
+The log is cut into pieces (:mod:`commitmq.store.log.log_split`), each a task that reads its part of the log once and compares
 the records with their units and items; then what is there besides, a task for some queues or an index file. So a
 :class:`~commitmq.offline.runner.Runner` may have them done side by side, with the same report. Memory: two numbers a
 queue, and the results of the pieces that are under way.
@@ -32,6 +32,8 @@ from typing import Final
 import orjson
 
 from commitmq.errors import CommitMQError, StoreError
+from commitmq.format.checkpoint import Checkpoint
+from commitmq.format.index_header import IndexShape
 from commitmq.offline import verify_index
 from commitmq.offline.findings import LOG, SMALL_FILES, Faults, Finding, Outcome, Report, Single
 from commitmq.offline.held_store import HeldStore
@@ -41,13 +43,11 @@ from commitmq.offline.store_view import StoreView
 from commitmq.offline.verify_index import IndexList
 from commitmq.offline.verify_piece import PieceReport, PieceTask, check_piece
 from commitmq.offline.verify_queues import Queue, QueueOrder, Rest, check_rest
-from commitmq.store import consumer_offsets, json_config, topic_files
-from commitmq.store.checkpoint import Checkpoint
-from commitmq.store.index_format import IndexShape
 from commitmq.store.layout import segment_name
-from commitmq.store.log_split import PIECE_BYTES, Job, Piece, pieces_of, prove
-from commitmq.store.queue_files import list_queues
-from commitmq.store.sidecar import Sidecar
+from commitmq.store.log.log_split import PIECE_BYTES, Job, Piece, pieces_of, prove
+from commitmq.store.metadata import consumer_offsets, json_config, topic_files
+from commitmq.store.queues.queue_files import list_queues
+from commitmq.store.recovery.sidecar import Sidecar
 
 __all__ = ["Finding", "Progress", "Report", "verify"]
 

@@ -19,13 +19,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from commitmq.errors import CommitMQError
+from commitmq.format.index_header import HEADER_BYTES, ITEM_BYTES, SLOT_BYTES, IndexShape, list_index_files
 from commitmq.kernels import index as kernel
 from commitmq.offline.findings import CHAINS, Faults, Finding, ItemRun, Single
 from commitmq.offline.store_view import StoreView
 from commitmq.offline.verify_queues import runs
-from commitmq.store.dispatch_batch import DispatchBatch
-from commitmq.store.index_format import HEADER_BYTES, ITEM_BYTES, SLOT_BYTES, IndexShape, list_index_files
-from commitmq.store.index_reader import MappedIndex
+from commitmq.store.index.index_reader import MappedIndex
+from commitmq.store.log.dispatch_batch import DispatchBatch
 
 _ITEM: Final = np.dtype([("hash", ">i4"), ("offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
 _KEY: Final = np.dtype([("hash", np.int64), ("offset", np.int64)])

@@ -16,7 +16,7 @@ from commitmq.offline.store_view import StoreView
 from commitmq.offline.verify_index import IndexCheck, IndexList
 from commitmq.offline.verify_queues import Bounds, Queue, QueueCheck
 from commitmq.store.layout import segment_name
-from commitmq.store.log_split import NO_START, Piece, find_start, find_stop
+from commitmq.store.log.log_split import NO_START, Piece, find_start, find_stop
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,14 +21,14 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from commitmq.files.fd_cache import FdCache, affordable_files
+from commitmq.format.constants import LMQ_PREFIX, PREBLANK_SIZE
 from commitmq.offline.findings import LOG, QUEUES, Faults, Finding, Single, UnitRun
 from commitmq.offline.store_view import StoreView
-from commitmq.store import multi_dispatch
-from commitmq.store.batch_consume_queue import BATCH_UNIT, BATCH_UNIT_BYTES, make_units
-from commitmq.store.dispatch_batch import DispatchBatch, by_queue, consumable
-from commitmq.store.fd_cache import FdCache, affordable_files
-from commitmq.store.format import LMQ_PREFIX, PREBLANK_SIZE
 from commitmq.store.layout import segment_name
+from commitmq.store.log import multi_dispatch
+from commitmq.store.log.dispatch_batch import DispatchBatch, by_queue, consumable
+from commitmq.store.queues.batch_consume_queue import BATCH_UNIT, BATCH_UNIT_BYTES, make_units
 
 _UNIT: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 _MOST_BLANKS: Final = 1_000_000

@@ -4,7 +4,7 @@
     consume_queue.file_bytes          length of most of the files that were looked at, for one of them may be damaged
     consume_queue.batch_file_bytes    the same, of BatchCQ topics
     consume_queue.ext_file_bytes      the same, of extensions
-    index.hash_slots, max_items       by :mod:`commitmq.store.index_shape`
+    index.hash_slots, max_items       by :mod:`commitmq.store.index.index_shape`
 
 RocketMQ makes every file at its full size (spec 1.3), so length is size, and a file of 0 bytes is one that was being made.
 What the files say goes over what ``commitmq/store.json`` remembers only for the index: it is derived, and RocketMQ or a
@@ -21,11 +21,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from commitmq.files.mapped_file import list_sizes
+from commitmq.format.index_header import IndexShape
 from commitmq.store.access import refusals_told
-from commitmq.store.index_format import IndexShape
-from commitmq.store.index_shape import find_shape
+from commitmq.store.index.index_shape import find_shape
 from commitmq.store.layout import StoreLayout
-from commitmq.store.mapped_file import list_sizes
 from commitmq.store.store_file import StoreFile
 
 SEGMENT: Final = "commit_log.segment_bytes"

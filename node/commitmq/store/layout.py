@@ -58,7 +58,7 @@ class StoreLayout:
 
     @property
     def sidecar(self) -> Path:
-        """Where the next recovery may begin; see :mod:`commitmq.store.sidecar`."""
+        """Where the next recovery may begin; see :mod:`commitmq.store.recovery.sidecar`."""
         return self.root / "commitmq" / "position"
 
     @property
@@ -75,7 +75,7 @@ class StoreLayout:
 
     @property
     def queue_ends(self) -> Path:
-        """Which queues there are and where they end; see :mod:`commitmq.store.queue_ends`."""
+        """Which queues there are and where they end; see :mod:`commitmq.store.queues.queue_ends`."""
         return self.own / "queue_ends"
 
     @property
@@ -95,17 +95,17 @@ class StoreLayout:
 
     @property
     def producers(self) -> Path:
-        """What was known of idempotent producers at a place of the log; see :mod:`commitmq.store.producer_snapshot`."""
+        """What was known of idempotent producers at a place of the log (:mod:`commitmq.store.producers.producer_snapshot`)."""
         return self.own / "producers"
 
     @property
     def tombstones(self) -> Path:
-        """Where in the log deleted topics ended; see :mod:`commitmq.store.deleted_topics`."""
+        """Where in the log deleted topics ended; see :mod:`commitmq.store.metadata.deleted_topics`."""
         return self.own / "deleted_topics.json"
 
     @property
     def endings(self) -> Path:
-        """Topics whose deletion is decided and not finished; see :mod:`commitmq.store.deleted_topics`."""
+        """Topics whose deletion is decided and not finished; see :mod:`commitmq.store.metadata.deleted_topics`."""
         return self.own / "deleting_topics.json"
 
     @property

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from commitmq.errors import DiskFullError, StoreError
-from commitmq.store import disk
+from commitmq.files import disk
 from commitmq.store.layout import StoreLayout
 
 _VERSION: Final = 1

@@ -36,16 +36,16 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from commitmq import plugins
 from commitmq.client.message import Message, build_properties
 from commitmq.config import NodeConfig, load, section_from
 from commitmq.errors import CorruptRecordError
-from commitmq.hookspecs import Dispatcher, DispatcherSpec, DispatcherView
+from commitmq.format.record import Record
 from commitmq.log import get_log
-from commitmq.store.commit_log import CommitLog
-from commitmq.store.dispatch_batch import DispatchBatch
+from commitmq.plugin import loading as plugins
+from commitmq.plugin.hookspecs import Dispatcher, DispatcherSpec, DispatcherView
 from commitmq.store.layout import StoreLayout
-from commitmq.store.record import Record
+from commitmq.store.log.commit_log import CommitLog
+from commitmq.store.log.dispatch_batch import DispatchBatch
 from commitmq.testing.sample_log import SampleLog, write_sample_log
 
 if TYPE_CHECKING:

@@ -16,13 +16,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Self
 
-from commitmq.cli.exit_codes import CliExit
 from commitmq.client.admin import Admin
 from commitmq.client.message import Message
 from commitmq.client.producer import Producer
 from commitmq.client.results import BatchResult, SendResult
 from commitmq.errors import CommitMQError, NodeUnavailableError
-from commitmq.plugins import ENTRY_POINT_GROUP, PLUGINS_VARIABLE
+from commitmq.plugin.loading import ENTRY_POINT_GROUP, PLUGINS_VARIABLE
+from commitmq.supervision.exit_codes import CliExit
 from commitmq.testing.node_process import DEADLINE_S, NodeProcess, alive, eventually
 
 # A dispatcher that dies again and again is parked after a second, not after three.

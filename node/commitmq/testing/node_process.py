@@ -20,9 +20,9 @@ from typing import Any
 
 import psutil
 
-from commitmq.node_files import remove_socket_folder
+from commitmq.files.shared_memory import recorded_folder
 from commitmq.store.layout import StoreLayout
-from commitmq.store.shared_memory import recorded_folder
+from commitmq.supervision.node_files import remove_socket_folder
 
 SEGMENT_BYTES = 1 << 20
 # Index files of the default size take 24 MB of disk each, with the first message already.

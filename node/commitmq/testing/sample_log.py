@@ -7,14 +7,14 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from commitmq.store.append import CommitLogAppender
-from commitmq.store.commit_log import CommitLog
-from commitmq.store.dispatch_batch import DispatchBatch, LogWalker
-from commitmq.store.format import Host
+from commitmq.format.constants import Host
+from commitmq.format.message_id import pack_host
+from commitmq.format.record import Record, encode_record
 from commitmq.store.layout import segment_name
-from commitmq.store.message_id import pack_host
-from commitmq.store.record import Record, encode_record
-from commitmq.store.recovery import map_segment
+from commitmq.store.log.append import CommitLogAppender
+from commitmq.store.log.commit_log import CommitLog
+from commitmq.store.log.dispatch_batch import DispatchBatch, LogWalker
+from commitmq.store.recovery.scan import map_segment
 
 SEGMENT_BYTES = 16_384
 TOPICS = ("orders", "a-topic-with-a-name-that-is-rather-long-for-one", "metrics%2", "SCHEDULE_TOPIC_XXXX")

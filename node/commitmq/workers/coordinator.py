@@ -10,7 +10,7 @@ Advances: TOPICS_VERSION, SUBSCRIPTIONS_VERSION.
 Sockets: ROUTER ``coordinator`` (ipc and tcp) for requests; PUB ipc ``topics`` for what changed:
     ``[b"topics", {"version", "topics": {name: settings}, "ending": [[name, incarnation]],
     "deleted": [[name, physical offset, incarnation]]}]``.
-Exit codes: :class:`commitmq.workers.runtime.ExitCode`; STORE_UNUSABLE when a file of it is damaged.
+Exit codes: :class:`commitmq.workers.runtime.context.ExitCode`; STORE_UNUSABLE when a file of it is damaged.
 
 A change of topics is durable first, then counted in TOPICS_VERSION, then published. A worker that sees the word ahead
 of what it heard (a message was lost, or this process died between file and message) reads on in the files. A new
@@ -27,11 +27,11 @@ from typing import Any, NamedTuple
 import orjson
 import zmq
 
-from commitmq.client import wire
 from commitmq.control import Word
 from commitmq.coordination.service import RETRY_MS, Answer, Service, TopicNews
 from commitmq.errors import ProtocolError, StoreError
-from commitmq.workers.runtime import WorkerContext, monotonic_ms
+from commitmq.protocol import wire
+from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
 
 ROLE = "coordinator"
 

@@ -10,8 +10,8 @@ import contextlib
 import os
 import sys
 
-from commitmq.discovery import discover
-from commitmq.workers.runtime import WorkerContext
+from commitmq.supervision.discovery import discover
+from commitmq.workers.runtime.context import WorkerContext
 
 ROLE = "discovery"
 

@@ -1,12 +1,12 @@
 """dispatcher-memory: takes sends to memory topics and hands them to the store of those topics.
 
-Owns       the folder of memory topics (commitmq.store.memory_files): made at the first start of a node's life, removed
+Owns       the folder of memory topics (commitmq.store.memory.memory_files): made at the first start of a node's life, removed
            when the node stops.
 Reads      the topic table.
 Advances   the words in that folder's pages, ``memory_topics``.
 Sockets    ROUTER ``memory`` (ipc and tcp) for producers, with the writer's operations and answers; PUB
            ``memory-changed``, which wakes readers; SUB ``topics`` (the coordinator).
-Exit       workers.runtime.ExitCode; 74 when the folder cannot be used.
+Exit       workers.runtime.context.ExitCode; 74 when the folder cannot be used.
 
 Producers send here directly: a hop through the writer would cost latency and, at high rates, the writer's time.
 
@@ -28,29 +28,29 @@ from typing import Any, Final, cast
 import orjson
 import zmq
 
-from commitmq import plugins
-from commitmq.client import wire
 from commitmq.config import MEMORY_LEAST_SEGMENTS, NodeConfig
 from commitmq.control import Word
 from commitmq.errors import DiskFullError, ProtocolError, StoreError
-from commitmq.hookspecs import Stored, TopicStore, TopicStoreView
+from commitmq.files.shared_memory import DEFAULT_FOLDER, available_bytes, check_private, memory_folder
+from commitmq.format.message_id import pack_host
+from commitmq.format.record import Host
 from commitmq.network.router import FRAME_HEAD_BYTES, MAX_FRAMES
-from commitmq.node_files import node_life
-from commitmq.store.append import (
+from commitmq.plugin import loading as plugins
+from commitmq.plugin.hookspecs import Stored, TopicStore, TopicStoreView
+from commitmq.protocol import wire
+from commitmq.store.log.append import (
     MAX_RECORD_OVERHEAD_BYTES,
     Appended,
     CheckedRun,
     CommitLogAppender,
     MessageIllegalError,
 )
-from commitmq.store.memory_files import NodeWord, node_page, survives
-from commitmq.store.message_id import pack_host
-from commitmq.store.record import Host
-from commitmq.store.shared_memory import DEFAULT_FOLDER, available_bytes, check_private, memory_folder
-from commitmq.workers.runtime import WorkerContext
-from commitmq.workers.send_requests import WRONG_ENDPOINT, Refusal, SendRequests
-from commitmq.workers.special_sends import FurtherQueues, SpecialSendError
-from commitmq.workers.topic_view import TopicView, TopicViews
+from commitmq.store.memory.memory_files import NodeWord, node_page, survives
+from commitmq.supervision.node_files import node_life
+from commitmq.workers.runtime.context import WorkerContext
+from commitmq.workers.runtime.topic_view import TopicView, TopicViews
+from commitmq.workers.writer.send_requests import WRONG_ENDPOINT, Refusal, SendRequests
+from commitmq.workers.writer.special_sends import FurtherQueues, SpecialSendError
 
 ROLE = "dispatcher-memory"
 STORE_FACTORY: Final = "commitmq_dispatchers.memory:MemoryStore"

@@ -1,7 +1,8 @@
 """worker-NAME: runs one worker of a plugin.
 
-Owns, reads, advances, sockets: the plugin's. Exit codes: workers.runtime.ExitCode. ``params["factory"]`` names the
-function, which gets this process's context and follows the rules of every worker (see :class:`commitmq.hookspecs.WorkerSpec`).
+Owns, reads, advances, sockets: the plugin's. Exit codes: workers.runtime.context.ExitCode. ``params["factory"]`` names the
+function, which gets this process's context and follows the rules of every worker (see
+:class:`commitmq.plugin.hookspecs.WorkerSpec`).
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 import os
 from typing import Any, cast
 
-from commitmq.plugins import resolve, settings
-from commitmq.workers.runtime import WorkerContext
+from commitmq.plugin.loading import resolve, settings
+from commitmq.workers.runtime.context import WorkerContext
 
 ROLE = "worker"
 

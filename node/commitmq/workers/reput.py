@@ -2,10 +2,10 @@
 
 Owns: nothing on disk. Reads: the CommitLog, ``visible``. Advances: ``reput``. Sockets: one PUSH a dispatcher, connected to
 its ipc endpoint; doorbell (rung by flush, or by the writer in asynchronous mode, and by a reader in which somebody begins to
-wait). Exit codes: workers.runtime.ExitCode.
+wait). Exit codes: workers.runtime.context.ExitCode.
 
-Small work is left lying for a moment, longer while nobody waits for messages (:mod:`commitmq.workers.pauses`); this paces
-the dispatchers too, which wake up for each batch.
+Small work is left lying for a moment, longer while nobody waits for messages (:mod:`commitmq.workers.runtime.coalescing`);
+this paces the dispatchers too, which wake up for each batch.
 
 A PUSH has room for ``dispatch.queue_batches``; a dispatcher that does not take its batches misses them, and reads the gap
 from the log by itself. So neither a slow nor a dead dispatcher holds up reput or the others.
@@ -25,11 +25,11 @@ import zmq
 from commitmq import failpoints
 from commitmq.control import ControlBlock, Word
 from commitmq.errors import CorruptRecordError
-from commitmq.store.commit_log import CommitLog
-from commitmq.store.dispatch_batch import DispatchBatch, LogWalker
-from commitmq.workers.expired_segments import ExpiredSegments
-from commitmq.workers.pauses import LITTLE_BYTES, Pauses
-from commitmq.workers.runtime import WorkerContext
+from commitmq.store.log.commit_log import CommitLog
+from commitmq.store.log.dispatch_batch import DispatchBatch, LogWalker
+from commitmq.workers.runtime.coalescing import LITTLE_BYTES, Pauses
+from commitmq.workers.runtime.context import WorkerContext
+from commitmq.workers.runtime.expired_segments import ExpiredSegments
 
 ROLE = "reput"
 _STAY_NEAR_S = 0.010

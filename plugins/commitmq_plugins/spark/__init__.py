@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from commitmq.hookspecs import hookimpl
+from commitmq.plugin.hookspecs import hookimpl
 
 if TYPE_CHECKING:
     import click

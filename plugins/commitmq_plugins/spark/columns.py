@@ -16,12 +16,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from commitmq.errors import CommitMQError, ConfigError, CorruptRecordError
+from commitmq.format.compression import decompress
+from commitmq.format.constants import Property, SysFlag
 from commitmq.kernels import arrow as kernel
 from commitmq.kernels.columns import EQUALS, text_tests
 from commitmq.log import get_log
-from commitmq.store.compression import decompress
-from commitmq.store.format import Property, SysFlag
-from commitmq.store.tag_filter import TagFilter
+from commitmq.store.queues.tag_filter import TagFilter
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
@@ -313,7 +313,7 @@ def rows_at(
     crc_from: int = kernel.UNCHECKED,
     check_body: bool,
 ) -> tuple[Rows, Numbers]:
-    """The records at ``positions`` of ``log``, and for each 0 or the reason (:data:`commitmq.store.recovery.REASONS`) why
+    """The records at ``positions`` of ``log``, and for each 0 or the reason (:data:`commitmq.store.recovery.scan.REASONS`) why
     there is none. The rows of those that are none hold nothing: take the others. ``check_body`` compares the
     body's CRC. ``crc_from``: the physical offset from which on each record must have a ``__CRC32#``; it is compared wherever
     a record has it.

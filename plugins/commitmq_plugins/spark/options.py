@@ -14,9 +14,9 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from commitmq.errors import ConfigError
-from commitmq.store.format import LMQ_PREFIX
-from commitmq.store.tag_filter import TagFilter
-from commitmq.store.topic_name import validate_group
+from commitmq.format.constants import LMQ_PREFIX
+from commitmq.store.metadata.topic_name import validate_group
+from commitmq.store.queues.tag_filter import TagFilter
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"

@@ -15,7 +15,7 @@ from typing import Any, Final, Protocol
 
 from commitmq.client.admin import Admin
 from commitmq.errors import ConfigError, NodeUnavailableError
-from commitmq.store.topic_config import QUEUE_TYPE, QUEUE_TYPE_BATCH, STORAGE_MEMORY, STORAGE_TYPE
+from commitmq.store.metadata.topic_config import QUEUE_TYPE, QUEUE_TYPE_BATCH, STORAGE_MEMORY, STORAGE_TYPE
 from commitmq_plugins.spark.gaps import Gap
 from commitmq_plugins.spark.options import SourceOptions
 from commitmq_plugins.spark.plan import FilePartition, Partition, PullPartition, cut, cut_evenly, parts_of

@@ -11,7 +11,7 @@ import numpy as np
 from commitmq.client.connection import Channel, Directory
 from commitmq.errors import CorruptRecordError, NodeUnavailableError
 from commitmq.kernels import arrow as kernel
-from commitmq.store.queue_reader import UNIT
+from commitmq.store.queues.queue_reader import UNIT
 from commitmq_plugins.spark.columns import Bytes, Numbers
 from commitmq_plugins.spark.stores import Slice
 

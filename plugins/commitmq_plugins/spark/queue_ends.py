@@ -16,10 +16,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from commitmq.store.format import PREBLANK_SIZE, UNIT_BYTES
+from commitmq.format.constants import PREBLANK_SIZE, UNIT_BYTES
 from commitmq.store.layout import segment_name
-from commitmq.store.queue_files import Proof
-from commitmq.store.queue_reader import UNIT
+from commitmq.store.queues.queue_files import Proof
+from commitmq.store.queues.queue_reader import UNIT
 
 _LOOK: Final = 64
 _NEXT: Final = 2

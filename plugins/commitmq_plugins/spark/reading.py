@@ -18,11 +18,11 @@ import numpy as np
 import pyarrow as pa
 
 from commitmq.errors import StoreError
+from commitmq.format.constants import LMQ_PREFIX, PREBLANK_SIZE
 from commitmq.kernels.arrow import NO_CRC_NEEDED, UNCHECKED
-from commitmq.store.format import LMQ_PREFIX, PREBLANK_SIZE
-from commitmq.store.queue_reader import PullStatus
-from commitmq.store.recovery import REASONS
-from commitmq.store.tag_filter import TagFilter
+from commitmq.store.queues.queue_reader import PullStatus
+from commitmq.store.queues.tag_filter import TagFilter
+from commitmq.store.recovery.scan import REASONS
 from commitmq_plugins.spark import columns
 from commitmq_plugins.spark.columns import Bytes, Flags, Numbers, Rows
 from commitmq_plugins.spark.gaps import Gap, GapPolicy

@@ -37,9 +37,9 @@ from commitmq.client.message import Message, Tombstone
 from commitmq.client.producer import Producer
 from commitmq.client.results import BatchResult
 from commitmq.errors import CommitMQError, ConfigError, InvalidMessageError
-from commitmq.store.format import Property
-from commitmq.store.java import java_string_hash
-from commitmq.store.producer_mark import is_producer_id
+from commitmq.format.constants import Property
+from commitmq.format.java import java_string_hash
+from commitmq.format.producer_mark import is_producer_id
 from commitmq_plugins.spark.columns import COLUMNS
 
 _TAKEN: Final[dict[str, tuple[str, ...]]] = {
@@ -236,7 +236,7 @@ class _ContentIds:
         self._prefix, self._counter = prefix, 0
 
     def block(self, count: int) -> tuple[bytes, int]:
-        """As :meth:`commitmq.store.unique_ids.UniqueIds.block`."""
+        """As :meth:`commitmq.store.log.unique_ids.UniqueIds.block`."""
         first = self._counter
         self._counter += count
         return self._prefix.encode(), first

@@ -14,25 +14,25 @@ from typing import Final
 import numpy as np
 
 from commitmq.config import NodeConfig
+from commitmq.config.fitting import sizes_of
 from commitmq.control import ControlBlock, DispatcherWord, Word
-from commitmq.fitting import sizes_of
+from commitmq.format.constants import LMQ_PREFIX, PREBLANK_SIZE
 from commitmq.kernels.arrow import NO_CRC_NEEDED
 from commitmq.store.access import require_store
-from commitmq.store.batch_queue_reader import BatchQueueReader
-from commitmq.store.commit_log import CommitLog
-from commitmq.store.deleted_topics import load_tombstones
-from commitmq.store.dispatch_batch import LogWalker, consumable
-from commitmq.store.format import LMQ_PREFIX, PREBLANK_SIZE
 from commitmq.store.geometry import BATCH_FILE, QUEUE_FILE, SEGMENT, look
 from commitmq.store.layout import StoreLayout
-from commitmq.store.log_proof import LogProof, has_record_before
-from commitmq.store.queue_reader import QueueReader
-from commitmq.store.recovery import scan_to_end
-from commitmq.store.sidecar import Sidecar
+from commitmq.store.log.commit_log import CommitLog
+from commitmq.store.log.dispatch_batch import LogWalker, consumable
+from commitmq.store.metadata.deleted_topics import load_tombstones
+from commitmq.store.metadata.topic_config import TopicConfig
+from commitmq.store.metadata.topic_files import TopicReader
+from commitmq.store.queues.batch_queue_reader import BatchQueueReader
+from commitmq.store.queues.log_proof import LogProof, has_record_before
+from commitmq.store.queues.queue_reader import QueueReader
+from commitmq.store.recovery.scan import scan_to_end
+from commitmq.store.recovery.sidecar import Sidecar
 from commitmq.store.store_file import store_id
 from commitmq.store.store_lock import lock_holder
-from commitmq.store.topic_config import TopicConfig
-from commitmq.store.topic_files import TopicReader
 from commitmq_plugins.spark.queue_ends import RawUnits, whole_span
 
 _MAX_MAPPED: Final = 4

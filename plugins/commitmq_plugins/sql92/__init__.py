@@ -7,7 +7,7 @@ them, :mod:`.evaluator` judges messages, a batch at a time.
 from __future__ import annotations
 
 from commitmq.config import NodeConfig
-from commitmq.hookspecs import FilterSpec, hookimpl
+from commitmq.plugin.hookspecs import FilterSpec, hookimpl
 
 TYPE = "SQL92"
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from commitmq.store.message_filter import (
+from commitmq.store.queues.message_filter import (
     INTEGER_RANGE,
     LONG_RANGE,
     FilterBatch,
@@ -45,7 +45,7 @@ _GREATEST_KEY: Final = np.iinfo(np.int64).max
 
 
 class SqlFilter:
-    """The filter type SQL92; see :class:`commitmq.hookspecs.MessageFilter`."""
+    """The filter type SQL92; see :class:`commitmq.plugin.hookspecs.MessageFilter`."""
 
     def compile(self, expression: str) -> CompiledSql:
         """Raises FilterError with position and reason."""
@@ -53,7 +53,7 @@ class SqlFilter:
 
 
 class CompiledSql:
-    """One expression; see :class:`commitmq.hookspecs.CompiledFilter`."""
+    """One expression; see :class:`commitmq.plugin.hookspecs.CompiledFilter`."""
 
     def __init__(self, node: tree.Node) -> None:
         self._node = node

@@ -11,9 +11,9 @@ from typing import Final
 
 from bench.system import HOST, Command, Durability, Server, free_ports
 from commitmq import Admin, CommitMQError
-from commitmq.ports import PORTS
+from commitmq.files.shared_memory import recorded_folder
 from commitmq.store.layout import StoreLayout
-from commitmq.store.shared_memory import recorded_folder
+from commitmq.supervision.ports import PORTS
 
 _COMMITMQ: Final = (sys.executable, "-m", "commitmq.cli.main")
 # As flushDiskType of RocketMQ: the promise of an ack is that of the row, and with "async" consumers do not wait for the

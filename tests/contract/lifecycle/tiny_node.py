@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 
 from commitmq import config, log
-from commitmq.roster import start_order
-from commitmq.supervisor import Supervisor, pipe_report
+from commitmq.supervision.roster import start_order
+from commitmq.supervision.supervisor import Supervisor, pipe_report
 
 if __name__ == "__main__":
     log.configure()

@@ -12,7 +12,7 @@ import time
 
 from commitmq.control import DispatcherWord, Word
 from commitmq.errors import StoreError
-from commitmq.workers.runtime import WorkerContext
+from commitmq.workers.runtime.context import WorkerContext
 
 
 def run(context: WorkerContext) -> None:

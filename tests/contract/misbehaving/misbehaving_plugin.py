@@ -17,8 +17,8 @@ from typing import Any
 
 from commitmq import hookimpl
 from commitmq.config import NodeConfig, setting
-from commitmq.hookspecs import ConfigSection, DispatcherSpec, DispatcherView
-from commitmq.store.dispatch_batch import DispatchBatch
+from commitmq.plugin.hookspecs import ConfigSection, DispatcherSpec, DispatcherView
+from commitmq.store.log.dispatch_batch import DispatchBatch
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from commitmq.cli.exit_codes import CliExit
+from commitmq.supervision.exit_codes import CliExit
 
 SCRIPT = """
 import os, signal, sys

@@ -15,7 +15,6 @@ import click
 import pytest
 
 from commitmq.cli import main as main_module
-from commitmq.cli.exit_codes import MEANINGS, CliExit
 from commitmq.cli.output import human_bytes, print_table
 from commitmq.errors import (
     CommitMQError,
@@ -25,7 +24,8 @@ from commitmq.errors import (
     SegmentSizeError,
     StoreLockedError,
 )
-from commitmq.workers.runtime import ExitCode
+from commitmq.supervision.exit_codes import MEANINGS, CliExit
+from commitmq.workers.runtime.context import ExitCode
 
 
 def run(*arguments: str, code: str = "from commitmq.cli.main import main; main()") -> subprocess.CompletedProcess[str]:
@@ -51,7 +51,7 @@ def test_help_lists_every_verb_with_its_summary_and_imports_none() -> None:
     for verb, summary in {**main_module.VERBS, **main_module.BUILT_IN_VERBS}.items():
         assert f"  {verb} " in ended.stdout
         assert summary in ended.stdout
-    assert set(ended.stderr.split()) == {"commitmq.cli.main", "commitmq.cli.exit_codes"}
+    assert set(ended.stderr.split()) == {"commitmq.cli.main"}
 
 
 def test_help_answers_quickly() -> None:

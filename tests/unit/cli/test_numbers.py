@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from commitmq.cli import main as main_module
-from commitmq.cli.exit_codes import CliExit
+from commitmq.supervision.exit_codes import CliExit
 
 TOO_LARGE = [str(1 << 63), "9" * 23, "9" * 5000]
 OFFSETS = [

@@ -15,11 +15,11 @@ import click
 import pytest
 
 from commitmq import extras
-from commitmq.cli.exit_codes import CliExit
 from commitmq.cli.main import cli
 from commitmq.cli.node_verb import NodeVerb
 from commitmq.cli.progress import can_draw
 from commitmq.errors import CommitMQError, MissingExtraError
+from commitmq.supervision.exit_codes import CliExit
 from golden_stores import GoldenStore
 from nodes import environment
 from without_node import HIDDEN, hide_node, python
@@ -93,7 +93,7 @@ for name in commitmq.__all__:
     getattr(commitmq, name)
 for module in pkgutil.iter_modules(commitmq.client.__path__, "commitmq.client."):
     import_module(module.name)
-print(*sorted({"numpy", "zmq"} & sys.modules.keys()), commitmq.store.crc.crc32.__module__)
+print(*sorted({"numpy", "zmq"} & sys.modules.keys()), commitmq.format.crc.crc32.__module__)
 """
     assert run(variables, code).split() == ["numpy", "zmq", "zlib"]
 

@@ -12,7 +12,7 @@ import pytest
 
 from commitmq import Admin, Consumer, Producer
 from commitmq.client import checks
-from commitmq.client.assignment import check_start
+from commitmq.client.receiving.assignment import check_start
 
 NOBODY = "tcp://127.0.0.1:9"
 

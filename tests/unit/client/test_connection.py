@@ -17,7 +17,7 @@ import pytest
 import zmq
 
 from commitmq import CommitMQError, NodeUnavailableError, ProtocolError
-from commitmq.client import connection, wire
+from commitmq.client import connection
 from commitmq.client.connection import (
     Channel,
     ConnectionLost,
@@ -27,6 +27,7 @@ from commitmq.client.connection import (
     node_address,
     release_context,
 )
+from commitmq.protocol import wire
 
 
 class Server:

@@ -6,7 +6,7 @@ import pytest
 
 from commitmq import InvalidMessageError, Message
 from commitmq.client.message import build_properties, check_flag, check_topic, received, sendable
-from commitmq.store.properties import encode_properties
+from commitmq.format.properties import encode_properties
 
 
 def test_a_message_to_be_sent() -> None:

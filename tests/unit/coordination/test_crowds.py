@@ -20,8 +20,8 @@ from commitmq.config import NodeConfig, from_mapping
 from commitmq.control import ControlBlock
 from commitmq.coordination.service import Service
 from commitmq.errors import ProtocolError
-from commitmq.store import json_config
 from commitmq.store.layout import StoreLayout
+from commitmq.store.metadata import json_config
 
 LONG_MS = 30 * 60_000
 

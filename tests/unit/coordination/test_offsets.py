@@ -16,10 +16,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from commitmq.coordination.journal import DropTopic, OffsetsJournal, SetOffsets
 from commitmq.coordination.offsets import COMMITS_A_VERSION, NONE, GroupOffsets
 from commitmq.errors import StoreError
-from commitmq.store import disk, json_config
-from commitmq.store import journal as journal_module
-from commitmq.store.consumer_offsets import ConsumerOffsets
+from commitmq.files import disk
+from commitmq.format import journal as journal_module
 from commitmq.store.layout import StoreLayout
+from commitmq.store.metadata import json_config
+from commitmq.store.metadata.consumer_offsets import ConsumerOffsets
 
 
 def _committed(offsets: GroupOffsets, group: str, *entries: tuple[str, int, int], reset: bool = False) -> None:

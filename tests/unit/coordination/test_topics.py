@@ -12,10 +12,11 @@ import pytest
 
 from commitmq.coordination.topics import MAX_QUEUES, Topics
 from commitmq.errors import ProtocolError, StoreError
-from commitmq.store import disk, json_config
+from commitmq.files import disk
 from commitmq.store.layout import StoreLayout
-from commitmq.store.topic_config import TopicConfig, TopicTable
-from commitmq.store.topic_files import TopicsJournal, TopicTurn
+from commitmq.store.metadata import json_config
+from commitmq.store.metadata.topic_config import TopicConfig, TopicTable
+from commitmq.store.metadata.topic_files import TopicsJournal, TopicTurn
 from golden_stores import GoldenStore
 
 

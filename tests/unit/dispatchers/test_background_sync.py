@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from commitmq.config import load
-from commitmq.hookspecs import DispatcherView
+from commitmq.files import disk
 from commitmq.log import get_log
-from commitmq.store import disk
-from commitmq.store.commit_log import CommitLog
-from commitmq.store.dispatch_batch import LogWalker
+from commitmq.plugin.hookspecs import DispatcherView
+from commitmq.store.log.commit_log import CommitLog
+from commitmq.store.log.dispatch_batch import LogWalker
 from commitmq_dispatchers.consume_queue import ConsumeQueueDispatcher
 from queue_store import QueueStore
 

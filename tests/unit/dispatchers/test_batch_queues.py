@@ -9,12 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from commitmq.config import load
-from commitmq.hookspecs import DispatcherView
+from commitmq.format.record import Record
 from commitmq.log import get_log
-from commitmq.store.batch_consume_queue import BatchConsumeQueue
-from commitmq.store.dispatch_batch import LogWalker
+from commitmq.plugin.hookspecs import DispatcherView
 from commitmq.store.layout import StoreLayout
-from commitmq.store.record import Record
+from commitmq.store.log.dispatch_batch import LogWalker
+from commitmq.store.queues.batch_consume_queue import BatchConsumeQueue
 from commitmq_dispatchers.consume_queue import ConsumeQueueDispatcher
 from index_store import SEGMENT_BYTES, IndexStore
 

@@ -19,14 +19,14 @@ from commitmq.config import FilterConfig, from_mapping
 from commitmq.control import ControlBlock, Word
 from commitmq.coordination import subscriptions
 from commitmq.coordination.subscriptions import MAX_PER_TOPIC, Subscriptions
-from commitmq.hookspecs import DispatcherView
+from commitmq.format import bloom
 from commitmq.log import get_log
-from commitmq.store import bloom
-from commitmq.store.commit_log import CommitLog
-from commitmq.store.dispatch_batch import LogWalker
-from commitmq.store.queue_reader import QueueReader
-from commitmq.workers.filters import ExpressionFilter, Filters
-from commitmq.workers.subscription_view import BitMapFilter, CompiledSubscriptions, SubscriptionView
+from commitmq.plugin.hookspecs import DispatcherView
+from commitmq.store.log.commit_log import CommitLog
+from commitmq.store.log.dispatch_batch import LogWalker
+from commitmq.store.queues.queue_reader import QueueReader
+from commitmq.workers.reader.filters import ExpressionFilter, Filters
+from commitmq.workers.runtime.subscription_view import BitMapFilter, CompiledSubscriptions, SubscriptionView
 from commitmq_dispatchers.consume_queue import ConsumeQueueDispatcher
 from queue_store import QueueStore
 

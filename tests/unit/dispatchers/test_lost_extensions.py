@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 from test_filter_bit_maps import Node
 
-from commitmq.store.consume_queue import UNIT, ConsumeQueue
-from commitmq.store.consume_queue_ext import MAX_ADDRESS, ExtensionReader
-from commitmq.store.fd_cache import FdCache
+from commitmq.files.fd_cache import FdCache
+from commitmq.store.queues.consume_queue import UNIT, ConsumeQueue
+from commitmq.store.queues.consume_queue_ext import MAX_ADDRESS, ExtensionReader
 
 
 def codes(node: Node) -> np.ndarray:

@@ -23,15 +23,15 @@ import pytest
 from commitmq import failpoints
 from commitmq.config import NodeConfig
 from commitmq.errors import DiskFullError, OffsetOutOfRangeError, StoreError
-from commitmq.hookspecs import TopicStoreView
+from commitmq.files.shared_memory import check_private
+from commitmq.format.java import java_string_hash
+from commitmq.format.message_id import pack_host
+from commitmq.format.record import Host, Record, decode_record, encode_record
 from commitmq.log import get_log
-from commitmq.store.append import CommitLogAppender, MessageIllegalError
-from commitmq.store.java import java_string_hash
-from commitmq.store.memory_files import UNIT_FILE_BYTES, MemoryTopics
-from commitmq.store.message_id import pack_host
-from commitmq.store.queue_reader import PullStatus, QueueReader
-from commitmq.store.record import Host, Record, decode_record, encode_record
-from commitmq.store.shared_memory import check_private
+from commitmq.plugin.hookspecs import TopicStoreView
+from commitmq.store.log.append import CommitLogAppender, MessageIllegalError
+from commitmq.store.memory.memory_files import UNIT_FILE_BYTES, MemoryTopics
+from commitmq.store.queues.queue_reader import PullStatus, QueueReader
 from commitmq_dispatchers.memory import MemoryStore
 
 SEGMENT = 64 * 1024

@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 
 from commitmq.config import load
-from commitmq.hookspecs import DispatcherView
+from commitmq.format.record import Record
 from commitmq.log import get_log
 from commitmq.offline.held_store import HeldStore
 from commitmq.offline.rebuild import keep_ends
-from commitmq.store import json_config
-from commitmq.store.consume_queue import ConsumeQueue
-from commitmq.store.dispatch_batch import LogWalker
+from commitmq.plugin.hookspecs import DispatcherView
 from commitmq.store.layout import StoreLayout
-from commitmq.store.queue_ends import QueueEnds
-from commitmq.store.record import Record
+from commitmq.store.log.dispatch_batch import LogWalker
+from commitmq.store.metadata import json_config
+from commitmq.store.queues.consume_queue import ConsumeQueue
+from commitmq.store.queues.queue_ends import QueueEnds
 from commitmq_dispatchers.consume_queue import ConsumeQueueDispatcher
 from index_store import SEGMENT_BYTES, IndexStore
 

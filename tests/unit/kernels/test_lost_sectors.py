@@ -13,11 +13,11 @@ import random
 import numpy as np
 import pytest
 
-from commitmq.client.record_check import lacks_sector
+from commitmq.client.receiving.record_check import lacks_sector
+from commitmq.format.message_id import pack_host
+from commitmq.format.record import Host
 from commitmq.kernels import raw, walk
-from commitmq.store.append import CommitLogAppender, MessageIllegalError
-from commitmq.store.message_id import pack_host
-from commitmq.store.record import Host
+from commitmq.store.log.append import CommitLogAppender, MessageIllegalError
 
 SEGMENT = 1 << 16
 

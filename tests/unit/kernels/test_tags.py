@@ -13,11 +13,11 @@ import sys
 import numpy as np
 import pytest
 
+from commitmq.format.constants import Host
+from commitmq.format.properties import decode_properties
+from commitmq.format.record import Record, encode_record
 from commitmq.kernels.tags import MATCH, NO_MATCH, NO_RECORD, match_tags
-from commitmq.store.format import Host
-from commitmq.store.properties import decode_properties
-from commitmq.store.record import Record, encode_record
-from commitmq.store.tag_filter import TagFilter
+from commitmq.store.queues.tag_filter import TagFilter
 
 V4 = Host("127.0.0.1", 10911)
 V6 = Host("2001:db8::1", 10911)

@@ -12,7 +12,7 @@ import pytest
 from commitmq.config import from_mapping
 from commitmq.offline.queue_check import find_losses
 from commitmq.offline.store_view import StoreView
-from commitmq.store.queue_ends import QueueEnd, QueueEnds
+from commitmq.store.queues.queue_ends import QueueEnd, QueueEnds
 from queue_store import QueueStore
 
 UNITS_A_FILE = 10

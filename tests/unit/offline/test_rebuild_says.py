@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from commitmq.cli.exit_codes import CliExit
 from commitmq.config import load
 from commitmq.errors import CorruptRecordError
 from commitmq.offline.held_store import HeldStore
@@ -19,6 +18,7 @@ from commitmq.offline.rebuild import rebuild
 from commitmq.offline.rebuild_check import checked
 from commitmq.offline.rebuild_parallel import rebuild_parallel
 from commitmq.offline.verify import verify
+from commitmq.supervision.exit_codes import CliExit
 from golden_stores import GoldenStore
 from nodes import commitmq
 from queue_store import QueueStore

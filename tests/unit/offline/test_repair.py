@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 
 from commitmq import Admin, Consumer, Producer
-from commitmq.cli.exit_codes import CliExit
 from commitmq.config import load
 from commitmq.errors import StoreError
 from commitmq.offline.held_store import HeldStore
 from commitmq.offline.repair import How, Repaired, find_damage, repair
 from commitmq.offline.verify import verify
-from commitmq.store.commit_log import CommitLog
+from commitmq.store.log.commit_log import CommitLog
+from commitmq.supervision.exit_codes import CliExit
 from golden_stores import GoldenStore
 from nodes import Node, commitmq
 

@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from commitmq.cli.exit_codes import CliExit
 from commitmq.config import load
 from commitmq.errors import StoreError
 from commitmq.offline.held_store import HeldStore
 from commitmq.offline.repair import How, repair
 from commitmq.offline.restore import restore
 from commitmq.offline.verify import verify
-from commitmq.store import cut_record
-from commitmq.store.commit_log import CommitLog
+from commitmq.store.log.commit_log import CommitLog
+from commitmq.store.recovery import cut_record
+from commitmq.supervision.exit_codes import CliExit
 from golden_stores import GoldenStore
 from nodes import commitmq
 

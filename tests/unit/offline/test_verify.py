@@ -18,15 +18,15 @@ from pathlib import Path
 
 import pytest
 
-from commitmq.cli.exit_codes import CliExit
 from commitmq.config import load
 from commitmq.errors import StoreLockedError
+from commitmq.format.record import Record
 from commitmq.offline.held_store import HeldStore
 from commitmq.offline.rebuild import rebuild
 from commitmq.offline.verify import Finding, Report, verify
-from commitmq.store.consume_queue import ConsumeQueue
-from commitmq.store.record import Record
+from commitmq.store.queues.consume_queue import ConsumeQueue
 from commitmq.store.store_lock import StoreLock
+from commitmq.supervision.exit_codes import CliExit
 from golden_stores import GoldenStore
 from index_store import IndexStore
 from nodes import commitmq

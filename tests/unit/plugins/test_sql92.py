@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commitmq.errors import FilterError
-from commitmq.store import message_filter
-from commitmq.store.message_filter import INTEGER_RANGE, FilterBatch
-from commitmq.store.record import Record, encode_record
+from commitmq.format.record import Record, encode_record
+from commitmq.store.queues import message_filter
+from commitmq.store.queues.message_filter import INTEGER_RANGE, FilterBatch
 from commitmq_plugins.sql92.evaluator import SqlFilter
 from commitmq_plugins.sql92.parser import MAX_DEPTH, MAX_EXPRESSION_CHARACTERS, parse
 from sql_cases import VALUES, Failed, broken, expression, java_double, matches, properties

@@ -13,7 +13,7 @@ from pathlib import Path
 import click
 import pytest
 
-from commitmq.cli.exit_codes import CliExit
+from commitmq.supervision.exit_codes import CliExit
 from commitmq_plugins.spark.commands import pipeline
 from golden_stores import GoldenStore
 from nodes import environment

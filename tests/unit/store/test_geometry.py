@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from commitmq.config import NodeConfig, from_mapping, load
+from commitmq.config.fitting import fit, sizes_of
 from commitmq.errors import StoreError
-from commitmq.fitting import fit, sizes_of
 from commitmq.store.geometry import BATCH_FILE, EXT_FILE, HASH_SLOTS, MAX_ITEMS, QUEUE_FILE, SEGMENT, SIZES, look
 from commitmq.store.layout import StoreLayout, segment_name
 from commitmq.store.store_file import StoreFile
@@ -209,5 +209,6 @@ def test_names_of_sizes_are_the_configurations() -> None:
 
 def test_looking_at_a_store_loads_nothing_heavy() -> None:
     """The supervisor and `commitmq start` look, and both must stay small."""
-    code = "import sys, commitmq.fitting; sys.exit(any(name in sys.modules for name in ('numpy', 'numba', 'zmq', 'click')))"
+    heavy = ("numpy", "numba", "zmq", "click")
+    code = f"import sys, commitmq.config.fitting; sys.exit(any(name in sys.modules for name in {heavy}))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

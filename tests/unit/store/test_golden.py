@@ -14,19 +14,20 @@ from pathlib import Path
 import pytest
 
 from commitmq.errors import CorruptRecordError
-from commitmq.store import abort_file, json_config
-from commitmq.store.checkpoint import Checkpoint
-from commitmq.store.commit_log import CommitLog
-from commitmq.store.consume_queue import ConsumeQueue, list_queues
-from commitmq.store.consumer_offsets import ConsumerOffsets
-from commitmq.store.fd_cache import FdCache
-from commitmq.store.format import SysFlag
-from commitmq.store.group_config import GroupTable
-from commitmq.store.java import java_string_hash
-from commitmq.store.message_id import offset_message_id, parse_offset_message_id
-from commitmq.store.properties import BROKER_BUCKETS, CLIENT_BUCKETS
-from commitmq.store.record import Record, encode_filler, encode_record
-from commitmq.store.topic_config import TopicTable
+from commitmq.files.fd_cache import FdCache
+from commitmq.format.checkpoint import Checkpoint
+from commitmq.format.constants import SysFlag
+from commitmq.format.java import java_string_hash
+from commitmq.format.message_id import offset_message_id, parse_offset_message_id
+from commitmq.format.properties import BROKER_BUCKETS, CLIENT_BUCKETS
+from commitmq.format.record import Record, encode_filler, encode_record
+from commitmq.store.log.commit_log import CommitLog
+from commitmq.store.metadata import json_config
+from commitmq.store.metadata.consumer_offsets import ConsumerOffsets
+from commitmq.store.metadata.group_config import GroupTable
+from commitmq.store.metadata.topic_config import TopicTable
+from commitmq.store.queues.consume_queue import ConsumeQueue, list_queues
+from commitmq.store.recovery import abort_file
 from golden_stores import GOLDEN_QUEUE_FILE_BYTES, GOLDEN_SEGMENT_BYTES, GoldenStore
 
 RECORDS = {"clean": 410, "crash": 412}

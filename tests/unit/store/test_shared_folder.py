@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from commitmq import node_files
 from commitmq.errors import StoreError
-from commitmq.store import shared_memory
+from commitmq.files import shared_memory
 from commitmq.store.layout import StoreLayout
+from commitmq.supervision import node_files
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commitmq.errors import StoreError, StoreLockedError
-from commitmq.store import abort_file
-from commitmq.store.checkpoint import Checkpoint
+from commitmq.format.checkpoint import Checkpoint
+from commitmq.store.recovery import abort_file
 from commitmq.store.store_lock import StoreLock, lock_holder
 
 int64 = st.integers(-(2**63), 2**63 - 1)

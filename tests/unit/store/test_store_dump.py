@@ -11,11 +11,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from log_builder import SEGMENT_BYTES, build_log, message
-
-from commitmq.cli.exit_codes import CliExit
 from commitmq.store.layout import segment_name
+from commitmq.supervision.exit_codes import CliExit
 from golden_stores import GoldenStore
+from log_builder import SEGMENT_BYTES, build_log, message
 
 RUN = [sys.executable, "-m", "commitmq.cli.main", "store", "dump"]
 

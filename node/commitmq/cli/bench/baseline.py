@@ -104,7 +104,7 @@ class AgainstBaseline:
 
     def leave(self) -> None:
         """Exit with 1 when a figure is below ``--fail-below``: by the corrected ratio, where there is one."""
-        from commitmq.cli.exit_codes import CliExit
+        from commitmq.supervision.exit_codes import CliExit
 
         if self._fail_below is None:
             return

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from commitmq.cli.exit_codes import CliExit
 from commitmq.cli.output import json_option, print_json
+from commitmq.supervision.exit_codes import CliExit
 
 
 @click.command()

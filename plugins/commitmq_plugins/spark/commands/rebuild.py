@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from commitmq.cli.exit_codes import CliExit
 from commitmq.cli.output import json_option, print_json
+from commitmq.supervision.exit_codes import CliExit
 from commitmq_plugins.spark.command_options import config_options, job_session, master_option, stores_argument
 
 

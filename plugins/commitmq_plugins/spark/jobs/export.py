@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from commitmq import failpoints
 from commitmq.errors import ConfigError
-from commitmq.store.format import LMQ_PREFIX
+from commitmq.format.constants import LMQ_PREFIX
 from commitmq_plugins.spark.columns import COLUMNS
 from commitmq_plugins.spark.gaps import Gap, coalesced
 from commitmq_plugins.spark.jobs.arrow_map import map_in_arrow

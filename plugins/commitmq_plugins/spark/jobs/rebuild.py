@@ -11,7 +11,7 @@ from commitmq.offline.held_store import HeldStore
 from commitmq.offline.rebuild import KINDS, Rebuilt
 from commitmq.offline.rebuild_check import checked
 from commitmq.offline.rebuild_parallel import rebuild_parallel
-from commitmq.store.log_split import PIECE_BYTES
+from commitmq.store.log.log_split import PIECE_BYTES
 from commitmq_plugins.spark.runner import SparkRunner
 
 if TYPE_CHECKING:

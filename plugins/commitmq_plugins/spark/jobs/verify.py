@@ -10,7 +10,7 @@ from commitmq.config import NodeConfig
 from commitmq.offline.findings import Report
 from commitmq.offline.held_store import HeldStore
 from commitmq.offline.verify import verify as work
-from commitmq.store.log_split import PIECE_BYTES
+from commitmq.store.log.log_split import PIECE_BYTES
 from commitmq_plugins.spark.runner import SparkRunner
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""From a position to messages, and back to a committed offset."""

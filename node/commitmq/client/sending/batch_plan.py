@@ -1,0 +1,273 @@
+"""A batch made ready: bodies and encoded properties side by side, checked, and cut into runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Any, Final
+
+import numpy as np
+
+from commitmq.client.message import Keys, Message, build_properties, check_body, content_of
+from commitmq.client.sending.inner_batch import MAX_MESSAGES, message_bytes
+from commitmq.client.sending.run_encoder import MAX_RUN_MESSAGES, RunLayout, encode_user_properties
+from commitmq.errors import InvalidMessageError
+from commitmq.format.constants import Property
+
+# Large enough that a run's fixed cost vanishes, small enough that the node works on one while the next is encoded.
+TARGET_RUN_BYTES: Final = 2 * 1024 * 1024
+
+_Integers = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(slots=True)
+class PlannedRun:
+    """Messages ``start`` to ``stop`` of the plan's order; ``queue`` is -1 where any queue will do."""
+
+    queue: int
+    start: int
+    stop: int
+
+
+@dataclass(slots=True)
+class BatchPlan:
+    """All of a batch, one entry a message; ``properties``, ``flags`` and ``sys_flags`` may be one value for all."""
+
+    topic: str
+    bodies: Sequence[bytes]
+    body_sizes: _Integers
+    properties: bytes | list[bytes]
+    flags: int | list[int]
+    sys_flags: int | list[int]
+    sharding_keys: Sequence[str | None] | None
+    tags: str | Sequence[str | None] | None = None
+    order: list[int] | None = None  # where the messages of the caller went, once they were sorted by queue
+
+    def __len__(self) -> int:
+        return len(self.bodies)
+
+    def check_sizes(self, max_message_bytes: int, *, inner: bool = False) -> None:
+        """Raise InvalidMessageError when a body is empty or larger than the node allows.
+
+        ``inner``: the messages go into inner batches, which are the bodies then, with properties and all.
+        """
+        if inner:
+            sizes = message_bytes(self.body_sizes, self._property_sizes())
+            if int(sizes.max()) > max_message_bytes:
+                index = int(sizes.argmax())
+                raise InvalidMessageError(
+                    f"message {index} takes {int(sizes[index])} bytes in its batch, the node allows {max_message_bytes}"
+                    " (commit_log.max_message_bytes); nothing of the batch was sent"
+                )
+            return
+        largest = int(self.body_sizes.max())
+        if largest > max_message_bytes:
+            index = int(self.body_sizes.argmax())
+            raise InvalidMessageError(
+                f"message {index}: the body has {largest} bytes, the node allows {max_message_bytes}"
+                " (commit_log.max_message_bytes); nothing of the batch was sent"
+            )
+
+    def sort_by_queue(self, queues: Sequence[int]) -> list[tuple[int, int, int]]:
+        """Bring the messages of each queue together, keeping their order; returns (queue, start, stop) of each.
+
+        ``queues`` has the queue of every message, -1 for any.
+        """
+        numbers = np.asarray(queues)
+        order = np.argsort(numbers, kind="stable")
+        places = order.tolist()
+        self.bodies = [self.bodies[index] for index in places]
+        self.body_sizes = self.body_sizes[order]
+        if isinstance(self.properties, list):
+            self.properties = [self.properties[index] for index in places]
+        if isinstance(self.flags, list):
+            self.flags = [self.flags[index] for index in places]
+        if isinstance(self.sys_flags, list):
+            self.sys_flags = [self.sys_flags[index] for index in places]
+        if self.tags is not None and not isinstance(self.tags, str):
+            self.tags = [self.tags[index] for index in places]
+        self.order = places
+        values, starts = np.unique(numbers[order], return_index=True)
+        bounds = [*starts.tolist(), len(places)]
+        return [(int(value), bounds[at], bounds[at + 1]) for at, value in enumerate(values)]
+
+    def runs(self, layout: RunLayout, groups: list[tuple[int, int, int]], max_run_bytes: int) -> Iterator[PlannedRun]:
+        """Cut each (queue, start, stop) of ``groups`` into runs within the limits."""
+        sizes = self.body_sizes + self._property_sizes() + layout.record_bytes(0, 0)
+        return _cut(sizes, groups, min(max_run_bytes, TARGET_RUN_BYTES), MAX_RUN_MESSAGES)
+
+    def inner_batches(self, groups: list[tuple[int, int, int]], max_message_bytes: int) -> Iterator[PlannedRun]:
+        """Cut each (queue, start, stop) of ``groups`` into batches that become one record each."""
+        sizes = message_bytes(self.body_sizes, self._property_sizes())
+        return _cut(sizes, groups, min(max_message_bytes, TARGET_RUN_BYTES), MAX_MESSAGES)
+
+    def common_tag(self, run: PlannedRun) -> str | None:
+        """The tag that all messages of ``run`` have, None when they differ or have none."""
+        if self.tags is None or isinstance(self.tags, str):
+            return self.tags
+        found = set(self.tags[run.start : run.stop])
+        return found.pop() if len(found) == 1 else None
+
+    def _property_sizes(self) -> Any:
+        if isinstance(self.properties, bytes):
+            return len(self.properties)
+        return np.fromiter(map(len, self.properties), np.int64, len(self.properties))
+
+    def slice(self, run: PlannedRun) -> dict[str, Any]:
+        """What :func:`encode_run` takes for one run."""
+        part = slice(run.start, run.stop)
+        return {
+            "bodies": self.bodies[part],
+            "body_sizes": self.body_sizes[part],
+            "properties": self.properties if isinstance(self.properties, bytes) else self.properties[part],
+            "flags": self.flags[part] if isinstance(self.flags, list) else self.flags,
+            "sys_flags": self.sys_flags[part] if isinstance(self.sys_flags, list) else self.sys_flags,
+        }
+
+
+def _cut(
+    sizes: _Integers, groups: list[tuple[int, int, int]], max_bytes: int, max_messages: int
+) -> Iterator[PlannedRun]:
+    ends = np.cumsum(sizes)
+    for queue, begin, end in groups:
+        start = begin
+        while start < end:
+            before = int(ends[start - 1]) if start else 0
+            stop = int(np.searchsorted(ends, before + max_bytes, side="right"))
+            stop = min(max(stop, start + 1), end, start + max_messages)
+            yield PlannedRun(queue, start, stop)
+            start = stop
+
+
+def plan_batch(
+    topic: str,
+    messages: Sequence[bytes | Message],
+    *,
+    tags: str | Sequence[str | None] | None,
+    keys: Sequence[Keys | None] | None,
+    properties: Mapping[str, str] | None,
+    sharding_keys: Sequence[str | None] | None,
+    compressed: Callable[[bytes], tuple[bytes, int]] | None,
+) -> BatchPlan:
+    """Check and encode everything about a batch but its runs. Raises InvalidMessageError naming the message's index.
+
+    ``compressed`` maps a body to its stored form and the sysFlag bits that say so. The plan keeps none of the caller's lists,
+    which may change while the batch is on its way.
+    """
+    if isinstance(messages, bytes | str | Message):
+        raise InvalidMessageError("a batch must be a sequence of messages, not a single one")
+    count = len(messages)
+    for name, values in (("tags", tags), ("keys", keys), ("sharding_keys", sharding_keys)):
+        if isinstance(values, str) and name != "tags":
+            raise InvalidMessageError(f"{name} must be a list with one entry a message; a string would be taken apart")
+        if values is not None and not isinstance(values, str) and len(values) != count:
+            raise InvalidMessageError(f"{name} has {len(values)} entries for {count} messages")
+
+    flags: int | list[int] = 0
+    encoded: bytes | list[bytes]
+    bodies: Sequence[bytes]
+    if set(map(type, messages)) == {bytes}:
+        bodies = list(messages)  # type: ignore[arg-type]
+        if not all(bodies):
+            _body(bodies.index(b""), b"")
+        encoded = _encode_columns(count, tags, keys, properties, sharding_keys)
+    else:
+        bodies, encoded, flags, sharding_keys = _from_objects(messages, tags, keys, properties, sharding_keys)
+        if tags is None:
+            tags = [one.tags if isinstance(one, Message) else None for one in messages]
+    tags = tags if tags is None or isinstance(tags, str) else list(tags)
+    sharding_keys = None if sharding_keys is None else list(sharding_keys)
+    sizes = np.fromiter(map(len, bodies), np.int64, count)
+    sys_flags: int | list[int] = 0
+    if compressed is not None:
+        pairs = [compressed(body) for body in bodies]
+        bodies = [body for body, _ in pairs]
+        sys_flags = [flag for _, flag in pairs]
+        sizes = np.fromiter(map(len, bodies), np.int64, count)
+    return BatchPlan(topic, bodies, sizes, encoded, flags, sys_flags, sharding_keys, tags)
+
+
+def _encode_columns(
+    count: int,
+    tags: str | Sequence[str | None] | None,
+    keys: Sequence[Keys | None] | None,
+    properties: Mapping[str, str] | None,
+    sharding_keys: Sequence[str | None] | None,
+) -> bytes | list[bytes]:
+    """Properties of plain bodies: one encoding for all where nothing differs, else one each."""
+    if keys is None and sharding_keys is None and (tags is None or isinstance(tags, str)):
+        return encode_user_properties(build_properties(tags, None, properties, None))
+    each_tags = repeat(tags, count) if tags is None or isinstance(tags, str) else tags
+    each_keys = repeat(None, count) if keys is None else keys
+    each_shard = repeat(None, count) if sharding_keys is None else sharding_keys
+    known: dict[tuple[str | None, str | None], bytes] = {}
+    result: list[bytes] = []
+    for index, (tag, key, shard) in enumerate(zip(each_tags, each_keys, each_shard, strict=True)):
+        try:
+            # Tags and shards repeat, keys do not: what repeats is encoded once, a key is one short string.
+            same = known.get((tag, shard))
+            if same is None:
+                same = known[tag, shard] = encode_user_properties(build_properties(tag, None, properties, shard))
+                if len(known) > 10_000:
+                    known.clear()
+            if key:
+                if type(key) is str and key.isalnum():
+                    same += b"KEYS\x01%b\x02" % key.encode()
+                else:
+                    same += encode_user_properties(build_properties(None, key, None, None))
+            result.append(same)
+        except InvalidMessageError as error:
+            raise InvalidMessageError(f"message {index}: {error}") from error
+    return result
+
+
+def _from_objects(
+    messages: Sequence[Any],
+    tags: str | Sequence[str | None] | None,
+    keys: Sequence[Keys | None] | None,
+    properties: Mapping[str, str] | None,
+    sharding_keys: Sequence[str | None] | None,
+) -> tuple[list[bytes], list[bytes], list[int], Sequence[str | None] | None]:
+    """A batch with Message objects in it. They carry their own properties, so those cannot be given beside them."""
+    if tags is not None or keys is not None or properties is not None or sharding_keys is not None:
+        if any(isinstance(one, Message) for one in messages):
+            raise InvalidMessageError(
+                "Message objects carry their own tags, keys, properties and sharding key; do not give them beside"
+            )
+        bodies = [_body(index, one) for index, one in enumerate(messages)]
+        encoded = _encode_columns(len(bodies), tags, keys, properties, sharding_keys)
+        return (
+            bodies,
+            [encoded] * len(bodies) if isinstance(encoded, bytes) else encoded,
+            [0] * len(bodies),
+            sharding_keys,
+        )
+    bodies = []
+    result = []
+    flags = []
+    shards: list[str | None] = []
+    for index, one in enumerate(messages):
+        if isinstance(one, Message):
+            try:
+                body, own, flag = content_of(one)
+                result.append(encode_user_properties(own))
+            except InvalidMessageError as error:
+                raise InvalidMessageError(f"message {index}: {error}") from error
+            bodies.append(body)
+            flags.append(flag)
+            shards.append(own.get(Property.SHARDING_KEY))
+        else:
+            bodies.append(_body(index, one))
+            result.append(b"")
+            flags.append(0)
+            shards.append(None)
+    return bodies, result, flags, shards if any(shards) else None
+
+
+def _body(index: int, body: Any) -> bytes:
+    """``body`` as bytes. Raises InvalidMessageError with the message's ``index``."""
+    try:
+        return check_body(body)
+    except InvalidMessageError as error:
+        raise InvalidMessageError(f"message {index}: {error}") from error

@@ -1,0 +1,304 @@
+"""Runs: many messages of one topic and queue, encoded here as CommitLog records (ARCHITECTURE section 4).
+
+A record of a run is an ordinary one (see :mod:`commitmq.format.record`) with zeros where only the node knows the value:
+queueOffset, physicalOffset, both hosts, storeTimestamp. With ``properties_crc`` its properties end with an empty
+``__CRC32#`` slot of 20 bytes. Before it comes the mark of an idempotent producer, if it is one's
+(:mod:`commitmq.format.producer_mark`).
+
+Two encoders make the same bytes:
+
+* :func:`encode_messages`: the runs of asynchronous sends, which are messages of any kind side by side. Plain code without
+  numpy, which such a producer need not load: it packs the heads one by one, and joins them with pieces that are shared;
+* :func:`encode_run`: whole runs with numpy. What stands between two bodies (the tail of one record and the head of the
+  next) has one length in a run whose messages share their properties, so all of it is one array of fixed-size pieces,
+  filled column by column, and the run is a join of pieces and bodies: no Python code runs per message.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from commitmq.errors import InvalidMessageError
+from commitmq.format.constants import (
+    CRC_PROPERTY_PREFIX,
+    MAGIC_V1,
+    MAGIC_V2,
+    MAX_PROPERTIES_BYTES,
+    MIN_RECORD_BYTES,
+    V1_TOPIC_UNITS,
+    Property,
+    SysFlag,
+)
+from commitmq.format.crc import crc32
+from commitmq.format.producer_mark import MARK_DIGITS, mark_of
+from commitmq.format.properties import encode_properties
+from commitmq.store.log.unique_ids import MAX_BLOCK, UniqueIds
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from commitmq.client.results import RunAck
+
+CRC_SLOT: Final = CRC_PROPERTY_PREFIX + b"0" * 10 + b"\x02"
+UNIQUE_PREFIX: Final = Property.UNIQUE_KEY.encode() + b"\x01"
+UNIQUE_BYTES: Final = len(UNIQUE_PREFIX) + 32 + 1
+MAX_RUN_MESSAGES: Final = MAX_BLOCK
+_SHORT: Final = struct.Struct(">h")
+
+
+@dataclass(slots=True)
+class EncodedRun:
+    """A run ready to be sent, and what is needed to make results of its answer. ``sizes``: bytes of each record."""
+
+    topic: str
+    queue: int
+    data: bytes
+    sizes: Sequence[int]
+    unique: tuple[str, int] | list[str]
+
+    @property
+    def count(self) -> int:
+        return len(self.sizes)
+
+    def acknowledged(self, ack: str, answer: dict[str, Any]) -> RunAck:
+        """The results, once the node has answered."""
+        from commitmq.client.results import RunAck
+
+        return RunAck(self.topic, self.queue, ack, self.sizes, self.unique, answer)
+
+
+class RunLayout:
+    """The layout of records as one node wants it (its ``hello``), and for one topic.
+
+    ``head`` packs everything before the body: see :func:`encode_messages`.
+    """
+
+    __slots__ = (
+        "crc_slot",
+        "end_bytes",
+        "fixed_bytes",
+        "head",
+        "magic",
+        "mark",
+        "sys_flag",
+        "tail",
+        "topic",
+        "topic_bytes",
+        "v6_bytes",
+    )
+
+    def __init__(self, topic: str, *, born_v6: bool, store_v6: bool, properties_crc: bool, mark: bytes = b"") -> None:
+        """``mark``: of an idempotent producer, without the sequence."""
+        name = topic.encode()
+        wide = len(topic) > V1_TOPIC_UNITS
+        self.topic = topic
+        self.topic_bytes = name
+        self.magic = MAGIC_V2 if wide else MAGIC_V1
+        self.sys_flag = (SysFlag.BORN_HOST_V6 if born_v6 else 0) | (SysFlag.STORE_HOST_V6 if store_v6 else 0)
+        born, store = (20 if born_v6 else 8), (20 if store_v6 else 8)
+        self.v6_bytes = born + store - 16
+        # size, magic, crc, queue id, flag, [queue offset, physical offset], sysFlag, born, [born host, store time,
+        # store host], reconsume times, [prepared offset], body length; the bracketed are zeros.
+        self.head = struct.Struct(f">iiiii16xiq{born + 8 + store}xi8xi")
+        self.tail = (_SHORT.pack(len(name)) if wide else bytes((len(name),))) + name
+        self.crc_slot = CRC_SLOT if properties_crc else b""
+        self.mark = mark
+        # What every record's properties end with: the unique id, the mark, the slot.
+        self.end_bytes = UNIQUE_BYTES + (len(mark) + MARK_DIGITS + 1 if mark else 0) + len(self.crc_slot)
+        # Everything but the body and the properties.
+        self.fixed_bytes = MIN_RECORD_BYTES + wide + self.v6_bytes + len(name)
+
+    def record_bytes(self, body_bytes: int, properties_bytes: int) -> int:
+        """Size of a record whose properties (without unique id and slot) take ``properties_bytes``."""
+        return self.fixed_bytes + body_bytes + properties_bytes + self.end_bytes
+
+
+class Outgoing(Protocol):
+    """A message of a run. ``about``: encoded properties, flag and compression bits; None where there is nothing of them."""
+
+    body: bytes
+    about: tuple[bytes, int, int] | None
+    born: int
+
+
+_TWO_DIGITS: Final = [b"%02X" % number for number in range(256)]
+
+
+def _in_steps(pieces: Iterable[bytes], counter: int, count: int) -> list[bytes]:
+    """``count`` of ``pieces``, the next one wherever a counter that begins at ``counter`` comes to a multiple of 256."""
+    steps: list[bytes] = []
+    at = counter
+    for piece in pieces:
+        steps += [piece] * min(256 - (at & 0xFF), counter + count - at)
+        at += 256 - (at & 0xFF)
+    return steps
+
+
+def encode_messages(
+    layout: RunLayout, queue: int, messages: Sequence[Outgoing], unique: tuple[bytes, int], sequence: int = 0
+) -> tuple[list[int], bytes]:
+    """``(size of each record, all records)`` of a run. ``unique``: of :meth:`UniqueIds.block`.
+
+    ``sequence``: of the first record, where the layout has a mark.
+    """
+    count = len(messages)
+    prefix, counter = unique
+    pack, magic, layout_flags = layout.head.pack, layout.magic, layout.sys_flag
+    fixed = layout.fixed_bytes + layout.end_bytes
+    bodies = [one.body for one in messages]
+    sizes = [fixed + len(body) for body in bodies]
+    # What stands between the body and the last two digits of the unique id: where messages have no properties, it is
+    # the same for up to 256 of them.
+    before = layout.tail + _SHORT.pack(layout.end_bytes) + UNIQUE_PREFIX + prefix
+    highs = [_TWO_DIGITS[at & 0xFF] for at in range(counter >> 8, (counter + count - 1 >> 8) + 1)]
+    tails = _in_steps([before + high for high in highs], counter, count)
+    heads = [
+        pack(size, magic, crc32(body) & 0x7FFFFFFF, queue, 0, layout_flags, one.born, 0, len(body))
+        for one, size, body in zip(messages, sizes, bodies, strict=True)
+    ]
+    for index, one in enumerate(messages):
+        if one.about is not None:
+            properties, flag, sys_flag = one.about
+            body = bodies[index]
+            size = sizes[index] = sizes[index] + len(properties)
+            heads[index] = pack(
+                size, magic, crc32(body) & 0x7FFFFFFF, queue, flag, layout_flags | sys_flag, one.born, 0, len(body)
+            )
+            tails[index] = b"%b%b%b%b%b%b" % (
+                layout.tail,
+                _SHORT.pack(layout.end_bytes + len(properties)),
+                properties,
+                UNIQUE_PREFIX,
+                prefix,
+                _TWO_DIGITS[counter + index >> 8 & 0xFF],
+            )
+    parts = [b""] * (5 * count)
+    parts[0::5] = heads
+    parts[1::5] = bodies
+    parts[2::5] = tails
+    parts[3::5] = (_TWO_DIGITS * ((count >> 8) + 2))[counter & 0xFF : (counter & 0xFF) + count]
+    if layout.mark:
+        parts[4::5] = [b"\x02" + mark_of(layout.mark, at) + layout.crc_slot for at in range(sequence, sequence + count)]
+    else:
+        parts[4::5] = [b"\x02" + layout.crc_slot] * count
+    return sizes, b"".join(parts)
+
+
+_HEX = b"0123456789ABCDEF"
+_head_types: dict[int, np.dtype[np.void]] = {}
+
+
+def _head_type(v6_bytes: int) -> np.dtype[np.void]:
+    """numpy's view of the bytes before the body; ``v6_bytes`` is what IPv6 hosts add. What stays zero needs no name."""
+    import numpy as np
+
+    if v6_bytes not in _head_types:
+        _head_types[v6_bytes] = np.dtype(
+            {
+                "names": ["size", "magic", "crc", "queue", "flag", "sys_flag", "born", "body"],
+                "formats": [">i4", ">i4", ">i4", ">i4", ">i4", ">i4", ">i8", ">i4"],
+                "offsets": [0, 4, 8, 12, 16, 36, 40, 84 + v6_bytes],
+                "itemsize": 88 + v6_bytes,
+            }
+        )
+    return _head_types[v6_bytes]
+
+
+def _decimal_digits(first: int, count: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """MARK_DIGITS decimal digits, in ASCII, of each of ``count`` numbers: one row a number."""
+    import numpy as np
+
+    numbers = np.arange(first, first + count, dtype=np.int64)
+    powers = 10 ** np.arange(MARK_DIGITS - 1, -1, -1, dtype=np.int64)
+    return (numbers[:, None] // powers % 10 + 48).astype(np.uint8)
+
+
+def encode_run(
+    layout: RunLayout,
+    queue: int,
+    bodies: Sequence[bytes],
+    properties: bytes | Sequence[bytes],
+    unique_ids: UniqueIds,
+    *,
+    born: int,
+    flags: int | Sequence[int] = 0,
+    sys_flags: int | Sequence[int] = 0,
+    body_sizes: np.ndarray[Any, np.dtype[np.int64]] | None = None,
+    sequence: int = 0,
+) -> EncodedRun:
+    """Encode ``bodies`` (1 to MAX_RUN_MESSAGES) as one run.
+
+    ``properties`` are encoded, without the unique id: one for all, or one per message. ``sys_flags``: compression bits.
+    ``sequence``: of the first record, where the layout has a mark. Limits of sizes are the caller's business; properties
+    beyond 32,767 bytes raise InvalidMessageError.
+    """
+    import numpy as np
+
+    count = len(bodies)
+    sizes_of_bodies = np.fromiter(map(len, bodies), np.int64, count) if body_sizes is None else body_sizes
+    prefix, counter = unique_ids.block(count)
+    if isinstance(properties, bytes):
+        properties_bytes: Any = len(properties) + layout.end_bytes
+        longest = properties_bytes
+    else:
+        properties_bytes = np.fromiter(map(len, properties), np.int64, count) + layout.end_bytes
+        longest = int(properties_bytes.max())
+    if longest > MAX_PROPERTIES_BYTES:
+        raise InvalidMessageError(f"the properties take {longest} bytes, at most {MAX_PROPERTIES_BYTES} are allowed")
+    sizes = sizes_of_bodies + (layout.fixed_bytes + properties_bytes)
+
+    head_type = _head_type(layout.v6_bytes)
+    head_bytes = head_type.itemsize
+    # The four hex digits of each unique id, as columns.
+    numbers = (np.arange(counter, counter + count, dtype=np.uint32) & 0xFFFF).astype(np.uint16)
+    digits = np.frombuffer(_HEX, np.uint8)[(numbers[:, None] >> np.array([12, 8, 4, 0], np.uint16)) & 0xF]
+
+    before = UNIQUE_PREFIX + prefix
+    if isinstance(properties, bytes):
+        before = layout.tail + _SHORT.pack(longest) + properties + before
+    after = b"\x02" + mark_of(layout.mark, sequence) + layout.crc_slot
+    tail_bytes = len(before) + 4 + len(after)
+    # Piece i is the tail of message i-1 followed by the head of message i; the first has no tail, the last no head.
+    pieces = np.zeros((count + 1, tail_bytes + head_bytes), np.uint8)
+    pieces[1:, :tail_bytes] = np.frombuffer(before + b"0000" + after, np.uint8)
+    pieces[1:, len(before) : len(before) + 4] = digits
+    if layout.mark:
+        at = len(before) + 5 + len(layout.mark)
+        pieces[1:, at : at + MARK_DIGITS] = _decimal_digits(sequence, count)
+    heads = np.ndarray((count,), head_type, pieces, tail_bytes, (pieces.strides[0],))
+    heads["size"] = sizes
+    heads["magic"] = layout.magic
+    heads["crc"] = np.fromiter(map(crc32, bodies), np.uint32, count) & 0x7FFFFFFF
+    heads["queue"] = queue
+    heads["flag"] = flags
+    heads["sys_flag"] = np.asarray(sys_flags) | layout.sys_flag
+    heads["born"] = born
+    heads["body"] = sizes_of_bodies
+
+    glue: list[bytes] = pieces.view(f"V{tail_bytes + head_bytes}").ravel().tolist()
+    glue[0] = glue[0][tail_bytes:]
+    glue[-1] = glue[-1][:tail_bytes]
+    if isinstance(properties, bytes):
+        parts: list[bytes] = [b""] * (2 * count + 1)
+        parts[0::2] = glue
+        parts[1::2] = bodies
+    else:
+        # The properties' own length and bytes differ per message, so they are pieces of their own.
+        topic = layout.tail
+        own = [
+            topic + _SHORT.pack(length) + encoded
+            for length, encoded in zip(properties_bytes.tolist(), properties, strict=True)
+        ]
+        parts = [b""] * (3 * count + 1)
+        parts[0::3] = glue
+        parts[1::3] = bodies
+        parts[2::3] = own
+    return EncodedRun(layout.topic, queue, b"".join(parts), sizes, (prefix.decode(), counter))
+
+
+def encode_user_properties(properties: dict[str, str]) -> bytes:
+    """The properties of a message without its unique id, as a run holds them (insertion order)."""
+    return encode_properties(properties, buckets=None) if properties else b""

@@ -1,0 +1,35 @@
+"""The node's configuration: keys, profiles, units, and how they fit a store that exists."""
+
+from __future__ import annotations
+
+from commitmq.config.schema import (
+    MEMORY_LEAST_SEGMENTS,
+    FilterConfig,
+    GroupsConfig,
+    NetworkConfig,
+    NodeConfig,
+    ReaderConfig,
+    dumps,
+    from_mapping,
+    load,
+    loads,
+    section_from,
+    setting,
+    validated,
+)
+
+__all__ = [
+    "MEMORY_LEAST_SEGMENTS",
+    "FilterConfig",
+    "GroupsConfig",
+    "NetworkConfig",
+    "NodeConfig",
+    "ReaderConfig",
+    "dumps",
+    "from_mapping",
+    "load",
+    "loads",
+    "section_from",
+    "setting",
+    "validated",
+]

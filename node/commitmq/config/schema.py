@@ -1,0 +1,502 @@
+"""The node's configuration: every key, its type, default and limits, in one place.
+
+``config/node.toml`` lists the same keys with one line why each; a test holds the two together. Values come from, in
+rising order: the defaults here, a profile (:mod:`commitmq.config.profiles`), a TOML file (``--config``), single keys (``--set
+section.key=value``). An unknown key, a wrong type or a value out of range is a :class:`ConfigError` that names the key;
+nothing is silently ignored. Sizes and times may have units (:mod:`commitmq.config.units`).
+
+What gives a store's files their sizes is only a wish, for a store that has none yet: see
+:mod:`commitmq.store.geometry`, and :attr:`NodeConfig.given` for what is more than a wish.
+
+Defaults follow RocketMQ where it has the same setting (``spec`` names in the comments of ``node.toml``), but for the sizes
+of segments and index files: those of the profile ``server`` are RocketMQ's, and the default profile is for a laptop.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from commitmq.config import units
+from commitmq.config.profiles import DEFAULT_PROFILE, PROFILES
+from commitmq.errors import ConfigError
+
+_HOST_LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?", re.ASCII)
+MEMORY_LEAST_SEGMENTS = 4  # below that, evicting a segment would be evicting a large part of everything
+
+
+def setting(
+    default: bool | int | float | str,
+    low: float | None = None,
+    high: float | None = None,
+    choices: tuple[str, ...] = (),
+) -> Any:
+    """A field of a plugin's configuration dataclass: its default (which gives the type) and its limits."""
+    return _key(default, low, high, choices)
+
+
+def _key(default: Any, low: float | None = None, high: float | None = None, choices: tuple[str, ...] = ()) -> Any:
+    return field(default=default, metadata={"low": low, "high": high, "choices": choices})
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkConfig:
+    host: str = _key("127.0.0.1")
+    port: int = _key(7310, 0, 65535)
+    advertised_host: str = _key("")
+    store_host: str = _key("127.0.0.1")
+    store_port: int = _key(10911, 0, 65535)
+    max_frame_bytes: int = _key(64 * 1024 * 1024, 65536)
+    max_local_connections: int = _key(1_024, 0, 65_536)
+    max_connections: int = _key(2_000, 16, 100_000)
+    max_client_connections: int = _key(1_500, 8, 100_000)
+    first_request_timeout_ms: int = _key(10_000, 100, 86_400_000)
+    max_pending_bytes: int = _key(256 * 1024 * 1024, 1024 * 1024)
+    max_growth_bytes: int = _key(64 * 1024 * 1024, 1024 * 1024)
+    max_unsent_bytes: int = _key(256 * 1024 * 1024, 1024 * 1024)
+
+
+@dataclass(frozen=True, slots=True)
+class CommitLogConfig:
+    segment_bytes: int = _key(64 * 1024 * 1024, 65536)
+    max_message_bytes: int = _key(4 * 1024 * 1024, 10)
+    max_run_bytes: int = _key(16 * 1024 * 1024, 4096)
+    append_properties_crc: bool = _key(True)
+    flush_mode: str = _key("sync", choices=("sync", "async"))
+    flush_interval_ms: int = _key(500, 1)
+    flush_least_pages: int = _key(4, 0)
+    flush_thorough_interval_ms: int = _key(10_000, 1)
+    sync_flush_timeout_ms: int = _key(5_000, 1)
+    writer_sync_bytes: int = _key(65_536, 0)
+    writer_sync_slow_ms: int = _key(20, 1)
+    max_clock_lead_ms: int = _key(10_800_000, 1_000)
+    max_mapped_segments: int = _key(64, 2)
+    populate_window_bytes: int = _key(4 * 1024 * 1024, 0)
+    preallocate_segments: int = _key(1, 0, 16)
+    warm_ahead_bytes: int = _key(32 * 1024 * 1024, 0)
+    mlock: bool = _key(False)
+    transient_store_pool: bool = _key(False)
+    transient_store_pool_size: int = _key(5, 2, 128)
+    commit_least_pages: int = _key(4, 0)
+    commit_thorough_interval_ms: int = _key(200, 1)
+    allow_cut: int = _key(-1, -1)
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumeQueueConfig:
+    file_bytes: int = _key(6_000_000, 20)
+    enable_ext: bool = _key(False)
+    ext_file_bytes: int = _key(50_331_648, 64, 1 << 31)
+    enable_filter_bit_map: bool = _key(False)
+    flush_interval_ms: int = _key(1_000, 1)
+    flush_least_pages: int = _key(2, 0)
+    flush_thorough_interval_ms: int = _key(60_000, 1)
+    max_open_files: int = _key(16_384, 8)
+    batch_file_bytes: int = _key(13_800_000, 46)
+    enable_lmq: bool = _key(False)
+    enable_multi_dispatch: bool = _key(False)
+    max_lmq_queues: int = _key(20_000, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class IndexConfig:
+    enable: bool = _key(True)
+    hash_slots: int = _key(1_000_000, 1)
+    max_items: int = _key(4_000_000, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class ProducersConfig:
+    max_entries: int = _key(50_000, 1)
+    window: int = _key(8, 1, 1024)
+    expiry_ms: int = _key(604_800_000, 1_000)
+    snapshot_bytes: int = _key(256 * 1024 * 1024, 65536)
+    snapshot_interval_ms: int = _key(60_000, 10)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryConfig:
+    enable: bool = _key(True)
+    budget_bytes: int = _key(0, 0)
+    segment_bytes: int = _key(16 * 1024 * 1024, 256 * 1024)
+    folder: str = _key("")
+
+
+@dataclass(frozen=True, slots=True)
+class TopicsConfig:
+    auto_create: bool = _key(True)
+    default_queues: int = _key(4, 1, 1024)
+    max_topics: int = _key(100_000, 1)
+    snapshot_interval_ms: int = _key(1_000, 10)
+    max_deleted: int = _key(100_000, 1)
+    delete_timeout_ms: int = _key(5_000, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderConfig:
+    count: int = _key(1, 1, 16)
+    max_pull_messages: int = _key(8_192, 1)
+    max_pull_bytes: int = _key(8 * 1024 * 1024, 4096)
+    max_query_messages: int = _key(64, 1, 8_192)
+    max_query_items: int = _key(100_000, 1_000)
+    max_wait_ms: int = _key(30_000, 0)
+    max_parked_pulls: int = _key(100_000, 1)
+    max_parked_bytes: int = _key(64 * 1024 * 1024, 4_096)
+    sweep_interval_ms: int = _key(1_000, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class FilterConfig:
+    sql_enabled: bool = _key(True)
+    max_compiled: int = _key(1_024, 1)
+    max_subscriptions: int = _key(4_096, 0)
+    max_kept_expression_bytes: int = _key(4_096, 0, 65_536)
+    max_kept_bytes: int = _key(4 * 1024 * 1024, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class GroupsConfig:
+    auto_create: bool = _key(True)
+    heartbeat_interval_ms: int = _key(1_000, 50)
+    session_timeout_ms: int = _key(6_000, 200)
+    offsets_interval_ms: int = _key(5_000, 50)
+    max_groups: int = _key(10_000, 1)
+    max_members_per_group: int = _key(1_000, 1)
+    max_topics_per_member: int = _key(1_024, 1)
+    max_member_bytes: int = _key(1024 * 1024, 4_096)
+    max_membership_bytes: int = _key(128 * 1024 * 1024, 65_536)
+
+
+@dataclass(frozen=True, slots=True)
+class DispatchConfig:
+    batch_messages: int = _key(16_384, 1)
+    batch_bytes: int = _key(32 * 1024 * 1024, 65536)
+    queue_batches: int = _key(8, 1)
+    coalesce_us: int = _key(300, 0, 100_000)
+    unawaited_coalesce_us: int = _key(10_000, 0, 1_000_000)
+    park_after: int = _key(5, 2, 100)
+    plugin_memory_bytes: int = _key(1024**3, 32 * 1024 * 1024)
+    plugin_niceness: int = _key(5, 0, 19)
+
+
+@dataclass(frozen=True, slots=True)
+class DiskConfig:
+    warning_ratio: float = _key(0.90, 0.35, 1.0)
+    check_interval_ms: int = _key(500, 10)
+
+
+@dataclass(frozen=True, slots=True)
+class RetentionConfig:
+    hours: int = _key(72, 0)
+    delete_when: str = _key("04")
+    clean_ratio: float = _key(0.75, 0.10, 1.0)
+    forced_ratio: float = _key(0.85, 0.30, 1.0)
+    clean_forcibly: bool = _key(True)
+    store_bytes: int = _key(0, 0)
+    keep_unconsumed: bool = _key(False)
+    batch_files: int = _key(10, 1)
+    check_interval_ms: int = _key(10_000, 10)
+    delete_interval_ms: int = _key(100, 0, 60_000)
+
+    @property
+    def hours_of_day(self) -> frozenset[int]:
+        """``delete_when`` as numbers. Raises ValueError when it is no list of hours."""
+        return frozenset(int(part) for part in self.delete_when.split(";") if part.strip())
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorConfig:
+    poll_interval_ms: int = _key(200, 10, 1_000)
+    status_age_ms: int = _key(200, 0, 60_000)
+    restart_backoff_ms: int = _key(100, 1)
+    restart_backoff_max_ms: int = _key(10_000, 1)
+    restart_window_s: int = _key(60, 1)
+    start_timeout_s: int = _key(120, 1)
+    stop_timeout_s: int = _key(60, 1)
+    hang_timeout_s: int = _key(60, 2)
+    plugin_load_timeout_s: int = _key(10, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeConfig:
+    """The whole configuration; immutable, so that every process of a node works from the same values."""
+
+    profile: str = DEFAULT_PROFILE
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+    commit_log: CommitLogConfig = field(default_factory=CommitLogConfig)
+    consume_queue: ConsumeQueueConfig = field(default_factory=ConsumeQueueConfig)
+    index: IndexConfig = field(default_factory=IndexConfig)
+    topics: TopicsConfig = field(default_factory=TopicsConfig)
+    producers: ProducersConfig = field(default_factory=ProducersConfig)
+    memory: MemoryConfig = field(default_factory=MemoryConfig)
+    reader: ReaderConfig = field(default_factory=ReaderConfig)
+    filter: FilterConfig = field(default_factory=FilterConfig)
+    groups: GroupsConfig = field(default_factory=GroupsConfig)
+    dispatch: DispatchConfig = field(default_factory=DispatchConfig)
+    disk: DiskConfig = field(default_factory=DiskConfig)
+    retention: RetentionConfig = field(default_factory=RetentionConfig)
+    supervisor: SupervisorConfig = field(default_factory=SupervisorConfig)
+    plugins: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What the sections ``[plugins.NAME]`` say; their plugins check them (see :mod:`commitmq.plugin.loading`)."""
+    given: frozenset[str] = field(default=frozenset(), compare=False)
+    """Keys (``section.key``) that somebody set: all that came by ``--set``, and those of a file that differ from the
+    default, for ``node.toml`` lists every key. A size among them must agree with the store's files.
+    """
+
+    @property
+    def sync_flush(self) -> bool:
+        """True when an ack of ``flushed`` waits for fdatasync and consumers see flushed messages only."""
+        return self.commit_log.flush_mode == "sync"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain ``{"profile": name, section: {key: value}}``, fit for JSON and for :func:`from_mapping`."""
+        values: dict[str, Any] = {"profile": self.profile}
+        values |= {
+            section.name: {key.name: getattr(getattr(self, section.name), key.name) for key in fields(section_value)}
+            for section in fields(self)
+            if is_dataclass(section_value := getattr(self, section.name))
+        }
+        if self.plugins:
+            values["plugins"] = {name: dict(section) for name, section in self.plugins.items()}
+        return values
+
+
+def load(path: Path | None = None, overrides: Iterable[str] = (), profile: str | None = None) -> NodeConfig:
+    """Defaults, the ``profile``'s, then the TOML file at ``path``, then each ``section.key=value`` of ``overrides``.
+
+    The profile is the argument, else the last ``profile=NAME`` of ``overrides``, else what the file says. Raises ConfigError
+    for an unreadable file, bad TOML, an unknown key, a wrong type or a value out of range.
+    """
+    data: dict[str, Any] = {}
+    if path is not None:
+        try:
+            data = tomllib.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(f"cannot read the configuration file {path}: {error.strerror}") from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    pairs = [(override, *map(str.strip, override.partition("=")[::2])) for override in overrides]
+    in_file = _profile(data.pop("profile", DEFAULT_PROFILE), str(path))
+    asked = [_profile(_value_of(text), "--set") for _, name, text in pairs if name == "profile"]
+    base = of_profile(_profile(profile, "--profile") if profile is not None else (asked or [in_file])[-1])
+    config = from_mapping(data, base=base, where=str(path))
+    given = {name for name, value in _flat(config) if value != dict(_flat(base))[name]}
+    for override, name, _ in pairs:
+        if name != "profile":
+            config = _apply_override(config, override)
+            given.add(name)
+    return replace(validated(config), given=frozenset(given))
+
+
+def of_profile(name: str) -> NodeConfig:
+    """The defaults of a profile."""
+    return from_mapping(PROFILES[name], base=NodeConfig(profile=name), where=f"profile {name}")
+
+
+def _profile(name: Any, where: str) -> str:
+    if name not in PROFILES:
+        raise ConfigError(f"{where}: profile={name!r} must be one of {', '.join(PROFILES)}")
+    return str(name)
+
+
+def _flat(config: NodeConfig) -> list[tuple[str, Any]]:
+    """``(section.key, value)`` of every key of the node's own."""
+    return [
+        (f"{section}.{key}", value)
+        for section, values in config.to_dict().items()
+        if section not in ("profile", "plugins")
+        for key, value in values.items()
+    ]
+
+
+def dumps(config: NodeConfig) -> bytes:
+    """All of ``config`` for another process, also which keys were given; :func:`loads` reads it."""
+    return json.dumps({"config": config.to_dict(), "given": sorted(config.given)}).encode()
+
+
+def loads(data: bytes) -> NodeConfig:
+    """Inverse of :func:`dumps`."""
+    values = json.loads(data)
+    return replace(from_mapping(values["config"]), given=frozenset(values["given"]))
+
+
+def from_mapping(
+    data: Mapping[str, Any], *, base: NodeConfig | None = None, where: str = "configuration"
+) -> NodeConfig:
+    """A config with the values of ``{section: {key: value}}`` laid over ``base``; without one, over ``data``'s profile."""
+    config = base or of_profile(_profile(data.get("profile", DEFAULT_PROFILE), where))
+    for section_name, values in data.items():
+        if section_name == "profile":
+            continue
+        if section_name == "plugins":
+            config = _with_plugins(config, values, where)
+            continue
+        section = _section(config, section_name, where)
+        if not isinstance(values, Mapping):
+            raise ConfigError(f"{where}: [{section_name}] must be a table of keys, not {type(values).__name__}")
+        changed = section
+        for key, value in values.items():
+            changed = replace(changed, **{key: _checked(section, section_name, key, value, where)})
+        config = replace(config, **{section_name: changed})
+    return config
+
+
+def validated(config: NodeConfig) -> NodeConfig:
+    """``config`` itself, after the rules that span several keys; raises ConfigError."""
+    log = config.commit_log
+    if log.segment_bytes % 4096:
+        raise ConfigError(f"commit_log.segment_bytes={log.segment_bytes} must be a multiple of the 4096-byte page")
+    if config.groups.session_timeout_ms < 2 * config.groups.heartbeat_interval_ms:
+        raise ConfigError(
+            f"groups.session_timeout_ms={config.groups.session_timeout_ms} must be at least twice "
+            f"groups.heartbeat_interval_ms={config.groups.heartbeat_interval_ms}, or a single late heartbeat ends a session"
+        )
+    if config.network.max_frame_bytes < log.max_run_bytes + 65536:
+        raise ConfigError("network.max_frame_bytes must exceed commit_log.max_run_bytes by at least 65536")
+    _check_advertised_host(config.network)
+    _check_retention(config.retention)
+    memory = config.memory
+    if memory.segment_bytes % 4096:
+        raise ConfigError(f"memory.segment_bytes={memory.segment_bytes} must be a multiple of the 4096-byte page")
+    if memory.budget_bytes and memory.budget_bytes < MEMORY_LEAST_SEGMENTS * memory.segment_bytes:
+        raise ConfigError(
+            f"memory.budget_bytes={memory.budget_bytes} must hold {MEMORY_LEAST_SEGMENTS} segments of"
+            f" memory.segment_bytes={memory.segment_bytes}: make the segments smaller, or the budget larger"
+        )
+    queues = config.consume_queue
+    if queues.enable_multi_dispatch and not queues.enable_lmq:
+        raise ConfigError(
+            "consume_queue.enable_multi_dispatch needs consume_queue.enable_lmq: the queues it fills are LMQs"
+        )
+    # RocketMQ rounds a ConsumeQueue file up to whole units (spec 1.3); so do we, or the two would disagree on names.
+    units_bytes = -(-queues.file_bytes // 20) * 20
+    batch_bytes = -(-queues.batch_file_bytes // 46) * 46
+    if (units_bytes, batch_bytes) != (queues.file_bytes, queues.batch_file_bytes):
+        queues = replace(queues, file_bytes=units_bytes, batch_file_bytes=batch_bytes)
+        config = replace(config, consume_queue=queues)
+    return config
+
+
+def _check_advertised_host(network: NetworkConfig) -> None:
+    """What clients are told to connect to must be a host alone, and one that they can mean."""
+    host = network.advertised_host
+    label = f"network.advertised_host={host!r}"
+    if not host:
+        return
+    if host in ("*", "0.0.0.0", "::"):
+        raise ConfigError(f"{label} is no address that a client can connect to; write the one that clients reach")
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        labels = host.removesuffix(".").split(".")
+        if len(host) > 253 or not all(_HOST_LABEL.fullmatch(one) for one in labels) or labels[-1].isdigit():
+            raise ConfigError(
+                f"{label} must be a host name or an IP address alone, without scheme, port or brackets"
+            ) from None
+
+
+def _check_retention(retention: RetentionConfig) -> None:
+    try:
+        hours = retention.hours_of_day
+    except ValueError:
+        hours = frozenset({-1})
+    if not all(0 <= hour <= 23 for hour in hours):
+        raise ConfigError(
+            f'retention.delete_when={retention.delete_when!r} must be hours from 0 to 23, as in "04" or "04;16"'
+        )
+    if retention.clean_ratio > retention.forced_ratio:
+        raise ConfigError(
+            f"retention.clean_ratio={retention.clean_ratio} must not exceed retention.forced_ratio="
+            f"{retention.forced_ratio}: what is expired goes before what is not"
+        )
+
+
+def _with_plugins(config: NodeConfig, sections: Any, where: str) -> NodeConfig:
+    """``config`` with the values of ``[plugins.NAME]`` sections, which only their plugins can check, laid over its own."""
+    if not isinstance(sections, Mapping) or not all(isinstance(values, Mapping) for values in sections.values()):
+        raise ConfigError(f"{where}: [plugins] holds one table for each plugin, as in [plugins.NAME]")
+    merged = {name: dict(values) for name, values in config.plugins.items()}
+    for name, values in sections.items():
+        merged.setdefault(name, {}).update(values)
+    return replace(config, plugins=merged)
+
+
+def section_from(schema: type[Any], values: Mapping[str, Any], where: str) -> Any:
+    """An instance of the dataclass ``schema`` with ``values`` laid over its defaults, each checked.
+
+    Raises ConfigError for an unknown key, a wrong type, a value out of range, or what ``schema.check()`` refuses.
+    """
+    section = schema()
+    for key, value in values.items():
+        section = replace(section, **{key: _checked(section, where, key, value, "configuration")})
+    check = getattr(section, "check", None)
+    if check is not None:
+        try:
+            check()
+        except ValueError as error:
+            raise ConfigError(f"configuration: [{where}]: {error}") from error
+    return section
+
+
+def _apply_override(config: NodeConfig, override: str) -> NodeConfig:
+    name, separator, text = override.partition("=")
+    section_name, dot, key = name.strip().partition(".")
+    if not separator or not dot:
+        raise ConfigError(f"--set {override!r}: write section.key=value, for example commit_log.flush_mode=async")
+    if section_name == "plugins":
+        plugin, dot, key = key.partition(".")
+        if not dot:
+            raise ConfigError(f"--set {override!r}: write plugins.NAME.key=value")
+        return _with_plugins(config, {plugin: {key: _value_of(text)}}, "--set")
+    section = _section(config, section_name, "--set")
+    checked = _checked(section, section_name, key, _value_of(text), "--set")
+    return replace(config, **{section_name: replace(section, **{key: checked})})
+
+
+def _value_of(text: str) -> Any:
+    """The TOML value that ``text`` is, else the text itself."""
+    try:
+        return tomllib.loads(f"value = {text.strip()}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text.strip()  # a bare word is a string: quoting it inside shell quotes is what nobody remembers
+
+
+def _section(config: NodeConfig, name: str, where: str) -> Any:
+    names = [section.name for section in fields(config) if is_dataclass(getattr(config, section.name))]
+    if name not in names:
+        raise ConfigError(f"{where}: there is no section {name!r}; sections are {', '.join(names)}")
+    return getattr(config, name)
+
+
+def _checked(section: Any, section_name: str, key: str, value: Any, where: str) -> Any:
+    by_name = {one.name: one for one in fields(section)}
+    if key not in by_name:
+        raise ConfigError(f"{where}: there is no key {section_name}.{key}; keys are {', '.join(by_name)}")
+    wanted = type(by_name[key].default)
+    label = f"{where}: {section_name}.{key}={value!r}"
+    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    unit = units.unit_of(key)
+    if wanted is int and unit and isinstance(value, str):
+        try:
+            value = units.parse(value, unit)
+        except ValueError as error:
+            raise ConfigError(f"{label}: {error}") from error
+    if type(value) is not wanted:
+        more = f" ({units.accepted(unit)})" if wanted is int and unit else ""
+        raise ConfigError(f"{label} must be {wanted.__name__}{more}, not {type(value).__name__}")
+    # A plugin's section may have plain defaults, without any of these.
+    low, high, choices = (by_name[key].metadata.get(name) for name in ("low", "high", "choices"))
+    if choices and value not in choices:
+        raise ConfigError(f"{label} must be one of {', '.join(choices)}")
+    if low is not None and value < low:
+        raise ConfigError(f"{label} is below the least allowed value {low}")
+    if high is not None and value > high:
+        raise ConfigError(f"{label} is above the greatest allowed value {high}")
+    return value

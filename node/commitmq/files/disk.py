@@ -1,0 +1,198 @@
+"""The one place where the store asks the kernel for names, descriptors, mappings, space and durability.
+
+Each call has a failpoint on both sides, ``disk.OPERATION.WHAT:before`` and ``:after``, where WHAT says which kind of file it
+is (``segment``, ``checkpoint``, ``queue``, …), so that a test can go through all of them: die before or after the call, or
+have it fail. An error *after* a call is one that came although the call did its work, as a lost answer of a network file
+system does; whoever calls must get over both. A test finds calls that pass this module by.
+
+Nobody but the owner ever writes to a store's files, and strangers never read them; whether a group may is the umask's to
+decide (:mod:`commitmq.store.access`).
+
+Raises OSError throughout: what an error means, only the caller knows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import functools
+import mmap
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Final, TypeAlias
+
+from commitmq import failpoints
+from commitmq.files.write_all import write_all
+
+AnyPath: TypeAlias = str | os.PathLike[str]
+
+FILE_MODE: Final = 0o640
+
+NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE)
+"""A call that wanted a descriptor did nothing, and may do it a moment later. No sync says that of what it was to write."""
+
+_AT_FDCWD: Final = -100
+_RENAME_NOREPLACE: Final = 1
+_NOT_THERE: Final = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP)
+
+
+def open_file(path: AnyPath, flags: int, what: str, mode: int = FILE_MODE) -> int:
+    """``os.open``; the descriptor is not inherited."""
+    if not failpoints.ACTIVE:
+        return os.open(path, flags | os.O_CLOEXEC, mode)
+    failpoints.hit(f"disk.open.{what}:before")
+    fd = os.open(path, flags | os.O_CLOEXEC, mode)
+    try:
+        failpoints.hit(f"disk.open.{what}:after")
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+@contextlib.contextmanager
+def opened(path: AnyPath, flags: int, what: str, mode: int = FILE_MODE) -> Iterator[int]:
+    """:func:`open_file`, closed at the end of the ``with`` block."""
+    fd = open_file(path, flags, what, mode)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def sync(fd: int, what: str, *, metadata: bool = False) -> None:
+    """Make the content of ``fd`` durable (fdatasync), with ``metadata`` its times too (fsync).
+
+    After an error the kernel calls the pages clean that it could not write: a second call proves nothing.
+    """
+    if not failpoints.ACTIVE:
+        (os.fsync if metadata else os.fdatasync)(fd)
+        return
+    failpoints.hit(f"disk.sync.{what}:before")
+    (os.fsync if metadata else os.fdatasync)(fd)
+    failpoints.hit(f"disk.sync.{what}:after")
+
+
+def sync_folder(folder: AnyPath, what: str = "folder") -> None:
+    """Make created, renamed and deleted names in ``folder`` durable."""
+    if failpoints.ACTIVE:
+        failpoints.hit(f"disk.sync_folder.{what}:before")
+    fd = open_folder(folder)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    if failpoints.ACTIVE:
+        failpoints.hit(f"disk.sync_folder.{what}:after")
+
+
+def open_folder(folder: AnyPath) -> int:
+    """A descriptor of ``folder``, for a sync of its names."""
+    return open_file(folder, os.O_RDONLY | os.O_DIRECTORY, "folder")
+
+
+def rename(source: AnyPath, target: AnyPath, what: str) -> None:
+    """Give ``source`` the name ``target``, which must be free: raises FileExistsError otherwise, in one step."""
+    if failpoints.ACTIVE:
+        failpoints.hit(f"disk.rename.{what}:before")
+    _rename_to_free(source, target)
+    if failpoints.ACTIVE:
+        failpoints.hit(f"disk.rename.{what}:after")
+
+
+def replace(source: AnyPath, target: AnyPath, what: str) -> None:
+    """Give ``source`` the name ``target`` in one step; what had it is gone."""
+    if failpoints.ACTIVE:
+        failpoints.hit(f"disk.replace.{what}:before")
+    os.replace(source, target)
+    if failpoints.ACTIVE:
+        failpoints.hit(f"disk.replace.{what}:after")
+
+
+def unlink(path: AnyPath, what: str, *, missing_ok: bool = False) -> None:
+    """Delete the name ``path``."""
+    if failpoints.ACTIVE:
+        failpoints.hit(f"disk.unlink.{what}:before")
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        if not missing_ok:
+            raise
+    if failpoints.ACTIVE:
+        failpoints.hit(f"disk.unlink.{what}:after")
+
+
+def map_file(fd: int, size: int, what: str, *, writable: bool = True) -> mmap.mmap:
+    """A shared mapping of the first ``size`` bytes; what is mapped ``writable`` must be allocated (else SIGBUS)."""
+    access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+    if not failpoints.ACTIVE:
+        return mmap.mmap(fd, size, prot=access)
+    failpoints.hit(f"disk.map.{what}:before")
+    mapping = mmap.mmap(fd, size, prot=access)
+    try:
+        failpoints.hit(f"disk.map.{what}:after")
+    except BaseException:
+        mapping.close()
+        raise
+    return mapping
+
+
+def reserve(fd: int, start: int, size: int, what: str) -> None:
+    """Allocate the blocks of ``size`` bytes from ``start`` on, and let the file reach that far (fallocate)."""
+    if failpoints.ACTIVE:
+        failpoints.hit(f"disk.reserve.{what}:before")
+    os.posix_fallocate(fd, start, size)
+    if failpoints.ACTIVE:
+        failpoints.hit(f"disk.reserve.{what}:after")
+
+
+def resize(fd: int, size: int, what: str) -> None:
+    """Cut the file to ``size`` bytes, or let it reach that far without blocks (ftruncate)."""
+    if failpoints.ACTIVE:
+        failpoints.hit(f"disk.resize.{what}:before")
+    os.ftruncate(fd, size)
+    if failpoints.ACTIVE:
+        failpoints.hit(f"disk.resize.{what}:after")
+
+
+def replace_content(path: Path, data: failpoints.Buffer, what: str, *, durable: bool = True) -> None:
+    """Make ``data`` the content of ``path`` in one step: a reader, and with ``durable`` also who comes after a power cut,
+    finds the old content or the new.
+
+    Raises OSError. The content is the old one then, or, when only the folder's sync failed, the new one, which a power cut
+    may take back.
+    """
+    beside = path.with_name(path.name + ".new")
+    with opened(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, what) as fd:
+        write_all(fd, data, 0, place=f"{what}.write")
+        if durable:
+            sync(fd, what)
+    replace(beside, path, what)
+    if durable:
+        sync_folder(path.parent, what)
+
+
+@functools.cache
+def _renameat2() -> Callable[..., int] | None:
+    try:
+        return ctypes.CDLL(None, use_errno=True).renameat2
+    except (OSError, AttributeError):
+        return None
+
+
+def _rename_to_free(source: AnyPath, target: AnyPath) -> None:
+    call = _renameat2()
+    if call is not None:
+        sys.audit("os.rename", source, target, -1, -1)
+        if not call(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), ctypes.c_uint(_RENAME_NOREPLACE)):
+            return
+        number = ctypes.get_errno()
+        if number not in _NOT_THERE:
+            raise OSError(number, os.strerror(number), os.fspath(source), None, os.fspath(target))
+    # A file system without it. Each name of a store is made by one process only, which looks first.
+    if os.path.lexists(target):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(source), None, os.fspath(target))
+    os.rename(source, target)

@@ -1,0 +1,283 @@
+"""Where compiled kernels live: which folder this process loads them from and, where none has them, compiles them into.
+
+numba alone decides function by function, and stops the process with "no locator available" where neither the package nor a
+home folder can be written; it cannot use a folder that it may only read. So one folder is chosen here for all kernels:
+
+    NUMBA_CACHE_DIR/…                       where that variable is set
+    PACKAGE/kernels/__pycache__/…           beside the sources: what an installation by root leaves for every account
+    $XDG_CACHE_HOME/commitmq/… or ~/.cache  this account's own
+    STORE/commitmq/kernels/…                the store of the node or of the offline verb: a service account needs no other
+    a temporary folder                      made for this process and removed at its end; nothing else could be written
+
+A folder that has every kernel is used wherever it is in that order, even if it may only be read; else the first that can
+be written. Its name tells what its content depends on (the sources of all kernels, which inline each other, Python, numba,
+llvmlite and the processor), so two installations, or two machines with one home, never disturb each other, and a changed
+source never meets machine code that is stale.
+
+    kernels-<16 hex>/*.nbi *.nbc    numba's files
+    kernels-<16 hex>/complete       JSON: name and size of each, written last: all kernels are there
+    kernels-<16 hex>/lock           held by the process that compiles; others wait instead of doing the same
+
+Machine code is trusted as the sources are: a folder outside of the package counts only if it and what it lies in belong to
+this account or to root and cannot be written by others. So root never loads what the owner of a store put there.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import hashlib
+import os
+import platform
+import shutil
+import stat
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final
+
+import orjson
+
+from commitmq.errors import CommitMQError
+
+SOURCES: Final = Path(__file__).parents[1] / "kernels"
+MODULES: Final = ("words", "raw", "run", "walk", "tags", "columns", "index", "units", "arrow", "marks", "sums")
+"""Every kernel, in the order in which they use each other."""
+
+COMPILING_TAKES: Final = "up to a minute"
+_COMPLETE: Final = "complete"
+_LOCK: Final = "lock"
+_TEMPORARY: Final = "commitmq-kernels-"
+_KEPT_FOR_S: Final = 7 * 24 * 3600.0
+_state: dict[str, Path | None] = {"store": None}
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCache:
+    """A folder for compiled kernels. ``origin`` says which of the places it is, ``complete`` that nothing is missing."""
+
+    folder: Path
+    origin: str
+    complete: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One place that was looked at. ``problem`` says why it cannot be used, None if it can."""
+
+    folder: Path
+    origin: str
+    complete: bool
+    problem: str | None
+
+
+class NoKernelFolderError(CommitMQError):
+    """Nothing that is compiled here can be kept; the sentence says which places were tried and what to do."""
+
+
+def use_store(root: Path) -> None:
+    """Let this process keep kernels in the store at ``root`` when it has no other place; before kernels are imported."""
+    _state["store"] = root
+
+
+@lru_cache(maxsize=1)
+def choose() -> KernelCache:
+    """The folder of this process: chosen once, when the first kernel is imported."""
+    found, reasons = _first_usable()
+    if found is not None:
+        return found
+    folder = Path(tempfile.mkdtemp(prefix=_TEMPORARY))
+    for other in folder.parent.glob(f"{_TEMPORARY}*"):  # of processes that were killed; nobody else's can be removed
+        _remove_old(other, folder)
+    atexit.register(_remove, folder, os.getpid())
+    from commitmq.log import get_log
+
+    get_log("kernels").warning(
+        f"no folder can keep compiled kernels, so this process compiles them for itself alone, which takes {COMPILING_TAKES}:"
+        f" {reasons}. Run `commitmq kernels warm` as the owner of the installation, or set NUMBA_CACHE_DIR"
+    )
+    return KernelCache(folder, "temporary folder", False)
+
+
+def choose_one_that_keeps() -> KernelCache:
+    """As :func:`choose`, for whoever compiles for others. Raises NoKernelFolderError, and has done nothing, where no folder
+    can keep what is compiled.
+    """
+    found, reasons = _first_usable()
+    if found is None:
+        raise NoKernelFolderError(
+            f"no folder can keep compiled kernels: {reasons}. Run this as the owner of the installation, or set"
+            " NUMBA_CACHE_DIR to a folder of this account, or let a store keep them with --store DIR"
+        )
+    return choose()
+
+
+def _first_usable() -> tuple[KernelCache | None, str]:
+    """The folder to use, which exists afterwards; without one None, and why each cannot be used."""
+    problems = []
+    for one in sorted(candidates(), key=lambda one: not one.complete):
+        problem = one.problem
+        if problem is None:
+            try:
+                if not one.complete:
+                    _make(one)
+                return KernelCache(one.folder, one.origin, one.complete), ""
+            except OSError as error:
+                problem = error.strerror or repr(error)
+        problems.append(f"{one.folder}: {problem}")
+    return None, "; ".join(problems)
+
+
+def candidates() -> list[Candidate]:
+    """Every place in the order of preference, and what is wrong with it. Changes nothing."""
+    return [_look(folder / f"kernels-{key()}", origin, base) for folder, origin, base in _places()]
+
+
+def _places() -> Iterator[tuple[Path, str, Path | None]]:
+    """``(folder, origin, from where on ownership is checked)``; None: as trusted as the sources."""
+    if configured := os.environ.get("NUMBA_CACHE_DIR"):
+        yield Path(configured).absolute() / "commitmq", "NUMBA_CACHE_DIR", Path(configured).absolute()
+    yield SOURCES / "__pycache__", "package", None
+    home = os.path.expanduser("~")
+    caches = os.environ.get("XDG_CACHE_HOME") or (os.path.join(home, ".cache") if os.path.isdir(home) else "")
+    if os.path.isabs(caches):
+        yield Path(caches, "commitmq"), "user cache", Path(caches)
+    store = _state["store"]
+    if store is not None:
+        yield store / "commitmq" / "kernels", "store", store
+
+
+def _look(folder: Path, origin: str, base: Path | None) -> Candidate:
+    try:
+        if base is not None and (problem := _untrusted(folder, base)):
+            return Candidate(folder, origin, False, problem)
+        if is_complete(folder):
+            return Candidate(folder, origin, True, None)
+        there = next(one for one in (folder, *folder.parents) if one.exists())
+        writable = os.access(there, os.W_OK | os.X_OK)
+    except OSError as error:
+        return Candidate(folder, origin, False, error.strerror or repr(error))
+    return Candidate(folder, origin, False, None if writable else f"{there} cannot be written")
+
+
+def _make(place: Candidate) -> None:
+    """Make the folder and try it. Raises OSError."""
+    # Not by the umask: a folder that a group may write to would not be trusted again.
+    mode = 0o755 if place.origin == "package" else 0o700
+    os.makedirs(place.folder.parent.parent, exist_ok=True)
+    for folder in (place.folder.parent, place.folder):
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir(mode)
+    tempfile.TemporaryFile(dir=place.folder).close()
+
+
+def _untrusted(folder: Path, base: Path) -> str | None:
+    """Why machine code from ``folder`` must not be run: somebody else could have put it there."""
+    for one in (folder, *folder.parents):
+        try:
+            found = one.lstat()
+        except FileNotFoundError:
+            pass
+        else:
+            if stat.S_ISLNK(found.st_mode) and one != base:
+                return f"{one} is a symbolic link"
+            found = one.stat()
+            if not stat.S_ISDIR(found.st_mode):
+                return f"{one} is no folder"
+            if found.st_uid not in (0, os.geteuid()):
+                return f"{one} belongs to another account"
+            if found.st_mode & 0o022 and not (one == base and found.st_mode & stat.S_ISVTX):
+                return f"{one} can be written by other accounts"
+        if one == base:
+            return None
+    return None
+
+
+# ---------------------------------------------------------------- what is in a folder
+
+
+@lru_cache(maxsize=1)
+def key() -> str:
+    """Names what compiled code depends on; the same key means that it can be shared."""
+    digest = hashlib.sha256()
+    for source in sorted(SOURCES.glob("*.py")):
+        digest.update(source.name.encode() + b"\0" + source.read_bytes())
+    parts = [sys.implementation.cache_tag, getattr(sys, "abiflags", ""), version("numba"), version("llvmlite")]
+    parts += [version("numpy"), version("isal"), platform.machine(), *_processor()]
+    digest.update("\0".join(parts).encode())
+    return digest.hexdigest()[:16]
+
+
+def _processor() -> list[str]:
+    """Name and features of the processor as the compiler sees them; machine code for another one may not run here."""
+    import llvmlite.binding as llvm
+
+    name, features = os.environ.get("NUMBA_CPU_NAME"), os.environ.get("NUMBA_CPU_FEATURES")
+    return [
+        name or llvm.get_host_cpu_name(),
+        features if features is not None else llvm.get_host_cpu_features().flatten(),
+    ]
+
+
+def is_complete(folder: Path) -> bool:
+    """Whether ``folder`` has every kernel, whole. Raises PermissionError when that cannot be seen."""
+    try:
+        wanted = orjson.loads((folder / _COMPLETE).read_bytes())
+        found = _contents(folder)
+    except (FileNotFoundError, NotADirectoryError, orjson.JSONDecodeError):
+        return False
+    return isinstance(wanted, dict) and wanted.items() <= found.items()
+
+
+def _contents(folder: Path) -> dict[str, int]:
+    with os.scandir(folder) as entries:
+        return {entry.name: entry.stat().st_size for entry in entries if entry.name.endswith((".nbi", ".nbc"))}
+
+
+@contextlib.contextmanager
+def compiling(cache: KernelCache) -> Iterator[None]:
+    """Around the import of all kernels: one process compiles, the others wait and load; afterwards the folder is whole."""
+    if cache.complete:
+        yield
+        return
+    fd = os.open(cache.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+        _mark_complete(cache)
+    finally:
+        os.close(fd)
+
+
+def _mark_complete(cache: KernelCache) -> None:
+    folder = cache.folder
+    mark = folder / f"{_COMPLETE}.{os.getpid()}"
+    mark.write_bytes(orjson.dumps(_contents(folder)))
+    os.replace(mark, folder / _COMPLETE)
+    if cache.origin == "package":
+        # An installation is there for every account that can read it, whatever the umask of who was first to use it.
+        with contextlib.suppress(OSError):
+            for path in (folder, *folder.iterdir()):
+                path.chmod(path.stat().st_mode | stat.S_IRGRP | stat.S_IROTH | (0o011 if path is folder else 0))
+    # Folders of former sources and compilers; none that a process might be filling now.
+    for other in folder.parent.glob("kernels-*"):
+        _remove_old(other, folder)
+
+
+def _remove_old(other: Path, folder: Path) -> None:
+    with contextlib.suppress(OSError):
+        found = other.lstat()
+        ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+        if ours and other != folder and time.time() - found.st_mtime > _KEPT_FOR_S:
+            shutil.rmtree(other, ignore_errors=True)
+
+
+def _remove(folder: Path, pid: int) -> None:
+    if os.getpid() == pid:
+        shutil.rmtree(folder, ignore_errors=True)

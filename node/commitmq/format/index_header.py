@@ -1,0 +1,90 @@
+"""What of an IndexFile can be said without reading it, or from its header alone (spec 4.1); see
+:mod:`commitmq.store.index.index_file` for the diagram. Nothing heavy is imported: the supervisor looks at stores too.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from commitmq.errors import StoreError
+
+HEADER_BYTES: Final = 40
+SLOT_BYTES: Final = 4
+ITEM_BYTES: Final = 20
+SLOTS_AND_COUNT: Final = 4  # the header's fifth 8-byte word
+_MASK: Final = 0xFFFF_FFFF
+_NAME: Final = re.compile(r"\d{17}", re.ASCII)
+
+
+def list_index_files(folder: Path) -> list[str]:
+    """Names of the index files in ``folder``, oldest first; anything else there is passed over."""
+    try:
+        return sorted(name for name in os.listdir(folder) if _NAME.fullmatch(name))
+    except FileNotFoundError:
+        return []
+
+
+@dataclass(frozen=True, slots=True)
+class IndexShape:
+    """What gives every file of a store its size."""
+
+    hash_slots: int
+    max_items: int
+
+    @property
+    def file_bytes(self) -> int:
+        return HEADER_BYTES + SLOT_BYTES * self.hash_slots + ITEM_BYTES * self.max_items
+
+    def item_position(self, number: int) -> int:
+        """Byte at which item ``number`` begins."""
+        return HEADER_BYTES + SLOT_BYTES * self.hash_slots + ITEM_BYTES * number
+
+
+@dataclass(frozen=True, slots=True)
+class IndexHeader:
+    """The header's fields; time stamps in ms, offsets in bytes of the CommitLog."""
+
+    begin_timestamp: int
+    end_timestamp: int
+    begin_offset: int
+    end_offset: int
+    slots_used: int
+    count: int
+
+    @property
+    def is_empty(self) -> bool:
+        """True when the file has no item."""
+        return self.count <= 1
+
+
+def header_of(words: memoryview) -> IndexHeader:
+    """The header in ``words``, the file's first 8-byte words in host order (``cast("q")``); read newest count first."""
+    last = host_order(words[SLOTS_AND_COUNT]) & 0xFFFF_FFFF_FFFF_FFFF
+    count = last & _MASK
+    # RocketMQ stores a fresh file's indexCount only with its first item.
+    count = 1 if count == 0 or count >> 31 else count
+    fields = [host_order(words[index]) for index in range(4)]
+    return IndexHeader(fields[0], fields[1], fields[2], fields[3], last >> 32, count)
+
+
+def host_order(word: int) -> int:
+    """A big-endian 8-byte integer that was loaded in host order, or the other way round."""
+    if sys.byteorder == "big":
+        return word
+    return int.from_bytes((word & 0xFFFF_FFFF_FFFF_FFFF).to_bytes(8, "little"), "big", signed=True)
+
+
+def check_file_size(path: Path, found_bytes: int, shape: IndexShape) -> None:
+    """Raise StoreError unless the file has the size that the configuration gives it."""
+    if found_bytes != shape.file_bytes:
+        raise StoreError(
+            f"the index file has {found_bytes} bytes, but index.hash_slots={shape.hash_slots} and "
+            f"index.max_items={shape.max_items} make {shape.file_bytes}; open the store with the values it was "
+            "written with, or delete its folder index, which is then built again",
+            path=path,
+        )

@@ -1,0 +1,341 @@
+"""A journal beside a JSON file of RocketMQ's: every change since the file was last written whole.
+
+RocketMQ writes its tables whole and loses what came between on a crash; here what was acknowledged must survive, and a
+change must not cost what exists. So every change is first appended here and synced, and the JSON file, the *snapshot*,
+stays what RocketMQ reads.
+
+Integers are big-endian, records back to back, the first one at byte 0::
+
+    0   u4  magic     C3 4F 4A 01: lets the search for records behind a damage find their starts
+    4   u4  length    bytes of the payload
+    8   u8  sequence  0 for the first record of the file, then 1, 2, …: a record of another place is no continuation
+    16  u4  CRC-32    of bytes 4..15 and the payload
+    20      payload   JSON (one line)
+
+Record 0 is an object; its ``base`` names the snapshot that the changes build on. Every further record has all changes of
+one turn of the coordinator's loop, in the words of the journal's kind, or is a *mark*, ``{"snapshot": name}``: the
+snapshot of this name has all changes of the records before it. Changes name absolute values, so replaying them twice is
+the same as once.
+
+One record a sync, and the next one is appended only after the sync of the last: so after a crash at most the last
+record is incomplete, and nobody was told of it. The three outcomes of reading are
+
+* end of log: the file ends with a complete record;
+* torn tail: what follows the last good record is not a record, and no good record comes after it. It is copied to
+  ``<name>.torn-<ms>`` and cut;
+* corruption: a good record follows the bad one, so the bad one was acknowledged. StoreError, and nothing is changed.
+
+A new snapshot (:meth:`Journal.begin_anew`) takes three steps, and whatever dies or fails between two of them, the files
+that are there say the same:
+
+1. The mark is appended. The old snapshot with all records is still right.
+2. The snapshot is written under its name, durably. Now either is: the old one with all records, the new one with the
+   records behind its mark.
+3. A journal without changes takes the old one's place. Until that succeeds the old one goes on, which has the mark.
+
+After a failed write or sync the file is not trusted any more (the kernel marks the pages clean although they never
+reached the device): :meth:`Journal.append` refuses until :meth:`Journal.begin_anew` has made a new file; step 1 is left
+out then, and nothing can be acknowledged between 2 and 3. A new file is written beside the old one, synced and renamed,
+so at every moment one complete journal has the name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import struct
+import time
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
+
+import orjson
+
+from commitmq import failpoints
+from commitmq.errors import DiskFullError, StoreError
+from commitmq.files import disk
+from commitmq.files.write_all import write_all
+
+MAGIC = b"\xc3OJ\x01"
+_HEADER = struct.Struct(">4sIQI")
+HEADER_BYTES = _HEADER.size
+_CHECKED = struct.Struct(">IQ")
+MAX_PAYLOAD_BYTES = 64 * 1024 * 1024
+_TORN_COPIES_KEPT = 8
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+C = TypeVar("C")  # one change
+
+
+class Replay(NamedTuple, Generic[C]):
+    """What a journal has. ``turns`` are its records, each with the changes of one turn."""
+
+    base: str
+    turns: list[list[C]]
+    marks: dict[str, int]  # name of a snapshot -> how many of the turns it has
+    head: Mapping[str, Any]
+    torn_bytes: int  # length of the tail that was cut, 0 when the file ended well
+    torn_copy: Path | None
+
+    @property
+    def changes(self) -> list[C]:
+        """All of them, in order."""
+        return [change for turn in self.turns for change in turn]
+
+    def since(self, snapshot: str) -> list[C] | None:
+        """The changes that the snapshot of this name does not have; None when the journal does not know it."""
+        done = 0 if snapshot == self.base else self.marks.get(snapshot)
+        return None if done is None else [change for turn in self.turns[done:] for change in turn]
+
+
+def encode_record(sequence: int, payload: bytes) -> bytes:
+    """One record of the journal. ``payload`` must not exceed MAX_PAYLOAD_BYTES (ValueError)."""
+    if len(payload) > MAX_PAYLOAD_BYTES:
+        raise ValueError(f"a journal record of {len(payload)} bytes exceeds {MAX_PAYLOAD_BYTES}")
+    crc = zlib.crc32(payload, zlib.crc32(_CHECKED.pack(len(payload), sequence)))
+    return _HEADER.pack(MAGIC, len(payload), sequence, crc) + payload
+
+
+def record_at(data: bytes, position: int) -> tuple[int, bytes] | None:
+    """``(sequence, payload)`` of the record at ``position``, or None when there is no whole, right one."""
+    if position + HEADER_BYTES > len(data):
+        return None
+    magic, length, sequence, crc = _HEADER.unpack_from(data, position)
+    start = position + HEADER_BYTES
+    if magic != MAGIC or length > MAX_PAYLOAD_BYTES or start + length > len(data):
+        return None
+    payload = data[start : start + length]
+    if zlib.crc32(payload, zlib.crc32(_CHECKED.pack(length, sequence))) != crc:
+        return None
+    return sequence, payload
+
+
+def _good_record_behind(data: bytes, position: int, sequence: int) -> int | None:
+    """Where a record numbered ``sequence`` or above starts at or behind ``position``, or None."""
+    found = data.find(MAGIC, position)
+    while found >= 0:
+        record = record_at(data, found)
+        if record is not None and record[0] >= sequence:
+            return found
+        found = data.find(MAGIC, found + 1)
+    return None
+
+
+def store_error(error: OSError, what: str, path: Path) -> StoreError:
+    """The typed error for a failed system call on ``path``: DiskFullError when space, quota or file size ran out."""
+    kind = DiskFullError if error.errno in _NO_SPACE else StoreError
+    return kind(f"{what}: {error.strerror}", path=path)
+
+
+class Journal(Generic[C]):
+    """The open journal; one process has it. A kind of journal says what it is called, and how its changes are put down."""
+
+    kind: ClassVar[str] = "journal"  # as sentences call it
+    place: ClassVar[str] = "journal"  # first word of its failpoints
+    snapshot_name: ClassVar[str] = "its snapshot"
+
+    @classmethod
+    def encode(cls, changes: Sequence[C]) -> list[Any]:
+        """The payload of a record: a JSON list."""
+        raise NotImplementedError
+
+    @classmethod
+    def decode(cls, payload: list[Any]) -> list[C]:
+        """What :meth:`encode` made. Raises ValueError, KeyError or TypeError for anything else."""
+        raise NotImplementedError
+
+    def __init__(self, path: Path, fd: int, size_bytes: int, sequence: int, file_id: str = "") -> None:
+        """Use :meth:`create` or :meth:`open`. ``sequence`` is the number of the next record."""
+        self.path = path
+        self._fd = fd
+        self.size_bytes = size_bytes
+        self._sequence = sequence
+        self._file_id = file_id
+        self.failed = False  # a write or sync failed: nothing may be appended before there is a new file
+
+    @classmethod
+    def create(cls, path: Path, base: str) -> Self:
+        """A durable journal without changes on the snapshot named ``base``, in place of what has the name."""
+        fd, size_bytes, file_id = cls._new_file(path, base, None)
+        try:
+            disk.replace(path.with_name(path.name + ".new"), path, "journal")
+            disk.sync_folder(path.parent, "journal")
+        except OSError as error:
+            os.close(fd)
+            raise store_error(error, f"cannot make the {cls.kind}", path) from error
+        return cls(path, fd, size_bytes, 1, file_id)
+
+    @classmethod
+    def absent(cls, path: Path) -> Self:
+        """A journal that could not be made (the disk is full): it refuses to append until there is a file."""
+        journal = cls(path, -1, 0, 1)
+        journal.failed = True
+        return journal
+
+    @classmethod
+    def open(cls, path: Path) -> tuple[Self, Replay[C]] | None:
+        """The journal at ``path`` and its content, with a torn tail cut; None when there is no such file.
+
+        Raises StoreError when an acknowledged record is damaged (its offset is named) or the file is no journal.
+        """
+        try:
+            fd = disk.open_file(path, os.O_RDWR, "journal")
+        except FileNotFoundError:
+            return None
+        try:
+            with open(fd, "rb", closefd=False) as file:
+                data = file.read()
+            replay, end, sequence = cls._parse(path, data)
+            if end < len(data):
+                replay = replay._replace(torn_bytes=len(data) - end, torn_copy=cls._keep_torn(path, data[end:]))
+                disk.resize(fd, end, "journal")
+                disk.sync(fd, "journal")
+        except BaseException:
+            os.close(fd)
+            raise
+        return cls(path, fd, end, sequence, str(replay.head.get("id", ""))), replay
+
+    @classmethod
+    def read(cls, path: Path) -> Replay[C] | None:
+        """The content of the journal at ``path``, which may be another process's; changes nothing. See :meth:`open`."""
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        return cls._parse(path, data)[0]
+
+    @classmethod
+    def _parse(cls, path: Path, data: bytes) -> tuple[Replay[C], int, int]:
+        head: dict[str, Any] | None = None
+        turns: list[list[C]] = []
+        marks: dict[str, int] = {}
+        position = sequence = 0
+        while (record := record_at(data, position)) is not None and record[0] == sequence:
+            try:
+                content = orjson.loads(record[1])
+                if head is None:
+                    head = {**content, "base": str(content["base"])}
+                elif isinstance(content, dict):
+                    marks[str(content["snapshot"])] = len(turns)
+                else:
+                    turns.append(cls.decode(content))
+            except (ValueError, KeyError, TypeError) as error:
+                raise StoreError(
+                    f"the {cls.kind} has a record of an unknown kind: {error}", path=path, offset=position
+                ) from error
+            position += HEADER_BYTES + len(record[1])
+            sequence += 1
+        if position < len(data):
+            later = _good_record_behind(data, position, sequence)
+            if later is not None:
+                raise StoreError(
+                    f"the {cls.kind} is damaged: record {sequence} is not readable, but a good one follows at "
+                    f"offset {later}. Restore the file from a copy, or move it away to go on with {cls.snapshot_name}",
+                    path=path,
+                    offset=position,
+                )
+        if head is None:
+            # A journal gets its name only when its first record is durable, so this is no crash of ours.
+            raise StoreError(f"this is no {cls.kind}: its first record is missing or damaged", path=path, offset=0)
+        return Replay(head["base"], turns, marks, head, 0, None), position, sequence
+
+    @staticmethod
+    def _keep_torn(path: Path, tail: bytes) -> Path:
+        copy = path.with_name(f"{path.name}.torn-{time.time_ns() // 1_000_000}")
+        with disk.opened(copy, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, "journal") as fd:
+            write_all(fd, tail, 0)
+            disk.sync(fd, "journal")
+        disk.sync_folder(path.parent, "journal")
+        for old in sorted(path.parent.glob(f"{path.name}.torn-*"))[:-_TORN_COPIES_KEPT]:
+            old.unlink()
+        return copy
+
+    @classmethod
+    def _new_file(cls, path: Path, base: str, continues: dict[str, Any] | None) -> tuple[int, int, str]:
+        """A synced journal without changes under ``<path>.new``; returns its descriptor, size and id."""
+        new = path.with_name(path.name + ".new")
+        file_id = secrets.token_hex(8)
+        head = {"base": base, "id": file_id, **({"continues": continues} if continues else {})}
+        record = encode_record(0, orjson.dumps(head))
+        fd = -1
+        try:
+            fd = disk.open_file(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC, "journal")
+            write_all(fd, record, 0, place=f"{cls.place}.create")
+            disk.sync(fd, "journal")
+            if failpoints.ACTIVE:
+                failpoints.hit(f"{cls.place}.after_create")
+        except OSError as error:
+            if fd >= 0:
+                os.close(fd)
+            with contextlib.suppress(OSError):
+                new.unlink()
+            raise store_error(error, f"cannot make the {cls.kind}", path) from error
+        return fd, len(record), file_id
+
+    def append(self, changes: Sequence[C]) -> None:
+        """Append ``changes`` as one record; on return they survive a power cut.
+
+        Raises StoreError (DiskFullError when space is the reason): then nothing may be acknowledged, and every further
+        append is refused until :meth:`begin_anew` succeeds.
+        """
+        self._append(self.encode(changes))
+
+    def _append(self, payload: Any) -> None:
+        if self.failed:
+            raise StoreError(f"the {self.kind} could not be written before and was not replaced yet", path=self.path)
+        record = encode_record(self._sequence, orjson.dumps(payload))
+        try:
+            # A short write is how a disk about to be full shows itself; the next call then says why.
+            write_all(self._fd, record, self.size_bytes, place=f"{self.place}.append")
+            if failpoints.ACTIVE:
+                failpoints.hit(f"{self.place}.before_fdatasync")
+            disk.sync(self._fd, "journal")
+            if failpoints.ACTIVE:
+                failpoints.hit(f"{self.place}.after_fdatasync")
+        except OSError as error:
+            self.failed = True
+            with contextlib.suppress(OSError):
+                # Only tidiness: what was refused need not be replayed. A record that stays is a value that its
+                # consumer had asked for, and the file is replaced before anything else is acknowledged.
+                disk.resize(self._fd, self.size_bytes, "journal")
+            raise store_error(error, f"cannot write the {self.kind}", self.path) from error
+        self.size_bytes += len(record)
+        self._sequence += 1
+
+    def begin_anew(self, snapshot: str, write: Callable[[], None]) -> None:
+        """``write`` a snapshot of all that was appended, which gets the name ``snapshot``, and empty the journal.
+
+        Raises StoreError, at whichever step: nothing that was appended is lost, and :attr:`failed` says whether appending
+        goes on. A journal that was ``failed`` is not any more when this returns.
+        """
+        if not self.failed:
+            self._append({"snapshot": snapshot})
+        write()
+        if failpoints.ACTIVE:
+            failpoints.hit(f"{self.place}.after_snapshot")
+        fd, size_bytes, file_id = self._new_file(
+            self.path, snapshot, {"id": self._file_id, "records": self._sequence} if self._file_id else None
+        )
+        try:
+            disk.replace(self.path.with_name(self.path.name + ".new"), self.path, "journal")
+        except OSError as error:
+            os.close(fd)
+            raise store_error(error, f"cannot replace the {self.kind}", self.path) from error
+        self.close()
+        self._fd, self.size_bytes, self._sequence, self._file_id = fd, size_bytes, 1, file_id
+        try:
+            disk.sync_folder(self.path.parent, "journal")
+        except OSError as error:
+            # Whether a power cut brings the old file back is unknown; both are right for now, but an append is not.
+            self.failed = True
+            raise store_error(error, f"cannot replace the {self.kind}", self.path) from error
+        self.failed = False
+
+    def close(self) -> None:
+        """Close the descriptor; what was appended is durable already."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1

@@ -1,0 +1,93 @@
+"""All that a plugin's author imports.
+
+    from commitmq.plugin import ConfigSection, DispatcherSpec, hookimpl, setting           # the module with the hooks
+    from commitmq.plugin import SqliteDispatcher, consumable                               # a dispatcher
+    from commitmq.plugin import WorkerContext                                              # a worker
+
+What is named here keeps its meaning for as long as ``HOOK_API_VERSION`` is the same; modules behind it may move. Names are
+loaded when they are first used, so the module with the hooks stays as light as a node's start wants it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from commitmq.config import NodeConfig, setting
+    from commitmq.errors import CommitMQError, ConfigError, FilterError
+    from commitmq.format.compression import decompress
+    from commitmq.format.record import decode_record
+    from commitmq.log import Log, get_log
+    from commitmq.plugin.hookspecs import (
+        HOOK_API_VERSION,
+        CompiledFilter,
+        ConfigSection,
+        Dispatcher,
+        DispatcherSpec,
+        DispatcherView,
+        FilterSpec,
+        MessageFilter,
+        WorkerSpec,
+        hookimpl,
+    )
+    from commitmq.plugin.sqlite_dispatcher import SqliteDispatcher
+    from commitmq.store.log.dispatch_batch import DispatchBatch, consumable
+    from commitmq.store.queues.message_filter import FilterBatch
+    from commitmq.workers.runtime.context import WorkerContext
+
+__all__ = [
+    "HOOK_API_VERSION",
+    "CommitMQError",
+    "CompiledFilter",
+    "ConfigError",
+    "ConfigSection",
+    "DispatchBatch",
+    "Dispatcher",
+    "DispatcherSpec",
+    "DispatcherView",
+    "FilterBatch",
+    "FilterError",
+    "FilterSpec",
+    "Log",
+    "MessageFilter",
+    "NodeConfig",
+    "SqliteDispatcher",
+    "WorkerContext",
+    "WorkerSpec",
+    "consumable",
+    "decode_record",
+    "decompress",
+    "get_log",
+    "hookimpl",
+    "setting",
+]
+
+_HOMES = {
+    "CommitMQError": "commitmq.errors",
+    "ConfigError": "commitmq.errors",
+    "DispatchBatch": "commitmq.store.log.dispatch_batch",
+    "FilterBatch": "commitmq.store.queues.message_filter",
+    "FilterError": "commitmq.errors",
+    "Log": "commitmq.log",
+    "NodeConfig": "commitmq.config",
+    "SqliteDispatcher": "commitmq.plugin.sqlite_dispatcher",
+    "WorkerContext": "commitmq.workers.runtime.context",
+    "consumable": "commitmq.store.log.dispatch_batch",
+    "decode_record": "commitmq.format.record",
+    "decompress": "commitmq.format.compression",
+    "get_log": "commitmq.log",
+    "setting": "commitmq.config",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(_HOMES.get(name, "commitmq.plugin.hookspecs")), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

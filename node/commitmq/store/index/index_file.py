@@ -1,0 +1,254 @@
+"""One IndexFile: which records have a key, found by its hash (spec 4.1, 4.2).
+
+    0             beginTimestamp i8    store time (ms) of the first record, for choosing files by time
+    8             endTimestamp i8      of the newest
+    16            beginPhyOffset i8    physical offset of the first record
+    24            endPhyOffset i8      of the newest: a rebuild begins there
+    32            hashSlotCount i4     slots in use
+    36            indexCount i4        number of the next item; 1 in a fresh file, so that 0 can mean "none"
+    40            slots i4             newest item of each chain
+    40 + 4 slots  items of 20 bytes    keyHash i4, phyOffset i8, seconds after beginTimestamp i4, previous item i4
+
+The file has its full size from the start and is mapped for writing; what is written was allocated before, because a store
+into a hole of a full disk is SIGBUS. Order of stores: an item, its slot, the header's ends, and last slots in use and
+indexCount, which share one word. So a process that dies anywhere leaves a header that counts whole items only, and
+:meth:`IndexFile.repair` finds the items behind it through the slots and takes them out again.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import struct
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from commitmq import failpoints
+from commitmq.errors import DiskFullError, StoreError
+from commitmq.files import disk
+from commitmq.files.write_all import write_all
+from commitmq.format.index_header import (
+    HEADER_BYTES,
+    ITEM_BYTES,
+    SLOTS_AND_COUNT,
+    IndexHeader,
+    IndexShape,
+    check_file_size,
+    header_of,
+    host_order,
+)
+from commitmq.kernels import index as kernel
+
+_ALLOCATE_BYTES: Final = 4 << 20
+
+_DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+_HEADER: Final = struct.Struct(">qqqqii")
+
+State = NDArray[np.int64]
+
+
+class IndexFile:
+    """One file, mapped for writing by the one process that owns the index."""
+
+    def __init__(self, path: Path, shape: IndexShape) -> None:
+        """Open ``path``. Raises StoreError for a wrong size, DiskFullError when its slots cannot be allocated."""
+        self.path = path
+        self.shape = shape
+        self._fd = -1
+        try:
+            self._fd = disk.open_file(path, os.O_RDWR, "index")
+            check_file_size(path, os.fstat(self._fd).st_size, shape)
+            self._map = disk.map_file(self._fd, shape.file_bytes, "index")
+        except OSError as error:
+            self._close_fd()
+            raise StoreError(f"cannot open the index file: {error.strerror}", path=path) from error
+        except StoreError:
+            self._close_fd()
+            raise
+        self._header = memoryview(self._map)[:HEADER_BYTES].cast("q")
+        self.words: NDArray[np.int32] = np.frombuffer(self._map, np.int32)
+        self._allocated = 0  # items below this number have disk space
+        self._allocated_bytes = 0
+
+    # ------------------------------------------------------------ header
+
+    @property
+    def header(self) -> IndexHeader:
+        return header_of(self._header)
+
+    def commit(self, state: State) -> None:
+        """Store the header that ``state`` says; the word that counts the items comes last."""
+        if failpoints.ACTIVE:
+            failpoints.hit("index.before_header")
+        self._put(0, int(state[kernel.STATE_BEGIN_TIMESTAMP]))
+        self._put(1, int(state[kernel.STATE_END_TIMESTAMP]))
+        self._put(2, int(state[kernel.STATE_BEGIN_OFFSET]))
+        self._put(3, int(state[kernel.STATE_END_OFFSET]))
+        if failpoints.ACTIVE:
+            failpoints.hit("index.inside_header")
+        self._put_count(int(state[kernel.STATE_SLOTS]), int(state[kernel.STATE_COUNT]))
+        if failpoints.ACTIVE:
+            failpoints.hit("index.after_header")
+
+    def load(self, state: State) -> None:
+        """Take the header over into ``state``; what it says of the newest record stays."""
+        header = self.header
+        state[kernel.STATE_COUNT] = header.count
+        state[kernel.STATE_SLOTS] = header.slots_used
+        state[kernel.STATE_BEGIN_TIMESTAMP] = header.begin_timestamp
+        state[kernel.STATE_END_TIMESTAMP] = header.end_timestamp
+        state[kernel.STATE_BEGIN_OFFSET] = header.begin_offset
+        state[kernel.STATE_END_OFFSET] = header.end_offset
+
+    def _put(self, index: int, value: int) -> None:
+        self._header[index] = host_order(value)
+
+    def _put_count(self, slots_used: int, count: int) -> None:
+        # A slot count above 2^31 cannot be, so the joined value is not negative.
+        self._header[SLOTS_AND_COUNT] = host_order(slots_used << 32 | count)
+
+    # ------------------------------------------------------------ items
+
+    def insert(self, log: NDArray[np.uint8], base: int, rows: NDArray[np.void], state: State) -> bool:
+        """Index the rows from ``state`` on and commit; True when all are in, False when the file is full.
+
+        ``log`` is the segment that begins at physical offset ``base`` and holds the records. Raises DiskFullError with
+        everything committed that was inserted: the same rows may be given again.
+        """
+        while True:
+            count = int(state[kernel.STATE_COUNT])
+            if count >= self._allocated and count < self.shape.max_items:
+                self._allocate(count)
+            result = kernel.insert(
+                self.words, self.shape.hash_slots, self.shape.max_items, self._allocated, log, base, rows, state
+            )
+            if int(state[kernel.STATE_COUNT]) != count:
+                self.commit(state)
+            if result == kernel.INSERT_DONE:
+                return True
+            if result == kernel.INSERT_FULL:
+                return False
+
+    def item_offset(self, number: int) -> int:
+        """Physical offset in item ``number``."""
+        at = self.shape.item_position(number) + 4
+        return int.from_bytes(self._map[at : at + 8], "big", signed=True)
+
+    def items_of(self, offset: int) -> int:
+        """How many of the newest items are of the record at ``offset``."""
+        count = self.header.count
+        return count - self.first_item_from(offset)
+
+    def first_item_from(self, offset: int) -> int:
+        """Number of the first item whose record lies at or behind ``offset``; the next item's number when there is none."""
+        return int(kernel.items_below(self.words, self.shape.hash_slots, self.header.count, offset))
+
+    def cut(self, count: int, end_timestamp: int, end_offset: int) -> None:
+        """Keep the items below number ``count``; the two ends are those of the newest record kept.
+
+        The header goes first: a process that dies in between leaves items that it does not count, which
+        :meth:`repair` takes out.
+        """
+        used = self.header.slots_used
+        self._put_count(used, count)
+        self._put(1, end_timestamp)
+        self._put(3, end_offset)
+        if failpoints.ACTIVE:
+            failpoints.hit("index.inside_cut")
+        self._undo(count)
+
+    def repair(self, end_timestamp: int, end_offset: int) -> None:
+        """Take out what a dead process left behind the items it had counted."""
+        self.cut(self.header.count, end_timestamp, end_offset)
+
+    def reset_begin(self, timestamp: int, offset: int) -> None:
+        """Give a file without items the begin it was made with."""
+        self._put(0, timestamp)
+        self._put(2, offset)
+
+    def _undo(self, count: int) -> None:
+        used = kernel.undo(self.words, self.shape.hash_slots, self.shape.max_items, count)
+        self._put_count(int(used), count)
+
+    # ------------------------------------------------------------ disk
+
+    def _allocate(self, count: int) -> None:
+        """Allocate the slots, and room for items from number ``count`` on."""
+        end = min(self.shape.item_position(count + 1) + _ALLOCATE_BYTES, self.shape.file_bytes)
+        allocate(self._fd, self._allocated_bytes, end - self._allocated_bytes, self.path)
+        self._allocated_bytes = end
+        self._allocated = (end - self.shape.item_position(0)) // ITEM_BYTES
+
+    def sync(self) -> None:
+        """Make the file durable. Raises OSError; the file must not be trusted after that."""
+        disk.sync(self._fd, "index")
+
+    def close(self) -> None:
+        """Unmap."""
+        self.words = np.empty(0, np.int32)
+        self._header.release()
+        self._map.close()
+        self._close_fd()
+
+    def _close_fd(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def allocate(fd: int, position: int, size: int, path: Path) -> None:
+    """Give ``size`` bytes at ``position`` disk space. Raises DiskFullError, or StoreError for another reason."""
+    try:
+        if failpoints.ACTIVE:
+            failpoints.hit("index.before_allocate")
+        disk.reserve(fd, position, size, "index")
+    except OSError as error:
+        raise store_error(f"cannot allocate {size} bytes of an index file", error, path) from error
+
+
+def create(path: Path, temporary: Path, shape: IndexShape, predecessor: IndexHeader | None) -> IndexFile:
+    """Make ``path`` by way of ``temporary`` (same file system), so that nobody meets half of it.
+
+    A file made because its predecessor is full begins and ends where that one ends (spec 4.2, last paragraph).
+    Raises DiskFullError or StoreError with nothing left behind.
+    """
+    try:
+        fd = disk.open_file(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, "index")
+    except OSError as error:
+        raise store_error("cannot make an index file", error, temporary) from error
+    try:
+        try:
+            disk.resize(fd, shape.file_bytes, "index")
+            allocate(fd, 0, shape.item_position(1), temporary)
+            stamp, offset = (0, 0) if predecessor is None else (predecessor.end_timestamp, predecessor.end_offset)
+            write_all(fd, _HEADER.pack(stamp, stamp, offset, offset, 0, 1), 0, place="index.create")
+        finally:
+            os.close(fd)
+        if failpoints.ACTIVE:
+            failpoints.hit("index.before_rename")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        disk.rename(temporary, path, "index")
+    except StoreError:
+        temporary.unlink(missing_ok=True)
+        raise
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise store_error("cannot make an index file", error, path) from error
+    return IndexFile(path, shape)
+
+
+def new_state() -> State:
+    """The state of an insertion (see the kernel) with nothing in it."""
+    state = np.zeros(kernel.STATE_WORDS, np.int64)
+    state[kernel.STATE_LAST_OFFSET] = -1
+    state[kernel.STATE_COUNT] = 1
+    return state
+
+
+def store_error(sentence: str, error: OSError, path: Path) -> StoreError:
+    """``error`` as DiskFullError when there is no space, which may pass, else as StoreError."""
+    kind = DiskFullError if error.errno in _DISK_FULL else StoreError
+    return kind(f"{sentence}: {os.strerror(error.errno or 0)}", path=path)

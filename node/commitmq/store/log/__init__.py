@@ -1,0 +1,1 @@
+"""The CommitLog: appending, reading, splitting, expiring."""

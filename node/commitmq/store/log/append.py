@@ -1,0 +1,615 @@
+"""Appending to the CommitLog: the tail, its segment, and the order of stores that makes a killed writer harmless.
+
+Invariants
+    * ``position`` is the end of the last complete record (or of a filler: then the base of the next segment).
+    * A record is complete only when its first 8 bytes (size, magic) are there, and they are stored last. Whoever is killed
+      before that leaves zeros where a reader looks for the next record.
+    * Everything behind ``position`` in the last segment is zero: recovery and :meth:`CommitLogAppender.open` see to it.
+      Otherwise a stale record behind a cut could link up again with a new one of the right length.
+    * A record never straddles segments: before one that does not fit (``size + 8 > rest``, spec 2.11) an 8-byte filler is
+      stored, and only after the next segment is there: a full disk therefore leaves the log as it was.
+    * A run may be split at a segment's end; its parts are in order and nothing comes between them.
+
+Not here: sockets, queue offsets, acks, making segment files. ``open_segment`` is given by the caller.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from isal import isal_zlib
+
+from commitmq.errors import CommitMQError, StoreError
+from commitmq.format.constants import SysFlag
+from commitmq.kernels import raw
+from commitmq.kernels.run import check_run, properties_reason, store_run
+
+CRC_SLOT = b"__CRC32#\x01" + b"0" * 10 + b"\x02"
+FILLER_BYTES = 8
+MAX_PROPERTIES_BYTES = 32_767
+MAX_RECORD_OVERHEAD_BYTES = 65_536
+PREBUILT_FLAGS_V6_BORN = 0x10
+PREBUILT_FLAGS_V6_STORE = 0x20
+
+# Marks that change what a message is. A plain send must not forge them (ARCHITECTURE section 4): they belong to
+# delay, transactions, timers, inner batches and multi-dispatch, which have operations of their own.
+FORBIDDEN_PROPERTIES = (
+    "DELAY",
+    "TRAN_MSG",
+    "INNER_NUM",
+    "INNER_BASE",
+    "INNER_MULTI_DISPATCH",
+    "INNER_MULTI_QUEUE_OFFSET",
+    "TIMER_DELAY_SEC",
+    "TIMER_DELAY_MS",
+    "TIMER_DELIVER_MS",
+    "TIMER_OUT_MS",
+    "TIMER_DEL_UNIQKEY",
+    "__PSEQ__",
+    "__CRC32#",
+)
+
+_MADV_POPULATE_WRITE = 23  # Linux 5.14; the mmap module has no name for it yet
+_POPULATE_CHUNK_BYTES = 256 * 1024
+_UNMAP_CHUNK_BYTES = 2 * 1024 * 1024
+
+_SENTENCES = {
+    raw.REASON_SHORT: "its size or the sizes inside point past the end",
+    raw.REASON_MAGIC: "its magic is not that of a record",
+    raw.REASON_LENGTHS: "the sizes of its parts do not add up to its size",
+    raw.REASON_BODY_CRC: "its bodyCRC does not match its body",
+    raw.REASON_PROPERTIES: "its properties are not name 0x01 value 0x02 pairs with non-empty names and values",
+    raw.REASON_TOPIC: "it names another topic than the request",
+    raw.REASON_QUEUE: "it names another queue than the request",
+    raw.REASON_SYS_FLAG: "its sysFlag has bits that a plain send must not set, or another host layout than hello said",
+    raw.REASON_RESERVED_FIELD: "a field that the node fills in is not zero",
+    raw.REASON_RECORD_SIZE: "it is larger than commit_log.max_message_bytes + 65536",
+    raw.REASON_BODY_SIZE: "its body is larger than commit_log.max_message_bytes",
+    raw.REASON_FORBIDDEN_PROPERTY: "it carries a property that only the node may set",
+    raw.REASON_CRC_SLOT: "its properties do not end with the 20-byte __CRC32# slot that hello asked for",
+    raw.REASON_UTF8: "its properties are not UTF-8",
+    raw.REASON_ZEROS: "a property's value holds 512 zero bytes in a row, as a sector does that never reached the disk",
+    raw.REASON_SEQUENCE: "its last property is not the __PSEQ__ that the request's producer and sequence make",
+}
+
+_INNER_BATCH = SysFlag.INNER_BATCH | SysFlag.NEED_UNWRAP
+
+_Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
+_FIXED = struct.Struct(">iiiiiqqiq")  # totalSize … bornTimestamp: 48 bytes
+
+
+class MessageIllegalError(CommitMQError):
+    """A message or run breaks a rule; nothing of it was stored. ``code`` is RocketMQ's PutMessageStatus name."""
+
+    def __init__(self, sentence: str, *, code: str = "MESSAGE_ILLEGAL") -> None:
+        super().__init__(sentence)
+        self.code = code
+
+
+class SegmentUnavailableError(StoreError):
+    """The segment at ``base`` is not there (yet); nothing was stored."""
+
+    def __init__(self, base: int) -> None:
+        super().__init__(f"the segment at {base} has not been allocated")
+        self.base = base
+
+
+class BrokenTailError(BaseException):
+    """The log's end holds part of a run that could not be zeroed again: nobody may append behind it.
+
+    Not an Exception, so that no handler of a failed request takes it: the process must end, and its successor scans the tail.
+    """
+
+
+class PoolFullError(SegmentUnavailableError):
+    """No buffer of the transient store pool is free: the commits to the file are behind; nothing was stored."""
+
+    def __init__(self, base: int) -> None:
+        super().__init__(base)
+        self.args = ("every buffer of the transient store pool waits to be committed",)
+
+
+@dataclass(slots=True)
+class Part:
+    """Neighbouring records of one run: ``count`` from ``physical_offset`` on, ``size_bytes`` together."""
+
+    count: int
+    physical_offset: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Records [first, behind) of a run, its bytes [start, stop), which go to ``at`` of the segment at ``base``."""
+
+    base: int
+    at: int
+    start: int
+    stop: int
+    first: int
+    behind: int
+
+    @property
+    def part(self) -> Part:
+        return Part(self.behind - self.first, self.base + self.at, self.stop - self.start)
+
+
+@dataclass(slots=True)
+class Appended:
+    """What an append did. Offsets in bytes of the log, time in ms, ``end`` is the offset after the last record."""
+
+    parts: list[Part]
+    end: int
+    store_timestamp: int
+
+    @property
+    def physical_offset(self) -> int:
+        return self.parts[0].physical_offset
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedRun:
+    """A run that :meth:`CommitLogAppender.check_run` found good. ``ends[i]`` is the end of record i in it."""
+
+    data: np.ndarray[Any, np.dtype[np.uint8]]
+    ends: np.ndarray[Any, np.dtype[np.int64]]
+    count: int
+
+    def without_first(self, count: int) -> CheckedRun:
+        """The run without its first ``count`` records, fewer than it has."""
+        start = int(self.ends[count - 1])
+        return CheckedRun(self.data[start:], self.ends[count:] - start, self.count - count)
+
+
+def forbidden_names() -> tuple[np.ndarray[Any, np.dtype[np.uint8]], np.ndarray[Any, np.dtype[np.int64]]]:
+    """FORBIDDEN_PROPERTIES as the kernels take them: all names one after the other, and their ends."""
+    names = [name.encode() for name in FORBIDDEN_PROPERTIES]
+    return np.frombuffer(b"".join(names), np.uint8), np.cumsum([len(name) for name in names], dtype=np.int64)
+
+
+def sentence_of(reason: int) -> str:
+    """What a kernel's reason means, as the end of "this record: …"."""
+    return _SENTENCES.get(reason, f"reason {reason}")
+
+
+class CommitLogAppender:
+    """The only writer of a CommitLog's tail."""
+
+    def __init__(
+        self,
+        position: int,
+        *,
+        segment_bytes: int,
+        open_segment: Callable[[int], mmap.mmap | None],
+        close_segment: Callable[[mmap.mmap], None] | None = None,
+        store_host: bytes,
+        max_message_bytes: int,
+        properties_crc: bool,
+        last_timestamp: int = 0,
+        max_clock_lead_ms: int = 1 << 62,
+        populate_window_bytes: int = 0,
+        clock: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        """``position``: the log's end. ``store_host``: 4 or 16 address bytes and a 4-byte port, big-endian.
+
+        ``open_segment(base)`` returns a writable mapping of the segment at ``base``, None while it does not exist;
+        ``close_segment`` gets it back, where it is not this object's to unmap. What is mapped need not be the file:
+        whoever gives it sees to that.
+        ``last_timestamp``: store timestamp of the newest record, below which no new one goes even if the clock does, unless it
+        goes back by more than ``max_clock_lead_ms``.
+        """
+        self.position = position
+        self.segment_bytes = segment_bytes
+        self.max_message_bytes = max_message_bytes
+        self.properties_crc = properties_crc
+        self.store_host = store_host
+        self._store_host_array = np.frombuffer(store_host, np.uint8)
+        self._open_segment = open_segment
+        self._close_segment = close_segment or mmap.mmap.close
+        self._keeps_left = close_segment is None
+        self._clock = clock
+        self._max_clock_lead_ms = max_clock_lead_ms
+        self.last_timestamp = last_timestamp
+        self._map: mmap.mmap | None = None
+        self._left: mmap.mmap | None = None  # the mapping of the segment before, which goes in pieces
+        self._left_bytes = 0
+        self._following: mmap.mmap | None = None  # the mapping of the segment behind, if it is prepared already
+        self._following_populated = 0
+        self._look_for_following_at = 0
+        self._array = np.empty(0, np.uint8)
+        self._base = -1
+        self._populate_window_bytes = populate_window_bytes
+        self._populated = 0
+        self._names, self._name_ends = forbidden_names()
+        self._ends = np.zeros(4096, np.int64)
+        self._out = np.zeros(2, np.int64)
+
+    # ------------------------------------------------------------ checks
+
+    def check_run(
+        self, data: Any, topic: bytes, queue_id: int, *, born_v6: bool, mark: bytes = b"", sequence: int = 0
+    ) -> CheckedRun:
+        """Check all of a run (any buffer); raises MessageIllegalError that names the record. Stores nothing.
+
+        ``mark``: of an idempotent producer, which record i must carry with the number ``sequence`` + i
+        (:mod:`commitmq.format.producer_mark`); empty for a run without.
+        """
+        buffer = np.frombuffer(data, np.uint8)
+        if buffer.size < 91:
+            raise MessageIllegalError("the run is shorter than one record")
+        most = buffer.size // 91 + 1
+        if self._ends.size < most:
+            self._ends = np.zeros(most, np.int64)
+        flags = (PREBUILT_FLAGS_V6_BORN if born_v6 else 0) | (
+            PREBUILT_FLAGS_V6_STORE if len(self.store_host) == 20 else 0
+        )
+        reason = check_run(
+            buffer,
+            np.frombuffer(topic, np.uint8),
+            queue_id,
+            self.max_message_bytes,
+            self.max_message_bytes + MAX_RECORD_OVERHEAD_BYTES,
+            flags,
+            self.properties_crc,
+            self._names,
+            self._name_ends,
+            np.frombuffer(mark, np.uint8),
+            sequence,
+            self._ends,
+            self._out,
+        )
+        count = int(self._out[0])
+        if reason != raw.OK:
+            raise MessageIllegalError(f"record {count} of the run, at byte {int(self._out[1])}: {sentence_of(reason)}")
+        return CheckedRun(buffer, self._ends[:count], count)
+
+    def encode(
+        self,
+        topic: bytes,
+        queue_id: int,
+        body: Any,
+        properties: bytes,
+        *,
+        sys_flag: int,
+        flag: int,
+        born_timestamp: int,
+        born_host: bytes,
+        reconsume_times: int = 0,
+        checked: bool = False,
+        inner_batch: bool = False,
+        mark: bytes = b"",
+    ) -> bytearray:
+        """One record of a single send, complete but for what :meth:`append_record` fills in.
+
+        ``properties`` are encoded pairs without a CRC slot; ``topic`` is checked by the caller. Raises
+        MessageIllegalError for sizes over the limits and for malformed or forbidden properties; ``checked`` says that
+        the caller has made sure of the latter. ``inner_batch`` marks the body as a client batch.
+        """
+        size = len(body)
+        if size > self.max_message_bytes:
+            raise MessageIllegalError(
+                f"the body has {size} bytes, commit_log.max_message_bytes allows {self.max_message_bytes}"
+            )
+        room = MAX_PROPERTIES_BYTES - (len(CRC_SLOT) if self.properties_crc else 0) - len(mark)
+        if len(properties) > room:
+            raise MessageIllegalError(
+                f"the properties have {len(properties)} bytes, at most {room} fit", code="PROPERTIES_SIZE_EXCEEDED"
+            )
+        if sys_flag & ~0x701 or (sys_flag & 0x700) > 0x300:
+            raise MessageIllegalError("sys_flag may carry only the compression bits 0x1 and 0x700")
+        if properties and not checked:
+            reason = properties_reason(
+                np.frombuffer(properties, np.uint8), 0, len(properties), self._names, self._name_ends
+            )
+            if reason != raw.OK:
+                raise MessageIllegalError("the message: " + _SENTENCES[reason].replace("its ", "", 1))
+        properties += mark
+        if self.properties_crc:
+            properties += CRC_SLOT
+        if inner_batch:
+            sys_flag |= _INNER_BATCH
+        long_topic = len(topic) > 127
+        host_flags = (0x10 if len(born_host) == 20 else 0) | (0x20 if len(self.store_host) == 20 else 0)
+        total = (
+            74 + len(born_host) + len(self.store_host) + size + (2 if long_topic else 1) + len(topic) + len(properties)
+        )
+        return bytearray(
+            b"".join(
+                (
+                    _FIXED.pack(
+                        total,
+                        raw.MAGIC_V2 if long_topic else raw.MAGIC_V1,
+                        isal_zlib.crc32(body) & 0x7FFFFFFF if size else 0,
+                        queue_id,
+                        flag,
+                        0,
+                        0,
+                        sys_flag | host_flags,
+                        born_timestamp,
+                    ),
+                    born_host,
+                    b"\0\0\0\0\0\0\0\0",
+                    self.store_host,
+                    struct.pack(">iqi", reconsume_times, 0, size),
+                    body,
+                    len(topic).to_bytes(2 if long_topic else 1, "big"),
+                    topic,
+                    len(properties).to_bytes(2, "big"),
+                    properties,
+                )
+            )
+        )
+
+    # ------------------------------------------------------------ appends
+
+    def append_record(self, record: bytearray, queue_offset: int, born_host_bytes: int) -> Appended:
+        """Append one record of :meth:`encode` as queue offset ``queue_offset``.
+
+        Raises SegmentUnavailableError, having stored nothing.
+        """
+        size = len(record)
+        at = self._room_for(size)
+        stamp = self._timestamp()
+        offset = self._base + at
+        struct.pack_into(">qq", record, 20, queue_offset, offset)
+        struct.pack_into(">q", record, 48 + born_host_bytes, stamp)
+        if self.properties_crc:
+            value = isal_zlib.crc32(memoryview(record)[: size - 20]) & 0x7FFFFFFF
+            record[-11:-1] = b"%010d" % value
+            record[-11:-1] = record[-2:-12:-1]
+        target = self._map
+        assert target is not None
+        target[at + 8 : at + size] = memoryview(record)[8:]
+        target[at : at + 8] = record[:8]
+        self.position = offset + size
+        return Appended([Part(1, offset, size)], self.position, stamp)
+
+    def append_run(self, run: CheckedRun, queue_offset: int, born_host: bytes) -> Appended:
+        """Append a checked run; its records get ``queue_offset`` and the following numbers.
+
+        All or nothing, whatever is raised: a record that no segment can hold (MessageIllegalError) and a segment that is
+        missing (SegmentUnavailableError) or cannot be opened are met before the first byte; should anything fail later, what
+        was stored is zeroed again. Nobody has seen it, because the caller publishes the position afterwards.
+        """
+        pieces = self._pieces(run)
+        maps = self._mappings(pieces)
+        before = self.position
+        stamp = self._timestamp()
+        host = np.frombuffer(born_host, np.uint8)
+        try:
+            at = before
+            for piece in pieces:
+                if at and piece.base != at - at % self.segment_bytes:
+                    self._store_filler(maps[at - at % self.segment_bytes], at % self.segment_bytes)
+                self._store_piece(run, piece, maps[piece.base], queue_offset, stamp, host)
+                at = piece.base + piece.at + piece.stop - piece.start
+            for base, mapping in maps.items():
+                if base != self._base:
+                    self._adopt(mapping, base)
+        except BaseException as error:
+            self._undo(before, pieces, maps, error)
+            raise
+        self.position = at
+        return Appended([piece.part for piece in pieces], at, stamp)
+
+    def _pieces(self, run: CheckedRun) -> list[_Piece]:
+        """How the run is split at segments' ends. Raises MessageIllegalError."""
+        pieces: list[_Piece] = []
+        ends, done, start = run.ends, 0, 0
+        at = self.position % self.segment_bytes
+        base = self.position - at
+        while done < run.count:
+            first = int(ends[done]) - start
+            if first + FILLER_BYTES > self.segment_bytes:
+                raise self._too_long(first)
+            if at + first + FILLER_BYTES > self.segment_bytes:
+                base, at = base + self.segment_bytes, 0
+            fits = int(np.searchsorted(ends, start + self.segment_bytes - at - FILLER_BYTES, side="right"))
+            stop = int(ends[fits - 1])
+            pieces.append(_Piece(base, at, start, stop, done, fits))
+            at, start, done = at + stop - start, stop, fits
+        return pieces
+
+    def _mappings(self, pieces: list[_Piece]) -> dict[int, mmap.mmap]:
+        """The segments that ``pieces`` need, and the one that is left, by base and in order. Raises what opening raises."""
+        maps: dict[int, mmap.mmap] = {}
+        first = self.position - self.position % self.segment_bytes
+        try:
+            for base in (first, *(piece.base for piece in pieces)):
+                if base not in maps:
+                    maps[base] = self._known(base) or self._open(base)
+        except BaseException:
+            self._close_unused(maps)
+            raise
+        return maps
+
+    def _known(self, base: int) -> mmap.mmap | None:
+        """The mapping of a segment that is open already."""
+        if base == self._base:
+            return self._map
+        return self._following if base == self._base + self.segment_bytes else None
+
+    def _close_unused(self, maps: dict[int, mmap.mmap]) -> None:
+        for mapping in maps.values():
+            if mapping not in (self._map, self._following, self._left):
+                self._close_segment(mapping)
+
+    def _store_filler(self, mapping: mmap.mmap, at: int) -> None:
+        # Size and magic in one store: half a filler must never be seen.
+        mapping[at : at + FILLER_BYTES] = struct.pack(">ii", self.segment_bytes - at, raw.MAGIC_BLANK)
+
+    def _store_piece(
+        self, run: CheckedRun, piece: _Piece, mapping: mmap.mmap, queue_offset: int, stamp: int, host: _Bytes
+    ) -> None:
+        store_run(
+            run.data,
+            piece.start,
+            piece.stop,
+            self._array if mapping is self._map else np.frombuffer(mapping, np.uint8),
+            piece.at,
+            piece.base,
+            queue_offset + piece.first,
+            stamp,
+            host,
+            self._store_host_array,
+            self.properties_crc,
+        )
+        mapping[piece.at : piece.at + 8] = run.data[piece.start : piece.start + 8].tobytes()
+
+    def _undo(self, before: int, pieces: list[_Piece], maps: dict[int, mmap.mmap], error: BaseException) -> None:
+        """Zero all that ``pieces`` and the fillers before them take, the last first. Raises BrokenTailError."""
+        try:
+            for piece in reversed(pieces):
+                size = min(piece.stop - piece.start + FILLER_BYTES, self.segment_bytes - piece.at)
+                maps[piece.base][piece.at : piece.at + size] = bytes(size)
+            at = before % self.segment_bytes
+            maps[before - at][at : at + FILLER_BYTES] = bytes(min(FILLER_BYTES, self.segment_bytes - at))
+            self.position = before
+            # Which mappings stand where is not known for sure; those that nobody else has are unmapped with their last name.
+            self._array = np.empty(0, np.uint8)
+            self._map = self._left = self._following = None
+            self._base, self._following_populated = -1, 0
+        except BaseException as second:
+            raise BrokenTailError(
+                f"a run was stored in part ({error!r}) and cannot be taken back: {second!r}"
+            ) from error
+
+    def populate_ahead(self) -> bool:
+        """Have the kernel map a piece of pages ahead of the tail, so that a store does not fault page by page.
+
+        Returns True when it did: call it again while nothing else is to do. It stays within the window, because
+        populating marks pages dirty and what is dirty has to be flushed. The window reaches into the next segment as soon
+        as that is there, so rolling to it brings no more to do than any other append; for the same reason the segment
+        that was left is taken out of the page table a piece at a time.
+        """
+        window = self._populate_window_bytes
+        if self._map is None or not window:
+            return False
+        least = min(_POPULATE_CHUNK_BYTES, window)
+        at = self.position - self._base
+        start = max(self._populated, at & ~4095)
+        size = min(_POPULATE_CHUNK_BYTES, at + window - start, self.segment_bytes - start) & ~4095
+        if size >= least:
+            if not self._populate(self._map, start, size):
+                return False
+            self._populated = start + size
+        elif self.segment_bytes - start >= least or not self._populate_following(
+            at + window - self.segment_bytes, least
+        ):
+            return False
+        if self._left is not None:
+            self._let_go_of_left(_UNMAP_CHUNK_BYTES)
+        return True
+
+    def _populate_following(self, window_bytes: int, least_bytes: int) -> bool:
+        """The same for the next segment, up to ``window_bytes`` of it."""
+        size = min(_POPULATE_CHUNK_BYTES, window_bytes - self._following_populated, self.segment_bytes) & ~4095
+        if size < least_bytes or self._following_populated + size > self.segment_bytes:
+            return False
+        if self._following is None:
+            if self.position < self._look_for_following_at:
+                return False
+            self._look_for_following_at = self.position + _POPULATE_CHUNK_BYTES
+            with contextlib.suppress(StoreError):  # the append that needs it will say so
+                self._following = self._open_segment(self._base + self.segment_bytes)
+            if self._following is None:
+                return False
+        if not self._populate(self._following, self._following_populated, size):
+            return False
+        self._following_populated += size
+        return True
+
+    def _populate(self, mapping: mmap.mmap, start: int, size: int) -> bool:
+        try:
+            mapping.madvise(_MADV_POPULATE_WRITE, start, size)
+        except OSError:
+            self._populate_window_bytes = 0  # an older kernel: stores fault one by one instead
+            return False
+        return True
+
+    def close(self) -> None:
+        """Drop the mapping of the last segment."""
+        self._array = np.empty(0, np.uint8)
+        for mapping in (self._map, self._left, self._following):
+            if mapping is not None:
+                self._close_segment(mapping)
+        self._map = self._left = self._following = None
+        self._base = -1
+
+    def _let_go_of_left(self, limit_bytes: int) -> None:
+        """Unmap up to ``limit_bytes`` of the segment that was left, its last ones first, and in the end all of it."""
+        assert self._left is not None
+        if self._left_bytes > limit_bytes:
+            # The pages stay in the page cache, dirty ones too; only this process stops to see them.
+            self._left_bytes -= limit_bytes
+            self._left.madvise(mmap.MADV_DONTNEED, self._left_bytes, limit_bytes)
+            return
+        self._close_segment(self._left)
+        self._left = None
+
+    def _timestamp(self) -> int:
+        # Not below the newest record's: the clock may be set back, store timestamps in the log must not (spec 5.1). But a
+        # clock that was wrong by more than ``max_clock_lead_ms`` must not decide for as long about those behind it.
+        now = self._clock()
+        if now > self.last_timestamp or now < self.last_timestamp - self._max_clock_lead_ms:
+            self.last_timestamp = now
+        return self.last_timestamp
+
+    def _room_for(self, size: int) -> int:
+        """Position in the mapped segment where ``size`` bytes can go, rolling to the next segment if they must."""
+        at = self.position - self._base
+        if self._map is not None and at + size + FILLER_BYTES <= self.segment_bytes:
+            return at
+        if size + FILLER_BYTES > self.segment_bytes:
+            raise self._too_long(size)
+        base = self.position - self.position % self.segment_bytes
+        at = self.position - base
+        if at + size + FILLER_BYTES <= self.segment_bytes:
+            self._switch(base)
+            return at
+        prepared = self._following if base == self._base else None
+        following = prepared or self._open(base + self.segment_bytes)
+        if base != self._base:
+            self._switch(base)
+        assert self._map is not None
+        self._store_filler(self._map, at)
+        self._adopt(following, base + self.segment_bytes)
+        self.position = self._base
+        return 0
+
+    def _too_long(self, size: int) -> MessageIllegalError:
+        return MessageIllegalError(
+            f"the record has {size} bytes and cannot fit a segment of {self.segment_bytes} (commit_log.segment_bytes)"
+        )
+
+    def _switch(self, base: int) -> None:
+        self._adopt(self._open(base), base)
+
+    def _open(self, base: int) -> mmap.mmap:
+        mapping = self._open_segment(base)
+        if mapping is None:
+            raise SegmentUnavailableError(base)
+        return mapping
+
+    def _adopt(self, mapping: mmap.mmap, base: int) -> None:
+        if self._left is not None:
+            self._close_segment(self._left)
+        self._left = self._map if self._keeps_left else None
+        self._left_bytes = self.segment_bytes - self.segment_bytes % _UNMAP_CHUNK_BYTES
+        self._populated = 0
+        if mapping is self._following:
+            self._populated = self._following_populated
+        elif self._following is not None:
+            self._close_segment(self._following)
+        self._following = None
+        self._following_populated = self._look_for_following_at = 0
+        self._map = mapping
+        self._array = np.frombuffer(mapping, np.uint8)
+        self._base = base

@@ -1,0 +1,198 @@
+"""DispatchBatch: a stretch of the log as columns, made once by reput and handed to every dispatcher.
+
+A batch carries its range ``[start, end)`` in physical offsets. The range may be longer than its rows (a filler at a
+segment's end has none), and batches of one walker follow each other without a gap, so a dispatcher that knows its own
+position can trim what it has and see what it missed.
+
+On the wire (ZeroMQ, reput -> dispatcher) a batch is three frames: orjson header, the rows as raw bytes of ``ROW``, orjson
+list of topics. Both ends are processes of one node, forked from one image, so the host's byte order is fine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import orjson
+
+from commitmq.errors import CorruptRecordError
+from commitmq.kernels import walk as kernel
+from commitmq.store.log.commit_log import CommitLog
+
+ROW = kernel.ROW
+SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+TRANSACTION_PREPARED = 0x4
+
+# RocketMQ's messageDelayLevel default, in ms, level 1 first (spec 12.1).
+DELAY_LEVELS_MS = (
+    *(seconds * 1000 for seconds in (1, 5, 10, 30)),
+    *(minutes * 60_000 for minutes in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 30)),
+    *(hours * 3_600_000 for hours in (1, 2)),
+)
+_UNKNOWN_LEVEL_MS = 1000
+_MIN_RECORD_BYTES = 91
+
+Rows = np.ndarray[Any, np.dtype[np.void]]
+
+
+@dataclass(slots=True)
+class DispatchBatch:
+    """Records of ``[start, end)`` as ``rows`` (dtype ROW, one row a record, in log order).
+
+    ``topics[row["topic"]]`` is a row's topic. Spans in a row are (start, size) bytes from the record's first byte.
+    """
+
+    start: int
+    end: int
+    rows: Rows
+    topics: list[str]
+    log: CommitLog | None = None
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def record(self, index: int) -> memoryview:
+        """The bytes of record ``index``, without a copy; the mapping stays while the view is held."""
+        if self.log is None:
+            raise ValueError("this batch is not attached to a log")
+        return self.log.read(int(self.rows["physical_offset"][index]), int(self.rows["size"][index]))
+
+    def text(self, index: int, part: str) -> str:
+        """One part of record ``index`` as text: ``keys``, ``uniq``, ``tags`` or ``topic``; empty when absent."""
+        row = self.rows[index]
+        start, size = int(row[f"{part}_start"]), int(row[f"{part}_size"])
+        return bytes(self.record(index)[start : start + size]).decode("utf-8", "replace")
+
+    def after(self, position: int) -> DispatchBatch:
+        """What of this batch lies at or behind ``position``: rows below are trimmed."""
+        if position <= self.start:
+            return self
+        keep = int(np.searchsorted(self.rows["physical_offset"], position, side="left"))
+        return DispatchBatch(min(position, self.end), self.end, self.rows[keep:], self.topics, self.log)
+
+    def to_frames(self) -> list[Any]:
+        """Frames for the wire; the rows frame is a view of this batch's memory."""
+        header = orjson.dumps({"start": self.start, "end": self.end})
+        return [header, np.ascontiguousarray(self.rows).view(np.uint8).data, orjson.dumps(self.topics)]
+
+    @classmethod
+    def from_frames(cls, frames: Sequence[Any], log: CommitLog | None = None) -> DispatchBatch:
+        """The batch that :meth:`to_frames` packed; rows are a view of the frame's memory."""
+        header = orjson.loads(frames[0])
+        rows = np.frombuffer(frames[1], ROW)
+        return cls(header["start"], header["end"], rows, orjson.loads(frames[2]), log)
+
+
+class LogWalker:
+    """Turns stretches of a CommitLog into batches (spec section 7)."""
+
+    def __init__(self, log: CommitLog, *, max_rows: int, max_bytes: int) -> None:
+        self.log = log
+        self.max_rows = max_rows
+        self.max_bytes = max_bytes
+        self._out = np.zeros(4, np.int64)
+        self._cached_base = -1
+        self._segment = np.empty(0, np.uint8)
+
+    def walk(self, start: int, limit: int) -> DispatchBatch:
+        """The next batch from ``start``, not beyond ``limit``, both physical offsets at record boundaries.
+
+        A batch stays inside one segment; one whose walk meets the filler ends at the next segment's base and may be empty.
+        Raises CorruptRecordError when there is no record where one must be.
+        """
+        segment_bytes = self.log.segment_bytes
+        base = start - start % segment_bytes
+        stop = min(limit - base, segment_bytes, start - base + self.max_bytes)
+        most = min(self.max_rows, max(1, (stop - (start - base)) // _MIN_RECORD_BYTES + 1))
+        rows = np.zeros(most, ROW)
+        topics = np.zeros((most, 2), np.int64)
+        table = np.full(1 << (2 * most - 1).bit_length(), -1, np.int32)
+        segment = self._segment_array(base)
+        result = kernel.walk(segment, start - base, stop, base, rows, topics, table, self._out)
+        count, known, reached, reason = (int(value) for value in self._out)
+        end = base + reached
+        if result == kernel.WALK_BLANK:
+            end = base + segment_bytes
+        elif result == kernel.WALK_BAD and count == 0:
+            if stop < min(limit - base, segment_bytes):
+                return self._wider(start, limit)  # the record is only larger than this batch may be
+            raise CorruptRecordError(
+                f"no valid record below the end of the log (reason {reason})",
+                path=self.log.folder / f"{base:020d}",
+                offset=reached,
+            )
+        # A bad record behind good ones ends this batch; the next walk begins with it.
+        names = [
+            segment[int(at) : int(at) + int(size)].tobytes().decode("utf-8", "replace") for at, size in topics[:known]
+        ]
+        batch = DispatchBatch(start, end, rows[:count], names, self.log)
+        if SCHEDULE_TOPIC in names:
+            _delivery_times(batch)
+        return batch
+
+    def _wider(self, start: int, limit: int) -> DispatchBatch:
+        """A single record larger than ``max_bytes``: take it alone, whatever its size."""
+        whole = LogWalker(self.log, max_rows=1, max_bytes=self.log.segment_bytes)
+        return whole.walk(start, limit)
+
+    def _segment_array(self, base: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        if base != self._cached_base:
+            self._segment = np.frombuffer(self.log.read(base, self.log.segment_bytes), np.uint8)
+            self._cached_base = base
+        return self._segment
+
+    def release_below(self, offset: int) -> None:
+        """Let go of the segment's mapping if it ends at or below ``offset``."""
+        if self._cached_base + self.log.segment_bytes <= offset:
+            self.release()
+
+    def release(self) -> None:
+        """Let go of the segment's mapping."""
+        self._segment = np.empty(0, np.uint8)
+        self._cached_base = -1
+
+
+def _delivery_times(batch: DispatchBatch) -> None:
+    """Records waiting in the schedule topic carry their delivery time instead of a tag's hash (spec 3.2 rule 3)."""
+    number = batch.topics.index(SCHEDULE_TOPIC)
+    rows = batch.rows
+    waiting = (rows["topic"] == number) & (rows["delay_level"] > 0)
+    levels = rows["delay_level"][waiting]
+    table = np.array([_UNKNOWN_LEVEL_MS, *DELAY_LEVELS_MS], np.int64)
+    rows["tags_code"][waiting] = rows["store_timestamp"][waiting] + table[np.minimum(levels, len(DELAY_LEVELS_MS))]
+
+
+def by_queue(rows: Rows) -> tuple[Rows, list[int]]:
+    """``rows`` sorted by queue, those of one queue in their order; and where each queue begins, with the end at last."""
+    if len(rows) < 2:
+        # The usual batch of a slow stream; numpy's calls would take longer than its unit's write.
+        return rows, [0, len(rows)]
+    topics, queues = rows["topic"], rows["queue_id"]
+    boundaries = (topics[1:] != topics[:-1]) | (queues[1:] != queues[:-1])
+    if boundaries.any():
+        # Stable, so records of one queue stay in log order.
+        rows = rows[np.lexsort((queues, topics))]
+        topics, queues = rows["topic"], rows["queue_id"]
+        boundaries = (topics[1:] != topics[:-1]) | (queues[1:] != queues[:-1])
+    return rows, [0, *(np.flatnonzero(boundaries) + 1).tolist(), len(rows)]
+
+
+def consecutive(numbers: np.ndarray[Any, np.dtype[np.int64]], start: int, stop: int) -> list[tuple[int, int]]:
+    """``numbers[start:stop]`` cut where one does not follow the one before it: ``(start, stop)`` of each stretch.
+
+    Nearly always one: only records that a repair took out of the log leave a gap between queue offsets.
+    """
+    if int(numbers[stop - 1]) - int(numbers[start]) == stop - start - 1:
+        return [(start, stop)]
+    cuts = (np.flatnonzero(np.diff(numbers[start:stop]) != 1) + start + 1).tolist()
+    return list(pairwise([start, *cuts, stop]))
+
+
+def consumable(rows: Rows) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Which rows get a ConsumeQueue unit: transaction types none and commit (spec 5.2)."""
+    # Of the type's two bits, the lower one is set in the other two: prepared (0x4) and rolled back (0xC).
+    result: np.ndarray[Any, np.dtype[np.bool_]] = (rows["sys_flag"] & TRANSACTION_PREPARED) == 0
+    return result

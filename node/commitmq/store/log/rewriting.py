@@ -1,0 +1,39 @@
+"""Writing a part of the log anew, byte for byte, so that the next sync takes it to the device whatever the kernel believes.
+
+After a failed sync the kernel counts the pages as clean: a later sync succeeds without them. When the process that called
+the sync was killed before it could say so, nobody knows. Pages that are written again are dirty again.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Final
+
+from commitmq import failpoints
+from commitmq.files import disk
+from commitmq.files.holes import data_extents
+from commitmq.files.write_all import write_all
+from commitmq.store.layout import StoreLayout, segment_name
+
+_CHUNK_BYTES: Final = 1 << 20
+
+
+def write_anew(layout: StoreLayout, start: int, end: int, segment_bytes: int) -> int:
+    """Write [start, end) of the log over itself; returns the bytes. Syncs nothing. Raises OSError.
+
+    While no other process writes there. A crash in the middle leaves the same bytes.
+    """
+    written = 0
+    for base in range(start - start % segment_bytes, end, segment_bytes):
+        path = layout.commit_log / segment_name(base)
+        if not path.exists():
+            continue
+        with disk.opened(path, os.O_RDWR, "segment") as fd:
+            for begin, stop in data_extents(fd, max(0, start - base), min(segment_bytes, end - base)):
+                for at in range(begin, stop, _CHUNK_BYTES):
+                    data = os.pread(fd, min(_CHUNK_BYTES, stop - at), at)
+                    write_all(fd, data, at, place="recovery.write_anew")
+                    written += len(data)
+        if failpoints.ACTIVE:
+            failpoints.hit("recovery.after_write_anew")
+    return written

@@ -1,0 +1,1 @@
+"""Memory topics: their files in shared memory."""

@@ -1,0 +1,1 @@
+"""Topics, groups and offsets as the files of a store hold them."""

@@ -1,0 +1,110 @@
+"""Consumer groups as ``subscriptionGroup.json`` holds them (spec 1.4). Members that we do not know are kept."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from commitmq.errors import StoreError
+from commitmq.store.metadata import json_config
+from commitmq.store.metadata.json_config import DataVersion, MemberTexts
+
+_DEFAULTS: dict[str, Any] = {
+    "attributes": {},
+    "brokerId": 0,
+    "consumeBroadcastEnable": True,
+    "consumeEnable": True,
+    "consumeFromMinEnable": True,
+    "consumeMessageOrderly": False,
+    "consumeTimeoutMinute": 15,
+    "groupRetryPolicy": {"type": "CUSTOMIZED"},
+    "groupSysFlag": 0,
+    "notifyConsumerIdsChangedEnable": True,
+    "retryMaxTimes": 16,
+    "retryQueueNums": 1,
+    "whichBrokerWhenConsumeSlowly": 1,
+}
+
+
+@dataclass(slots=True)
+class GroupConfig:
+    """One group. ``settings`` are RocketMQ's members by their own names; those that a file leaves out are not added."""
+
+    name: str
+    settings: dict[str, Any] = field(default_factory=lambda: {name: _copy(value) for name, value in _DEFAULTS.items()})
+
+    @property
+    def consume_enabled(self) -> bool:
+        """False when an administrator has stopped the group."""
+        return bool(self.settings.get("consumeEnable", True))
+
+    @classmethod
+    def from_json(cls, name: str, data: dict[str, Any]) -> GroupConfig:
+        """From one entry of ``subscriptionGroupTable``."""
+        return cls(name, {key: value for key, value in data.items() if key != "groupName"})
+
+    def to_json(self) -> dict[str, Any]:
+        """The entry as RocketMQ writes it: members sorted by name."""
+        return dict(sorted({**self.settings, "groupName": self.name}.items()))
+
+
+@dataclass(slots=True)
+class GroupTable:
+    """The whole of ``subscriptionGroup.json``: groups by name, in the file's order. A group changes by being replaced."""
+
+    groups: dict[str, GroupConfig] = field(default_factory=dict)
+    version: DataVersion = field(default_factory=DataVersion)
+    forbidden: dict[str, Any] = field(default_factory=dict)
+    unknown: dict[str, Any] = field(default_factory=dict)
+    _texts: MemberTexts = field(default_factory=lambda: MemberTexts(1), repr=False, compare=False)
+
+    @classmethod
+    def load(cls, path: Path) -> GroupTable:
+        """From ``path`` or its ``.bak``; an empty table when there is neither. Raises StoreError."""
+        return cls.from_json(json_config.load(path) or {}, path)
+
+    @classmethod
+    def from_json(cls, data: Any, path: Path | None = None) -> GroupTable:
+        try:
+            rest = dict(data)
+            version = DataVersion.from_json(rest.pop("dataVersion", None))
+            forbidden = dict(rest.pop("forbiddenTable", None) or {})
+            table = rest.pop("subscriptionGroupTable", None) or {}
+            groups = {str(name): GroupConfig.from_json(str(name), one) for name, one in table.items()}
+        except (TypeError, ValueError, AttributeError) as error:
+            raise StoreError(f"the groups are not in RocketMQ's shape: {error}", path=path) from error
+        return cls(groups, version, forbidden, rest)
+
+    def to_json(self) -> dict[str, Any]:
+        members = {
+            "dataVersion": self.version.to_json(),
+            "forbiddenTable": self.forbidden,
+            "subscriptionGroupTable": {name: one.to_json() for name, one in self.groups.items()},
+            **self.unknown,
+        }
+        return dict(sorted(members.items()))
+
+    def put(self, group: GroupConfig) -> None:
+        """Add or replace a group; counts as one change."""
+        self.groups[group.name] = group
+        self.version.advance()
+
+    def remove(self, name: str) -> None:
+        """Take a group out; counts as one change if it was there."""
+        if self.groups.pop(name, None) is not None:
+            self.version.advance()
+
+    def persist(self, path: Path) -> None:
+        """Write ``subscriptionGroup.json``, durably."""
+        members = {
+            "dataVersion": self.version.to_json(),
+            "forbiddenTable": self.forbidden,
+            "subscriptionGroupTable": self._texts.join(self.groups),
+            **self.unknown,
+        }
+        json_config.persist(path, dict(sorted(members.items())))
+
+
+def _copy(value: Any) -> Any:
+    return dict(value) if isinstance(value, dict) else value

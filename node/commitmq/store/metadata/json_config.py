@@ -1,0 +1,324 @@
+r"""Reading and writing RocketMQ's JSON config files (spec 1.4).
+
+The dialect: map keys that are integers come without quotes (``{0:123}``), files are indented by tabs with no space
+after a colon, and an empty map still takes three lines. :func:`loads` gives such keys as ``int``, :func:`dumps` writes
+``int`` keys the same way, so that reading a file and writing it again gives the same bytes.
+
+A change never leaves less than one whole generation on disk: the new text is complete and synced under another name
+before the current file becomes ``.bak`` and the new one takes its place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from commitmq import failpoints
+from commitmq.errors import DiskFullError, StoreError
+from commitmq.files import disk
+from commitmq.files.write_all import write_all
+
+# A string is matched as a whole so that digits and braces inside one are never taken for a key.
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"(\s*:)?|([{,]\s*)(-?\d+)(?=\s*:)', re.DOTALL)
+# An integer key is handed to the JSON parser as a string that begins with this mark; a real key that begins with NUL
+# gets a second NUL in front, so that the two can never be mixed up.
+_MARK = "\x00i"
+_ESCAPED_NUL = '"\\u0000'
+
+
+@dataclass(slots=True)
+class DataVersion:
+    """Generation of a config file: ``counter`` grows with every change, ``timestamp`` (ms) is that of the last."""
+
+    counter: int = 0
+    state_version: int = 0
+    timestamp: int = 0
+
+    def advance(self) -> None:
+        """Count one change, now; the timestamp never goes back, whatever the clock does."""
+        self.counter += 1
+        self.timestamp = max(self.timestamp, time.time_ns() // 1_000_000)
+
+    @classmethod
+    def from_json(cls, data: Any) -> DataVersion:
+        """Missing or malformed members count as 0."""
+        members = data if isinstance(data, dict) else {}
+        numbers = [members.get(name) for name in ("counter", "stateVersion", "timestamp")]
+        return cls(*(number if type(number) is int else 0 for number in numbers))
+
+    def to_json(self) -> dict[str, int]:
+        return {"counter": self.counter, "stateVersion": self.state_version, "timestamp": self.timestamp}
+
+
+def loads(text: str) -> Any:
+    """Parse ``text``; unquoted integer keys become ``int``. Raises ValueError for what is not this dialect."""
+    return json.loads(_TOKEN.sub(_quote_key, text), object_pairs_hook=_build_object)
+
+
+def _quote_key(match: re.Match[str]) -> str:
+    if match[3] is not None:
+        return f'{match[2]}"\\u0000i{match[3]}"'
+    if match[1] is not None and match[0].startswith(_ESCAPED_NUL):
+        return f"{_ESCAPED_NUL}{match[0][1:]}"
+    return match[0]
+
+
+def _build_object(pairs: list[tuple[str, Any]]) -> dict[Any, Any]:
+    return {_real_key(name): value for name, value in pairs}
+
+
+def _real_key(name: str) -> str | int:
+    if not name.startswith("\x00"):
+        return name
+    return int(name[2:]) if name.startswith(_MARK) else name[1:]
+
+
+def dumps(data: Any) -> str:
+    """``data`` in RocketMQ's pretty form, members in the order given."""
+    parts: list[str] = []
+    _write(data, 1, parts)
+    return "".join(parts)
+
+
+class Encoded(str):
+    """A member's text in the form :func:`dumps` gives it at its place, for files whose members seldom change."""
+
+    __slots__ = ()
+
+
+def encode_members(members: Mapping[str, Any], depth: int) -> Encoded:
+    """The text between the braces of a map with ``members`` that is nested ``depth`` maps deep (0: the file itself)."""
+    parts: list[str] = []
+    _write(members, depth + 1, parts)
+    return Encoded("".join(parts)[1 : -(depth + 2)])
+
+
+def join_members(members: Iterable[Encoded], depth: int) -> Encoded:
+    """A whole map, ``depth`` deep, of members that :func:`encode_members` made."""
+    indent = "\n" + "\t" * depth
+    return Encoded("{" + (",".join(members) or indent + "\t") + indent + "}")
+
+
+class MemberTexts:
+    """The texts of a map's members, each made once: a member changes by being replaced, never in place.
+
+    So writing a file again costs little more than its bytes, however many members it has.
+    """
+
+    def __init__(self, depth: int, encode: Callable[[str, Any], Encoded | None] = lambda _name, _member: None) -> None:
+        """``depth``: how many maps deep the map is nested. ``encode`` may know a faster way than :func:`encode_members`."""
+        self._depth = depth
+        self._encode = encode
+        self._texts: dict[str, tuple[Any, Encoded]] = {}
+
+    def join(self, members: Mapping[str, Any]) -> Encoded:
+        """The whole map. Members have ``to_json``."""
+        if len(self._texts) > 2 * len(members) + 64:
+            self._texts = {name: one for name, one in self._texts.items() if name in members}
+        return join_members((self._text(name, one) for name, one in members.items()), self._depth)
+
+    def prepare(self, members: Iterable[tuple[str, Any]]) -> None:
+        """Make the texts of ``members`` now, and not when all are wanted at once."""
+        for name, member in members:
+            self._text(name, member)
+
+    def _text(self, name: str, member: Any) -> Encoded:
+        known = self._texts.get(name)
+        if known is not None and known[0] is member:
+            return known[1]
+        text = self._encode(name, member) or encode_members({name: member.to_json()}, self._depth)
+        self._texts[name] = member, text
+        return text
+
+
+# Plain text in quotes, which is what most names and values are, needs no escapes.
+_PLAIN = re.compile(r'[^"\\\x00-\x1f]*').fullmatch
+
+
+def scalar(value: Any) -> str:
+    """A text, number, truth value or null as :func:`dumps` writes it."""
+    kind = type(value)
+    if kind is str and _PLAIN(value):
+        return f'"{value}"'
+    if kind is int:
+        return str(value)
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _write(value: Any, depth: int, parts: list[str]) -> None:
+    kind = type(value)
+    if kind is Encoded:
+        parts.append(value)
+    elif kind is str or kind is int or kind is bool:
+        parts.append(scalar(value))
+    elif kind is dict or isinstance(value, Mapping):
+        indent = "\n" + "\t" * depth
+        if not value:
+            parts.append("{" + indent)
+        for number, (name, member) in enumerate(value.items()):
+            key = str(name) if isinstance(name, int) else scalar(name)
+            parts.append(f"{',' if number else '{'}{indent}{key}:")
+            _write(member, depth + 1, parts)
+        parts.append(indent[:-1] + "}")
+    elif isinstance(value, list | tuple):
+        indent = "\n" + "\t" * depth
+        if not value:
+            parts.append("[]")
+            return
+        for number, member in enumerate(value):
+            parts.append(f"{',' if number else '['}{indent}")
+            _write(member, depth + 1, parts)
+        parts.append(indent[:-1] + "]")
+    else:
+        parts.append(scalar(value))
+
+
+def load(path: Path) -> Any | None:
+    """:func:`load_named` without the name."""
+    return load_named(path)[0]
+
+
+def name_of(data: bytes) -> str:
+    """What a journal calls the snapshot with these bytes."""
+    return hashlib.sha256(data).hexdigest()[:32]
+
+
+def load_named(path: Path, *, journal: Path | None = None, needed: str = "") -> tuple[Any | None, str]:
+    """The content of ``path`` and its name, as :func:`name_of` makes it; of its ``.bak`` when the file is missing; None if
+    neither is there. Changes nothing on disk.
+
+    Raises StoreError for a file that is there and cannot be read, which a crash of this node never leaves: the content was
+    synced before it got its name. To go on with less than was acknowledged is for a person to decide, and the sentence names
+    all that has to be done for it: a ``journal`` that builds on the file and is refused without it goes, too; and a file
+    without which a start is refused is not removed but emptied, which is to be followed by what ``needed`` says.
+    """
+    backup = backup_path(path)
+    try:
+        return _generation(path)
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:
+        raise StoreError(
+            f"the config file is damaged: {error}. {_way_out(path, journal, needed)}", path=path
+        ) from error
+    try:
+        return _generation(backup)
+    except FileNotFoundError:
+        return None, name_of(b"")
+    except (OSError, ValueError) as error:
+        raise StoreError(
+            f"the config file is missing, and {backup.name} is damaged: {error}. {_way_out(path, journal, needed)}",
+            path=path,
+        ) from error
+
+
+def _way_out(path: Path, journal: Path | None, needed: str) -> str:
+    """How to go on without ``path``, which is missing or damaged; see :func:`load_named`."""
+    backup = backup_path(path)
+    is_whole = False
+    with contextlib.suppress(OSError, ValueError):
+        _generation(backup)
+        is_whole = True
+    if needed:
+        if is_whole:
+            return f"Put back a copy: its previous generation, {backup.name}, is whole"
+        return f"Put back a copy, or write {{}} into it and start; {needed}"
+    gone = [path, *([backup] if not is_whole else []), *([journal] if journal is not None else [])]
+    names = " and ".join(str(one) for one in gone if one.exists())
+    if is_whole:
+        then = f"its previous generation, {backup.name}, is whole, and what the next start then goes on with"
+    else:
+        then = "the next start then goes on without it"
+    return f"Put back a copy, or remove {names}: {then}"
+
+
+def _generation(path: Path) -> tuple[Any, str]:
+    """The content of one file and its name. Raises OSError, and ValueError that says what is wrong with it."""
+    data = path.read_bytes()
+    text = data.decode()
+    if not text.strip():
+        raise ValueError("it is empty")
+    return _loads_quickly(data, text), name_of(data)
+
+
+def _loads_quickly(data: bytes, text: str) -> Any:
+    """:func:`loads`, by a faster parser where the text is JSON as everybody writes it: no key is an integer without quotes."""
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError:
+        return loads(text)
+
+
+def persist(path: Path, data: Any) -> None:
+    """Make ``data`` the content of ``path``, durably; the previous content is in ``.bak`` afterwards.
+
+    Raises DiskFullError (nothing changed) or StoreError.
+    """
+    replace_text(path, dumps(data))
+
+
+def replace_text(path: Path, text: str) -> None:
+    """:func:`persist` for a text that is made already."""
+    replace_bytes(path, encode(text))
+
+
+def encode(text: str) -> bytes:
+    """The bytes of a file. What is no Unicode becomes "?", as in Java."""
+    return text.encode(errors="replace")
+
+
+def replace_bytes(path: Path, data: bytes) -> None:
+    """:func:`persist` for the bytes of the file."""
+    fresh = path.with_name(path.name + ".tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with disk.opened(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, "json") as fd:
+            write_all(fd, data, 0, place="json.write")
+            if failpoints.ACTIVE:
+                failpoints.hit("json.before_fsync")
+            disk.sync(fd, "json", metadata=True)
+        if failpoints.ACTIVE:
+            failpoints.hit("json.before_replace")
+        if _looks_whole(path):
+            disk.replace(path, backup_path(path), "json_backup")
+        if failpoints.ACTIVE:
+            failpoints.hit("json.inside_replace")
+        disk.replace(fresh, path, "json")
+        if failpoints.ACTIVE:
+            failpoints.hit("json.after_replace")
+        disk.sync_folder(path.parent, "json")
+    except OSError as error:
+        kind = DiskFullError if error.errno in (28, 122) else StoreError
+        raise kind(f"cannot write the config file: {error.strerror}", path=path) from error
+
+
+def backup_path(path: Path) -> Path:
+    """Where the previous generation of ``path`` lies."""
+    return path.with_name(path.name + ".bak")
+
+
+def sync_folder(folder: Path) -> None:
+    """Make created, renamed and deleted names in ``folder`` durable."""
+    disk.sync_folder(folder)
+
+
+def _looks_whole(path: Path) -> bool:
+    """False for a file that is missing or was cut short: it must not push a good generation out of ``.bak``."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(0, os.SEEK_END)
+            size = file.tell()
+            file.seek(max(0, size - 64))
+            return file.read().rstrip()[-1:] in (b"}", b"]")
+    except FileNotFoundError:
+        return False

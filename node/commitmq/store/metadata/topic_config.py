@@ -1,0 +1,216 @@
+"""Topics as ``topics.json`` holds them (spec 1.4). Members that we do not know are kept as they are."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from commitmq.errors import StoreError
+from commitmq.store.metadata import json_config
+from commitmq.store.metadata.json_config import DataVersion, Encoded, MemberTexts, scalar
+
+PERM_INHERIT: Final = 1
+PERM_WRITE: Final = 2
+PERM_READ: Final = 4
+DEFAULT_QUEUES: Final = 16
+DEFAULT_PERM: Final = PERM_READ | PERM_WRITE
+
+QUEUE_TYPE: Final = "queue.type"
+QUEUE_TYPE_BATCH: Final = "BatchCQ"
+QUEUE_TYPE_SIMPLE: Final = "SimpleCQ"
+STORAGE_TYPE: Final = "storage.type"
+"""Attribute of our own: where the messages of a topic are, ``log`` (default) or STORAGE_MEMORY."""
+STORAGE_MEMORY: Final = "memory"
+STORAGE_CREATED: Final = "storage.created"
+"""Attribute of our own, set by the node on every topic that it makes: the topic's *incarnation*, which tells it from the
+earlier and later ones of its name. About when it was made (ms), and greater than that of every topic the store had before,
+whatever the clock says. RocketMQ loads, keeps and ignores attributes that it does not know. A topic that RocketMQ made, or
+a version before this one, does not have it: its incarnation is 0."""
+
+_MEMBERS: Final = frozenset(
+    (
+        *("topicName", "readQueueNums", "writeQueueNums", "perm"),
+        *("attributes", "order", "topicFilterType", "topicSysFlag"),
+    )
+)
+
+
+@contextlib.contextmanager
+def collector_paused() -> Iterator[None]:
+    """While very many objects are made that all live on, the collector would look through them again and again for nothing."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+@dataclass(slots=True)
+class TopicConfig:
+    """One topic. Numbers of queues may differ while a topic shrinks: readers still drain what writers left."""
+
+    name: str
+    read_queues: int = DEFAULT_QUEUES
+    write_queues: int = DEFAULT_QUEUES
+    perm: int = DEFAULT_PERM
+    attributes: dict[str, str] = field(default_factory=dict)
+    order: bool = False
+    filter_type: str = "SINGLE_TAG"
+    sys_flag: int = 0
+    unknown: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def incarnation(self) -> int:
+        """See STORAGE_CREATED; 0 when the topic has none."""
+        value = self.attributes.get(STORAGE_CREATED, "0")
+        return int(value) if value.isascii() and value.isdecimal() else 0
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """The attributes but for the incarnation: what somebody chose."""
+        return {name: value for name, value in self.attributes.items() if name != STORAGE_CREATED}
+
+    @classmethod
+    def from_json(cls, name: str, data: dict[str, Any]) -> TopicConfig:
+        """From one entry of ``topicConfigTable``; missing members keep their default."""
+        get, attributes = data.get, data.get("attributes")
+        return cls(
+            name,
+            int(get("readQueueNums", DEFAULT_QUEUES)),
+            int(get("writeQueueNums", DEFAULT_QUEUES)),
+            int(get("perm", DEFAULT_PERM)),
+            dict(attributes) if attributes else {},
+            bool(get("order", False)),
+            str(get("topicFilterType", "SINGLE_TAG")),
+            int(get("topicSysFlag", 0)),
+            # Made anew: a dict from which all was taken would keep its room, a hundred thousand times.
+            {} if data.keys() <= _MEMBERS else {key: value for key, value in data.items() if key not in _MEMBERS},
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The entry as RocketMQ writes it: members sorted by name."""
+        members = {
+            "attributes": self.attributes,
+            "order": self.order,
+            "perm": self.perm,
+            "readQueueNums": self.read_queues,
+            "topicFilterType": self.filter_type,
+            "topicName": self.name,
+            "topicSysFlag": self.sys_flag,
+            "writeQueueNums": self.write_queues,
+            **self.unknown,
+        }
+        return dict(sorted(members.items()))
+
+
+def _encode(name: str, topic: TopicConfig) -> Encoded | None:
+    """What ``json_config.encode_members`` makes of one entry, several times as fast: there may be a hundred thousand."""
+    if topic.unknown:
+        return None
+    entries = ",".join(f"\n\t\t\t\t{scalar(key)}:{scalar(value)}" for key, value in topic.attributes.items())
+    quoted = scalar(name)
+    return Encoded(
+        f"\n\t\t{quoted}:{{"
+        f'\n\t\t\t"attributes":{{{entries or _NO_ENTRY}\n\t\t\t}},'
+        f'\n\t\t\t"order":{"true" if topic.order else "false"},'
+        f'\n\t\t\t"perm":{topic.perm},'
+        f'\n\t\t\t"readQueueNums":{topic.read_queues},'
+        f'\n\t\t\t"topicFilterType":{scalar(topic.filter_type)},'
+        f'\n\t\t\t"topicName":{scalar(topic.name)},'
+        f'\n\t\t\t"topicSysFlag":{topic.sys_flag},'
+        f'\n\t\t\t"writeQueueNums":{topic.write_queues}'
+        "\n\t\t}"
+    )
+
+
+_NO_ENTRY: Final = "\n\t\t\t\t"  # an empty map takes three lines
+
+
+@dataclass(slots=True)
+class TopicTable:
+    """The whole of ``topics.json``: topics by name, in the file's order.
+
+    A topic changes by being replaced, never in place: its text is made once, because encoding all of them at each change
+    would make creating many topics quadratic in what costs most (1,000 of them took 15 s).
+    """
+
+    topics: dict[str, TopicConfig] = field(default_factory=dict)
+    version: DataVersion = field(default_factory=DataVersion)
+    unknown: dict[str, Any] = field(default_factory=dict)
+    _texts: MemberTexts = field(default_factory=lambda: MemberTexts(1, _encode), repr=False, compare=False)
+    _newest: int = field(default=-1, repr=False, compare=False)  # incarnation that was given out last
+
+    @classmethod
+    def load(cls, path: Path) -> TopicTable:
+        """From ``path`` or its ``.bak``; an empty table when there is neither. Raises StoreError."""
+        return cls.from_json(json_config.load(path) or {}, path)
+
+    @classmethod
+    def from_json(cls, data: Any, path: Path | None = None) -> TopicTable:
+        try:
+            rest = dict(data)
+            version = DataVersion.from_json(rest.pop("dataVersion", None))
+            table = rest.pop("topicConfigTable", None) or {}
+            # A name of digits only comes as an int key from a writer that leaves out the quotes.
+            with collector_paused():
+                topics = {str(name): TopicConfig.from_json(str(name), one) for name, one in table.items()}
+        except (TypeError, ValueError, AttributeError) as error:
+            raise StoreError(f"the topics are not in RocketMQ's shape: {error}", path=path) from error
+        return cls(topics, version, rest)
+
+    def to_json(self) -> dict[str, Any]:
+        members = {
+            "dataVersion": self.version.to_json(),
+            "topicConfigTable": {name: one.to_json() for name, one in self.topics.items()},
+            **self.unknown,
+        }
+        return dict(sorted(members.items()))
+
+    def dumps(self) -> str:
+        """``topics.json``: what :func:`json_config.dumps` makes of :meth:`to_json`, in less time."""
+        entries = self._texts.join(self.topics)
+        members = {"dataVersion": self.version.to_json(), "topicConfigTable": entries, **self.unknown}
+        return json_config.dumps(dict(sorted(members.items())))
+
+    def next_incarnation(self) -> int:
+        """A number that no topic of this store has or had.
+
+        The version's timestamp is not below any that was given out, also to topics that are gone; a topic that is there
+        may have a greater one, if RocketMQ wrote the version since.
+        """
+        newest = (
+            max((topic.incarnation for topic in self.topics.values()), default=0) if self._newest < 0 else self._newest
+        )
+        self._newest = max(newest, self.version.timestamp, time.time_ns() // 1_000_000 - 1) + 1
+        return self._newest
+
+    def prepare(self, entries: Iterable[tuple[str, TopicConfig]]) -> None:
+        """Make the texts of these topics before they are wanted all at once."""
+        self._texts.prepare(entries)
+
+    def put(self, topic: TopicConfig) -> None:
+        """Add or replace a topic; counts as one change."""
+        self.topics[topic.name] = topic
+        self.version.advance()
+        self._keep_newest()
+
+    def _keep_newest(self) -> None:
+        self.version.timestamp = max(self.version.timestamp, self._newest)
+
+    def remove(self, names: Iterable[str]) -> None:
+        """Take topics out; each that was there counts as one change."""
+        for name in names:
+            if self.topics.pop(name, None) is not None:
+                self.version.advance()
+                self._keep_newest()
+
+    def persist(self, path: Path) -> None:
+        """Write ``topics.json``, durably."""
+        json_config.replace_text(path, self.dumps())

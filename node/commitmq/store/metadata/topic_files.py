@@ -1,0 +1,277 @@
+"""The topics of a store as its files have them: ``config/topics.json``, RocketMQ's, and what changed since it was written.
+
+Every change goes to ``commitmq/topics.journal`` (:mod:`commitmq.format.journal`) before anyone hears of it, so making one
+of 100,000 topics costs as much as making the first. A record is a list: the TOPICS_VERSION that the others hear of it
+with, the table's data version after it (``[counter, stateVersion, timestamp]``), then the changes, ``["put", {entry of
+topics.json}]`` or ``["drop", name, incarnation]``. Replaying one twice is the same as once.
+
+``topics.json`` is written whole at an orderly stop, and while the node runs ``topics.snapshot_interval_ms`` after the last
+time, or 50 times as long as writing it takes if that is longer. So a RocketMQ that takes over a store after a crash knows
+all topics but those of that last while; it has their messages all the same, and makes a topic anew when somebody sends to
+it. When the node comes back, the journal is laid over what RocketMQ left (a file that the journal does not know by name):
+
+* a topic that only the journal has is there again;
+* a topic without an incarnation is as RocketMQ wrote it;
+* of another that both have, the greater incarnation counts, and with the same one what RocketMQ wrote;
+* a topic that was deleted here, and that RocketMQ still had in the same incarnation, is deleted.
+
+Who reads these files beside the coordinator (:class:`TopicReader`) reads the snapshot once and then only what the journal
+got. Each journal names the one that it continues, which a reader keeps open: it reads that to its end and goes on with the
+next, and reads everything only when it has missed a whole journal.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import orjson
+
+from commitmq.errors import StoreError
+from commitmq.format.journal import HEADER_BYTES, Journal, Replay, record_at, store_error
+from commitmq.store.layout import StoreLayout
+from commitmq.store.metadata import json_config
+from commitmq.store.metadata.json_config import DataVersion
+from commitmq.store.metadata.topic_config import TopicConfig, TopicTable
+
+_ATTEMPTS = 50  # at reading files that the coordinator is replacing; each replacing takes milliseconds at least
+
+
+class TopicChange(NamedTuple):
+    """``topic`` is the new entry of ``name``, None for one that was deleted; ``incarnation`` is the entry's, old or new."""
+
+    name: str
+    topic: TopicConfig | None
+    incarnation: int
+
+
+class TopicTurn(NamedTuple):
+    """One record of the journal."""
+
+    topics_version: int
+    data_version: DataVersion
+    changes: tuple[TopicChange, ...]
+
+
+class TopicsJournal(Journal[TopicTurn]):
+    """See the module. Each record is one turn."""
+
+    kind = "topics journal"
+    place = "topics"
+    snapshot_name = "topics.json"
+
+    @classmethod
+    def encode(cls, changes: Sequence[TopicTurn]) -> list[Any]:
+        (turn,) = changes
+        version = turn.data_version
+        entries = [
+            ["put", one.topic.to_json()] if one.topic is not None else ["drop", one.name, one.incarnation]
+            for one in turn.changes
+        ]
+        return [turn.topics_version, [version.counter, version.state_version, version.timestamp], *entries]
+
+    @classmethod
+    def decode(cls, payload: list[Any]) -> list[TopicTurn]:
+        topics_version, numbers, *entries = payload
+        return [TopicTurn(int(topics_version), DataVersion(*map(int, numbers)), tuple(map(_change_from_json, entries)))]
+
+
+def _change_from_json(entry: Any) -> TopicChange:
+    match entry:
+        case ["put", dict(members)]:
+            topic = TopicConfig.from_json(str(members["topicName"]), members)
+            return TopicChange(topic.name, topic, topic.incarnation)
+        case ["drop", str(name), int(incarnation)]:
+            return TopicChange(name, None, incarnation)
+    raise ValueError(f"unknown change {entry!r}")
+
+
+def journal_path(layout: StoreLayout) -> Path:
+    return layout.own / "topics.journal"
+
+
+def snapshot_path(layout: StoreLayout) -> Path:
+    return layout.config / "topics.json"
+
+
+def load_snapshot(layout: StoreLayout) -> tuple[TopicTable, str]:
+    """``topics.json`` or its ``.bak``, and its name; an empty table when there is neither. Raises StoreError."""
+    path = snapshot_path(layout)
+    data, name = json_config.load_named(path, needed="topics that are gone then keep their messages when created again")
+    return TopicTable.from_json(data or {}, path), name
+
+
+def replay(table: TopicTable, journal: Replay[TopicTurn], snapshot: str) -> None:
+    """Bring ``table``, a snapshot of this name, to what the journal says; see the module's rules."""
+    turns = journal.since(snapshot)
+    if turns is not None:
+        for turn in turns:
+            for change in turn.changes:
+                apply(table, change)
+            table.version = turn.data_version
+        return
+    last = {change.name: change for turn in journal.changes for change in turn.changes}
+    for change in last.values():
+        there = table.topics.get(change.name)
+        if there is None:
+            counts = change.topic is not None
+        elif not there.incarnation:
+            counts = False  # RocketMQ made it, or has changed it since
+        else:
+            counts = there.incarnation < change.incarnation + (change.topic is None)
+        if counts:
+            apply(table, change)
+    for turn in journal.changes[-1:]:
+        # No incarnation may be given out twice, and the timestamp is what keeps those of topics that are gone.
+        known, ours = table.version, turn.data_version
+        table.version = DataVersion(
+            max(known.counter, ours.counter) + 1, known.state_version, max(known.timestamp, ours.timestamp)
+        )
+
+
+def apply(table: TopicTable, change: TopicChange) -> None:
+    """Put one change into ``table``, without counting it in the version."""
+    if change.topic is None:
+        table.topics.pop(change.name, None)
+    else:
+        table.topics[change.name] = change.topic
+
+
+def load_topics(layout: StoreLayout) -> TopicTable:
+    """All topics of a store that no node serves at the moment. Raises StoreError."""
+    table, name = load_snapshot(layout)
+    journal = TopicsJournal.read(journal_path(layout))
+    if journal is not None:
+        replay(table, journal, name)
+    return table
+
+
+class TopicReader:
+    """Follows the topics of a store whose coordinator runs."""
+
+    def __init__(self, layout: StoreLayout) -> None:
+        self._layout = layout
+        self._fd = -1
+        self._file_id = ""
+        self._position = 0
+        self._sequence = 0
+
+    def everything(self) -> TopicTable:
+        """All topics as they are now; :meth:`changes` goes on from here. Raises StoreError."""
+        for _ in range(_ATTEMPTS):
+            table = self._attempt()
+            if table is not None:
+                return table
+        raise StoreError(
+            "the topics' files changed while they were read, again and again", path=snapshot_path(self._layout)
+        )
+
+    def _attempt(self) -> TopicTable | None:
+        """None when the coordinator replaced the journal meanwhile."""
+        path = journal_path(self._layout)
+        self.close()
+        try:
+            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            table, _ = load_snapshot(self._layout)  # no coordinator of ours has served this store yet
+            return table if not path.exists() else None
+        table, name = load_snapshot(self._layout)
+        head, turns, marks = self._read_on()
+        if not self._is_current(path):
+            return None
+        self._file_id = str(head.get("id", ""))
+        replay(table, Replay(str(head["base"]), [[turn] for turn in turns], marks, head, 0, None), name)
+        return table
+
+    def changes(self, topics_version: int) -> list[TopicChange] | None:
+        """The last change of each name since the last look, of those that others may know up to ``topics_version``.
+
+        None: everything has to be read again. Raises StoreError, and everything has to be read again then, too.
+        """
+        if self._fd < 0:
+            return None
+        try:
+            return self._changes(journal_path(self._layout), topics_version)
+        except BaseException as error:
+            self.close()  # what was read and not handed out would be missed
+            if isinstance(error, OSError):
+                raise store_error(error, "cannot read the topics journal", journal_path(self._layout)) from error
+            raise
+
+    def _changes(self, path: Path, topics_version: int) -> list[TopicChange] | None:
+        found: dict[str, TopicChange] = {}
+        while not self._is_current(path):
+            # Only the journal that continues this one says how many of its records count.
+            following = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            head = _head_of(following)
+            continues = head.get("continues") or {}
+            if continues.get("id") != self._file_id or int(continues.get("records", -1)) < self._sequence:
+                os.close(following)
+                return None
+            self._collect(found, int(continues["records"]), None)
+            if self._sequence != int(continues["records"]):
+                os.close(following)
+                return None
+            os.close(self._fd)
+            self._fd, self._file_id = following, str(head.get("id", ""))
+            self._position = self._sequence = 0
+            self._read_on(1)
+        self._collect(found, None, topics_version)
+        return list(found.values())
+
+    def _collect(self, found: dict[str, TopicChange], records: int | None, topics_version: int | None) -> None:
+        _, turns, _ = self._read_on(records, topics_version)
+        for turn in turns:
+            for change in turn.changes:
+                found.pop(change.name, None)
+                found[change.name] = change
+
+    def _read_on(
+        self, records: int | None = None, topics_version: int | None = None
+    ) -> tuple[dict[str, Any], list[TopicTurn], dict[str, int]]:
+        """The records behind the last that was read: the head, turns, marks. One that is being written ends it."""
+        data = os.pread(self._fd, max(0, os.fstat(self._fd).st_size - self._position), self._position)
+        head: dict[str, Any] = {}
+        turns: list[TopicTurn] = []
+        marks: dict[str, int] = {}
+        at = 0
+        while (records is None or self._sequence < records) and (record := record_at(data, at)) is not None:
+            if record[0] != self._sequence:
+                break
+            content = orjson.loads(record[1])
+            if isinstance(content, list):
+                (turn,) = TopicsJournal.decode(content)
+                if topics_version is not None and turn.topics_version > topics_version:
+                    break  # not answered yet, and perhaps never
+                turns.append(turn)
+            elif "snapshot" in content:
+                marks[str(content["snapshot"])] = len(turns)
+            else:
+                head = content
+            at += HEADER_BYTES + len(record[1])
+            self._sequence += 1
+        self._position += at
+        return head, turns, marks
+
+    def _is_current(self, path: Path) -> bool:
+        """Whether the journal that is open here still has the name."""
+        try:
+            there, here = os.stat(path), os.fstat(self._fd)
+        except FileNotFoundError:
+            return True  # between two names there is always one, so it was taken away by a person
+        return (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)
+
+    def close(self) -> None:
+        """Let the journal go."""
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd, self._position, self._sequence = -1, 0, 0
+
+
+def _head_of(fd: int) -> dict[str, Any]:
+    data = os.pread(fd, 65_536, 0)
+    record = record_at(data, 0)
+    content = orjson.loads(record[1]) if record is not None else {}
+    return content if isinstance(content, dict) else {}

@@ -1,0 +1,62 @@
+"""Which names topics and groups may have, and which topics take no plain sends (spec 2.7).
+
+A topic's name is a directory's name too, so nothing that fails these rules may ever reach the file system.
+"""
+
+from __future__ import annotations
+
+import re
+
+from commitmq.errors import InvalidMessageError
+from commitmq.format.constants import (
+    DLQ_PREFIX,
+    LMQ_PREFIX,
+    MAX_GROUP_UNITS,
+    MAX_LONG_TOPIC_UNITS,
+    MAX_TOPIC_UNITS,
+    RETRY_PREFIX,
+)
+
+FORBIDDEN_TOPICS = frozenset(
+    {
+        "SCHEDULE_TOPIC_XXXX",
+        "RMQ_SYS_TRANS_HALF_TOPIC",
+        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+        "RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC",
+        "RMQ_SYS_ROCKSDB_TRANS_OP_HALF_TOPIC",
+        "TRANS_CHECK_MAX_TIME_TOPIC",
+        "SELF_TEST_TOPIC",
+        "OFFSET_MOVED_EVENT",
+    }
+)
+"""Topics that only the node itself may append to."""
+
+_ALLOWED = re.compile(r"[%|a-zA-Z0-9_-]+", re.ASCII)
+
+
+def validate_topic(topic: str) -> None:
+    """Raise InvalidMessageError unless ``topic`` is a legal name: ``% | a-z A-Z 0-9 _ -``, 1 to 127 characters
+    (255 for the retry and dead-letter topics of a group and for light message queues, which no record names as its topic).
+    """
+    long_name = topic.startswith((RETRY_PREFIX, DLQ_PREFIX, LMQ_PREFIX))
+    _validate("topic", topic, MAX_LONG_TOPIC_UNITS if long_name else MAX_TOPIC_UNITS)
+
+
+def validate_group(group: str) -> None:
+    """Raise InvalidMessageError unless ``group`` is a legal name: the same characters, 1 to 120 of them."""
+    _validate("group", group, MAX_GROUP_UNITS)
+
+
+def is_send_forbidden(topic: str) -> bool:
+    """True for a system topic that takes no plain sends."""
+    return topic in FORBIDDEN_TOPICS
+
+
+def _validate(kind: str, name: str, limit: int) -> None:
+    if not name:
+        raise InvalidMessageError(f"the {kind} name is empty")
+    # Allowed characters are all ASCII, so characters, UTF-16 units and bytes are the same number.
+    if not _ALLOWED.fullmatch(name):
+        raise InvalidMessageError(f"{kind} {name!r} has characters other than % | a-z A-Z 0-9 _ -")
+    if len(name) > limit:
+        raise InvalidMessageError(f"{kind} {name!r} has {len(name)} characters, at most {limit} are allowed")

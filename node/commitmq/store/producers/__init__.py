@@ -1,0 +1,1 @@
+"""What a store knows of its idempotent producers."""

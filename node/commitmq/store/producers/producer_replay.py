@@ -1,0 +1,121 @@
+"""The table of idempotent producers and the log: what records say of it, and where a producer's messages lie in it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import numpy as np
+
+from commitmq.errors import CorruptRecordError, OffsetOutOfRangeError
+from commitmq.kernels.marks import EPOCH, FOLLOWS, ID_SIZE, ID_START, SEQUENCE, find_marks
+from commitmq.store.log.commit_log import CommitLog
+from commitmq.store.log.dispatch_batch import DispatchBatch, LogWalker
+from commitmq.store.producers.producer_table import Place, ProducerTable
+
+StoredRecord = tuple[int, int, int, str]
+"""Queue offset, physical offset, store timestamp (ms) and unique id of a message that is stored."""
+
+UNKNOWN: Final[StoredRecord] = (-1, -1, -1, "")
+"""It is stored, but where is not remembered."""
+
+_Marks = np.ndarray[Any, np.dtype[np.int64]]
+_WALK_ROWS: Final = 16_384
+
+
+def marks_of(batch: DispatchBatch) -> tuple[_Marks, memoryview] | None:
+    """The marks of ``batch``'s records, a row each (see kernels.marks), and the segment they point into; None if none."""
+    rows = batch.rows
+    if not len(rows) or batch.log is None:
+        return None
+    segment_bytes = batch.log.segment_bytes
+    base = int(rows["physical_offset"][0]) // segment_bytes * segment_bytes
+    segment = batch.log.read(base, segment_bytes)
+    properties = np.ascontiguousarray(rows["physical_offset"] - base + rows["properties_start"], np.int64)
+    marks = np.empty((len(rows), 5), np.int64)
+    sizes = np.ascontiguousarray(rows["properties_size"], np.int64)
+    if not find_marks(np.frombuffer(segment, np.uint8), properties, sizes, marks):
+        return None
+    return marks, segment
+
+
+def replay(table: ProducerTable, batch: DispatchBatch, deleted: Mapping[str, int]) -> None:
+    """Tell ``table`` of every record of ``batch``, which has its log attached, that an idempotent producer sent.
+
+    ``deleted``: below which physical offset a topic's records do not count any more.
+    """
+    found = marks_of(batch)
+    if found is None:
+        return
+    marks, segment = found
+    rows = batch.rows
+    offsets, sizes = rows["physical_offset"], rows["size"].astype(np.int64)
+    joined = marks[:, FOLLOWS] == 1
+    joined[1:] &= (
+        (rows["topic"][1:] == rows["topic"][:-1])
+        & (rows["queue_id"][1:] == rows["queue_id"][:-1])
+        & (rows["queue_offset"][1:] == rows["queue_offset"][:-1] + 1)
+        & (offsets[1:] == offsets[:-1] + sizes[:-1])
+    )
+    starts = np.flatnonzero((marks[:, SEQUENCE] >= 0) & ~joined)
+    # A stretch goes on as long as records are joined to the one before.
+    breaks = np.append(np.flatnonzero(~joined), len(rows))
+    stops = breaks[np.searchsorted(breaks, starts, side="right")]
+    for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
+        row, last = rows[start], rows[stop - 1]
+        topic = batch.topics[int(row["topic"])]
+        if int(row["physical_offset"]) < deleted.get(topic, 0):
+            continue
+        at, size = int(marks[start, ID_START]), int(marks[start, ID_SIZE])
+        place = Place(
+            int(marks[start, SEQUENCE]),
+            stop - start,
+            int(row["queue_offset"]),
+            int(row["physical_offset"]),
+            int(last["physical_offset"]) + int(last["size"]),
+        )
+        name = bytes(segment[at : at + size]).decode("utf-8", "replace")
+        stamp = int(last["store_timestamp"])
+        table.replay(name, int(marks[start, EPOCH]), topic, int(row["queue_id"]), place, stamp)
+
+
+def find_stored(
+    log: CommitLog, places: Iterable[Place], producer_id: str, epoch: int, sequence: int, count: int
+) -> list[StoredRecord]:
+    """Where ``count`` messages from ``sequence`` on lie: read from the log, which ``places`` tell where to open.
+
+    :data:`UNKNOWN` for those that no place covers, or that expired meanwhile. Each found record's mark is compared.
+    """
+    stored = [UNKNOWN] * count
+    name = producer_id.encode()
+    for place in places:
+        first, stop = max(place.sequence, sequence), min(place.sequence + place.records, sequence + count)
+        if first >= stop:
+            continue
+        walker = LogWalker(log, max_rows=_WALK_ROWS, max_bytes=log.segment_bytes)
+        at = place.physical_offset
+        try:
+            while at < place.end:
+                batch = walker.walk(at, place.end)
+                found = marks_of(batch)
+                if found is None:
+                    break
+                marks, segment = found
+                wanted = (marks[:, SEQUENCE] >= first) & (marks[:, SEQUENCE] < stop) & (marks[:, EPOCH] == epoch)
+                for index in np.flatnonzero(wanted).tolist():
+                    start, size = int(marks[index, ID_START]), int(marks[index, ID_SIZE])
+                    if bytes(segment[start : start + size]) != name:
+                        continue
+                    row = batch.rows[index]
+                    stored[int(marks[index, SEQUENCE]) - sequence] = (
+                        int(row["queue_offset"]),
+                        int(row["physical_offset"]),
+                        int(row["store_timestamp"]),
+                        batch.text(index, "uniq"),
+                    )
+                at = batch.end
+        except (OffsetOutOfRangeError, CorruptRecordError):
+            continue  # expired since, or not what was remembered: that it is stored is known all the same
+        finally:
+            walker.release()
+    return stored

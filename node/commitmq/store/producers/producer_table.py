@@ -1,0 +1,313 @@
+"""What a node knows of its idempotent producers: which of their messages are stored, so that a repeated one is not.
+
+A producer counts its messages in each queue: the message's *sequence*, from 0 on in each of the producer's *epochs*. The
+table holds, for each producer, its epoch, and for each of its queues the next sequence and the places of what was stored
+last (the *window*). The writer owns it, asks it before it stores (:meth:`ProducerTable.judge`) and tells it afterwards
+(:meth:`ProducerTable.note`).
+
+Invariants
+    * A sequence of a producer's epoch is stored in a queue at most once, as long as the producer is remembered; sequences
+      of one producer and queue lie in the log in their order.
+    * A message is stored only as the next of its queue: nothing is skipped, so "all below ``next`` are stored" is all
+      there is to remember. What a producer gave up is a gap that it must close (use the numbers again) or leave behind
+      with a new epoch.
+    * Only a higher epoch replaces an epoch; the lower one is refused from then on, in all queues.
+    * The table is a function of the log: each record carries its mark (:mod:`commitmq.format.producer_mark`), so what is
+      known at a place of the log and the records behind it give the table of every later moment. In that replay the log is
+      always right: a record that does not follow what is known (its producer had been forgotten when it was stored)
+      starts its producer or queue anew.
+    * What is in the window is a hint where to look, never the proof that something is stored: ``next`` is that.
+
+Failure cases
+    The writer dies before the first record of a run is complete: nothing is stored, the table of its successor does not
+    know it, the repeated run is stored. Between the parts of a run that met a segment's end: the successor knows the first
+    part, and stores the rest when the run is repeated. After the append, before the answer: the successor knows all of it,
+    and answers the repetition with the places it finds. The node dies with the page cache, and recovery cuts what was not
+    flushed: the table is derived from what is left, so what is gone may be stored again; a producer whose acknowledged
+    (``memory``) messages are gone is told OUT_OF_ORDER_SEQUENCE, because its next number does not follow any more.
+    Two attempts send the same numbers at once: whoever comes first stores each, the other one is answered with it.
+
+    A producer that was not heard of for ``expiry_ms``, or, when ``max_entries`` (one for each producer and queue) are
+    used up, the one not heard of for longest, is *forgotten*. A repetition that comes after that cannot be recognised: its
+    sequence 0 would be stored again, any other is refused as UNKNOWN_PRODUCER_ID, because nobody can tell whether it is
+    stored. The same goes for a topic that was deleted. As a replay may begin before a producer was forgotten, a restarted
+    node may remember more than before, never less.
+
+Bound of memory: about 500 bytes for each of ``max_entries``, and 40 for each place in its window.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+from commitmq.errors import StoreError
+from commitmq.format.producer_mark import MAX_SEQUENCE
+
+PRODUCER_FENCED: Final = "PRODUCER_FENCED"
+OUT_OF_ORDER: Final = "OUT_OF_ORDER_SEQUENCE"
+UNKNOWN_PRODUCER: Final = "UNKNOWN_PRODUCER_ID"
+LIMIT_EXCEEDED: Final = "LIMIT_EXCEEDED"
+
+_FIELDS: Final = 5
+# Neighbours in the log become one place up to so many records, so that the window of a producer of single messages is no
+# smaller than that of one of runs; more would make the way to a record inside a place long.
+_MERGED_RECORDS: Final = 1024
+# A replay does not see where runs began; it must not make the window smaller than the runs did.
+_REPLAYED_RECORDS: Final = 32_768
+
+
+class Place(NamedTuple):
+    """Records of one producer and queue that lie one after the other, without another between, in queue and log.
+
+    ``end`` is the physical offset behind the last.
+    """
+
+    sequence: int
+    records: int
+    queue_offset: int
+    physical_offset: int
+    end: int
+
+
+class SequenceRefusedError(Exception):
+    """The messages are not the ones to store now; nothing was stored. ``code`` is for the answer."""
+
+    def __init__(self, code: str, sentence: str) -> None:
+        super().__init__(sentence)
+        self.code = code
+        self.sentence = sentence
+
+
+@dataclass(slots=True)
+class Entry:
+    """A producer in one queue: the next sequence, the places stored last (flat, see Place), the end of the newest."""
+
+    next: int
+    places: array[int]
+    end: int
+
+
+class Producer:
+    """One producer: ``queues`` by (topic, queue), ``used_ms`` the store time of its newest record."""
+
+    __slots__ = ("epoch", "queues", "used_ms")
+
+    def __init__(self, epoch: int, used_ms: int) -> None:
+        self.epoch = epoch
+        self.used_ms = used_ms
+        self.queues: dict[tuple[str, int], Entry] = {}
+
+
+class ProducerTable:
+    """See the module. Not thread-safe."""
+
+    def __init__(self, *, max_entries: int, window: int, expiry_ms: int) -> None:
+        """``window``: places remembered for each entry."""
+        self.max_entries = max_entries
+        self.window = window
+        self.expiry_ms = expiry_ms
+        self.forgotten = 0  # producers so far, for want of room or by age
+        self._producers: OrderedDict[str, Producer] = OrderedDict()  # the one heard of last at the end
+        self._entries = 0
+
+    def __len__(self) -> int:
+        return len(self._producers)
+
+    @property
+    def entries(self) -> int:
+        """Pairs of a producer and a queue."""
+        return self._entries
+
+    # ------------------------------------------------------------ asking
+
+    def judge(self, producer_id: str, epoch: int, topic: str, queue: int, sequence: int, count: int) -> int:
+        """How many of ``count`` messages from ``sequence`` on are stored already; the rest is what comes next.
+
+        Raises SequenceRefusedError. Changes nothing.
+        """
+        producer = self._producers.get(producer_id)
+        entry = None
+        if producer is not None:
+            if epoch < producer.epoch:
+                raise SequenceRefusedError(
+                    PRODUCER_FENCED,
+                    f"producer {producer_id!r} goes on with epoch {producer.epoch}; this one has {epoch}",
+                )
+            if epoch == producer.epoch:
+                entry = producer.queues.get((topic, queue))
+        following = 0 if entry is None else entry.next
+        if sequence > following:
+            if entry is None and (producer is None or epoch == producer.epoch):
+                raise SequenceRefusedError(
+                    UNKNOWN_PRODUCER,
+                    f"the node knows nothing (any more) of what producer {producer_id!r} sent to queue {queue} of {topic!r},"
+                    f" so it cannot tell whether sequence {sequence} is the next",
+                )
+            raise SequenceRefusedError(
+                OUT_OF_ORDER,
+                f"producer {producer_id!r} sent sequence {sequence} to queue {queue} of {topic!r}, the next is {following}",
+            )
+        if sequence + count - 1 > MAX_SEQUENCE:
+            raise SequenceRefusedError(
+                OUT_OF_ORDER, f"sequences end at {MAX_SEQUENCE}; producer {producer_id!r} must begin a new epoch"
+            )
+        if entry is None and self._entries >= self.max_entries and self._only(producer):
+            raise SequenceRefusedError(
+                LIMIT_EXCEEDED,
+                f"producer {producer_id!r} sends to {self._entries} queues, producers.max_entries allows no more",
+            )
+        return min(count, following - sequence)
+
+    def places(self, producer_id: str, topic: str, queue: int) -> list[Place]:
+        """What is remembered of where messages of this producer's epoch lie in a queue, in their order."""
+        producer = self._producers.get(producer_id)
+        entry = None if producer is None else producer.queues.get((topic, queue))
+        return [] if entry is None else list(_places(entry.places))
+
+    def end(self, producer_id: str, topic: str, queue: int) -> int:
+        """Physical offset behind the newest record of this producer in a queue; 0 when nothing is known."""
+        producer = self._producers.get(producer_id)
+        entry = None if producer is None else producer.queues.get((topic, queue))
+        return 0 if entry is None else entry.end
+
+    # ------------------------------------------------------------ changing
+
+    def note(self, producer_id: str, epoch: int, topic: str, queue: int, place: Place, used_ms: int) -> None:
+        """Records were stored. What :meth:`judge` would have refused (a replay meets it) starts anew from them."""
+        self._note(producer_id, epoch, topic, queue, place, used_ms, _MERGED_RECORDS)
+
+    def replay(self, producer_id: str, epoch: int, topic: str, queue: int, place: Place, used_ms: int) -> None:
+        """As :meth:`note`, for records found in the log."""
+        self._note(producer_id, epoch, topic, queue, place, used_ms, _REPLAYED_RECORDS)
+
+    def _note(
+        self, producer_id: str, epoch: int, topic: str, queue: int, place: Place, used_ms: int, merged: int
+    ) -> None:
+        producer = self._producers.get(producer_id)
+        if producer is None:
+            producer = self._producers[producer_id] = Producer(epoch, used_ms)
+        elif producer.epoch != epoch:
+            self._entries -= len(producer.queues)
+            producer.queues.clear()
+            producer.epoch = epoch
+        self._producers.move_to_end(producer_id)
+        producer.used_ms = used_ms
+        entry = producer.queues.get((topic, queue))
+        if entry is None:
+            entry = producer.queues[topic, queue] = Entry(place.sequence, array("q"), 0)
+            self._entries += 1
+            if self._entries > self.max_entries:
+                self._make_room(producer)
+        elif entry.next != place.sequence:
+            del entry.places[:]
+        places = entry.places
+        if places and places[-1] == place.physical_offset:
+            last = len(places) - _FIELDS
+            if (
+                places[last + 1] + place.records <= merged
+                and places[last + 2] + places[last + 1] == place.queue_offset
+                and places[last] + places[last + 1] == place.sequence
+            ):
+                places[last + 1] += place.records
+                places[last + 4] = place.end
+                entry.next = place.sequence + place.records
+                entry.end = place.end
+                return
+        places.extend(place)
+        if len(places) > _FIELDS * self.window:
+            del places[:_FIELDS]
+        entry.next = place.sequence + place.records
+        entry.end = place.end
+
+    def forget_topic(self, topic: str, below: int) -> None:
+        """A topic was deleted: what lies below physical offset ``below`` of it is no more."""
+        for producer in self._producers.values():
+            for key in [key for key, entry in producer.queues.items() if key[0] == topic and entry.end <= below]:
+                del producer.queues[key]
+                self._entries -= 1
+
+    def expire(self, now_ms: int) -> int:
+        """Forget producers not heard of for ``expiry_ms``; returns how many."""
+        count = 0
+        for name, producer in list(self._producers.items()):
+            if producer.used_ms >= now_ms - self.expiry_ms:
+                break  # in the order in which they were heard of
+            self._forget(name)
+            count += 1
+        return count
+
+    def _only(self, producer: Producer | None) -> bool:
+        return producer is not None and len(self._producers) == 1
+
+    def _make_room(self, keep: Producer) -> None:
+        for name, producer in list(self._producers.items()):
+            if self._entries <= self.max_entries:
+                return
+            if producer is not keep:
+                self._forget(name)
+
+    def _forget(self, name: str) -> None:
+        self._entries -= len(self._producers.pop(name).queues)
+        self.forgotten += 1
+
+    # ------------------------------------------------------------ as bytes
+
+    def to_bytes(self) -> bytes:
+        """All of it: a line of JSON with the names and numbers, then the windows as 8-byte integers of this machine."""
+        producers: list[Any] = []
+        windows = []
+        for name, producer in self._producers.items():
+            queues = []
+            for (topic, queue), entry in producer.queues.items():
+                queues.append((topic, queue, entry.next, entry.end, len(entry.places)))
+                windows.append(entry.places.tobytes())
+            producers.append((name, producer.epoch, producer.used_ms, queues))
+        return orjson.dumps(producers) + b"\n" + b"".join(windows)
+
+    def load_bytes(self, data: bytes | memoryview, deleted: Mapping[str, int]) -> None:
+        """Take over what :meth:`to_bytes` gave; must be empty. Raises StoreError when it is something else.
+
+        ``deleted``: below which physical offset a topic's records do not count any more.
+        """
+        try:
+            head, _, rest = bytes(data).partition(b"\n")
+            numbers = array("q")
+            numbers.frombytes(rest)
+            at = 0
+            for name, epoch, used_ms, queues in orjson.loads(head):
+                producer = self._producers[name] = Producer(epoch, used_ms)
+                for topic, queue, following, end, size in queues:
+                    places = numbers[at : at + size]
+                    if len(places) != size or size % _FIELDS:
+                        raise ValueError("the windows are too short")
+                    at += size
+                    if end > deleted.get(topic, 0):
+                        producer.queues[topic, queue] = Entry(following, places[-_FIELDS * self.window :], end)
+                        self._entries += 1
+            if at != len(numbers):
+                raise ValueError("the windows are too long")
+        except (ValueError, TypeError) as error:
+            raise StoreError(f"this is no table of producers: {error}") from error
+        if self._producers:
+            self._make_room(next(reversed(self._producers.values())))
+
+    def newest(self) -> tuple[str, int, str, int, int, Place] | None:
+        """(producer, epoch, topic, queue, last sequence, its place) of the record farthest on in the log."""
+        best: tuple[str, int, str, int, int, Place] | None = None
+        for name, producer in self._producers.items():
+            for (topic, queue), entry in producer.queues.items():
+                if entry.places and (best is None or entry.end > best[5].end):
+                    last = Place(*entry.places[-_FIELDS:])
+                    best = (name, producer.epoch, topic, queue, entry.next - 1, last)
+        return best
+
+
+def _places(numbers: array[int]) -> Iterator[Place]:
+    for at in range(0, len(numbers), _FIELDS):
+        yield Place(*numbers[at : at + _FIELDS])

@@ -1,0 +1,1 @@
+"""ConsumeQueues of both kinds: units, files, reading and filtering."""

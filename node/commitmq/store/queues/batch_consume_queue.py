@@ -1,0 +1,384 @@
+"""The ConsumeQueue of a topic with ``queue.type=BatchCQ``: 46-byte units, one for each record (spec 3.9).
+
+    0    physical offset i8      where the record lies
+    8    size i4                 its length; 0 in a place that was never written
+    12   tags code i8            hash of the record's own tag, 0 when it has none: the messages inside have theirs
+    20   store timestamp i8      ms; a look-up by time needs no look into the log
+    28   base offset i8          queue offset of the first message in the record
+    36   count i2                how many messages are in it: they have the queue offsets base … base + count - 1
+    38   compacted offset i4     -1; RocketMQ's compaction uses it
+    42   reserved i4             0
+
+A record that is a plain message counts as a batch of one.
+
+A unit stands for many queue offsets, so its place says nothing about them: files are named after the logical byte they
+begin with, number n (*index* here) lies at byte n * 46, and a queue offset is found by bisection over the base offsets,
+which grow along the queue as the physical offsets do.
+
+RocketMQ counts as already built what begins at or below the last unit's record (not, as for plain queues, what ends
+there); records do not overlap, so the two rules are one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+import numpy as np
+
+from commitmq.errors import CorruptRecordError
+from commitmq.files.fd_cache import FdCache
+from commitmq.log import get_log
+from commitmq.store.queues.queue_files import QueueFiles, Span
+
+BATCH_UNIT_BYTES: Final = 46
+MAX_INNER_MESSAGES: Final = 32_767
+"""Messages in one record: the count is a signed 16-bit number."""
+
+BATCH_UNIT: Final = np.dtype(
+    [
+        ("physical_offset", ">i8"),
+        ("size", ">i4"),
+        ("tags_code", ">i8"),
+        ("store_timestamp", ">i8"),
+        ("base_offset", ">i8"),
+        ("count", ">i2"),
+        ("compacted_offset", ">i4"),
+        ("reserved", ">i4"),
+    ]
+)
+assert BATCH_UNIT.itemsize == BATCH_UNIT_BYTES
+BatchUnits = np.ndarray[Any, np.dtype[np.void]]
+"""Array of :data:`BATCH_UNIT`."""
+
+_SCAN_UNITS: Final = 2_048
+
+
+def make_units(
+    physical_offset: Any, size: Any, tags_code: Any, store_timestamp: Any, base_offset: Any, count: Any
+) -> BatchUnits:
+    """Units of records with these columns (equal lengths)."""
+    units = np.zeros(len(physical_offset), BATCH_UNIT)
+    units["physical_offset"] = physical_offset
+    units["size"] = size
+    units["tags_code"] = tags_code
+    units["store_timestamp"] = store_timestamp
+    units["base_offset"] = base_offset
+    units["count"] = count
+    units["compacted_offset"] = -1
+    return units
+
+
+class BatchConsumeQueue(QueueFiles):
+    """Units of one queue in ``folder``. Call :meth:`recover` (its writer) or :meth:`refresh` (a reader) before use.
+
+    ``index`` counts units from the queue's beginning (those that expired too), ``queue_offset`` messages.
+    """
+
+    __slots__ = ("_end_offset", "_first_offset", "_last_start", "_min")
+
+    unit_bytes: ClassVar[int] = BATCH_UNIT_BYTES
+    place: ClassVar[str] = "batch_queue"
+
+    def __init__(self, folder: Path | str, file_bytes: int, fds: FdCache | None = None) -> None:
+        """Nothing is read yet. ``file_bytes`` must be a multiple of 46."""
+        super().__init__(folder, file_bytes, fds)
+        self._min = 0  # logical byte of the first unit that may be read
+        self._last_start = -1  # physical offset of the last unit's record
+        self._first_offset = -1  # the base of the unit at _min; -1: look again
+        self._end_offset = 0
+
+    # ------------------------------------------------------------ bounds
+
+    @property
+    def max_offset(self) -> int:
+        """The next queue offset: behind the last unit's batch, 0 without a unit."""
+        return self._end_offset
+
+    @property
+    def min_offset(self) -> int:
+        """The first queue offset that may be read: :attr:`max_offset` when all expired, -1 without a unit."""
+        if self._end <= max(0, self._first):
+            return -1
+        if self._min >= self._end:
+            return self._end_offset
+        if self._first_offset < 0:
+            self._first_offset = int(self.unit(self.min_index)["base_offset"])
+        return self._first_offset
+
+    @property
+    def min_index(self) -> int:
+        """Index of the first unit that may be read; equal to :attr:`end_index` when there is none."""
+        return max(0, min(max(self._min, self._first), self._end)) // BATCH_UNIT_BYTES
+
+    @property
+    def end_index(self) -> int:
+        """Index behind the last unit."""
+        return self._end // BATCH_UNIT_BYTES
+
+    # ------------------------------------------------------------ opening
+
+    def recover(self, limit: int | None = None) -> None:
+        """Find the end as the writing process, and clear away what lies behind it (spec 3.5).
+
+        Begins at the third-last file. Files behind the end are deleted, bytes behind it are zeroed and synced. At or
+        above physical offset ``limit`` files may be missing before others, as a power cut leaves them.
+        Raises SegmentSizeError.
+        """
+        bases = self._list_files(repair=True, limit=limit)
+        self._scan(bases, max(0, len(bases) - 3))
+        if self._last_start < 0:
+            self._forget(bases)
+        else:
+            self._cut(bases)
+
+    def refresh_below(self, limit: int) -> int:
+        """Find the end as :meth:`recover` and :meth:`truncate` at ``limit`` would, and change nothing on disk; returns
+        :attr:`max_offset`. Raises SegmentSizeError, and StoreError for a hole between two files.
+        """
+        bases = self._list_files(repair=False, limit=limit)
+        self._scan(bases, max(0, len(bases) - 3))
+        if self._last_start >= limit:
+            first = max(0, self._first) // BATCH_UNIT_BYTES
+            index = self.first_index(lambda unit: int(unit["physical_offset"]) >= limit, low=first)
+            self._forget_end()
+            if index > first:
+                self._note_end(self.unit(index - 1))
+            self._end = index * BATCH_UNIT_BYTES
+        return self._end_offset
+
+    def refresh(self) -> int:
+        """Find the current end as a reader, which changes nothing on disk; returns :attr:`max_offset`.
+
+        Cheap when little was added. When the unit before the known end is another one (its writer truncated, or the
+        queue was deleted and made anew), the queue is looked at from its last files.
+        """
+        if self._last_start >= 0:
+            last = self._units_at(self._end - BATCH_UNIT_BYTES, 1)
+            if len(last) and int(last["physical_offset"][0]) == self._last_start and int(last["size"][0]) > 0:
+                base = self._end - self._end % self.file_bytes
+                while self._scan_file(base, self._end - base):
+                    base += self.file_bytes
+                self._pass_deleted()
+                return self._end_offset
+        self._min = 0
+        bases = self._list_files(repair=False)
+        self._scan(bases, max(0, len(bases) - 2))
+        return self._end_offset
+
+    def _scan(self, bases: list[int], index: int) -> None:
+        self._forget_end()
+        if not bases:
+            self._first, self._end, self._min = -1, 0, 0
+            return
+        self._first = bases[0]
+        self._end = bases[index]
+        self._first_offset = -1
+        while self._scan_file(bases[index], 0) and index + 1 < len(bases):
+            index += 1
+        if self._last_start < 0 and self._end > self._first:
+            # Nothing in the files looked at, but units before them: the last of those ends the queue.
+            self._note_end(self.unit(self.end_index - 1))
+        self._min = max(self._min, self._first)
+
+    def _scan_file(self, base: int, position: int) -> bool:
+        """Move the end over the valid units of one file from ``position``; True when the file is valid to its end.
+
+        Valid is what RocketMQ asks (physical offset and base >= 0, size and count > 0) and, which it does not ask, a
+        physical offset that grows: one that falls can only be stale.
+        """
+        while position < self.file_bytes:
+            units = self._units_at(base + position, min(_SCAN_UNITS, (self.file_bytes - position) // BATCH_UNIT_BYTES))
+            if not len(units):
+                return False
+            starts = units["physical_offset"].astype(np.int64)
+            ends = starts + units["size"]
+            valid = (starts >= 0) & (units["size"] > 0) & (units["base_offset"] >= 0) & (units["count"] > 0)
+            valid &= starts >= np.concatenate(([self.max_physical_offset], ends[:-1]))
+            count = int(np.argmin(valid)) if not valid.all() else len(valid)
+            if count:
+                self._note_end(units[count - 1])
+                self._end = base + position + count * BATCH_UNIT_BYTES
+            if count < len(units):
+                return False
+            position += count * BATCH_UNIT_BYTES
+        return True
+
+    def _span(self, unit: bytes) -> Span | None:
+        found = np.frombuffer(unit, BATCH_UNIT)[0]
+        start, size = int(found["physical_offset"]), int(found["size"])
+        return (start, start + size) if start >= 0 and size > 0 and int(found["count"]) > 0 else None
+
+    def _note_end(self, last: np.void) -> None:
+        self._last_start = int(last["physical_offset"])
+        self.max_physical_offset = self._last_start + int(last["size"])
+        self._end_offset = int(last["base_offset"]) + int(last["count"])
+
+    def _forget_end(self) -> None:
+        self.max_physical_offset = self._last_start = -1
+        self._end_offset = 0
+
+    # ------------------------------------------------------------ reading
+
+    def unit(self, index: int) -> np.void:
+        """The unit of ``index``. Raises CorruptRecordError outside the files."""
+        at = index * BATCH_UNIT_BYTES
+        if max(0, self._first) <= at < self._end:
+            units = self._units_at(at, 1)
+            if len(units):
+                return units[0]  # type: ignore[no-any-return]
+        raise CorruptRecordError(f"unit {index} of the queue cannot be read", path=self.folder)
+
+    def units(self, index: int, count: int) -> BatchUnits:
+        """Up to ``count`` units from ``index`` on, across files; fewer at the end or when a file is missing."""
+        at = index * BATCH_UNIT_BYTES
+        if self._first < 0 or at < self._first or at >= self._end:
+            return np.empty(0, BATCH_UNIT)
+        return self._units_at(at, min(count, (self._end - at) // BATCH_UNIT_BYTES))
+
+    def _units_at(self, at: int, count: int) -> BatchUnits:
+        data = self._read(at, count * BATCH_UNIT_BYTES)
+        return np.frombuffer(data, BATCH_UNIT, len(data) // BATCH_UNIT_BYTES)
+
+    def index_of(self, queue_offset: int, stop: int | None = None) -> int:
+        """Index of the unit whose batch holds ``queue_offset``, or of the first behind it where none does.
+
+        Only units from :attr:`min_index` up to ``stop`` (default: all) are looked at; ``stop`` when all lie before.
+        """
+        return self.first_index(lambda unit: int(unit["base_offset"]) + int(unit["count"]) > queue_offset, stop)
+
+    def first_index(self, is_true: Callable[[np.void], bool], stop: int | None = None, low: int | None = None) -> int:
+        """The first index for whose unit ``is_true`` holds (and then for all behind), else ``stop``."""
+        low = self.min_index if low is None else low
+        high = self.end_index if stop is None else stop
+        while low < high:
+            middle = (low + high) // 2
+            if is_true(self.unit(middle)):
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    def max_offset_below(self, physical_offset: int) -> int:
+        """The next queue offset when only units of records that begin below ``physical_offset`` count."""
+        first = max(0, self._first) // BATCH_UNIT_BYTES
+        index = self.first_index(lambda unit: int(unit["physical_offset"]) >= physical_offset, low=first)
+        if index == first:
+            return 0
+        last = self.unit(index - 1)
+        return int(last["base_offset"]) + int(last["count"])
+
+    # ------------------------------------------------------------ appending
+
+    def append_units(self, units: BatchUnits) -> int:
+        """Append ``units`` (of records in the log's order); returns how many were new.
+
+        Idempotent: units of records that begin at or below the last one are skipped. Not durable before :meth:`flush`.
+        Raises DiskFullError or StoreError; the same call may then be repeated.
+        """
+        skip = int(np.searchsorted(units["physical_offset"].astype(np.int64), self._last_start, side="right"))
+        new = units[skip:]
+        if not len(new):
+            return 0
+        first = int(new["base_offset"][0])
+        if first != self._end_offset and self._last_start >= 0:
+            get_log("consume_queue").warning(
+                "a batch does not follow its queue's end", queue=self.folder, expected=first, end=self._end_offset
+            )
+        if self._first < 0:
+            self._make_file(0)
+            self._first = 0
+        self._write_at(self._end, np.ascontiguousarray(new).view(np.uint8).data)
+        self._end += len(new) * BATCH_UNIT_BYTES
+        self._note_end(new[-1])
+        return len(new)
+
+    # ------------------------------------------------------------ cutting
+
+    def truncate(self, physical_offset: int) -> None:
+        """Remove every unit whose record begins at or above ``physical_offset``, durably (spec 3.5).
+
+        Files left without a unit are deleted; what is cut of the last one is zeroed and synced. A queue that keeps no
+        unit is as one that never had any.
+        """
+        bases = self._list_files(repair=True, limit=physical_offset)
+        first = max(0, self._first) // BATCH_UNIT_BYTES
+        index = self.first_index(lambda unit: int(unit["physical_offset"]) >= physical_offset, low=first)
+        if index == first:
+            self._forget(bases)
+            return
+        self._note_end(self.unit(index - 1))
+        self._end = index * BATCH_UNIT_BYTES
+        self._cut(bases)
+
+    def delete_expired(self, log_min: int) -> int:
+        """Delete files, oldest first and never the last, whose last unit lies below ``log_min`` (spec 3.6); returns
+        how many, and corrects :attr:`min_offset`.
+        """
+        deleted = self.delete_files_below(log_min, settled_below=None)
+        self.correct_min_offset(log_min)
+        return deleted
+
+    def delete_files_below(self, log_min: int, *, settled_below: int | None) -> int:
+        """See :meth:`commitmq.store.queues.consume_queue.ConsumeQueue.delete_files_below`."""
+        deleted = 0
+        while 0 <= self._first < self._end - self.file_bytes:
+            last = self.unit((self._first + self.file_bytes) // BATCH_UNIT_BYTES - 1)
+            if int(last["physical_offset"]) >= log_min:
+                break
+            following = self.unit((self._first + self.file_bytes) // BATCH_UNIT_BYTES)
+            if settled_below is not None and int(following["physical_offset"]) >= settled_below:
+                break
+            self._delete_first(is_next=deleted > 0)
+            deleted += 1
+        return deleted
+
+    def correct_min_offset(self, log_min: int) -> None:
+        """Move :attr:`min_offset` up to the first batch whose record is still in the log (spec 3.9)."""
+        if self._first < 0:
+            return
+        low, high = self.min_index, self.end_index
+        while low < high:
+            middle = (low + high) // 2
+            # A file that its owner deletes meanwhile is below.
+            unit = self._units_at(middle * BATCH_UNIT_BYTES, 1)
+            if len(unit) and int(unit["physical_offset"][0]) >= log_min:
+                high = middle
+            else:
+                low = middle + 1
+        index = low
+        self._min = index * BATCH_UNIT_BYTES
+        self._first_offset = -1
+
+    def _forget(self, bases: list[int], *, durable: bool = True) -> None:
+        self._min = 0
+        self._first_offset = -1
+        self._forget_end()
+        super()._forget(bases, durable=durable)
+
+    def _cut(self, bases: list[int], *, durable: bool = True) -> None:
+        super()._cut(bases, durable=durable)
+        self._min = min(max(self._min, max(0, self._first)), self._end)
+        self._first_offset = -1
+
+    # ------------------------------------------------------------ by time
+
+    def offset_by_time(self, timestamp: int, boundary: str, stop: int | None = None) -> int:
+        """The queue offset for store time ``timestamp`` (ms): the first message stored then or later (behind the last
+        when all are older), or with ``boundary`` "upper" the last one stored then or earlier (the first when none is).
+
+        All messages of a batch were stored at one time. 0 without a unit. ``stop``: see :meth:`index_of`.
+        """
+        stop = self.end_index if stop is None else stop
+        if self.min_index >= stop:
+            return 0
+        limit = timestamp + 1 if boundary.lower() == "upper" else timestamp
+        index = self.first_index(lambda unit: int(unit["store_timestamp"]) >= limit, stop)
+        if boundary.lower() == "upper" and index == self.min_index:
+            return int(self.unit(index)["base_offset"])
+        if limit == timestamp and index < stop:
+            return int(self.unit(index)["base_offset"])
+        last = self.unit(index - 1)
+        behind = int(last["base_offset"]) + int(last["count"])
+        return behind if limit == timestamp else behind - 1

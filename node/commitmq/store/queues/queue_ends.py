@@ -1,0 +1,146 @@
+"""``commitmq/queue_ends``: which ConsumeQueues there are and where they end, written by the process that owns their files.
+
+A queue's next offset is known by its files alone: where a file is missing, the units look as if there had been none, and
+the next message gets an offset that was given out before. So what was there is written down beside them, for the next
+start to compare (:mod:`commitmq.offline.queue_check`).
+
+    line 1    ``CMQENDS1``, a space, CRC-32 of line 2 in 8 hexadecimal digits
+    line 2    JSON: {"position": …, "log_start": …, "expires_below": …, "queues": [queue, …]}, each queue a list
+              [kind, topic, queue id, first, end, next, last end]
+
+    position        physical offset: every unit of a record that begins below it is counted in, and on the device
+    log_start       where the log began: what expires is noted elsewhere before it goes (:mod:`commitmq.store.log.expiry`), so
+                    segments that are missing behind both places were lost (:func:`lost_beginning`)
+    expires_below   files whose last unit points below it may be gone since, -1 when none may
+    kind            0 a plain queue, 1 a batch queue
+    first, end      the first file's first byte, and the one behind the last unit (logical bytes of the queue)
+    next            the next queue offset
+    last end        where the last unit's record ends in the log
+
+It is replaced as a whole, durably: at every start, now and then while the queues grow, around a deletion of files, and at
+an orderly stop. One that is missing or torn counts as none; then a start compares samples of the log with the queues.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import orjson
+
+from commitmq.errors import StoreError
+from commitmq.files import disk
+from commitmq.store.layout import StoreLayout
+from commitmq.store.log.expiry import MinOffsetFile
+from commitmq.store.queues.batch_consume_queue import BatchConsumeQueue
+from commitmq.store.queues.consume_queue import ConsumeQueue
+
+_MAGIC: Final = b"CMQENDS1 "
+PLAIN: Final = 0
+BATCH: Final = 1
+
+
+class QueueEnd(NamedTuple):
+    """One queue; see the module's text."""
+
+    kind: int
+    topic: str
+    queue_id: int
+    first: int
+    end: int
+    next_offset: int
+    last_end: int
+
+    @classmethod
+    def of(cls, queue: ConsumeQueue | BatchConsumeQueue) -> QueueEnd:
+        """Where ``queue`` ends, as its object knows."""
+        kind = BATCH if isinstance(queue, BatchConsumeQueue) else PLAIN
+        topic, queue_id = queue.key
+        return cls(kind, topic, queue_id, queue.first_byte, queue.end_byte, queue.max_offset, queue.max_physical_offset)
+
+
+@dataclass(slots=True)
+class QueueEnds:
+    """All queues at one position of the log; see the module's text."""
+
+    position: int
+    log_start: int = 0
+    expires_below: int = -1
+    queues: list[QueueEnd] = field(default_factory=list)
+
+    @classmethod
+    def at(cls, position: int, log_start: int, queues: Iterable[ConsumeQueue | BatchConsumeQueue]) -> QueueEnds:
+        """Where ``queues`` end now, when all units of records below ``position`` are in their files."""
+        return cls(position, log_start, -1, [QueueEnd.of(queue) for queue in queues if queue.max_physical_offset >= 0])
+
+    @classmethod
+    def load(cls, path: Path) -> QueueEnds | None:
+        """None without a file that is whole."""
+        try:
+            head, _, data = path.read_bytes().partition(b"\n")
+            if not head.startswith(_MAGIC) or int(head[len(_MAGIC) :], 16) != zlib.crc32(data):
+                return None
+            found = orjson.loads(data)
+            position, log_start, expires = (int(found[name]) for name in ("position", "log_start", "expires_below"))
+            return cls(position, log_start, expires, [QueueEnd(*queue) for queue in found["queues"]])
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def save(self, path: Path) -> None:
+        """Replace the file, durably. Raises StoreError; then the former one is there, or this one."""
+        data = orjson.dumps(
+            {
+                "position": self.position,
+                "log_start": self.log_start,
+                "expires_below": self.expires_below,
+                "queues": self.queues,
+            },
+            default=tuple,
+        )
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            disk.replace_content(path, b"%s%08x\n%s" % (_MAGIC, zlib.crc32(data), data), "queue_ends")
+        except OSError as error:
+            raise StoreError(f"cannot write down where the queues end: {error.strerror}", path=path) from error
+
+
+def expect_expiry(path: Path, min_offset: int) -> None:
+    """Write into the record, durably, that files whose last unit points below ``min_offset`` may go from now on. Where that
+    cannot be written, on a full disk, the record goes. Raises StoreError when neither can be done.
+    """
+    ends = QueueEnds.load(path)
+    if ends is None or ends.expires_below >= min_offset:
+        return
+    ends.expires_below = min_offset
+    try:
+        ends.save(path)
+    except StoreError:
+        forget(path)
+
+
+def lost_beginning(layout: StoreLayout, ends: QueueEnds, first: int) -> str:
+    """A sentence when the log, whose ``first`` segment begins there, must begin earlier; else "".
+
+    ``ends`` must be of the last use of the store: RocketMQ deletes segments, too, and notes that nowhere. Raises StoreError.
+    """
+    begin = max(ends.log_start, MinOffsetFile(layout).read())
+    if begin >= first:
+        return ""
+    return (
+        f"segments are missing at the log's beginning: it began at physical offset {begin}, begins at {first} now, and what "
+        f"lies between did not expire. Put them back, or remove {layout.queue_ends} to go on without them"
+    )
+
+
+def forget(path: Path) -> None:
+    """Remove the record, durably: what it says is about to become wrong. Raises StoreError."""
+    try:
+        with contextlib.suppress(FileNotFoundError):
+            disk.unlink(path, "queue_ends")
+            disk.sync_folder(path.parent, "queue_ends")
+    except OSError as error:
+        raise StoreError(f"cannot remove the record of the queues' ends: {error.strerror}", path=path) from error

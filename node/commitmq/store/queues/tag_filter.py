@@ -1,0 +1,82 @@
+"""Tag expressions: ``TagA || TagB`` (spec 12.7), tested on ConsumeQueue units by hash and on records byte for byte."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from commitmq.format.java import java_string_hash
+
+MAX_TAGS = 1_024
+MAX_EXPRESSION_CHARACTERS = 65_536
+
+_LEAST_HASH = -(1 << 31)
+_GREATEST_HASH = (1 << 31) - 1
+# Up to here one comparison a tag is quicker than the sort inside isin.
+_FEW = 8
+
+
+class TagFilter:
+    """A set of wanted tags. ``wanted``/``bounds`` are the tags' UTF-8, concatenated, and where each begins and ends."""
+
+    __slots__ = ("__weakref__", "bounds", "codes", "tags", "wanted")
+
+    # A record is looked at only if its unit has one of the hashes, and then at one property.
+    terms = 0
+
+    def __init__(self, tags: list[str]) -> None:
+        """Raises ValueError for an empty list, an empty tag or more than MAX_TAGS."""
+        self.tags = list(dict.fromkeys(tags))
+        if not self.tags or not all(self.tags):
+            raise ValueError("a tag filter needs at least one tag, and none may be empty")
+        if len(self.tags) > MAX_TAGS:
+            raise ValueError(f"a tag filter may name {MAX_TAGS} tags at most, not {len(self.tags)}")
+        encoded = [tag.encode("utf-8", "surrogatepass") for tag in self.tags]
+        self.wanted: NDArray[np.uint8] = np.frombuffer(b"".join(encoded), np.uint8)
+        self.bounds: NDArray[np.int64] = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
+        self.codes: NDArray[np.int64] = np.unique(np.array([java_string_hash(tag) for tag in self.tags], np.int64))
+
+    @classmethod
+    def parse(cls, expression: str | None) -> TagFilter | None:
+        """The filter that ``expression`` means; None when it means every message (``*``, empty, absent).
+
+        Tags are split at ``||`` and trimmed, empty ones dropped. Raises ValueError when none is left or there are too
+        many.
+        """
+        if expression is None or expression.strip() in ("", "*"):
+            return None
+        if len(expression) > MAX_EXPRESSION_CHARACTERS:
+            raise ValueError(f"a tag expression may have {MAX_EXPRESSION_CHARACTERS} characters at most")
+        tags = [tag for part in expression.split("||") if (tag := part.strip())]
+        if not tags:
+            raise ValueError(f"the tag expression {expression!r} names no tag")
+        return cls(tags)
+
+    def may_match(self, units: object, codes: NDArray[np.int64], extensions: object) -> NDArray[np.bool_]:
+        """Which units can belong to a wanted tag, by their tags codes.
+
+        A code outside the 32-bit range is no hash (a delivery time of SCHEDULE_TOPIC_XXXX, spec 3.2, or an address that
+        leads to no extension unit, spec 3.8): such a unit passes, and the record itself decides.
+        """
+        possible: Any = (codes < _LEAST_HASH) | (codes > _GREATEST_HASH)
+        if len(self.codes) <= _FEW:
+            for code in self.codes:
+                possible |= codes == code
+        else:
+            possible |= np.isin(codes, self.codes)
+        return np.asarray(possible, np.bool_)
+
+    def judge(
+        self,
+        data: NDArray[np.uint8],
+        positions: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+        verdicts: NDArray[np.uint8],
+    ) -> None:
+        """Set ``verdicts`` to MATCH, NO_MATCH or NO_RECORD, by the tags in the records themselves."""
+        # Consumers parse tag expressions too, and must not wait for numba.
+        from commitmq.kernels.tags import match_tags
+
+        match_tags(data, positions, sizes, self.wanted, self.bounds, verdicts)

@@ -1,0 +1,329 @@
+"""``commitmq/cut``: what was ever taken out of the log, where it lay, and why; so that every cut can be told and undone.
+
+    commitmq/cut/journal                    one line for each thing that happened, only ever appended to
+    commitmq/cut/SEGMENT-START-ID           the bytes of one part: SEGMENT in 20 digits, START a position in it
+    commitmq/cut/SEGMENT-START-ID.pool      the same of a transient store pool: bytes that never were in the log
+
+A line of the journal:
+
+    0    CRC-32 of the JSON      8 hexadecimal digits   a line that a crash tore is passed over
+    8    a space
+    9    JSON object
+    ...  a line feed
+
+A JSON object with ``"event": "cut"``:
+
+    id         int       names this cut and its copies; larger than every id before it
+    time_ms    int       when, by the clock
+    by         str       "recovery", "repair --cut", "repair --skip" or "pool": who did it
+    reason     str       why the bytes there are no record, or why they could not stay
+    log_end    int       where the log ends afterwards (physical offset); -1 when it does not end here
+    allowed    bool      a person was asked and allowed it
+    parts      list      one for each segment, ascending:
+        segment    int   physical offset at which the segment begins
+        start      int   position in the segment of the first byte taken out
+        size       int   bytes of the copy: what lay in [start, start + size); zeros of the log behind that are not kept
+        bytes      int   how many of them were in pieces that held more than zeros
+        records    int   whole records among them; -1 when nobody counted
+        copy       str   name of the copy in this folder
+        crc        int   CRC-32 of the copy
+
+With ``"event": "done"`` or ``"event": "restored"`` there are only ``id`` and ``time_ms``: the log has lost these bytes, or
+has them back. A cut without ``done`` was interrupted, and the log may still have some of it; whoever cuts again at the same
+place goes on with it (:func:`unfinished`) instead of filling the disk with copies.
+
+The order that makes this proof: every copy is on the device, then the line "cut", and only then is a byte of the log
+changed; "done" follows when all changes are on the device.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import zlib
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import orjson
+
+from commitmq.files import disk
+from commitmq.files.holes import nonzero_chunks
+from commitmq.files.write_all import write_all
+from commitmq.store.layout import StoreLayout
+from commitmq.store.metadata.json_config import sync_folder
+
+JOURNAL: Final = "journal"
+_DIGITS: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class CutPart:
+    """What was taken out of one segment; see the module's text."""
+
+    segment: int
+    start: int
+    size: int
+    bytes: int
+    records: int
+    copy: str
+    crc: int
+
+    @property
+    def begin(self) -> int:
+        """Physical offset of the first byte."""
+        return self.segment + self.start
+
+    @property
+    def end(self) -> int:
+        """Physical offset behind the last byte that was kept."""
+        return self.segment + self.start + self.size
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """One cut; see the module's text. ``done``: the log has lost all of it; ``restored``: a person put it back."""
+
+    id: int
+    time_ms: int
+    by: str
+    reason: str
+    log_end: int
+    parts: tuple[CutPart, ...]
+    allowed: bool = False
+    done: bool = field(default=False, compare=False)
+    restored: bool = field(default=False, compare=False)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes taken out, but for pieces that were all zeros."""
+        return sum(part.bytes for part in self.parts)
+
+    @property
+    def records(self) -> int:
+        """Whole records taken out; -1 when they were not counted everywhere."""
+        return -1 if any(part.records < 0 for part in self.parts) else sum(part.records for part in self.parts)
+
+    def to_json(self, layout: StoreLayout) -> dict[str, Any]:
+        """For people and programs: the fields, and the paths of the copies."""
+        copies = [str(cut_folder(layout) / part.copy) for part in self.parts]
+        return {**asdict(self), "bytes": self.bytes, "records": self.records, "copies": copies}
+
+
+def cut_folder(layout: StoreLayout) -> Path:
+    """Where copies and journal lie."""
+    return layout.own / "cut"
+
+
+def load(layout: StoreLayout) -> list[Cut]:
+    """All cuts of the store, oldest first; changes nothing. Raises OSError when the journal is there and cannot be read."""
+    try:
+        data = (cut_folder(layout) / JOURNAL).read_bytes()
+    except FileNotFoundError:
+        return []
+    cuts: dict[int, dict[str, Any]] = {}
+    for line in data.split(b"\n"):
+        found = _decoded(line)
+        if found is None:
+            continue
+        if found.get("event") == "cut":
+            cuts[found["id"]] = found
+        elif found.get("id") in cuts:
+            cuts[found["id"]][str(found.get("event"))] = True
+    return [_cut(found) for found in cuts.values()]
+
+
+def unfinished(layout: StoreLayout, by: str, log_end: int) -> Cut | None:
+    """The newest cut, when it was to end the log at ``log_end`` and was interrupted: to be gone on with, see
+    :func:`still_kept`.
+    """
+    cuts = load(layout)
+    if cuts and not cuts[-1].done and (cuts[-1].by, cuts[-1].log_end) == (by, log_end):
+        return cuts[-1]
+    return None
+
+
+def new_id(layout: StoreLayout) -> int:
+    """An id for a cut that is about to be made: the clock's milliseconds, or more when there was one as late."""
+    last = max((cut.id for cut in load(layout)), default=0)
+    return max(last + 1, time.time_ns() // 1_000_000)
+
+
+def keep(layout: StoreLayout, cut_id: int, source: int, segment: int, start: int, stop: int) -> CutPart | None:
+    """Copy what is not zero in [start, stop) of a segment, open as ``source``, durably; None when all of it is zero.
+
+    ``records`` of the part is -1; use :func:`dataclasses.replace` where they were counted. Raises OSError; what was copied
+    until then is removed.
+    """
+    name = f"{segment:020d}-{start}-{cut_id}"
+    return keep_chunks(layout, name, segment, start, nonzero_chunks(source, start, stop))
+
+
+def keep_chunks(
+    layout: StoreLayout, name: str, segment: int, start: int, chunks: Iterable[tuple[int, bytes]]
+) -> CutPart | None:
+    """:func:`keep` for ``(position in the segment, bytes)`` pairs, ascending, of whatever memory they come from."""
+    path = cut_folder(layout) / name
+    fd = -1
+    size = kept = crc = 0
+    try:
+        for position, chunk in chunks:
+            if fd < 0:
+                make_folder(layout)
+                fd = disk.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, "cut", 0o600)
+            gap = position - start - size
+            crc = _crc_of_zeros(crc, gap)
+            write_all(fd, chunk, position - start, place="cut.write")
+            crc = zlib.crc32(chunk, crc)
+            size = position - start + len(chunk)
+            kept += len(chunk)
+        if fd < 0:
+            return None
+        disk.sync(fd, "cut", metadata=True)
+    except OSError:
+        if fd >= 0:
+            path.unlink(missing_ok=True)
+        raise
+    finally:
+        if fd >= 0:
+            os.close(fd)
+    sync_folder(path.parent)
+    return CutPart(segment, start, size, kept, -1, name, crc)
+
+
+def append(layout: StoreLayout, cut: Cut) -> None:
+    """Write down a cut whose copies are on the device, durably, before a byte of the log is changed. Raises OSError."""
+    found = asdict(cut)
+    del found["done"], found["restored"]
+    _append(layout, {"event": "cut", **found})
+
+
+def mark_done(layout: StoreLayout, cut_id: int) -> None:
+    """Write down that the log has lost all of a cut, durably. Raises OSError."""
+    _append(layout, {"event": "done", "id": cut_id, "time_ms": time.time_ns() // 1_000_000})
+
+
+def mark_restored(layout: StoreLayout, cut_id: int) -> None:
+    """Write down that a cut was put back, durably. Raises OSError."""
+    _append(layout, {"event": "restored", "id": cut_id, "time_ms": time.time_ns() // 1_000_000})
+
+
+def copy_is_whole(layout: StoreLayout, part: CutPart) -> bool:
+    """Whether the copy of ``part`` is there with every byte."""
+    crc = size = 0
+    try:
+        with (cut_folder(layout) / part.copy).open("rb") as file:
+            while data := file.read(1 << 20):
+                crc = zlib.crc32(data, crc)
+                size += len(data)
+    except OSError:
+        return False
+    return (size, crc) == (part.size, part.crc)
+
+
+def still_kept(layout: StoreLayout, cut: Cut, spans: Sequence[tuple[int, int, int, int]]) -> bool:
+    """Whether all that is not zero in ``spans`` – ``(descriptor, segment, start, stop)`` – is in the copies of ``cut``: what
+    an interrupted cut left in the log may then go without another copy.
+    """
+    parts = {(part.segment, part.start): part for part in cut.parts}
+    for source, segment, start, stop in spans:
+        part = parts.get((segment, start))
+        chunks = nonzero_chunks(source, start, stop)
+        if part is None:
+            if next(chunks, None) is not None:
+                return False
+            continue
+        if not copy_is_whole(layout, part):
+            return False
+        with (cut_folder(layout) / part.copy).open("rb") as copy:
+            for position, chunk in chunks:
+                copy.seek(position - start)
+                kept = copy.read(len(chunk)).ljust(len(chunk), b"\0")
+                found = np.frombuffer(chunk, np.uint8)
+                if ((found != 0) & (found != np.frombuffer(kept, np.uint8))).any():
+                    return False
+    return True
+
+
+def sentence(layout: StoreLayout, cut: Cut) -> str:
+    """One cut in words, for the end of a start, for ``status`` and for ``store verify``."""
+    begin = min((part.begin for part in cut.parts), default=cut.log_end)
+    counted = "" if cut.records < 0 else f", {cut.records} whole records among them"
+    segments = f" in {len(cut.parts)} segments" if len(cut.parts) > 1 else ""
+    when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(cut.time_ms / 1000))
+    where = ", ".join(str(cut_folder(layout) / part.copy) for part in cut.parts)
+    allowed = ", as was allowed" if cut.allowed else ""
+    if not cut.parts:  # segments that are gone, or nothing but zeros
+        return (
+            f"{when}: {cut.by} ended the log at offset {begin}, behind which there is nothing{allowed} ({cut.reason})"
+        )
+    what = f"{cut.by} cut {cut.bytes} bytes{segments} from offset {begin} on{counted}{allowed}"
+    return f"{when}: {what} ({cut.reason}); kept in {where}"
+
+
+def make_folder(layout: StoreLayout) -> Path:
+    """The folder of copies and journal, its name durable. Raises OSError."""
+    folder = cut_folder(layout)
+    made = not folder.is_dir()
+    folder.mkdir(parents=True, exist_ok=True)
+    if made:
+        folder.chmod(0o700)
+    # Always: who made it may have been killed before this.
+    sync_folder(layout.own)
+    return folder
+
+
+def _append(layout: StoreLayout, entry: dict[str, Any]) -> None:
+    path = make_folder(layout) / JOURNAL
+    data = orjson.dumps(entry)
+    line = b"%08x %s\n" % (zlib.crc32(data), data)
+    made = not path.exists()
+    with disk.opened(path, os.O_RDWR | os.O_CREAT, "cut_journal", 0o600) as fd:
+        end = os.fstat(fd).st_size
+        if end and os.pread(fd, 1, end - 1) != b"\n":
+            line = b"\n" + line  # a crash tore the last line, which stays as it is
+        write_all(fd, line, end, place="cut.journal")
+        disk.sync(fd, "cut_journal", metadata=True)
+    if made:
+        sync_folder(path.parent)
+
+
+def _decoded(line: bytes) -> dict[str, Any] | None:
+    data = line[_DIGITS + 1 :]
+    try:
+        if int(line[:_DIGITS], 16) != zlib.crc32(data):
+            return None
+        found = orjson.loads(data)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) and isinstance(found.get("id"), int) else None
+
+
+def _cut(found: dict[str, Any]) -> Cut:
+    parts = tuple(
+        CutPart(*(part[name] for name in ("segment", "start", "size", "bytes", "records", "copy", "crc")))
+        for part in found["parts"]
+    )
+    return Cut(
+        found["id"],
+        found["time_ms"],
+        found["by"],
+        found["reason"],
+        found["log_end"],
+        parts,
+        bool(found.get("allowed")),
+        bool(found.get("done")),
+        bool(found.get("restored")),
+    )
+
+
+_ZEROS: Final = bytes(1 << 16)
+
+
+def _crc_of_zeros(crc: int, count: int) -> int:
+    while count > 0:
+        crc = zlib.crc32(_ZEROS[: min(count, len(_ZEROS))], crc)
+        count -= len(_ZEROS)
+    return crc

@@ -1,0 +1,218 @@
+"""Bringing over what the transient store pool of a killed node holds beyond the log, before the log's end is looked for.
+
+Rules
+    * Only the pool that the store's note names is looked at: made for this store (not for one it was copied from), in this
+      run of the machine. Of another pool nothing is taken over, and nothing in it is touched.
+    * What is taken over begins at the pool's ``COMMITTED``. Each record is checked as a recovery checks the log's own: length
+      chain, magic, physical offset, CRCs. The first that is none ends it. Zeros there are the place of a record that a
+      killed writer did not complete, and which nobody was told of.
+    * It must continue the log: a record ends in the log at ``COMMITTED``, and what its files hold behind that is what the
+      pool holds, or zero. If not, RocketMQ or somebody else has used the store since, or the device lost what was never
+      flushed. Then the log stays as it is, and the pool's bytes are kept in ``commitmq/cut/``.
+    * The pool is removed only when all of it is on the device. A takeover that is killed is done again from the start.
+
+Machine failure: nothing of this applies, since shared memory is empty then; the note names another boot.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from commitmq import failpoints
+from commitmq.errors import SegmentSizeError, StoreError
+from commitmq.files.shared_memory import check_private
+from commitmq.files.write_all import write_all
+from commitmq.kernels import walk as kernel
+from commitmq.log import Log
+from commitmq.store.layout import StoreLayout, segment_name
+from commitmq.store.log import transient_pool
+from commitmq.store.log.commit_log import CommitLog
+from commitmq.store.log.transient_pool import PoolNote, TransientPool
+from commitmq.store.metadata.json_config import sync_folder
+from commitmq.store.queues.log_proof import has_record_before
+
+_CHUNK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """Whole records (and a filler) of one buffer: ``[start, end)`` of the segment at ``base``."""
+
+    base: int
+    start: int
+    end: int
+    buffer: mmap.mmap
+
+    def bytes(self) -> np.ndarray[Any, np.dtype[np.uint8]]:
+        return np.frombuffer(self.buffer, np.uint8)[self.start : self.end]
+
+
+def take_over(layout: StoreLayout, segment_bytes: int, log: Log) -> int:
+    """Write to the log what only the pool holds, sync it, and remove the pool; returns the records brought over.
+
+    Only while no process of the node lives. Raises StoreError when a person must decide, having changed nothing.
+    """
+    note = PoolNote.load(layout)
+    if note is None:
+        return 0
+    folder = Path(note.folder)
+    if not _is_ours(layout, note, folder, log):
+        transient_pool.forget(layout)
+        return 0
+    check_private(folder)
+    pool = TransientPool(folder, writable=False)
+    try:
+        if pool.segment_bytes != segment_bytes:
+            raise SegmentSizeError(
+                f"the transient store pool has segments of {pool.segment_bytes} bytes, but {segment_bytes} bytes are"
+                " configured for the log; open the store with the size it was written with",
+                path=folder,
+            )
+        spans, records, damage = _whole_records(pool)
+        conflict = _conflict(layout, spans, segment_bytes) if spans else None
+        if conflict is not None:
+            spans, records = [], 0
+        if conflict is not None or damage is not None:
+            copies = _keep_copies(layout, pool)
+            log.error("the transient store pool could not be taken over whole", why=conflict or damage, copies=copies)
+        if failpoints.ACTIVE:
+            failpoints.hit("recovery.before_takeover")
+        for span in spans:
+            _write(layout, span, segment_bytes)
+        if spans:
+            sync_folder(layout.commit_log)
+            log.warning(
+                "took over what a killed node had in its transient store pool only",
+                start=spans[0].base + spans[0].start,
+                end=spans[-1].base + spans[-1].end,
+                records=records,
+            )
+    finally:
+        pool.close()
+    if failpoints.ACTIVE:
+        failpoints.hit("recovery.after_takeover")
+    transient_pool.remove(layout)
+    return records
+
+
+def _is_ours(layout: StoreLayout, note: PoolNote, folder: Path, log: Log) -> bool:
+    root = layout.root.stat()
+    if (note.device, note.inode) != (root.st_dev, root.st_ino):
+        log.warning("this store is a copy: the transient store pool of the original is left alone", pool=folder)
+        return False
+    if note.boot != transient_pool.boot_id():
+        log.warning("the machine was restarted: what was in the transient store pool only is lost", pool=folder)
+        transient_pool.remove(layout)
+        return False
+    found = transient_pool.owner_id(folder)
+    if found == note.id:
+        return True
+    if found:
+        log.error("another transient store pool is in the place of this store's", pool=folder)
+    elif os.path.lexists(folder):
+        transient_pool.remove(layout)  # half made, or half removed: it holds nothing that is not in the log
+    else:
+        log.error("the transient store pool was deleted: what it held beyond the log is lost", pool=folder)
+    return False
+
+
+def _whole_records(pool: TransientPool) -> tuple[list[_Span], int, str | None]:
+    """What can be taken over, how many records that is, and what is wrong with the rest if something is."""
+    out = np.zeros(5, np.int64)
+    spans: list[_Span] = []
+    records, damage = 0, None
+    at = pool.committed
+    while (buffer := pool.find(base := at - at % pool.segment_bytes)) is not None:
+        data = np.frombuffer(buffer, np.uint8)
+        result = kernel.scan(data, at - base, data.size, base, pool.has_crc, out)
+        records += int(out[0])
+        end = data.size if result == kernel.WALK_BLANK else int(out[1])
+        if end > at - base:
+            spans.append(_Span(base, at - base, end, buffer))
+        at = base + end
+        if result != kernel.WALK_BLANK:
+            if data[end : end + 8].any():
+                damage = f"no record is at {at}, behind the last whole one"
+            break
+    for base, buffer in pool.in_use():
+        # The writer takes a buffer before it completes the one before; with a record in it, that one was complete.
+        if damage is None and base > at and any(buffer[:8]):
+            damage = f"the records end at {at}, and there are others in the segment at {base}"
+    return spans, records, damage
+
+
+def _conflict(layout: StoreLayout, spans: list[_Span], segment_bytes: int) -> str | None:
+    """Why the log cannot go on with ``spans``; None when it can."""
+    first = spans[0]
+    start = first.base + first.start
+    log = CommitLog(layout.commit_log, segment_bytes)
+    try:
+        bases = log.segments()
+        if first.base in bases:
+            if not has_record_before(log, start):
+                return f"the log does not reach {start}, where the pool begins"
+        elif first.start or first.base != log.end_offset:
+            return f"the log ends with {log.end_offset}, the pool begins at {start}"
+        for span in spans:
+            if span.base in bases and not _fits(log.read(span.base + span.start, span.end - span.start), span.bytes()):
+                return f"the log has other bytes behind {span.base + span.start}: it was written to without the pool"
+    finally:
+        log.close()
+    return None
+
+
+def _fits(found: memoryview, wanted: np.ndarray[Any, np.dtype[np.uint8]]) -> bool:
+    """Whether ``found`` is ``wanted``, or zero where it never got as far."""
+    data = np.frombuffer(found, np.uint8)
+    for at in range(0, data.size, _CHUNK_BYTES):
+        piece, other = data[at : at + _CHUNK_BYTES], wanted[at : at + _CHUNK_BYTES]
+        if np.any((piece != 0) & (piece != other)):
+            return False
+    return True
+
+
+def _write(layout: StoreLayout, span: _Span, segment_bytes: int) -> None:
+    path = layout.commit_log / segment_name(span.base)
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            if os.fstat(fd).st_size < segment_bytes:
+                os.posix_fallocate(fd, 0, segment_bytes)
+            write_all(fd, memoryview(span.buffer)[span.start : span.end], span.start, place="recovery.takeover")
+            os.fdatasync(fd)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise StoreError(
+            f"cannot write to the log what the transient store pool holds, and keep it there: {error.strerror}",
+            path=path,
+        ) from error
+
+
+def _keep_copies(layout: StoreLayout, pool: TransientPool) -> list[str]:
+    """Copy what is not zero behind ``COMMITTED`` into ``commitmq/cut/``, durably; the copies' names."""
+    folder = layout.own / "cut"
+    folder.mkdir(parents=True, exist_ok=True)
+    copies = []
+    for base, buffer in pool.in_use():
+        start = max(0, pool.committed - base)
+        copy = folder / f"{base:020d}-{start}-{time.time_ns() // 1_000_000}.pool"
+        with copy.open("wb") as target:
+            for at in range(start, pool.segment_bytes, _CHUNK_BYTES):
+                chunk = buffer[at : at + _CHUNK_BYTES]
+                if any(chunk):
+                    target.seek(at - start)
+                    target.write(chunk)
+            target.flush()
+            os.fsync(target.fileno())
+        copies.append(str(copy))
+    sync_folder(folder)
+    sync_folder(layout.own)
+    return copies

@@ -1,0 +1,171 @@
+"""Where a recovery begins, and what it must find: read from sidecar, checkpoint and ConsumeQueues, changing nothing.
+
+    start      the scan of the log begins here
+    durable    everything below is in the ConsumeQueues, on the device; dispatchers start again here
+    promised   what the log must still have: an offset, or the store time of a record, that somebody was told is durable
+
+Rules
+    * Our own sidecar agrees with the checkpoint and with ``abort``, so nobody else used the store: the scan starts at what
+      was flushed, and dispatchers start again at what was durable in the ConsumeQueues. A log in which no record ends at
+      that place belongs to another moment (``contradiction``): a scan that begins inside a record would cut all that follows.
+    * Else, clean stop (no ``abort``): ConsumeQueues cover the log; the scan starts in the segment of their newest record.
+    * Else: the scan starts at the newest segment whose first record is older than the checkpoint's least timestamp
+      (minus 3 s), because what is older was flushed, in the log and in the ConsumeQueues.
+    * Only in a store that we crashed on ourselves must every record have a ``__CRC32#`` where the sidecar says so: a record
+      without one is torn there. In every other store such a record is RocketMQ's, and as good as any.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from commitmq.errors import StoreError
+from commitmq.files.fd_cache import FdCache
+from commitmq.format.checkpoint import Checkpoint
+from commitmq.kernels import walk as kernel
+from commitmq.store.layout import StoreLayout, segment_name
+from commitmq.store.log.commit_log import CommitLog
+from commitmq.store.queues.batch_consume_queue import BatchConsumeQueue
+from commitmq.store.queues.consume_queue import ConsumeQueue, list_queues
+from commitmq.store.queues.log_proof import LogProof, has_record_before
+from commitmq.store.recovery.sidecar import Sidecar, this_boot
+
+_FEW_FILES: Final = 8  # each queue is looked at once
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """See the module's text. Offsets in bytes of the log, times in ms."""
+
+    clean: bool
+    start: int
+    durable: int
+    timestamp: int
+    """Store time of the newest record below ``start``, as far as it is known."""
+    crc_from: int = -1
+    """Every record from here on has a ``__CRC32#``, as the sidecar says; -1 when that is not known."""
+    by_sidecar: bool = False
+    power_may_have_gone: bool = True
+    """False when the sidecar was written in this very run of the machine: then the page cache has all that was written."""
+    covered: int = -1
+    """End of the newest record that a ConsumeQueue leads to; -1 when nobody looked."""
+    promised_timestamp: int = 0
+    """The checkpoint says that records up to this time were flushed; 0 when the sidecar says it better."""
+    contradiction: str = ""
+    """Why the sidecar, which nobody else's use made old, is not about this log; empty when it is."""
+
+    @property
+    def must_have_crc_from(self) -> int:
+        """Where the scan takes a record without ``__CRC32#`` for torn; -1 for nowhere."""
+        return self.crc_from if self.by_sidecar and not self.clean else -1
+
+
+def where_to_begin(
+    layout: StoreLayout,
+    commit_log: CommitLog,
+    checkpoint: Checkpoint,
+    *,
+    clean: bool,
+    previous: int | None,
+    consume_queue_bytes: int,
+    batch_queue_bytes: int,
+) -> Begin:
+    """Decide by the rules above. ``previous`` is the token in ``abort``. Raises StoreError for files of another size."""
+    bases, segment_bytes = commit_log.segments(), commit_log.segment_bytes
+    sidecar = Sidecar.load(layout.sidecar)
+    contradiction = ""
+    if sidecar is not None and not sidecar.agrees_with(
+        layout.checkpoint, segment_bytes=segment_bytes, previous=previous
+    ):
+        sidecar = None
+    if sidecar is not None:
+        contradiction = _contradiction(sidecar, commit_log, bases)
+        if not contradiction:
+            boot = this_boot()
+            return Begin(
+                clean,
+                max(sidecar.flushed, bases[0] if bases else 0),
+                sidecar.queues_durable,
+                sidecar.flushed_timestamp,
+                crc_from=sidecar.crc_from,
+                by_sidecar=True,
+                power_may_have_gone=not boot
+                or sidecar.boot != boot
+                or any(note.exists() for note in layout.failed_syncs),
+            )
+    promised = checkpoint.physic_msg_timestamp
+    if not bases:
+        return Begin(clean, 0, 0, 0, promised_timestamp=promised, contradiction=contradiction)
+    covered = _covered_by_queues(layout, segment_bytes, consume_queue_bytes, batch_queue_bytes) if clean else -1
+    start = _start_segment(commit_log, bases, covered if clean else None, checkpoint.min_timestamp)
+    return Begin(
+        clean,
+        start,
+        covered if clean and covered >= 0 else start,
+        promised,
+        covered=covered,
+        promised_timestamp=promised,
+        contradiction=contradiction,
+    )
+
+
+def _contradiction(sidecar: Sidecar, commit_log: CommitLog, bases: list[int]) -> str:
+    end = bases[-1] + commit_log.segment_bytes if bases else 0
+    if sidecar.flushed > end:
+        last = f"its last segment is {segment_name(bases[-1])}" if bases else "it has no segment at all"
+        return (
+            f"the log must reach physical offset {sidecar.flushed}, which was acknowledged as flushed, but {last}: segments "
+            "are missing"
+        )
+    if bases and sidecar.flushed > bases[0] and not has_record_before(commit_log, sidecar.flushed):
+        return (
+            f"no record ends at physical offset {sidecar.flushed}, up to which the log was flushed: these are files of "
+            "different moments, or of different stores, or a segment was damaged"
+        )
+    return ""
+
+
+def _start_segment(commit_log: CommitLog, bases: list[int], covered: int | None, min_timestamp: int) -> int:
+    """The segment a scan starts in: see the rules in the module's text."""
+    out = np.zeros(5, np.int64)
+    rows = np.zeros(1, kernel.ROW)
+    for base in reversed(bases):
+        segment = np.frombuffer(commit_log.read(base, commit_log.segment_bytes), np.uint8)
+        # One record only: its end bounds the scan.
+        topics, table = np.zeros((1, 2), np.int64), np.full(4, -1, np.int32)
+        walked = np.zeros(4, np.int64)
+        result = kernel.walk(segment, 0, segment.size, base, rows, topics, table, walked)
+        if int(walked[0]) != 1 or result == kernel.WALK_BAD:
+            continue
+        if kernel.scan(segment, 0, int(rows["size"][0]), base, False, out) != kernel.WALK_LIMIT or not int(out[0]):
+            continue
+        if covered is not None:
+            if base <= covered:
+                return base
+        elif 0 < int(rows["store_timestamp"][0]) <= min_timestamp:
+            return base
+    return bases[0]
+
+
+def _covered_by_queues(layout: StoreLayout, segment_bytes: int, file_bytes: int, batch_file_bytes: int) -> int:
+    """End of the newest record that any ConsumeQueue points to; -1 when there is no unit at all."""
+    covered = -1
+    proof = LogProof(layout.commit_log, segment_bytes)
+    fds = FdCache(_FEW_FILES)
+    for _topic, _queue, folder in list_queues(layout.batch_consume_queue):
+        batches = BatchConsumeQueue(folder, batch_file_bytes, fds)
+        with contextlib.suppress(StoreError):  # a file is missing: the queue is made anew before it is used
+            batches.refresh()
+        covered = max(covered, batches.max_physical_offset)
+    for topic, queue_id, folder in list_queues(layout.consume_queue):
+        queue = ConsumeQueue(folder, file_bytes, fds)
+        with contextlib.suppress(StoreError):
+            queue.refresh(proof=proof.of(topic, queue_id))
+        covered = max(covered, queue.max_physical_offset)
+    fds.close()
+    proof.close()
+    return covered

@@ -1,0 +1,140 @@
+"""``commitmq/position``: where the next recovery may begin, kept by whoever writes ``checkpoint``, just before it.
+
+RocketMQ's checkpoint holds times, so a recovery that has only that begins at a segment's start and reads up to a few
+segments. The sidecar holds offsets, so the work after a crash is the tail that was not flushed a second ago.
+
+    0    magic and version          8 bytes
+    8    flushed i8                 everything below is on the device; a record's boundary
+    16   flushed_timestamp i8       store time (ms) of the newest record below it
+    24   queues_durable i8          every record below it has its ConsumeQueue unit, on the device
+    32   crc_from i8                every record from here on has a __CRC32#; -1: records may have none
+    40   segment_bytes i8           the log's segment size: offsets mean nothing with another one
+    48   owner i8                   token in ``abort`` while these positions are being written
+    56   owner_before i8            token that a recovery found in ``abort``, before the owner's is there; 0 without one
+    64   boot u8                    names the run of the machine (its kernel's boot id): only when that ended can what was
+                                    written and not synced be gone
+    72   checkpoint_before u4       CRC-32 of the checkpoint file that was there when this was written
+    76   checkpoint_after u4        CRC-32 of the one that was written next
+    80   crc u4                     CRC-32 of the bytes above
+
+Trust: RocketMQ may have used the store in between. It writes a checkpoint then, so one that has neither CRC means that
+the sidecar is old; and after it was killed ``abort`` has no token of ours (:mod:`commitmq.store.recovery.abort_file`). In both
+cases RocketMQ's own rules apply (spec section 8). A sidecar that is missing, torn or of another version counts as old.
+
+Only a process that has finished the recovery of the store writes it, or one that was started behind it.
+
+It fits one sector and is written in place, like the checkpoint.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from commitmq import failpoints
+from commitmq.files import disk
+from commitmq.files.write_all import write_all
+from commitmq.format.checkpoint import CHECKPOINT_BYTES, Checkpoint
+from commitmq.store.log.transient_pool import boot_id
+from commitmq.store.recovery.abort_file import NO_TOKEN
+
+_MAGIC: Final = b"CMQPOS02"
+_FIELDS: Final = struct.Struct(">8sqqqqqqqQII")
+_CRC: Final = struct.Struct(">I")
+SIDECAR_BYTES: Final = 512
+
+
+@dataclass(slots=True)
+class Sidecar:
+    """The fields; offsets in bytes of the CommitLog. See the module's text."""
+
+    flushed: int
+    flushed_timestamp: int
+    queues_durable: int
+    crc_from: int
+    segment_bytes: int
+    owner: int
+    owner_before: int = NO_TOKEN
+    boot: int = 0
+    checkpoint_before: int = 0
+    checkpoint_after: int = 0
+
+    @classmethod
+    def load(cls, path: Path) -> Sidecar | None:
+        """What is in ``path``; None when there is nothing that can be trusted."""
+        try:
+            data = path.read_bytes()
+        except OSError:
+            return None
+        if len(data) < _FIELDS.size + _CRC.size or data[:8] != _MAGIC:
+            return None
+        if zlib.crc32(data[: _FIELDS.size]) != _CRC.unpack_from(data, _FIELDS.size)[0]:
+            return None
+        return cls(*_FIELDS.unpack_from(data)[1:])
+
+    def to_bytes(self) -> bytes:
+        """The 512 bytes of the file."""
+        fields = _FIELDS.pack(
+            _MAGIC,
+            self.flushed,
+            self.flushed_timestamp,
+            self.queues_durable,
+            self.crc_from,
+            self.segment_bytes,
+            self.owner,
+            self.owner_before,
+            self.boot,
+            self.checkpoint_before,
+            self.checkpoint_after,
+        )
+        return (fields + _CRC.pack(zlib.crc32(fields))).ljust(SIDECAR_BYTES, b"\0")
+
+    def agrees_with(self, checkpoint: Path, *, segment_bytes: int, previous: int | None) -> bool:
+        """Whether nobody else has used the store since; ``previous`` is the token in ``abort``, None without that file."""
+        if self.segment_bytes != segment_bytes:
+            return False
+        if previous is not None and (previous == NO_TOKEN or previous not in (self.owner, self.owner_before)):
+            return False
+        return file_crc(checkpoint) in (self.checkpoint_before, self.checkpoint_after)
+
+    def save_with(self, path: Path, checkpoint: Checkpoint, checkpoint_path: Path) -> None:
+        """Write both files, each synced, the sidecar first: it vouches for the old checkpoint and for the new one.
+
+        Raises OSError; whatever was written until then is still right.
+        """
+        self.boot = this_boot()
+        self.checkpoint_before = file_crc(checkpoint_path)
+        self.checkpoint_after = zlib.crc32(checkpoint.to_bytes())
+        made = not path.exists()
+        fd = disk.open_file(path, os.O_RDWR | os.O_CREAT, "position")
+        try:
+            write_all(fd, self.to_bytes(), 0, place="sidecar.write")
+            if failpoints.ACTIVE:
+                failpoints.hit("sidecar.before_fdatasync")
+            disk.sync(fd, "position")
+        finally:
+            os.close(fd)
+        if made:
+            disk.sync_folder(path.parent, "position")
+        if failpoints.ACTIVE:
+            failpoints.hit("sidecar.before_checkpoint")
+        checkpoint.save(checkpoint_path)
+
+
+def file_crc(checkpoint: Path) -> int:
+    """CRC-32 of a checkpoint file, of zeros without one."""
+    try:
+        data = checkpoint.read_bytes()
+    except FileNotFoundError:
+        data = b""
+    return zlib.crc32(data.ljust(CHECKPOINT_BYTES, b"\0"))
+
+
+def this_boot() -> int:
+    """Names this run of the machine; 0 where the system does not tell."""
+    found = boot_id()
+    return zlib.crc32(found.encode()) if found else 0

@@ -1,0 +1,1 @@
+"""The processes around the workers: keeper, supervisor, forkserver, and what ``commitmq start`` and ``status`` ask of them."""

@@ -1,0 +1,127 @@
+"""The node's admin socket: requests in, answers out; what they mean is the supervisor's business.
+
+Operations: ``metadata`` (where the workers listen, limits), ``status`` (processes, positions), ``stop`` (answered when
+everything is flushed and all workers are gone). See protocol/PROTOCOL.md.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import zmq
+
+from commitmq.config import NodeConfig
+from commitmq.errors import CommitMQError, ProtocolError
+from commitmq.log import Log
+from commitmq.network.router import open_router
+from commitmq.protocol import wire
+from commitmq.supervision import ports
+
+_MAX_REQUESTS_A_TURN = 64
+_WAITING_ANSWERS = 1_000
+_MAX_TURN_NS = 5_000_000
+LAST_WORD_S = 0.1
+
+
+class AddressInUseError(CommitMQError):
+    """Another program listens on an address of the node."""
+
+
+Answer = bytes | None
+Handler = Callable[[bytes, dict[str, Any]], Answer]
+
+
+class AdminSocket:
+    """A ROUTER on tcp and ipc. A handler gets the peer's identity and the header; None means it answers later."""
+
+    def __init__(self, config: NodeConfig, ipc: str, port: int, handlers: Mapping[str, Handler], log: Log) -> None:
+        """Bind ``ipc`` and ``port`` (0: a free one) of ``network.host``. Raises AddressInUseError or CommitMQError."""
+        self._context = zmq.Context(io_threads=1)
+        self._handlers = handlers
+        self._log = log
+        try:
+            self.socket, self.endpoints = open_router(
+                self._context, config.network, log, ipc, port, waiting_answers=_WAITING_ANSWERS, linger_ms=1000
+            )
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            address = f"tcp://{config.network.host}:{port or '*'}"
+            if error.errno == errno.EADDRINUSE:
+                raise AddressInUseError(ports.in_use(port, "admin", config)) from error
+            raise CommitMQError(f"cannot listen on {address}: {error.strerror}") from error
+
+    def serve(self) -> None:
+        """Answer what has arrived, up to a bound, so that a flood of requests cannot keep the caller here."""
+        end_ns = time.monotonic_ns() + _MAX_TURN_NS
+        for _ in range(_MAX_REQUESTS_A_TURN):
+            if time.monotonic_ns() >= end_ns:
+                return
+            try:
+                frames = self.socket.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            if len(frames) < 2:
+                continue  # an identity and nothing else: there is nothing to answer and no id to repeat
+            answer = self._answer(frames[0], frames[1], len(frames) - 2)
+            if answer is not None:
+                self.send(frames[0], answer)
+
+    def _answer(self, peer: bytes, frame: bytes, surplus: int) -> Answer:
+        try:
+            header = wire.parse_request(frame)
+        except ProtocolError as error:
+            return wire.error(wire.request_id(frame), error.code, error.message)
+        handler = self._handlers.get(header["op"])
+        if handler is None:
+            known = ", ".join(sorted(self._handlers))
+            return wire.error(header["id"], "UNKNOWN_OP", f"the admin socket knows {known}, not {header['op']!r}")
+        if surplus:
+            sentence = f"{header['op']} takes no payload, but {surplus} frames came"
+            return wire.error(header["id"], "INVALID_PARAMETER", sentence)
+        try:
+            return handler(peer, header)
+        except ProtocolError as error:
+            return wire.error(header["id"], error.code, error.message)
+        except Exception as error:  # one request's trouble must not end the node
+            self._log.exception("admin request failed", op=header["op"], error=repr(error))
+            return wire.error(header["id"], "SYSTEM_ERROR", f"the node failed to answer: {error!r}")
+
+    def send(self, peer: bytes, answer: bytes) -> None:
+        """Answer ``peer``; dropped when it has gone or takes nothing in."""
+        try:
+            self.socket.send_multipart([peer, answer], zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            self._log.debug("answer dropped", error=str(error))
+
+    def close(self, *, linger_ms: int = 1000, last_word: bool = False) -> None:
+        """Let answers out for at most ``linger_ms``, then close; with ``last_word`` not before a peer can have read its own.
+
+        A DEALER with ZMQ_IMMEDIATE, which our clients are, loses an answer that libzmq has received but not handed over by
+        the time it sees the end of the connection; so the two must not arrive together.
+        """
+        if last_word:
+            time.sleep(LAST_WORD_S)
+        self.socket.close()
+        self._context.destroy(linger=linger_ms)
+
+
+def is_loopback(host: str) -> bool:
+    """True when only programs of this machine can reach ``host``."""
+    if host in ("localhost", "lo"):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False  # an interface name, a wildcard or a host name: assume the world
+
+
+def exposure_warning(host: str, port: int) -> str:
+    """What to say, loudly, when a node listens on something else than loopback."""
+    return (
+        f"this node listens on {host}:{port} WITHOUT AUTHENTICATION OR ENCRYPTION: everybody who can reach that "
+        "address can read, write and delete everything in it. Use network.host=127.0.0.1 unless the network is closed."
+    )

@@ -1,0 +1,43 @@
+"""What ``commitmq`` exits with: named, documented in its help, and never reused for another meaning.
+
+Where a worker's exit code (:class:`commitmq.workers.runtime.context.ExitCode`) ends the whole node, the number is the same.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class CliExit(IntEnum):
+    """Exit codes of every verb; ``start`` and ``stop`` use most of them."""
+
+    OK = 0
+    FAILURE = 1  # the node or the verb refused; the sentence on standard error says why
+    USAGE = 2  # click's own: an unknown option, a missing argument
+    DAMAGE_FOUND = 65  # `store verify`, `repair`, `rebuild` did their work, and not all of the store is right
+    NODE_UNAVAILABLE = 69  # no node answers at the address, or none runs on the store
+    CRASHED = 70  # an unexpected error; a bug worth reporting
+    START_FAILED = 71  # a process of the node could not start
+    ADDRESS_IN_USE = 72  # another program listens on a port of the node
+    STORE_LOCKED = 73  # another process holds the store; the message names its pid
+    STORE_UNUSABLE = 74  # nothing was done: the store may not be entered, has other sizes, or is damaged
+    UNCLEAN_STOP = 75  # the node is gone but did not end in order; the next start runs a recovery
+    CONFIG_ERROR = 78  # an unknown key, a wrong type or a value out of range
+    INTERRUPTED = 130  # Ctrl-C, and of `produce` SIGTERM too
+
+
+MEANINGS = {
+    CliExit.OK: "success",
+    CliExit.FAILURE: "the request was refused; the message says why",
+    CliExit.USAGE: "wrong options or arguments",
+    CliExit.DAMAGE_FOUND: "the store was checked or mended, and not all of it is sound",
+    CliExit.NODE_UNAVAILABLE: "no node answers",
+    CliExit.CRASHED: "unexpected error",
+    CliExit.START_FAILED: "a process of the node could not start",
+    CliExit.ADDRESS_IN_USE: "another program listens on a port of the node",
+    CliExit.STORE_LOCKED: "another process holds the store",
+    CliExit.STORE_UNUSABLE: "the store cannot be used: no access, other sizes, or damage that keeps it from being opened",
+    CliExit.UNCLEAN_STOP: "the node is gone but did not stop in order; the next start recovers",
+    CliExit.CONFIG_ERROR: "a configuration key or value is wrong",
+    CliExit.INTERRUPTED: "interrupted with Ctrl-C (or `produce` with SIGTERM)",
+}

@@ -1,0 +1,289 @@
+"""The process all workers are forked from: it has loaded what they share, so each starts fast and costs little memory.
+
+``python -m commitmq.supervision.forkserver FD`` where FD is a SOCK_SEQPACKET socket to the supervisor. The first message says
+what to preload; then each ``{"role", "module", "params"}`` comes with the worker's end of its lifeline (SCM_RIGHTS)
+and is answered with ``{"pid"}``. End of file means the supervisor is dead, and ends this process.
+
+A worker is forked twice: the process in between ends at once, which makes the supervisor (a child subreaper) the
+worker's parent. So the supervisor can wait for every worker and learn how it ended, whatever becomes of this process.
+The answer is sent after that hand-over, so its pid stays valid until the supervisor itself has waited for it.
+
+Everything heavy is imported inside functions: the supervisor imports this module for :class:`ForkServer`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from commitmq import failpoints
+from commitmq import log as log_module
+from commitmq.config import NodeConfig, from_mapping
+from commitmq.files import kernel_cache
+from commitmq.store.layout import StoreLayout
+from commitmq.supervision.processes import set_process_name, wait_for_exit
+
+_MAX_MESSAGE_BYTES = 1 << 18
+_REQUEST_TIMEOUT_S = 5.0
+_SHARED_MODULES = (
+    "numpy",
+    "zmq",
+    "orjson",
+    "isal.isal_zlib",
+    "commitmq.protocol.wire",
+    "commitmq.workers.runtime.context",
+)
+
+
+class ForkServerDied(Exception):
+    """The forkserver ended or does not answer."""
+
+
+# ---------------------------------------------------------------- the supervisor's side
+
+
+class ForkServer:
+    """The supervisor's handle of one forkserver process."""
+
+    def __init__(self, layout: StoreLayout, config: NodeConfig, modules: Iterable[str]) -> None:
+        """Start the process; it is :attr:`ready` after the supervisor has read that from :attr:`socket`."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "commitmq.supervision.forkserver", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                env=worker_environment(),
+            )
+        self.socket = ours
+        self.pid = self._process.pid
+        self.pidfd = os.pidfd_open(self.pid)
+        self.ready = False
+        self.ended = False  # its socket is closed; its exit is seen through the pidfd
+        ours.setblocking(False)
+        first = {"store": str(layout.root), "config": config.to_dict(), "modules": sorted(modules)}
+        with contextlib.suppress(OSError):  # it died already: its pidfd says so
+            self.socket.send(orjson.dumps(first))
+        # Only this module may wait for that child; Popen must not do so behind the supervisor's back when collected.
+        self._process.returncode = 0
+
+    def read_events(self) -> list[dict[str, Any]]:
+        """What the forkserver said since the last call (while it preloads); sets :attr:`ready`."""
+        events: list[dict[str, Any]] = []
+        while True:
+            try:
+                data = self.socket.recv(_MAX_MESSAGE_BYTES)
+            except BlockingIOError:
+                return events
+            except OSError:
+                data = b""
+            if not data:
+                self.ended = True
+                return events
+            events.append(orjson.loads(data))
+            if events[-1].get("event") == "ready":
+                self.ready = True
+
+    def fork(self, role: str, module: str, params: Mapping[str, Any], lifeline: socket.socket) -> int:
+        """Fork a worker that gets ``lifeline``; returns its pid, already a child of the calling process.
+
+        Raises ForkServerDied when no answer comes within five seconds; the caller must end this forkserver then.
+        """
+        request = orjson.dumps({"role": role, "module": module, "params": dict(params)})
+        self.socket.settimeout(_REQUEST_TIMEOUT_S)
+        try:
+            socket.send_fds(self.socket, [request], [lifeline.fileno()])
+            answer = self.socket.recv(_MAX_MESSAGE_BYTES)
+        except OSError as error:
+            raise ForkServerDied(f"the forkserver does not answer: {error}") from error
+        finally:
+            self.socket.setblocking(False)
+        if not answer:
+            raise ForkServerDied("the forkserver closed its socket")
+        reply = orjson.loads(answer)
+        if "pid" not in reply:
+            raise ForkServerDied(str(reply.get("error")))
+        return int(reply["pid"])
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
+
+    def reap(self) -> int | None:
+        """Exit code (negative: signal) if the process has ended, else None. To be called until it is not None."""
+        try:
+            found = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG)
+        except ChildProcessError:
+            return 0
+        if found is None:
+            return None
+        return found.si_status if found.si_code == os.CLD_EXITED else -found.si_status
+
+    def close(self) -> None:
+        """Release the descriptors of a process that was reaped."""
+        self.socket.close()
+        os.close(self.pidfd)
+
+    def end(self, patience_s: float) -> None:
+        """Let it end by closing its socket, kill it after ``patience_s`` seconds, and wait for it."""
+        self.socket.close()
+        if not wait_for_exit(self.pidfd, patience_s):
+            self.kill()
+            wait_for_exit(self.pidfd, None)
+        self.reap()
+        os.close(self.pidfd)
+
+
+def worker_environment() -> dict[str, str]:
+    """The environment of all node processes: ours, with what holds memory and threads down."""
+    environment = dict(os.environ)
+    # glibc makes up to eight arenas a core, each of which keeps what was freed into it; a worker needs two at most.
+    environment.setdefault("MALLOC_ARENA_MAX", "2")
+    # Thread pools of BLAS would start while numpy is imported, before the fork, and are of no use here.
+    environment.setdefault("OPENBLAS_NUM_THREADS", "1")
+    environment.setdefault("OMP_NUM_THREADS", "1")
+    return environment
+
+
+# ---------------------------------------------------------------- the forkserver's side
+
+
+def main(arguments: list[str]) -> int:
+    """Preload, then fork on request until the supervisor is gone. Returns the exit code."""
+    for number in (signal.SIGINT, signal.SIGTERM):  # they may go to a whole group of processes; the supervisor decides
+        signal.signal(number, signal.SIG_IGN)
+    set_process_name("cmq-forkserver")
+    failpoints.play("forkserver")
+    log_module.configure()
+    log = log_module.get_log("forkserver")
+    connection = socket.socket(fileno=int(arguments[0]))
+    first = connection.recv(_MAX_MESSAGE_BYTES)
+    if not first:
+        return 0
+    settings = orjson.loads(first)
+    layout = StoreLayout(Path(settings["store"]))
+    config = from_mapping(settings["config"])
+    # Held to the very end, by the kernel's hand: the next supervisor finds and ends a forkserver that hangs, and
+    # whoever waits for the lock waits for the end of the process.
+    _lock(layout)
+    try:
+        # A service account may have neither a home nor an installation that it can write to; a store it has.
+        kernel_cache.use_store(layout.root)
+        kernels = kernel_cache.choose()
+        place = {"folder": str(kernels.folder), "origin": kernels.origin}
+        if not kernels.complete:
+            connection.send(orjson.dumps({"event": "compiling", "kernels": place}))
+        seconds = _preload(settings["modules"])
+        connection.send(orjson.dumps({"event": "ready", "preload_s": round(seconds, 3), "kernels": place}))
+        while True:
+            data, descriptors, _, _ = socket.recv_fds(connection, _MAX_MESSAGE_BYTES, 1)
+            if not data:
+                return 0
+            request = orjson.loads(data)
+            try:
+                answer: dict[str, Any] = {"pid": _fork_twice(request, descriptors[0], layout, config)}
+            except OSError as error:  # no memory or no process slot: the supervisor tries again later
+                log.error("cannot fork", role=request["role"], error=str(error))
+                answer = {"error": f"cannot fork: {error}"}
+            finally:
+                for descriptor in descriptors:
+                    os.close(descriptor)
+            connection.send(orjson.dumps(answer))
+    except (BrokenPipeError, ConnectionResetError):
+        return 0
+
+
+def _lock(layout: StoreLayout) -> None:
+    from commitmq.workers.runtime.context import acquire_role_lock
+
+    acquire_role_lock(layout.role_lock("forkserver"))
+
+
+def _preload(worker_modules: list[str]) -> float:
+    """Import what workers share; returns seconds. A worker module that does not import fails in its process only."""
+    started = time.perf_counter()
+    for name in _SHARED_MODULES:
+        importlib.import_module(name)
+    from commitmq.kernels.warm import warm
+
+    warm()
+    for name in worker_modules:
+        # A broken module (a plugin's, say) must not stop the others: the worker imports it again and reports why.
+        with contextlib.suppress(Exception):
+            importlib.import_module(name)
+    # Frozen objects are never looked at by a collection, so a worker's collector does not copy the shared pages.
+    gc.collect()
+    gc.freeze()
+    return time.perf_counter() - started
+
+
+def _fork_twice(request: dict[str, Any], lifeline: int, layout: StoreLayout, config: NodeConfig) -> int:
+    """Fork the worker and give it away to the subreaper above us; returns its pid. Raises OSError."""
+    read_end, write_end = os.pipe()
+    between = os.fork()
+    if between == 0:
+        code = 1
+        try:
+            worker = os.fork()
+            if worker == 0:
+                code = 70
+                code = _become_worker(request, lifeline, layout, config)
+            else:
+                os.write(write_end, str(worker).encode())
+                code = 0
+        except OSError as error:
+            os.write(write_end, f"-{error.errno}".encode())
+        finally:
+            # Never return into the forkserver's stack, and never run its exit handlers.
+            os._exit(code)
+    os.close(write_end)
+    try:
+        os.waitpid(between, 0)
+        answer = int(os.read(read_end, 32) or b"-0")
+    finally:
+        os.close(read_end)
+    if answer <= 0:
+        raise OSError(-answer, os.strerror(-answer) if answer else "the process in between died")
+    return answer
+
+
+def _become_worker(request: dict[str, Any], lifeline_fd: int, layout: StoreLayout, config: NodeConfig) -> int:
+    """In the worker: drop all it inherited but lifeline and standard streams, then run. Returns the exit code."""
+    role = str(request["role"])
+    os.closerange(3, lifeline_fd)
+    os.closerange(lifeline_fd + 1, max(map(int, os.listdir("/proc/self/fd"))) + 1)
+    set_process_name(f"cmq-{role}")
+    failpoints.play(role)
+    lifeline = socket.socket(fileno=lifeline_fd)
+    log = log_module.get_log(role)
+    try:
+        run = importlib.import_module(str(request["module"])).run
+        runtime = importlib.import_module("commitmq.workers.runtime.context")
+    except Exception as error:
+        log.exception("cannot import the worker", error=repr(error))
+        with contextlib.suppress(OSError):
+            lifeline.send(orjson.dumps({"event": "error", "error": f"cannot import {request['module']}: {error!r}"}))
+        return 70
+    code = int(runtime.main(role, run, layout.root, config, lifeline, request["params"]))
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    return code
+
+
+if __name__ == "__main__":
+    exit_code = main(sys.argv[1:])
+    # Taking the interpreter and all it has loaded apart would only make every stop of a node longer.
+    os._exit(exit_code)

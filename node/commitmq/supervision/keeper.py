@@ -1,0 +1,177 @@
+"""The small parent of a supervisor: starts it again when something killed it, and passes everything else through.
+
+``python -m commitmq.supervision.keeper STORE CONFIG_FD READY_FD MODE`` is what ``commitmq start`` becomes (in the
+foreground) or leaves behind (in the background). It only waits in ``wait`` all its life and loads nothing but the standard
+library.
+
+``… MODE LIFE PID WORD_FD`` is what a supervisor starts in the background when its keeper was killed. That supervisor, PID, is
+our parent and not our child: WORD_FD is a pipe on which it says its exit code when it ends by itself, and which closes
+without a word when it was killed. Then we start the next one, which is our child, and from there on all is as usual. LIFE
+names the node's life (:func:`commitmq.supervision.node_files.node_life`), which begins with its first keeper.
+
+* SIGTERM and SIGINT are passed to the supervisor as SIGTERM and remembered: a supervisor that dies after that is not
+  started again, so a stop stays a stop even when it goes wrong.
+* A supervisor killed by any other signal is started again, after 100 ms at first, twice that each time up to 10 s, from
+  100 ms again after it ran for a minute. It recovers the store like after any crash.
+* An exit code is passed through.
+
+CONFIG_FD is a memory file with the configuration, read by every supervisor: a healed node runs with the very values
+it was started with. READY_FD (-1: none) is a pipe on which the supervisor tells a waiting ``start`` how it went.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+from types import FrameType
+
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 10.0
+WELL_AFTER_S = 60.0
+# The node died while it stopped (exit code CliExit.UNCLEAN_STOP, repeated here to import nothing).
+UNCLEAN_STOP = 75
+
+_STOPPING = {"asked": False}
+
+
+def main(arguments: list[str]) -> int:
+    """Keep one supervisor running; returns the exit code to end with."""
+    store, config_fd, ready_fd, mode, *adopted = arguments
+    life = adopted[0] if adopted else ""
+    child = 0
+    parent_fd = -1
+
+    def pass_on(_signal: int, _frame: FrameType | None) -> None:
+        _STOPPING["asked"] = True
+        if child > 0:
+            # The child cannot have been reaped and its pid reused: reaping happens below, with these signals blocked.
+            os.kill(child, signal.SIGTERM)
+        elif parent_fd >= 0:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(parent_fd, signal.SIGTERM)
+
+    handled = {signal.SIGTERM, signal.SIGINT}
+    for number in handled:
+        signal.signal(number, pass_on)
+    # A closed terminal is no reason to kill what writes a log; in the foreground it ends the node in order.
+    signal.signal(signal.SIGHUP, signal.SIG_IGN if mode == "background" else pass_on)
+    handled.add(signal.SIGHUP)
+    _hit("keeper.begin")
+
+    pause_s = FIRST_PAUSE_S
+    if adopted:
+        parent_fd = _open_parent(int(adopted[1]))
+        code = _wait_for_word(int(adopted[2]))
+        if parent_fd >= 0:
+            closing, parent_fd = parent_fd, -1
+            os.close(closing)
+        if code >= 0:
+            return code
+        if _STOPPING["asked"]:
+            return UNCLEAN_STOP
+        _say("supervisor was killed, starting it again")
+    while True:
+        started = time.monotonic()
+        signal.pthread_sigmask(signal.SIG_BLOCK, handled)
+        if not _STOPPING["asked"]:
+            child = _start(store, config_fd, ready_fd, mode, life)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, handled)
+        _hit("keeper.after_start")
+        if _STOPPING["asked"] and child == 0:
+            return UNCLEAN_STOP
+        status = _wait_and_reap(child, handled)
+        child = 0
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, handled)
+        if os.WIFEXITED(status):
+            return os.WEXITSTATUS(status)
+        killer = os.WTERMSIG(status)
+        if _STOPPING["asked"] or killer in (signal.SIGTERM, signal.SIGINT):
+            return UNCLEAN_STOP
+        if time.monotonic() - started >= WELL_AFTER_S:
+            pause_s = FIRST_PAUSE_S
+        _say(f"supervisor was killed by signal {killer}, starting it again in {pause_s:.1f} s")
+        time.sleep(pause_s)  # a stop during it is seen above: the handler has run, and no child is started
+        pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+
+
+def _open_parent(pid: int) -> int:
+    """A pidfd of our parent ``pid``; -1 when that is gone, and its number may be another's."""
+    try:
+        found = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return -1
+    if os.getppid() == pid:
+        return found
+    os.close(found)
+    return -1
+
+
+def _wait_for_word(fd: int) -> int:
+    """The exit code that the supervisor says on ``fd``; -1 when it ended without one."""
+    try:
+        word = os.read(fd, 1)
+    finally:
+        os.close(fd)
+    return word[0] if word else -1
+
+
+def _hit(name: str) -> None:
+    if "COMMITMQ_FAILPOINTS" in os.environ:  # else nothing but the standard library is loaded
+        from commitmq import failpoints
+
+        failpoints.hit(name)
+
+
+def _start(store: str, config_fd: str, ready_fd: str, mode: str, life: str) -> int:
+    """Fork and exec a supervisor; returns its pid. Called with the handled signals blocked."""
+    arguments = [
+        sys.executable,
+        "-m",
+        "commitmq.supervision.supervisor",
+        store,
+        config_fd,
+        ready_fd,
+        mode,
+        str(os.getpid()),
+        life,
+    ]
+    return os.posix_spawn(
+        sys.executable,
+        arguments,
+        os.environ,
+        # Its own process group: Ctrl-C reaches only the keeper, which passes it on once.
+        setpgroup=0,
+        setsigmask=[],
+        setsigdef=[signal.SIGTERM, signal.SIGINT, signal.SIGHUP],
+    )
+
+
+def _wait_and_reap(child: int, handled: set[signal.Signals]) -> int:
+    """Wait for ``child``; reap whatever else ends here (as pid 1 of a container, orphans come to us).
+
+    Returns the wait status, with the ``handled`` signals blocked: the caller forgets the pid before it unblocks them.
+    """
+    while True:
+        # Look without reaping first, so that the handler never signals a pid that is already free for reuse.
+        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+        assert ended is not None
+        if ended.si_pid != child:
+            os.waitpid(ended.si_pid, 0)
+            continue
+        signal.pthread_sigmask(signal.SIG_BLOCK, handled)
+        return os.waitpid(child, 0)[1]
+
+
+def _say(message: str) -> None:
+    now = time.time()
+    stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now))
+    line = f"{stamp}.{int(now % 1 * 1000):03d}Z warning keeper {message}\n"
+    with contextlib.suppress(OSError):
+        os.write(2, line.encode())
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,123 @@
+"""The supervisor's view of its keeper: whether it lives, and how another one is started when it does not.
+
+The first keeper is the supervisor's parent. A later one is its child, which cannot wait for it; so it reads from a pipe whose
+other end only the supervisor holds: the exit code, when the supervisor ends by itself, and nothing when it was killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from typing import Final
+
+from commitmq.store.layout import StoreLayout
+from commitmq.supervision.processes import open_process, start_time_ticks
+from commitmq.workers.runtime.context import monotonic_ms
+
+_FIRST_PAUSE_MS: Final = 100
+_LONGEST_PAUSE_MS: Final = 10_000
+_WELL_AFTER_MS: Final = 60_000
+
+
+class KeeperWatch:
+    """One supervisor's keeper, and the ones after it. ``pid`` is 0 without any."""
+
+    def __init__(self, layout: StoreLayout, pid: int, config_fd: int, life: str) -> None:
+        """``config_fd`` is what a new keeper gives to its supervisors; with -1 no keeper is ever started."""
+        self._layout = layout
+        self._config_fd = config_fd
+        self.pid = pid
+        self.restarts = 0
+        ticks = start_time_ticks(pid) if pid else None
+        self.life = life or (f"{pid}/{ticks}" if pid else "")
+        self._pidfd = open_process(pid, ticks) if pid else None
+        self._gone = bool(pid) and self._pidfd is None
+        self._told = not self._gone
+        self._word = -1  # our end of the pipe to a keeper that is our child
+        self._pause_ms = _FIRST_PAUSE_MS
+        self._started_ms = 0
+        self._due_ms = 0
+
+    @property
+    def can_start(self) -> bool:
+        """Whether another keeper can be started at all."""
+        return self._config_fd >= 0
+
+    @property
+    def live_pid(self) -> int:
+        return 0 if self._gone else self.pid
+
+    @property
+    def state(self) -> str:
+        """``none``, ``running`` or ``gone``."""
+        return "gone" if self._gone else "running" if self.pid else "none"
+
+    def has_ended(self) -> bool:
+        """True once after each keeper's end."""
+        if not self._gone and self._pidfd is not None and self._is_over():
+            self._gone, self._told = True, False
+            os.close(self._pidfd)
+            self._pidfd = None
+            if self._word >= 0:
+                os.close(self._word)
+                self._word = -1
+            now_ms = monotonic_ms()
+            if now_ms - self._started_ms >= _WELL_AFTER_MS:
+                self._pause_ms = _FIRST_PAUSE_MS
+            self._due_ms = now_ms if not self.restarts else now_ms + self._pause_ms
+            self._pause_ms = min(2 * self._pause_ms, _LONGEST_PAUSE_MS)
+        if self._gone and not self._told:
+            self._told = True
+            return True
+        return False
+
+    def _is_over(self) -> bool:
+        assert self._pidfd is not None
+        if not self._word < 0:
+            # Our own child: it is over as soon as it is a zombie, and we are the one to wait for it.
+            with contextlib.suppress(ChildProcessError):
+                return os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG) is not None
+            return True
+        return os.getppid() != self.pid
+
+    def is_due(self, now_ms: int) -> bool:
+        """Whether a new keeper is to be started now."""
+        return self._gone and self.can_start and now_ms >= self._due_ms
+
+    def start(self, now_ms: int) -> None:
+        """Start a keeper as our child, in a session of its own. Raises OSError; it is due again a moment later then."""
+        self._due_ms = now_ms + self._pause_ms
+        theirs, ours = os.pipe()
+        try:
+            arguments = [str(self._layout.root), str(self._config_fd), "-1", "background", self.life]
+            process = subprocess.Popen(
+                [sys.executable, "-m", "commitmq.supervision.keeper", *arguments, str(os.getpid()), str(theirs)],
+                pass_fds=[self._config_fd, theirs],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except OSError:
+            os.close(ours)
+            raise
+        finally:
+            os.close(theirs)
+        process.returncode = 0  # only this class waits for it
+        self.pid, self._word, self._gone = process.pid, ours, False
+        self._pidfd = os.pidfd_open(process.pid)
+        self._started_ms = now_ms
+        self.restarts += 1
+
+    def tell_stop(self) -> None:
+        """Have it start no supervisor again: the node is being stopped."""
+        if self._pidfd is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)
+
+    def last_word(self, code: int) -> None:
+        """Tell a keeper that is our child our exit code, just before we end with it."""
+        if self._word >= 0:
+            with contextlib.suppress(OSError):
+                os.write(self._word, bytes([code & 0xFF]))

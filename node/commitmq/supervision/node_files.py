@@ -1,0 +1,195 @@
+"""Small files about the node itself: ``run/`` and what lies in it at start, ``run/node.json``, the token, the epoch.
+
+``run/node.json`` exists while a node runs (or died): ``pid`` and ``keeper_pid`` with their start times, ``admin``
+endpoints, ``token``, ``epoch``, and the tcp port of each role, which the next supervisor of a killed node takes again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import shutil
+import stat
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from commitmq.errors import StoreError
+from commitmq.store.access import close_own_folders
+from commitmq.store.layout import StoreLayout, fits_sockets
+from commitmq.store.metadata.json_config import sync_folder
+from commitmq.supervision.processes import lock_holder
+
+
+def write_atomically(path: Path, data: bytes, *, durable: bool = False, mode: int = 0o600) -> None:
+    """Replace ``path`` by ``data`` so that a reader sees the old or the new; ``durable``: also after a power cut.
+
+    ``mode`` is what the umask may leave of it.
+    """
+    temporary = path.with_name(path.name + ".new")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+    try:
+        while data:
+            data = data[os.write(fd, data) :]
+        if durable:
+            os.fsync(fd)
+    finally:
+        os.close(fd)
+    os.replace(temporary, path)
+    if durable:
+        sync_folder(path.parent)
+
+
+def read_node_file(layout: StoreLayout) -> dict[str, Any]:
+    """``run/node.json``, or an empty dict when there is none or it cannot be read."""
+    try:
+        data = orjson.loads(layout.node_file.read_bytes())
+    except (OSError, orjson.JSONDecodeError):
+        return {}
+    return data if isinstance(data, dict) else {}
+
+
+def node_life(layout: StoreLayout) -> str:
+    """Names this life of the node: the same for all its processes, and after the death of any of them, until the node
+    is started anew. Empty when no node runs.
+    """
+    node = read_node_file(layout)
+    # A killed supervisor is started again by its keeper, and a killed keeper by its supervisor; that is the same life.
+    life = node.get("life") or (f"{node['pid']}/{node.get('started_ticks')}" if node.get("pid") else "")
+    if not life:
+        return ""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        boot = ""
+    return f"{boot}/{life}"
+
+
+def make_folders(layout: StoreLayout) -> None:
+    """Create what must exist before anything can be locked. Raises StoreError when the system refuses."""
+    try:
+        layout.root.mkdir(parents=True, exist_ok=True)
+        layout.own.mkdir(exist_ok=True)
+        sync_folder(layout.root)
+        with contextlib.suppress(PermissionError):
+            # The store's own name. A parent that we may not read was not made by us.
+            sync_folder(layout.root.parent)
+        layout.run.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise StoreError(f"cannot use this folder as a store: {error.strerror}", path=layout.root) from error
+
+
+def empty_run_folder(layout: StoreLayout) -> None:
+    """Remove everything a former node left in ``run/`` and in the folder of its sockets; make such a folder if it is needed.
+
+    All role locks must be free.
+    """
+    # Whoever may enter run/ can read the node's token; to its sockets only the owner can connect.
+    close_own_folders(layout)
+    sockets = layout.sockets
+    if sockets != layout.run and sockets == _former_socket_folder(layout) and _is_private(sockets):
+        # Kept, because a supervisor that is started again has to be found at the same addresses.
+        _remove_entries(sockets)
+        _remove_entries(layout.run, keep=layout.sockets_note.name)
+        return
+    clear_run_folder(layout)
+    if not fits_sockets(layout.run):
+        _make_socket_folder(layout)
+
+
+def clear_run_folder(layout: StoreLayout) -> None:
+    """Leave no socket, lock or page of a node that has ended; nothing in ``run/`` is of use to the next one."""
+    remove_socket_folder(layout)
+    _remove_entries(layout.run)
+
+
+def _make_socket_folder(layout: StoreLayout) -> None:
+    """A folder with a short path, whose random name is noted in ``run/`` first: a node that dies leaves none unknown.
+
+    It lies where everybody may create; nobody can be there before us, and nobody else can enter it. The name that the store
+    had last is taken again, if it is free: clients that outlive a stop look there.
+    """
+    short = [Path(one) for one in (tempfile.gettempdir(), "/tmp") if fits_sockets(Path(one, "commitmq-" + "0" * 16))]
+    if not short:
+        raise StoreError("the path is too long for Unix sockets, and so is that of TMPDIR", path=layout.run)
+    former = _former_socket_folder(layout)
+    folder = former if former is not None and former.parent in short else None
+    while True:
+        folder = folder or short[0] / f"commitmq-{secrets.token_hex(8)}"
+        try:
+            _record_socket_folder(layout, folder)
+            folder.mkdir(mode=0o700)
+        except FileExistsError:
+            folder = None
+            continue
+        except OSError as error:
+            raise StoreError(f"cannot make a folder for Unix sockets: {error.strerror}", path=folder) from error
+        return
+
+
+def _record_socket_folder(layout: StoreLayout, folder: Path) -> None:
+    """Write down that ``folder`` is this store's: in ``run/`` for as long as it exists, and for the lives to come."""
+    root = layout.root.stat()
+    record = {"folder": str(folder), "device": root.st_dev, "inode": root.st_ino}
+    write_atomically(layout.socket_record, json.dumps(record).encode())
+    write_atomically(layout.sockets_note, os.fsencode(folder))
+
+
+def _former_socket_folder(layout: StoreLayout) -> Path | None:
+    """The folder that this very store had last; None for a copy of a store, which must leave that of the other alone."""
+    try:
+        record = json.loads(layout.socket_record.read_bytes())
+        root = layout.root.stat()
+        if (record["device"], record["inode"]) == (root.st_dev, root.st_ino):
+            return Path(record["folder"])
+    except (OSError, ValueError, KeyError, TypeError):
+        pass  # without it a new folder is as good
+    return None
+
+
+def remove_socket_folder(layout: StoreLayout) -> None:
+    """Leave nothing outside the store behind: the folder that the note in ``run/`` names, if it is ours alone."""
+    folder = layout.sockets
+    if folder == layout.run:
+        return
+    if folder == _former_socket_folder(layout) and _is_private(folder):
+        shutil.rmtree(folder, ignore_errors=True)
+    layout.sockets_note.unlink(missing_ok=True)
+
+
+def next_epoch(layout: StoreLayout) -> int:
+    """Count one more start of a node on this store; durable before it is used, so that no epoch is given out twice."""
+    path = layout.own / "epoch"
+    try:
+        last = int(path.read_text(encoding="ascii"))
+    except FileNotFoundError:
+        last = 0
+    except ValueError as error:
+        sentence = "the count of starts is not a number; write one at least as high as before"
+        raise StoreError(sentence, path=path) from error
+    write_atomically(path, f"{last + 1}\n".encode(), durable=True)
+    return last + 1
+
+
+def _is_private(folder: Path) -> bool:
+    try:
+        found = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o077
+
+
+def _remove_entries(folder: Path, *, keep: str = "") -> None:
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.name == keep:
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path)
+            elif not (entry.name.endswith(".lock") and lock_holder(Path(entry.path)) is not None):
+                # A lock that is held is all that tells the next node of a process that has not ended yet.
+                os.unlink(entry.path)

@@ -1,0 +1,459 @@
+"""The processes under the supervisor: forkserver and workers, kept alive, watched and forked again.
+
+The supervisor decides who is wanted and when to stop; this module does the rest: it forks who is wanted and absent,
+listens to lifelines, waits for ends, spaces restarts, and kills who hangs. It never blocks longer than one fork
+takes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import zmq
+
+from commitmq.config import NodeConfig
+from commitmq.control import ControlBlock, WorkerWord
+from commitmq.errors import CommitMQError
+from commitmq.files.kernel_cache import COMPILING_TAKES
+from commitmq.log import Log
+from commitmq.store.layout import StoreLayout
+from commitmq.supervision import ports
+from commitmq.supervision.exit_codes import CliExit
+from commitmq.supervision.forkserver import ForkServer, ForkServerDied
+from commitmq.supervision.processes import kill_lock_holder
+from commitmq.supervision.roster import Role
+from commitmq.supervision.status import CpuMeter, progress_sentence
+from commitmq.supervision.worker_process import Phase, WorkerProcess, describe_exit
+from commitmq.workers.runtime.context import ExitCode, monotonic_ms
+
+# A role that dies this often before it is ready, while the node starts, will not come up at the next try either.
+START_ATTEMPTS = 3
+CPU_SAMPLE_MS = 2_000
+_SLOW_PRELOAD_MS = 8_000
+_CLOSED_LIFELINE_MS = 5_000
+_SILENT_MS = 2_000  # of a start, before and between two sentences about it
+_FORKSERVER_EXIT_S = 2.0
+
+
+class StartFailed(CommitMQError):
+    """The node cannot start; the sentence and the exit code are for the person who started it."""
+
+    def __init__(self, message: str, code: CliExit) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def _is_ours(plugin: object) -> bool:
+    """True for a built-in plugin, by its name: one that is slow to load shows a slow machine, and is never left out."""
+    return isinstance(plugin, str) and plugin.startswith(("commitmq_dispatchers.", "commitmq_plugins."))
+
+
+class EventLoop:
+    """What to do when a descriptor or a socket can be read."""
+
+    def __init__(self) -> None:
+        self._poller = zmq.Poller()
+        self._handlers: dict[Any, Callable[[], None]] = {}
+        self._last: set[Any] = set()
+
+    def watch(self, source: Any, handler: Callable[[], None], *, last: bool = False) -> None:
+        """Call ``handler`` from :meth:`wait` whenever ``source`` (a descriptor or a ZeroMQ socket) can be read.
+
+        ``last``: behind all others, which are not to wait for it.
+        """
+        self._handlers[source] = handler
+        if last:
+            self._last.add(source)
+        self._poller.register(source, zmq.POLLIN)
+
+    def unwatch(self, source: Any) -> None:
+        self._last.discard(source)
+        if self._handlers.pop(source, None) is not None:
+            self._poller.unregister(source)
+
+    def wait(self, timeout_ms: float) -> None:
+        """Wait for the first event, ``timeout_ms`` at most, and run the handlers of all that have one."""
+        events = self._poller.poll(max(0, int(timeout_ms)))
+        for source, _ in sorted(events, key=lambda event: event[0] in self._last):
+            handler = self._handlers.get(source)
+            if handler is not None:  # an earlier handler of this round may have closed it
+                handler()
+
+
+class ProcessTable:
+    """All processes that the supervisor starts. It reads them here, and sets ``judging`` and a worker's ``wanted``."""
+
+    def __init__(
+        self,
+        layout: StoreLayout,
+        config: NodeConfig,
+        control: ControlBlock,
+        roles: Iterable[Role],
+        *,
+        loop: EventLoop,
+        ports: dict[str, int],
+        was_clean: bool,
+        on_new_port: Callable[[], None],
+        on_news: Callable[[str], None],
+        log: Log,
+    ) -> None:
+        """``roles`` come in start order; ``ports`` is shared with the caller and kept up.
+
+        ``on_new_port`` is called after a change of ``ports``, ``on_news`` with a sentence when the start takes long: because
+        kernels are compiled, or for what a worker says it does. ``was_clean`` is handed to workers: no ``abort`` was there
+        before.
+        """
+        self._layout, self._config, self._control, self._log = layout, config, control, log
+        self._timing = config.supervisor
+        self._loop = loop
+        self._ports = ports
+        self._was_clean = was_clean
+        self._on_new_port = on_new_port
+        self._on_news = on_news
+        self._next_news_ms = 0
+        self.began_ms = monotonic_ms()  # of the node's start; its processes' times are told from here
+        self.workers: dict[str, WorkerProcess] = {}
+        for role in roles:
+            self.add(role)
+        self.filters: list[dict[str, Any]] = []  # of plugins, for the readers
+        self.left_out: dict[str, str] = {}  # plugins that ended the discovery process, and how
+        self.judging = True  # the node starts: a death that trying again cannot cure raises StartFailed
+        self.forkserver: ForkServer | None = None
+        self.forkserver_deaths = 0
+        self.kernels: dict[str, str] = {}  # where the forkserver has compiled kernels: folder, origin
+        self.forkserver_cpu = CpuMeter()
+        self._forkserver_backoff_ms = 0
+        self._forkserver_at_ms = 0  # when it was started, or is to be started next
+        self._said_compiling = False
+        self._last_tick_ms = 0
+        self._hang_floor_ms = 0
+
+    def add(self, role: Role) -> WorkerProcess:
+        """Take in one more role, behind the others."""
+        worker = WorkerProcess(role)
+        self.workers[role.name] = worker
+        return worker
+
+    def started(self) -> set[str]:
+        """Roles of which a process was ever started."""
+        return {worker.role for worker in self.workers.values() if worker.started_ms}
+
+    def due_in_ms(self, now_ms: int) -> float:
+        """Milliseconds until a worker is to be started; infinite when none waits for its time only."""
+        if self.forkserver is None:
+            return max(0, self._forkserver_at_ms - now_ms) if self._any_wanted() else float("inf")
+        waits = [
+            worker.start_at_ms - now_ms
+            for worker in self.workers.values()
+            if worker.wanted and worker.phase is Phase.WAITING and self.forkserver.ready
+        ]
+        return min(waits, default=float("inf"))
+
+    def _any_wanted(self) -> bool:
+        return any(worker.wanted for worker in self.workers.values())
+
+    def tick(self, now_ms: int) -> None:
+        """Start what is due and look for what hangs. Raises StartFailed while ``judging``."""
+        if self._last_tick_ms and now_ms - self._last_tick_ms > 5 * self._timing.poll_interval_ms + 1_000:
+            # We were stopped ourselves (a paused machine, SIGSTOP), probably together with everybody: heartbeats count
+            # from here on.
+            self._hang_floor_ms = now_ms
+        self._last_tick_ms = now_ms
+        self._keep_forkserver(now_ms)
+        for worker in self.workers.values():
+            if worker.pid:
+                self._check_alive(worker, now_ms)
+            elif worker.wanted and worker.phase is Phase.WAITING and now_ms >= worker.start_at_ms:
+                self._launch(worker, now_ms)
+
+    def sample(self, now_ms: int) -> None:
+        """Measure CPU use since the last sample, and wait for orphans that nobody knows."""
+        for worker in self.workers.values():
+            worker.cpu.sample(worker.pid, now_ms)
+            if worker.cpu.percent > 0:
+                worker.active_ms = now_ms
+        self.forkserver_cpu.sample(self.forkserver.pid if self.forkserver else 0, now_ms)
+        self._reap_strays()
+
+    def end_forkserver(self) -> None:
+        """End the forkserver; no worker can be started after this."""
+        forkserver = self.forkserver
+        if forkserver is None:
+            return
+        self._loop.unwatch(forkserver.pidfd)
+        self._loop.unwatch(forkserver.socket.fileno())
+        forkserver.end(_FORKSERVER_EXIT_S)
+        self.forkserver = None
+
+    def _reap_strays(self) -> None:
+        """Wait for orphans that became our children and that nobody knows, one at a time: they would stay zombies."""
+        try:
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return
+        known = {worker.pid for worker in self.workers.values()} | {self.forkserver.pid if self.forkserver else 0}
+        if ended is not None and ended.si_pid not in known:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(ended.si_pid, os.WNOHANG)
+
+    def _keep_forkserver(self, now_ms: int) -> None:
+        forkserver = self.forkserver
+        if forkserver is not None:
+            slow = now_ms - self._forkserver_at_ms > _SLOW_PRELOAD_MS
+            if not forkserver.ready and slow:
+                self._say_compiling()
+            if not forkserver.ready and now_ms - self._forkserver_at_ms > self._timing.start_timeout_s * 1000:
+                forkserver.kill()
+            return
+        if now_ms < self._forkserver_at_ms or not self._any_wanted():
+            return
+        self._forkserver_at_ms = now_ms
+        self.forkserver = started = ForkServer(
+            self._layout, self._config, {worker.module for worker in self.workers.values()}
+        )
+        self._loop.watch(started.socket.fileno(), self._hear_forkserver)
+        self._loop.watch(started.pidfd, self._forkserver_ended)
+
+    def _hear_forkserver(self) -> None:
+        if self.forkserver is None:
+            return
+        for event in self.forkserver.read_events():
+            self.kernels = event.get("kernels", self.kernels)
+            if event.get("event") == "compiling":
+                self._say_compiling()
+            elif event.get("event") == "ready":
+                self._log.info("kernels are loaded", **self.kernels, seconds=event.get("preload_s"))
+        if self.forkserver.ended:
+            # Its socket is closed; its pidfd follows. Polling a closed socket would return at once, every time.
+            self._loop.unwatch(self.forkserver.socket.fileno())
+
+    def _say_compiling(self) -> None:
+        if not self._said_compiling:
+            self._said_compiling = True
+            where = f" into {self.kernels['folder']}" if self.kernels else ""
+            sentence = f"compiling kernels{where}, which takes {COMPILING_TAKES} and is done once after installation"
+            self._log.info(sentence)
+            self._on_news(sentence)
+
+    def _forkserver_ended(self) -> None:
+        forkserver = self.forkserver
+        if forkserver is None or (code := forkserver.reap()) is None:
+            return
+        self._loop.unwatch(forkserver.pidfd)
+        self._loop.unwatch(forkserver.socket.fileno())
+        was_ready = forkserver.ready
+        forkserver.close()
+        self.forkserver = None
+        now_ms = monotonic_ms()
+        well = was_ready and now_ms - self._forkserver_at_ms >= self._timing.restart_window_s * 1000
+        doubled = min(self._forkserver_backoff_ms * 2, self._timing.restart_backoff_max_ms)
+        self._forkserver_backoff_ms = self._timing.restart_backoff_ms if well or not doubled else doubled
+        self._forkserver_at_ms = now_ms + self._forkserver_backoff_ms
+        self.forkserver_deaths += 1
+        self._log.error(
+            "forkserver died; workers go on",
+            pid=forkserver.pid,
+            why=describe_exit(code),
+            restart_in_ms=self._forkserver_backoff_ms,
+        )
+        if self.judging and not was_ready and self.forkserver_deaths >= START_ATTEMPTS:
+            raise StartFailed(
+                f"the forkserver ended with {describe_exit(code)} while it loaded its modules; its log says why",
+                CliExit.START_FAILED,
+            )
+
+    def _launch(self, worker: WorkerProcess, now_ms: int) -> None:
+        forkserver = self.forkserver
+        if forkserver is None or not forkserver.ready:
+            return
+        # Our own child of this role is dead and waited for, so whoever holds the lock is a stray of a lost fork
+        # request.
+        stray = kill_lock_holder(self._layout.role_lock(worker.role))
+        if stray is not None:
+            self._log.warning("killed a stray worker", role=worker.role, pid=stray)
+        port = ports.port_of(worker.role, self._config, self._ports, worker.spec.dispatcher_slot)
+        params: dict[str, Any] = {**worker.spec.params, "port": port, "slot": worker.slot, "clean": self._was_clean}
+        if worker.role == "reput":
+            params["dispatchers"] = [one.spec.dispatcher for one in self.workers.values() if one.spec.takes_batches]
+        elif worker.role == "cleanup":
+            params |= self._who_needs_the_log()
+        elif worker.role == "discovery":
+            params["leave_out"] = self.left_out
+        elif worker.role.startswith("reader-"):
+            params["filters"] = self.filters
+        elif worker.role == "dispatcher-consume_queue":
+            # Code of third parties has no place in the process that every message must pass.
+            params["filters"] = [one for one in self.filters if one["built_in"]]
+        try:
+            worker.fork(forkserver, params, now_ms)
+        except ForkServerDied as error:
+            self._log.error("cannot fork a worker", role=worker.role, error=str(error))
+            worker.start_at_ms = now_ms + self._timing.restart_backoff_ms
+            forkserver.kill()
+            return
+        assert worker.lifeline is not None
+        self._loop.watch(worker.lifeline.fileno(), lambda: self._hear(worker))
+        self._loop.watch(worker.pidfd, lambda: self._worker_ended(worker))
+        self._log.info("worker started", role=worker.role, pid=worker.pid, restarts=worker.restarts)
+
+    def _who_needs_the_log(self) -> dict[str, Any]:
+        """For cleanup: slots of the workers that map segments, and of the node's own dispatchers behind the first."""
+        workers = self.workers.values()
+        mapping = [one for one in workers if one.spec.takes_batches or one.role.startswith(("reader-", "reput"))]
+        behind = [one.spec for one in workers if one.spec.takes_batches and not one.spec.plugin]
+        return {
+            "holders": {one.role: one.slot for one in mapping},
+            "dispatchers": {one.dispatcher: one.dispatcher_slot for one in behind if one.dispatcher_slot},
+        }
+
+    def _hear(self, worker: WorkerProcess) -> None:
+        if worker.lifeline is None:
+            return
+        now_ms = monotonic_ms()
+        for message in worker.read_lifeline(now_ms):
+            event = message.pop("event", None)
+            if event == "ready":
+                self._worker_is_ready(worker, message, now_ms)
+            elif event == "error":
+                worker.last_error = str(message.get("error", ""))
+            elif event == "item":
+                worker.info.setdefault(str(message.get("list")), []).append(message.get("item"))
+            else:
+                worker.info.update(message)
+                if self.judging and message.get("progress"):
+                    self._pass_on(worker, now_ms)
+        if worker.lifeline_ended_ms:
+            self._loop.unwatch(worker.lifeline.fileno())
+
+    def _pass_on(self, worker: WorkerProcess, now_ms: int) -> None:
+        """Tell whoever waits for the start what takes so long."""
+        if now_ms >= max(self._next_news_ms, worker.started_ms + _SILENT_MS):
+            self._next_news_ms = now_ms + _SILENT_MS
+            self._on_news(f"{worker.role}: {progress_sentence(worker.info.get('progress'))}")
+
+    def _worker_is_ready(self, worker: WorkerProcess, message: dict[str, Any], now_ms: int) -> None:
+        if worker.phase is Phase.STARTING and not worker.one_shot:
+            worker.phase = Phase.READY
+        worker.ready_ms = now_ms
+        endpoints = message.pop("endpoints", None)
+        worker.info.update(message)
+        if endpoints:
+            worker.endpoints = [str(endpoint) for endpoint in endpoints]
+            port = ports.tcp_port(worker.endpoints)
+            if port and self._ports.get(worker.role) != port:
+                self._ports[worker.role] = port
+                self._on_new_port()
+        self._log.info("worker is ready", role=worker.role, pid=worker.pid, after_ms=now_ms - worker.started_ms)
+
+    def _worker_ended(self, worker: WorkerProcess) -> None:
+        if not worker.pid:
+            return
+        self._hear(worker)  # its last words arrived before its end
+        fds = [worker.pidfd, worker.lifeline.fileno() if worker.lifeline else -1]
+        pid = worker.pid
+        code = worker.reap()
+        if code is None:
+            return
+        for fd in fds:
+            self._loop.unwatch(fd)
+        # Nobody writes a dead worker's words any more, and peers must not take it for asleep or alive.
+        for word in (WorkerWord.PID, WorkerWord.STATE, WorkerWord.ASLEEP):
+            self._control.put_worker(worker.slot, word, 0)
+        # A plugin may end the discovery with exit code 0 as well; only what said that it is done is done.
+        if worker.one_shot and code == 0 and (worker.ready_ms or worker.role != "discovery"):
+            worker.phase, worker.wanted = Phase.DONE, False
+            return
+        if worker.role == "discovery" and worker.wanted and self._without_culprit(worker):
+            return
+        if not worker.wanted:
+            worker.phase = Phase.IDLE
+            worker.unclean = worker.unclean or code != 0
+            if code != 0:
+                self._log.error("worker did not end in order", role=worker.role, pid=pid, why=worker.last_exit)
+            return
+        self._restart_later(worker, pid, code)
+
+    def _without_culprit(self, worker: WorkerProcess) -> bool:
+        """Ask again at once, without the plugin that ended the discovery process; False when none is to blame."""
+        culprit = str(worker.info.get("loading", ""))
+        if not culprit or culprit in self.left_out or _is_ours(culprit):
+            return False
+        self.left_out[culprit] = f"the process that imported it ended: {worker.last_exit}"
+        self._log.error("a plugin is left out", plugin=culprit, why=worker.last_exit)
+        worker.info.clear()
+        worker.phase, worker.start_at_ms = Phase.WAITING, 0
+        return True
+
+    def _restart_later(self, worker: WorkerProcess, pid: int, code: int) -> None:
+        if code == ExitCode.RESTART:
+            worker.phase, worker.start_at_ms, worker.backoff_ms = Phase.WAITING, 0, 0
+            worker.last_exit = worker.last_error = ""
+            worker.info.clear()
+            return
+        if self.judging and worker.spec.essential:
+            self._judge_start(worker, code)
+        now_ms = monotonic_ms()
+        timing = self._timing
+        pause_ms = worker.next_backoff(
+            now_ms, timing.restart_backoff_ms, timing.restart_backoff_max_ms, timing.restart_window_s * 1000
+        )
+        if self._config.network.port == 0 and "Address already in use" in worker.last_error and worker.restarts:
+            self._ports.pop(worker.role, None)  # somebody took the free port it had: it gets another
+        worker.phase = Phase.WAITING
+        worker.start_at_ms = now_ms + pause_ms
+        worker.restarts += 1
+        worker.info.clear()
+        self._control.put_worker(worker.slot, WorkerWord.RESTARTS, worker.restarts)
+        self._log.error(
+            "worker died", role=worker.role, pid=pid, why=worker.last_exit, error=worker.last_error or "-",
+            restart_in_ms=pause_ms,
+        )  # fmt: skip
+
+    def _judge_start(self, worker: WorkerProcess, code: int) -> None:
+        """Raise StartFailed when trying again while the node starts is of no use."""
+        reason = worker.last_error or worker.last_exit
+        if code == ExitCode.STORE_UNUSABLE:
+            raise StartFailed(reason, CliExit.STORE_UNUSABLE)
+        worker.deaths_before_ready += not worker.ready_ms
+        if worker.deaths_before_ready >= START_ATTEMPTS:
+            in_use = "Address already in use" in reason and self._config.network.port
+            if in_use:
+                port = ports.port_of(worker.role, self._config, self._ports, worker.spec.dispatcher_slot)
+                raise StartFailed(ports.in_use(port, worker.role, self._config), CliExit.ADDRESS_IN_USE)
+            raise StartFailed(f"the {worker.role} process cannot start: {reason}", CliExit.START_FAILED)
+
+    def _check_alive(self, worker: WorkerProcess, now_ms: int) -> None:
+        """Kill a worker that hangs; its end and restart follow through the pidfd."""
+        if worker.killed_because:
+            return
+        heartbeat_ms = 0
+        if self._control.worker(worker.slot, WorkerWord.PID) == worker.pid:
+            heartbeat_ms = self._control.worker(worker.slot, WorkerWord.HEARTBEAT_MS)
+        if worker.one_shot and worker.role != "discovery":
+            # A recovery is one long scan without a loop that could beat: work it does counts as life.
+            heartbeat_ms = max(heartbeat_ms, worker.active_ms)
+        silent_ms = now_ms - max(heartbeat_ms, worker.started_ms, self._hang_floor_ms)
+        because = ""
+        load_timeout_s = self._timing.plugin_load_timeout_s
+        if (
+            worker.role == "discovery"
+            and silent_ms > load_timeout_s * 1000
+            and not _is_ours(worker.info.get("loading"))
+        ):
+            because = f"the plugin {worker.info.get('loading') or '?'} took longer than {load_timeout_s} s to load"
+        elif silent_ms > self._timing.hang_timeout_s * 1000:
+            because = f"no heartbeat for {silent_ms // 1000} s"
+        elif worker.lifeline_ended_ms and now_ms - worker.lifeline_ended_ms > _CLOSED_LIFELINE_MS:
+            because = "it closed its lifeline but lives"
+        elif (
+            worker.phase is Phase.STARTING
+            and not worker.one_shot  # a recovery takes as long as it takes
+            and now_ms - max(worker.started_ms, self._hang_floor_ms) > self._timing.start_timeout_s * 1000
+        ):
+            because = f"not ready after {self._timing.start_timeout_s} s"
+        if because:
+            self._log.error("killing a worker", role=worker.role, pid=worker.pid, why=because)
+            worker.kill(because)

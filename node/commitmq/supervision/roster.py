@@ -1,0 +1,144 @@
+"""What a node runs: the roles of its own, and those that plugins add, each with its place in the control block.
+
+The supervisor's side of :mod:`commitmq.supervision.discovery`; plain data, nothing of a plugin is imported here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from commitmq.config import NodeConfig
+from commitmq.control import DISPATCHER_SLOTS, WORKER_SLOTS
+from commitmq.workers.runtime.context import DISPATCHER_BASE, WORKER_BASE, role_slot
+
+DISPATCHER_MODULE: Final = "commitmq.workers.dispatcher.process"
+PLUGIN_WORKER_MODULE: Final = "commitmq.workers.plugin_worker"
+CONSUME_QUEUE: Final = "consume_queue"
+# Slots of dispatchers that other processes look for; plugins get those behind, in the order of their discovery.
+FIXED_DISPATCHER_SLOTS: Final[Mapping[str, int]] = {CONSUME_QUEUE: 0, "index": 1, "memory": 2}
+FIRST_PLUGIN_DISPATCHER_SLOT: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """One process to run. ``essential``: the node cannot start without it. ``plugin``: whose it is, empty for ours."""
+
+    name: str
+    module: str
+    slot: int
+    one_shot: bool = False
+    essential: bool = True
+    plugin: str = ""
+    dispatcher: str = ""
+    dispatcher_slot: int = -1
+    params: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def takes_batches(self) -> bool:
+        """True for a dispatcher that reput hands its batches to; memory topics never reach the log."""
+        return bool(self.dispatcher) and self.dispatcher != "memory"
+
+
+def own_role(name: str, module: str) -> Role:
+    """One of the node's own roles. The index's dispatcher catches up behind a node that serves already."""
+    one_shot = name in ("recovery", "discovery")
+    dispatcher = name.removeprefix("dispatcher-") if name.startswith("dispatcher-") else ""
+    slot = FIXED_DISPATCHER_SLOTS.get(dispatcher, -1)
+    params: dict[str, Any] = {"dispatcher_slot": slot} if dispatcher else {}
+    return Role(
+        name,
+        module,
+        role_slot(name),
+        one_shot=one_shot,
+        essential=name != "dispatcher-index",
+        dispatcher=dispatcher,
+        dispatcher_slot=slot,
+        params=params,
+    )
+
+
+class Roster:
+    """What discovery found. ``reports`` is one dict for each plugin, as ``status`` shows it."""
+
+    def __init__(self, found: Mapping[str, Any] | None = None) -> None:
+        """``found``: the ``info`` of the discovery process; without it a node runs only what is its own."""
+        found = found or {}
+        self.reports: list[dict[str, Any]] = list(found.get("plugins", ()))
+        self.config_errors: list[str] = list(found.get("config_errors", ()))
+        self.filters: list[dict[str, Any]] = list(found.get("filters", ()))
+        self._dispatchers: list[dict[str, Any]] = list(found.get("dispatchers", ()))
+        self._workers: list[dict[str, Any]] = list(found.get("workers", ()))
+
+    def own_dispatchers(self) -> list[dict[str, Any]]:
+        """Built-in dispatchers that are not the ConsumeQueue's (which runs whatever discovery says)."""
+        return [one for one in self._dispatchers if one["built_in"] and one["name"] in FIXED_DISPATCHER_SLOTS]
+
+    def plugin_roles(self) -> tuple[list[Role], list[Role]]:
+        """``(dispatchers, workers)`` of third parties; what does not fit into the control block is reported."""
+        dispatchers, workers = [], []
+        slot = FIRST_PLUGIN_DISPATCHER_SLOT
+        for one in self._dispatchers:
+            if one["built_in"] and one["name"] in FIXED_DISPATCHER_SLOTS:
+                continue
+            if slot >= DISPATCHER_SLOTS:
+                self._fail(
+                    one["plugin"], f"a node runs {DISPATCHER_SLOTS} dispatchers at most, {one['name']} is left out"
+                )
+                continue
+            dispatchers.append(
+                Role(
+                    f"dispatcher-{one['name']}",
+                    DISPATCHER_MODULE,
+                    DISPATCHER_BASE + slot,
+                    essential=False,
+                    plugin=one["plugin"],
+                    dispatcher=one["name"],
+                    dispatcher_slot=slot,
+                    params={
+                        "dispatcher_slot": slot,
+                        "factory": one["factory"],
+                        "can_undo": one["can_undo"],
+                        "plugin": one["plugin"],
+                    },
+                )
+            )
+            slot += 1
+        for number, one in enumerate(self._workers):
+            if WORKER_BASE + number >= WORKER_SLOTS:
+                self._fail(one["plugin"], f"there is no room for another worker, {one['name']} is left out")
+                continue
+            workers.append(
+                Role(
+                    f"worker-{one['name']}",
+                    PLUGIN_WORKER_MODULE,
+                    WORKER_BASE + number,
+                    essential=False,
+                    plugin=one["plugin"],
+                    params={"factory": one["factory"], "plugin": one["plugin"]},
+                )
+            )
+        return dispatchers, workers
+
+    def _fail(self, plugin: str, why: str) -> None:
+        for report in self.reports:
+            if report["name"] == plugin and not report["failure"]:
+                report["failed_in"], report["failure"] = "registration", why
+
+
+def start_order(config: NodeConfig) -> dict[str, str]:
+    """Module of each of the node's own roles, in the order in which they start; they stop in the reverse order."""
+    return {
+        "recovery": "commitmq.workers.recovery.process",
+        "coordinator": "commitmq.workers.coordinator",
+        f"dispatcher-{CONSUME_QUEUE}": DISPATCHER_MODULE,
+        **({"dispatcher-index": DISPATCHER_MODULE} if config.index.enable else {}),
+        "reput": "commitmq.workers.reput",
+        "flush": "commitmq.workers.flush.process",
+        "allocate": "commitmq.workers.allocate.process",
+        **({"dispatcher-memory": "commitmq.workers.memory"} if config.memory.enable else {}),
+        **{f"reader-{number}": "commitmq.workers.reader.process" for number in range(config.reader.count)},
+        "cleanup": "commitmq.workers.cleanup.process",
+        "writer": "commitmq.workers.writer.process",
+    }

@@ -1,0 +1,1 @@
+"""allocate: makes CommitLog segments before the writer needs them."""

@@ -1,0 +1,1 @@
+"""cleanup: deletes the oldest segments of the CommitLog."""

@@ -1,0 +1,381 @@
+"""cleanup: deletes the oldest segments of the CommitLog, by age, disk use, a budget, or by hand (spec section 10).
+
+Owns       deletion of segments, ``commitmq/min_offset``.
+Reads      the disk's use, the files' times; flushed, dispatched and durable positions; through the coordinator, with
+           ``retention.keep_unconsumed``, where the consumer groups are.
+Advances   MIN_OFFSET (recovery sets its first value). DISK_FULL is not its word: refusing sends is allocate's.
+Sockets    ROUTER ``cleanup`` (ipc and tcp) for expiry by hand; DEALER to the coordinator; rings readers.
+Exit       :class:`commitmq.workers.runtime.context.ExitCode`.
+
+A round: decide (:mod:`commitmq.store.log.retention`), have the writer's knowledge of idempotent producers written down up
+to the new minimum, make that durable, publish it, wait until the workers that map segments have let go (HOLDERS_MS at most:
+a mapping of an unlinked file is harmless), then unlink one segment after the other. Nothing is ever truncated. ConsumeQueue
+and index files follow: their dispatchers see that the minimum grew.
+
+Killed anywhere, it leaves segments below the minimum at worst; its successor, or recovery, deletes them first.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any, Final
+
+from commitmq import failpoints
+from commitmq.control import DispatcherWord, Word, WorkerWord
+from commitmq.errors import CommitMQError, StoreError
+from commitmq.files.disk_space import DiskUse, DiskWatch
+from commitmq.store.layout import segment_name
+from commitmq.store.log import expiry
+from commitmq.store.log.commit_log import CommitLog
+from commitmq.store.log.retention import Claim, Plan, Reason, Rules, Situation, decide, local_hour, next_by_age
+from commitmq.store.metadata.json_config import sync_folder
+from commitmq.store.queues import queue_ends
+from commitmq.store.queues.unconsumed import UnitFinder, slowest
+from commitmq.workers.cleanup.expiry_requests import ByHand, expiry_socket
+from commitmq.workers.cleanup.group_positions import group_positions
+from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
+
+ROLE = "cleanup"
+HOLDERS_MS: Final = 2_000
+PRODUCERS_MS: Final = 10_000
+# As in RocketMQ (60 s and 10 s), so that a node that was down for days is not busy deleting while it starts.
+_FIRST_LOOK_INTERVALS: Final = 6
+_MEASURE_MS: Final = 60_000
+_HEARTBEAT_MS: Final = 1_000
+_NAP_MS: Final = 50
+
+
+class Cleaner:
+    """The work without the loop."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
+        self._control = context.control
+        self._layout = layout = context.layout
+        self._log = context.log
+        self._segment_bytes = context.config.commit_log.segment_bytes
+        self._retention = retention = context.config.retention
+        self.rules = Rules(
+            keep_ms=retention.hours * 3_600_000,
+            hours=retention.hours_of_day,
+            clean_ratio=retention.clean_ratio,
+            forced_ratio=retention.forced_ratio,
+            forcibly=retention.clean_forcibly,
+            store_bytes=retention.store_bytes,
+            keep_unconsumed=retention.keep_unconsumed,
+            batch_files=retention.batch_files,
+        )
+        self._watch = DiskWatch(layout.commit_log, [layout.consume_queue, layout.index], self._segment_bytes)
+        self._durable = expiry.MinOffsetFile(layout)
+        self._holders: dict[str, int] = context.params.get("holders", {})
+        self._behind: dict[str, int] = context.params.get("dispatchers", {})
+        self._beside_bytes = 0  # what the store takes beside its segments, as of the last measurement
+        self._measure_at_ms = 0
+        self._last_round: dict[str, Any] | None = None
+        self._overrode: dict[str, Any] | None = None
+        self._told: dict[str, Any] = {}
+        self._complained = ""
+
+    # ------------------------------------------------------------ what is so
+
+    @property
+    def min_offset(self) -> int:
+        return self._control.get(Word.MIN_OFFSET)
+
+    def delete_leftovers(self) -> int:
+        """Delete what lies below the minimum: a predecessor was killed, or the system refused. Returns how many."""
+        bases = expiry.list_bases(self._layout.commit_log)
+        below = [base for base in bases if base + self._segment_bytes <= self.min_offset]
+        self._unlink([(base, 0) for base in below], patient=False)
+        return len(below)
+
+    def _limit(self) -> Claim:
+        """What may go at most: never the segment that is written to, nor what a crash would still need."""
+        control = self._control
+        written = control.get(Word.WRITTEN)
+        tail = max(0, written - 1)
+        claims = [
+            Claim(tail - tail % self._segment_bytes, "the writer: it is the last segment"),
+            Claim(control.get(Word.FLUSHED), "the flush, which is behind"),
+            Claim(control.dispatcher(0, DispatcherWord.DISPATCHED), "the ConsumeQueues, which are behind"),
+            Claim(
+                control.dispatcher(0, DispatcherWord.DURABLE), "the ConsumeQueues, which are not synced up to its end"
+            ),
+        ]
+        return min(claims, key=lambda claim: claim.offset)
+
+    def _wanted_from(self) -> Claim | None:
+        """What the node's other dispatchers still have to read."""
+        claims = [
+            Claim(self._control.dispatcher(slot, DispatcherWord.DISPATCHED), f"dispatcher {name}, which is behind")
+            for name, slot in self._behind.items()
+        ]
+        return min(claims, key=lambda claim: claim.offset, default=None)
+
+    def situation(self, by_hand: ByHand | None = None) -> tuple[Situation, DiskUse]:
+        """Everything that :func:`decide` has to know, but the groups' positions."""
+        segments = expiry.look_at_segments(self._layout.commit_log, self._segment_bytes)
+        segments = tuple(one for one in segments if one.end > self.min_offset)
+        disk = self._watch.look(monotonic_ms(), self.rules.clean_ratio)
+        now_ms = time.time_ns() // 1_000_000
+        situation = Situation(
+            now_ms=now_ms,
+            hour=local_hour(now_ms),
+            segments=segments,
+            limit=self._limit(),
+            used_ratio=disk.ratio,
+            disk_bytes=disk.disk_bytes,
+            store_bytes=self._store_bytes(sum(one.disk_bytes for one in segments)),
+            wanted_from=self._wanted_from(),
+        )
+        if by_hand is None:
+            return situation, disk
+        if by_hand.before_ms is None and by_hand.keep_bytes is None:
+            return replace(situation, at_any_hour=True), disk
+        return replace(situation, until=self._until(situation, by_hand)), disk
+
+    def _until(self, situation: Situation, by_hand: ByHand) -> int:
+        ends = []
+        if by_hand.keep_bytes is not None:
+            ends.append(self._control.get(Word.WRITTEN) - by_hand.keep_bytes)
+        if by_hand.before_ms is not None:
+            log = CommitLog(self._layout.commit_log, self._segment_bytes, max_mapped=2)
+            try:
+                ends.append(expiry.offset_before(log, situation.segments, by_hand.before_ms))
+            finally:
+                log.close()
+        return min(ends)
+
+    def _store_bytes(self, segments_bytes: int) -> int:
+        """What the store takes on the disk. Other files than segments are counted once a minute: there may be many."""
+        if not self.rules.store_bytes:
+            return segments_bytes
+        now = monotonic_ms()
+        if now >= self._measure_at_ms:
+            self._measure_at_ms = now + min(_MEASURE_MS, 6 * self._retention.check_interval_ms)
+            folder = self._layout.commit_log
+            self._beside_bytes = expiry.store_bytes(self._layout.root) - expiry.store_bytes(folder)
+        return segments_bytes + self._beside_bytes
+
+    def plan(self, situation: Situation) -> Plan:
+        """What to delete now. The groups are asked only if there is something to ask about."""
+        plan = decide(self.rules, situation)
+        if plan.segments and self.rules.keep_unconsumed:
+            plan = decide(self.rules, replace(situation, unconsumed=self._unconsumed()))
+        return plan
+
+    def _unconsumed(self) -> Claim | None:
+        sizes = self._context.config.consume_queue
+        layout = self._layout
+        finder = UnitFinder(layout.consume_queue, sizes.file_bytes, layout.batch_consume_queue, sizes.batch_file_bytes)
+        try:
+            return slowest(finder, group_positions(self._context), self.min_offset)
+        except CommitMQError as error:
+            return Claim(0, f"the consumer groups, whose positions cannot be found out ({error})")
+        finally:
+            finder.close()
+
+    # ------------------------------------------------------------ a round
+
+    def look(self) -> None:
+        """One look at age, disk and budget, and the round of deletions that comes of it."""
+        try:
+            self.delete_leftovers()
+            situation, disk = self.situation()
+            plan = self.plan(situation)
+            if plan.segments:
+                self.carry_out(plan)
+                situation, disk = self.situation()
+            self._tell(situation, disk, plan)
+            self._complained = ""
+        except (StoreError, OSError) as error:
+            if str(error) != self._complained:
+                self._complained = str(error)
+                self._log.error("expired segments cannot be deleted", error=str(error))
+                self._context.tell(expiry={**self._told, "error": str(error)})
+
+    def carry_out(self, plan: Plan) -> None:
+        """Delete what ``plan`` says. Raises StoreError, with the deletion begun or not."""
+        self._say_loudly(plan)
+        self._wait_for_producers(plan.min_offset)
+        if failpoints.ACTIVE:
+            failpoints.hit("cleanup.before_publish")
+        try:
+            self._durable.write(plan.min_offset)
+        except StoreError as error:
+            if Reason.FORCED not in plan.reasons:
+                raise
+            # A disk without a free byte: without the note a crash at this moment may bring back what is deleted now. Without
+            # the record of where the log began no start takes that for lost.
+            self._log.warning("the new minimum is not durable", error=str(error))
+            queue_ends.forget(self._layout.queue_ends)
+        self._control.put(Word.MIN_OFFSET, plan.min_offset)
+        if failpoints.ACTIVE:
+            failpoints.hit("cleanup.after_publish")
+        self._wait_for_holders(plan.min_offset)
+        self._unlink([(one.base, one.disk_bytes) for one in plan.segments], patient=True)
+        reasons = sorted(set(plan.reasons))
+        self._last_round = {
+            "at_ms": time.time_ns() // 1_000_000,
+            "segments": len(plan.segments),
+            "disk_bytes": plan.disk_bytes,
+            "reasons": reasons,
+        }
+        self._log.info(
+            "deleted segments",
+            count=len(plan.segments),
+            first=segment_name(plan.segments[0].base),
+            min_offset=plan.min_offset,
+            disk_bytes=plan.disk_bytes,
+            why=",".join(reasons),
+        )
+
+    def _say_loudly(self, plan: Plan) -> None:
+        for claim in plan.overridden:
+            lost = [one for one in plan.segments if one.end > claim.offset]
+            self._log.error(
+                "the disk is so full that segments are deleted although somebody needs them",
+                needed_by=claim.who,
+                segments=len(lost),
+                first=segment_name(lost[0].base),
+                from_offset=claim.offset,
+            )
+            self._overrode = {
+                "at_ms": time.time_ns() // 1_000_000,
+                "needed_by": claim.who,
+                "from_offset": claim.offset,
+                "segments": len(lost),
+            }
+
+    def _wait_for_producers(self, minimum: int) -> None:
+        """Have the writer write down what it knows of idempotent producers, which the log will not tell any more. Raises
+        StoreError when it does not, except on a full disk, where deleting may be what it waits for.
+        """
+        control = self._control
+        control.put(Word.PRODUCERS_WANTED, minimum)
+        self._context.ringer("writer").ring()
+        deadline = monotonic_ms() + PRODUCERS_MS
+        while control.get(Word.PRODUCERS_KNOWN) < minimum:
+            if monotonic_ms() >= deadline or self._context.stopping:
+                sentence = "what is known of idempotent producers is not written down up to the new minimum"
+                if not control.get(Word.DISK_FLAGS):
+                    raise StoreError(f"{sentence}: nothing is deleted before it is", path=self._layout.producers)
+                self._log.error(f"{sentence}: messages that are sent again may be stored again", min_offset=minimum)
+                return
+            self._pause(20)
+
+    def _wait_for_holders(self, minimum: int) -> None:
+        """Give everybody who maps segments the time to let go, so that unlinking frees the space at once."""
+        for role in self._holders:
+            if role.startswith("reader-"):
+                self._context.ringer(role).ring()
+        deadline = monotonic_ms() + HOLDERS_MS
+        while monotonic_ms() < deadline and not self._context.stopping:
+            waiting = [
+                role
+                for role, slot in self._holders.items()
+                if self._control.worker(slot, WorkerWord.PID)
+                and self._control.worker(slot, WorkerWord.RELEASED) < minimum
+            ]
+            if not waiting:
+                return
+            self._pause(20)
+
+    def _unlink(self, segments: list[tuple[int, int]], *, patient: bool) -> None:
+        """Unlink ``(base, bytes on disk)``, with pauses if ``patient``; when the node stops, without."""
+        for base, disk_bytes in segments:
+            free = self._watch.free_bytes()
+            file = expiry.delete_segment(self._layout, base)
+            if patient and file is not None:
+                self._pause(self._retention.delete_interval_ms)
+                self._watch.deleted(file, disk_bytes, free, monotonic_ms())
+        if segments:
+            sync_folder(self._layout.commit_log)
+
+    def _pause(self, pause_ms: int) -> None:
+        """Sleep, still hearing the supervisor. Requests that come meanwhile wait in their socket."""
+        end = monotonic_ms() + pause_ms
+        while not self._context.stopping and (left := end - monotonic_ms()) > 0:
+            self._context.wait(0)
+            time.sleep(min(left, _NAP_MS) / 1000)
+
+    # ------------------------------------------------------------ by hand
+
+    def expire(self, by_hand: ByHand) -> dict[str, Any]:
+        """Delete what ``by_hand`` says, all rounds of it at once; returns what a person wants to know."""
+        names: list[str] = []
+        disk_bytes = 0
+        while True:
+            situation, disk = self.situation(by_hand)
+            if by_hand.dry_run:
+                plan = self._whole_plan(situation)
+            else:
+                plan = self.plan(situation)
+            names += [segment_name(one.base) for one in plan.segments]
+            disk_bytes += plan.disk_bytes
+            if by_hand.dry_run or not plan.segments or self._context.stopping:
+                break
+            self.carry_out(plan)
+        if not by_hand.dry_run:
+            self._tell(situation, disk, plan)
+        kept = plan.kept
+        if kept == "not expired" and situation.until is not None:
+            kept = "newer than was asked for"
+        return {
+            "segments": names,
+            "disk_bytes": disk_bytes,
+            "min_offset": plan.min_offset if by_hand.dry_run and plan.segments else self.min_offset,
+            "kept": kept,
+            "dry_run": by_hand.dry_run,
+        }
+
+    def _whole_plan(self, situation: Situation) -> Plan:
+        plan = decide(self.rules, situation, batch=False)
+        if plan.segments and self.rules.keep_unconsumed:
+            plan = decide(self.rules, replace(situation, unconsumed=self._unconsumed()), batch=False)
+        return plan
+
+    # ------------------------------------------------------------ status
+
+    def _tell(self, situation: Situation, disk: DiskUse, plan: Plan) -> None:
+        """Let ``status`` show why nothing is deleted, when something will be, and what was."""
+        oldest = situation.segments[0] if situation.segments else None
+        next_ms = None
+        if oldest is not None and oldest.end <= situation.limit.offset:
+            next_ms = next_by_age(self.rules, oldest, situation.now_ms)
+        told = {
+            "oldest_segment": segment_name(oldest.base) if oldest else None,
+            "kept_because": plan.kept,
+            "next_by_age_ms": next_ms,
+            "disk_used": round(disk.raw_ratio, 3),
+            "held_bytes": disk.held_bytes,
+            "held_by": [f"{one.name} ({one.pid})" for one in disk.holders],
+            "store_bytes": situation.store_bytes if self.rules.store_bytes else None,
+            "last_round": self._last_round,
+            "overrode": self._overrode,
+            "error": None,
+        }
+        if told != self._told:
+            self._told = told
+            self._context.tell(expiry=told)
+
+
+def run(context: WorkerContext) -> None:
+    """The loop: a look each interval, requests as they come."""
+    cleaner = Cleaner(context)
+    try:
+        cleaner.delete_leftovers()
+    except StoreError as error:
+        context.log.error("segments below the log's minimum cannot be deleted", error=str(error))
+    requests = expiry_socket(context, cleaner.expire)
+    context.ready(endpoints=requests.endpoints)
+    interval_ms = context.config.retention.check_interval_ms
+    next_look_ms = monotonic_ms() + _FIRST_LOOK_INTERVALS * interval_ms
+    while not context.stopping:
+        readable = context.wait(max(0, min(_HEARTBEAT_MS, next_look_ms - monotonic_ms())))
+        if requests.router in readable:
+            requests.serve()
+        if monotonic_ms() >= next_look_ms:
+            cleaner.look()
+            next_look_ms = monotonic_ms() + interval_ms

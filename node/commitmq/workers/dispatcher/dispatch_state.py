@@ -1,0 +1,89 @@
+"""What a node remembers of a dispatcher: ``commitmq/dispatchers/NAME.json``, written by that dispatcher's process only.
+
+    position    physical offset below which everything is durable in the dispatcher's own files
+    timestamp   store time (ms) of the newest record below it
+    epoch       start of the node in which the file was opened last: the same epoch means that only the process died
+    clean       closed in order
+    skipped     [[start, end], …]: stretches of the log that a person had the dispatcher leave out; kept, because a
+                dispatcher may go back to a position of its own after any crash
+    gaps        [[start, end], …]: stretches that were gone from the log before the dispatcher came to them
+
+Lists keep their newest hundred entries. Each write replaces the file durably (write beside, fsync, rename, fsync).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import orjson
+
+from commitmq.errors import StoreError
+from commitmq.files import disk
+from commitmq.store.log.dispatch_batch import DispatchBatch
+
+_MOST_RANGES: Final = 100
+
+
+@dataclass(slots=True)
+class DispatchState:
+    """See the module's text."""
+
+    path: Path
+    position: int = -1
+    timestamp: int = 0
+    epoch: int = -1
+    clean: bool = False
+    skipped: list[tuple[int, int]] = field(default_factory=list)
+    gaps: list[tuple[int, int]] = field(default_factory=list)
+
+    @classmethod
+    def load(cls, path: Path) -> DispatchState:
+        """The state in ``path``; a new one without a file. Raises StoreError for a file that is none."""
+        try:
+            data: dict[str, Any] = orjson.loads(path.read_bytes())
+            return cls(
+                path,
+                int(data["position"]),
+                int(data["timestamp"]),
+                int(data["epoch"]),
+                bool(data["clean"]),
+                [(int(start), int(end)) for start, end in data["skipped"]],
+                [(int(start), int(end)) for start, end in data["gaps"]],
+            )
+        except FileNotFoundError:
+            return cls(path)
+        except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+            raise StoreError(
+                f"not the state of a dispatcher ({error}). Remove it to have the dispatcher start at the log's beginning",
+                path=path,
+            ) from error
+
+    def save(self) -> None:
+        """Replace the file, durably. Raises StoreError, and the old file is still there."""
+        data = {
+            "position": self.position,
+            "timestamp": self.timestamp,
+            "epoch": self.epoch,
+            "clean": self.clean,
+            "skipped": self.skipped[-_MOST_RANGES:],
+            "gaps": self.gaps[-_MOST_RANGES:],
+        }
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            disk.replace_content(self.path, orjson.dumps(data), "dispatcher_state")
+        except OSError as error:
+            raise StoreError(f"cannot write the dispatcher's state: {error.strerror}", path=self.path) from error
+
+    def without_skipped(self, batch: DispatchBatch) -> DispatchBatch:
+        """``batch`` without the records that were skipped; its range stays."""
+        overlapping = [one for one in self.skipped if one[0] < batch.end and one[1] > batch.start]
+        if not overlapping:
+            return batch
+        offsets = batch.rows["physical_offset"]
+        keep = np.ones(len(offsets), np.bool_)
+        for start, end in overlapping:
+            keep &= (offsets < start) | (offsets >= end)
+        return DispatchBatch(batch.start, batch.end, batch.rows[keep], batch.topics, batch.log)

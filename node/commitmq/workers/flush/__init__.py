@@ -1,0 +1,1 @@
+"""flush: makes the CommitLog durable."""

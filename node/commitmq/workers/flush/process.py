@@ -1,0 +1,378 @@
+"""flush: makes the CommitLog durable; one fdatasync acknowledges everything written before it began.
+
+Owns: fdatasync of the CommitLog, ``checkpoint`` and the sidecar beside it; with the transient store pool the log's files too
+(:mod:`commitmq.workers.flush.log_committer`). Reads: ``written``, ``flush_wanted``, the dispatchers' durable positions.
+Advances: ``flushed``, ``committed``. Sockets: doorbell (rung by the writer, and by a reader in which somebody begins to
+wait), rings writer and reput. Exit codes: workers.runtime.context.ExitCode.
+
+Synchronous mode: flushes at once when a sender waits, otherwise a moment later, so that sends with ack=memory share one
+fdatasync; the moment is longer while nobody waits for messages (:mod:`commitmq.workers.runtime.coalescing`). Asynchronous
+mode: RocketMQ's rules (spec 6.3: every 500 ms, at least 4 pages, everything after 10 s), and at once when a sender asked
+for ack=flushed all the same.
+
+The writer syncs by itself what a sender waits for alone (:mod:`commitmq.workers.writer.writer_sync`); it publishes that in
+``writer_synced``, and this process makes it ``flushed`` at its next look.
+
+A failed fdatasync is never retried: the kernel has marked the pages clean and the next call would lie. The errno goes to
+``flush_errno``, which makes the store read-only until the node is started again. A segment that cannot be opened, for want of
+descriptors, is tried again: nothing was asked of the device. ``flushing`` tells a successor that this process died in a sync
+whose outcome nobody knows (:mod:`commitmq.workers.runtime.failed_sync`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import time
+from collections.abc import Callable
+
+from commitmq import failpoints, stations
+from commitmq.control import ControlBlock, DispatcherWord, Word, WorkerWord, WriterSync
+from commitmq.files import disk
+from commitmq.format.checkpoint import Checkpoint
+from commitmq.stations import Station
+from commitmq.store.layout import segment_name
+from commitmq.store.recovery.abort_file import NO_TOKEN
+from commitmq.store.recovery.sidecar import Sidecar
+from commitmq.workers.flush.log_committer import LogCommitter
+from commitmq.workers.runtime.coalescing import Pauses
+from commitmq.workers.runtime.context import WorkerContext, monotonic_ms, role_slot
+from commitmq.workers.runtime.failed_sync import leave_note, write_again
+
+ROLE = "flush"
+_PAGE_BYTES = 4096
+_LEAST_PAUSE_S = 0.001
+_CHECKPOINT_MS = 1000
+_POLL_MS = 100
+_RETRY_MS = 200
+_LOOK_S = 0.0002
+_STAY_NEAR_S = 0.010
+
+
+class LogFlusher:
+    """The work without the loop. ``answers_somebody``: whether a sender waited for what the last flush reached."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        self._control = context.control
+        self._layout = context.layout
+        self._log = context.log
+        self._segment_bytes = context.config.commit_log.segment_bytes
+        self._owner = int(context.params.get("owner", NO_TOKEN))
+        self._files: dict[int, int] = {}
+        self._checkpoint = Checkpoint.load_durable(context.layout.checkpoint)
+        pooled = self._control.get(Word.POOL_BUFFERS)
+        self._stamp_word = Word.COMMITTED_TIMESTAMP if pooled else Word.WRITTEN_TIMESTAMP
+        self._flushed_timestamp = self._control.get(self._stamp_word)
+        self.answers_somebody = False
+        self.retry_at_ms = 0
+        self._complained = ""
+        self._alive = context.heartbeat
+        self._on_disk: tuple[int, ...] | None = None
+        self._next_checkpoint_ms = 0
+        if self._control.get(Word.FLUSHED) < 0:
+            self._control.put(Word.FLUSHED, 0)
+
+    @property
+    def failed(self) -> bool:
+        """True once an fdatasync failed."""
+        return self._control.get(Word.FLUSH_ERRNO) != 0
+
+    @property
+    def is_late(self) -> bool:
+        """True from a flush that could not begin to the time of the next try."""
+        return monotonic_ms() < self.retry_at_ms
+
+    def pending_bytes(self) -> int:
+        return self._control.committed() - self._control.get(Word.FLUSHED)
+
+    def pages_due(self, least_pages: int) -> bool:
+        """Spec 6.1: a full segment, or at least ``least_pages`` pages behind."""
+        written, flushed = self._control.committed(), self._control.get(Word.FLUSHED)
+        if written // self._segment_bytes > flushed // self._segment_bytes:
+            return True
+        return written // _PAGE_BYTES - flushed // _PAGE_BYTES >= max(1, least_pages)
+
+    def flush(self) -> bool:
+        """Sync everything that is in the files now; False (and read-only from then on) when the device refuses."""
+        control = self._control
+        # The timestamp first: it may then be older than the newest record covered, never newer (spec 1.6).
+        stamp = control.get(self._stamp_word)
+        target = control.committed()
+        start = control.get(Word.FLUSHED)
+        bases = range(start - start % self._segment_bytes, target, self._segment_bytes)
+        try:
+            self.settle()
+            fds = [self.file(base) for base in bases]
+        except OSError as error:
+            # Nothing was asked of the device yet. A segment that is gone or cannot be read is another matter.
+            if error.errno in (errno.ENOENT, errno.EIO):
+                self._fail(error)
+            else:
+                self._retry_later(error)
+            return False
+        control.put(Word.FLUSHING, target)
+        try:
+            for fd in fds:
+                if failpoints.ACTIVE:
+                    failpoints.hit("flush.before_fdatasync")
+                disk.sync(fd, "segment")
+                if failpoints.ACTIVE:
+                    failpoints.hit("flush.after_fdatasync")
+        except OSError as error:
+            self._fail(error)
+            return False
+        if self.writer_failed():
+            return False
+        if target // self._segment_bytes > start // self._segment_bytes:
+            # With this on the disk a recovery knows that what it finds torn in a former segment was flushed, and does not
+            # take damage for a torn tail. It is made at once, but whoever waits for the flush does not wait for this too:
+            # what is acknowledged is durable without it.
+            self._next_checkpoint_ms = 0
+        control.put(Word.FLUSHED, target)
+        control.put(Word.FLUSHING, 0)
+        # Who waited for less than the former end was rung then. The look comes behind the store above, because the writer does
+        # it the other way round: it says what it waits for and then, before it sleeps, looks how far the flush is. So one of
+        # the two sees the other; a ring that is lost all the same costs the writer's bound of 20 ms.
+        self.answers_somebody = control.get(Word.FLUSH_WANTED) > start
+        self._flushed_timestamp = stamp
+        self._checkpoint.physic_msg_timestamp = stamp or self._checkpoint.physic_msg_timestamp
+        self._drop_files_below(target)
+        if self._complained:
+            self._complained = ""
+            self._log.info("the log can be flushed again")
+        return True
+
+    def _fail(self, error: OSError) -> None:
+        self._control.put(Word.FLUSH_ERRNO, error.errno or errno.EIO)
+        leave_note(self._layout.flush_failed, error, self._log)
+        self._log.error(
+            "fdatasync failed: the store is read-only until it is started again",
+            from_offset=self._control.get(Word.FLUSHED),
+            error=error.strerror or os.strerror(error.errno or errno.EIO),
+        )
+
+    def _retry_later(self, error: OSError) -> None:
+        self.retry_at_ms = monotonic_ms() + _RETRY_MS
+        reason = os.strerror(error.errno or errno.EIO)
+        if reason != self._complained:
+            self._complained = reason
+            self._log.error("the log cannot be flushed now", error=reason)
+
+    def settle(self) -> None:
+        """Make dirty what a process that was killed in a sync, our predecessor or the writer, may have left clean without its
+        being on the device. Raises OSError.
+        """
+        control = self._control
+        writer_died = control.get(Word.WRITER_SYNC) == WriterSync.SYNCING and not self._writer_lives()
+        if self.failed or not (control.get(Word.FLUSHING) or writer_died):
+            return
+        start, end = control.get(Word.FLUSHED), control.committed()
+        self._log.warning("a process was killed in a sync: what it was to cover is written again", start=start, end=end)
+        write_again(self._layout, start, end, self._segment_bytes, self._alive)
+        control.put(Word.FLUSHING, 0)
+
+    def _writer_lives(self) -> bool:
+        return os.path.exists(f"/proc/{self._control.worker(role_slot('writer'), WorkerWord.PID)}")
+
+    def take_over(self) -> bool:
+        """Publish what the writer has synced itself; True when that was something new."""
+        control = self._control
+        # As in flush: the timestamp first.
+        stamp = control.get(Word.WRITER_SYNCED_TIMESTAMP)
+        synced = control.get(Word.WRITER_SYNCED)
+        if synced <= control.get(Word.FLUSHED) or self.failed:
+            return False
+        control.put(Word.FLUSHED, synced)
+        self.keep_open()
+        self._flushed_timestamp = stamp
+        self._checkpoint.physic_msg_timestamp = stamp or self._checkpoint.physic_msg_timestamp
+        return True
+
+    def keep_open(self) -> None:
+        """Have the segment open that is written to: of an error that another process meets, the kernel tells only those
+        descriptors that were open then.
+        """
+        flushed = self._control.get(Word.FLUSHED)
+        with contextlib.suppress(OSError):
+            self.file(flushed - flushed % self._segment_bytes)
+        self._drop_files_below(flushed)
+
+    def writer_failed(self) -> bool:
+        """After a sync of ours: whether one of the writer's failed. While it is in one, that is not known yet: it may have
+        taken the error, and with it the pages, that ours then did not see.
+        """
+        control = self._control
+        while control.get(Word.WRITER_SYNC) == WriterSync.SYNCING and self._writer_lives():
+            time.sleep(_LOOK_S)
+        number = -control.get(Word.WRITER_SYNC)
+        if number > 0 and not self.failed:
+            control.put(Word.FLUSH_ERRNO, number)
+            self._log.error(
+                "fdatasync failed in the writer: the store is read-only until it is started again",
+                error=os.strerror(number),
+            )
+        return number > 0
+
+    def save_checkpoint(self, *, force: bool = False) -> None:
+        """Write sidecar and ``checkpoint`` when they changed and a second is over, or at once with ``force``."""
+        now = monotonic_ms()
+        if not force and now < self._next_checkpoint_ms:
+            return
+        self._next_checkpoint_ms = now + _CHECKPOINT_MS
+        self._save(self._control.get(Word.FLUSHED), self._flushed_timestamp)
+
+    def _save(self, flushed: int, stamp: int) -> bool:
+        """Write sidecar and checkpoint unless they are as they must be; False when the device refuses."""
+        point, control = self._checkpoint, self._control
+        # Both may fall: the clock had been wrong (commit_log.max_clock_lead_ms).
+        logics = control.dispatcher(0, DispatcherWord.DURABLE_TIMESTAMP)
+        point.logics_msg_timestamp = logics or point.logics_msg_timestamp
+        # May fall: an index file that had been durable was cut, because the log lost its end.
+        index = control.dispatcher(1, DispatcherWord.DURABLE_TIMESTAMP)
+        point.index_msg_timestamp = index or point.index_msg_timestamp
+        sidecar = Sidecar(
+            flushed,
+            stamp,
+            control.dispatcher(0, DispatcherWord.DURABLE),
+            control.get(Word.CRC_FROM),
+            self._segment_bytes,
+            self._owner,
+        )
+        values = (
+            point.physic_msg_timestamp,
+            point.logics_msg_timestamp,
+            point.index_msg_timestamp,
+            sidecar.flushed,
+            sidecar.queues_durable,
+        )
+        if values == self._on_disk:
+            return True
+        try:
+            if failpoints.ACTIVE:
+                failpoints.hit("flush.before_checkpoint")
+            sidecar.save_with(self._layout.sidecar, point, self._layout.checkpoint)
+            if failpoints.ACTIVE:
+                failpoints.hit("flush.after_checkpoint")
+        except OSError as error:
+            # Old ones only make the next recovery start earlier; they are written again a second later.
+            self._log.warning("cannot write the checkpoint", error=os.strerror(error.errno or 5))
+            return False
+        self._on_disk = values
+        return True
+
+    def file(self, base: int) -> int:
+        """A descriptor of the segment at ``base``. Raises OSError."""
+        fd = self._files.get(base)
+        if fd is None:
+            path = self._layout.commit_log / segment_name(base)
+            fd = self._files[base] = disk.open_file(path, os.O_RDWR, "segment")
+        return fd
+
+    def _drop_files_below(self, offset: int) -> None:
+        if len(self._files) > 1:
+            for base in [base for base in self._files if base + self._segment_bytes <= offset]:
+                os.close(self._files.pop(base))
+
+    def close(self) -> None:
+        for fd in self._files.values():
+            os.close(fd)
+        self._files.clear()
+
+
+def _is_wanted(control: ControlBlock) -> bool:
+    """Whether a sender waits for what is not flushed yet."""
+    return control.get(Word.FLUSH_WANTED) > control.get(Word.FLUSHED)
+
+
+def _has_come(control: ControlBlock, empty: LogFlusher | None, pauses: Pauses) -> Callable[[], bool]:
+    """Asked after ASLEEP was published, because who is awake is not rung. ``empty``: it had nothing to flush."""
+
+    def has_come() -> bool:
+        return _is_wanted(control) or pauses.is_late() or (empty is not None and empty.pending_bytes() > 0)
+
+    return has_come
+
+
+def run(context: WorkerContext) -> None:
+    """The loop; see the module's text for when it flushes."""
+    flusher = LogFlusher(context)
+    committer = LogCommitter(context, flusher.file) if context.control.get(Word.POOL_BUFFERS) else None
+    writer, reput = context.ringer("writer"), context.ringer("reput")
+    control, log_config = context.control, context.config.commit_log
+    sync = context.config.sync_flush
+    pauses = Pauses(control, context.config, least_s=_LEAST_PAUSE_S)
+    last_flush_ms = last_thorough_ms = monotonic_ms()
+    flusher.keep_open()
+    with contextlib.suppress(OSError):  # flush will try again, and say why it cannot
+        flusher.settle()
+    stations.watch(ROLE, (flusher, "flush", Station.F_SYNC, Station.F_SYNCED))
+    context.ready()
+    while True:
+        now = monotonic_ms()
+        due = naps = nothing = False
+        wait_ms: float = _POLL_MS
+        pauses.look()
+        start = control.get(Word.FLUSHED)
+        if flusher.take_over():
+            last_flush_ms = now
+            pauses.done(control.get(Word.FLUSHED) - start)
+            if sync:
+                reput.ring(urgent=False)
+        if control.get(Word.WRITER_SYNC) < 0 and not flusher.failed:
+            flusher.writer_failed()
+            writer.ring()
+        wanted = _is_wanted(control) or context.stopping
+        if committer is not None and not flusher.failed:
+            if committer.work(now, hurry=wanted) and not sync:
+                reput.ring(urgent=False)
+            wait_ms = committer.wait_ms(now)
+        if flusher.failed:
+            wait_ms = 1000
+        elif flusher.pending_bytes() > 0:
+            if now < flusher.retry_at_ms:
+                wait_ms = min(wait_ms, flusher.retry_at_ms - now)
+            elif wanted:
+                due = True
+            elif sync:
+                left_s = pauses.left_s(flusher.pending_bytes())
+                due = left_s <= 0
+                wait_ms, naps = min(wait_ms, max(1, left_s * 1000)), True
+            else:
+                thorough = now - last_thorough_ms >= log_config.flush_thorough_interval_ms
+                interval_over = now - last_flush_ms >= log_config.flush_interval_ms
+                due = thorough or (interval_over and flusher.pages_due(log_config.flush_least_pages))
+        else:
+            nothing = True
+            last_thorough_ms = now
+            left_s = pauses.left_s()
+            if sync and (left_s > 0 or pauses.since_s() < _STAY_NEAR_S):
+                # More is likely to come, and a nap costs the writer less than a ring.
+                wait_ms, naps = min(wait_ms, max(1, left_s * 1000)), True
+            elif committer is None:
+                wait_ms = context.poll_ms
+        if due:
+            start = control.get(Word.FLUSHED)
+            if flusher.flush():
+                if flusher.answers_somebody:
+                    writer.ring()
+                if sync:
+                    reput.ring(urgent=False)
+            elif flusher.failed:
+                writer.ring()
+            last_flush_ms = last_thorough_ms = monotonic_ms()
+            pauses.done(control.get(Word.FLUSHED) - start)
+        flusher.save_checkpoint()
+        nothing_left = committer is None or committer.pending_bytes <= 0 or committer.gave_up
+        if context.stopping and (flusher.failed or (flusher.pending_bytes() <= 0 and nothing_left)):
+            break
+        stuck = flusher.failed or flusher.is_late or (committer is not None and committer.is_stuck)
+        context.wait(
+            0 if due and flusher.pending_bytes() > 0 and not flusher.is_late else wait_ms,
+            unless=pauses.is_late if stuck else _has_come(control, flusher if nothing else None, pauses),
+            nap=naps,
+        )
+    flusher.save_checkpoint(force=True)
+    if committer is not None:
+        committer.close()
+    flusher.close()

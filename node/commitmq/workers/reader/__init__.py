@@ -1,0 +1,1 @@
+"""The readers: pulls, long polls and look-ups."""

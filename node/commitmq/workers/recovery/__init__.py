@@ -1,0 +1,1 @@
+"""recovery: runs once, before all other workers."""

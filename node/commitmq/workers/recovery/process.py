@@ -1,0 +1,197 @@
+"""recovery: one-shot; brings the store into a state from which all other processes can start.
+
+Owns, while it runs alone: everything under the store. Advances: the initial values of all positions in the control block.
+Sockets: none. Exit codes: 0 when the store is ready, STORE_UNUSABLE with a sentence when a person has to decide.
+
+``params["clean"]`` says whether the last stop was clean (no ``abort`` file before this start), ``params["previous"]``
+which token that file has, ``params["owner"]`` which one the supervisor puts there when this process has ended well.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from typing import Any
+
+from commitmq import failpoints
+from commitmq.control import DispatcherWord, Word
+from commitmq.errors import CorruptRecordError, DiskFullError, StoreError
+from commitmq.format.checkpoint import Checkpoint
+from commitmq.offline.damage import explained
+from commitmq.store.log import transient_pool
+from commitmq.store.log.commit_log import CommitLog
+from commitmq.store.log.expiry import first_timestamp
+from commitmq.store.producers.producer_snapshot import ProducerSnapshot, may_have_producers
+from commitmq.store.producers.producer_table import ProducerTable
+from commitmq.store.recovery import cut_record
+from commitmq.store.recovery.abort_file import NO_TOKEN
+from commitmq.store.recovery.scan import Recovered, recover
+from commitmq.store.recovery.sidecar import Sidecar
+from commitmq.workers.recovery.queue_mending import mend_queues
+from commitmq.workers.runtime.context import WorkerContext
+from commitmq.workers.runtime.start_progress import StartProgress
+
+ROLE = "recovery"
+_CUTS_TOLD = 10  # a message to the supervisor has its limit
+
+
+def run(context: WorkerContext) -> None:
+    """Recover, publish the positions, end."""
+    try:
+        _run(context)
+    except CorruptRecordError as error:
+        raise explained(error, context.layout, context.config.commit_log.segment_bytes) from error
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        # Trying again would not help; the sentence reaches whoever waits for the start.
+        raise DiskFullError(f"the store cannot be recovered: {error}", path=context.layout.root) from error
+
+
+def _run(context: WorkerContext) -> None:
+    started = time.monotonic()
+    config = context.config
+    progress = StartProgress(context)
+    found = recover(
+        context.layout,
+        segment_bytes=config.commit_log.segment_bytes,
+        consume_queue_bytes=config.consume_queue.file_bytes,
+        batch_queue_bytes=config.consume_queue.batch_file_bytes,
+        clean=bool(context.params.get("clean", False)),
+        log=context.log,
+        previous=context.params.get("previous"),
+        allowed_end=config.commit_log.allow_cut,
+        progress=progress,
+    )
+    found, mended = mend_queues(context, found, progress)
+    control = context.control
+    control.put(Word.WRITTEN_TIMESTAMP, found.last_timestamp)
+    for word in (Word.WRITTEN, Word.FLUSHED, Word.RECOVERED_END):
+        control.put(word, found.end)
+    _make_pool(context, found)
+    control.put(Word.MIN_OFFSET, found.min_offset)
+    control.put(Word.CRC_FROM, found.crc_from if config.commit_log.append_properties_crc else -1)
+    control.put(Word.REPUT, found.redispatch_from)
+    control.put(Word.REDISPATCH_FROM, found.redispatch_from)
+    control.put_dispatcher(0, DispatcherWord.DISPATCHED, found.redispatch_from)
+    control.put_dispatcher(0, DispatcherWord.DURABLE, found.redispatch_from)
+    _remember(context, found)
+    _first_producers(context, found)
+    recovered = {
+        "clean": bool(context.params.get("clean", False)),
+        "end": found.end,
+        "redispatch_from": found.redispatch_from,
+        "records": found.records,
+        "scanned_bytes": found.scanned_bytes,
+        "cut_bytes": found.cut_bytes,
+        "by_sidecar": found.by_sidecar,
+        "seconds": round(time.monotonic() - started, 3),
+        **mended,
+    }
+    context.log.info("store recovered", **recovered)
+    progress.over()
+    if failpoints.ACTIVE:
+        failpoints.hit("recovery.done")
+    context.ready(recovered=recovered, **_cuts(context, found))
+
+
+def _cuts(context: WorkerContext, found: Recovered) -> dict[str, Any]:
+    """What this start cut, and what else of the log lies in ``commitmq/cut``, for whoever asks the node."""
+    layout = context.layout
+    kept = [cut for cut in cut_record.load(layout) if not cut.restored]
+    return {
+        "cut_now": None if found.cut is None else cut_record.sentence(layout, found.cut),
+        "cuts": [one.to_json(layout) for one in kept[-_CUTS_TOLD:]],
+        "cuts_kept": len(kept),
+    }
+
+
+def _make_pool(context: WorkerContext, found: Recovered) -> None:
+    """The transient store pool, if the node is to have one; a former one was taken over. Raises StoreError."""
+    config, control = context.config, context.control
+    if not config.commit_log.transient_store_pool:
+        return
+    started = time.monotonic()
+    buffers = config.commit_log.transient_store_pool_size
+    transient_pool.make(
+        context.layout,
+        config.memory.folder,
+        buffers=buffers,
+        segment_bytes=config.commit_log.segment_bytes,
+        properties_crc=config.commit_log.append_properties_crc,
+        committed=found.end,
+    )
+    control.put(Word.COMMITTED, found.end)
+    control.put(Word.COMMITTED_TIMESTAMP, found.last_timestamp)
+    control.put(Word.POOL_BUFFERS, buffers)
+    context.log.info(
+        "transient store pool is ready",
+        folder=transient_pool.pool_folder(context.layout),
+        buffers=buffers,
+        seconds=round(time.monotonic() - started, 3),
+    )
+
+
+def _first_producers(context: WorkerContext, found: Recovered) -> None:
+    """A store that no node has served yet has no idempotent producers below its end, and nobody has to read its log for them.
+
+    Written before ``commitmq/store.json``, so that from there on a snapshot that is missing was lost.
+    """
+    layout = context.layout
+    if may_have_producers(layout):
+        return
+    settings = context.config.producers
+    none = ProducerTable(max_entries=settings.max_entries, window=settings.window, expiry_ms=settings.expiry_ms)
+    try:
+        ProducerSnapshot(found.end, none.to_bytes()).save(layout.producers)
+    except OSError as error:
+        context.log.warning("the writer will read the log for producers", why=os.strerror(error.errno or 5))
+
+
+def _stored_before(context: WorkerContext, offset: int) -> int:
+    """A store time (ms) that no record at or behind ``offset`` is older than; 0 where none is known."""
+    segment_bytes = context.config.commit_log.segment_bytes
+    log = CommitLog(context.layout.commit_log, segment_bytes)
+    try:
+        return max(0, first_timestamp(log, max(log.min_offset, offset - offset % segment_bytes)))
+    except (StoreError, CorruptRecordError):
+        return 0
+    finally:
+        log.close()
+
+
+def _remember(context: WorkerContext, found: Recovered) -> None:
+    """Write down what this recovery made sure of, so that one after a crash in the next second need not do it again."""
+    control, layout = context.control, context.layout
+    sidecar = Sidecar(
+        found.end,
+        found.last_timestamp,
+        found.redispatch_from,
+        control.get(Word.CRC_FROM),
+        context.config.commit_log.segment_bytes,
+        int(context.params.get("owner", NO_TOKEN)),
+        # Until ``abort`` has the owner's token this is what a start finds there.
+        int(context.params.get("previous") or NO_TOKEN) if found.by_sidecar else NO_TOKEN,
+    )
+    former, checkpoint = Sidecar.load(layout.sidecar), Checkpoint.load(layout.checkpoint)
+    if found.allowed:
+        # What it promised is given up; a later recovery must not ask for it again.
+        for name in ("physic_msg_timestamp", "logics_msg_timestamp", "index_msg_timestamp"):
+            setattr(checkpoint, name, min(getattr(checkpoint, name), found.last_timestamp))
+    if found.redispatch_from < found.end:
+        # The queues are cut there, and what was durable of them is no more, until it is dispatched again. RocketMQ begins
+        # where the checkpoint says, so that has to say so too.
+        stored = _stored_before(context, found.redispatch_from)
+        checkpoint.logics_msg_timestamp = min(checkpoint.logics_msg_timestamp, stored)
+    try:
+        sidecar.save_with(layout.sidecar, checkpoint, layout.checkpoint)
+    except OSError as error:
+        if former is not None and former.queues_durable > found.redispatch_from:
+            # What is there says more than will be true in a moment.
+            raise StoreError(
+                f"cannot write down that the ConsumeQueues hold only what lies below {found.redispatch_from}"
+                f" ({error.strerror}); nothing of them was changed",
+                path=layout.sidecar,
+            ) from error
+        context.log.warning("cannot write down what was recovered", error=os.strerror(error.errno or 5))

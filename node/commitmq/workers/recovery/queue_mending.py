@@ -1,0 +1,106 @@
+"""Part of the recovery process: ConsumeQueues that are not what they were are made anew before anything rests on them.
+
+:mod:`commitmq.offline.queue_check` says which; then all queues are made from the log, as ``commitmq store rebuild`` does it,
+and what was there is kept in ``commitmq/before-rebuild-TIME``. It is told in the log of the node, and at the end of the start.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Final
+
+from commitmq.errors import DiskFullError, StoreError
+from commitmq.files.mapped_file import list_segments
+from commitmq.format.constants import LMQ_PREFIX
+from commitmq.offline.held_store import HeldStore
+from commitmq.offline.queue_check import Loss, find_losses
+from commitmq.offline.rebuild import rebuild
+from commitmq.offline.store_view import StoreView
+from commitmq.store.metadata.deleted_topics import load_tombstones
+from commitmq.store.metadata.topic_files import load_topics
+from commitmq.store.queues import queue_ends
+from commitmq.store.queues.queue_ends import QueueEnds
+from commitmq.store.queues.queue_files import list_queues
+from commitmq.store.recovery.scan import Recovered
+from commitmq.workers.runtime.context import WorkerContext
+from commitmq.workers.runtime.start_progress import StartProgress
+
+_NAMED: Final = 20
+
+
+def mend_queues(context: WorkerContext, found: Recovered, progress: StartProgress) -> tuple[Recovered, dict[str, Any]]:
+    """``found`` with where dispatchers begin when the queues are as they must be, and what was done, for the report.
+
+    Raises StoreError: the log cannot be read from its beginning, or there is no room.
+    """
+    layout, config = context.layout, context.config
+    _compare_topics(context)
+    bases = tuple(list_segments(layout.commit_log, config.commit_log.segment_bytes))
+    ends = _ends_of_last_use(context, found)
+    if not bases or found.end <= found.min_offset:
+        return found, {}
+    # Sizes are the configuration's here: recovery has refused others.
+    store = HeldStore(layout.root, config)
+    store.config = config
+    losses = find_losses(StoreView.of(store, bases), ends, found.redispatch_from, progress)
+    if not losses:
+        if ends is not None and ends.position < found.redispatch_from:
+            # Nobody knows where queues ended behind the record: those units are written once more.
+            found = replace(found, redispatch_from=max(found.min_offset, ends.position))
+        return found, {}
+    for loss in losses[:_NAMED]:
+        context.log.error("a queue is not what it was", topic=loss.topic, queue=loss.queue_id, why=loss.why)
+    context.log.warning("the ConsumeQueues are made anew from the log", damaged_queues=len(losses))
+    try:
+        done = rebuild(
+            store, ("queues",), lambda at, total: progress("rebuilding queues", at, total), ends=ends or QueueEnds(-1)
+        )
+    except DiskFullError as error:
+        raise StoreError(f"{_told(losses)}, and there is no room to make them anew from the log: {error}") from error
+    context.log.info(
+        "ConsumeQueues made anew", records=done.records, seconds=round(done.seconds, 3), kept=str(done.kept)
+    )
+    rebuilt = {"queues": [str(loss) for loss in losses[:_NAMED]], "damaged": len(losses), "kept": str(done.kept)}
+    return replace(found, redispatch_from=found.end), {"rebuilt": rebuilt}
+
+
+def _ends_of_last_use(context: WorkerContext, found: Recovered) -> QueueEnds | None:
+    """The record of where queues ended; None where somebody else used the store since, and after a person allowed the log to
+    end earlier. Raises StoreError.
+    """
+    path = context.layout.queue_ends
+    if found.by_sidecar:
+        return QueueEnds.load(path)
+    # A start that dies from here on leaves a sidecar of its own, and the next one would take the record for as new.
+    if path.exists():
+        queue_ends.forget(path)
+    return None
+
+
+def _told(losses: list[Loss]) -> str:
+    more = f" and {len(losses) - 1} more" if len(losses) > 1 else ""
+    return f"queues are not what they were: {losses[0]}{more}"
+
+
+def _compare_topics(context: WorkerContext) -> None:
+    """Topics of which there are queues must be in ``config/topics.json``, else nobody can read them.
+
+    Raises StoreError when that file is missing. Single topics are told only: RocketMQ deletes a topic's queues later.
+    """
+    layout = context.layout
+    path = layout.config / "topics.json"
+    known = load_topics(layout).topics
+    deleted = load_tombstones(layout)
+    found = {topic for root in (layout.consume_queue, layout.batch_consume_queue) for topic, _, _ in list_queues(root)}
+    unknown = sorted(one for one in found - known.keys() - deleted.keys() if not one.startswith(LMQ_PREFIX))
+    if not unknown:
+        return
+    named = ", ".join(unknown[:_NAMED]) + (f" and {len(unknown) - _NAMED} more" if len(unknown) > _NAMED else "")
+    if not path.exists():
+        raise StoreError(
+            f"the table of topics is missing, and there are queues of topics that nobody could read: {named}. Put it back, "
+            "from topics.json.bak perhaps; or write {} into it, start, and create these topics again, which keep their "
+            "messages",
+            path=path,
+        )
+    context.log.warning("queues of topics that config/topics.json does not know, nobody can read them", topics=named)

@@ -1,0 +1,1 @@
+"""What every worker process has in common."""

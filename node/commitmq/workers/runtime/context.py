@@ -1,0 +1,370 @@
+"""What every worker process has in common: its context, its lifeline to the supervisor, and one way to wait.
+
+A worker module has ``ROLE`` and ``run(context)``; ``run`` returns when it has drained after ``context.stopping`` became
+true. The forkserver calls :func:`main`, which holds the role's lock, sets up logging and maps every end of a worker to a
+named exit code.
+
+The lifeline is one end of a Unix socket pair; the supervisor holds the other. ``stop`` on it asks the worker to drain. End
+of file means the supervisor is dead: the worker exits at once, without draining, because a new supervisor may already be
+waiting for its lock and recovery is made for exactly that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import gc
+import os
+import select
+import signal
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import IntEnum
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import orjson
+import zmq
+
+from commitmq import failpoints
+from commitmq.config import NodeConfig
+from commitmq.control import ControlBlock, WorkerState, WorkerWord
+from commitmq.log import Log, get_log
+from commitmq.network.router import Router, open_router
+from commitmq.store.layout import StoreLayout
+from commitmq.supervision.node_files import read_node_file
+from commitmq.workers.runtime.doorbell import NAPPING, SLEEPING, Doorbell, Ringer
+
+# The context has a property named zmq, which would hide the module in annotations.
+Socket: TypeAlias = zmq.Socket[bytes]
+Context: TypeAlias = zmq.Context[zmq.Socket[bytes]]
+
+
+class ExitCode(IntEnum):
+    """How a worker ended; shown by ``status`` and documented for service managers."""
+
+    CLEAN = 0
+    CRASHED = 70  # an unexpected exception; its traceback is in the log
+    STORE_UNUSABLE = 74  # the store's files cannot be used as they are; restarting will not help
+    SUPERVISOR_GONE = 75
+    ROLE_TAKEN = 76  # another process of this role still holds its lock
+    FAILPOINT = 77
+    RESTART = 79  # it wants to begin anew: a person changed something that only a new process sees
+
+
+# Plain ints, because this is on the way of every message and an enum's look-ups and operators are slow.
+_EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
+_HEARTBEAT, _ASLEEP = int(WorkerWord.HEARTBEAT_MS), int(WorkerWord.ASLEEP)
+_POLL_MS, _IDLE_POLL_MS = 100, 500
+_IDLE_AFTER_MS = 1000
+_NAP_MS = 5  # waits up to this long are naps, which only urgent rings end, unless the caller says so of a longer one
+
+# One slot of the control block a role. Of the dispatchers only the ConsumeQueue's is there by name: the others are
+# DISPATCHER_BASE and their dispatcher slot, and plugins' workers follow from WORKER_BASE on; the supervisor says which.
+DISPATCHER_BASE = 28
+WORKER_BASE = 44
+ROLE_SLOTS = {
+    "supervisor": 0,
+    "recovery": 1,
+    "coordinator": 2,
+    "dispatcher-consume_queue": 3,
+    "reput": 4,
+    "flush": 5,
+    "allocate": 6,
+    "writer": 7,
+    "cleanup": 8,
+    "discovery": 9,
+    "reader-0": 12,  # reader-i is 12 + i, up to 16 readers share slots 12..27 with nobody
+    "dispatcher-index": DISPATCHER_BASE + 1,
+    "dispatcher-memory": DISPATCHER_BASE + 2,
+}
+
+
+def role_slot(role: str) -> int:
+    """Worker slot of ``role`` in the control block."""
+    if role.startswith("reader-"):
+        return ROLE_SLOTS["reader-0"] + int(role.removeprefix("reader-"))
+    return ROLE_SLOTS[role]
+
+
+class SupervisorGone(Exception):
+    """The lifeline closed."""
+
+
+class RestartWanted(Exception):
+    """The worker has put everything in order and wants to run again in a new process."""
+
+
+class RoleTaken(BlockingIOError):
+    """Another process holds the lock of this role."""
+
+
+def monotonic_ms() -> int:
+    """Clock for heartbeats and time-outs: never set back, the same in all processes of the machine."""
+    return time.monotonic_ns() // 1_000_000
+
+
+@dataclass
+class WorkerContext:
+    """All a worker gets from outside."""
+
+    role: str
+    layout: StoreLayout
+    config: NodeConfig
+    control: ControlBlock
+    lifeline: socket.socket
+    doorbell: Doorbell
+    log: Log
+    params: dict[str, Any] = field(default_factory=dict)  # from the supervisor: ports to bind, slots, plugin names
+    stopping: bool = False
+    _zmq: Context | None = None
+    _epoll: select.epoll = field(default_factory=select.epoll)
+    _sources: dict[int, Socket | int] = field(default_factory=dict)
+    _watched: list[Socket] = field(default_factory=list)
+    _commands: list[dict[str, Any]] = field(default_factory=list)
+    _routers: list[Router] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.slot = int(self.params["slot"]) if "slot" in self.params else role_slot(self.role)
+        self._lifeline_fd = self.lifeline.fileno()
+        self._doorbell_fd = self.doorbell.fileno()
+        self._woken_ms = monotonic_ms()
+        self.register(self._lifeline_fd)
+        self.register(self._doorbell_fd)
+
+    @property
+    def zmq(self) -> Context:
+        """The process's ZeroMQ context, made at first use (never before the fork)."""
+        if self._zmq is None:
+            self._zmq = zmq.Context(io_threads=1)
+        return self._zmq
+
+    @property
+    def address(self) -> str:
+        """The node's admin address, which is what clients take: ``Producer(context.address)``."""
+        return str(read_node_file(self.layout)["admin"][0])
+
+    def ringer(self, role: str) -> Ringer:
+        """A way to wake the worker of ``role``."""
+        return Ringer(self.layout.doorbell(role), self.control, role_slot(role))
+
+    def bind_router(self, name: str, *, takes_payload: bool = False) -> tuple[Router, list[str]]:
+        """A guarded ROUTER bound to ``ipc`` and ``tcp`` as the supervisor asked; returns it and its endpoints.
+
+        ``params["port"]`` is the tcp port: 0 takes a free one, which the supervisor hands to every later incarnation.
+        Limits: see :mod:`commitmq.network.router`; frames as large as ``network.max_frame_bytes`` with ``takes_payload``.
+        """
+        router, endpoints = open_router(
+            self.zmq,
+            self.config.network,
+            self.log,
+            self.layout.ipc(name),
+            int(self.params.get("port", 0)),
+            takes_payload=takes_payload,
+        )
+        self._routers.append(router)
+        return router, endpoints
+
+    def register(self, sock: Socket | int, *, quiet: bool = False) -> None:
+        """Let :meth:`wait` also return when ``sock`` (or a plain file descriptor) can be read.
+
+        A ZeroMQ socket's descriptor only signals that something changed, and any call on the socket may take the signal.
+        So before it sleeps, ``wait`` asks each socket (about 1.5 us). ``quiet`` leaves that out: for sockets that are read
+        until Again whenever they are reported, and are not sent on (or whose sender looks by itself).
+        """
+        if isinstance(sock, int):
+            fd = sock
+        else:
+            fd = int(sock.getsockopt(zmq.FD))
+            if not quiet:
+                self._watched.append(sock)
+        self._sources[fd] = sock
+        self._epoll.register(fd, select.EPOLLIN)
+
+    def unregister(self, sock: Socket | int) -> None:
+        """Undo :meth:`register`; before the socket is closed."""
+        fd = sock if isinstance(sock, int) else int(sock.getsockopt(zmq.FD))
+        del self._sources[fd]
+        self._epoll.unregister(fd)
+        self._watched = [one for one in self._watched if one is not sock]
+
+    def ready(self, **info: Any) -> None:
+        """Tell the supervisor that this worker serves; ``info`` (endpoints …) becomes part of its status."""
+        self.control.put_worker(self.slot, WorkerWord.STATE, WorkerState.READY)
+        self._tell({"event": "ready", **info})
+
+    def tell(self, **info: Any) -> None:
+        """Send the supervisor something worth showing in ``status`` (a reason, a state, a gap)."""
+        self._tell({"event": "info", **info})
+
+    def tell_item(self, name: str, item: dict[str, Any] | str) -> None:
+        """Send the supervisor one item of the list ``name``; for what may be too long for one message."""
+        self._tell({"event": "item", "list": name, "item": item})
+
+    def _tell(self, message: dict[str, Any]) -> None:
+        try:
+            self.lifeline.send(orjson.dumps(message))
+        except OSError as error:
+            raise SupervisorGone from error
+
+    def heartbeat(self) -> None:
+        """Show the supervisor that this loop turns; :meth:`wait` does it by itself."""
+        self.control.put_worker(self.slot, WorkerWord.HEARTBEAT_MS, monotonic_ms())
+
+    @property
+    def poll_ms(self) -> int:
+        """How long a loop that found nothing to do may sleep at most; longer when nothing has woken it for a second.
+
+        It bounds what a lost ring costs, and what an idle node does: each look takes 200 us of a processor that has to
+        fetch everything from memory.
+        """
+        return _IDLE_POLL_MS if monotonic_ms() - self._woken_ms >= _IDLE_AFTER_MS else _POLL_MS
+
+    def wait(self, timeout_ms: float, unless: Callable[[], bool] | None = None, *, nap: bool = False) -> set[Any]:
+        """Sleep until a registered socket, the doorbell or the lifeline has something, or ``timeout_ms`` is over.
+
+        ``unless`` is evaluated after this worker has published that it sleeps: true means there is work already, and
+        the wait becomes a look. That closes the race with a peer that moved a position but saw us awake.
+        ``nap``: only urgent rings end this wait, however long it is.
+        Returns the sockets (and descriptors) to look at; one may turn out to have nothing, so read with NOBLOCK. Handles
+        the lifeline itself; raises SupervisorGone at its end.
+        """
+        control = self.control
+        control.put_worker(self.slot, _HEARTBEAT, monotonic_ms())
+        if timeout_ms > 0:
+            control.put_worker(self.slot, _ASLEEP, SLEEPING if timeout_ms > _NAP_MS and not nap else NAPPING)
+            if unless is not None and unless():
+                timeout_ms = 0
+                self._woken_ms = monotonic_ms()
+        readable: set[Any] = {sock for sock in self._watched if int(sock.getsockopt(_EVENTS)) & _POLLIN}
+        for fd, _ in self._epoll.poll(0 if readable else timeout_ms / 1000):
+            readable.add(self._sources[fd])
+        control.put_worker(self.slot, _ASLEEP, 0)
+        if readable:
+            self._woken_ms = monotonic_ms()
+        if self._doorbell_fd in readable:
+            self.doorbell.clear()
+        if self._lifeline_fd in readable:
+            self._read_lifeline()
+        return readable
+
+    def command(self) -> dict[str, Any] | None:
+        """The oldest command of the supervisor other than ``stop`` that was not taken yet."""
+        return self._commands.pop(0) if self._commands else None
+
+    def _read_lifeline(self) -> None:
+        try:
+            data = self.lifeline.recv(1 << 16, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            raise SupervisorGone from error
+        if not data:
+            raise SupervisorGone
+        message = orjson.loads(data)
+        if message["command"] == "stop":
+            self.stopping = True
+            self.control.put_worker(self.slot, WorkerWord.STATE, WorkerState.DRAINING)
+        else:
+            self._commands.append(message)
+
+    def close(self) -> None:
+        for router in self._routers:
+            router.close()
+        if self._zmq is not None:
+            self._zmq.destroy(linger=500)
+        self.doorbell.close()
+        self._epoll.close()
+
+
+def acquire_role_lock(path: Path) -> int:
+    """Take the POSIX lock of a role, without waiting; returns the descriptor that holds it.
+
+    POSIX and not flock: ``F_GETLK`` names the holder's pid, so a supervisor can end exactly the orphan that holds it.
+    Raises RoleTaken when another process has it. The descriptor must stay open, and the process must not open and
+    close the same file again: closing any descriptor of it would drop the lock.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(fd)
+        raise RoleTaken(f"{path} is held by another process") from error
+    return fd
+
+
+def main(
+    role: str,
+    run: Callable[[WorkerContext], None],
+    store: Path,
+    config: NodeConfig,
+    lifeline: socket.socket,
+    params: dict[str, Any],
+) -> int:
+    """Run one worker from lock to exit code. Called in the forked child; never raises."""
+    from commitmq.errors import StoreError
+
+    # Ctrl-C goes to the whole terminal group, a service manager's SIGTERM to the whole control group: only the
+    # supervisor acts on them, or workers would be gone before they were asked to drain.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    log = get_log(role)
+    layout = StoreLayout(store)
+    context: WorkerContext | None = None
+    try:
+        acquire_role_lock(layout.role_lock(role))
+        _check_supervisor(lifeline)
+        control = ControlBlock(layout.control)
+        context = WorkerContext(
+            role, layout, config, control, lifeline, Doorbell(layout.doorbell(role)), log, dict(params)
+        )
+        control.put_worker(context.slot, WorkerWord.PID, os.getpid())
+        control.put_worker(context.slot, WorkerWord.STATE, WorkerState.STARTING)
+        context.heartbeat()
+        if failpoints.ACTIVE:
+            failpoints.hit(f"{role}.begin")
+        run(context)
+        control.put_worker(context.slot, WorkerWord.STATE, WorkerState.STOPPED)
+        context.close()
+    except SupervisorGone:
+        log.warning("supervisor is gone, exiting")
+        return ExitCode.SUPERVISOR_GONE
+    except RestartWanted:
+        return ExitCode.RESTART
+    except RoleTaken as error:
+        log.error("role is taken", error=str(error))
+        return ExitCode.ROLE_TAKEN
+    except StoreError as error:
+        log.error("store is unusable", error=str(error))
+        _last_words(lifeline, str(error))
+        return ExitCode.STORE_UNUSABLE
+    except BaseException as error:
+        log.exception("worker crashed", error=repr(error))
+        _last_words(lifeline, repr(error))
+        return ExitCode.CRASHED
+    finally:
+        gc.enable()
+    return ExitCode.CLEAN
+
+
+def _check_supervisor(lifeline: socket.socket) -> None:
+    """Raise SupervisorGone if the supervisor died before this worker had its lock.
+
+    A new supervisor waits for the locks it finds, so it cannot have seen ours; but if the old one lives now, with the
+    lock already held, then every later one will.
+    """
+    try:
+        ended = lifeline.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
+    except BlockingIOError:
+        return
+    except OSError:
+        ended = True
+    if ended:
+        raise SupervisorGone
+
+
+def _last_words(lifeline: socket.socket, error: str) -> None:
+    with contextlib.suppress(OSError):
+        lifeline.send(orjson.dumps({"event": "error", "error": error[:4096]}))

@@ -1,0 +1,59 @@
+"""A worker's socket for a few requests of one frame each, where every request is answered and none ends the process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import zmq
+
+from commitmq.errors import CommitMQError, ProtocolError
+from commitmq.protocol import wire
+from commitmq.workers.runtime.context import WorkerContext
+
+_REQUESTS_A_TURN: Final = 64
+
+Operation = Callable[[dict[str, Any]], dict[str, Any]]
+"""Takes a request's header, returns the fields of its answer; raising becomes the answer."""
+
+
+class RequestSocket:
+    """A ROUTER under the worker's own name. ``who`` names the worker in sentences."""
+
+    def __init__(self, context: WorkerContext, who: str, operations: Mapping[str, Operation]) -> None:
+        self._context = context
+        self._who = who
+        self._operations = operations
+        self.router, self.endpoints = context.bind_router(context.role)
+        context.register(self.router)
+
+    def serve(self) -> None:
+        """Answer what has arrived."""
+        for _ in range(_REQUESTS_A_TURN):
+            try:
+                client, *frames = self.router.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self.router.send_multipart([client, self._answer(frames)])
+
+    def _answer(self, frames: list[bytes]) -> bytes:
+        if len(frames) != 1:
+            return wire.error(None, "BAD_HEADER", f"{self._who} takes one frame, not {len(frames)}")
+        try:
+            header = wire.parse_request(frames[0])
+        except ProtocolError as error:
+            return wire.error(wire.request_id(frames[0]), error.code, error.message)
+        identity, operation = header["id"], self._operations.get(header["op"])
+        if operation is None:
+            known = ", ".join(self._operations)
+            return wire.error(identity, "UNKNOWN_OP", f"{self._who} knows {known}, not {header['op']!r:.100}")
+        try:
+            return wire.ok(identity, **operation(header))
+        except ProtocolError as error:
+            return wire.error(identity, error.code, error.message)
+        except (CommitMQError, OSError) as error:
+            self._context.log.error("a request failed", op=header["op"], error=str(error))
+            return wire.error(identity, "SYSTEM_ERROR", str(error))
+        except Exception as error:
+            self._context.log.exception("a request failed", op=header["op"], error=repr(error))
+            return wire.error(identity, "SYSTEM_ERROR", f"{self._who} failed on this request: {error!r:.1000}")

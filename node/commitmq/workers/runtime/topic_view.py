@@ -1,0 +1,307 @@
+"""What the writer and readers know of topics: the store's topics and the deleted ones, kept fresh by the coordinator's news.
+
+The coordinator stores its changes, then moves ``Word.TOPICS_VERSION``, then publishes them. News may be lost or late, so
+a version that is ahead of what was heard, or news that skip one, mean: read on in the files
+(:class:`commitmq.store.metadata.topic_files.TopicReader`), which takes as long as what changed is large. Every change names
+the topics it touched, because what is cached of their queues must go.
+
+A topic that is ending (:mod:`commitmq.coordination.deletions`) is no topic here any more. What comes late of an incarnation
+that ended, an answer about it that crossed the news on the way, does not bring it back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import orjson
+
+from commitmq.control import ControlBlock, DispatcherWord, Word
+from commitmq.store.layout import StoreLayout
+from commitmq.store.metadata.deleted_topics import NO_END, WatchedTable
+from commitmq.store.metadata.topic_config import (
+    PERM_READ,
+    PERM_WRITE,
+    QUEUE_TYPE,
+    QUEUE_TYPE_BATCH,
+    QUEUE_TYPE_SIMPLE,
+    STORAGE_MEMORY,
+    STORAGE_TYPE,
+    TopicConfig,
+    TopicTable,
+    collector_paused,
+)
+from commitmq.store.metadata.topic_files import TopicChange, TopicReader
+
+_IN_MEMORY = (STORAGE_TYPE, STORAGE_MEMORY)
+_BATCH = (QUEUE_TYPE, QUEUE_TYPE_BATCH)
+_REMEMBERED = 65_536  # ended incarnations; what could come late of one comes within seconds
+
+
+class TopicView(NamedTuple):
+    """What sends and pulls need to know of a topic; small, for there may be a hundred thousand."""
+
+    read_queues: int
+    write_queues: int
+    perm: int
+    attributes: tuple[tuple[str, str], ...] = ()  # sorted; a tuple, because views are compared as set members
+    incarnation: int = 0  # see commitmq.store.metadata.topic_config
+
+    @classmethod
+    def of(
+        cls, read_queues: int, write_queues: int, perm: int, attributes: Mapping[str, str], incarnation: int = 0
+    ) -> TopicView:
+        """From what topics.json, ``topic.route`` and the news all have; ``attributes`` are those that somebody chose."""
+        return cls(
+            read_queues, write_queues, perm, tuple(sorted(attributes.items())) if attributes else (), incarnation
+        )
+
+    def attribute(self, name: str, default: str) -> str:
+        """The value of a topic attribute (spec 1.4), ``default`` when the topic does not have it."""
+        return next((value for key, value in self.attributes if key == name), default)
+
+    @property
+    def is_memory(self) -> bool:
+        """True for a topic whose messages are kept by the memory dispatcher and never reach the CommitLog."""
+        return _IN_MEMORY in self.attributes
+
+    @property
+    def is_batch(self) -> bool:
+        """True for a topic whose queues count batches: one record holds several messages (spec 2.8)."""
+        return _BATCH in self.attributes
+
+    @property
+    def queue_type(self) -> str:
+        """``SimpleCQ`` or ``BatchCQ``."""
+        return self.attribute(QUEUE_TYPE, QUEUE_TYPE_SIMPLE)
+
+    @property
+    def is_readable(self) -> bool:
+        return bool(self.perm & PERM_READ)
+
+    @property
+    def is_writable(self) -> bool:
+        return bool(self.perm & PERM_WRITE)
+
+
+class TopicViews:
+    """Topics by name, and the tombstones of deleted ones: records below them belong to nobody.
+
+    ``ended`` has the names of topics that the last :meth:`reload` or :meth:`hear` found to have ended.
+    """
+
+    def __init__(self, layout: StoreLayout, control: ControlBlock) -> None:
+        """Raises StoreError when the files cannot be read."""
+        self._layout = layout
+        self._control = control
+        self._topics: dict[str, TopicView] = {}
+        self._tombstones: dict[str, int] = {}
+        self._endings: dict[str, int] = {}  # name -> incarnation
+        self._hidden: dict[str, TopicView] = {}  # what the files have of endings: a deletion that failed brings it back
+        self._files = TopicReader(layout)
+        self._endings_file = WatchedTable(layout.endings)
+        self._tombstones_file = WatchedTable(layout.tombstones)
+        self._buried: dict[str, int] = {}  # name -> the version that its tombstone came with, until :meth:`is_cleared`
+        self._gone: dict[str, int] = {}  # the newest incarnation of a name that is known to have ended
+        self._version = -1
+        self.ended: set[str] = set()
+        self.reload()
+
+    def get(self, name: str) -> TopicView | None:
+        return self._topics.get(name)
+
+    def tombstone(self, name: str) -> int:
+        """Physical offset below which nothing belongs to the topic of this name; 0 when it was never deleted."""
+        return NO_END if name in self._endings else self._tombstones.get(name, 0)
+
+    def tombstones(self) -> dict[str, int]:
+        """A copy of all tombstones; NO_END for topics that are ending."""
+        return {**self._tombstones, **dict.fromkeys(self._endings, NO_END)}
+
+    @property
+    def version(self) -> int:
+        """The TOPICS_VERSION up to which all changes are known here."""
+        return self._version
+
+    def is_cleared(self, name: str) -> bool:
+        """Whether the ConsumeQueue dispatcher has removed the queues of deleted topics of this name: what is found there
+        now is today's topic's.
+        """
+        version = self._buried.get(name)
+        if version is None:
+            return True
+        if self._control.dispatcher(0, DispatcherWord.TOPICS) < version:
+            return False
+        del self._buried[name]
+        return True
+
+    @property
+    def has_endings(self) -> bool:
+        """True while the deletion of a topic is decided and not finished."""
+        return bool(self._endings)
+
+    @property
+    def is_stale(self) -> bool:
+        """True when the coordinator is ahead of what is known here."""
+        return self._control.get(Word.TOPICS_VERSION) > self._version
+
+    def reload(self) -> set[str]:
+        """Read what the files got; returns the names whose entry or tombstone changed. Raises StoreError, and can be called
+        again then.
+        """
+        # The version is taken before the files are read: a change in between is then read once more, not missed.
+        version = self._control.get(Word.TOPICS_VERSION)
+        # The endings before the topics: a topic that is made when its predecessor has ended is not taken for that one.
+        endings, tombstones = self._endings_file.load(), self._tombstones_file.load()
+        changes = self._files.changes(version) if self._version >= 0 else None
+        if changes is None:
+            with collector_paused():
+                changed = self._take_all(self._files.everything(), endings)
+        else:
+            changed = self._take(changes, endings)
+        changed |= self._bury(tombstones, version)
+        self._version = version
+        return changed
+
+    def _bury(self, tombstones: dict[str, int], version: int) -> set[str]:
+        """Take over the tombstones; returns the names that got another one."""
+        if tombstones is self._tombstones:
+            return set()
+        buried = {name for name, _ in tombstones.items() ^ self._tombstones.items()}
+        self._buried = {name: at for name, at in self._buried.items() if name in tombstones}
+        self._buried.update(dict.fromkeys(buried & tombstones.keys(), version))
+        self._tombstones = tombstones
+        return buried
+
+    def _take(self, changes: list[TopicChange], endings: dict[str, int]) -> set[str]:
+        """Take over what the files got since the last time."""
+        changed: set[str] = set()
+        self.ended = set()
+        for name, incarnation in endings.items():
+            if self._endings.get(name) != incarnation:
+                self._hide(name, incarnation)
+                changed.add(name)
+        for name in self._endings.keys() - endings.keys():
+            changed.add(name)
+            hidden = self._hidden.pop(name, None)
+            if hidden is not None and name not in self._topics:
+                self._topics[name] = hidden
+                self._gone.pop(name, None)
+        for one in changes:
+            if _is_folder(one.name) and self._take_one(one, endings):
+                changed.add(one.name)
+        # What began since is a topic like any other, whatever the older of the two files says.
+        self._endings = {name: incarnation for name, incarnation in endings.items() if name not in self._topics}
+        return changed
+
+    def _take_one(self, change: TopicChange, endings: dict[str, int]) -> bool:
+        """Take over one change; False when it was known, or is older than what is known."""
+        name, known = change.name, self._topics.get(change.name)
+        if change.topic is None:
+            self._hidden.pop(name, None)
+            if known is None or known.incarnation > change.incarnation:
+                return False
+            self._end(name, known.incarnation)
+            return True
+        view = _view_of(change.topic)
+        if view.incarnation <= endings.get(name, -1):
+            self._hidden[name] = view
+            return False
+        if known is not None and (known == view or known.incarnation > view.incarnation):
+            return False
+        if known is not None and known.incarnation != view.incarnation:
+            self._end(name, known.incarnation)
+        self._topics[name] = view
+        return True
+
+    def _hide(self, name: str, incarnation: int) -> None:
+        """The deletion of this incarnation is decided, and it may yet fail."""
+        known = self._topics.get(name)
+        if known is not None and known.incarnation <= incarnation:
+            self._hidden[name] = known
+        self._end(name, incarnation)
+
+    def _take_all(self, table: TopicTable, endings: dict[str, int]) -> set[str]:
+        """Take over everything that the files have."""
+        there = {name: _view_of(one) for name, one in table.topics.items() if _is_folder(name)}
+        topics = {name: one for name, one in there.items() if one.incarnation > endings.get(name, -1)}
+        hidden = {name: there[name] for name in endings if name in there and name not in topics}
+        # What began since is a topic like any other, whatever the older of the two files says.
+        endings = {name: incarnation for name, incarnation in endings.items() if name not in topics}
+        changed = {name for name, _ in topics.items() ^ self._topics.items()}
+        changed |= {name for name, _ in endings.items() ^ self._endings.items()}
+        self.ended = set()
+        for name, incarnation in endings.items():
+            if self._endings.get(name) != incarnation:
+                self._end(name, incarnation)
+        for name, known in list(self._topics.items()):
+            found = topics.get(name)
+            if found is None or found.incarnation != known.incarnation:
+                self._end(name, known.incarnation)
+        self._topics, self._endings, self._hidden = topics, endings, hidden
+        return changed
+
+    def hear(self, frame: bytes) -> set[str]:
+        """Take one piece of news; returns the names it changed. Raises StoreError when the files had to be read."""
+        news: dict[str, Any] = orjson.loads(frame)
+        version = int(news["version"])
+        self.ended = set()
+        if version <= self._version:
+            return set()
+        if version != self._version + 1:
+            changed = self.reload()
+            self._version = max(self._version, version)
+            return changed
+        self._version = version
+        changed = set()
+        for name, incarnation in news.get("ending", ()):
+            self._endings[name] = incarnation
+            self._hide(name, incarnation)
+            changed.add(name)
+        for name, offset, incarnation in news.get("deleted", ()):
+            if self._endings.pop(name, None) is None and name in self._topics:
+                self._end(name, incarnation)
+            self._hidden.pop(name, None)
+            if self._tombstones.get(name) != int(offset):
+                self._tombstones = {**self._tombstones, name: int(offset)}
+            self._buried[name] = version
+            changed.add(name)
+        for name, one in news.get("topics", {}).items():
+            if _is_folder(name):
+                self.learn(name, one)
+                changed.add(name)
+        return changed
+
+    def learn(self, name: str, route: dict[str, Any]) -> bool:
+        """Take over one topic as ``topic.route`` and the news describe it; False for one that has ended since."""
+        incarnation = int(route.get("incarnation", 0))
+        if incarnation <= self._gone.get(name, -1):
+            return False
+        self._topics[name] = TopicView.of(
+            int(route["read_queues"]),
+            int(route["write_queues"]),
+            int(route["perm"]),
+            route.get("attributes") or {},
+            incarnation,
+        )
+        return True
+
+    def _end(self, name: str, incarnation: int) -> None:
+        """An incarnation has ended, and all before it; a topic of the name that began since goes on."""
+        known = self._topics.get(name)
+        if known is not None and known.incarnation > incarnation:
+            return
+        self.ended.add(name)
+        self._topics.pop(name, None)
+        self._gone[name] = max(incarnation, self._gone.pop(name, -1))
+        if len(self._gone) > _REMEMBERED:
+            del self._gone[next(iter(self._gone))]
+
+
+def _view_of(one: TopicConfig) -> TopicView:
+    return TopicView.of(one.read_queues, one.write_queues, one.perm, one.settings, one.incarnation)
+
+
+def _is_folder(name: str) -> bool:
+    """A topic's name becomes a folder's; one that would lead elsewhere is not served, whoever put it into the file."""
+    return bool(name) and "/" not in name and "\0" not in name and name not in (".", "..")

@@ -1,0 +1,1 @@
+"""The writer: the only process that appends to the CommitLog."""

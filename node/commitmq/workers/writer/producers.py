@@ -1,0 +1,252 @@
+"""The writer's knowledge of idempotent producers: the table, its snapshots, and the places that a repetition is told.
+
+Owns ``commitmq/producers``. What is known and why it is right after any crash is in commitmq.store.producers.producer_table
+and commitmq.store.producers.producer_snapshot. Sends that are not idempotent meet nothing of this.
+
+A snapshot is packed between two requests (a few milliseconds for tens of thousands of entries), kept until what it tells is
+flushed, and written and synced by a thread of its own, which touches nothing else. The log's beginning is deleted only below
+a snapshot that is on the device (``durable``): whoever reads the log from the snapshot on must find all of it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any, Final, NamedTuple
+
+from commitmq.config import NodeConfig
+from commitmq.errors import CommitMQError, StoreError
+from commitmq.format.producer_mark import MAX_EPOCH, MAX_ID_CHARACTERS, MAX_SEQUENCE, is_producer_id, mark_prefix
+from commitmq.log import Log
+from commitmq.store.layout import StoreLayout
+from commitmq.store.log.append import Appended
+from commitmq.store.log.commit_log import CommitLog
+from commitmq.store.log.dispatch_batch import DispatchBatch
+from commitmq.store.producers.producer_replay import UNKNOWN, StoredRecord, find_stored, replay
+from commitmq.store.producers.producer_snapshot import ProducerSnapshot
+from commitmq.store.producers.producer_table import Place, ProducerTable
+from commitmq.store.queues.log_proof import has_record_before
+from commitmq.workers.runtime.context import monotonic_ms
+
+_FEW_SEGMENTS: Final = 4
+_RETRY_MS: Final = 5_000
+_TELL_FORGOTTEN_MS: Final = 60_000
+
+
+class Numbered(NamedTuple):
+    """What the header of an idempotent send says; ``mark`` without the sequence."""
+
+    producer_id: str
+    epoch: int
+    sequence: int
+    mark: bytes
+
+
+class ProducersUnusableError(CommitMQError):
+    """What is known of producers cannot be made durable, so nothing may be promised."""
+
+
+def numbered(header: Mapping[str, Any]) -> Numbered:
+    """The three fields of an idempotent send. Raises ValueError with the sentence that says what is wrong."""
+    name, epoch, sequence = header["producer_id"], header.get("producer_epoch", -1), header.get("sequence", -1)
+    if not is_producer_id(name):
+        raise ValueError(f"producer_id must be 1 to {MAX_ID_CHARACTERS} letters, digits and ._-/@+=")
+    if type(epoch) is not int or not 0 <= epoch <= MAX_EPOCH:
+        raise ValueError(f"producer_epoch must be an integer from 0 to {MAX_EPOCH}")
+    if type(sequence) is not int or not 0 <= sequence <= MAX_SEQUENCE:
+        raise ValueError(f"sequence must be an integer from 0 to {MAX_SEQUENCE}")
+    return Numbered(name, epoch, sequence, mark_prefix(name, epoch))
+
+
+class Producers:
+    """See the module. :meth:`open` comes first, then the records from where it says, through :meth:`replay`."""
+
+    def __init__(self, layout: StoreLayout, config: NodeConfig, log: Log) -> None:
+        self._layout = layout
+        self._log = log
+        self._segment_bytes = config.commit_log.segment_bytes
+        self._settings = config.producers
+        self.table = self._empty()
+        self._usable = True
+        self._position = 0  # of the last snapshot that was taken
+        self.durable = 0
+        """Position of the snapshot that is on the device; 0 for none that can be used."""
+        self._due_ms = 0
+        self._taken: ProducerSnapshot | None = None
+        self._saving: threading.Thread | None = None
+        self._problem: OSError | None = None
+        self._written = 0  # the thread's: position of the snapshot it has saved
+        self._told_forgotten = 0
+        self._tell_ms = 0
+
+    def _empty(self) -> ProducerTable:
+        settings = self._settings
+        return ProducerTable(max_entries=settings.max_entries, window=settings.window, expiry_ms=settings.expiry_ms)
+
+    # ------------------------------------------------------------ the start
+
+    def open(self, log: CommitLog, end: int, deleted: Mapping[str, int]) -> int:
+        """Load the snapshot; returns from where on records must be replayed, at most ``end``, the log's.
+
+        ``deleted``: see :func:`commitmq.store.producers.producer_replay.replay`.
+        """
+        path = self._layout.producers
+        try:
+            found = ProducerSnapshot.load(path)
+            if found is None:
+                return self._without_snapshot(log, end)
+            self.table.load_bytes(found.table, deleted)
+            self._check(log, found.position, end)
+        except (StoreError, OSError) as error:
+            # Never an empty table instead: what was answered as stored would be stored again.
+            self.table = self._empty()
+            self._log.warning("producers are made from the whole log", reason=str(error), bytes=end - log.min_offset)
+            return min(log.min_offset, end)
+        self._position = self.durable = found.position
+        self._due_ms = monotonic_ms() + self._settings.snapshot_interval_ms
+        return max(found.position, min(log.min_offset, end))
+
+    def replay(self, batch: DispatchBatch, deleted: Mapping[str, int]) -> None:
+        """The next records behind those that are known."""
+        replay(self.table, batch, deleted)
+
+    def _without_snapshot(self, log: CommitLog, end: int) -> int:
+        """The file is missing. Recovery made one when it took the store over, so that one was deleted, or there was no room
+        for it: the whole log tells. What is durable here is of no producers where the log begins, which is right, too.
+        """
+        begin = min(log.min_offset, end)
+        if begin < end:
+            self._log.warning(
+                "producers are made from the whole log",
+                reason=f"their file is missing [{self._layout.producers}]",
+                bytes=end - begin,
+            )
+        self._position = begin
+        try:
+            ProducerSnapshot(begin, self.table.to_bytes()).save(self._layout.producers)
+            self.durable = begin
+        except OSError as error:
+            self._usable = False
+            self._log.warning("idempotent sends are refused until this works", error=os.strerror(error.errno or 5))
+        return begin
+
+    def _check(self, log: CommitLog, position: int, end: int) -> None:
+        if position > end:
+            raise StoreError(f"the log ends at {end}, the snapshot of producers knows it up to {position}")
+        if log.min_offset < position and not has_record_before(log, position):
+            raise StoreError(f"no record ends at {position}, where the snapshot of producers was taken")
+        newest = self.table.newest()
+        if newest is None:
+            return
+        name, epoch, _, _, sequence, place = newest
+        if place.physical_offset >= log.min_offset and UNKNOWN in find_stored(log, [place], name, epoch, sequence, 1):
+            raise StoreError(f"the log has another record before {place.end} than the snapshot of producers knows")
+
+    # ------------------------------------------------------------ sends
+
+    def judge(self, sender: Numbered, topic: str, queue: int, count: int) -> int:
+        """How many of the messages are stored already. Raises SequenceRefusedError, or ProducersUnusableError."""
+        if not self._usable:
+            raise ProducersUnusableError("what is known of producers cannot be written to the disk")
+        return self.table.judge(sender.producer_id, sender.epoch, topic, queue, sender.sequence, count)
+
+    def note(self, sender: Numbered, topic: str, queue: int, before: int, queue_offset: int, done: Appended) -> None:
+        """The messages of ``sender`` behind the first ``before`` were stored from ``queue_offset`` on."""
+        sequence = sender.sequence + before
+        for part in done.parts:
+            place = Place(
+                sequence, part.count, queue_offset, part.physical_offset, part.physical_offset + part.size_bytes
+            )
+            self.table.note(sender.producer_id, sender.epoch, topic, queue, place, done.store_timestamp)
+            sequence += part.count
+            queue_offset += part.count
+
+    def find(self, sender: Numbered, topic: str, queue: int, count: int) -> tuple[list[StoredRecord], int]:
+        """Where the first ``count`` messages of ``sender`` lie, and the end of the newest record of it in this queue."""
+        places = self.table.places(sender.producer_id, topic, queue)
+        # Made anew each time: repetitions are rare, and a mapping would keep segments on the disk that expire.
+        log = CommitLog(self._layout.commit_log, self._segment_bytes, _FEW_SEGMENTS)
+        try:
+            stored = find_stored(log, places, sender.producer_id, sender.epoch, sender.sequence, count)
+        finally:
+            log.close()
+        return stored, self.table.end(sender.producer_id, topic, queue)
+
+    def forget_topic(self, topic: str, below: int) -> None:
+        """A topic was deleted; its records below ``below`` are no more."""
+        self.table.forget_topic(topic, below)
+
+    # ------------------------------------------------------------ snapshots
+
+    def turn(self, position: int, flushed: int, wanted: int = 0) -> int:
+        """Once a turn of the writer's loop. ``position`` is the log's end, ``flushed`` as far as it is durable; up to
+        ``wanted`` the log is to be deleted. Returns up to where it should be flushed soon, 0 when that does not matter.
+        """
+        if self._saving is not None:
+            if not self._saving.is_alive():
+                self._saved()
+        elif self._taken is not None:
+            if flushed >= self._taken.position:
+                self._save(self._taken)
+            elif wanted > self.durable:
+                return self._taken.position
+        elif position != self._position or not self._usable:
+            now = monotonic_ms()
+            behind = position - self._position
+            if behind >= self._settings.snapshot_bytes or now >= self._due_ms or wanted > self._position:
+                self._take(position, now)
+        return 0
+
+    def finish(self, position: int, flushed: int) -> None:
+        """The writer stops in order: leave a snapshot of the end if all is flushed, so that the next start reads nothing."""
+        if self._saving is not None:
+            self._saving.join()
+            self._saved()
+        if position == flushed and (position != self._position or not self._usable):
+            self._take(position, monotonic_ms())
+            taken, self._taken = self._taken, None
+            if taken is not None:
+                self._write(taken)
+                self._saved()
+
+    def _take(self, position: int, now: int) -> None:
+        self.table.expire(time.time_ns() // 1_000_000)
+        self._tell_forgotten(now)
+        self._taken = ProducerSnapshot(position, self.table.to_bytes())
+        self._position = position
+        self._due_ms = now + self._settings.snapshot_interval_ms
+
+    def _save(self, snapshot: ProducerSnapshot) -> None:
+        self._taken = None
+        self._saving = threading.Thread(target=self._write, args=(snapshot,), name="producers", daemon=True)
+        self._saving.start()
+
+    def _write(self, snapshot: ProducerSnapshot) -> None:
+        try:
+            snapshot.save(self._layout.producers)
+            self._problem, self._written = None, snapshot.position
+        except OSError as error:
+            self._problem = error
+
+    def _saved(self) -> None:
+        self._saving = None
+        if self._problem is None:
+            self._usable, self.durable = True, self._written
+            return
+        # The old snapshot is still right; the next one is tried soon, and a start reads a little more meanwhile.
+        self._log.warning("cannot write down what is known of producers", error=os.strerror(self._problem.errno or 5))
+        self._position = -1
+        self._due_ms = monotonic_ms() + _RETRY_MS
+
+    def _tell_forgotten(self, now: int) -> None:
+        if self.table.forgotten != self._told_forgotten and now >= self._tell_ms:
+            self._log.info(
+                "producers were forgotten",
+                count=self.table.forgotten - self._told_forgotten,
+                known=len(self.table),
+                entries=self.table.entries,
+            )
+            self._told_forgotten = self.table.forgotten
+            self._tell_ms = now + _TELL_FORGOTTEN_MS

@@ -1,0 +1,139 @@
+"""fdatasync in the writer itself, for a sender that waits for the device alone.
+
+The way over the flush process costs two wake-ups, as much as the device itself takes for a small record. Where many wait, that
+process is the better one: it groups them, and the writer goes on meanwhile. So the writer does it only when one answer
+waits, its sender's last request was the last of all before it, flush sleeps, and little is unsynced, all of it in one segment.
+
+``flushed`` stays flush's word: the writer says in ``writer_synced`` how far it got, answers, and leaves the rest to flush.
+
+A device that is slow for a moment would keep everybody else waiting too: after a sync of more than
+``commit_log.writer_sync_slow_ms`` flush does it for some seconds.
+
+Invariants: ``writer_synced`` is stored only after the fdatasync that covers it, which began after everything below it was in
+the file. ``WRITER_SYNC`` says SYNCING from before the call until its outcome is in that word, so that flush, which may sync
+the same pages meanwhile, does not publish what a failure of ours took from it. A writer that is killed within has answered
+nobody, and its successor writes again what it was to sync (:mod:`commitmq.workers.runtime.failed_sync`). After a failure
+the writer leaves the note for the next recovery, and never syncs again. The segment is opened before the look whether flush
+is in a sync or has failed: a failure before that is seen in the words, and of one behind it the kernel tells every
+descriptor that was open then.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from typing import Final
+
+from commitmq import failpoints
+from commitmq.control import Word, WorkerWord, WriterSync
+from commitmq.errors import StoreError
+from commitmq.files import disk
+from commitmq.store.layout import segment_name
+from commitmq.workers.runtime.context import WorkerContext, role_slot
+from commitmq.workers.runtime.failed_sync import leave_note, write_again
+
+_SYNC, _SYNCED, _TIMESTAMP = int(Word.WRITER_SYNC), int(Word.WRITER_SYNCED), int(Word.WRITER_SYNCED_TIMESTAMP)
+_FLUSHED, _FLUSH_ERRNO = int(Word.FLUSHED), int(Word.FLUSH_ERRNO)
+_ASLEEP = int(WorkerWord.ASLEEP)
+_REST_S: Final = 5.0
+
+
+class OwnSync:
+    """The writer's own fdatasync; see the module."""
+
+    def __init__(self, context: WorkerContext, *, pooled: bool) -> None:
+        """With a transient store pool (``pooled``) the log's files are flush's, and the writer syncs nothing."""
+        self._control = context.control
+        self._layout = context.layout
+        self._log = context.log
+        log_config = context.config.commit_log
+        self._segment_bytes = log_config.segment_bytes
+        self._most_bytes = 0 if pooled else log_config.writer_sync_bytes
+        self._flush_slot = role_slot("flush")
+        self._file: tuple[int, int] | None = None  # base of the segment, descriptor
+        self._slow_s = log_config.writer_sync_slow_ms / 1000
+        self._rests_until = 0.0
+        self.synced = 0
+        if self._control.get(_SYNC) == WriterSync.SYNCING:
+            # A former writer was killed in its sync, and nobody knows what that came to. Should flush have been killed as
+            # well, it would not know of an error either.
+            self._write_again(context)
+        self._control.put(_SYNC, min(self._control.get(_SYNC), WriterSync.IDLE))
+
+    def _write_again(self, context: WorkerContext) -> None:
+        start, end = self._control.get(_FLUSHED), self._control.get(Word.WRITTEN)
+        try:
+            write_again(self._layout, start, end, self._segment_bytes, context.heartbeat)
+        except OSError as error:
+            raise StoreError(
+                f"the log cannot be written again after a sync of unknown outcome: {error.strerror}",
+                path=self._layout.commit_log,
+            ) from error
+
+    def suits(self, end: int) -> bool:
+        """Whether everything up to ``end``, the log's, should be synced here and now."""
+        control = self._control
+        start = max(control.get(_FLUSHED), self.synced)
+        if not self._most_bytes or not self._open(end - 1):
+            return False
+        return (
+            0 < end - start <= self._most_bytes
+            and (end - 1) // self._segment_bytes == start // self._segment_bytes
+            and control.worker(self._flush_slot, _ASLEEP) != 0
+            and not control.get(_FLUSH_ERRNO)
+            and control.get(_SYNC) == 0
+            and time.monotonic() >= self._rests_until
+        )
+
+    def sync(self, end: int, timestamp: int) -> bool:
+        """Sync everything up to ``end``, which lies in one segment with what is not synced yet; False when that failed.
+
+        ``timestamp``: of the last record. After a failure sends are refused as soon as flush has seen it.
+        """
+        control = self._control
+        assert self._file is not None
+        control.put(_SYNC, WriterSync.SYNCING)
+        began = time.monotonic()
+        try:
+            if failpoints.ACTIVE:
+                failpoints.hit("writer.before_fdatasync")
+            disk.sync(self._file[1], "segment")
+            if failpoints.ACTIVE:
+                failpoints.hit("writer.after_fdatasync")
+        except OSError as error:
+            control.put(_SYNC, -(error.errno or errno.EIO))
+            self._log.error("fdatasync failed", segment=segment_name(end - 1 - (end - 1) % self._segment_bytes))
+            leave_note(self._layout.writer_sync_failed, error, self._log)
+            return False
+        over = time.monotonic()
+        if over - began > self._slow_s:
+            self._rests_until = over + _REST_S
+        if control.get(_FLUSH_ERRNO):
+            control.put(_SYNC, WriterSync.IDLE)
+            return False
+        self.synced = end
+        control.put(_SYNCED, end)
+        control.put(_TIMESTAMP, timestamp)
+        control.put(_SYNC, WriterSync.IDLE)
+        return True
+
+    def roll(self) -> None:
+        """The tail is in another segment now: let go of the old one, which may be deleted some day."""
+        self.close()
+
+    def _open(self, position: int) -> bool:
+        base = position - position % self._segment_bytes
+        if self._file is None or self._file[0] != base:
+            self.close()
+            try:
+                path = self._layout.commit_log / segment_name(base)
+                self._file = base, disk.open_file(path, os.O_RDWR, "segment")
+            except OSError:
+                return False  # flush will try, and say why it cannot
+        return True
+
+    def close(self) -> None:
+        if self._file is not None:
+            os.close(self._file[1])
+            self._file = None

@@ -1,0 +1,69 @@
+"""Goal: no bytes from the other side make the header functions raise anything but ProtocolError."""
+
+from __future__ import annotations
+
+import orjson
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from commitmq import FencedError, Outcome, ProtocolError
+from commitmq.protocol import wire
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["v", "op", "id", "x"]), inner),
+    max_leaves=8,
+)
+
+
+def test_a_request_reads_back() -> None:
+    assert wire.parse_request(wire.pack({"op": "hello", "id": 3})) == {"v": 1, "op": "hello", "id": 3}
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.binary(max_size=60) | JSON.map(orjson.dumps))
+def test_any_frame_is_a_request_or_a_protocol_error(frame: bytes) -> None:
+    code = "none"
+    try:
+        assert wire.parse_request(frame)["v"] == 1
+    except ProtocolError as error:
+        code = error.code
+    assert code in ("none", "BAD_HEADER", "UNSUPPORTED_VERSION")
+    assert wire.request_id(frame) is None or type(wire.request_id(frame)) is int
+
+
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(st.binary(max_size=60) | JSON.map(orjson.dumps))
+def test_any_frame_is_an_answer_or_a_protocol_error(frame: bytes) -> None:
+    with pytest.raises(ProtocolError, match="does not speak this protocol"):
+        wire.parse_answer(frame)
+
+
+@pytest.mark.parametrize(
+    ("frame", "code"),
+    [
+        (b"", "BAD_HEADER"),
+        (b"[1]", "BAD_HEADER"),
+        (b"{}", "BAD_HEADER"),
+        (b'{"v":"1","op":"x","id":1}', "BAD_HEADER"),
+        (b'{"v":2,"op":"x","id":1}', "UNSUPPORTED_VERSION"),
+        (b'{"v":1,"id":1}', "BAD_HEADER"),
+        (b'{"v":1,"op":"x","id":"1"}', "BAD_HEADER"),
+        (b'{"v":1,"op":"x","id":true}', "BAD_HEADER"),
+        (b" " * (wire.MAX_HEADER_BYTES + 1), "BAD_HEADER"),
+    ],
+)
+def test_bad_requests(frame: bytes, code: str) -> None:
+    with pytest.raises(ProtocolError) as caught:
+        wire.parse_request(frame)
+    assert caught.value.code == code
+
+
+def test_refusals_become_their_errors() -> None:
+    answer = wire.parse_answer(wire.error(1, "FENCED", "why"))
+    assert isinstance(wire.refusal(answer), FencedError)
+    answer = wire.parse_answer(wire.error(1, "SYSTEM_BUSY", "why", retry_after_ms=50, outcome="not_stored"))
+    error = wire.send_refusal(answer)
+    assert (error.code, error.outcome, error.retry_after_ms) == ("SYSTEM_BUSY", Outcome.NOT_STORED, 50)
+    assert wire.send_refusal({"ok": False, "outcome": "new word"}).outcome is Outcome.UNKNOWN
