@@ -8,9 +8,9 @@ adds is in the files before its end is published. All rules of trust, durability
 from __future__ import annotations
 
 from commitmq.config import NodeConfig
-from commitmq.format.checkpoint import Checkpoint
 from commitmq.format.index_header import IndexShape
 from commitmq.plugin.hookspecs import DispatcherSpec, DispatcherView, hookimpl
+from commitmq.store.checkpoint import Checkpoint
 from commitmq.store.index.index_files import IndexFiles
 from commitmq.store.log.dispatch_batch import DispatchBatch
 

@@ -37,10 +37,9 @@ from commitmq import failpoints
 from commitmq.config import NodeConfig
 from commitmq.errors import DiskFullError, StoreError
 from commitmq.files.fd_cache import FdCache
-from commitmq.files.shared_memory import PAGE_BYTES, SharedPage, check_private
+from commitmq.format.file_names import segment_name
 from commitmq.kernels.units import tags_codes
 from commitmq.plugin.hookspecs import DispatcherSpec, Stored, TopicStoreView, hookimpl
-from commitmq.store.layout import segment_name
 from commitmq.store.log.append import (
     Appended,
     CheckedRun,
@@ -49,6 +48,7 @@ from commitmq.store.log.append import (
     SegmentUnavailableError,
 )
 from commitmq.store.memory.memory_files import NodeWord, TopicState, TopicWord, node_page, survives, topic_page
+from commitmq.store.memory.shared_memory import PAGE_BYTES, SharedPage, check_private
 from commitmq_dispatchers.memory_units import UNIT, UNIT_STRUCT, UnitFiles, pages
 
 _FILLER_BYTES: Final = 8

@@ -20,9 +20,9 @@ from typing import Final
 import numpy as np
 
 from commitmq.files.fd_cache import FdCache
-from commitmq.files.shared_memory import PAGE_BYTES
-from commitmq.store.layout import segment_name
+from commitmq.format.file_names import segment_name
 from commitmq.store.memory.memory_files import UNIT_FILE_BYTES
+from commitmq.store.memory.shared_memory import PAGE_BYTES
 
 UNIT: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 UNIT_STRUCT: Final = struct.Struct(">qiq")

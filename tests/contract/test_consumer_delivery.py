@@ -32,7 +32,7 @@ from commitmq import (
     Producer,
     ProtocolError,
 )
-from commitmq.client.connection import Channel
+from commitmq.protocol.connection import Channel
 from interrupts import logging_survives
 from nodes import Node, eventually, start_node
 

@@ -32,8 +32,8 @@ from commitmq import (
     Producer,
     ProtocolError,
 )
-from commitmq.client.connection import Directory, wants_ipv6
 from commitmq.client.receiving import membership
+from commitmq.protocol.connection import Directory, wants_ipv6
 from nodes import Node, commitmq, eventually, free_ports, start_node
 
 pytestmark = pytest.mark.timeout(120)

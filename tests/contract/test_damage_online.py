@@ -13,7 +13,7 @@ import pytest
 
 from commitmq import Admin, Consumer, Producer, SendResult
 from commitmq.errors import CorruptRecordError
-from commitmq.store.layout import segment_name
+from commitmq.format.file_names import segment_name
 from commitmq.supervision.exit_codes import CliExit
 from nodes import SEGMENT_BYTES, Node, commitmq, start_node
 

@@ -19,8 +19,8 @@ import pytest
 import zmq
 
 from attacks import FIRST_ID
-from commitmq.client.connection import Channel
 from commitmq.protocol import wire
+from commitmq.protocol.connection import Channel
 from commitmq.store.layout import StoreLayout
 from nodes import Node, eventually, start_node
 from zmtp import MORE, RawPeer, frame

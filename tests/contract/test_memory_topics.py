@@ -25,8 +25,8 @@ from commitmq import Admin, Consumer, Message, Producer, Sql
 from commitmq.client.aio import AsyncConsumer, AsyncProducer
 from commitmq.client.sending.batch_plan import TARGET_RUN_BYTES
 from commitmq.errors import InvalidMessageError, Outcome, ProtocolError, SendError
-from commitmq.files.shared_memory import memory_folder
 from commitmq.store.layout import StoreLayout
+from commitmq.store.memory.shared_memory import memory_folder
 from nodes import Node, commitmq, eventually, start_node
 
 SEGMENT = 256 * 1024

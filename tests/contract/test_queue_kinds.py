@@ -18,11 +18,11 @@ from typing import Any
 import pytest
 
 from commitmq import Admin, Consumer, Message, Producer, Sql
-from commitmq.client.connection import Directory
 from commitmq.errors import InvalidMessageError, ProtocolError, SendError
 from commitmq.format.client_batch import BatchElement, encode_client_batch
 from commitmq.format.properties import encode_properties
 from commitmq.protocol import wire
+from commitmq.protocol.connection import Directory
 from commitmq.store.queues.batch_consume_queue import BATCH_UNIT, BatchConsumeQueue
 from nodes import Node, commitmq, start_node
 

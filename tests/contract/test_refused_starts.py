@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from commitmq import Consumer, Producer
-from commitmq.store.layout import StoreLayout, segment_name
+from commitmq.format.file_names import segment_name
+from commitmq.store.layout import StoreLayout
 from commitmq.store.recovery.sidecar import Sidecar
 from commitmq.supervision.exit_codes import CliExit
 from golden_stores import GOLDEN_QUEUE_FILE_BYTES, GOLDEN_SEGMENT_BYTES, GoldenStore

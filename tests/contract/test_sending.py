@@ -418,7 +418,7 @@ def test_a_child_can_connect_whatever_the_parents_threads_did(node: Node) -> Non
     ended = run_program(
         """
         import os, signal, sys, threading
-        from commitmq.client.connection import Channel
+        from commitmq.protocol.connection import Channel
         from commitmq import Admin
 
         ends = threading.Event()

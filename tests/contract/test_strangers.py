@@ -33,9 +33,9 @@ from accounts import (
 )
 from commitmq import Admin, Consumer, Producer
 from commitmq.files import kernel_cache
-from commitmq.files.shared_memory import recorded_folder
 from commitmq.kernels import warm
 from commitmq.store.layout import StoreLayout
+from commitmq.store.memory.shared_memory import recorded_folder
 from commitmq.supervision.exit_codes import CliExit
 from commitmq.testing.node_process import NodeProcess
 from nodes import Node

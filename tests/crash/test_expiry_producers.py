@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from commitmq import Admin, Producer
-from commitmq.store.layout import StoreLayout, segment_name
+from commitmq.format.file_names import segment_name
+from commitmq.store.layout import StoreLayout
 from commitmq.store.producers.producer_snapshot import ProducerSnapshot
 from nodes import Node, commitmq, eventually, start_node
 

@@ -21,7 +21,8 @@ from traffic import Traffic, seed
 
 from commitmq import Consumer, Producer
 from commitmq.errors import CommitMQError
-from commitmq.store.layout import StoreLayout, segment_name
+from commitmq.format.file_names import segment_name
+from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.recovery.sidecar import Sidecar
 from commitmq.supervision.exit_codes import CliExit

@@ -24,12 +24,13 @@ from power_load import SETTINGS
 
 from commitmq import failpoints
 from commitmq.errors import CommitMQError, StoreError
+from commitmq.format.file_names import segment_name
 from commitmq.offline.expire import expire, safe_end
 from commitmq.offline.held_store import HeldStore
 from commitmq.offline.rebuild import rebuild
 from commitmq.offline.repair import repair
 from commitmq.offline.verify import verify
-from commitmq.store.layout import StoreLayout, segment_name
+from commitmq.store.layout import StoreLayout
 from commitmq.store.log.expiry import MinOffsetFile, look_at_segments
 from commitmq.store.queues.consume_queue import ConsumeQueue
 from commitmq.store.queues.queue_ends import QueueEnds

@@ -14,7 +14,8 @@ import pytest
 
 from commitmq import Admin, Consumer, Producer, SendError
 from commitmq.control import ControlBlock, Word
-from commitmq.store.layout import StoreLayout, segment_name
+from commitmq.format.file_names import segment_name
+from commitmq.store.layout import StoreLayout
 from nodes import Node, eventually, start_node
 
 pytestmark = pytest.mark.timeout(120)

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from commitmq.format.checkpoint import Checkpoint
+from commitmq.format.file_names import segment_name
 from commitmq.format.java import java_string_hash
 from commitmq.format.record import Record, encode_filler, encode_record
-from commitmq.store.layout import StoreLayout, segment_name
+from commitmq.store.checkpoint import Checkpoint
+from commitmq.store.layout import StoreLayout
 from commitmq.store.metadata.topic_config import TopicConfig, TopicTable
 from commitmq.store.queues.consume_queue import ConsumeQueue
 from commitmq.store.recovery import abort_file

@@ -15,7 +15,7 @@ import pytest
 from source_reading import read_table, wait_until_shown
 
 from commitmq import Admin, Consumer, Message, Producer
-from commitmq.client.connection import Directory
+from commitmq.protocol.connection import Directory
 from nodes import Node, start_node
 
 COLUMNS = (

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from commitmq.format.constants import Host
+from commitmq.format.file_names import segment_name
 from commitmq.format.record import Record, encode_filler, encode_record
-from commitmq.store.layout import segment_name
 
 SEGMENT_BYTES = 4096
 HOST = Host("127.0.0.1", 10911)

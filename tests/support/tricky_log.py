@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from commitmq.format.constants import Host
+from commitmq.format.file_names import segment_name
 from commitmq.format.record import Record, encode_filler, encode_record
-from commitmq.store.layout import segment_name
 from commitmq.store.log.commit_log import CommitLog
 
 SEGMENT_BYTES = 16_384

@@ -9,9 +9,9 @@ from typing import Self
 
 from commitmq.bench.figures import Clock
 from commitmq.client.admin import Admin
-from commitmq.client.connection import Directory, Metadata
 from commitmq.client.results import SendResult
 from commitmq.errors import CommitMQError
+from commitmq.protocol.connection import Directory, Metadata
 
 _POLL_S = 0.0005
 # After the last ack a message becomes visible within milliseconds; this bounds the wait when a dispatcher is dead.

@@ -6,9 +6,9 @@ from typing import Any
 
 import zmq
 
-from commitmq.client.connection import new_routing_id, node_address
 from commitmq.errors import NodeUnavailableError
 from commitmq.protocol import wire
+from commitmq.protocol.connection import new_routing_id, node_address
 
 
 def request(address: str, op: str, *, timeout_s: float | None) -> dict[str, Any]:

@@ -22,9 +22,9 @@ from commitmq.cli.streams import do_without
 from commitmq.config import NodeConfig
 from commitmq.config.fitting import fit, sizes_of
 from commitmq.config.profiles import DEFAULT_PROFILE, PROFILES
+from commitmq.network import ports
 from commitmq.store.access import keep_private
 from commitmq.store.layout import StoreLayout
-from commitmq.supervision import ports
 from commitmq.supervision.admin_socket import exposure_warning, is_loopback
 from commitmq.supervision.exit_codes import CliExit
 from commitmq.supervision.node_files import make_folders

@@ -12,9 +12,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from commitmq.client import checks
-from commitmq.client.connection import Channel, ConnectionLost, Directory, check_fork
 from commitmq.errors import CommitMQError, NodeUnavailableError, ProtocolError
 from commitmq.format.message_id import parse_offset_message_id
+from commitmq.protocol.connection import Channel, ConnectionLost, Directory, check_fork
 
 if TYPE_CHECKING:
     import zmq

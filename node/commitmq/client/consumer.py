@@ -15,7 +15,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
 from commitmq.client import checks
-from commitmq.client.connection import Channel, Directory, check_fork
 from commitmq.client.receiving.assignment import (
     Assignment,
     Begin,
@@ -34,6 +33,7 @@ from commitmq.client.receiving.membership import GroupMember
 from commitmq.client.selector import MessageSelector, selector
 from commitmq.errors import CommitMQError, NodeUnavailableError, ProtocolError
 from commitmq.log import get_log
+from commitmq.protocol.connection import Channel, Directory, check_fork
 from commitmq.store.metadata.topic_name import validate_group, validate_topic
 
 if TYPE_CHECKING:

@@ -19,7 +19,6 @@ import orjson
 import zmq
 
 from commitmq.client import checks
-from commitmq.client.connection import WAIT_SLICE_S, Channel, ConnectionLost, check_fork
 from commitmq.client.message import (
     Keys,
     Message,
@@ -44,6 +43,7 @@ from commitmq.format.constants import Property
 from commitmq.format.java import java_string_hash
 from commitmq.format.producer_mark import MAX_MARK_BYTES
 from commitmq.protocol import wire
+from commitmq.protocol.connection import WAIT_SLICE_S, Channel, ConnectionLost, check_fork
 from commitmq.protocol.local_packet import LocalSocket
 from commitmq.store.log.unique_ids import UniqueIds
 

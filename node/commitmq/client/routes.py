@@ -9,9 +9,9 @@ import threading
 import time
 from typing import Any, Final
 
-from commitmq.client.connection import Channel, Directory
 from commitmq.client.sending.line import Line
 from commitmq.errors import NodeUnavailableError, Outcome, ProtocolError, SendError, send_error
+from commitmq.protocol.connection import Channel, Directory
 from commitmq.store.metadata.topic_config import QUEUE_TYPE, QUEUE_TYPE_BATCH, STORAGE_MEMORY, STORAGE_TYPE
 
 _TTL_S: Final = 10.0

@@ -1,7 +1,7 @@
 """The offsets journal: what consumer groups were told is committed, between two writings of ``consumerOffset.json``.
 
-File ``commitmq/offsets.journal``, a :mod:`commitmq.format.journal`. A record is the list of all changes of one turn of the
-coordinator's loop, ``["set", group, topic, [[queue, next offset], …]]`` or ``["drop", topic]``, in order.
+File ``commitmq/offsets.journal``, a :mod:`commitmq.store.metadata.journal`. A record is the list of all changes of one turn
+of the coordinator's loop, ``["set", group, topic, [[queue, next offset], …]]`` or ``["drop", topic]``, in order.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from commitmq.format.journal import Journal
+from commitmq.store.metadata.journal import Journal
 
 
 class SetOffsets(NamedTuple):

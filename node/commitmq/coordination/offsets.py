@@ -11,7 +11,7 @@ Crash points, and what the next :meth:`GroupOffsets.open` finds:
   asked for) or torn (then it is cut);
 * after the sync: the record is replayed over the snapshot;
 * while the snapshot is written, and until the new journal is there: either snapshot, which the journal knows by name
-  (:mod:`commitmq.format.journal`), with the changes behind it.
+  (:mod:`commitmq.store.metadata.journal`), with the changes behind it.
 
 A snapshot that the journal does not know is RocketMQ's, which used the store after a crash of ours and never saw the
 journal. Then of the journal only each queue's last value counts, and only where it is ahead of the snapshot: no group
@@ -29,11 +29,11 @@ from pathlib import Path
 
 from commitmq.coordination.journal import Change, DropTopic, OffsetsJournal, SetOffsets
 from commitmq.errors import StoreError
-from commitmq.format.journal import Replay
 from commitmq.log import get_log
 from commitmq.store.layout import StoreLayout
 from commitmq.store.metadata import json_config
 from commitmq.store.metadata.consumer_offsets import ConsumerOffsets, journal_path, load_snapshot
+from commitmq.store.metadata.journal import Replay
 
 NONE = -1  # what fetch answers for a queue without a committed offset
 COMMITS_A_VERSION = 500  # RocketMQ's consumerOffsetUpdateVersionStep (spec 1.4)

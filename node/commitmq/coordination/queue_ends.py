@@ -14,10 +14,10 @@ from typing import Final
 from commitmq.config import NodeConfig
 from commitmq.control import ControlBlock, DispatcherWord, Word
 from commitmq.errors import StoreError
-from commitmq.files.shared_memory import memory_folder
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.memory.memory_files import MemoryTopics
+from commitmq.store.memory.shared_memory import memory_folder
 from commitmq.store.metadata.topic_config import (
     QUEUE_TYPE,
     QUEUE_TYPE_BATCH,

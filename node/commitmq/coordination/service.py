@@ -28,11 +28,11 @@ from commitmq.coordination.requests import Header
 from commitmq.coordination.subscriptions import SQL, Subscriptions
 from commitmq.coordination.topics import Topics
 from commitmq.errors import ProtocolError, StoreError
-from commitmq.files.shared_memory import memory_folder
+from commitmq.files.disk import sync_folder
 from commitmq.log import get_log
 from commitmq.store.layout import StoreLayout
 from commitmq.store.memory.memory_files import survives
-from commitmq.store.metadata.json_config import sync_folder
+from commitmq.store.memory.shared_memory import memory_folder
 from commitmq.store.metadata.topic_config import STORAGE_MEMORY, STORAGE_TYPE
 from commitmq.supervision.node_files import node_life
 

@@ -22,7 +22,7 @@ from typing import Final
 
 from commitmq.errors import OffsetOutOfRangeError, SegmentSizeError, StoreError
 from commitmq.files import disk
-from commitmq.store.layout import segment_name
+from commitmq.format.file_names import segment_name
 
 _LOOKS: Final = 3
 _SEGMENT_NAME: Final = re.compile(r"\d{20}", re.ASCII)

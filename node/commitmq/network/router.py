@@ -21,12 +21,11 @@ import zmq
 
 from commitmq.config import NetworkConfig
 from commitmq.log import Log
-from commitmq.network import routing_ids
+from commitmq.network import ports, routing_ids
 from commitmq.network.connection import Connection
 from commitmq.network.gate import Gate
 from commitmq.network.unsent import UnsentAnswers
 from commitmq.protocol import wire
-from commitmq.supervision import ports
 
 MAX_FRAMES: Final = 1_024
 # What ZeroMQ writes before each frame.

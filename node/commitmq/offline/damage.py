@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from commitmq.errors import CorruptRecordError, StoreError
+from commitmq.format.file_names import segment_name
 from commitmq.offline.extents import extents
-from commitmq.store.layout import StoreLayout, segment_name
+from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
 
 

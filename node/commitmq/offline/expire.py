@@ -15,17 +15,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from commitmq.errors import StoreError
+from commitmq.files.disk import sync_folder
 from commitmq.files.fd_cache import FdCache
-from commitmq.format.checkpoint import Checkpoint
+from commitmq.format.file_names import segment_name
 from commitmq.format.index_header import HEADER_BYTES, header_of, list_index_files
 from commitmq.offline.held_store import HeldStore
 from commitmq.offline.log_beginning import refuse_missing_beginning
 from commitmq.offline.producers import write_down_producers
-from commitmq.store.layout import StoreLayout, segment_name
+from commitmq.store.checkpoint import Checkpoint
+from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.expiry import MinOffsetFile, delete_segment, finish_expiry, list_bases
 from commitmq.store.log.retention import Segment
-from commitmq.store.metadata.json_config import sync_folder
 from commitmq.store.queues import queue_ends
 from commitmq.store.queues.batch_consume_queue import BatchConsumeQueue
 from commitmq.store.queues.consume_queue import ConsumeQueue

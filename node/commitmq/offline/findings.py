@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, Protocol, Self
 
 from commitmq.format.constants import UNIT_BYTES
-from commitmq.store.layout import segment_name
+from commitmq.format.file_names import segment_name
 from commitmq.store.queues.batch_consume_queue import BATCH_UNIT_BYTES
 
 MAX_FINDINGS: Final = 10_000

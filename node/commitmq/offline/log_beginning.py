@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from commitmq.errors import StoreError
+from commitmq.format.file_names import segment_name
 from commitmq.offline.held_store import HeldStore
-from commitmq.store.layout import segment_name
 from commitmq.store.queues.queue_ends import QueueEnds, lost_beginning
 from commitmq.store.recovery import abort_file
 from commitmq.store.recovery.sidecar import Sidecar

@@ -12,11 +12,11 @@ from pathlib import Path
 
 from commitmq.errors import CorruptRecordError, CutRefusedError, OffsetOutOfRangeError, SegmentSizeError, StoreError
 from commitmq.files.mapped_file import MappedFile, MappedFileQueue, list_sizes
-from commitmq.format.checkpoint import Checkpoint
+from commitmq.format.file_names import segment_name
 from commitmq.offline.extents import Extent, extents
 from commitmq.offline.held_store import HeldStore
 from commitmq.offline.log_beginning import refuse_missing_beginning
-from commitmq.store.layout import segment_name
+from commitmq.store.checkpoint import Checkpoint
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.recovery import abort_file
 from commitmq.store.recovery.cut_judge import judge, look_behind

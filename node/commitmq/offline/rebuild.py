@@ -20,6 +20,7 @@ import numpy as np
 
 from commitmq import failpoints
 from commitmq.errors import StoreError
+from commitmq.files.disk import sync_folder
 from commitmq.format.constants import PREBLANK_SIZE, UNIT_BYTES
 from commitmq.log import get_log
 from commitmq.offline.held_store import HeldStore
@@ -31,7 +32,6 @@ from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.dispatch_batch import LogWalker
 from commitmq.store.metadata.deleted_topics import load_tombstones
-from commitmq.store.metadata.json_config import sync_folder
 from commitmq.store.queues import queue_ends
 from commitmq.store.queues.batch_consume_queue import BATCH_UNIT_BYTES, BatchConsumeQueue, make_units
 from commitmq.store.queues.consume_queue import UNIT, ConsumeQueue

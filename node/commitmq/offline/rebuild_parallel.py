@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Final
 
 from commitmq.errors import StoreError
+from commitmq.files.disk import sync_folder
 from commitmq.offline.held_store import HeldStore
 from commitmq.offline.log_beginning import trusted_ends
 from commitmq.offline.log_damage import refuse_damage
@@ -51,7 +52,6 @@ from commitmq.store.index.index_state import SavedState
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.log_split import PIECE_BYTES, Job, pieces_of, prove
-from commitmq.store.metadata.json_config import sync_folder
 from commitmq.store.queues.consume_queue import MAX_GAP_UNITS
 from commitmq.store.recovery.scan import scan_to_end
 

@@ -31,11 +31,12 @@ from numpy.typing import NDArray
 from commitmq.errors import DiskFullError, StoreError
 from commitmq.files.fd_cache import FdCache, affordable_files
 from commitmq.format.constants import PREBLANK_SIZE, UNIT_BYTES
+from commitmq.format.file_names import segment_name
 from commitmq.kernels import index as index_kernel
 from commitmq.kernels import walk as kernel
 from commitmq.offline.store_view import StoreView
 from commitmq.offline.verify_queues import BATCH, LIGHT, PLAIN, Queue, narrow
-from commitmq.store.layout import StoreLayout, segment_name
+from commitmq.store.layout import StoreLayout
 from commitmq.store.log import multi_dispatch
 from commitmq.store.log.dispatch_batch import DispatchBatch, Rows, by_queue, consecutive, consumable
 from commitmq.store.log.log_split import NO_START, Piece, find_start, find_stop

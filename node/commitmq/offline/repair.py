@@ -30,18 +30,19 @@ from numpy.typing import NDArray
 
 from commitmq import failpoints
 from commitmq.errors import DiskFullError, StoreError
+from commitmq.files.disk import sync_folder
 from commitmq.files.fd_cache import FdCache
 from commitmq.files.write_all import write_all
-from commitmq.format.checkpoint import Checkpoint
 from commitmq.format.constants import MAGIC_FILLER, PREBLANK_SIZE, UNIT_BYTES, Host, SysFlag
+from commitmq.format.file_names import segment_name
 from commitmq.format.record import Record, encode_record
 from commitmq.offline.extents import Extent, extents
 from commitmq.offline.held_store import HeldStore
 from commitmq.offline.log_damage import find_damage, short_segments
 from commitmq.offline.rebuild import KINDS, Progress, rebuild
-from commitmq.store.layout import StoreLayout, segment_name
+from commitmq.store.checkpoint import Checkpoint
+from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
-from commitmq.store.metadata.json_config import sync_folder
 from commitmq.store.queues import queue_ends
 from commitmq.store.queues.batch_consume_queue import BATCH_UNIT, BatchConsumeQueue
 from commitmq.store.queues.consume_queue import ConsumeQueue

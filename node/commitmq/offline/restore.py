@@ -21,20 +21,20 @@ import orjson
 from commitmq import failpoints
 from commitmq.errors import CommitMQError, DiskFullError, StoreError
 from commitmq.files import disk
+from commitmq.files.disk import sync_folder
 from commitmq.files.holes import nonzero_chunks
 from commitmq.files.write_all import write_all
 from commitmq.format.constants import MAGIC_FILLER
+from commitmq.format.file_names import segment_name
 from commitmq.format.record import peek
 from commitmq.offline.held_store import HeldStore
 from commitmq.offline.log_beginning import refuse_missing_beginning
 from commitmq.offline.log_damage import find_damage, log_end
 from commitmq.offline.rebuild import KINDS, Progress, rebuild
 from commitmq.offline.repair import REPAIRED_TOPIC, SHORT_TOPIC, forget_promises
-from commitmq.store.layout import segment_name
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.expiry import list_bases
 from commitmq.store.metadata import json_config
-from commitmq.store.metadata.json_config import sync_folder
 from commitmq.store.recovery import cut_record
 from commitmq.store.recovery.cut_record import Cut, CutPart
 

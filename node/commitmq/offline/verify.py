@@ -32,7 +32,7 @@ from typing import Final
 import orjson
 
 from commitmq.errors import CommitMQError, StoreError
-from commitmq.format.checkpoint import Checkpoint
+from commitmq.format.file_names import segment_name
 from commitmq.format.index_header import IndexShape
 from commitmq.offline import verify_index
 from commitmq.offline.findings import LOG, SMALL_FILES, Faults, Finding, Outcome, Report, Single
@@ -43,7 +43,7 @@ from commitmq.offline.store_view import StoreView
 from commitmq.offline.verify_index import IndexList
 from commitmq.offline.verify_piece import PieceReport, PieceTask, check_piece
 from commitmq.offline.verify_queues import Queue, QueueOrder, Rest, check_rest
-from commitmq.store.layout import segment_name
+from commitmq.store.checkpoint import Checkpoint
 from commitmq.store.log.log_split import PIECE_BYTES, Job, Piece, pieces_of, prove
 from commitmq.store.metadata import consumer_offsets, json_config, topic_files
 from commitmq.store.queues.queue_files import list_queues

@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 
 from commitmq.files.fd_cache import FdCache, affordable_files
 from commitmq.format.constants import LMQ_PREFIX, PREBLANK_SIZE
+from commitmq.format.file_names import segment_name
 from commitmq.offline.findings import LOG, QUEUES, Faults, Finding, Single, UnitRun
 from commitmq.offline.store_view import StoreView
-from commitmq.store.layout import segment_name
 from commitmq.store.log import multi_dispatch
 from commitmq.store.log.dispatch_batch import DispatchBatch, by_queue, consumable
 from commitmq.store.queues.batch_consume_queue import BATCH_UNIT, BATCH_UNIT_BYTES, make_units

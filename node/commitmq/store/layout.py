@@ -162,8 +162,3 @@ class StoreLayout:
     def local_socket(self) -> Path:
         """Unix socket for single sends of this host's clients, beside the writer's ipc endpoint."""
         return self.sockets / "writer.sock"
-
-
-def segment_name(base_offset: int) -> str:
-    """File name of the segment that starts at ``base_offset`` bytes: 20 decimal digits (spec 1.2)."""
-    return f"{base_offset:020d}"

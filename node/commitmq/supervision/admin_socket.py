@@ -17,9 +17,9 @@ import zmq
 from commitmq.config import NodeConfig
 from commitmq.errors import CommitMQError, ProtocolError
 from commitmq.log import Log
+from commitmq.network import ports
 from commitmq.network.router import open_router
 from commitmq.protocol import wire
-from commitmq.supervision import ports
 
 _MAX_REQUESTS_A_TURN = 64
 _WAITING_ANSWERS = 1_000

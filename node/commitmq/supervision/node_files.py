@@ -19,9 +19,9 @@ from typing import Any
 import orjson
 
 from commitmq.errors import StoreError
+from commitmq.files.disk import sync_folder
 from commitmq.store.access import close_own_folders
 from commitmq.store.layout import StoreLayout, fits_sockets
-from commitmq.store.metadata.json_config import sync_folder
 from commitmq.supervision.processes import lock_holder
 
 

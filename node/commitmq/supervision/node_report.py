@@ -7,8 +7,9 @@ from typing import Any
 
 from commitmq.config import NodeConfig
 from commitmq.control import ControlBlock, DiskFlag, DispatcherFlag, DispatcherWord, Word
+from commitmq.network import ports
 from commitmq.store.layout import StoreLayout
-from commitmq.supervision import ports, status
+from commitmq.supervision import status
 from commitmq.supervision.process_table import ProcessTable
 from commitmq.supervision.status import MemoryGauge, position_and_lag, process_row
 from commitmq.supervision.worker_process import Phase

@@ -19,8 +19,8 @@ from commitmq.control import ControlBlock, WorkerWord
 from commitmq.errors import CommitMQError
 from commitmq.files.kernel_cache import COMPILING_TAKES
 from commitmq.log import Log
+from commitmq.network import ports
 from commitmq.store.layout import StoreLayout
-from commitmq.supervision import ports
 from commitmq.supervision.exit_codes import CliExit
 from commitmq.supervision.forkserver import ForkServer, ForkServerDied
 from commitmq.supervision.processes import kill_lock_holder

@@ -49,16 +49,17 @@ from commitmq.config import NodeConfig
 from commitmq.config.fitting import fit
 from commitmq.control import ControlBlock, DispatcherWord, Word, WorkerState, WorkerWord
 from commitmq.errors import CommitMQError, ProtocolError, StoreError, StoreLockedError
-from commitmq.files import shared_memory
-from commitmq.format.checkpoint import Checkpoint
+from commitmq.network import ports
 from commitmq.protocol import wire
 from commitmq.store.access import keep_private, open_folders
+from commitmq.store.checkpoint import Checkpoint
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log import transient_pool
+from commitmq.store.memory import shared_memory
 from commitmq.store.recovery import abort_file
 from commitmq.store.recovery.sidecar import Sidecar
 from commitmq.store.store_lock import StoreLock
-from commitmq.supervision import node_files, node_report, ports, status
+from commitmq.supervision import node_files, node_report, status
 from commitmq.supervision.admin_socket import AddressInUseError, AdminSocket, exposure_warning, is_loopback
 from commitmq.supervision.console import console_report
 from commitmq.supervision.exit_codes import CliExit

@@ -20,8 +20,8 @@ from typing import Any
 
 import psutil
 
-from commitmq.files.shared_memory import recorded_folder
 from commitmq.store.layout import StoreLayout
+from commitmq.store.memory.shared_memory import recorded_folder
 from commitmq.supervision.node_files import remove_socket_folder
 
 SEGMENT_BYTES = 1 << 20

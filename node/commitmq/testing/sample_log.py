@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from commitmq.format.constants import Host
+from commitmq.format.file_names import segment_name
 from commitmq.format.message_id import pack_host
 from commitmq.format.record import Record, encode_record
-from commitmq.store.layout import segment_name
 from commitmq.store.log.append import CommitLogAppender
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.dispatch_batch import DispatchBatch, LogWalker

@@ -31,7 +31,6 @@ import zmq
 from commitmq.config import MEMORY_LEAST_SEGMENTS, NodeConfig
 from commitmq.control import Word
 from commitmq.errors import DiskFullError, ProtocolError, StoreError
-from commitmq.files.shared_memory import DEFAULT_FOLDER, available_bytes, check_private, memory_folder
 from commitmq.format.message_id import pack_host
 from commitmq.format.record import Host
 from commitmq.network.router import FRAME_HEAD_BYTES, MAX_FRAMES
@@ -46,6 +45,7 @@ from commitmq.store.log.append import (
     MessageIllegalError,
 )
 from commitmq.store.memory.memory_files import NodeWord, node_page, survives
+from commitmq.store.memory.shared_memory import DEFAULT_FOLDER, available_bytes, check_private, memory_folder
 from commitmq.supervision.node_files import node_life
 from commitmq.workers.runtime.context import WorkerContext
 from commitmq.workers.runtime.topic_view import TopicView, TopicViews

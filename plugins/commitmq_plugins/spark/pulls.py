@@ -8,9 +8,9 @@ from typing import Any, Final
 
 import numpy as np
 
-from commitmq.client.connection import Channel, Directory
 from commitmq.errors import CorruptRecordError, NodeUnavailableError
 from commitmq.kernels import arrow as kernel
+from commitmq.protocol.connection import Channel, Directory
 from commitmq.store.queues.queue_reader import UNIT
 from commitmq_plugins.spark.columns import Bytes, Numbers
 from commitmq_plugins.spark.stores import Slice

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from commitmq.format.constants import PREBLANK_SIZE, UNIT_BYTES
-from commitmq.store.layout import segment_name
+from commitmq.format.file_names import segment_name
 from commitmq.store.queues.queue_files import Proof
 from commitmq.store.queues.queue_reader import UNIT
 

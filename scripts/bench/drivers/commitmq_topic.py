@@ -10,8 +10,8 @@ from typing import Self
 
 from bench.drivers.common import Job, Result
 from commitmq import Admin
-from commitmq.client import connection
 from commitmq.errors import CommitMQError
+from commitmq.protocol import connection
 
 QUEUES_OF_A_TOPIC = 4096
 _POLL_S = 0.0005

@@ -11,9 +11,9 @@ from typing import Final
 
 from bench.system import HOST, Command, Durability, Server, free_ports
 from commitmq import Admin, CommitMQError
-from commitmq.files.shared_memory import recorded_folder
+from commitmq.network.ports import PORTS
 from commitmq.store.layout import StoreLayout
-from commitmq.supervision.ports import PORTS
+from commitmq.store.memory.shared_memory import recorded_folder
 
 _COMMITMQ: Final = (sys.executable, "-m", "commitmq.cli.main")
 # As flushDiskType of RocketMQ: the promise of an ack is that of the row, and with "async" consumers do not wait for the

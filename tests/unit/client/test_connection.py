@@ -17,8 +17,8 @@ import pytest
 import zmq
 
 from commitmq import CommitMQError, NodeUnavailableError, ProtocolError
-from commitmq.client import connection
-from commitmq.client.connection import (
+from commitmq.protocol import connection, wire
+from commitmq.protocol.connection import (
     Channel,
     ConnectionLost,
     Directory,
@@ -27,7 +27,6 @@ from commitmq.client.connection import (
     node_address,
     release_context,
 )
-from commitmq.protocol import wire
 
 
 class Server:

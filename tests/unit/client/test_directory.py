@@ -12,8 +12,8 @@ import orjson
 import pytest
 import zmq
 
-from commitmq.client.connection import Directory
 from commitmq.errors import ProtocolError
+from commitmq.protocol.connection import Directory
 from nodes import eventually
 
 REST = {"node": "n", "epoch": 1, "segment_bytes": 1 << 20, "properties_crc": False, "token": ""}

@@ -17,8 +17,8 @@ from commitmq.coordination.journal import DropTopic, OffsetsJournal, SetOffsets
 from commitmq.coordination.offsets import COMMITS_A_VERSION, NONE, GroupOffsets
 from commitmq.errors import StoreError
 from commitmq.files import disk
-from commitmq.format import journal as journal_module
 from commitmq.store.layout import StoreLayout
+from commitmq.store.metadata import journal as journal_module
 from commitmq.store.metadata import json_config
 from commitmq.store.metadata.consumer_offsets import ConsumerOffsets
 

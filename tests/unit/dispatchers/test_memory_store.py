@@ -23,7 +23,6 @@ import pytest
 from commitmq import failpoints
 from commitmq.config import NodeConfig
 from commitmq.errors import DiskFullError, OffsetOutOfRangeError, StoreError
-from commitmq.files.shared_memory import check_private
 from commitmq.format.java import java_string_hash
 from commitmq.format.message_id import pack_host
 from commitmq.format.record import Host, Record, decode_record, encode_record
@@ -31,6 +30,7 @@ from commitmq.log import get_log
 from commitmq.plugin.hookspecs import TopicStoreView
 from commitmq.store.log.append import CommitLogAppender, MessageIllegalError
 from commitmq.store.memory.memory_files import UNIT_FILE_BYTES, MemoryTopics
+from commitmq.store.memory.shared_memory import check_private
 from commitmq.store.queues.queue_reader import PullStatus, QueueReader
 from commitmq_dispatchers.memory import MemoryStore
 

@@ -18,7 +18,7 @@ import pytest
 from commitmq.errors import SegmentSizeError, StoreError
 from commitmq.files import mapped_file
 from commitmq.files.mapped_file import MappedFileQueue, list_segments, list_sizes
-from commitmq.store.layout import segment_name
+from commitmq.format.file_names import segment_name
 
 BYTES = 4096
 

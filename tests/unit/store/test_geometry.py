@@ -16,8 +16,9 @@ import pytest
 from commitmq.config import NodeConfig, from_mapping, load
 from commitmq.config.fitting import fit, sizes_of
 from commitmq.errors import StoreError
+from commitmq.format.file_names import segment_name
 from commitmq.store.geometry import BATCH_FILE, EXT_FILE, HASH_SLOTS, MAX_ITEMS, QUEUE_FILE, SEGMENT, SIZES, look
-from commitmq.store.layout import StoreLayout, segment_name
+from commitmq.store.layout import StoreLayout
 from commitmq.store.store_file import StoreFile
 from golden_stores import ALL_GOLDEN_NAMES, unpack
 

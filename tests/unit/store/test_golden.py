@@ -15,12 +15,12 @@ import pytest
 
 from commitmq.errors import CorruptRecordError
 from commitmq.files.fd_cache import FdCache
-from commitmq.format.checkpoint import Checkpoint
 from commitmq.format.constants import SysFlag
 from commitmq.format.java import java_string_hash
 from commitmq.format.message_id import offset_message_id, parse_offset_message_id
 from commitmq.format.properties import BROKER_BUCKETS, CLIENT_BUCKETS
 from commitmq.format.record import Record, encode_filler, encode_record
+from commitmq.store.checkpoint import Checkpoint
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.metadata import json_config
 from commitmq.store.metadata.consumer_offsets import ConsumerOffsets

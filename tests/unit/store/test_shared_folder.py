@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from commitmq.errors import StoreError
-from commitmq.files import shared_memory
 from commitmq.store.layout import StoreLayout
+from commitmq.store.memory import shared_memory
 from commitmq.supervision import node_files
 
 

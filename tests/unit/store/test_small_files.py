@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from commitmq.errors import StoreError, StoreLockedError
-from commitmq.format.checkpoint import Checkpoint
+from commitmq.store.checkpoint import Checkpoint
 from commitmq.store.recovery import abort_file
 from commitmq.store.store_lock import StoreLock, lock_holder
 

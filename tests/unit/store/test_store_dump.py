@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from commitmq.store.layout import segment_name
+from commitmq.format.file_names import segment_name
 from commitmq.supervision.exit_codes import CliExit
 from golden_stores import GoldenStore
 from log_builder import SEGMENT_BYTES, build_log, message

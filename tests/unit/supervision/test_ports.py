@@ -14,7 +14,7 @@ import pytest
 
 from commitmq.config import load
 from commitmq.control import DISPATCHER_SLOTS
-from commitmq.supervision.ports import (
+from commitmq.network.ports import (
     PORTS,
     advertised,
     candidates,

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from commitmq.client import checks
 from commitmq.client.bell import Bell
-from commitmq.client.connection import Channel
 from commitmq.errors import ProtocolError
+from commitmq.protocol.connection import Channel
 
 if TYPE_CHECKING:
     from commitmq.client.receiving.batch import MessageBatch, Part

@@ -10,11 +10,11 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
-from commitmq.client.connection import Channel, Directory
 from commitmq.client.receiving.assignment import Assignment, Queue, QueueState
 from commitmq.client.receiving.membership import GroupMember
 from commitmq.errors import FencedError, NodeUnavailableError, ProtocolError
 from commitmq.log import get_log
+from commitmq.protocol.connection import Channel, Directory
 
 _PAUSE_S: Final = 0.05
 _AGAIN: Final = ("UNKNOWN_MEMBER", "SERVICE_NOT_AVAILABLE")

@@ -37,7 +37,6 @@ from typing import Any
 import zmq
 
 from commitmq.client.bell import Bell
-from commitmq.client.connection import Channel, Directory
 from commitmq.client.receiving.assignment import (
     Assignment,
     Begin,
@@ -50,6 +49,7 @@ from commitmq.client.receiving.assignment import (
 from commitmq.client.selector import MessageSelector
 from commitmq.errors import CommitMQError, NodeUnavailableError, ProtocolError
 from commitmq.log import get_log
+from commitmq.protocol.connection import Channel, Directory
 
 _REQUEST_S = 2.0
 _CONNECT_S = 0.5

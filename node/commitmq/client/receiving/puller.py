@@ -9,7 +9,6 @@ from typing import Any, Final, NamedTuple
 import orjson
 import zmq
 
-from commitmq.client.connection import Channel, Directory, Metadata
 from commitmq.client.receiving.assignment import Assignment, Chunk, Gap, Portion, QueueState, Taken
 from commitmq.client.receiving.batch import MessageBatch, Part, cut_parts, parts_of_records, parts_of_units
 from commitmq.client.receiving.bodies import decodable
@@ -21,6 +20,7 @@ from commitmq.client.sending.light_queue import is_light, renumber
 from commitmq.errors import CorruptRecordError, NodeUnavailableError, ProtocolError
 from commitmq.log import get_log
 from commitmq.protocol import wire
+from commitmq.protocol.connection import Channel, Directory, Metadata
 from commitmq.store.queues.tag_filter import TagFilter
 
 _WAIT_MS: Final = 15_000

@@ -8,7 +8,8 @@ from collections import OrderedDict
 from pathlib import Path
 
 from commitmq.errors import SegmentSizeError
-from commitmq.store.layout import StoreLayout, segment_name
+from commitmq.format.file_names import segment_name
+from commitmq.store.layout import StoreLayout
 
 
 class SegmentMaps:

@@ -8,7 +8,6 @@ from typing import Any
 
 import orjson
 
-from commitmq.client.connection import ConnectionLost
 from commitmq.client.heap import keep_freed_memory
 from commitmq.client.results import BatchResult, BatchSendError, RunAck
 from commitmq.client.routes import not_stored, unknown
@@ -20,6 +19,7 @@ from commitmq.errors import NodeUnavailableError, Outcome, ProtocolError, SendEr
 from commitmq.format.constants import Property
 from commitmq.format.java import java_string_hash
 from commitmq.protocol import wire
+from commitmq.protocol.connection import ConnectionLost
 from commitmq.store.log.unique_ids import UniqueIds
 
 

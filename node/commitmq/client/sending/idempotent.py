@@ -26,7 +26,6 @@ from typing import Any, Final
 
 import orjson
 
-from commitmq.client.connection import Channel
 from commitmq.client.routes import not_stored, unknown
 from commitmq.client.sending.run_encoder import encode_messages
 from commitmq.client.sending.send_core import LEAST_WINDOW, InFlight, SendCore
@@ -34,6 +33,7 @@ from commitmq.client.sending.send_future import SendFuture
 from commitmq.errors import NodeUnavailableError, Outcome, SendError
 from commitmq.format.producer_mark import MAX_EPOCH, MAX_ID_CHARACTERS, is_producer_id, mark_prefix
 from commitmq.protocol import wire
+from commitmq.protocol.connection import Channel
 from commitmq.store.log.unique_ids import UniqueIds
 
 FENCED: Final = "PRODUCER_FENCED"

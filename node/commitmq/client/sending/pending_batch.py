@@ -12,12 +12,12 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from commitmq.client.connection import Channel
 from commitmq.client.results import BatchResult
 from commitmq.client.sending.batch_plan import BatchPlan, PlannedRun
 from commitmq.client.sending.batch_sender import BatchSender
 from commitmq.client.sending.send_core import SendCore
 from commitmq.errors import SendError
+from commitmq.protocol.connection import Channel
 from commitmq.store.log.unique_ids import UniqueIds
 
 _log = logging.getLogger("commitmq.client")

@@ -38,7 +38,6 @@ import orjson
 import zmq
 
 from commitmq.client.bell import Bell
-from commitmq.client.connection import Channel, ConnectionLost, Directory, check_fork
 from commitmq.client.results import RunAck
 from commitmq.client.routes import Routes, not_stored, unknown
 from commitmq.client.sending.line import Line, Ticket, wake_all
@@ -54,6 +53,7 @@ from commitmq.errors import (
     send_error,
 )
 from commitmq.protocol import wire
+from commitmq.protocol.connection import Channel, ConnectionLost, Directory, check_fork
 from commitmq.protocol.local_packet import LocalSocket, local_path
 from commitmq.store.log.unique_ids import UniqueIds
 

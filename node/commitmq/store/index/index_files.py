@@ -30,6 +30,7 @@ import numpy as np
 from commitmq import failpoints
 from commitmq.errors import StoreError
 from commitmq.files import disk
+from commitmq.files.disk import sync_folder
 from commitmq.format.index_header import (
     HEADER_BYTES,
     IndexHeader,
@@ -45,7 +46,6 @@ from commitmq.store.index.index_file import IndexFile, create, new_state, store_
 from commitmq.store.index.index_state import SavedState
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.dispatch_batch import DispatchBatch
-from commitmq.store.metadata.json_config import sync_folder
 
 _ALL_ITEMS: Final = 1 << 62
 

@@ -24,15 +24,16 @@ from pathlib import Path
 from commitmq import failpoints
 from commitmq.errors import StoreError
 from commitmq.files import disk
+from commitmq.files.disk import sync_folder
 from commitmq.files.disk_space import FileId
 from commitmq.files.write_all import write_all
 from commitmq.format.constants import MIN_RECORD_BYTES
+from commitmq.format.file_names import segment_name
 from commitmq.format.record import peek
 from commitmq.log import get_log
-from commitmq.store.layout import StoreLayout, segment_name
+from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.retention import Segment
-from commitmq.store.metadata.json_config import sync_folder
 
 _DIGITS = 20
 _RESTORED_NS = 2_000_000_000  # clocks of file systems are coarse

@@ -13,7 +13,8 @@ from commitmq import failpoints
 from commitmq.files import disk
 from commitmq.files.holes import data_extents
 from commitmq.files.write_all import write_all
-from commitmq.store.layout import StoreLayout, segment_name
+from commitmq.format.file_names import segment_name
+from commitmq.store.layout import StoreLayout
 
 _CHUNK_BYTES: Final = 1 << 20
 

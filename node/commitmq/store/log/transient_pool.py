@@ -49,9 +49,16 @@ import orjson
 
 from commitmq import failpoints
 from commitmq.errors import StoreError
-from commitmq.files.shared_memory import PAGE_BYTES, SharedPage, available_bytes, check_private, claim, recorded_folder
+from commitmq.files.disk import sync_folder
 from commitmq.store.layout import StoreLayout
-from commitmq.store.metadata.json_config import sync_folder
+from commitmq.store.memory.shared_memory import (
+    PAGE_BYTES,
+    SharedPage,
+    available_bytes,
+    check_private,
+    claim,
+    recorded_folder,
+)
 
 _MAGIC: Final = 0x434D_5150_4F00_0001
 _ZEROS: Final = memoryview(bytes(256 * 1024))

@@ -16,9 +16,9 @@ there. So a reader needs no second look after copying; one that comes too late d
 (OffsetOutOfRangeError) and asks again. What it owes is to let go of evicted segments soon, since until then their
 memory is not free: :meth:`MemoryTopics.release_evicted`.
 
-A folder lies outside the store (under /dev/shm), where the store's :func:`~commitmq.files.shared_memory.claim` put it, open
-to its owner only. It ends with the node; one that a killed node left is recognised by its ``owner`` file and emptied by the
-next.
+A folder lies outside the store (under /dev/shm), where the store's :func:`~commitmq.store.memory.shared_memory.claim` put
+it, open to its owner only. It ends with the node; one that a killed node left is recognised by its ``owner`` file and
+emptied by the next.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ import orjson
 from commitmq.errors import OffsetOutOfRangeError
 from commitmq.files.fd_cache import FdCache
 from commitmq.files.mapped_file import MappedFileQueue
-from commitmq.files.shared_memory import PAGE_BYTES, SharedPage
 from commitmq.store.log.commit_log import CommitLog
+from commitmq.store.memory.shared_memory import PAGE_BYTES, SharedPage
 from commitmq.store.queues.queue_reader import QueueReader
 
 UNIT_FILE_BYTES: Final = 20 * PAGE_BYTES  # whole pages of whole units: 4096 of them

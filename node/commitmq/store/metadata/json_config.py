@@ -307,11 +307,6 @@ def backup_path(path: Path) -> Path:
     return path.with_name(path.name + ".bak")
 
 
-def sync_folder(folder: Path) -> None:
-    """Make created, renamed and deleted names in ``folder`` durable."""
-    disk.sync_folder(folder)
-
-
 def _looks_whole(path: Path) -> bool:
     """False for a file that is missing or was cut short: it must not push a good generation out of ``.bak``."""
     try:

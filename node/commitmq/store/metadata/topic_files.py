@@ -1,9 +1,9 @@
 """The topics of a store as its files have them: ``config/topics.json``, RocketMQ's, and what changed since it was written.
 
-Every change goes to ``commitmq/topics.journal`` (:mod:`commitmq.format.journal`) before anyone hears of it, so making one
-of 100,000 topics costs as much as making the first. A record is a list: the TOPICS_VERSION that the others hear of it
-with, the table's data version after it (``[counter, stateVersion, timestamp]``), then the changes, ``["put", {entry of
-topics.json}]`` or ``["drop", name, incarnation]``. Replaying one twice is the same as once.
+Every change goes to ``commitmq/topics.journal`` (:mod:`commitmq.store.metadata.journal`) before anyone hears of it, so
+making one of 100,000 topics costs as much as making the first. A record is a list: the TOPICS_VERSION that the others hear
+of it with, the table's data version after it (``[counter, stateVersion, timestamp]``), then the changes, ``["put", {entry
+of topics.json}]`` or ``["drop", name, incarnation]``. Replaying one twice is the same as once.
 
 ``topics.json`` is written whole at an orderly stop, and while the node runs ``topics.snapshot_interval_ms`` after the last
 time, or 50 times as long as writing it takes if that is longer. So a RocketMQ that takes over a store after a crash knows
@@ -30,9 +30,9 @@ from typing import Any, NamedTuple
 import orjson
 
 from commitmq.errors import StoreError
-from commitmq.format.journal import HEADER_BYTES, Journal, Replay, record_at, store_error
 from commitmq.store.layout import StoreLayout
 from commitmq.store.metadata import json_config
+from commitmq.store.metadata.journal import HEADER_BYTES, Journal, Replay, record_at, store_error
 from commitmq.store.metadata.json_config import DataVersion
 from commitmq.store.metadata.topic_config import TopicConfig, TopicTable
 

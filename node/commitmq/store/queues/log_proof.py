@@ -18,7 +18,7 @@ from typing import Final
 from commitmq.files.fd_cache import FdCache
 from commitmq.files.mapped_file import list_segments
 from commitmq.format.constants import MAGIC_V1, MAGIC_V2, SysFlag
-from commitmq.store.layout import segment_name
+from commitmq.format.file_names import segment_name
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.queues.queue_files import Proof
 

@@ -22,11 +22,11 @@ from typing import ClassVar, Final, Protocol
 from commitmq import failpoints
 from commitmq.errors import DiskFullError, StoreError
 from commitmq.files import disk
+from commitmq.files.disk import sync_folder
 from commitmq.files.fd_cache import FdCache
 from commitmq.files.mapped_file import check_size, list_sizes
 from commitmq.files.writeback import start_writeback
-from commitmq.store.layout import segment_name
-from commitmq.store.metadata.json_config import sync_folder
+from commitmq.format.file_names import segment_name
 
 _UNIT_HEAD: Final = struct.Struct(">qi")  # every kind of unit begins with a record's physical offset and size
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)

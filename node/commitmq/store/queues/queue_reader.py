@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 from commitmq.errors import StoreError
 from commitmq.files.fd_cache import FdCache
 from commitmq.format.constants import PREBLANK_SIZE, UNIT_BYTES
+from commitmq.format.file_names import segment_name
 from commitmq.kernels.tags import MATCH, NO_RECORD
-from commitmq.store.layout import segment_name
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.queues.consume_queue_ext import ExtensionReader, Extensions
 

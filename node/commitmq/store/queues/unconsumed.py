@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from commitmq.files.fd_cache import FdCache
 from commitmq.format.constants import PREBLANK_SIZE, UNIT_BYTES
-from commitmq.store.layout import segment_name
+from commitmq.format.file_names import segment_name
 from commitmq.store.log.retention import Claim
 from commitmq.store.queues.batch_consume_queue import BatchConsumeQueue
 from commitmq.store.queues.consume_queue import ConsumeQueue

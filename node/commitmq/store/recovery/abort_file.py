@@ -20,8 +20,9 @@ import secrets
 from pathlib import Path
 from typing import Final
 
+from commitmq.files.disk import sync_folder
 from commitmq.files.write_all import write_all
-from commitmq.store.metadata.json_config import backup_path, sync_folder
+from commitmq.store.metadata.json_config import backup_path
 
 NO_TOKEN: Final = 0
 _TOKEN_DIGITS: Final = 16

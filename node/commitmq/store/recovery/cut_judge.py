@@ -29,8 +29,9 @@ import numpy as np
 from commitmq.errors import CutRefusedError
 from commitmq.files import disk
 from commitmq.files.holes import nonzero_chunks
+from commitmq.format.file_names import segment_name
 from commitmq.kernels import walk as kernel
-from commitmq.store.layout import StoreLayout, segment_name
+from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.recovery.recovery_start import Begin
 

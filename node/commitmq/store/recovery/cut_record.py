@@ -50,10 +50,10 @@ import numpy as np
 import orjson
 
 from commitmq.files import disk
+from commitmq.files.disk import sync_folder
 from commitmq.files.holes import nonzero_chunks
 from commitmq.files.write_all import write_all
 from commitmq.store.layout import StoreLayout
-from commitmq.store.metadata.json_config import sync_folder
 
 JOURNAL: Final = "journal"
 _DIGITS: Final = 8

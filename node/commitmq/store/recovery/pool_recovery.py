@@ -27,15 +27,16 @@ import numpy as np
 
 from commitmq import failpoints
 from commitmq.errors import SegmentSizeError, StoreError
-from commitmq.files.shared_memory import check_private
+from commitmq.files.disk import sync_folder
 from commitmq.files.write_all import write_all
+from commitmq.format.file_names import segment_name
 from commitmq.kernels import walk as kernel
 from commitmq.log import Log
-from commitmq.store.layout import StoreLayout, segment_name
+from commitmq.store.layout import StoreLayout
 from commitmq.store.log import transient_pool
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.transient_pool import PoolNote, TransientPool
-from commitmq.store.metadata.json_config import sync_folder
+from commitmq.store.memory.shared_memory import check_private
 from commitmq.store.queues.log_proof import has_record_before
 
 _CHUNK_BYTES = 1 << 20

@@ -25,9 +25,10 @@ import numpy as np
 
 from commitmq.errors import StoreError
 from commitmq.files.fd_cache import FdCache
-from commitmq.format.checkpoint import Checkpoint
+from commitmq.format.file_names import segment_name
 from commitmq.kernels import walk as kernel
-from commitmq.store.layout import StoreLayout, segment_name
+from commitmq.store.checkpoint import Checkpoint
+from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.queues.batch_consume_queue import BatchConsumeQueue
 from commitmq.store.queues.consume_queue import ConsumeQueue, list_queues

@@ -46,11 +46,12 @@ from commitmq.files.holes import data_extents, nonzero_chunks
 from commitmq.files.mapped_file import check_size
 from commitmq.files.write_all import write_all
 from commitmq.files.writeback import start_writeback
-from commitmq.format.checkpoint import Checkpoint
+from commitmq.format.file_names import segment_name
 from commitmq.kernels import raw
 from commitmq.kernels import walk as kernel
 from commitmq.log import Log
-from commitmq.store.layout import StoreLayout, segment_name
+from commitmq.store.checkpoint import Checkpoint
+from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.expiry import finish_expiry
 from commitmq.store.log.rewriting import write_anew
@@ -194,7 +195,7 @@ def recover(
     for note in notes:
         note.unlink(missing_ok=True)
     if notes:
-        _sync_folder(layout.own)
+        disk.sync_folder(layout.own)
     lowered = lower_tombstones(layout, found.end)
     if lowered:
         log.warning(
@@ -280,7 +281,7 @@ def _make_folders(layout: StoreLayout) -> None:
     for folder in (layout.commit_log, layout.consume_queue, layout.config, layout.own):
         folder.mkdir(parents=True, exist_ok=True)
     for folder in (layout.commit_log, layout.config, layout.own, layout.root):
-        _sync_folder(folder)
+        disk.sync_folder(folder)
 
 
 def _drop_page_cache(layout: StoreLayout, log: Log) -> None:
@@ -440,7 +441,7 @@ def _cut_tail(
             if failpoints.ACTIVE:
                 failpoints.hit("recovery.before_remove")
             path.unlink()
-            _sync_folder(layout.commit_log)
+            disk.sync_folder(layout.commit_log)
             log.info("removed a segment that holds no records", segment=str(path))
     if cut is None:
         # One whose last line was never written: the log has lost all of it.
@@ -512,14 +513,6 @@ def _sync_segments(layout: StoreLayout, start: int, end: int, segment_bytes: int
             finally:
                 os.close(fd)
         base += segment_bytes
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def writer_tail(commit_log: CommitLog, segment_bytes: int, *, start: int, published: int) -> tuple[int, int]:

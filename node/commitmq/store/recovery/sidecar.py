@@ -38,7 +38,7 @@ from typing import Final
 from commitmq import failpoints
 from commitmq.files import disk
 from commitmq.files.write_all import write_all
-from commitmq.format.checkpoint import CHECKPOINT_BYTES, Checkpoint
+from commitmq.store.checkpoint import CHECKPOINT_BYTES, Checkpoint
 from commitmq.store.log.transient_pool import boot_id
 from commitmq.store.recovery.abort_file import NO_TOKEN
 

@@ -27,7 +27,7 @@ from commitmq.control import DiskFlag, Word
 from commitmq.files import disk
 from commitmq.files.file_system import COPY_ON_WRITE, file_system_of
 from commitmq.files.mapped_file import list_segments
-from commitmq.store.layout import segment_name
+from commitmq.format.file_names import segment_name
 from commitmq.store.log.expiry import list_bases
 from commitmq.workers.allocate.segment_memory import SegmentMemory
 from commitmq.workers.runtime.context import WorkerContext, monotonic_ms

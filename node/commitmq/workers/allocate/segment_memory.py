@@ -31,7 +31,7 @@ from commitmq.control import Word
 from commitmq.errors import StoreError
 from commitmq.files.mapped_file import MappedFile
 from commitmq.files.writeback import start_writeback
-from commitmq.store.layout import segment_name
+from commitmq.format.file_names import segment_name
 from commitmq.workers.runtime.context import WorkerContext
 
 _MADV_POPULATE_READ: Final = 22  # the mmap module has no name for it yet

@@ -7,9 +7,9 @@ from typing import Any, Final
 
 import zmq
 
-from commitmq.client.connection import new_routing_id
 from commitmq.errors import NodeUnavailableError
 from commitmq.protocol import wire
+from commitmq.protocol.connection import new_routing_id
 from commitmq.store.queues.unconsumed import GroupPosition
 from commitmq.workers.runtime.context import WorkerContext
 

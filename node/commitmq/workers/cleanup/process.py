@@ -24,12 +24,12 @@ from typing import Any, Final
 from commitmq import failpoints
 from commitmq.control import DispatcherWord, Word, WorkerWord
 from commitmq.errors import CommitMQError, StoreError
+from commitmq.files.disk import sync_folder
 from commitmq.files.disk_space import DiskUse, DiskWatch
-from commitmq.store.layout import segment_name
+from commitmq.format.file_names import segment_name
 from commitmq.store.log import expiry
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.retention import Claim, Plan, Reason, Rules, Situation, decide, local_hour, next_by_age
-from commitmq.store.metadata.json_config import sync_folder
 from commitmq.store.queues import queue_ends
 from commitmq.store.queues.unconsumed import UnitFinder, slowest
 from commitmq.workers.cleanup.expiry_requests import ByHand, expiry_socket

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from commitmq import failpoints
 from commitmq.control import Word
 from commitmq.errors import StoreError
-from commitmq.store.layout import segment_name
+from commitmq.format.file_names import segment_name
 from commitmq.store.log.transient_pool import TransientPool, pool_folder, zero
 from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
 

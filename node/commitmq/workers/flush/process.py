@@ -30,9 +30,9 @@ from collections.abc import Callable
 from commitmq import failpoints, stations
 from commitmq.control import ControlBlock, DispatcherWord, Word, WorkerWord, WriterSync
 from commitmq.files import disk
-from commitmq.format.checkpoint import Checkpoint
+from commitmq.format.file_names import segment_name
 from commitmq.stations import Station
-from commitmq.store.layout import segment_name
+from commitmq.store.checkpoint import Checkpoint
 from commitmq.store.recovery.abort_file import NO_TOKEN
 from commitmq.store.recovery.sidecar import Sidecar
 from commitmq.workers.flush.log_committer import LogCommitter

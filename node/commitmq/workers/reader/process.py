@@ -31,11 +31,11 @@ import zmq
 from commitmq.control import DispatcherWord, Word, WorkerWord
 from commitmq.errors import CommitMQError, FilterError, OffsetOutOfRangeError, ProtocolError, StoreError
 from commitmq.files.fd_cache import affordable_files
-from commitmq.files.shared_memory import memory_folder
 from commitmq.format.constants import LMQ_PREFIX
 from commitmq.protocol import wire
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.memory.memory_files import UNIT_FILE_BYTES, MemoryTopics, NodeWord, TopicWord
+from commitmq.store.memory.shared_memory import memory_folder
 from commitmq.store.metadata.topic_config import PERM_READ
 from commitmq.store.queues.batch_queue_reader import BatchQueueReader
 from commitmq.store.queues.queue_reader import NO_UNITS, VIEW_BYTES, PullResult, PullStatus, QueueReader, RecordFilter

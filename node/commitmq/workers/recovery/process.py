@@ -17,8 +17,8 @@ from typing import Any
 from commitmq import failpoints
 from commitmq.control import DispatcherWord, Word
 from commitmq.errors import CorruptRecordError, DiskFullError, StoreError
-from commitmq.format.checkpoint import Checkpoint
 from commitmq.offline.damage import explained
+from commitmq.store.checkpoint import Checkpoint
 from commitmq.store.log import transient_pool
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.expiry import first_timestamp

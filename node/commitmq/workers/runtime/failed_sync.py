@@ -16,8 +16,9 @@ from pathlib import Path
 from commitmq.errors import StoreError
 from commitmq.files import disk
 from commitmq.files.write_all import write_all
+from commitmq.format.file_names import segment_name
 from commitmq.log import Log
-from commitmq.store.layout import StoreLayout, segment_name
+from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.recovery.scan import writer_tail
 

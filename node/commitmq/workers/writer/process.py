@@ -35,17 +35,17 @@ import orjson
 import zmq
 
 from commitmq import failpoints, stations
-from commitmq.client.connection import new_routing_id
 from commitmq.control import DispatcherWord, Word
 from commitmq.errors import CorruptRecordError, ProtocolError, StoreError
 from commitmq.files.fd_cache import FdCache
+from commitmq.format.file_names import segment_name
 from commitmq.format.message_id import pack_host
 from commitmq.format.record import Host
 from commitmq.network.router import FRAME_HEAD_BYTES, MAX_FRAMES
 from commitmq.offline.damage import explained
 from commitmq.protocol import wire
+from commitmq.protocol.connection import new_routing_id
 from commitmq.stations import Station
-from commitmq.store.layout import segment_name
 from commitmq.store.log.append import CommitLogAppender, PoolFullError
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.dispatch_batch import DispatchBatch, LogWalker, consumable

@@ -29,7 +29,7 @@ from commitmq import failpoints
 from commitmq.control import Word, WorkerWord, WriterSync
 from commitmq.errors import StoreError
 from commitmq.files import disk
-from commitmq.store.layout import segment_name
+from commitmq.format.file_names import segment_name
 from commitmq.workers.runtime.context import WorkerContext, role_slot
 from commitmq.workers.runtime.failed_sync import leave_note, write_again
 

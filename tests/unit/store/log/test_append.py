@@ -17,10 +17,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from commitmq.errors import StoreError
+from commitmq.format.file_names import segment_name
 from commitmq.format.message_id import pack_host
 from commitmq.format.record import Host, Record, decode_record, encode_record
 from commitmq.kernels.run import store_run
-from commitmq.store.layout import segment_name
 from commitmq.store.log.append import BrokenTailError, CommitLogAppender, MessageIllegalError, SegmentUnavailableError
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.recovery.scan import map_segment, scan_to_end

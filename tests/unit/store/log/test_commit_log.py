@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from commitmq.errors import CorruptRecordError, OffsetOutOfRangeError, SegmentSizeError, StoreError
 from commitmq.files.mapped_file import MappedFile, MappedFileQueue
-from commitmq.store.layout import segment_name
+from commitmq.format.file_names import segment_name
 from commitmq.store.log.commit_log import CommitLog, TornTailError
 from log_builder import SEGMENT_BYTES, build_log, message
 

@@ -18,7 +18,8 @@ from commitmq.files import disk_space, mapped_file
 from commitmq.files.disk_space import PATIENCE_MS, RETURN_MS, DiskWatch, Holder, find_holders
 from commitmq.files.fd_cache import FdCache
 from commitmq.files.mapped_file import MappedFileQueue, list_segments
-from commitmq.store.layout import StoreLayout, segment_name
+from commitmq.format.file_names import segment_name
+from commitmq.store.layout import StoreLayout
 from commitmq.store.log.expiry import MinOffsetFile, finish_expiry, list_bases, look_at_segments, store_bytes
 from commitmq.store.log.retention import Claim
 from commitmq.store.queues.consume_queue import ConsumeQueue

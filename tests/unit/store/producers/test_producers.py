@@ -20,10 +20,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from commitmq.client.sending.run_encoder import RunLayout, encode_messages, encode_run
 from commitmq.errors import StoreError
+from commitmq.format.file_names import segment_name
 from commitmq.format.message_id import pack_host
 from commitmq.format.producer_mark import is_producer_id, mark_prefix, parse_mark
 from commitmq.format.record import Host
-from commitmq.store.layout import segment_name
 from commitmq.store.log.append import CommitLogAppender, MessageIllegalError
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.dispatch_batch import LogWalker

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from commitmq.errors import CorruptRecordError, SegmentSizeError
 from commitmq.files.fd_cache import FdCache
-from commitmq.store.layout import segment_name
+from commitmq.format.file_names import segment_name
 from commitmq.store.queues.batch_consume_queue import BATCH_UNIT, BATCH_UNIT_BYTES, BatchConsumeQueue, make_units
 
 FILE_BYTES = 5 * BATCH_UNIT_BYTES

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from commitmq.errors import DiskFullError, SegmentSizeError, StoreError
 from commitmq.files.fd_cache import FdCache
-from commitmq.store.layout import segment_name
+from commitmq.format.file_names import segment_name
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.queues.consume_queue import MAX_GAP_UNITS, ConsumeQueue, list_queues
 from log_builder import SEGMENT_BYTES, build_log, message, unit

@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from commitmq.format.file_names import segment_name
 from commitmq.format.record import Record, decode_record
 from commitmq.kernels.tags import MATCH, NO_MATCH
-from commitmq.store.layout import segment_name
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.queues import queue_reader
 from commitmq.store.queues.consume_queue import ConsumeQueue, list_queues

@@ -19,8 +19,9 @@ from test_log_recovery import OWNER, Store
 
 from commitmq import failpoints
 from commitmq.errors import CutRefusedError, DiskFullError, StoreError
+from commitmq.format.file_names import segment_name
 from commitmq.format.record import Record, encode_record
-from commitmq.store.layout import StoreLayout, segment_name
+from commitmq.store.layout import StoreLayout
 from commitmq.store.queues.consume_queue import ConsumeQueue
 from commitmq.store.recovery import cut_record
 from commitmq.store.recovery.sidecar import Sidecar

@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 
 from commitmq.errors import StoreError
-from commitmq.format.checkpoint import Checkpoint
+from commitmq.format.file_names import segment_name
 from commitmq.format.record import Record, encode_record
 from commitmq.log import get_log
-from commitmq.store.layout import StoreLayout, segment_name
+from commitmq.store.checkpoint import Checkpoint
+from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.queues.log_proof import has_record_before
 from commitmq.store.recovery.cut_record import cut_folder

@@ -18,15 +18,16 @@ import pytest
 
 from commitmq import failpoints
 from commitmq.errors import SegmentSizeError, StoreError
-from commitmq.files import shared_memory
 from commitmq.format.constants import Host
+from commitmq.format.file_names import segment_name
 from commitmq.format.message_id import pack_host
 from commitmq.log import get_log
-from commitmq.store.layout import StoreLayout, segment_name
+from commitmq.store.layout import StoreLayout
 from commitmq.store.log import transient_pool
 from commitmq.store.log.append import CommitLogAppender
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.transient_pool import PoolNote, TransientPool, pool_folder
+from commitmq.store.memory import shared_memory
 from commitmq.store.recovery.pool_recovery import take_over
 from commitmq.store.recovery.scan import Recovered, recover
 

@@ -17,8 +17,9 @@ import pytest
 from commitmq import failpoints
 from commitmq.config import NodeConfig
 from commitmq.control import ControlBlock, DiskFlag, Word
+from commitmq.format.file_names import segment_name
 from commitmq.log import get_log
-from commitmq.store.layout import StoreLayout, segment_name
+from commitmq.store.layout import StoreLayout
 from commitmq.workers.allocate.process import SegmentAllocator
 
 SMALL = 1 << 16

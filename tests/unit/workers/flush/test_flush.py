@@ -16,8 +16,9 @@ import pytest
 
 from commitmq.config import NodeConfig, load
 from commitmq.control import ControlBlock, Word, WorkerWord, WriterSync
+from commitmq.format.file_names import segment_name
 from commitmq.log import get_log
-from commitmq.store.layout import StoreLayout, segment_name
+from commitmq.store.layout import StoreLayout
 from commitmq.workers.flush import process as flush
 from commitmq.workers.runtime.context import role_slot
 from commitmq.workers.writer.writer_sync import OwnSync

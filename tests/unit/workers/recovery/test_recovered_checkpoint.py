@@ -14,7 +14,7 @@ import pytest
 
 from commitmq.config import from_mapping
 from commitmq.errors import StoreError
-from commitmq.format.checkpoint import Checkpoint
+from commitmq.store.checkpoint import Checkpoint
 from commitmq.store.recovery.scan import Recovered
 from commitmq.store.recovery.sidecar import Sidecar
 from commitmq.workers.recovery import process as recovery

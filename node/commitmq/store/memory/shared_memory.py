@@ -22,8 +22,8 @@ from typing import Final
 import orjson
 
 from commitmq.errors import StoreError
+from commitmq.files.disk import sync_folder
 from commitmq.store.layout import StoreLayout
-from commitmq.store.metadata.json_config import sync_folder
 
 DEFAULT_FOLDER: Final = "/dev/shm"
 PAGE_BYTES: Final = 4096
