@@ -1,8 +1,10 @@
 """One connection that libzmq has accepted, as the kernel and the process see it.
 
 The bytes that libzmq has taken off a connection are counted by the kernel: for TCP in ``TCP_INFO``, for a Unix socket by
-``SO_PEEK_OFF``, which every byte read moves back by one (socket(7)). What the process has handled of them is counted where
-it receives. The difference is what lies in libzmq: requests that wait, and those that are not whole yet.
+``SO_PEEK_OFF``, which every byte read moves back by one (socket(7)). Such an offset is set anew once a gigabyte and not at
+each look: the kernel reads and writes it in two steps, so a reader between them writes back what it was before it was set
+(seen with Linux 6.18), and all that had been counted would be counted once more. What the process has handled of them is
+counted where it receives. The difference is what lies in libzmq: requests that wait, and those that are not whole yet.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from typing import Final
 _SO_PEEK_OFF: Final = 42
 _BYTES_RECEIVED_AT: Final = 128
 _TCP_INFO_BYTES: Final = _BYTES_RECEIVED_AT + 8
-_PEEK_BASE: Final = 1 << 30
+_PEEK_BASE: Final = (1 << 31) - 1
+_PEEK_SPAN: Final = 1 << 30
 # What a peer may send besides requests: greeting and handshake once, and heartbeats.
 _HANDSHAKE_BYTES: Final = 1_024
 _BYTES_A_SECOND: Final = 64
@@ -36,6 +39,8 @@ class Connection:
 
     __slots__ = (
         "_is_unix",
+        "_left",
+        "_left_before_renewal",
         "_received_before",
         "_socket",
         "accepted_s",
@@ -65,6 +70,8 @@ class Connection:
         self.closed = False
         self._received_before = 0
         self._is_unix = False
+        # SO_PEEK_OFF at the last look, and at the look that set it anew.
+        self._left = self._left_before_renewal = _PEEK_BASE
         self._socket: socket.socket | None = None
 
     def open(self) -> int:
@@ -110,15 +117,25 @@ class Connection:
         assert self._socket is not None
         if self._is_unix:
             left = self._socket.getsockopt(socket.SOL_SOCKET, _SO_PEEK_OFF)
-            self.grown = _PEEK_BASE - left
-            if self.grown:
-                # What is read between the two calls is not counted: microseconds in a look's pause.
-                self._socket.setsockopt(socket.SOL_SOCKET, _SO_PEEK_OFF, _PEEK_BASE)
+            self.grown = self._left - left
+            if self.grown >= _PEEK_SPAN:
+                # So much does not come between two looks: a reader has undone the renewal.
+                self.grown = max(0, self._left_before_renewal - left)
             self.received += self.grown
+            self._left = left
+            if left < _PEEK_BASE - _PEEK_SPAN:
+                self._renew(left)
         else:
             info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
             received: int = struct.unpack_from("Q", info, _BYTES_RECEIVED_AT)[0]
             self.grown, self.received = received - self.received, received
+
+    def _renew(self, left: int) -> None:
+        """Set SO_PEEK_OFF anew, before it reaches 0. What is read between two of these calls is not counted: microseconds."""
+        assert self._socket is not None
+        self._socket.setsockopt(socket.SOL_SOCKET, _SO_PEEK_OFF, _PEEK_BASE)
+        if self._socket.getsockopt(socket.SOL_SOCKET, _SO_PEEK_OFF) > left:
+            self._left, self._left_before_renewal = _PEEK_BASE, left
 
     def judge(self, now_s: float, *, all_taken: bool) -> None:
         """Work out what is held of it; to be called at each look, whether anything has come or not.

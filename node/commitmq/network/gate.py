@@ -348,13 +348,17 @@ class Gate:
             with contextlib.suppress(OSError):
                 connection.look()
                 self._arrivals.modify(own, _ARMED)
+        # What libzmq has read by now does not count as an arrival, and of those that hold something each byte counts.
+        for connection in self._held.difference(active.values()):
+            connection.grown = 0
+            if connection.own is not None:
+                with contextlib.suppress(OSError):
+                    connection.look()
         self._counting_s = time.thread_time() - began
         looks = self.looks
         all_taken = looks != self._seen_looks or (self.is_empty and not self._signals.poll(0))
         self._seen_looks = looks
         self._held.update(active.values())
-        for connection in self._held.difference(active.values()):
-            connection.grown = 0
         for connection in self._held:
             connection.judge(now, all_taken=all_taken)
         self._held = {one for one in self._held if one.is_held}
