@@ -2,13 +2,16 @@
 
 Method: a task of the loop measures the longest time between two of its turns, while sends meet a node that is not there, a
 writer and a coordinator that are stopped (SIGSTOP), and a producer that has as much pending as it may. Time in which a thread
-of this process was ready to run and had no processor, because the machine is busy, is taken off. The goal is 20 ms; the
-limit leaves room, and is far below what one blocking wait takes.
+of this process was ready to run and had no processor, because the machine is busy, is taken off. The test's own heap, a whole
+suite's, is kept from the garbage collector, whose look at it takes 20 ms. The limit is 20 ms, in one of three runs: a machine
+that stops the whole guest for a moment does it once, and a client that blocks does it each time.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
+import itertools
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -24,9 +27,21 @@ from nodes import Node, halted, start_node
 
 pytestmark = pytest.mark.timeout(120)
 
-# A blocking wait takes its whole time-out: 1 s and more here.
-LONGEST_GAP_S = 0.1
+LONGEST_GAP_S = 0.02
+RUNS = 3
 NOBODY = "tcp://127.0.0.1:9"
+
+
+class LongGapError(AssertionError):
+    """The loop stood still for too long."""
+
+
+@pytest.fixture(autouse=True)
+def small_heap() -> Iterator[None]:
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +63,7 @@ def kept_waiting_s() -> float:
 
 @asynccontextmanager
 async def no_gap() -> AsyncIterator[None]:
-    """Fail when the loop stood still for longer than LONGEST_GAP_S within."""
+    """Raise LongGapError when the loop stood still for longer than LONGEST_GAP_S within."""
     longest = 0.0
     ended = False
 
@@ -70,11 +85,18 @@ async def no_gap() -> AsyncIterator[None]:
         ended = True
         await task
 
-    assert longest < LONGEST_GAP_S
+    if longest >= LONGEST_GAP_S:
+        raise LongGapError(f"the loop stood still for {longest * 1000:.1f} ms")
 
 
 def run(main: Callable[[], Awaitable[None]]) -> None:
-    asyncio.run(main())  # type: ignore[arg-type]
+    for left in reversed(range(RUNS)):
+        try:
+            asyncio.run(main())  # type: ignore[arg-type]
+            return
+        except LongGapError:
+            if not left:
+                raise
 
 
 async def outcomes(sends: list[Awaitable[Any]], limit_s: float) -> list[BaseException]:
@@ -115,8 +137,12 @@ def test_the_writer_is_stopped_and_goes_on(node: Node) -> None:
     """What waited for room is stored in the order of the calls, in each queue."""
 
     writer = node.pids()["writer"]
+    runs = itertools.count(1)
+    begun = 0
 
     async def main() -> None:
+        nonlocal begun
+        begun = next(runs)
         async with AsyncProducer(node.address, timeout_s=30, max_pending=200) as producer:
             await producer.send("gaps", b"first", queue=0)
             async with no_gap():
@@ -132,20 +158,22 @@ def test_the_writer_is_stopped_and_goes_on(node: Node) -> None:
                 assert len(set(places)) == 500
 
     run(main)
-    assert len(read_all(node, "gaps")) == 1_001
+    assert len(read_all(node, "gaps")) == 1_001 * begun
 
 
 def test_the_coordinator_is_stopped_and_goes_on(node: Node) -> None:
     """Sends with a key to a topic of which nothing is known wait for it, and are in order behind it; others do not wait."""
 
     coordinator = node.pids()["coordinator"]
+    names = (f"unknown-{number}" for number in itertools.count())
 
     async def main() -> None:
+        unknown = next(names)
         async with AsyncProducer(node.address, timeout_s=30) as producer:
             await producer.send("known", b"x", key="k")
             async with no_gap():
                 with halted(coordinator):
-                    futures = [producer.submit("unknown", b"%d" % number, key="k") for number in range(500)]
+                    futures = [producer.submit(unknown, b"%d" % number, key="k") for number in range(500)]
                     result = await asyncio.wait_for(producer.send("known", b"y", key="k"), 5)
                     assert result.topic == "known"
                     await asyncio.sleep(1.0)
