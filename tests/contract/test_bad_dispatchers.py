@@ -39,6 +39,7 @@ class Patient:
         self.node = node
         self.mode_file = mode_file
         self.sent = 0
+        self.end_offset = 0
 
     def mode(self, text: str) -> None:
         beside = self.mode_file.with_suffix(".new")
@@ -51,11 +52,18 @@ class Patient:
 
     def send(self, count: int, topic: str = "patients") -> None:
         with Producer(self.node.address) as producer:
-            producer.send_batch(topic, [b"%d" % (self.sent + n) for n in range(count)])
+            result = producer.send_batch(topic, [b"%d" % (self.sent + n) for n in range(count)])
+        self.end_offset = result.end_offset
         self.sent += count
 
     def caught_up(self) -> None:
-        eventually(lambda: self.row()["state"] == "running" and self.row()["lag_bytes"] == 0, "it has caught up")
+        """Wait until it has all that was sent. Its lag alone may have been told before that was written."""
+
+        def has_all() -> bool:
+            row = self.row()
+            return row["state"] == "running" and row["lag_bytes"] == 0 and row["position"] >= self.end_offset
+
+        eventually(has_all, "it has caught up")
 
     def mend(self) -> None:
         """Make it well and wait until it is; it may be parked at any moment until the last bad process is gone."""

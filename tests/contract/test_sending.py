@@ -395,7 +395,7 @@ def test_a_program_ends_though_a_thread_that_runs_no_more_holds_the_lock(node: N
         """
         import sys, threading, time
         from commitmq import Producer
-        from commitmq.client import connection
+        from commitmq.protocol import connection
 
         producer = Producer(sys.argv[1])
         producer.send_async("ending", b"x").result(30)

@@ -68,7 +68,7 @@ TABLE = {
     "reader-0": {"open.queue": 3},
     "recovery": {
         "open.checkpoint": 1, "sync.checkpoint": 1, "sync_folder.checkpoint": 1, "open.position": 1, "sync.position": 1,
-        "sync_folder.position": 1, "open.folder": 1, "open.segment": 1, "map.segment": 1,
+        "sync_folder.position": 1, "open.folder": 1, "sync_folder.folder": 1, "open.segment": 1, "map.segment": 1,
         "open.queue": 1, **{f"{one}.producers": 1 for one in CONTENT},
     },
     "reput": {"open.segment": 3, "map.segment": 3},
@@ -86,28 +86,28 @@ ELSEWHERE = {
     "open.flush_failed": "tests/crash/test_io_errors.py",
     "sync.flush_failed": "tests/crash/test_io_errors.py",
     "sync_folder.flush_failed": "tests/crash/test_io_errors.py",
-    "open.cut": "tests/unit/store/test_cut_refusals.py",
-    "sync.cut": "tests/unit/store/test_cut_refusals.py",
-    "open.cut_journal": "tests/unit/store/test_cut_refusals.py",
-    "sync.cut_journal": "tests/unit/store/test_cut_refusals.py",
-    "unlink.queue_ends": "tests/unit/store/test_queue_ends.py",
-    "resize.journal": "tests/unit/coordination/test_journal.py",
+    "open.cut": "tests/unit/store/recovery/test_cut_refusals.py",
+    "sync.cut": "tests/unit/store/recovery/test_cut_refusals.py",
+    "open.cut_journal": "tests/unit/store/recovery/test_cut_refusals.py",
+    "sync.cut_journal": "tests/unit/store/recovery/test_cut_refusals.py",
+    "unlink.queue_ends": "tests/unit/store/queues/test_queue_ends.py",
+    "resize.journal": "tests/unit/store/metadata/test_journal.py",
 }
 # What lasts no longer than the node, or is no file of a store: locks, sockets, shared memory, what a client or a bench has,
 # what the kernel tells of a process (network/gate), memory in the place of a file that is too short (offline/log_damage).
 NO_STORE = {
-    "bench/device.py", "bench/restart.py", "cli/consume.py", "cli/main.py", "cli/streams.py", "client/segments.py",
-    "control.py", "failpoints.py", "kernel_cache.py", "network/gate.py", "offline/log_damage.py",
-    "processes.py", "store/index_shape.py", "stations.py", "store/shared_memory.py",
-    "store/transient_pool.py", "workers/doorbell.py",
-    "workers/local_sockets.py", "workers/runtime.py", "workers/segment_memory.py", "memory.py", "memory_units.py",
+    "bench/device.py", "bench/restart.py", "cli/consume.py", "cli/main.py", "cli/streams.py", "client/receiving/segments.py",
+    "control.py", "failpoints.py", "files/kernel_cache.py", "network/gate.py", "offline/log_damage.py",
+    "supervision/processes.py", "store/index/index_shape.py", "stations.py", "store/memory/shared_memory.py",
+    "store/log/transient_pool.py", "workers/runtime/doorbell.py",
+    "workers/writer/local_sockets.py", "workers/runtime/context.py", "workers/allocate/segment_memory.py", "memory.py", "memory_units.py",
 }  # fmt: skip
 # These have failpoints of their own, listed in test_io_error_matrix and test_kill_node.
 OWN_FAILPOINTS = {
-    "coordination/member_log.py", "coordination/subscriptions.py", "node_files.py", "store/topic_files.py",
+    "coordination/member_log.py", "coordination/subscriptions.py", "supervision/node_files.py", "store/metadata/topic_files.py",
     "offline/rebuild.py", "offline/rebuild_parallel.py", "offline/rebuild_pieces.py", "offline/repair.py",
-    "offline/verify_queues.py", "store/abort_file.py", "store/pool_recovery.py",
-    "store/recovery.py", "store/store_lock.py",
+    "offline/verify_queues.py", "store/recovery/abort_file.py", "store/recovery/pool_recovery.py",
+    "store/recovery/scan.py", "store/store_lock.py",
 }  # fmt: skip
 PLACES = [f"{role}/disk.{place}" for role, calls in TABLE.items() for place in calls]
 # A start that meets an error in these is refused.
@@ -317,6 +317,6 @@ def test_nothing_passes_the_module_by() -> None:
                 and function.attr in DIRECT.get(function.value.id, ())
             ):
                 found.add(name)
-    found.remove("store/disk.py")
+    found.remove("files/disk.py")
     assert sorted(found - NO_STORE - OWN_FAILPOINTS) == [], "use commitmq.files.disk"
     assert sorted((NO_STORE | OWN_FAILPOINTS) - found) == [], "these use it already"

@@ -198,12 +198,20 @@ def _is_built() -> bool:
     )
 
 
+def _repository() -> list[str]:
+    """Where Maven keeps what it fetches, for an account without a home."""
+    own = Path(os.path.expanduser("~")) / ".m2"  # (Path.home() raises for an account without an entry)
+    if os.access(own if own.exists() else own.parent, os.W_OK):
+        return []
+    return [f"-Dmaven.repo.local={TARGET / 'repository'}"]
+
+
 def _maven() -> None:
     """Build without the network if everything was fetched before, else with it."""
     said = ""
     for mode in (["--offline"], []):
         done = subprocess.run(
-            ["mvn", *mode, "--quiet", "--batch-mode", "package"],
+            ["mvn", *mode, *_repository(), "--quiet", "--batch-mode", "package"],
             cwd=JAVA_PROJECT,
             stdin=subprocess.DEVNULL,
             capture_output=True,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import os
 import re
 import shutil
 import subprocess
@@ -70,13 +71,21 @@ def java(module: str, main_class: str, flags: dict[str, str]) -> list[str]:
     return ["java", *(name + value for name, value in flags.items()), "-cp", class_path, main_class]
 
 
+def _repository() -> list[str]:
+    """Where Maven keeps what it fetches, for an account without a home."""
+    own = Path(os.path.expanduser("~")) / ".m2"  # (Path.home() raises for an account without an entry)
+    if os.access(own if own.exists() else own.parent, os.W_OK):
+        return []
+    return [f"-Dmaven.repo.local={JAVA_PROJECT / 'target' / 'repository'}"]
+
+
 def _maven() -> None:
     """Build without the network if everything was fetched before, else with it."""
     said = ""
     for mode in (["--offline"], []):
         try:
             done = subprocess.run(
-                ["mvn", *mode, "--quiet", "--batch-mode", "package"],
+                ["mvn", *mode, *_repository(), "--quiet", "--batch-mode", "package"],
                 cwd=JAVA_PROJECT,
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
