@@ -100,11 +100,13 @@ NO_STORE = {
     "control.py", "failpoints.py", "files/kernel_cache.py", "network/gate.py", "offline/log_damage.py",
     "supervision/processes.py", "store/index/index_shape.py", "stations.py", "store/memory/shared_memory.py",
     "store/log/transient_pool.py", "workers/runtime/doorbell.py",
-    "workers/writer/local_sockets.py", "workers/runtime/context.py", "workers/allocate/segment_memory.py", "memory.py", "memory_units.py",
+    "workers/writer/local_sockets.py", "workers/runtime/context.py", "workers/allocate/segment_memory.py",
+    "memory.py", "memory_units.py",
 }  # fmt: skip
 # These have failpoints of their own, listed in test_io_error_matrix and test_kill_node.
 OWN_FAILPOINTS = {
-    "coordination/member_log.py", "coordination/subscriptions.py", "supervision/node_files.py", "store/metadata/topic_files.py",
+    "coordination/member_log.py", "coordination/subscriptions.py", "supervision/node_files.py",
+    "store/metadata/topic_files.py",
     "offline/rebuild.py", "offline/rebuild_parallel.py", "offline/rebuild_pieces.py", "offline/repair.py",
     "offline/verify_queues.py", "store/recovery/abort_file.py", "store/recovery/pool_recovery.py",
     "store/recovery/scan.py", "store/store_lock.py",
