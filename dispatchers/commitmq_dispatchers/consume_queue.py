@@ -242,7 +242,7 @@ class ConsumeQueueDispatcher:
     def _give_up(self, error: StoreError) -> None:
         self._sync_failed = True
         self._view.log.error(
-            "a sync of ConsumeQueues failed: the next start makes them anew from here on",
+            "a sync of ConsumeQueues failed: the next start rebuilds them from here on",
             durable=self._durable[0],
             error=str(error),
         )

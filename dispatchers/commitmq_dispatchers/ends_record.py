@@ -105,4 +105,4 @@ class EndsRecord:
         try:
             ends.save(self._path)
         except (StoreError, MemoryError) as error:
-            self._log.warning("where the queues end is not written down", error=str(error) or repr(error))
+            self._log.warning("the record of the queues' ends was not written", error=str(error) or repr(error))

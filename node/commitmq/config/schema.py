@@ -416,7 +416,7 @@ def _check_retention(retention: RetentionConfig) -> None:
     if retention.clean_ratio > retention.forced_ratio:
         raise ConfigError(
             f"retention.clean_ratio={retention.clean_ratio} must not exceed retention.forced_ratio="
-            f"{retention.forced_ratio}: what is expired goes before what is not"
+            f"{retention.forced_ratio}: expired files are deleted before others"
         )
 
 

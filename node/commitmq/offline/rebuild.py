@@ -302,4 +302,4 @@ def _replace(old: Path, new: Path, kept: Path) -> None:
             new.rename(old)
             sync_folder(old.parent)
     except OSError as error:
-        raise StoreError(f"cannot be exchanged for what was rebuilt: {error.strerror}", path=old) from error
+        raise StoreError(f"cannot be replaced by the rebuilt files: {error.strerror}", path=old) from error

@@ -164,7 +164,7 @@ def _sync(root: Path) -> None:
                     os.close(fd)
             sync_folder(Path(folder))
     except OSError as error:
-        raise StoreError(f"cannot make what was rebuilt durable: {error.strerror}", path=root) from error
+        raise StoreError(f"cannot make the rebuilt files durable: {error.strerror}", path=root) from error
 
 
 # ---------------------------------------------------------------- the plan

@@ -235,11 +235,11 @@ def writing(staging: Path) -> Iterator[None]:
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
-        raise StoreError(f"the rebuild that this is part of is over: {error.strerror}", path=path) from error
+        raise StoreError(f"the rebuild that this task belongs to has ended: {error.strerror}", path=path) from error
     try:
         fcntl.flock(fd, fcntl.LOCK_SH)
         if not path.exists():
-            raise StoreError("the rebuild that this is part of is over", path=path)
+            raise StoreError("the rebuild that this task belongs to has ended", path=path)
         yield
     finally:
         os.close(fd)

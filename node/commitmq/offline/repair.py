@@ -201,7 +201,7 @@ def _keep(store: HeldStore, damage: list[Extent], how: How) -> Cut:
         try:
             part = cut_record.keep(layout, number, fd, base, start, stop)
         except OSError as error:
-            raise StoreError(f"no copy can be made of what is to go: {error.strerror}", path=layout.own) from error
+            raise StoreError(f"cannot copy the bytes that are to be cut: {error.strerror}", path=layout.own) from error
         finally:
             os.close(fd)
         if part is not None:

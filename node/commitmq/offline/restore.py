@@ -110,7 +110,7 @@ def _end_regions(store: HeldStore, cut: Cut) -> list[tuple[CutPart, int]]:
             end = log_end(store)
         except CommitMQError:
             end = -1
-        since = f"the log goes on to {end} now" if end > cut.log_end else "something else lies there now"
+        since = f"the log goes on to {end} now" if end > cut.log_end else "other bytes are there now"
         raise StoreError(
             f"what was cut at physical offset {cut.log_end} cannot be put back: {since}, and messages that were stored since "
             f"would be overwritten. The copies stay; `commitmq store dump` reads a store made of them",
@@ -159,7 +159,7 @@ def _blank_end(log: CommitLog, part: CutPart) -> int:
     if at >= end or not any(segment[part.start : end]):
         return max(at, end)
     raise StoreError(
-        "what a repair took out here cannot be put back: something else lies in its place",
+        "the bytes that a repair cut here cannot be put back: other bytes are in their place",
         path=log.folder / segment_name(part.segment),
         offset=part.start,
     )

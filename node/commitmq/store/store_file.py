@@ -70,7 +70,7 @@ class StoreFile:
             disk.replace_content(path, text.encode(), "store_file")
         except OSError as error:
             kind = DiskFullError if error.errno in (errno.ENOSPC, errno.EDQUOT) else StoreError
-            raise kind(f"cannot write what the store is: {error.strerror}", path=path) from error
+            raise kind(f"cannot write the store's id and sizes: {error.strerror}", path=path) from error
 
     def _members(self) -> dict[str, Any]:
         return {"version": _VERSION, "store_id": self.store_id, "sizes": dict(self.sizes)}

@@ -168,7 +168,9 @@ def _is_private(folder: Path) -> bool:
 def check_private(folder: Path) -> None:
     """Raise StoreError unless ``folder`` is a real folder of this account and closed to others."""
     if not _is_private(folder):
-        raise StoreError("this folder in shared memory is not ours alone; remove it", path=folder)
+        raise StoreError(
+            "this path in shared memory is not a folder that only this account can use; remove it", path=folder
+        )
 
 
 def available_bytes() -> int:

@@ -106,7 +106,7 @@ class QueueEnds:
             path.parent.mkdir(parents=True, exist_ok=True)
             disk.replace_content(path, b"%s%08x\n%s" % (_MAGIC, zlib.crc32(data), data), "queue_ends")
         except OSError as error:
-            raise StoreError(f"cannot write down where the queues end: {error.strerror}", path=path) from error
+            raise StoreError(f"cannot write the record of the queues' ends: {error.strerror}", path=path) from error
 
 
 def expect_expiry(path: Path, min_offset: int) -> None:
@@ -133,8 +133,8 @@ def lost_beginning(layout: StoreLayout, ends: QueueEnds, first: int) -> str:
     if begin >= first:
         return ""
     return (
-        f"segments are missing at the log's beginning: it began at physical offset {begin}, begins at {first} now, and what "
-        f"lies between did not expire. Put them back, or remove {layout.queue_ends} to go on without them"
+        f"segments are missing at the log's beginning: it began at physical offset {begin}, begins at {first} now, and the "
+        f"segments between did not expire. Put them back, or remove {layout.queue_ends} to go on without them"
     )
 
 

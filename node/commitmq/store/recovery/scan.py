@@ -205,7 +205,10 @@ def recover(
     lowered = lower_tombstones(layout, found.end)
     if lowered:
         log.warning(
-            "deleted topics end where the log does now", topics=len(lowered), first=lowered[0], log_end=found.end
+            "tombstones of deleted topics were lowered to the log's end",
+            topics=len(lowered),
+            first=lowered[0],
+            log_end=found.end,
         )
     if clean and begin.durable < found.end:
         log.warning(
