@@ -3,7 +3,7 @@
 An fdatasync of a queue that has grown waits for the file system's journal, and so for all other writes on their way to
 the device: beside an asynchronous flush of the log it took 75 ms, in which nothing was dispatched.
 
-The loop hands over duplicated descriptors (a queue's own may be closed meanwhile, and its files deleted) and the
+The loop hands over separate descriptors (a queue's own may be closed meanwhile, and its files deleted) and the
 durable position that the sync will reach. Units appended meanwhile wait for the next sync. The thread touches nothing
 else, and the loop that started it reads the result after its end.
 """

@@ -1,4 +1,4 @@
-"""The ConsumeQueue dispatcher: one 20-byte unit a record into the queue's files (spec section 3).
+"""The ConsumeQueue dispatcher: appends one 20-byte unit for each record to its queue's files (spec section 3).
 
 There are two additions: records of BatchCQ topics get a unit of another shape
 (:mod:`commitmq_dispatchers.batch_queues`), and a record may name further queues

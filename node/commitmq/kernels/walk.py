@@ -311,7 +311,7 @@ def walk(segment, start, limit, base_offset, rows, topics, table, out):  # type:
 
 @njit("boolean(Array(uint8, 1, 'C', readonly=True), int64, int64, int64)", cache=True, nogil=True)
 def _lacks_sector(segment, start, stop, base_offset):  # type: ignore[no-untyped-def]
-    """Whether ``segment[start:stop]`` covers a whole sector's share of the file with zeros; segments begin at a sector."""
+    """Whether all bytes that some sector has in ``segment[start:stop]`` are zeros; segments begin at a sector's start."""
     at = start
     while at < stop:
         end = min(stop, at + SECTOR_BYTES - (base_offset + at) % SECTOR_BYTES)
@@ -358,7 +358,7 @@ def scan_until(segment, start, stop, end, base_offset, require_crc, out):  # typ
                 reason = REASON_RECORD_CRC_MISSING
             else:
                 # Without that CRC a sector that never reached the disk still shows: it reads as zeros. No topic
-                # contains zeros; a property's value may, but never over a sector's whole share of the properties.
+                # contains zeros; a property's value may, but not in all bytes that a sector has of the properties.
                 for index in range(topic, topic + topic_size):
                     if segment[index] == 0:
                         reason = REASON_PROPERTIES

@@ -1,4 +1,4 @@
-"""``store repair --restore-cut``: puts bytes that a recovery or a repair cut from the log back from ``commitmq/cut``.
+"""``store repair --restore-cut``: puts back bytes that a recovery or a repair cut from the log and kept in ``commitmq/cut``.
 
 This works only while nothing was written over their place: behind a cut that ended the log there must be zeros, or
 bytes of an interrupted restoration; in the place of a repair that skipped damage, the records it put there. Everything

@@ -474,8 +474,8 @@ class CommitLogAppender:
             at = before % self.segment_bytes
             maps[before - at][at : at + FILLER_BYTES] = bytes(min(FILLER_BYTES, self.segment_bytes - at))
             self.position = before
-            # It is uncertain which mappings are current; those without another reference are unmapped with their last
-            # name.
+            # It is uncertain which mappings are current; those that no other object has are unmapped with
+            # their last reference.
             self._array = np.empty(0, np.uint8)
             self._map = self._left = self._following = None
             self._base, self._following_populated = -1, 0

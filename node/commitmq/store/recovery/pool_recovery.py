@@ -1,4 +1,4 @@
-"""Writes records that only a killed node's transient store pool has to the log, before the log's end is searched.
+"""Takes over records that only a killed node's transient store pool has, before the log's end is searched.
 
 Rules
     * Only the pool that the store's note names is examined: made for this store (not for one it was copied from), in
@@ -57,7 +57,7 @@ class _Span:
 
 
 def take_over(layout: StoreLayout, segment_bytes: int, log: Log) -> int:
-    """Write records that only the pool has to the log, sync them, and remove the pool; returns the number of records.
+    """Copy to the log the records that only the pool has, sync them, remove the pool; returns the number of records.
 
     No process of the node may be alive. Raises StoreError, without changes, when a person must decide.
     """
