@@ -245,7 +245,7 @@ class NodeConfig:
     plugins: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """The sections ``[plugins.NAME]``; their plugins check them (see :mod:`commitmq.plugin.loading`)."""
     given: frozenset[str] = field(default=frozenset(), compare=False)
-    """Keys (``section.key``) that somebody set: all keys of ``--set``, and those keys of a file that differ from the
+    """Keys (``section.key``) that a user set: all keys of ``--set``, and those keys of a file that differ from the
     default, because ``node.toml`` lists every key. A given size must agree with the store's files.
     """
 

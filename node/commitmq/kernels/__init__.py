@@ -18,7 +18,7 @@ from commitmq.files import kernel_cache
 
 need_node("this part of commitmq")
 
-from numba.core import caching  # noqa: E402 - its absence has been told by now
+from numba.core import caching  # noqa: E402 - need_node has already reported a missing numba
 
 
 class _KernelLocator(caching._CacheLocator):
