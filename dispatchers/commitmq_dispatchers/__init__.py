@@ -1,1 +1,1 @@
-"""Built-in dispatchers; each uses only what a third party could use."""
+"""The built-in dispatchers; each uses only what a plugin's dispatcher could use."""

@@ -1,11 +1,11 @@
-"""A sync of some queues in a thread, so that nobody waits for it who waits for messages.
+"""Syncs some queues in a thread, so that waiting consumers are not delayed.
 
-An fdatasync of a queue that has grown waits for the file system's journal, and so for whatever else is on its way to the
-device: beside an asynchronous flush of the log that was 75 ms, in which nothing was dispatched.
+An fdatasync of a queue that has grown waits for the file system's journal, and so for all other writes on their way to
+the device: beside an asynchronous flush of the log it took 75 ms, in which nothing was dispatched.
 
-The loop hands over descriptors of its own for it (a queue's may be closed meanwhile, its files be deleted) and what is
-durable afterwards. What is appended meanwhile waits for the next sync. The thread touches nothing else, and whoever
-began it reads the result after its end.
+The loop hands over separate descriptors (a queue's own may be closed meanwhile, and its files deleted) and the
+durable position that the sync will reach. Units appended meanwhile wait for the next sync. The thread touches nothing
+else, and the loop that started it reads the result after its end.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class BackgroundSync:
     """One sync."""
 
     def __init__(self, queues: list[QueueFiles], folders: set[str]) -> None:
-        """Take over what ``queues`` have not synced, and the names in ``folders``: they count as synced from now on.
+        """Take over the unsynced files of ``queues`` and the names in ``folders``: they count as synced from now on.
 
-        Raises StoreError when a descriptor cannot be had, and has taken nothing over then.
+        Raises StoreError when a descriptor cannot be opened; then nothing was taken over.
         """
         self._durable = (0, 0)
         self._error: BaseException | None = None
@@ -38,9 +38,9 @@ class BackgroundSync:
             for queue in queues:
                 self._files += [(queue.place, fd) for fd in queue.unsynced_descriptors()]
             names = folders.union(*(queue.folders_to_sync() for queue in queues))
-            # The deepest first: a folder's name is worth nothing before what it holds.
+            # Deepest folder first: a folder's durable name is worth nothing before its content is durable.
             for folder in sorted(names, key=lambda path: path.count("/"), reverse=True):
-                # One that was deleted meanwhile, with its topic, has no names to keep.
+                # A folder that was deleted meanwhile, with its topic, has no names to keep.
                 with contextlib.suppress(FileNotFoundError):
                     self._files.append((_FOLDER, disk.open_folder(folder)))
         except OSError as error:
@@ -54,7 +54,7 @@ class BackgroundSync:
         self._thread = threading.Thread(target=self._run, name="queue-sync", daemon=True)
 
     def start(self, durable: tuple[int, int]) -> None:
-        """Begin. ``durable``: ``(position, timestamp)`` below which everything is on the device when this has succeeded."""
+        """Begin. ``durable``: ``(position, timestamp)`` below which everything is on the device if this succeeds."""
         self._durable = durable
         try:
             self._thread.start()
@@ -68,7 +68,7 @@ class BackgroundSync:
                     failpoints.hit(f"{place}.before_fdatasync")
                 disk.sync(fd, place, metadata=place == _FOLDER)
         except BaseException as error:
-            # Whatever it was: what did not happen must not be called durable.
+            # Any error counts: a sync that did not happen must not be reported as durable.
             self._error = error
         finally:
             self._close()
@@ -88,7 +88,7 @@ class BackgroundSync:
             self._thread.join()
 
     def result(self) -> tuple[int, int]:
-        """Wait for the end: what is durable now. Raises StoreError when something could not be synced."""
+        """Wait for the end: the durable position and timestamp. Raises StoreError when something could not be synced."""
         self.join()
         if self._error is not None:
             reason = getattr(self._error, "strerror", None) or repr(self._error)

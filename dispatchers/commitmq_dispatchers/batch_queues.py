@@ -1,11 +1,11 @@
 """Queues of topics with ``queue.type=BatchCQ``: one 46-byte unit for each record (spec 3.9).
 
-Part of the ConsumeQueue dispatcher and under its invariants: units in the order of their records, in the file before the
-batch's end is published, and appending them again changes nothing.
+It is a part of the ConsumeQueue dispatcher and keeps its invariants: units are in the order of their records, they are
+in the file before the batch's end is published, and appending them again changes nothing.
 
-Which topics these are, the topic table says. For a topic that is not in it (it was deleted a moment ago) the record
-does: only the node's writer makes inner batches, and only for such topics. A record of these topics without INNER_NUM and
-INNER_BASE counts as a batch of one, as in RocketMQ 5.4.0, where plain sends to such a topic are possible.
+The topic table says which topics these are. For a topic that is not in the table (it was just deleted) the record
+decides: only the node's writer makes inner batches, and only for such topics. A record of these topics without
+INNER_NUM and INNER_BASE counts as a batch of one, as in RocketMQ 5.4.0, where plain sends to such a topic are possible.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from commitmq_dispatchers.unsynced import Unsynced
 
 
 class BatchQueues:
-    """All queues under ``batchconsumequeue/``. What is appended waits in ``unsynced`` for its sync."""
+    """All queues under ``batchconsumequeue/``. Appended units wait in ``unsynced`` for their sync."""
 
     def __init__(self, view: DispatcherView, fds: FdCache, unsynced: Unsynced) -> None:
         self._view = view
@@ -40,7 +40,7 @@ class BatchQueues:
         self._unsynced = unsynced
 
     def load(self, offset: int) -> None:
-        """Load every queue anew and cut it at physical ``offset``, durably."""
+        """Load every queue again and cut it at physical ``offset``, durably."""
         self._queues.clear()
         deleted = self._view.topics_deleted()
         for topic, queue_id, folder in list_queues(self._root):
@@ -48,12 +48,13 @@ class BatchQueues:
             queue.recover(offset)
             queue.truncate(offset)
             if topic in deleted and queue.max_physical_offset <= deleted[topic]:
-                # The topic was deleted, but not these files: base offsets of a new topic of the name begin at 0 again.
+                # The topic was deleted, but these files were not: base offsets of a new topic of the same name begin at
+                # 0 again.
                 queue.destroy()
                 continue
             durable = self._view.durable
             if durable is not None and durable < offset and queue.max_physical_offset > durable:
-                # A process of this dispatcher that was killed may have left units that are in the page cache only.
+                # A killed process of this dispatcher may have left units that are in the page cache only.
                 queue.expect_unsynced(0)
             if queue.is_dirty:
                 self._unsynced.add(queue, 0)
@@ -64,18 +65,18 @@ class BatchQueues:
         return self._queues.values()
 
     def split(self, batch: DispatchBatch, rows: Rows) -> tuple[Rows, Rows]:
-        """``rows`` (of ``batch``) of plain topics, and those that get a 46-byte unit."""
+        """Split ``rows`` (of ``batch``) into those of plain topics, and those that get a 46-byte unit."""
         plain = [number for number, topic in enumerate(batch.topics) if self._is_plain(topic)]
         if len(plain) == len(batch.topics):
             return rows, rows[:0]
         unknown = [number for number, topic in enumerate(batch.topics) if topic not in self._is_batch]
-        # A topic that nobody knows any more: its records tell.
+        # The topic is no longer in the table: its records decide.
         marked = _is_inner(rows) & (rows["sys_flag"] & SysFlag.INNER_BATCH != 0)
         is_plain = np.isin(rows["topic"], plain) | (np.isin(rows["topic"], unknown) & ~marked)
         return rows[is_plain], rows[~is_plain]
 
     def _is_plain(self, topic: str) -> bool:
-        """True for a topic that surely has plain queues. What was found out holds: the type cannot be changed."""
+        """True for a topic that certainly has plain queues. The result stays valid: the type cannot be changed."""
         known = self._is_batch.get(topic)
         if known is None:
             attributes = self._view.topic_attributes(topic)
@@ -100,7 +101,7 @@ class BatchQueues:
         )
         for start, stop in pairwise(starts):
             topic, queue_id = batch.topics[int(rows["topic"][start])], int(rows["queue_id"][start])
-            # Records from before the topic was deleted belong to nobody.
+            # Records from before the topic was deleted get no units.
             start += int(np.searchsorted(rows["physical_offset"][start:stop], deleted.get(topic, 0)))
             if start == stop:
                 continue

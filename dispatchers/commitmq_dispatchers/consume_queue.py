@@ -1,14 +1,15 @@
-"""The ConsumeQueue dispatcher: one 20-byte unit a record into the queue's files (spec section 3).
+"""The ConsumeQueue dispatcher: appends one 20-byte unit for each record to its queue's files (spec section 3).
 
-Two kinds more: records of BatchCQ topics get a unit of another shape (:mod:`commitmq_dispatchers.batch_queues`), and a
-record may name further queues (:mod:`commitmq.store.log.multi_dispatch`).
+There are two additions: records of BatchCQ topics get a unit of another shape
+(:mod:`commitmq_dispatchers.batch_queues`), and a record may name further queues
+(:mod:`commitmq.store.log.multi_dispatch`).
 
-Invariants: units of a queue are appended in the order of their records, at queue offset x 20; a unit is in its file before
-the batch's end is published (so a reader that sees the position finds the unit); appending is idempotent by physical
-offset, so after any death the batch is simply dispatched again.
+Invariants: the units of a queue are appended in the order of their records, at queue offset x 20; a unit is in its file
+before the batch's end is published (so a reader that sees the position finds the unit); appending is idempotent by
+physical offset, so after any death the batch is simply dispatched again.
 
-A whole batch is grouped by queue with numpy and written with one pwrite a queue and file; work per message in Python is
-none. Memory grows with the number of queues only: a small object each, descriptors in a bounded cache.
+A whole batch is grouped by queue with numpy and written with one pwrite for each queue and file; no Python code runs
+for each message. Memory grows with the number of queues only: a small object each, and descriptors in a bounded cache.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ from commitmq_dispatchers.unsynced import Unsynced
 _UNIT = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 _PAGE_BYTES = 4096
 _FEW_QUEUES = 64
-_FEW_FILES = 128  # each has a descriptor more while it is synced
+_FEW_FILES = 128  # each needs one more descriptor while it is synced
 _QUEUES_A_REPORT = 64
 _FLUSH_SLICE = 64
-_FLUSH_S = 0.2  # of one call, unless all must be synced
-_MOST_UNSYNCED_BYTES = 64 << 20  # of the log, whose units a recovery would dispatch again
+_FLUSH_S = 0.2  # time of one call, unless all queues must be synced
+_MOST_UNSYNCED_BYTES = 64 << 20  # bytes of log whose units a recovery would dispatch again
 
 
 @hookimpl
@@ -54,10 +55,10 @@ def commitmq_dispatchers(config: NodeConfig) -> list[DispatcherSpec]:
 class ConsumeQueueDispatcher:
     """See the module's text; the interface is :class:`commitmq.plugin.hookspecs.Dispatcher`."""
 
-    spreads_flush = True  # flush(thorough=False) gets round to everything in time
+    spreads_flush = True  # flush(thorough=False) syncs every queue in time
 
     def open(self, view: DispatcherView) -> int:
-        """Load every queue, cut what lies at or behind the resume position."""
+        """Load every queue, and cut its units at or behind the resume position."""
         self._view = view
         self._root: Path = view.layout.consume_queue
         self._file_bytes = view.config.consume_queue.file_bytes
@@ -74,7 +75,7 @@ class ConsumeQueueDispatcher:
         self._folders: set[str] = set()
         self._background: BackgroundSync | None = None
         self._record = EndsRecord(view, lambda: chain(self._queues.values(), self._batches.queues()))
-        self._is_late = False  # there was no descriptor for a sync
+        self._is_late = False  # a sync failed for lack of a descriptor
         self._load(view.position)
         return view.position
 
@@ -89,8 +90,8 @@ class ConsumeQueueDispatcher:
         self.flush(thorough=True)
 
     def _load(self, offset: int) -> None:
-        """Find the end of every queue below ``offset`` and clear away the rest, which is synced like what is appended:
-        nothing at or above ``offset`` counts as durable before that.
+        """Find the end of every queue below ``offset`` and clear away the rest. The clearing is synced like appended
+        units: nothing at or above ``offset`` counts as durable before that.
         """
         self._queues.clear()
         self._unsynced.clear()
@@ -105,12 +106,12 @@ class ConsumeQueueDispatcher:
             queue = ConsumeQueue(folder, self._file_bytes, self._fds)
             queue.recover(offset, proof=proof.of(topic, queue_id), durable=False)
             if topic in deleted and queue.max_physical_offset <= deleted[topic]:
-                # The topic was deleted, but not these files, or a power cut brought them back. The last record tells: the
-                # first places may be taken by none, where messages expired or were lost.
+                # The topic was deleted, but these files were not, or a power cut brought them back. The last record
+                # decides: the first places may be blank, where messages expired or were lost.
                 queue.destroy()
                 continue
             if durable < offset and queue.max_physical_offset > durable:
-                # A process of this dispatcher that was killed may have left units that are in the page cache only.
+                # A killed process of this dispatcher may have left units that are in the page cache only.
                 queue.expect_unsynced(queue.last_offset_below(durable) * queue.unit_bytes)
             self._queues[topic, queue_id] = queue
             if queue.is_dirty:
@@ -125,7 +126,7 @@ class ConsumeQueueDispatcher:
         self._record.opened(offset)
 
     def dispatch(self, batch: DispatchBatch) -> None:
-        """Append the batch's units and announce which queues grew."""
+        """Append the batch's units and announce the queues that grew."""
         rows = batch.rows
         if len(rows):
             self._timestamp = int(rows["store_timestamp"][-1])
@@ -157,7 +158,8 @@ class ConsumeQueueDispatcher:
             topic, queue_id = batch.topics[int(topics[start])], int(queues[start])
             gone_below = deleted.get(topic, -1)
             if gone_below > 0:
-                # Records from before the topic was deleted belong to nobody; a new topic of the name began behind.
+                # Records from before the topic was deleted get no units; a new topic of the same name began behind
+                # them.
                 start += int(np.searchsorted(rows["physical_offset"][start:stop], gone_below))
                 if start == stop:
                     continue
@@ -170,7 +172,7 @@ class ConsumeQueueDispatcher:
         return changed
 
     def _append_further(self, batch: DispatchBatch, rows: Rows) -> list[tuple[str, int]]:
-        """Units in the further queues that records name. A deleted topic's records keep theirs: an LMQ is no part of it."""
+        """Append units to further queues that records name. A deleted topic's records too: an LMQ belongs to no topic."""
         changed = []
         for key, queue_offset, units in multi_dispatch.runs(batch, rows):
             queue = self._queue(*key)
@@ -187,7 +189,7 @@ class ConsumeQueueDispatcher:
         return queue
 
     def flush(self, *, thorough: bool) -> tuple[int, int]:
-        """Sync queues (:meth:`_flush`), and write down now and then where they end."""
+        """Sync queues (:meth:`_flush`), and from time to time write down where they end."""
         durable = self._flush(thorough=thorough)
         self._record.flushed(self._position, durable[0])
         if thorough:
@@ -195,19 +197,21 @@ class ConsumeQueueDispatcher:
         return durable
 
     def _flush(self, *, thorough: bool) -> tuple[int, int]:
-        """Sync all queues when thorough, else some (spec 6.5): those with ``consume_queue.flush_least_pages`` or more
+        """Sync all queues when thorough, else some (spec 6.5): queues with ``consume_queue.flush_least_pages`` or more
         unsynced pages, and a share of the others, so that every queue is synced within ``flush_thorough_interval_ms``.
 
         RocketMQ syncs all of them at the end of that interval. With thousands of queues that is a pause of seconds, in
-        which nothing is dispatched; here a call takes a bounded time, and those that wait for longest come first. The
-        durable position is where the one that now waits for longest began to. What a recovery must dispatch again is
-        bounded in bytes too, as far as a call's time allows. A few queues are synced in full each time, in a thread: a call
-        begins it, and one of the next, which should come soon while :attr:`is_flushing`, has the result.
+        which nothing is dispatched. Here a call takes a bounded time, and the queues that wait longest come first. The
+        durable position is where the queue that now waits longest began to wait. The log that a recovery must dispatch
+        again is bounded in bytes too, as far as a call's time allows. A few queues are synced in full each time, in a
+        thread: one call begins the sync, and one of the next calls, which should come soon while :attr:`is_flushing`,
+        takes the result.
 
-        A sync that could not begin, for want of a descriptor, is made at the next call.
+        A sync that could not begin for lack of a descriptor is repeated at the next call.
 
-        After a failed sync the kernel calls the pages clean, and the next sync would lie. So the durable position stays
-        where it is: the queues serve on, from the page cache, and the next start writes them anew from there.
+        After a failed sync the kernel marks the pages clean, and the next sync would report a false success. So the
+        durable position stays where it is: the queues still serve, from the page cache, and the next start rewrites
+        them from that position.
         """
         if self._sync_failed:
             return self._durable
@@ -238,18 +242,18 @@ class ConsumeQueueDispatcher:
     def _give_up(self, error: StoreError) -> None:
         self._sync_failed = True
         self._view.log.error(
-            "a sync of ConsumeQueues failed: the next start makes them anew from here on",
+            "a sync of ConsumeQueues failed: the next start rebuilds them from here on",
             durable=self._durable[0],
             error=str(error),
         )
 
     @property
     def is_flushing(self) -> bool:
-        """Whether a sync is under way whose result the next call of :meth:`flush` takes if it has ended."""
+        """Whether a sync is under way; the next call of :meth:`flush` takes its result if it has ended."""
         return self._background is not None
 
     def _settle(self, *, wait: bool) -> bool:
-        """Take the result of the sync under way if it has ended or ``wait``; returns ``wait``. Raises StoreError."""
+        """Take the result of the running sync if it has ended or ``wait`` is set; returns ``wait``. Raises StoreError."""
         assert self._background is not None
         if not wait and not self._background.is_done:
             return False
@@ -274,7 +278,7 @@ class ConsumeQueueDispatcher:
     def _sync_some(self) -> None:
         config = self._view.config.consume_queue
         if self._durable[0] >= self._round_end:
-            # A queue written to just after its turn waits for two rounds.
+            # A queue that is written to just after its turn waits for two rounds.
             calls = max(1, config.flush_thorough_interval_ms // (2 * config.flush_interval_ms))
             self._round_end, self._round_share = self._position, -(-len(self._unsynced) // calls)
         deadline = time.monotonic() + _FLUSH_S
@@ -283,7 +287,7 @@ class ConsumeQueueDispatcher:
         self._sync(self._unsynced.with_bytes(config.flush_least_pages * _PAGE_BYTES), deadline)
 
     def _sync(self, queues: list[QueueFiles], deadline: float) -> None:
-        """Sync queues, a slice at a time until ``deadline``, at least a slice."""
+        """Sync queues, slice by slice until ``deadline``, at least one slice."""
         done = 0
         while done < len(queues) and (done == 0 or time.monotonic() < deadline):
             part = [queue for queue in queues[done : done + _FLUSH_SLICE] if queue in self._unsynced]

@@ -1,11 +1,12 @@
-"""When the ConsumeQueue dispatcher writes down which queues there are and where they end.
+"""Decides when the ConsumeQueue dispatcher writes down which queues there are and where they end.
 
-The file is :mod:`commitmq.store.queues.queue_ends`. What is written down must be on the device already: a start takes a
-queue that ends before its record for damaged. So the ends are taken at one place of the log and kept until everything below
-it is durable.
+The file is :mod:`commitmq.store.queues.queue_ends`. Every recorded end must be on the device already: a start takes a
+queue that ends before its record for damaged. So the ends are taken at one place of the log and kept until everything
+below it is durable.
 
-While messages are dispatched a thread writes the record, for the sake of those who wait for messages: a sync takes as long
-as the device likes. One thread at a time, and whoever is about to make a record wrong waits for it first.
+While messages are dispatched, a thread writes the record so that waiting consumers are not delayed: a sync takes as
+long as the device needs. Only one thread runs at a time, and every operation that would make a record wrong waits for
+it first.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ from commitmq.store.queues.batch_consume_queue import BatchConsumeQueue
 from commitmq.store.queues.consume_queue import ConsumeQueue
 from commitmq.store.queues.queue_ends import QueueEnds
 
-# A start after a crash dispatches again what is behind the record: a fraction of a second's work.
+# A start after a crash dispatches the log behind the record again: a fraction of a second's work.
 _INTERVAL_BYTES: Final = 64 << 20
-# With many queues a record takes longer: 4 KiB of the log for each keep its share of the time small.
+# With many queues a record takes longer to write: 4 KiB of log for each queue keep its share of the time small.
 _INTERVAL_BYTES_A_QUEUE: Final = 4096
 
 Queues = Callable[[], Iterable[ConsumeQueue | BatchConsumeQueue]]
 
 
 class EndsRecord:
-    """The record of one dispatcher's queues. A record that cannot be written is a warning: a start then does without."""
+    """The record of one dispatcher's queues. A record that cannot be written is a warning: a start works without it."""
 
     def __init__(self, view: DispatcherView, queues: Queues) -> None:
         self._path = view.layout.queue_ends
@@ -44,11 +45,11 @@ class EndsRecord:
         self._writer: threading.Thread | None = None
 
     def opened(self, position: int) -> None:
-        """All queues were opened, and cut at ``position``."""
+        """All queues were opened and cut at ``position``."""
         self._take(position)
 
     def flushed(self, position: int, durable: int) -> None:
-        """The queues have everything below ``position``, and on the device everything below ``durable``."""
+        """The queues have all units below ``position``; those below ``durable`` are on the device."""
         if self._writer is not None and self._writer.is_alive():
             return
         if self._waiting is not None and durable >= self._waiting.position:
@@ -59,7 +60,7 @@ class EndsRecord:
                 self._save_behind()
 
     def closed(self, position: int, durable: int) -> None:
-        """The stop: nothing is appended any more."""
+        """The stop: nothing more is appended."""
         self.settle()
         if durable >= position:
             self._take(position)
@@ -70,11 +71,11 @@ class EndsRecord:
         if any(0 <= queue.first_byte < queue.end_byte - queue.file_bytes for queue in self._queues()):
             self.settle()
             queue_ends.expect_expiry(self._path, min_offset)
-            self._waiting, self._taken = None, -self._interval  # the next record says which are left
+            self._waiting, self._taken = None, -self._interval  # the next record has the remaining ones
 
     def _take(self, position: int) -> None:
-        # Without a segment the log goes on where it ended, and begins there then.
-        # As the folder says: this process may have mapped nothing since the log was empty.
+        # Without a segment the log goes on where it ended, and that is then its beginning. The folder is listed for
+        # this: this process may have mapped nothing since the log was empty.
         log_start = next(iter(list_bases(self._folder)), position)
         ends = QueueEnds.at(position, log_start, self._queues())
         self._waiting, self._taken = ends, position
@@ -95,7 +96,7 @@ class EndsRecord:
             self._save(ends)
 
     def settle(self) -> None:
-        """Wait for the thread."""
+        """Wait for the thread to end."""
         if self._writer is not None:
             self._writer.join()
             self._writer = None
@@ -104,4 +105,4 @@ class EndsRecord:
         try:
             ends.save(self._path)
         except (StoreError, MemoryError) as error:
-            self._log.warning("where the queues end is not written down", error=str(error) or repr(error))
+            self._log.warning("the record of the queues' ends was not written", error=str(error) or repr(error))

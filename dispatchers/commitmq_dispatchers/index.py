@@ -1,8 +1,8 @@
-"""The index dispatcher: which records have a key, in RocketMQ's IndexFiles (spec section 4).
+"""The index dispatcher: enters records that have a key in RocketMQ's IndexFiles (spec section 4).
 
-Invariants: a record's items follow each other in the order of the log and are written once, whatever dies; what a batch
-adds is in the files before its end is published. All rules of trust, durability and repair are in
-:mod:`commitmq.store.index.index_files`; work per message in Python is none.
+Invariants: a record's items follow each other in the order of the log and are written once, whatever dies; a batch's
+items are in the files before its end is published. All rules of trust, durability and repair are in
+:mod:`commitmq.store.index.index_files`; no Python code runs for each message.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class IndexDispatcher:
     """See the module's text; the interface is :class:`commitmq.plugin.hookspecs.Dispatcher`."""
 
     def open(self, view: DispatcherView) -> int:
-        """Make the files trustworthy; the node's own idea of the position is not needed, the files say it."""
+        """Make the files trustworthy. The node's own position is not needed, because the files tell it."""
         shape = IndexShape(view.config.index.hash_slots, view.config.index.max_items)
         self._files = IndexFiles(
             view.layout.index,
@@ -42,16 +42,16 @@ class IndexDispatcher:
         return self._position
 
     def dispatch(self, batch: DispatchBatch) -> None:
-        """Index the batch. Raises DiskFullError when there is no space; the same batch may come again then."""
+        """Index the batch. Raises DiskFullError when there is no space; then the same batch may be given again."""
         self._files.insert(batch)
         self._position = batch.end
 
     def flush(self, *, thorough: bool) -> tuple[int, int]:
-        """The newest file is never made durable while it grows (spec 4.3); full ones are, in the background."""
+        """The newest file is never made durable while it grows (spec 4.3); full files are, in the background."""
         return self._files.flush()
 
     def truncate(self, offset: int) -> None:
-        """Drop what points at or behind ``offset``."""
+        """Drop the items that point at or behind ``offset``."""
         self._files.truncate(offset)
         self._position = offset
 
@@ -60,5 +60,5 @@ class IndexDispatcher:
         self._files.expire(min_offset)
 
     def close(self) -> None:
-        """Make the newest file durable, and note that the stop was in order."""
+        """Make the newest file durable, and note that the stop was orderly."""
         self._files.close(self._position)

@@ -1,22 +1,24 @@
-"""Memory-only topics: a store of its own for topics with ``storage.type=memory``, under a byte budget.
+"""Memory topics: a separate store for topics with ``storage.type=memory``, under a byte budget.
 
-It is a dispatcher that is not dispatched to: the node hands it the runs of its topics (hookspecs.TopicStore), nothing
-of them reaches the CommitLog. Files and who may read what: commitmq.store.memory.memory_files.
+Nothing is dispatched to this dispatcher: the node hands it the runs of its topics (hookspecs.TopicStore), and these
+never reach the CommitLog. commitmq.store.memory.memory_files describes the files and what readers may see.
 
-Order of an append, each step harmless to die after: memory is reserved (fallocate: a store into a page that is not there
-would be SIGBUS); records are copied, their first bytes last; units are written; TIMESTAMP and BOUND move. Only then the
-node acknowledges. A restarted process goes on from BOUND, which is the whole truth: bytes behind it are zeroed, units
-that point behind it are cut, the next queue offset is the number of the first cut unit.
+An append has this order, and dying after any step is harmless: memory is reserved (fallocate: a store into a missing
+page would be SIGBUS); records are copied, their first bytes last; units are written; TIMESTAMP and BOUND move. Only
+then the node acknowledges. A restarted process continues at BOUND, which alone decides: bytes behind it are zeroed,
+units that point behind it are cut, and the next queue offset is the number of the first cut unit.
 
-Budget: what counts is what is allocated: segments grow in pieces, unit files by pages, a page a topic. Before memory is
-taken that would go over the budget, segments are evicted until it fits:
+Budget: allocated memory counts. Segments grow in pieces, unit files in pages, and each topic has one page. Before an
+allocation that would exceed the budget, segments are evicted until it fits:
 
-1. the oldest segment of the topic that needs it, unless that is the one it writes to: a topic that takes much pays itself;
-2. else the segment that was begun first of all topics, the active one of a topic that went quiet included: such a topic
+1. the oldest segment of the topic that needs memory, unless it is the active one: a topic that takes much pays itself;
+2. else the segment of all topics that was begun first, including the active one of a topic that went quiet: such a
+   topic is then empty, and continues with the next segment and the next queue offset.
    is empty then, and goes on with the next segment and the next queue offset.
 
-With segments go the units that point into them (memory_units). What is never evicted is a page a topic, and of each
-queue that was ever used the page with its last unit. If the budget does not hold a send beside that, the send is refused.
+Units go with the segments that they point into (memory_units). Never evicted are one page for each topic and, for each
+queue that was ever used, the page with its last unit. If the budget does not hold a send beside these pages, the send
+is refused.
 """
 
 from __future__ import annotations
@@ -70,7 +72,7 @@ def commitmq_dispatchers(config: NodeConfig) -> list[DispatcherSpec]:
 
 
 class _Topic:
-    """One topic. ``segments``: bytes allocated of each segment that is there, by its first offset, ascending."""
+    """One topic. ``segments``: allocated bytes of each existing segment, by its first offset, ascending."""
 
     __slots__ = ("appender", "folder", "head", "incoming_bytes", "map", "name", "queues", "refusal", "segments", "used")
 
@@ -81,8 +83,8 @@ class _Topic:
         self.appender = appender
         self.queues: dict[int, UnitFiles] = {}
         self.segments: dict[int, int] = {}
-        self.map: mmap.mmap | None = None  # the appender's, of the segment it writes to
-        self.incoming_bytes = 0  # of the append under way
+        self.map: mmap.mmap | None = None  # the appender's map of the active segment
+        self.incoming_bytes = 0  # size of the append under way
         self.refusal: DiskFullError | None = None  # why it got no segment
         self.used = PAGE_BYTES
 
@@ -94,7 +96,7 @@ class MemoryStore:
     """See the module's text; the interface is :class:`commitmq.plugin.hookspecs.TopicStore`."""
 
     def open(self, view: TopicStoreView) -> None:
-        """Take over what a former process of the same life of the node left, else begin with nothing."""
+        """Take over the folder of a former process of the same life of the node, else begin empty."""
         self._view = view
         self._segment_bytes = view.segment_bytes
         self._budget = view.budget_bytes
@@ -125,14 +127,14 @@ class MemoryStore:
         self._folder.mkdir(mode=0o700)
         (self._folder / "topics").mkdir()
         self._page = node_page(self._folder, create=True)
-        # Last, and under its name at once: a folder with an owner is complete.
+        # The folder gets its owner file last, and under its final name: a folder with an owner is complete.
         owner = {"store": os.fspath(self._view.store), "life": self._view.life}
         (self._folder / ".owner").write_bytes(orjson.dumps(owner))
         os.rename(self._folder / ".owner", self._folder / "owner")
 
     @property
     def used_bytes(self) -> int:
-        """Memory that is taken, in bytes."""
+        """Memory taken, in bytes."""
         return self._used
 
     # ------------------------------------------------------------ appending
@@ -154,8 +156,8 @@ class MemoryStore:
     def append_run(self, topic: str, incarnation: int, queue: int, run: CheckedRun, born_host: bytes) -> Stored:
         """Store all of a checked run or nothing.
 
-        Raises MessageIllegalError for a record that no segment holds, DiskFullError when nothing is left to evict.
-        Whatever else is raised leaves this object unusable: a new process takes over what was acknowledged.
+        Raises MessageIllegalError for a record that no segment holds, DiskFullError when nothing is left to evict. Any
+        other exception leaves this object unusable: a new process takes over the acknowledged messages.
         """
         one = self._topic(topic, incarnation)
         ends = run.ends
@@ -176,7 +178,7 @@ class MemoryStore:
         return self._finish(one, units, table.tobytes(), run.count, done)
 
     def _ready(self, one: _Topic, queue: int, largest: int, count: int, size: int) -> UnitFiles:
-        """Memory for ``count`` records of ``size`` bytes together, except in segments that do not exist yet."""
+        """Reserve memory for ``count`` records of ``size`` bytes together, except in segments that do not exist yet."""
         if largest + _FILLER_BYTES > self._segment_bytes:
             raise MessageIllegalError(
                 f"the record has {largest} bytes and cannot fit a segment of {self._segment_bytes}"
@@ -226,7 +228,7 @@ class MemoryStore:
     # ------------------------------------------------------------ memory
 
     def _reserve_segment(self, one: _Topic, base: int, needed: int) -> None:
-        """Have the first ``needed`` bytes of a segment allocated. Raises DiskFullError."""
+        """Allocate the first ``needed`` bytes of a segment. Raises DiskFullError."""
         have = one.segments[base]
         if needed <= have:
             return
@@ -237,19 +239,19 @@ class MemoryStore:
         self._populate(one, have, wanted - have)
 
     def _populate(self, one: _Topic, start: int, size: int) -> None:
-        """Have the kernel map pages in one go, where it can: a store then does not fault page by page."""
+        """Make the kernel map pages at once, where it can: the stores that follow then do not fault page by page."""
         if one.map is not None and not one.map.closed:
             with contextlib.suppress(OSError):
                 one.map.madvise(_POPULATE_WRITE, start, size)
 
     def _open_segment(self, one: _Topic, base: int) -> mmap.mmap | None:
-        """What the appender writes to; None when there is no memory for it: the appender undoes the run then."""
+        """The map that the appender writes to; None when there is no memory for it: then the appender undoes the run."""
         needed = min(self._segment_bytes, one.incoming_bytes + _FILLER_BYTES)
         try:
             if base not in one.segments:
                 self._make_segment(one, base, pages(max(min(_FIRST_PIECE_BYTES, self._segment_bytes), needed)))
             elif base >= one.appender.position:
-                # Made for a run that then had to be undone; this one may be longer.
+                # The segment was made for a run that then had to be undone; this run may be longer.
                 self._reserve_segment(one, base, needed)
             fd = os.open(one.segment_path(base), os.O_RDWR | os.O_CLOEXEC)
             try:
@@ -279,7 +281,7 @@ class MemoryStore:
         self._order[one.name, base] = None
 
     def _allocate(self, one: _Topic, fd: int, start: int, size: int) -> None:
-        """Allocate bytes of a file for ``one``, evicting what is in the way. Raises DiskFullError."""
+        """Allocate bytes of a file for ``one``, evicting segments if necessary. Raises DiskFullError."""
         while self._used + size > self._budget:
             if not self._evict(one):
                 raise self._full()
@@ -288,7 +290,7 @@ class MemoryStore:
                 os.posix_fallocate(fd, start, size)
                 break
             except OSError as error:
-                # The memory file system is smaller than the budget, or others use it too.
+                # The memory file system is smaller than the budget, or other programs use it too.
                 if error.errno not in _NO_SPACE or not self._evict(one):
                     raise DiskFullError(f"no memory for memory topics: {error.strerror}", path=self._folder) from error
         self._account(one, size)
@@ -312,7 +314,7 @@ class MemoryStore:
 
     def _evict(self, wanting: _Topic) -> bool:
         """Evict one segment so that ``wanting`` can grow; False when there is none (see the module's text)."""
-        # What the append under way has written lies behind BOUND.
+        # Bytes of the append under way are behind BOUND.
         active = wanting.head.get(_BOUND) // self._segment_bytes * self._segment_bytes
         oldest = next(iter(wanting.segments), active)
         if oldest < active:
@@ -325,7 +327,7 @@ class MemoryStore:
         return False
 
     def _drop_segment(self, one: _Topic, base: int) -> None:
-        """Evict the first segment of a topic; of its active one nothing is kept, and the topic goes on behind it."""
+        """Evict a topic's first segment. If it is the active one, all of it goes, and the topic continues behind it."""
         floor = base + self._segment_bytes
         one.head.put(TopicWord.FLOOR, floor)
         if one.appender.position < floor:
@@ -398,7 +400,7 @@ class MemoryStore:
         return one
 
     def forget(self, topic: str) -> None:
-        """A topic was deleted: its memory is free when the last reader lets go of it."""
+        """A topic was deleted: its memory is free when the last reader unmaps it."""
         one = self._topics.pop(topic, None)
         if one is None:
             return
@@ -426,7 +428,7 @@ class MemoryStore:
         self._page.put(NodeWord.TOPICS, len(self._topics))
 
     def close(self, *, keep: bool) -> None:
-        """The process ends; without ``keep`` so does the node, and everything is gone."""
+        """The process ends. Without ``keep`` the node ends too, and all messages are deleted."""
         self._fds.close()
         for one in self._topics.values():
             one.appender.close()
@@ -441,7 +443,8 @@ class MemoryStore:
         self._page = node_page(self._folder, writable=True)
         self._evicted = self._page.get(NodeWord.EVICTED)
         if self._page.get(NodeWord.SEGMENT_BYTES) != self._segment_bytes:
-            # Died before it had said how large its segments are, or a changed configuration: nothing can be read.
+            # The former process died before it recorded its segment size, or the configuration changed: nothing can be
+            # read.
             self._page.close()
             self._create()
             return
@@ -484,7 +487,7 @@ class MemoryStore:
                 ages[folder.name, base] = _store_timestamp(mapped)
                 start = max(0, bound - base)
                 if start < allocated:
-                    # A stale record behind the end would link up with a new one of the right length.
+                    # A stale record behind the end would join a new one of matching length.
                     mapped[start:allocated] = bytes(allocated - start)
         for entry in os.listdir(folder):
             if entry.isdecimal():
@@ -495,6 +498,6 @@ class MemoryStore:
 
 
 def _store_timestamp(segment: mmap.mmap) -> int:
-    """Store timestamp (ms) of the record that a segment begins with: its age."""
+    """Store timestamp (ms) of a segment's first record: the segment's age."""
     born_v6 = segment[39] & 0x10
     return int.from_bytes(segment[68:76] if born_v6 else segment[56:64], "big", signed=True)

@@ -1,11 +1,12 @@
-"""The unit files of one queue of a memory topic, of which no more memory is kept than somebody may still read.
+"""The unit files of one queue of a memory topic; they keep only the memory that readers may still need.
 
-What points below the topic's floor goes by whole files, and from the first file that is needed by whole pages, which are
-given back to the file system (a hole: its bytes read as zeros, its size stays). The last unit of a queue always stays,
-so that another process finds the next queue offset: behind the last unit, or in the name of a file without any. So a
-queue of which everything was evicted keeps one page, or two where its last unit lies across their border.
+Units that point below the topic's floor are freed by whole files, and in the first needed file by whole pages, which
+are given back to the file system (a hole: its bytes read as zeros, the size stays). The last unit of a queue always
+stays, so that another process finds the next queue offset: behind the last unit, or in the name of a file without
+units. So a queue whose messages are all evicted keeps one page, or two where its last unit crosses their border.
 
-Every method that frees or takes memory says how much, in bytes of pages: that is what the kernel counts for the files.
+Every method that frees or takes memory returns its size in bytes of pages, because the kernel counts pages for the
+files.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ _UNIT_BYTES: Final = 20
 
 
 class UnitFiles:
-    """``next``: the next message's queue offset. Files are known by the byte they begin with, ``first`` and ``last``;
-    ``last`` is -1 without a file. The first ``hole`` bytes of the first file are given back; ``allocated`` is where
-    the pages of the last file end.
+    """``next``: the next message's queue offset. Files are known by their first byte, ``first`` and ``last``; ``last``
+    is -1 without a file. The first ``hole`` bytes of the first file are given back; ``allocated`` is where the pages of
+    the last file end.
     """
 
     __slots__ = ("_fds", "allocated", "first", "folder", "hole", "last", "next")
@@ -52,11 +53,11 @@ class UnitFiles:
     # ------------------------------------------------------------ writing
 
     def reserve(self, count: int, allocate: Callable[[int, int, int], None]) -> None:
-        """Have the places of the next ``count`` units allocated by ``allocate(descriptor, start, size)``."""
+        """Allocate the places of the next ``count`` units with ``allocate(descriptor, start, size)``."""
         start, stop = self.next * _UNIT_BYTES, (self.next + count) * _UNIT_BYTES
         for base in range(start - start % UNIT_FILE_BYTES, stop, UNIT_FILE_BYTES):
             if base < self.last:
-                continue  # allocated in full for an append that then failed
+                continue  # fully allocated for an append that then failed
             if base != self.last:
                 self._make(base)
             needed = min(UNIT_FILE_BYTES, pages(stop - base))
@@ -76,7 +77,7 @@ class UnitFiles:
         self.last, self.allocated = base, 0
 
     def give_up_reserve(self) -> int:
-        """Free what :meth:`reserve` took for a run that was refused then; returns its bytes."""
+        """Free what :meth:`reserve` took for a run that was then refused; returns the bytes."""
         if self.last < 0:
             return 0
         freed = 0
@@ -93,7 +94,7 @@ class UnitFiles:
         return freed
 
     def write(self, data: bytes) -> None:
-        """Write the units of the next messages, whose places are reserved; ``next`` stays."""
+        """Write the units of the next messages, whose places are reserved; ``next`` does not change."""
         at = self.next * _UNIT_BYTES
         view = memoryview(data)
         while len(view):
@@ -104,7 +105,7 @@ class UnitFiles:
             view = view[len(piece) :]
 
     def _cut(self, size: int) -> None:
-        """Empty the last file from byte ``size`` on. No reader looks there: it lies behind what was acknowledged."""
+        """Empty the last file from byte ``size`` on. Readers never look there: it is behind the acknowledged messages."""
         fd = self._fds.write_fd(self._path(self.last))
         os.ftruncate(fd, size)
         os.ftruncate(fd, UNIT_FILE_BYTES)
@@ -117,14 +118,14 @@ class UnitFiles:
     # ------------------------------------------------------------ evicting
 
     def expire(self, floor: int) -> int:
-        """Free files and pages that hold only units that point below ``floor``; returns their bytes."""
+        """Free files and pages whose units all point below ``floor``; returns the bytes."""
         freed = 0
         while self.first < self.last and self._is_below(self.first + UNIT_FILE_BYTES, floor):
             self._unlink(self.first)
             self.first += UNIT_FILE_BYTES
             freed += UNIT_FILE_BYTES - self.hole
             self.hole = 0
-        # The last unit stays; a queue of few units is done here without a look at its file.
+        # The last unit stays; for a queue of few units this returns without reading its file.
         stop = min((self.next - 1) * _UNIT_BYTES - self.first, UNIT_FILE_BYTES) // PAGE_BYTES
         low, high = self.hole // PAGE_BYTES, stop
         while low < high:
@@ -140,7 +141,7 @@ class UnitFiles:
         return freed
 
     def _is_below(self, end: int, floor: int) -> bool:
-        """Whether the last unit that begins before byte ``end`` of the queue was written and points below ``floor``."""
+        """Whether the last unit that begins before byte ``end`` of the queue is written and points below ``floor``."""
         number = -(-end // _UNIT_BYTES) - 1
         if number >= self.next:
             return False
@@ -151,7 +152,7 @@ class UnitFiles:
         return physical < floor
 
     def _punch(self, end: int) -> bool:
-        """Give back the pages of the first file up to ``end``; False on a file system that knows no holes."""
+        """Give back the pages of the first file up to ``end``; False on a file system without holes."""
         with mmap.mmap(self._fds.write_fd(self._path(self.first)), UNIT_FILE_BYTES) as mapped:
             try:
                 mapped.madvise(mmap.MADV_REMOVE, self.hole, end - self.hole)
@@ -162,8 +163,8 @@ class UnitFiles:
     # ------------------------------------------------------------ taking over
 
     def reopen(self, bound: int) -> int:
-        """Take over what another process left: units that point behind ``bound`` are cut, the first of them is
-        ``next``. Returns the bytes that are allocated.
+        """Take over another process's files: units that point behind ``bound`` are cut, and the first of them is
+        ``next``. Returns the allocated bytes.
         """
         bases = sorted(int(name) for name in os.listdir(self.folder))
         if not bases:
@@ -173,7 +174,7 @@ class UnitFiles:
             self.last = bases[-1]
             data = np.fromfile(self._path(self.last), UNIT)
             ends = data["physical_offset"].astype(np.int64) + data["size"]
-            # A file may begin with a hole: what counts is where the last unit is, not how many there are.
+            # A file may begin with a hole: the position of the last unit counts, not the number of units.
             written = np.flatnonzero((data["size"] > 0) & (ends <= bound))
             if len(written) or len(bases) == 1:
                 break

@@ -1,7 +1,8 @@
-"""The ConsumeQueue dispatcher's extension units (spec 3.8): written before the units that point to them, and cut with them.
+"""The ConsumeQueue dispatcher's extension units (spec 3.8), written before the units that point to them, and cut with
+them.
 
-Units are added only while ``consume_queue.enable_ext`` is on. Extension files that are there without it are still cut and
-expired with their queues, or switching it on again would meet stale units.
+Units are added only while ``consume_queue.enable_ext`` is on. Without it, existing extension files are still cut and
+expired with their queues; else switching it on again would meet stale units.
 """
 
 from __future__ import annotations
@@ -40,23 +41,23 @@ class QueueExtensions:
         self._queues: dict[QueueKey, ConsumeQueueExt] = {}
 
     def truncate(self, queues: Mapping[QueueKey, ConsumeQueue]) -> None:
-        """Load every extension anew, and cut it behind what the last unit of its queue points to."""
+        """Load every extension again, and cut it behind the extension unit that the last unit of its queue points to."""
         self._queues.clear()
         for topic, queue_id, folder in list_queues(self._root):
             ext = ConsumeQueueExt(folder, self._file_bytes, self._fds)
             queue = queues.get((topic, queue_id))
             if queue is None or not queue.has_files:
-                ext.destroy()  # nothing points there any more
+                ext.destroy()  # nothing points to it any more
                 continue
             _open_behind(ext, queue)
             if queue.is_dirty:
-                ext.expect_unsynced(0)  # units that point here are to be synced again, so what they point to is too
+                ext.expect_unsynced(0)  # units that point here are synced again, so the extension units are too
             self._queues[topic, queue_id] = ext
 
     def add(self, key: QueueKey, queue: ConsumeQueue, rows: Rows, units: Rows) -> None:
         """Write the extension units of ``rows``, and put their addresses into ``units``, which ``queue`` gets next.
 
-        Rows that the queue has already are passed over, as it does itself.
+        Rows that the queue already has are skipped, as the queue itself does.
         """
         if not self._enabled:
             return
@@ -77,7 +78,7 @@ class QueueExtensions:
         subscriptions = self._view.subscriptions_of(topic)
         if not subscriptions:
             return None
-        # A batch never leaves its segment.
+        # A batch never crosses its segment's end.
         first, last = rows[0], rows[-1]
         base = int(first["physical_offset"])
         view = self._view.commit_log.read(base, int(last["physical_offset"]) + int(last["size"]) - base)
@@ -90,7 +91,7 @@ class QueueExtensions:
             try:
                 wanted.judge(data, positions, sizes, verdicts)
             except FilterError as error:
-                # Bits that say too much cost a look at the record; bits that say too little would lose it.
+                # Too many bits cost a read of the record; too few bits would lose the record.
                 self._view.log.error("a subscription's filter failed", topic=topic, error=str(error))
                 verdicts[:] = MATCH
             bitmaps[verdicts != NO_MATCH] |= np.frombuffer(mask, np.uint8)
@@ -111,7 +112,7 @@ class QueueExtensions:
             folder.rmdir()
 
     def expire(self, queues: Mapping[QueueKey, ConsumeQueue]) -> None:
-        """Delete the files that lie wholly below what the first unit of each queue points to."""
+        """Delete the files that are wholly below the extension unit that each queue's first unit points to."""
         for key, ext in self._queues.items():
             queue = queues.get(key)
             first = None if queue is None else queue.unit(queue.min_offset)
@@ -120,10 +121,10 @@ class QueueExtensions:
 
 
 def _open_behind(ext: ConsumeQueueExt, queue: ConsumeQueue) -> None:
-    """Load ``ext`` and have it go on behind what the newest of the queue's units that points there points to.
+    """Load ``ext`` and let it continue behind the extension unit that the newest pointing unit of the queue points to.
 
-    Without files that unit is looked for through the whole queue: the files may have been lost, and no new unit may come
-    to lie where an old address leads.
+    Without files the whole queue is searched for that unit: the files may have been lost, and an old address must never
+    lead to a new unit.
     """
     ext.recover()
     end = queue.max_offset

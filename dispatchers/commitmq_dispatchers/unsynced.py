@@ -1,8 +1,9 @@
-"""Which queues hold units that are not on the device yet, and so how far everything is.
+"""Tracks which queues have units that are not on the device yet, and so up to where everything is.
 
-The queue that waits for longest comes first, with where the log was dispatched to before its first such unit: nothing
-below that is missing on the device, in any queue. So the durable position follows the syncs one by one, whatever order
-they are done in, and a recovery begins at the unit that waits for longest, not at the last time that all were synced.
+The queue that waits longest comes first, with the position that the log was dispatched to before its first unsynced
+unit: below that position no unit of any queue is missing on the device. So the durable position follows the syncs one
+by one, in whatever order they are done, and a recovery begins at the unit that waits longest, not at the last time that
+all were synced.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from commitmq.store.queues.queue_files import QueueFiles
 
 
 class Unsynced:
-    """Queues by the place of their first unsynced unit. :meth:`reached` says where that place is for what is added next."""
+    """Queues by the position of their first unsynced unit. :meth:`reached` sets that position for the units added next."""
 
     def __init__(self) -> None:
         self._waiting: dict[
@@ -32,7 +33,7 @@ class Unsynced:
         return queue in self._waiting
 
     def reached(self, position: int, timestamp: int) -> None:
-        """Everything below ``position`` (bytes of the log) was added; ``timestamp`` (ms) is its newest record's."""
+        """Everything below ``position`` (bytes of the log) was added; ``timestamp`` (ms) is that of its newest record."""
         self._position, self._timestamp = position, timestamp
 
     def add(self, queue: QueueFiles, size: int) -> None:
@@ -44,20 +45,20 @@ class Unsynced:
             found[0] += size
 
     def discard(self, queue: QueueFiles) -> None:
-        """``queue`` is synced, or gone."""
+        """``queue`` is synced, or deleted."""
         self._waiting.pop(queue, None)
 
     def clear(self) -> None:
         self._waiting.clear()
 
     def durable(self) -> tuple[int, int]:
-        """``(position, timestamp)`` below which nothing waits."""
+        """``(position, timestamp)`` below which no queue waits."""
         for _, position, timestamp in self._waiting.values():
             return position, timestamp
         return self._position, self._timestamp
 
     def waiting_below(self, position: int) -> list[QueueFiles]:
-        """Queues with unsynced units of records that begin below ``position``, or may, the oldest first."""
+        """Queues with unsynced units of records that begin, or may begin, below ``position``; the oldest first."""
         found = []
         for queue, (_, since, _) in self._waiting.items():
             if since >= position:
@@ -66,5 +67,5 @@ class Unsynced:
         return found
 
     def with_bytes(self, least: int) -> list[QueueFiles]:
-        """Queues with at least so many unsynced bytes."""
+        """Queues with at least ``least`` unsynced bytes."""
         return [queue for queue, (size, _, _) in self._waiting.items() if size >= least]

@@ -1,12 +1,13 @@
-"""A configuration fitted to a store: the store's sizes, whatever the defaults are, and a refusal of others that were given.
+"""Fits a configuration to a store: takes the sizes of its files, and refuses given settings that contradict them.
 
-* A size that was given (:attr:`commitmq.config.NodeConfig.given`) must agree with the files. All that do not are refused
-  together, in one sentence, before anything is touched.
-* A size that is a default gives way to the store's.
-* Where the store has no such files yet, the given one counts, else the remembered one, else the default.
-* The index is derived: files whose sizes cannot be told leave the node without an index, which it says, and serves.
+* A size that was given (:attr:`commitmq.config.NodeConfig.given`) must agree with the files. All given sizes that do
+  not agree are refused together, in one sentence, before anything is changed.
+* A default size gives way to the store's.
+* Where the store has no such files yet, the given size counts, else the remembered one, else the default.
+* The index is derived from the log: if the sizes of its files cannot be told, the node says so and runs without an
+  index.
 
-What was decided is written to ``commitmq/store.json`` by the start whose recovery succeeded (:meth:`Fitted.remember`).
+The start writes the decided sizes to ``commitmq/store.json`` after its recovery succeeded (:meth:`Fitted.remember`).
 """
 
 from __future__ import annotations
@@ -24,15 +25,15 @@ from commitmq.store.geometry import INDEX, SIZES, Geometry
 from commitmq.store.layout import StoreLayout
 from commitmq.store.store_file import StoreFile
 
-# Files that every node makes: their sizes are remembered before the first of them is there. Of the others there may be none
-# until RocketMQ makes some, by its own configuration.
+# Files that every node makes: their sizes are remembered before the first such file exists. Files of other kinds may
+# not exist until RocketMQ makes some, with the sizes of its own configuration.
 _MADE_BY_EVERY_NODE: Final = (geometry.SEGMENT, geometry.QUEUE_FILE, *INDEX)
 
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """``config`` has the store's sizes. ``notes`` are sentences for whoever starts a node. ``index_problem``: why it runs
-    without an index, "" where it does not.
+    """A configuration with the store's sizes. ``notes`` are sentences for the user who starts the node.
+    ``index_problem`` says why the node runs without an index; "" where it has one.
     """
 
     config: NodeConfig
@@ -43,9 +44,9 @@ class Fitted:
     _kept: frozenset[str]
 
     def remember(self, layout: StoreLayout) -> None:
-        """Write what was decided, durably, unless it is there already. Raises StoreError.
+        """Write the decided sizes and the store's id durably, unless they are already written. Raises StoreError.
 
-        Only after the recovery succeeded: what a refused start writes, the next one must not have to believe.
+        Call it only after the recovery succeeded: the next start must not have to believe what a refused start wrote.
         """
         now = StoreFile(self.store_id, {key: size for key, size in sizes_of(self.config).items() if key in self._kept})
         if now != self._before:
@@ -61,8 +62,9 @@ def sizes_of(config: NodeConfig) -> dict[str, int]:
 def fit(layout: StoreLayout, config: NodeConfig, *, offline: bool = False, new_index: bool = False) -> Fitted:
     """``config`` with the sizes of the store in ``layout``. Changes nothing.
 
-    Raises StoreError with everything that contradicts. With ``offline`` files that the store remembers otherwise are left
-    for the caller, who is there to find damage. ``new_index``: the index will be made anew, so other sizes may be given.
+    Raises StoreError with everything that contradicts. With ``offline`` files that contradict ``store.json`` are not
+    refused: the offline verb itself looks for damage. ``new_index``: the index will be rebuilt, so other sizes may be
+    given.
     """
     wanted = sizes_of(config)
     seen = geometry.look(layout, index=config.index.enable, likely=_likely_shapes(config))
@@ -97,7 +99,7 @@ def _check_limits(layout: StoreLayout, config: NodeConfig) -> None:
 
 
 def no_index(problem: str) -> str:
-    """What to say of a node that runs without an index because of ``problem``."""
+    """The sentence that says that a node runs without an index because of ``problem``."""
     return (
         f"the node runs without an index: {problem}. Messages cannot be queried by key; to have them indexed again, stop the"
         " node and delete the folder index, or run `commitmq store rebuild --only index`"
@@ -119,7 +121,7 @@ def _refuse(
     layout: StoreLayout, seen: Geometry, given: Mapping[str, int], *, offline: bool, free: Collection[str]
 ) -> None:
     sizes = seen.sizes
-    # What was given and is what the files have settles the matter, whatever the store remembers.
+    # A given size that the files confirm settles the matter, even against store.json.
     confirmed = {key for key, size in given.items() if seen.found.get(key) == size}
     wrong = [key for key in given if key in seen.found and key not in confirmed and key not in free]
     disagreements = [] if offline else seen.disagreements(confirmed)

@@ -1,5 +1,5 @@
-"""Profiles: sets of defaults for machines of different sizes. A profile says only what a *new* store gets, and what memory
-and disk are taken ahead; a store that exists keeps its sizes, and every key that is given goes over the profile's.
+"""Profiles: sets of defaults for machines of different sizes. A profile sets only the sizes of a *new* store, and the
+memory and disk space taken in advance. An existing store keeps its sizes, and every given key overrides the profile.
 
     key                              dev      small (default)   server
     commit_log.segment_bytes         16 MiB   64 MiB            1 GiB        RocketMQ's own default is server's
@@ -11,8 +11,8 @@ and disk are taken ahead; a store that exists keeps its sizes, and every key tha
     memory.segment_bytes             4 MiB    16 MiB            16 MiB
     disk after the first message     40 MiB   140 MiB           3.1 GiB
 
-RocketMQ opens a store with the sizes of its own configuration only: with ``server`` these are its defaults, with another
-profile it is told them (``mappedFileSizeCommitLog``, ``maxHashSlotNum``, ``maxIndexNum``).
+RocketMQ opens a store only with the sizes of its own configuration: the sizes of ``server`` are its defaults; for
+another profile its configuration needs them (``mappedFileSizeCommitLog``, ``maxHashSlotNum``, ``maxIndexNum``).
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """The node's configuration: every key, its type, default and limits, in one place.
 
-``config/node.toml`` lists the same keys with one line why each; a test holds the two together. Values come from, in
-rising order: the defaults here, a profile (:mod:`commitmq.config.profiles`), a TOML file (``--config``), single keys (``--set
-section.key=value``). An unknown key, a wrong type or a value out of range is a :class:`ConfigError` that names the key;
-nothing is silently ignored. Sizes and times may have units (:mod:`commitmq.config.units`).
+``config/node.toml`` lists the same keys, each with a one-line reason; a test compares the two. Values come from, in
+rising order: the defaults here, a profile (:mod:`commitmq.config.profiles`), a TOML file (``--config``), single keys
+(``--set section.key=value``). An unknown key, a wrong type or a value out of range raises a :class:`ConfigError` that
+names the key; nothing is silently ignored. Sizes and times may have units (:mod:`commitmq.config.units`).
 
-What gives a store's files their sizes is only a wish, for a store that has none yet: see
-:mod:`commitmq.store.geometry`, and :attr:`NodeConfig.given` for what is more than a wish.
+The settings that give a store's files their sizes bind only a store that has none yet: see
+:mod:`commitmq.store.geometry`, and :attr:`NodeConfig.given` for the settings that bind every store.
 
-Defaults follow RocketMQ where it has the same setting (``spec`` names in the comments of ``node.toml``), but for the sizes
-of segments and index files: those of the profile ``server`` are RocketMQ's, and the default profile is for a laptop.
+Defaults follow RocketMQ where it has the same setting (named in the comments of ``node.toml``), except for the sizes of
+segments and index files: the profile ``server`` has RocketMQ's, and the default profile is for a laptop.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from commitmq.config.profiles import DEFAULT_PROFILE, PROFILES
 from commitmq.errors import ConfigError
 
 _HOST_LABEL = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?", re.ASCII)
-MEMORY_LEAST_SEGMENTS = 4  # below that, evicting a segment would be evicting a large part of everything
+MEMORY_LEAST_SEGMENTS = 4  # with fewer segments, evicting one would evict a large part of all messages
 
 
 def setting(
@@ -243,10 +243,10 @@ class NodeConfig:
     retention: RetentionConfig = field(default_factory=RetentionConfig)
     supervisor: SupervisorConfig = field(default_factory=SupervisorConfig)
     plugins: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """What the sections ``[plugins.NAME]`` say; their plugins check them (see :mod:`commitmq.plugin.loading`)."""
+    """The sections ``[plugins.NAME]``; their plugins check them (see :mod:`commitmq.plugin.loading`)."""
     given: frozenset[str] = field(default=frozenset(), compare=False)
-    """Keys (``section.key``) that somebody set: all that came by ``--set``, and those of a file that differ from the
-    default, for ``node.toml`` lists every key. A size among them must agree with the store's files.
+    """Keys (``section.key``) that a user set: all keys of ``--set``, and those keys of a file that differ from the
+    default, because ``node.toml`` lists every key. A given size must agree with the store's files.
     """
 
     @property
@@ -306,7 +306,7 @@ def _profile(name: Any, where: str) -> str:
 
 
 def _flat(config: NodeConfig) -> list[tuple[str, Any]]:
-    """``(section.key, value)`` of every key of the node's own."""
+    """``(section.key, value)`` of every key except those of plugins."""
     return [
         (f"{section}.{key}", value)
         for section, values in config.to_dict().items()
@@ -316,7 +316,7 @@ def _flat(config: NodeConfig) -> list[tuple[str, Any]]:
 
 
 def dumps(config: NodeConfig) -> bytes:
-    """All of ``config`` for another process, also which keys were given; :func:`loads` reads it."""
+    """All of ``config`` for another process, including which keys were given; :func:`loads` reads it."""
     return json.dumps({"config": config.to_dict(), "given": sorted(config.given)}).encode()
 
 
@@ -329,7 +329,9 @@ def loads(data: bytes) -> NodeConfig:
 def from_mapping(
     data: Mapping[str, Any], *, base: NodeConfig | None = None, where: str = "configuration"
 ) -> NodeConfig:
-    """A config with the values of ``{section: {key: value}}`` laid over ``base``; without one, over ``data``'s profile."""
+    """A config with the values of ``{section: {key: value}}`` laid over ``base``; without ``base``, over the profile
+    that ``data`` names.
+    """
     config = base or of_profile(_profile(data.get("profile", DEFAULT_PROFILE), where))
     for section_name, values in data.items():
         if section_name == "profile":
@@ -348,7 +350,7 @@ def from_mapping(
 
 
 def validated(config: NodeConfig) -> NodeConfig:
-    """``config`` itself, after the rules that span several keys; raises ConfigError."""
+    """``config`` unchanged, after a check of the rules that span several keys. Raises ConfigError."""
     log = config.commit_log
     if log.segment_bytes % 4096:
         raise ConfigError(f"commit_log.segment_bytes={log.segment_bytes} must be a multiple of the 4096-byte page")
@@ -374,7 +376,8 @@ def validated(config: NodeConfig) -> NodeConfig:
         raise ConfigError(
             "consume_queue.enable_multi_dispatch needs consume_queue.enable_lmq: the queues it fills are LMQs"
         )
-    # RocketMQ rounds a ConsumeQueue file up to whole units (spec 1.3); so do we, or the two would disagree on names.
+    # RocketMQ rounds a ConsumeQueue file up to whole units (spec 1.3). CommitMQ must do the same, or their file names
+    # differ.
     units_bytes = -(-queues.file_bytes // 20) * 20
     batch_bytes = -(-queues.batch_file_bytes // 46) * 46
     if (units_bytes, batch_bytes) != (queues.file_bytes, queues.batch_file_bytes):
@@ -384,7 +387,7 @@ def validated(config: NodeConfig) -> NodeConfig:
 
 
 def _check_advertised_host(network: NetworkConfig) -> None:
-    """What clients are told to connect to must be a host alone, and one that they can mean."""
+    """Refuse an advertised host that is not a host alone, or that no client could connect to."""
     host = network.advertised_host
     label = f"network.advertised_host={host!r}"
     if not host:
@@ -413,12 +416,12 @@ def _check_retention(retention: RetentionConfig) -> None:
     if retention.clean_ratio > retention.forced_ratio:
         raise ConfigError(
             f"retention.clean_ratio={retention.clean_ratio} must not exceed retention.forced_ratio="
-            f"{retention.forced_ratio}: what is expired goes before what is not"
+            f"{retention.forced_ratio}: expired files are deleted before others"
         )
 
 
 def _with_plugins(config: NodeConfig, sections: Any, where: str) -> NodeConfig:
-    """``config`` with the values of ``[plugins.NAME]`` sections, which only their plugins can check, laid over its own."""
+    """``config`` with the values of ``[plugins.NAME]`` sections laid over its own; only their plugins can check them."""
     if not isinstance(sections, Mapping) or not all(isinstance(values, Mapping) for values in sections.values()):
         raise ConfigError(f"{where}: [plugins] holds one table for each plugin, as in [plugins.NAME]")
     merged = {name: dict(values) for name, values in config.plugins.items()}
@@ -430,7 +433,7 @@ def _with_plugins(config: NodeConfig, sections: Any, where: str) -> NodeConfig:
 def section_from(schema: type[Any], values: Mapping[str, Any], where: str) -> Any:
     """An instance of the dataclass ``schema`` with ``values`` laid over its defaults, each checked.
 
-    Raises ConfigError for an unknown key, a wrong type, a value out of range, or what ``schema.check()`` refuses.
+    Raises ConfigError for an unknown key, a wrong type, a value out of range, or a refusal by ``schema.check()``.
     """
     section = schema()
     for key, value in values.items():
@@ -460,11 +463,11 @@ def _apply_override(config: NodeConfig, override: str) -> NodeConfig:
 
 
 def _value_of(text: str) -> Any:
-    """The TOML value that ``text`` is, else the text itself."""
+    """``text`` parsed as a TOML value, else the text itself."""
     try:
         return tomllib.loads(f"value = {text.strip()}")["value"]
     except tomllib.TOMLDecodeError:
-        return text.strip()  # a bare word is a string: quoting it inside shell quotes is what nobody remembers
+        return text.strip()  # a bare word is a string: users forget to quote it inside shell quotes
 
 
 def _section(config: NodeConfig, name: str, where: str) -> Any:
@@ -491,7 +494,7 @@ def _checked(section: Any, section_name: str, key: str, value: Any, where: str) 
     if type(value) is not wanted:
         more = f" ({units.accepted(unit)})" if wanted is int and unit else ""
         raise ConfigError(f"{label} must be {wanted.__name__}{more}, not {type(value).__name__}")
-    # A plugin's section may have plain defaults, without any of these.
+    # A plugin's section may have plain defaults, without any of this metadata.
     low, high, choices = (by_name[key].metadata.get(name) for name in ("low", "high", "choices"))
     if choices and value not in choices:
         raise ConfigError(f"{label} must be one of {', '.join(choices)}")

@@ -1,9 +1,10 @@
-"""Sizes and times as people write them: ``64MiB``, ``1GB``, ``500ms``, ``3d``. The one parser of config, ``--set`` and CLI.
+"""Sizes and times with units: ``64MiB``, ``1GB``, ``500ms``, ``3d``. The one parser of configuration, ``--set`` and
+CLI.
 
-A setting's name says its unit (``segment_bytes``, ``flush_interval_ms``, ``hours``), and a plain number is a number of
-these. A number with a unit of its own is converted, and refused where no whole number of the setting's unit results:
-``500ms`` is no number of seconds. Sizes: ``B``, ``KB MB GB TB`` are powers of 1000, ``KiB MiB GiB TiB`` of 1024. Times:
-``us ms s min h d w``. Upper and lower case are the same.
+A setting's name says its unit (``segment_bytes``, ``flush_interval_ms``, ``hours``), and a plain number counts that
+unit. A number with another unit is converted, and refused unless the result is a whole number: ``500ms`` is not a whole
+number of seconds. Sizes: ``B``, ``KB MB GB TB`` are powers of 1000, ``KiB MiB GiB TiB`` of 1024. Times: ``us ms s min h
+d w``. Case does not matter.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Final
 
 SIZES: Final = {"B": 1, **{f"{prefix}B": 1000**at for at, prefix in enumerate("KMGT", 1)},
                 **{f"{prefix}iB": 1024**at for at, prefix in enumerate("KMGT", 1)}}  # fmt: skip
-# In microseconds, the smallest that any setting counts.
+# In microseconds, the smallest unit that any setting counts.
 TIMES: Final = {
     "us": 1,
     "ms": 1_000,
@@ -34,7 +35,7 @@ _WORDS: Final = {
 
 
 def unit_of(name: str) -> str:
-    """What the numbers of the setting ``name`` count, as the end of its name says; "" for a plain number."""
+    """The unit that the numbers of the setting ``name`` count, as the end of its name says; "" for a plain number."""
     last = name.rpartition("_")[2]
     return last if last in _WORDS else ""
 
@@ -45,7 +46,7 @@ def word_of(unit: str) -> str:
 
 
 def accepted(unit: str) -> str:
-    """A half sentence for errors: how a value that counts ``unit`` may be written."""
+    """Part of an error message: how a value that counts ``unit`` may be written."""
     table = SIZES if unit in _SIZES_OF_NAMES else TIMES
     example = "64MiB" if table is SIZES else "500ms" if unit in ("us", "ms") else "3d"
     return f"a number of {_WORDS[unit]}, or one with a unit ({', '.join(table)}), as in {example}"
@@ -60,7 +61,7 @@ def parse(text: str, unit: str) -> int:
 
 
 def parse_float(text: str, unit: str) -> float:
-    """``text`` as a number of ``unit``, of which a part may be asked for. Raises ValueError."""
+    """``text`` as a number of ``unit``; it need not be a whole number. Raises ValueError."""
     return float(_exact(text, unit))
 
 
@@ -79,7 +80,7 @@ def _exact(text: str, unit: str) -> Fraction:
 
 
 def human(count: int) -> str:
-    """``count`` bytes as it may be written in a setting, exactly: ``64MiB``, ``131072``."""
+    """``count`` bytes as a setting writes them, exactly: ``64MiB``, ``131072``."""
     for name in ("TiB", "GiB", "MiB", "KiB"):
         if count and count % SIZES[name] == 0:
             return f"{count // SIZES[name]}{name}"

@@ -1,1 +1,1 @@
-"""How files are touched: descriptors, mappings, space, durability, with the failpoints of each."""
+"""Access to files: descriptors, mappings, space and durability, each with its failpoints."""

@@ -1,14 +1,14 @@
 """The one place where the store asks the kernel for names, descriptors, mappings, space and durability.
 
-Each call has a failpoint on both sides, ``disk.OPERATION.WHAT:before`` and ``:after``, where WHAT says which kind of file it
-is (``segment``, ``checkpoint``, ``queue``, …), so that a test can go through all of them: die before or after the call, or
-have it fail. An error *after* a call is one that came although the call did its work, as a lost answer of a network file
-system does; whoever calls must get over both. A test finds calls that pass this module by.
+Each call has a failpoint on both sides, ``disk.OPERATION.WHAT:before`` and ``:after``. WHAT is the kind of file
+(``segment``, ``checkpoint``, ``queue``, …), so that a test can go through all of them: die before or after the call, or
+make it fail. An error *after* a call stands for an error that arrived although the call did its work, such as a lost
+answer of a network file system; callers must survive both. A test finds calls that bypass this module.
 
-Nobody but the owner ever writes to a store's files, and strangers never read them; whether a group may is the umask's to
-decide (:mod:`commitmq.store.access`).
+Only the owner ever writes to a store's files, and other accounts never read them; the umask decides whether a group may
+(:mod:`commitmq.store.access`).
 
-Raises OSError throughout: what an error means, only the caller knows.
+Every function raises OSError: only the caller knows what an error means.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ AnyPath: TypeAlias = str | os.PathLike[str]
 FILE_MODE: Final = 0o640
 
 NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE)
-"""A call that wanted a descriptor did nothing, and may do it a moment later. No sync says that of what it was to write."""
+"""Errors of a call that wanted a descriptor, did nothing, and may succeed a moment later. A failed sync is different:
+it does not say what it wrote.
+"""
 
 _AT_FDCWD: Final = -100
 _RENAME_NOREPLACE: Final = 1
@@ -55,7 +57,7 @@ def open_file(path: AnyPath, flags: int, what: str, mode: int = FILE_MODE) -> in
 
 @contextlib.contextmanager
 def opened(path: AnyPath, flags: int, what: str, mode: int = FILE_MODE) -> Iterator[int]:
-    """:func:`open_file`, closed at the end of the ``with`` block."""
+    """:func:`open_file`; the descriptor is closed at the end of the ``with`` block."""
     fd = open_file(path, flags, what, mode)
     try:
         yield fd
@@ -66,7 +68,7 @@ def opened(path: AnyPath, flags: int, what: str, mode: int = FILE_MODE) -> Itera
 def sync(fd: int, what: str, *, metadata: bool = False) -> None:
     """Make the content of ``fd`` durable (fdatasync), with ``metadata`` its times too (fsync).
 
-    After an error the kernel calls the pages clean that it could not write: a second call proves nothing.
+    After an error the kernel marks the pages clean that it could not write, so a second call proves nothing.
     """
     if not failpoints.ACTIVE:
         (os.fsync if metadata else os.fdatasync)(fd)
@@ -104,7 +106,7 @@ def rename(source: AnyPath, target: AnyPath, what: str) -> None:
 
 
 def replace(source: AnyPath, target: AnyPath, what: str) -> None:
-    """Give ``source`` the name ``target`` in one step; what had it is gone."""
+    """Give ``source`` the name ``target`` in one step; the file that had the name is gone."""
     if failpoints.ACTIVE:
         failpoints.hit(f"disk.replace.{what}:before")
     os.replace(source, target)
@@ -126,7 +128,7 @@ def unlink(path: AnyPath, what: str, *, missing_ok: bool = False) -> None:
 
 
 def map_file(fd: int, size: int, what: str, *, writable: bool = True) -> mmap.mmap:
-    """A shared mapping of the first ``size`` bytes; what is mapped ``writable`` must be allocated (else SIGBUS)."""
+    """A shared mapping of the first ``size`` bytes; a ``writable`` mapping must be of allocated blocks (else SIGBUS)."""
     access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
     if not failpoints.ACTIVE:
         return mmap.mmap(fd, size, prot=access)
@@ -141,7 +143,7 @@ def map_file(fd: int, size: int, what: str, *, writable: bool = True) -> mmap.mm
 
 
 def reserve(fd: int, start: int, size: int, what: str) -> None:
-    """Allocate the blocks of ``size`` bytes from ``start`` on, and let the file reach that far (fallocate)."""
+    """Allocate the blocks of ``size`` bytes from ``start`` on, and extend the file to their end (fallocate)."""
     if failpoints.ACTIVE:
         failpoints.hit(f"disk.reserve.{what}:before")
     os.posix_fallocate(fd, start, size)
@@ -150,7 +152,7 @@ def reserve(fd: int, start: int, size: int, what: str) -> None:
 
 
 def resize(fd: int, size: int, what: str) -> None:
-    """Cut the file to ``size`` bytes, or let it reach that far without blocks (ftruncate)."""
+    """Cut the file to ``size`` bytes, or extend it to that size without allocating blocks (ftruncate)."""
     if failpoints.ACTIVE:
         failpoints.hit(f"disk.resize.{what}:before")
     os.ftruncate(fd, size)
@@ -159,11 +161,11 @@ def resize(fd: int, size: int, what: str) -> None:
 
 
 def replace_content(path: Path, data: failpoints.Buffer, what: str, *, durable: bool = True) -> None:
-    """Make ``data`` the content of ``path`` in one step: a reader, and with ``durable`` also who comes after a power cut,
-    finds the old content or the new.
+    """Make ``data`` the content of ``path`` in one step: a reader finds the old content or the new. With ``durable``
+    the same holds after a power cut.
 
-    Raises OSError. The content is the old one then, or, when only the folder's sync failed, the new one, which a power cut
-    may take back.
+    Raises OSError. The content is then the old one or, when only the folder's sync failed, the new one, which a power
+    cut may take back.
     """
     beside = path.with_name(path.name + ".new")
     with opened(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, what) as fd:
@@ -192,7 +194,7 @@ def _rename_to_free(source: AnyPath, target: AnyPath) -> None:
         number = ctypes.get_errno()
         if number not in _NOT_THERE:
             raise OSError(number, os.strerror(number), os.fspath(source), None, os.fspath(target))
-    # A file system without it. Each name of a store is made by one process only, which looks first.
+    # This file system lacks RENAME_NOREPLACE. Only one process makes each name of a store, and it checks first.
     if os.path.lexists(target):
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fspath(source), None, os.fspath(target))
     os.rename(source, target)

@@ -1,10 +1,10 @@
-"""How full the disk is, with the space that deleted segments still take counted as free.
+"""How full the disk is; space that deleted segments still occupy counts as free.
 
-A file that was unlinked keeps its space while anybody has it mapped or open: a consumer on this machine that holds a batch,
-a backup that copies it. Were that space counted as used, one slow holder would make the ladder delete segment after
-segment without gaining a byte. So deleted segments that a process still holds are looked for in ``/proc`` (which also finds
-those that a former cleanup deleted), and deletions of the last moments whose space has not come back are believed for
-PATIENCE_MS: the holder may be one that cannot be seen, and some file systems free space a little later.
+An unlinked file keeps its space while a process has it mapped or open: a consumer on this machine that holds a batch, a
+backup that copies it. If that space counted as used, one slow holder would make retention delete segment after segment
+without gaining a byte. So this module looks in ``/proc`` for deleted segments that a process still holds (which also
+finds segments that a former cleanup deleted). A recent deletion whose space has not come back counts as free for
+PATIENCE_MS: its holder may be a process that cannot be seen, and some file systems free space a little later.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pathlib import Path
 
 PATIENCE_MS = 30_000
 RETURN_MS = 2_000
-"""How long the space of a file may stay away after its last holder let go: a dying process loses its maps first."""
+"""How long the space of a file may be missing after its last holder closed it: a dying process loses its maps first."""
 
 _DELETED = " (deleted)"
 
@@ -27,7 +27,7 @@ FileId = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A process that keeps deleted segments: which files, and who it is."""
+    """A process that holds deleted segments: its id and name, and the files."""
 
     pid: int
     name: str
@@ -36,16 +36,18 @@ class Holder:
 
 @dataclass(slots=True)
 class _Deleted:
-    """A deletion whose space did not come back at once."""
+    """A deleted segment whose space did not come back at once."""
 
     disk_bytes: int
     at_ms: int
-    was_seen: bool = False  # in the hands of a process
+    was_seen: bool = False  # a process held it
 
 
 @dataclass(frozen=True, slots=True)
 class DiskUse:
-    """``ratio``: share of the disk in use without what is held (-1: unknown); ``raw_ratio``: with it. Sizes in bytes."""
+    """Use of the disk. ``ratio``: share in use without held space (-1: unknown); ``raw_ratio``: with it. Sizes in
+    bytes.
+    """
 
     ratio: float
     raw_ratio: float
@@ -55,10 +57,10 @@ class DiskUse:
 
 
 class DiskWatch:
-    """Looks at the disk of one store. ``folders`` may lie on several disks: the fullest one counts."""
+    """Measures the disk of one store. ``folders`` may be on several disks: the fullest one counts."""
 
     def __init__(self, segments: Path, folders: Iterable[Path], segment_bytes: int) -> None:
-        """``segments``: the folder of the CommitLog, where what is deleted lay."""
+        """``segments``: the folder of the CommitLog, from which segments are deleted."""
         self._segments = segments
         self._folders = (segments, *folders)
         self._segment_bytes = segment_bytes
@@ -70,12 +72,16 @@ class DiskWatch:
         return found.f_bfree * found.f_frsize
 
     def deleted(self, file: FileId, disk_bytes: int, free_before: int, now_ms: int) -> None:
-        """A segment of ``disk_bytes`` was deleted, when ``free_before`` bytes were free (``now_ms``: any steady clock)."""
+        """Record that a segment of ``disk_bytes`` was deleted, when ``free_before`` bytes were free (``now_ms``: any
+        steady clock).
+        """
         if self.free_bytes() - free_before < disk_bytes // 2:
             self._unreturned[file] = _Deleted(disk_bytes, now_ms)
 
     def look(self, now_ms: int, worry_above: float) -> DiskUse:
-        """The use of the disk now. Holders are looked for only when it is above ``worry_above``, because that costs."""
+        """The use of the disk now. Holders are searched for only when the use is above ``worry_above``, because that
+        costs.
+        """
         try:
             used, disk_bytes = _use(self._segments)
             device = self._segments.stat().st_dev
@@ -88,7 +94,8 @@ class DiskWatch:
             return DiskUse(max(raw, elsewhere), max(raw, elsewhere), disk_bytes)
         holders = find_holders(self._segments)
         held = self._held_bytes({file for holder in holders for file in holder.files}, now_ms)
-        # Once more, because who let go since the first look is not among the holders, but its space was still in use then.
+        # Measure once more: a holder that let go since the first look is not in the list, but its space was still in
+        # use then.
         used = min(used, _use(self._segments)[0])
         raw = used / disk_bytes
         held = min(used, held)
@@ -102,20 +109,22 @@ class DiskWatch:
                 one.was_seen = False
                 one.at_ms = now_ms - PATIENCE_MS + RETURN_MS
             elif not 0 <= now_ms - one.at_ms < PATIENCE_MS:
-                del self._unreturned[file]  # its holder has let go, or it is not what takes the space
+                del self._unreturned[file]  # its holder has let go, or the file is not what takes the space
         believed = sum(one.disk_bytes for file, one in self._unreturned.items() if file not in seen)
         return len(seen) * self._segment_bytes + believed
 
 
 def _use(folder: Path) -> tuple[int, int]:
-    """Bytes in use and bytes in all of the disk of ``folder``; what only the superuser may use counts for neither."""
+    """Bytes in use and bytes in all of ``folder``'s disk; space reserved for the superuser counts for neither."""
     found = os.statvfs(folder)
     used = (found.f_blocks - found.f_bfree) * found.f_frsize
     return used, max(1, used + found.f_bavail * found.f_frsize)
 
 
 def find_holders(segments: Path) -> tuple[Holder, ...]:
-    """Processes that have deleted files of the folder ``segments`` mapped or open; only those we may look into."""
+    """Processes that have deleted files of the folder ``segments`` mapped or open; only those that this account may
+    inspect.
+    """
     prefix = f"{segments.resolve()}/"
     found = []
     for name in os.listdir("/proc"):

@@ -1,4 +1,4 @@
-"""A bounded number of open files for thousands of queues: descriptors, least recently used closed first."""
+"""A cache of open file descriptors for thousands of queues: bounded in number, least recently used closed first."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _OTHER_FILES: Final = 256  # sockets, segments of the log, libraries
 
 
 def affordable_files(wanted: int) -> int:
-    """``wanted`` open files, or as many as this process may have: its limit is raised as far as the system allows.
+    """``wanted`` open files, or as many as this process may have: raises its soft limit as far as the system allows.
 
-    The usual soft limit of 1,024 is for programs that use ``select``; ours do not.
+    The usual soft limit of 1,024 is for programs that use ``select``; CommitMQ does not.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = wanted + _OTHER_FILES
@@ -30,8 +30,8 @@ def affordable_files(wanted: int) -> int:
 class FdCache:
     """Open descriptors by path. Not thread-safe; every process has its own.
 
-    Closing a descriptor before its data is synced loses nothing: the page cache belongs to the file, and an error of
-    writing it back is kept by the kernel for the next who opens and syncs the file.
+    Closing a descriptor before its data is synced loses nothing: the page cache belongs to the file, and the kernel
+    keeps a write-back error for the next process that opens and syncs the file.
     """
 
     __slots__ = ("_fds", "max_open")
@@ -46,9 +46,9 @@ class FdCache:
         return len(self._fds)
 
     def read_fd(self, path: str) -> int:
-        """A descriptor that can read ``path``. Raises OSError (FileNotFoundError when the file is not there).
+        """A descriptor that can read ``path``. Raises OSError (FileNotFoundError when the file does not exist).
 
-        A file that was deleted since (and perhaps made anew by its owner, another process) is opened again.
+        A file that was deleted since (and perhaps recreated by its owner, another process) is opened again.
         """
         found = self._fds.get(path)
         if found is not None:
@@ -75,12 +75,12 @@ class FdCache:
             os.close(found[0])
 
     def drop_deleted(self) -> None:
-        """Close the descriptors of files that were deleted: an open one keeps its space."""
+        """Close the descriptors of deleted files: an open one keeps its space."""
         for path in [path for path, (fd, _) in self._fds.items() if not os.fstat(fd).st_nlink]:
             self.drop(path)
 
     def __del__(self) -> None:
-        # A store object that is dropped without being closed must not keep hundreds of files open.
+        # A store object that is dropped without close() must not keep hundreds of files open.
         self.close()
 
     def close(self) -> None:

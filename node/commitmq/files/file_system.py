@@ -1,4 +1,4 @@
-"""What kind of file system a folder is on, by the kernel's table of mounts."""
+"""The type of the file system that holds a folder, from the kernel's table of mounts."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Final
 
 COPY_ON_WRITE: Final = ("bcachefs", "btrfs", "zfs")
-"""fallocate keeps space for the first write of a block there, at best; each later one takes a new block."""
+"""On these file systems fallocate reserves space for the first write of a block at best; each later write takes a new
+block.
+"""
 
 
 def file_system_of(folder: Path, mounts: Path = Path("/proc/self/mountinfo")) -> str:
-    """Its type, as ``mount`` tells it; empty where that cannot be found out."""
+    """The file system's type, as ``mount`` shows it; empty where it cannot be found out."""
     try:
         lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()
         target = os.path.realpath(folder)

@@ -1,4 +1,4 @@
-"""What of a sparse file holds data: the kernel knows its holes, so a gigabyte of zeros is not read to find out."""
+"""The data of a sparse file: the kernel knows the holes, so a gigabyte of zeros need not be read."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _CHUNK_BYTES = 1 << 20
 
 def nonzero_chunks(fd: int, start: int, size: int) -> Iterator[tuple[int, bytes]]:
     """``(position, bytes)`` of each chunk of [start, size) that is not all zero; holes are not read."""
-    # All extents are asked for before the first read: what the kernel reads ahead of one counts as data from then on, so
-    # a walk that asked as it went would read the rest of a segment, which is up to a gigabyte of zeros.
+    # All extents are queried before the first read: pages that the kernel reads ahead count as data from then on, so a
+    # walk that queried extents between reads would read the rest of a segment, which is up to a gigabyte of zeros.
     for position, stop in data_extents(fd, start, size):
         while position < stop:
             data = os.pread(fd, min(_CHUNK_BYTES, stop - position), position)
@@ -26,7 +26,7 @@ def nonzero_chunks(fd: int, start: int, size: int) -> Iterator[tuple[int, bytes]
 
 
 def data_extents(fd: int, start: int, size: int) -> list[tuple[int, int]]:
-    """``(begin, end)`` of what in [start, size) is no hole: blocks that were written, and pages in the page cache."""
+    """``(begin, end)`` of each part of [start, size) that is no hole: written blocks, and pages in the page cache."""
     extents = []
     while start < size:
         try:
@@ -35,7 +35,7 @@ def data_extents(fd: int, start: int, size: int) -> list[tuple[int, int]]:
         except OSError as error:
             if error.errno == errno.ENXIO:  # only a hole is left
                 break
-            stop = size  # a file system that knows no holes
+            stop = size  # a file system that does not report holes
         if start < stop:
             extents.append((start, stop))
         start = stop

@@ -1,25 +1,26 @@
-"""Where compiled kernels live: which folder this process loads them from and, where none has them, compiles them into.
+"""The cache folder of compiled kernels: which folder this process loads them from, or else compiles them into.
 
-numba alone decides function by function, and stops the process with "no locator available" where neither the package nor a
-home folder can be written; it cannot use a folder that it may only read. So one folder is chosen here for all kernels:
+By itself numba decides function by function. It stops the process with "no locator available" where neither the package
+nor a home folder can be written, and it cannot use a read-only folder. So this module chooses one folder for all
+kernels:
 
     NUMBA_CACHE_DIR/…                       where that variable is set
-    PACKAGE/kernels/__pycache__/…           beside the sources: what an installation by root leaves for every account
+    PACKAGE/kernels/__pycache__/…           beside the sources: an installation by root leaves them for every account
     $XDG_CACHE_HOME/commitmq/… or ~/.cache  this account's own
     STORE/commitmq/kernels/…                the store of the node or of the offline verb: a service account needs no other
     a temporary folder                      made for this process and removed at its end; nothing else could be written
 
-A folder that has every kernel is used wherever it is in that order, even if it may only be read; else the first that can
-be written. Its name tells what its content depends on (the sources of all kernels, which inline each other, Python, numba,
-llvmlite and the processor), so two installations, or two machines with one home, never disturb each other, and a changed
-source never meets machine code that is stale.
+A folder that has every kernel is used wherever it stands in that order, even if it is read-only; else the first
+writable one is used. The folder's name identifies everything its content depends on: the sources of all kernels (which
+inline each other), Python, numba, llvmlite and the processor. So two installations, or two machines with one home,
+never disturb each other, and a changed source never meets stale machine code.
 
     kernels-<16 hex>/*.nbi *.nbc    numba's files
-    kernels-<16 hex>/complete       JSON: name and size of each, written last: all kernels are there
-    kernels-<16 hex>/lock           held by the process that compiles; others wait instead of doing the same
+    kernels-<16 hex>/complete       JSON: name and size of each file, written last: all kernels are there
+    kernels-<16 hex>/lock           held by the process that compiles; others wait instead of compiling too
 
-Machine code is trusted as the sources are: a folder outside of the package counts only if it and what it lies in belong to
-this account or to root and cannot be written by others. So root never loads what the owner of a store put there.
+Machine code is trusted as the sources are. A folder outside of the package counts only if it and its parents belong to
+this account or to root and cannot be written by others. So root never loads code that the owner of a store put there.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ from commitmq.errors import CommitMQError
 
 SOURCES: Final = Path(__file__).parents[1] / "kernels"
 MODULES: Final = ("words", "raw", "run", "walk", "tags", "columns", "index", "units", "arrow", "marks", "sums")
-"""Every kernel, in the order in which they use each other."""
+"""Every kernel module, in import order."""
 
 COMPILING_TAKES: Final = "up to a minute"
 _COMPLETE: Final = "complete"
@@ -60,7 +61,9 @@ _state: dict[str, Path | None] = {"store": None}
 
 @dataclass(frozen=True, slots=True)
 class KernelCache:
-    """A folder for compiled kernels. ``origin`` says which of the places it is, ``complete`` that nothing is missing."""
+    """A folder for compiled kernels. ``origin`` says which of the places it is, ``complete`` whether it has every
+    kernel.
+    """
 
     folder: Path
     origin: str
@@ -69,7 +72,7 @@ class KernelCache:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """One place that was looked at. ``problem`` says why it cannot be used, None if it can."""
+    """One place that was considered. ``problem`` says why it cannot be used; None if it can."""
 
     folder: Path
     origin: str
@@ -78,22 +81,24 @@ class Candidate:
 
 
 class NoKernelFolderError(CommitMQError):
-    """Nothing that is compiled here can be kept; the sentence says which places were tried and what to do."""
+    """No folder can keep compiled kernels; the message says which places were tried and what to do."""
 
 
 def use_store(root: Path) -> None:
-    """Let this process keep kernels in the store at ``root`` when it has no other place; before kernels are imported."""
+    """Let this process keep kernels in the store at ``root`` if no other place works. Call it before kernels are
+    imported.
+    """
     _state["store"] = root
 
 
 @lru_cache(maxsize=1)
 def choose() -> KernelCache:
-    """The folder of this process: chosen once, when the first kernel is imported."""
+    """The kernel folder of this process, chosen once, when the first kernel is imported."""
     found, reasons = _first_usable()
     if found is not None:
         return found
     folder = Path(tempfile.mkdtemp(prefix=_TEMPORARY))
-    for other in folder.parent.glob(f"{_TEMPORARY}*"):  # of processes that were killed; nobody else's can be removed
+    for other in folder.parent.glob(f"{_TEMPORARY}*"):  # of killed processes; those of other accounts cannot be removed
         _remove_old(other, folder)
     atexit.register(_remove, folder, os.getpid())
     from commitmq.log import get_log
@@ -106,8 +111,8 @@ def choose() -> KernelCache:
 
 
 def choose_one_that_keeps() -> KernelCache:
-    """As :func:`choose`, for whoever compiles for others. Raises NoKernelFolderError, and has done nothing, where no folder
-    can keep what is compiled.
+    """Like :func:`choose`, for a process that compiles for others. Raises NoKernelFolderError, without side effects,
+    where no folder can keep compiled kernels.
     """
     found, reasons = _first_usable()
     if found is None:
@@ -119,7 +124,7 @@ def choose_one_that_keeps() -> KernelCache:
 
 
 def _first_usable() -> tuple[KernelCache | None, str]:
-    """The folder to use, which exists afterwards; without one None, and why each cannot be used."""
+    """The folder to use, which exists afterwards; if there is none, None and the reason for each place."""
     problems = []
     for one in sorted(candidates(), key=lambda one: not one.complete):
         problem = one.problem
@@ -135,12 +140,12 @@ def _first_usable() -> tuple[KernelCache | None, str]:
 
 
 def candidates() -> list[Candidate]:
-    """Every place in the order of preference, and what is wrong with it. Changes nothing."""
+    """Every place in the order of preference, with its problem. Changes nothing."""
     return [_look(folder / f"kernels-{key()}", origin, base) for folder, origin, base in _places()]
 
 
 def _places() -> Iterator[tuple[Path, str, Path | None]]:
-    """``(folder, origin, from where on ownership is checked)``; None: as trusted as the sources."""
+    """``(folder, origin, top folder of the ownership check)``; None: the folder is trusted as the sources are."""
     if configured := os.environ.get("NUMBA_CACHE_DIR"):
         yield Path(configured).absolute() / "commitmq", "NUMBA_CACHE_DIR", Path(configured).absolute()
     yield SOURCES / "__pycache__", "package", None
@@ -168,7 +173,7 @@ def _look(folder: Path, origin: str, base: Path | None) -> Candidate:
 
 def _make(place: Candidate) -> None:
     """Make the folder and try it. Raises OSError."""
-    # Not by the umask: a folder that a group may write to would not be trusted again.
+    # The mode must not depend on the umask: a folder that a group may write to would not be trusted again.
     mode = 0o755 if place.origin == "package" else 0o700
     os.makedirs(place.folder.parent.parent, exist_ok=True)
     for folder in (place.folder.parent, place.folder):
@@ -178,7 +183,7 @@ def _make(place: Candidate) -> None:
 
 
 def _untrusted(folder: Path, base: Path) -> str | None:
-    """Why machine code from ``folder`` must not be run: somebody else could have put it there."""
+    """Why machine code from ``folder`` must not be run: another account could have put it there."""
     for one in (folder, *folder.parents):
         try:
             found = one.lstat()
@@ -199,12 +204,12 @@ def _untrusted(folder: Path, base: Path) -> str | None:
     return None
 
 
-# ---------------------------------------------------------------- what is in a folder
+# ---------------------------------------------------------------- the content of a folder
 
 
 @lru_cache(maxsize=1)
 def key() -> str:
-    """Names what compiled code depends on; the same key means that it can be shared."""
+    """Identifies everything that compiled code depends on; processes with equal keys can share a folder."""
     digest = hashlib.sha256()
     for source in sorted(SOURCES.glob("*.py")):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
@@ -226,7 +231,7 @@ def _processor() -> list[str]:
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether ``folder`` has every kernel, whole. Raises PermissionError when that cannot be seen."""
+    """Whether ``folder`` has every kernel completely. Raises PermissionError when that cannot be checked."""
     try:
         wanted = orjson.loads((folder / _COMPLETE).read_bytes())
         found = _contents(folder)
@@ -242,7 +247,9 @@ def _contents(folder: Path) -> dict[str, int]:
 
 @contextlib.contextmanager
 def compiling(cache: KernelCache) -> Iterator[None]:
-    """Around the import of all kernels: one process compiles, the others wait and load; afterwards the folder is whole."""
+    """Wraps the import of all kernels: one process compiles, the others wait and load. Afterwards the folder is
+    complete.
+    """
     if cache.complete:
         yield
         return
@@ -261,11 +268,11 @@ def _mark_complete(cache: KernelCache) -> None:
     mark.write_bytes(orjson.dumps(_contents(folder)))
     os.replace(mark, folder / _COMPLETE)
     if cache.origin == "package":
-        # An installation is there for every account that can read it, whatever the umask of who was first to use it.
+        # An installation serves every account that can read it, whatever the umask of the account that used it first.
         with contextlib.suppress(OSError):
             for path in (folder, *folder.iterdir()):
                 path.chmod(path.stat().st_mode | stat.S_IRGRP | stat.S_IROTH | (0o011 if path is folder else 0))
-    # Folders of former sources and compilers; none that a process might be filling now.
+    # Remove folders of former sources and compilers, except those that a process might be filling now.
     for other in folder.parent.glob("kernels-*"):
         _remove_old(other, folder)
 

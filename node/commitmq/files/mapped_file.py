@@ -1,13 +1,12 @@
 """Fixed-size files of one offset space, mapped on demand: the segments of the CommitLog (spec 1.2, 1.3).
 
-A segment's name is the offset of its first byte, so the folder listing is the whole directory of the log. Maps are made
-when a segment is first touched and given up least recently used first, so the number of maps is bounded whatever the
-size of the log.
+A segment's name is the offset of its first byte, so the folder listing is the whole directory of the log. A segment is
+mapped at its first access, and the least recently used map is given up first, so the number of maps is bounded whatever
+the size of the log.
 
-A map that somebody still reads is never unmapped. What counts the readers is the map itself: every ``memoryview`` into
-it (also one held by a ZeroMQ send that is not done) exports its buffer, and ``mmap.close`` refuses with BufferError
-while there is one. Such a map is retired: it keeps serving, is found again when its segment is asked for, and is closed
-at a later try.
+A map that is still read is never unmapped. The map itself counts its readers: every ``memoryview`` into it (including
+one held by an unfinished ZeroMQ send) exports its buffer, and ``mmap.close`` raises BufferError while there is one.
+Such a map is retired: it keeps serving, is reused when its segment is asked for, and a later try closes it.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class MappedFile:
     __slots__ = ("_map", "base_offset", "path", "size", "writable")
 
     def __init__(self, path: Path, base_offset: int, size: int, *, writable: bool = False) -> None:
-        """Map ``path``. A writable map must be of allocated blocks: a store into a hole of a full disk is SIGBUS.
+        """Map ``path``. A writable map needs allocated blocks: a write into a hole on a full disk is SIGBUS.
 
         Raises SegmentSizeError when the file's size is not ``size``, StoreError when it cannot be opened.
         """
@@ -78,7 +77,7 @@ class MappedFile:
         self._map.madvise(option, position, self.size - position if size is None else size)
 
     def try_close(self) -> bool:
-        """Unmap unless somebody holds a view; True when it is unmapped."""
+        """Unmap unless a view exists; True when it is unmapped."""
         try:
             self._map.close()
         except BufferError:
@@ -89,7 +88,7 @@ class MappedFile:
 class MappedFileQueue:
     """The segments of one folder. Not thread-safe; every process has its own.
 
-    ``max_mapped`` bounds the maps kept for later use; those in use at the moment come on top and cannot be given up.
+    ``max_mapped`` bounds the maps kept for later use; maps in use at the moment come on top and cannot be given up.
     """
 
     def __init__(self, folder: Path, file_bytes: int, *, max_mapped: int = 64, writable: bool = False) -> None:
@@ -105,12 +104,12 @@ class MappedFileQueue:
         self.refresh()
 
     def refresh(self) -> None:
-        """List the folder again: segments appear while a node runs, and old ones go.
+        """List the folder again: segments appear while a node runs, and old ones are deleted.
 
-        Raises SegmentSizeError for a file of another size than configured (a last one of 0 bytes was just being made
-        and does not count) and StoreError for a hole between two segments.
+        Raises SegmentSizeError for a file of another size than configured (a last file of 0 bytes was just being made
+        and does not count) and StoreError for a missing segment between two others.
         """
-        # What is about to be deleted may still be there; it must not be mapped again.
+        # A segment that is about to be deleted may still be there; it must not be mapped again.
         self._bases = [
             base for base in list_segments(self.folder, self.file_bytes) if base + self.file_bytes > self._floor
         ]
@@ -139,7 +138,7 @@ class MappedFileQueue:
         return len(self._maps) + len(self._retired)
 
     def base_of(self, offset: int) -> int:
-        """Where the segment that holds ``offset`` begins. Raises OffsetOutOfRangeError when there is none."""
+        """Base offset of the segment that holds ``offset``. Raises OffsetOutOfRangeError when there is none."""
         base = self._find(offset)
         if base is None:
             self._grow(offset)
@@ -169,9 +168,9 @@ class MappedFileQueue:
         return found
 
     def release_below(self, offset: int) -> int:
-        """Unmap every segment that ends at or below ``offset`` and forget that it is there: it is going to be deleted.
+        """Unmap and forget every segment that ends at or below ``offset``: these are going to be deleted.
 
-        Returns ``offset``, or where the first of those segments begins that somebody still holds; call it again then.
+        Returns ``offset``, or the base offset of the first such segment that is still in use; then call it again.
         """
         self._floor = max(self._floor, offset)
         self._bases = [base for base in self._bases if base + self.file_bytes > offset]
@@ -181,17 +180,17 @@ class MappedFileQueue:
         return min((base for base in self._retired if base < offset), default=offset)
 
     def close(self) -> None:
-        """Unmap all that nobody holds; the rest goes when its last view does."""
+        """Unmap every map that is not in use; the others go with their last view."""
         for one in list(self._maps.values()) + list(self._retired.values()):
             one.try_close()
         self._maps.clear()
         self._retired.clear()
 
     def _grow(self, offset: int) -> None:
-        """Look for the segments behind the last known one by their names, up to the one that holds ``offset``.
+        """Look for the segments behind the last known one by name, up to the one that holds ``offset``.
 
-        This costs what is new, where listing the folder costs what exists. Whatever is not as it should be is left to
-        :meth:`refresh`, which says so.
+        The cost grows with the new segments only; listing the folder costs as much as all of them. Anything irregular
+        is left to :meth:`refresh`, which raises the error.
         """
         while self._bases and self.end_offset <= offset:
             if regular_size(self.folder / segment_name(self.end_offset)) != self.file_bytes:
@@ -219,7 +218,7 @@ class MappedFileQueue:
 
 
 def list_segments(folder: Path, file_bytes: int) -> list[int]:
-    """Offsets at which the segments in ``folder`` begin, ascending; sub-folders and other names are skipped.
+    """Base offsets of the segments in ``folder``, ascending; sub-folders and other names are skipped.
 
     Raises SegmentSizeError and StoreError as :meth:`MappedFileQueue.refresh` says.
     """
@@ -242,12 +241,12 @@ def list_segments(folder: Path, file_bytes: int) -> list[int]:
 
 
 def list_sizes(folder: Path | str, file_bytes: int) -> list[tuple[int, int]]:
-    """``(offset at which it begins, size)`` of each file in ``folder`` that is named like a segment, ascending; empty
-    without the folder.
+    """``(base offset, size)`` of each file in ``folder`` that is named like a segment, ascending; empty without the
+    folder.
 
-    Other processes make and delete files meanwhile, and a listing of a folder is no picture of one moment: it may have a
-    file and lack one that was made before it. So what is missing between two files is looked for by its name. If it is
-    not there, the oldest files were perhaps being deleted, and the folder is looked at again.
+    Other processes make and delete files meanwhile, and a folder listing is no atomic snapshot: it may contain a file
+    and lack one that was made before it. So a file missing between two others is looked for by name. If it does not
+    exist, perhaps the oldest files were being deleted, and the folder is listed again.
     """
     sizes: list[tuple[int, int]] = []
     for _ in range(_LOOKS):
@@ -269,7 +268,7 @@ def list_sizes(folder: Path | str, file_bytes: int) -> list[tuple[int, int]]:
             for base in (base for base in expected if base not in found):
                 size = regular_size(Path(folder) / segment_name(base))
                 if size is None:
-                    break  # missing, or being deleted; the other ones need no look
+                    break  # missing, or being deleted; the other files need no check
                 found[base] = size
         sizes = sorted(found.items())
         if len(sizes) == len(expected) + 1:
@@ -278,7 +277,7 @@ def list_sizes(folder: Path | str, file_bytes: int) -> list[tuple[int, int]]:
 
 
 def regular_size(path: Path) -> int | None:
-    """Bytes of the regular file at ``path``; None when there is none."""
+    """Size of the regular file at ``path``; None when there is none."""
     try:
         status = path.stat()
     except FileNotFoundError:
@@ -287,7 +286,7 @@ def regular_size(path: Path) -> int | None:
 
 
 def check_size(path: Path, found_bytes: int, configured_bytes: int) -> None:
-    """Raise SegmentSizeError with both numbers unless the file has the configured size."""
+    """Raise SegmentSizeError with both sizes unless the file has the configured one."""
     if found_bytes != configured_bytes:
         raise SegmentSizeError(
             f"the file has {found_bytes} bytes, but {configured_bytes} bytes are configured for it; "

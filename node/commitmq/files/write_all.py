@@ -1,7 +1,7 @@
-"""One way to write bytes to a place of a file: all of them, or an error.
+"""Writes bytes at a position of a file: all of them, or an error.
 
-A system call that writes may take less than it was given: that is how a disk about to be full shows itself, and only the
-next call says why. Whoever does not look leaves half of a header or of a number behind.
+A system call that writes may take fewer bytes than it was given: this is how a disk about to be full shows itself, and
+only the next call returns the error. A caller that does not check leaves half of a header or of a number behind.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from commitmq import failpoints
 
 
 def write_all(fd: int, data: failpoints.Buffer, position: int, place: str = "") -> None:
-    """Write ``data`` at byte ``position`` of ``fd``; ``place`` is the failpoint that each system call is.
+    """Write ``data`` at byte ``position`` of ``fd``; ``place`` is the failpoint of each system call.
 
-    Raises OSError, with some of it written.
+    Raises OSError, with a part of the data written.
     """
     rest = memoryview(data)
     while rest:

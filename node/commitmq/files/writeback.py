@@ -1,6 +1,6 @@
-"""Starting to write a file's pages back without waiting for it: ``sync_file_range``, which Python's ``os`` has not.
+"""Starts writing a file's pages back without waiting: ``sync_file_range``, which Python's ``os`` lacks.
 
-It promises nothing and is no replacement of a sync. It makes many syncs in a row cheap: the device works on all files at
+It promises nothing and does not replace a sync. It makes many syncs in a row cheap: the device works on all files at
 once, and the first fdatasync commits the block allocations of them all (10,000 files with new blocks: 0.6 s, not 2 s).
 """
 
@@ -24,7 +24,7 @@ def _call() -> Callable[..., int] | None:
 
 
 def start_writeback(fd: int) -> None:
-    """Hand the dirty pages of ``fd`` to the device. Errors are left to the sync that must follow anyway."""
+    """Hand the dirty pages of ``fd`` to the device. Errors are left to the sync that must follow."""
     function = _call()
     if function is not None:
         function(fd, ctypes.c_int64(0), ctypes.c_int64(0), ctypes.c_uint(_WRITE))

@@ -1,1 +1,1 @@
-"""The bytes of a store: one module a structure, no file and no process."""
+"""The bytes of a store's structures, one module for each. No module here touches a file or a process."""

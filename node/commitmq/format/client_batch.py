@@ -21,7 +21,9 @@ _FIXED_BYTES: Final = 22
 
 @dataclass(frozen=True, slots=True)
 class BatchElement:
-    """One message of a client batch; ``properties`` are kept encoded, because they are stored exactly as they came."""
+    """One message of a client batch; ``properties`` stay encoded, because they are stored exactly as the client sent
+    them.
+    """
 
     body: bytes
     properties: bytes = b""

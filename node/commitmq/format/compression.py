@@ -1,4 +1,4 @@
-"""Compressed bodies: what the sysFlag says about them, both ways (spec 2.3, 12.11).
+"""Compressed bodies: compresses and decompresses them as the sysFlag says (spec 2.3, 12.11).
 
     0x001         the body is compressed
     0x000         … with zlib, by clients too old to name the kind
@@ -30,7 +30,7 @@ _FLAGS: Final = {
 KINDS: Final = tuple(_FLAGS)
 
 
-# kind -> what its sentences call it, and the package it needs.
+# kind -> its name in messages, and the package it needs.
 _PACKAGES: Final = {"lz4": ("LZ4", "lz4"), "zstd": ("ZSTD", "zstandard")}
 
 
@@ -40,7 +40,7 @@ class CompressionUnavailableError(MissingExtraError):
 
 def compression_flags(kind: str) -> int:
     """sysFlag bits of a body compressed with ``kind``. Raises ValueError for an unknown kind, and
-    CompressionUnavailableError for one that cannot be used here: whoever asks means to.
+    CompressionUnavailableError for a kind whose package is not installed: the caller is about to use it.
     """
     flags = _flags(kind)
     if kind == "lz4":
@@ -70,14 +70,14 @@ def compress(body: bytes, kind: str) -> bytes:
     if kind == "zlib":
         return zlib.compress(body, _ZLIB_LEVEL)
     if kind == "lz4":
-        # Java's reader knows independent blocks only, and lz4-java's writer leaves the content size out.
+        # Java's reader knows independent blocks only, and lz4-java's writer omits the content size.
         frame = _lz4()
         return bytes(frame.compress(body, block_linked=False, store_size=False, block_size=frame.BLOCKSIZE_MAX4MB))
     return bytes(_zstandard().ZstdCompressor().compress(body))
 
 
 def decompress(body: bytes, sys_flag: int, *, max_bytes: int = _DEFAULT_MAX_BYTES) -> bytes:
-    """The original of a stored ``body``: itself unless ``sys_flag`` says it is compressed.
+    """The original of a stored ``body``: the body itself unless ``sys_flag`` says it is compressed.
 
     Raises InvalidMessageError for damaged data or more than ``max_bytes`` (a small body can claim gigabytes), and
     CompressionUnavailableError when the package for its kind is missing.
@@ -101,7 +101,7 @@ def decompress(body: bytes, sys_flag: int, *, max_bytes: int = _DEFAULT_MAX_BYTE
     return data
 
 
-# Each decoder returns at most ``limit`` bytes, and whether the compressed data reached its proper end.
+# Each decoder returns at most ``limit`` bytes, and whether the compressed data ended properly.
 
 
 def _decode_zlib(body: bytes, limit: int) -> tuple[bytes, bool]:
@@ -126,8 +126,8 @@ def _decode_zstd(body: bytes, limit: int) -> tuple[bytes, bool]:
         data: bytes = module.ZstdDecompressor().stream_reader(body).read(limit)
         if len(data) == limit:
             return data, False
-        # A stream reader takes the end of its input for the end of the frame. Where the frame does not say its size
-        # (Java writes it as a stream), only a second pass, now known to be small, can tell whether it ended.
+        # A stream reader takes the end of its input for the end of the frame. Where the frame does not state its size
+        # (Java writes it as a stream), only a second pass, now known to be small, can tell whether the frame ended.
         size = module.frame_content_size(body)
         if size >= 0:
             return data, size == len(data)

@@ -1,7 +1,7 @@
 """Constants of the on-disk format: magics, sysFlag bits, property names, limits (spec 2.1, 2.3, 2.6, 2.7).
 
-Every number that two modules must agree on lives here, so that a reader of the format has one place to look.
-All integers on disk are big-endian; offsets and sizes are bytes, time stamps milliseconds since the epoch.
+Every number that two modules must agree on is defined here, so that a reader of the format has one place to look. All
+integers on disk are big-endian; offsets and sizes are bytes, time stamps milliseconds since the epoch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ MAGIC_V2: Final = 0xDAA320AB - (1 << 32)
 MAGIC_FILLER: Final = 0xCBD43194 - (1 << 32)
 
 FILLER_BYTES: Final = 8
-"""What must stay free behind every record so that the end of a segment can be marked (spec 2.11)."""
+"""Bytes that must stay free behind every record, so that the end of a segment can be marked (spec 2.11)."""
 
 UNIT_BYTES: Final = 20
 """One ConsumeQueue unit: physical offset i8, record size i4, tags code i8 (spec 3.1)."""
@@ -102,7 +102,8 @@ V1_TOPIC_UNITS: Final = 127
 RETRY_PREFIX: Final = "%RETRY%"
 DLQ_PREFIX: Final = "%DLQ%"
 LMQ_PREFIX: Final = "%LMQ%"
-"""Light message queues: named by messages of other topics, queue 0 only, without a topic of their own (spec 3.10)."""
+"""Prefix of light message queues: messages of other topics name them; they have queue 0 only and no topic (spec 3.10).
+"""
 MULTI_DISPATCH_SEPARATOR: Final = ","
 
 

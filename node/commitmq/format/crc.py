@@ -4,7 +4,7 @@ from __future__ import annotations
 
 try:
     from isal.isal_zlib import crc32
-except ModuleNotFoundError:  # a client without the extra `node`: the same numbers, somewhat slower
+except ModuleNotFoundError:  # a client without the extra `node`: zlib gives the same numbers, somewhat slower
     from zlib import crc32
 
 __all__ = ["body_crc", "crc32", "crc_digits", "parse_crc_digits"]
@@ -23,5 +23,5 @@ def crc_digits(value: int) -> bytes:
 
 
 def parse_crc_digits(digits: bytes) -> int | None:
-    """Inverse of :func:`crc_digits`; None when these are not ten ASCII digits."""
+    """Inverse of :func:`crc_digits`; None unless ``digits`` are ten ASCII digits."""
     return int(digits[::-1]) if len(digits) == 10 and digits.isdigit() else None

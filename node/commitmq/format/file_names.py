@@ -1,4 +1,4 @@
-"""Names of files whose place in an offset space is their name (spec 1.2)."""
+"""Names of the files of an offset space: each file's name is the offset of its first byte (spec 1.2)."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What of an IndexFile can be said without reading it, or from its header alone (spec 4.1); see
-:mod:`commitmq.store.index.index_file` for the diagram. Nothing heavy is imported: the supervisor looks at stores too.
+"""The shape and the header of an IndexFile (spec 4.1); :mod:`commitmq.store.index.index_file` has the diagram. This
+module imports nothing heavy, because the supervisor inspects stores too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NAME: Final = re.compile(r"\d{17}", re.ASCII)
 
 
 def list_index_files(folder: Path) -> list[str]:
-    """Names of the index files in ``folder``, oldest first; anything else there is passed over."""
+    """Names of the index files in ``folder``, oldest first; other files are skipped."""
     try:
         return sorted(name for name in os.listdir(folder) if _NAME.fullmatch(name))
     except FileNotFoundError:
@@ -31,7 +31,7 @@ def list_index_files(folder: Path) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class IndexShape:
-    """What gives every file of a store its size."""
+    """The two numbers that give every index file of a store its size."""
 
     hash_slots: int
     max_items: int
@@ -63,7 +63,9 @@ class IndexHeader:
 
 
 def header_of(words: memoryview) -> IndexHeader:
-    """The header in ``words``, the file's first 8-byte words in host order (``cast("q")``); read newest count first."""
+    """The header in ``words``, the file's first 8-byte words in host order (``cast("q")``); the newest count is read
+    first.
+    """
     last = host_order(words[SLOTS_AND_COUNT]) & 0xFFFF_FFFF_FFFF_FFFF
     count = last & _MASK
     # RocketMQ stores a fresh file's indexCount only with its first item.
@@ -73,7 +75,7 @@ def header_of(words: memoryview) -> IndexHeader:
 
 
 def host_order(word: int) -> int:
-    """A big-endian 8-byte integer that was loaded in host order, or the other way round."""
+    """A big-endian 8-byte integer that was loaded in host order, and vice versa."""
     if sys.byteorder == "big":
         return word
     return int.from_bytes((word & 0xFFFF_FFFF_FFFF_FFFF).to_bytes(8, "little"), "big", signed=True)

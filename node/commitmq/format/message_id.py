@@ -2,7 +2,7 @@
 
     offset message id   store address (4 or 16 bytes) + port i4 + physical offset i8: 32 or 56 upper-case hex digits
 
-It names a place in one node's log. The other identifier, which producers make, is in :mod:`commitmq.store.log.unique_ids`.
+This id names a place in one node's log. Producers make the other id: see :mod:`commitmq.store.log.unique_ids`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _host_hex(ip: str, port: int) -> str:
 
 
 def parse_offset_message_id(message_id: str) -> tuple[Host, int]:
-    """``(host, physical offset)`` of an offset message id. Raises ValueError when it is none."""
+    """``(host, physical offset)`` of an offset message id. Raises ValueError for any other text."""
     if len(message_id) not in (32, 56):
         raise ValueError(f"an offset message id has 32 or 56 hex digits, not {len(message_id)}: {message_id!r}")
     try:

@@ -1,17 +1,17 @@
-"""The mark of an idempotent producer in a record: the property ``__PSEQ__``, last before ``__CRC32#``.
+"""The mark of an idempotent producer in a record: the property ``__PSEQ__``, directly before ``__CRC32#``.
 
     __PSEQ__ 0x01 ID ":" EPOCH ":" SEQUENCE 0x02
 
-    ID        1 to 64 letters, digits and ``._-/@+=``: who sends. No colon, so that the value can be taken apart.
+    ID        1 to 64 letters, digits and ``._-/@+=``: the producer. No colon, so that the value can be split.
     EPOCH     decimal, 0 to 10^15 - 1, without leading zeros: the producer's life or attempt; the higher one wins
     SEQUENCE  twelve decimal digits: number of the message among those of this producer, epoch, topic and queue, from 0.
               Fixed in width, so that the marks of a run differ in digits only and can be made and checked as columns
 
-It is what makes the producers' state derivable from the log alone (:mod:`commitmq.store.producers.producer_table`).
-RocketMQ keeps properties it does not know. Its place at the end tells it from a property that was merely copied into
-another message.
+The marks make the producers' state derivable from the log alone (:mod:`commitmq.store.producers.producer_table`).
+RocketMQ keeps properties it does not know. The mark's place at the end distinguishes it from a property that was merely
+copied into another message.
 
-Plain code: a client that sends single messages needs it.
+This module is plain code, because a client that sends single messages needs it.
 """
 
 from __future__ import annotations
@@ -41,12 +41,12 @@ def mark_prefix(producer_id: str, epoch: int) -> bytes:
 
 
 def mark_of(prefix: bytes, sequence: int) -> bytes:
-    """A whole mark. ``prefix`` is :func:`mark_prefix`'s; an empty one gives no mark."""
+    """A whole mark. ``prefix`` comes from :func:`mark_prefix`; an empty prefix gives no mark."""
     return b"%b%012d\x02" % (prefix, sequence) if prefix else b""
 
 
 def parse_mark(value: str) -> tuple[str, int, int] | None:
-    """Id, epoch and sequence from the property's value; None when it is none."""
+    """Id, epoch and sequence from the property's value; None for any other text."""
     parts = value.split(":")
     if len(parts) != 3 or not is_producer_id(parts[0]) or not (parts[1].isdecimal() and parts[2].isdecimal()):
         return None

@@ -1,7 +1,8 @@
 """Properties of a record: ``name 0x01 value 0x02`` repeated, in UTF-8 (spec 2.5).
 
-Nothing escapes the two separators, so a name or value that contains one cannot be stored; nor can an empty value, which
-every decoder drops. Both are refused on the way in and tolerated on the way out, as RocketMQ does.
+Nothing escapes the two separators, so a name or value that contains one cannot be stored. An empty value cannot be
+stored either, because every decoder drops it. Both are refused when encoded and tolerated when decoded, as RocketMQ
+does.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from commitmq.format.constants import MAX_PROPERTIES_BYTES
 from commitmq.format.java import hash_map_order
 
 BROKER_BUCKETS = 128
-"""HashMap size behind everything a broker decodes and encodes again; elements of a client batch use 16."""
+"""HashMap size of all properties that a broker decodes and encodes again; elements of a client batch use 16."""
 
 CLIENT_BUCKETS = 16
 

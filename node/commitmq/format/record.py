@@ -1,4 +1,4 @@
-"""One CommitLog record: the message and where it lies (spec 2.1, 2.2).
+"""One CommitLog record: its layout, its encoding and its decoding (spec 2.1, 2.2).
 
     offset        field                       why it is there
     0             totalSize i4                length of everything, this field included: the step to the next record
@@ -7,7 +7,7 @@
     12            queueId i4
     16            flag i4                     the application's, opaque
     20            queueOffset i8              ordinal in the queue
-    28            physicalOffset i8           own place: a copied or stale record betrays itself
+    28            physicalOffset i8           own place: exposes a copied or stale record
     36            sysFlag i4                  compression, transaction state, widths of the two hosts
     40            bornTimestamp i8            the producer's clock, ms
     48            bornHost 8 or 20 (B)        address + port i4
@@ -19,7 +19,7 @@
     …             topicLength i1 (v1) or i2 (v2), topic
     …             propertiesLength i2, properties; the last 20 bytes may be the CRC of all before them (spec 2.9)
 
-This module is plain struct code: a client that sends single messages must not load numpy for it.
+This module is plain struct code, because a client that sends single messages must not load numpy for it.
 """
 
 from __future__ import annotations
@@ -61,9 +61,10 @@ _EMPTY_HOST = Host("0.0.0.0", 0)
 class Record:
     """A decoded record. Offsets and sizes are bytes, time stamps ms; ``body`` is as stored (possibly compressed).
 
-    ``total_size`` and ``body_crc`` are what :func:`decode_record` found; :func:`encode_record` computes them anew.
-    ``properties`` never holds ``__CRC32#``, which protects the bytes and is no property of the message:
-    ``has_properties_crc`` says whether the stored record had one. ``version`` is 1 or 2, 0 lets the topic decide.
+    ``total_size`` and ``body_crc`` are the values that :func:`decode_record` found; :func:`encode_record` computes its
+    own. ``properties`` never holds ``__CRC32#``, which protects the bytes and is no property of the message:
+    ``has_properties_crc`` says whether the stored record had one. ``version`` is 1 or 2; with 0 the topic's length
+    decides.
     """
 
     topic: str
@@ -87,7 +88,7 @@ class Record:
 
     @property
     def offset_msg_id(self) -> str:
-        """The id that names this record's place (spec 2.10)."""
+        """The offset message id of this record (spec 2.10)."""
         return offset_message_id(self.store_host.ip, self.store_host.port, self.physical_offset)
 
     def to_json(self) -> dict[str, Any]:
@@ -117,7 +118,7 @@ def peek(buf: bytes | bytearray | memoryview, offset: int = 0) -> tuple[int, int
 
 
 def encode_filler(blank_bytes: int) -> bytes:
-    """The 8 bytes that end a segment with ``blank_bytes`` left in it (spec 2.11)."""
+    """The 8 bytes that end a segment in which ``blank_bytes`` are left (spec 2.11)."""
     return _PEEK.pack(blank_bytes, MAGIC_FILLER)
 
 
@@ -129,7 +130,7 @@ def record_size(
 
 
 def encode_record(record: Record, *, properties_crc: bool = False, buckets: int | None = BROKER_BUCKETS) -> bytes:
-    """The bytes of ``record``. Size, body CRC and the bits that tell the hosts' widths are computed, not taken.
+    """The bytes of ``record``. Its size, body CRC and the two sysFlag bits for the hosts' widths are computed here.
 
     ``properties_crc`` appends the CRC of the whole record (spec 2.9); ``buckets`` is the order of the properties, see
     :func:`encode_properties`. Raises InvalidMessageError for what the format cannot hold.
@@ -195,9 +196,9 @@ def decode_record(
 ) -> Record:
     """The record at ``offset`` of ``buf``.
 
-    Checks the magic, every length against what is left and the sum of the parts; with ``check_crc`` the body's CRC and,
-    where the record carries one, the CRC of the whole; with ``expected_physical_offset`` that the record says it lies
-    there. Raises CorruptRecordError with the reason and, as its ``offset``, the place in ``buf``.
+    Checks the magic, every length against the bytes left, and the sum of the parts. With ``check_crc`` it checks the
+    body's CRC and, where the record carries one, the CRC of the whole; with ``expected_physical_offset``, the record's
+    physicalOffset field. Raises CorruptRecordError with the reason and, as its ``offset``, the place in ``buf``.
     """
     view = memoryview(buf)
     left = len(view) - offset
@@ -264,10 +265,10 @@ def decode_record(
 
 
 def _check_properties_crc(view: memoryview, offset: int, end: int, check_crc: bool) -> bool:
-    """True when the record ends with the CRC of the whole; with ``check_crc`` it is verified.
+    """True when the record ends with the CRC of the whole; with ``check_crc`` the CRC is verified.
 
     The last 20 bytes decide, not the decoded properties: damage to the separator before them must not hide the CRC. A
-    property of that name elsewhere is a producer's own text (RocketMQ stores it when the feature is off there).
+    property of that name elsewhere is a producer's own text (RocketMQ stores it when its CRC feature is off).
     """
     slot = bytes(view[end - CRC_PROPERTY_BYTES : end])
     if not slot.startswith(CRC_PROPERTY_PREFIX) or slot[19] != 2:

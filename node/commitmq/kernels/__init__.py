@@ -1,9 +1,9 @@
 """Loops over raw bytes, compiled by numba, and nothing else: no files, no sockets, no policy.
 
-Importing any module here loads numba (about 0.3 s); clients that send single messages and the CLI must not. It comes with the
-extra ``commitmq[node]``; without that the import ends with MissingExtraError, which is an ImportError.
+Importing any module here loads numba (about 0.3 s); the CLI and clients that send single messages must not do that.
+numba comes with the extra ``commitmq[node]``; without it the import raises MissingExtraError, which is an ImportError.
 
-:mod:`commitmq.files.kernel_cache` chooses the folder of their machine code and says why.
+:mod:`commitmq.files.kernel_cache` chooses the folder of the compiled code and says why.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from commitmq.files import kernel_cache
 
 need_node("this part of commitmq")
 
-from numba.core import caching  # noqa: E402 - its absence has been told by now
+from numba.core import caching  # noqa: E402 - need_node has already reported a missing numba
 
 
 class _KernelLocator(caching._CacheLocator):
-    """Answers numba where a function of this package has its cache: in the one folder that was chosen for all of them."""
+    """Tells numba the cache folder of every function of this package: the one folder chosen for all of them."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._py_file = inspect.getfile(function)  # for numba's warnings
@@ -37,7 +37,7 @@ class _KernelLocator(caching._CacheLocator):
         return self._folder
 
     def ensure_cache_path(self) -> None:
-        """The folder was looked at when it was chosen; one that has everything need not be writable."""
+        """The folder was checked when it was chosen; a complete one need not be writable."""
 
     def get_source_stamp(self) -> str:
         return kernel_cache.key()

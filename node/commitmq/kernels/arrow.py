@@ -1,7 +1,8 @@
 """Records as Arrow columns: fields, bodies, texts and property maps of many records, without an object for any of them.
 
-All functions take a stretch of the log as bytes and arrays of positions in it. What they fill has Arrow's own layout:
-values one after the other, and 32-bit offsets that say where each begins and the last one ends.
+All functions take a stretch of the log as bytes and arrays of positions in it. The arrays they fill have Arrow's
+layout: values one after the other, and 32-bit offsets, one for the beginning of each value and one for the end of the
+last.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ PROPERTIES = 13
 PROPERTIES_SIZE = 14
 FIELDS = 15
 
-# What ``heads`` takes for the place from which on records must have a CRC: no record needs one; none is looked at.
+# Value of ``crc_from`` in :func:`heads`: no record needs a CRC, and no record's CRC is checked.
 NO_CRC_NEEDED = (1 << 63) - 1
 UNCHECKED = -1
 
@@ -59,10 +60,10 @@ _CRC = np.frombuffer(b"__CRC32#", np.uint8)
 def heads(log, positions, sizes, physical_offsets, crc_from, check_body, fields, why):  # type: ignore[no-untyped-def]
     """Fill ``fields[FIELDS, n]`` from the n records at ``positions``; returns how many were records.
 
-    ``why[i]`` becomes OK, or the reason (:mod:`commitmq.kernels.raw`) why there is no record of ``sizes[i]`` bytes that
-    says it lies at ``physical_offsets[i]``. With ``check_body`` its body must have the CRC that it says. Unless ``crc_from``
-    is :data:`UNCHECKED` it must have the ``__CRC32#`` that it says, and say one if it lies at ``crc_from`` or behind it. The
-    fields of what is no record are left as they are.
+    ``why[i]`` becomes OK, or the reason (:mod:`commitmq.kernels.raw`) why there is no record of ``sizes[i]`` bytes
+    whose physicalOffset is ``physical_offsets[i]``. With ``check_body`` the body must match its bodyCRC. Unless
+    ``crc_from`` is :data:`UNCHECKED`, the record must match its ``__CRC32#``, and must have one if it is at or behind
+    ``crc_from``. The fields of an invalid record keep their values.
     """
     good = 0
     for index in range(positions.size):
@@ -116,8 +117,8 @@ def heads(log, positions, sizes, physical_offsets, crc_from, check_body, fields,
     nogil=True,
 )
 def split(frame, positions, sizes, physical_offsets):  # type: ignore[no-untyped-def]
-    """Where the records of ``frame`` begin, which lie one after the other, with their sizes and what they say of their
-    place. Returns how many there are; -1 when the frame is something else. No more than the arrays hold are looked at.
+    """Split ``frame`` into its records, which lie one after the other: their positions, sizes and physicalOffsets.
+    Returns their number; -1 when the frame is anything else. Examines no more records than the arrays hold.
     """
     at = np.int64(0)
     count = 0
@@ -147,10 +148,11 @@ _ELEMENT_BYTES = 22
     nogil=True,
 )
 def elements(data, starts, sizes, room, fields, owners):  # type: ignore[no-untyped-def]
-    """The messages in the inner batches at ``starts`` of ``data``; returns how many there are.
+    """Find the messages in the inner batches at ``starts`` of ``data``; returns their number.
 
-    With ``room`` 0 they are only counted; then FLAG, BODY, BODY_SIZE, PROPERTIES, PROPERTIES_SIZE and QUEUE_OFFSET (as the
-    number in the batch) of ``fields``, and ``owners`` (which batch), are filled. -1 - i when batch i is none.
+    With ``room`` 0 it only counts them. Otherwise it fills FLAG, BODY, BODY_SIZE, PROPERTIES, PROPERTIES_SIZE and
+    QUEUE_OFFSET (the message's number in the batch) of ``fields``, and ``owners`` (its batch). -1 - i when batch i is
+    invalid.
     """
     count = 0
     for owner in range(starts.size):
@@ -187,7 +189,7 @@ def elements(data, starts, sizes, room, fields, owners):  # type: ignore[no-unty
     nogil=True,
 )
 def gather(log, starts, sizes, out):  # type: ignore[no-untyped-def]
-    """Put ``log[starts[i]:starts[i] + sizes[i]]`` one after the other into ``out``, which they must fill."""
+    """Copy each ``log[starts[i]:starts[i] + sizes[i]]`` to ``out``, one after the other; they must fill it exactly."""
     target = np.int64(0)
     for index in range(starts.size):
         copy_bytes(out, target, log, starts[index], sizes[index])
@@ -201,7 +203,7 @@ def gather(log, starts, sizes, out):  # type: ignore[no-untyped-def]
     nogil=True,
 )
 def message_ids(log, hosts, host_sizes, physical_offsets, out):  # type: ignore[no-untyped-def]
-    """Offset message ids (spec 2.10) one after the other: the store host and the physical offset in hexadecimal."""
+    """Write offset message ids (spec 2.10) one after the other: the store host and the physical offset in hexadecimal."""
     at = np.int64(0)
     for index in range(hosts.size):
         for byte in range(host_sizes[index]):
@@ -217,9 +219,9 @@ def message_ids(log, hosts, host_sizes, physical_offsets, out):  # type: ignore[
 
 @njit(inline="always")
 def _next_pair(log, position, stop):  # type: ignore[no-untyped-def]
-    """The pair that begins at ``position`` or behind: (name, its size, value, its size, where to go on).
+    """The first pair at or behind ``position``: (name, its size, value, its size, where the search continues).
 
-    A pair without name or value is passed over (spec 2.5), as is the record's own CRC; at the end the name's size is 0.
+    Skips a pair without name or value (spec 2.5) and the record's own CRC; at the end the name's size is 0.
     """
     zero = np.int64(0)
     while position < stop:
@@ -244,7 +246,7 @@ def _next_pair(log, position, stop):  # type: ignore[no-untyped-def]
 
 @njit(inline="always")
 def _comes_again(log, name, name_size, position, stop):  # type: ignore[no-untyped-def]
-    """Whether a pair of this name is at ``position`` or behind; the last one counts then (spec 2.5)."""
+    """Whether a pair of this name is at ``position`` or behind; if so, the later one counts (spec 2.5)."""
     while True:
         (other, other_size, _value, _value_size, position) = _next_pair(log, position, stop)
         if other_size == 0:
@@ -260,7 +262,7 @@ def _comes_again(log, name, name_size, position, stop):  # type: ignore[no-untyp
     nogil=True,
 )
 def measure_properties(log, starts, sizes, offsets, totals):  # type: ignore[no-untyped-def]
-    """``offsets[i + 1]`` becomes how many pairs the first i + 1 records have; ``totals`` (pairs, name bytes, value bytes)."""
+    """``offsets[i + 1]`` becomes the pairs of the first i + 1 records; ``totals`` (pairs, name bytes, value bytes)."""
     pairs = np.int64(0)
     names = np.int64(0)
     values = np.int64(0)
@@ -290,7 +292,7 @@ def measure_properties(log, starts, sizes, offsets, totals):  # type: ignore[no-
     nogil=True,
 )
 def take_properties(log, starts, sizes, name_offsets, names, value_offsets, values):  # type: ignore[no-untyped-def]
-    """Fill names and values of all pairs, which ``measure_properties`` has counted."""
+    """Fill names and values of all pairs; ``measure_properties`` counted them before."""
     pair = 0
     name_at = np.int64(0)
     value_at = np.int64(0)
@@ -323,7 +325,7 @@ def take_properties(log, starts, sizes, name_offsets, names, value_offsets, valu
     nogil=True,
 )
 def property_values(log, starts, sizes, names, bounds, found, lengths):  # type: ignore[no-untyped-def]
-    """Where the values of some properties lie in the encoded properties at ``starts``.
+    """Find the values of some properties in the encoded properties at ``starts``.
 
     Name ``k`` is ``names[bounds[k]:bounds[k + 1]]``; its value in record ``i`` becomes
     ``log[found[k, i]:found[k, i] + lengths[k, i]]``, the last one when there are several; 0 bytes when there is none.

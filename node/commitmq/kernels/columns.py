@@ -1,7 +1,7 @@
-"""Properties of many records as columns: where their values lie, and tests on them, without decoding any.
+"""Properties of many records as columns: finds their values, and tests them, without decoding any.
 
-A column is two arrays: where the value of each record begins in the buffer and how many bytes it has; 0 bytes mean that
-the record has no such property (an empty value cannot be stored, spec 2.5).
+A column is two arrays: the position of each record's value in the buffer, and its size in bytes; size 0 means that the
+record has no such property (an empty value cannot be stored, spec 2.5).
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from numba import njit
 from commitmq.kernels.raw import OK, layout
 from commitmq.kernels.words import same_bytes, until_mark, until_two
 
-# What parsing a value as a number came to.
+# Results of parsing a value as a number.
 ABSENT = 0
 NUMBER = 1
 NO_NUMBER = 2
-UNDECIDED = 3  # rare forms, which the caller decides: digits that are not ASCII, many digits, NaN
+UNDECIDED = 3  # rare forms, left to the caller: digits that are not ASCII, many digits, NaN
 
-# How text_tests compares.
+# Modes of text_tests.
 EQUALS = 0
 CONTAINS = 1
 STARTS_WITH = 2
@@ -91,7 +91,7 @@ def find_properties(log, positions, sizes, names, bounds, starts, lengths, whole
     nogil=True,
 )
 def text_tests(log, starts, lengths, needles, bounds, how, found):  # type: ignore[no-untyped-def]
-    """Whether each value equals, contains, begins or ends with one of ``needles`` (by ``how``); absent ones do not."""
+    """Whether each value equals, contains, begins or ends with one of ``needles`` (by ``how``); absent ones never do."""
     count = bounds.size - 1
     for index in range(starts.size):
         size = lengths[index]
@@ -128,7 +128,7 @@ def text_tests(log, starts, lengths, needles, bounds, how, found):  # type: igno
     nogil=True,
 )
 def same_text(log, starts, lengths, other_starts, other_lengths, found):  # type: ignore[no-untyped-def]
-    """Whether the values of two columns are both there and equal."""
+    """Whether the values of two columns are both present and equal."""
     for index in range(starts.size):
         size = lengths[index]
         found[index] = (
@@ -159,7 +159,7 @@ def whole_numbers(log, starts, lengths, least, greatest, values, states):  # typ
         if negative or log[at] == 43:
             at += 1
         state = NO_NUMBER if at == stop else NUMBER
-        value = np.int64(0)  # counted downwards: the least integer has no positive twin
+        value = np.int64(0)  # counted downwards: the least integer has no positive counterpart
         while at < stop:
             byte = log[at]
             if byte >= 128:
@@ -168,7 +168,7 @@ def whole_numbers(log, starts, lengths, least, greatest, values, states):  # typ
             digit = np.int64(byte) - 48
             if digit < 0 or digit > 9:
                 state = NO_NUMBER
-                # A character further on that is not ASCII changes nothing: this one is no digit.
+                # A character further on that is not ASCII changes nothing: this one is not a digit.
                 break
             if value < -922337203685477580 or (value == -922337203685477580 and digit > 8):
                 state = UNDECIDED
@@ -195,8 +195,9 @@ def whole_numbers(log, starts, lengths, least, greatest, values, states):  # typ
 def decimal_numbers(log, starts, lengths, values, states):  # type: ignore[no-untyped-def]
     """Read values as floating point numbers: digits with an optional sign, point and exponent.
 
-    Decided here is what one exact multiplication or division gives correctly rounded: up to 2**53 of digits, powers of
-    ten up to 22. The rest, and forms only Java knows (``5d``, ``NaN``, blanks around it), is UNDECIDED.
+    This function decides values that one exact multiplication or division gives correctly rounded: up to 2**53 of
+    digits, powers of ten up to 22. All other values, and forms that only Java knows (``5d``, ``NaN``, surrounding
+    blanks), are UNDECIDED.
     """
     for index in range(starts.size):
         size = lengths[index]

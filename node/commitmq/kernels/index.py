@@ -1,8 +1,8 @@
-"""Index files: inserting the keys of a batch, undoing items, walking a chain, and comparing with the real record.
+"""Index files: inserts the keys of a batch, undoes items, walks a chain, and compares candidates with the real record.
 
-A file is seen as 32-bit words, because each of its fields below the header is one or two of them and aligned: a store of
-a slot is then one machine access, so that a process killed anywhere leaves an old or a new slot, never half of one. The
-values in the file are big-endian. Layout and rules: spec 4.1, 4.2; :mod:`commitmq.store.index.index_file`.
+A file is accessed as 32-bit words, because each field below the header is one or two aligned words. A store to a slot
+is then one machine access, so a process killed anywhere leaves an old or a new slot, never half of one. The values in
+the file are big-endian. Layout and rules: spec 4.1, 4.2; :mod:`commitmq.store.index.index_file`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ _ITEM_WORDS = 5
 _ROLLBACK = 0xC
 _HASH_SIGN = 0x23  # the "#" between topic and key
 _SPACE = 0x20
-_T = 0x54  # "#T#" leads from the topic to a tag
+_T = 0x54  # "#T#" stands between the topic and a tag
 
-# How an insertion ended.
+# Results of an insertion.
 INSERT_DONE = 0
-INSERT_FULL = 1  # the file is full: go on in a new one
-INSERT_SPACE = 2  # the next item lies beyond what is allocated
+INSERT_FULL = 1  # the file is full: continue in a new one
+INSERT_SPACE = 2  # the next item is beyond the allocated space
 
 # Words of an insertion's state (int64).
 STATE_COUNT = 0  # number of the next item
@@ -37,17 +37,17 @@ STATE_BEGIN_TIMESTAMP = 2
 STATE_BEGIN_OFFSET = 3
 STATE_END_TIMESTAMP = 4
 STATE_END_OFFSET = 5
-STATE_ROW = 6  # where to go on in the batch
+STATE_ROW = 6  # row of the batch at which to continue
 STATE_LAST_OFFSET = 7  # the newest record that has items, in this file or an older one; -1 when none has
 STATE_LAST_ITEMS = 8  # how many of its items exist
 STATE_WORDS = 9
 
-# What a candidate turned out to be.
+# Results of comparing a candidate with its record.
 NO_MATCH = 0
 MATCH = 1
-NO_RECORD = 2  # the bytes there are no record
+NO_RECORD = 2  # the bytes there are not a record
 
-# What a query asks for.
+# Kinds of keys that a query can ask for.
 BY_KEY = 0
 BY_UNIQUE_KEY = 1
 BY_TAG = 2
@@ -59,7 +59,7 @@ _UNIQ = np.frombuffer(b"UNIQ_KEY", np.uint8)
 
 @njit(inline="always")
 def _swap(value):  # type: ignore[no-untyped-def]
-    """A 32-bit word as the file has it, from or to the host's own, as int64."""
+    """Swap the bytes of a 32-bit word between the file's order and the host's; int64."""
     if not _LITTLE:
         return np.int64(np.int32(value))
     word = np.uint32(value)
@@ -102,7 +102,7 @@ def _put(words, slots, state, key_hash, offset, stamp):  # type: ignore[no-untyp
     words[item + 2] = np.int32(_swap(offset))
     words[item + 3] = np.int32(_swap(seconds))
     words[item + 4] = np.int32(_swap(old))
-    # The item is whole before the slot leads to it: an undo trusts what a slot names.
+    # The item is complete before the slot points to it: an undo trusts every item that a slot names.
     words[slot] = np.int32(_swap(number))
     if number <= 1:
         state[STATE_BEGIN_OFFSET] = offset
@@ -129,12 +129,12 @@ def _insert_signature() -> Any:
 
 @njit(_insert_signature(), cache=True, nogil=True)
 def insert(words, slots, max_items, allocated, log, base, rows, state):  # type: ignore[no-untyped-def]
-    """Index ``rows[state[STATE_ROW]:]``, whose records lie in ``log``, the segment that begins at ``base``.
+    """Index ``rows[state[STATE_ROW]:]``, whose records are in ``log``, the segment that begins at ``base``.
 
     ``words`` is the whole file with ``slots`` hash slots and room for items below ``max_items``; items below
-    ``allocated`` have disk space. Records below the newest one indexed are passed over, and of that one the items that
-    exist; so a batch may be given again. ``state`` (int64, STATE_*) goes on; the header in the file is not touched.
-    Returns one of INSERT_*.
+    ``allocated`` have disk space. Records older than the newest indexed one are skipped, and so are those items of the
+    newest one that exist; so a batch may be given again. ``state`` (int64, STATE_*) is updated; the header in the file
+    is not. Returns one of INSERT_*.
     """
     last_topic = np.int64(-1)
     topic_hash = np.uint32(0)
@@ -149,7 +149,7 @@ def insert(words, slots, max_items, allocated, log, base, rows, state):  # type:
         if offset == newest:
             present = state[STATE_LAST_ITEMS]
         elif state[STATE_COUNT] >= max_items:
-            # Before a record RocketMQ looks for room, whether the record has keys or not.
+            # RocketMQ checks for room before each record, whether or not the record has keys.
             return INSERT_FULL
         if row.sys_flag & _ROLLBACK == _ROLLBACK:
             continue
@@ -159,7 +159,7 @@ def insert(words, slots, max_items, allocated, log, base, rows, state):  # type:
             topic_hash = hash_on(log, topic, topic + np.int64(row.topic_size), np.uint32(0))
             topic_hash = topic_hash * np.uint32(31) + np.uint32(_HASH_SIGN)
             last_topic = np.int64(row.topic)
-        ordinal = np.int64(0)  # of the record's items
+        ordinal = np.int64(0)  # of the items of the record
         for kind in range(3):
             if kind == 0:
                 position = at + np.int64(row.uniq_start)
@@ -226,10 +226,11 @@ def count_items(log, base, rows, counts):  # type: ignore[no-untyped-def]
     nogil=True,
 )
 def check_chains(words, slots, count, heads, wrong_items, wrong_slots, out):  # type: ignore[no-untyped-def]
-    """Whether each of the items below ``count`` leads to its slot's item before it, and each slot to its newest one.
+    """Whether each item below ``count`` points to the item before it in its slot, and each slot to its newest item.
 
-    ``heads`` is scratch: a zero a slot. ``wrong_items`` gets (item, where it leads, where it must), ``wrong_slots`` the
-    same of slots, as many as there is room for. ``out`` becomes (wrong items, wrong slots, slots in use).
+    ``heads`` is scratch: one zero for each slot. ``wrong_items`` gets (item, where it points, where it must),
+    ``wrong_slots`` the same for slots, as many as there is room for. ``out`` becomes (wrong items, wrong slots, slots
+    in use).
     """
     out[0] = 0
     out[1] = 0
@@ -262,10 +263,10 @@ def check_chains(words, slots, count, heads, wrong_items, wrong_slots, out):  # 
     nogil=True,
 )
 def find_strays(words, slots, count, floor, high, strays):  # type: ignore[no-untyped-def]
-    """Mark, in ``strays``, the fewest of the items below ``count`` without which physical offsets never fall.
+    """Mark, in ``strays``, the fewest items below ``count`` whose removal leaves physical offsets that never decrease.
 
-    ``strays[i]`` stands for item ``i + 1``. An offset below ``floor`` or not below ``high`` makes one too. Returns how
-    many there are.
+    ``strays[i]`` stands for item ``i + 1``. An item with an offset below ``floor`` or not below ``high`` is marked too.
+    Returns the number of marked items.
     """
     last = floor
     is_sorted = True
@@ -277,7 +278,7 @@ def find_strays(words, slots, count, floor, high, strays):  # type: ignore[no-un
         last = offset
     if is_sorted:
         return np.int64(0)
-    # The longest row of items that never falls: ends[k] is the item with which the best one of k + 1 items ends.
+    # The longest non-decreasing sequence: ends[k] is the item with which the best sequence of k + 1 items ends.
     ends = np.empty(count, np.int32)
     before = np.empty(count, np.int32)
     length = np.int64(0)
@@ -311,10 +312,10 @@ def find_strays(words, slots, count, floor, high, strays):  # type: ignore[no-un
 
 @njit("int64(Array(int32, 1, 'C'), int64, int64, int64)", cache=True, nogil=True)
 def undo(words, slots, max_items, count):  # type: ignore[no-untyped-def]
-    """Unlink and zero every item from number ``count`` on, whether the header counts it or not; returns slots in use.
+    """Unlink and zero every item from number ``count`` on, whether or not the header counts it; returns slots in use.
 
-    Goes by the slots and not by the items, so it needs no mark of where the items end: an item is linked only when it
-    is whole, and one that was not linked is the next one behind all that were.
+    It follows the slots and not the items, so it needs no mark of where the items end: an item is linked only when it
+    is complete, and an unlinked item can only be the one behind all linked ones.
     """
     used = np.int64(0)
     highest = count - 1
@@ -344,7 +345,7 @@ def undo(words, slots, max_items, count):  # type: ignore[no-untyped-def]
 
 @njit("int64(Array(int32, 1, 'C', readonly=True), int64, int64, int64)", cache=True, nogil=True)
 def items_below(words, slots, count, offset):  # type: ignore[no-untyped-def]
-    """Number of the first item, of those below ``count``, whose record lies at or behind ``offset``; ``count`` if none."""
+    """Number of the first item below ``count`` whose record is at or behind ``offset``; ``count`` if there is none."""
     number = count
     while number > 1 and _item_offset(words, _HEADER_WORDS + slots + _ITEM_WORDS * (number - 1)) >= offset:
         number -= 1
@@ -362,12 +363,12 @@ def walk_chain(  # type: ignore[no-untyped-def]
 ):
     """Follow the chain of ``hashed`` (>= 0) and collect records that may have the key, newest first.
 
-    ``start`` is the item to begin with, 0 for the newest. Taken are items with this hash, a physical offset in
-    [``floor``, ``before``) that falls from one to the next (so no record comes twice), and a time that may lie in
-    [``begin``, ``end``] (ms; an item knows whole seconds after ``begin_timestamp``). ``offsets`` and ``items`` (equal
-    size) get offsets and item numbers. ``out`` becomes (taken, next item or 0 at the chain's end, items examined, 1 when
-    an item was not of this chain: it is being written or undone at this moment).
-    Stops when the arrays are full, after ``budget`` items, or at items older than ``begin`` or below ``floor``.
+    ``start`` is the item to begin with, 0 for the newest. An item is taken if it has this hash, a physical offset in
+    [``floor``, ``before``) that falls from one item to the next (so no record is taken twice), and a time that may be
+    in [``begin``, ``end``] (ms; an item stores whole seconds after ``begin_timestamp``). ``offsets`` and ``items``
+    (equal size) get offsets and item numbers. ``out`` becomes (taken, next item or 0 at the chain's end, items
+    examined, 1 when an item was not of this chain: it is being written or undone at this moment). Stops when the arrays
+    are full, after ``budget`` items, or at items older than ``begin`` or below ``floor``.
     """
     taken = np.int64(0)
     examined = np.int64(0)
@@ -384,7 +385,7 @@ def walk_chain(  # type: ignore[no-untyped-def]
             out[3] = 1
             break
         offset = _item_offset(words, item)
-        # The first item's seconds count from the end of the file before (spec 4.2).
+        # The seconds of the first item count from the end of the file before (spec 4.2).
         time = begin_timestamp
         if number > 1:
             time += _swap(words[item + 3]) * 1000
@@ -392,7 +393,7 @@ def walk_chain(  # type: ignore[no-untyped-def]
         if previous >= number or previous < 0:
             previous = np.int64(0)
         if time + 999 < begin or offset < floor:
-            number = np.int64(0)  # all that follows is older
+            number = np.int64(0)  # all following items are older
             break
         if found == hashed and offset < before and time <= end:
             offsets[taken] = offset
@@ -418,10 +419,10 @@ def walk_chain(  # type: ignore[no-untyped-def]
 def match_keys(  # type: ignore[no-untyped-def]
     log, base, limit, offsets, topic, key, kind, begin, end, sizes, verdicts
 ):
-    """Judge the records at physical ``offsets``, all in the segment ``log`` that begins at ``base``; returns matches.
+    """Compare the records at physical ``offsets``, all in the segment ``log`` that begins at ``base``; returns matches.
 
-    A record matches when it lies below position ``limit`` of the segment, its topic is ``topic``, its store time lies
-    in [``begin``, ``end``], and ``key`` is one of its KEYS, its UNIQ_KEY or its TAGS, as ``kind`` (BY_*) says.
+    A record matches when it is below position ``limit`` of the segment, its topic is ``topic``, its store time is in
+    [``begin``, ``end``], and ``key`` is one of its KEYS, its UNIQ_KEY or its TAGS, as ``kind`` (BY_*) says.
     ``sizes[i]`` and ``verdicts[i]`` (NO_MATCH, MATCH, NO_RECORD) are set for each.
     """
     matched = np.int64(0)

@@ -1,4 +1,4 @@
-"""Finding the marks of idempotent producers in records of the log (:mod:`commitmq.format.producer_mark`)."""
+"""Finds the marks of idempotent producers in records of the log (:mod:`commitmq.format.producer_mark`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from commitmq.kernels.words import same_bytes
 
 _NAME = np.frombuffer(b"__PSEQ__\x01", np.uint8)
 _MAX_EPOCH_DIGITS = 18
-# How a row of ``marks`` reads.
+# Columns of a row of ``marks``.
 ID_START, ID_SIZE, EPOCH, SEQUENCE, FOLLOWS = range(5)
 
 
@@ -23,8 +23,9 @@ ID_START, ID_SIZE, EPOCH, SEQUENCE, FOLLOWS = range(5)
 def find_marks(log, properties, sizes, marks):  # type: ignore[no-untyped-def]
     """Find the mark of each record whose properties are ``log[properties[i]:properties[i] + sizes[i]]``.
 
-    ``marks[i]`` becomes (position of the producer's id in ``log``, its bytes, epoch, sequence, whether the record before
-    has the same id and epoch and the sequence before); sequence -1 where there is no mark. Returns how many have one.
+    ``marks[i]`` becomes (position of the producer's id in ``log``, its bytes, epoch, sequence, whether the record
+    before has the same id and epoch and the preceding sequence); sequence -1 where there is no mark. Returns the number
+    of marks.
     """
     found = 0
     for index in range(properties.size):
@@ -35,7 +36,8 @@ def find_marks(log, properties, sizes, marks):  # type: ignore[no-untyped-def]
         stop = start + sizes[index]
         if has_crc_slot(log, start, sizes[index]):
             stop -= CRC_SLOT_BYTES
-        # From its end: 0x02, the digits of the sequence, a colon, the epoch, a colon, the id, the name before 0x01.
+        # Parsed from its end: 0x02, the digits of the sequence, a colon, the epoch, a colon, the id, the name before
+        # 0x01.
         at = stop - 1 - MARK_DIGITS
         if at - 1 - _NAME.size < start or log[stop - 1] != 2 or log[at - 1] != 58:
             continue

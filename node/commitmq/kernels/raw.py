@@ -1,7 +1,7 @@
-"""The smallest steps: CRC-32, and the layout of one record (spec 2.1).
+"""CRC-32, and the layout of one record (spec 2.1): what all other kernels build on.
 
-CRC-32 is ISA-L's, taken from the ``isal`` wheel by symbol, because calling it per record through Python costs more than
-the CRC itself: 1 KiB takes about 0.06 us there, 0.4 us in zlib, 0.4 us in the table loop below. Builds of isal that hide
+CRC-32 is ISA-L's, taken from the ``isal`` wheel by symbol, because a Python call for each record costs more than the
+CRC itself: 1 KiB takes about 0.06 us in ISA-L, 0.4 us in zlib, 0.4 us in the table loop below. Builds of isal that hide
 the symbol fall back to that table loop (slicing by 16), which gives the same values.
 """
 
@@ -95,7 +95,7 @@ MAGIC_V1 = -626843481
 MAGIC_V2 = -626843477
 MAGIC_BLANK = -875286124
 
-# Reasons, shared by all kernels that look at records; store/append.py and store/recovery.py have the sentences.
+# Reasons, shared by all kernels that check records; store/append.py and store/recovery.py have the sentences.
 OK = 0
 REASON_SHORT = 1
 REASON_MAGIC = 2
@@ -118,12 +118,12 @@ REASON_UTF8 = 18
 REASON_SEQUENCE = 19
 REASON_ZEROS = 20
 
-SECTOR_BYTES = 512  # what a power cut takes is zeros of this alignment; most devices take 4096 bytes at once
+SECTOR_BYTES = 512  # sectors lost in a power cut read as zeros of this alignment; most devices lose 4096 bytes at once
 
 
 @njit(inline="always")
 def layout(buf, at, end):  # type: ignore[no-untyped-def]
-    """Where the parts of the record at ``at`` are, if all of it lies below ``end``.
+    """The parts of the record at ``at``, if all of it is below ``end``.
 
     Returns (reason, total size, born host bytes, store host bytes, body start, body size, topic start, topic size,
     properties start, properties size); starts are positions in ``buf``. Only the length chain and magic are checked.
@@ -143,8 +143,8 @@ def layout(buf, at, end):  # type: ignore[no-untyped-def]
     host = np.int64(20) if flags & 0x20 else np.int64(8)
     body = at + 72 + born + host
     if body + 3 > stop:
-        # With IPv6 hosts the fields before the body need more than the 91 bytes that are there; behind them the buffer
-        # may end, and a mapping with it.
+        # With IPv6 hosts the fields before the body need more than the checked 91 bytes; the buffer may end behind
+        # them, and a mapping with it.
         return (REASON_LENGTHS, total, born, host, body, zero, zero, zero, zero, zero)
     body_size = load4(buf, body - 4)
     after = body + body_size
@@ -181,7 +181,7 @@ def has_crc_slot(buf, properties, properties_size):  # type: ignore[no-untyped-d
 
 @njit(inline="always")
 def crc_slot_value(buf, slot):  # type: ignore[no-untyped-def]
-    """The value of the ten digits, least significant first; -1 when one is no digit."""
+    """The value of the ten digits, least significant first; -1 when one is not a digit."""
     value = np.int64(0)
     for index in range(9, -1, -1):
         digit = np.int64(buf[slot + 9 + index]) - 48

@@ -1,6 +1,6 @@
-"""Runs: checking what a client sent, and copying it into the log (ARCHITECTURE section 4).
+"""Runs: checks a run that a client sent, and copies it into the log (ARCHITECTURE section 4).
 
-A run is CommitLog records of one topic and queue, encoded by the client, zeros where only the writer knows the value.
+A run is CommitLog records of one topic and queue, encoded by the client; fields that only the writer knows are zeros.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from commitmq.kernels.raw import (
 )
 from commitmq.kernels.words import copy_bytes, is_ascii, load2, load4, load8, same_bytes, store8, until_low
 
-MARK_DIGITS = 12  # of the sequence that ends a producer's mark, see commitmq.format.producer_mark
+MARK_DIGITS = 12  # of the sequence at the end of a producer's mark, see commitmq.format.producer_mark
 
-# What a client may set in sysFlag: compressed, and the compression type.
+# sysFlag bits that a client may set: compressed, and the compression type.
 CLIENT_SYS_FLAGS = 0x1 | 0x700
 _V6_FLAGS = 0x30
 
 
 @njit("int64(Array(uint8, 1, 'C', readonly=True), int64, int64)", cache=True, nogil=True)
 def utf8_error(buf, start, end):  # type: ignore[no-untyped-def]
-    """Position of the first byte that is not UTF-8 (RFC 3629: no overlong forms, no surrogates); -1 when all is well."""
+    """Position of the first byte that is not UTF-8 (RFC 3629: no overlong forms, no surrogates); -1 when all is valid."""
     at = start
     while at < end:
         if at + 8 <= end and is_ascii(buf, at, at + 8):
@@ -79,7 +79,7 @@ def utf8_error(buf, start, end):  # type: ignore[no-untyped-def]
 
 @njit(inline="always")
 def mark_number(buf, at):  # type: ignore[no-untyped-def]
-    """The number that MARK_DIGITS digits at ``at`` are; -1 when one is no digit."""
+    """The number in the MARK_DIGITS digits at ``at``; -1 when one is not a digit."""
     value = np.int64(0)
     for index in range(MARK_DIGITS):
         digit = np.int64(buf[at + index]) - 48
@@ -97,7 +97,7 @@ def _sieve_bit(size, first):  # type: ignore[no-untyped-def]
 
 @njit("uint64(Array(uint8, 1, 'C', readonly=True), Array(int64, 1, 'C', readonly=True))", cache=True, nogil=True)
 def names_sieve(names, name_ends):  # type: ignore[no-untyped-def]
-    """What most names are told from ``names`` by, without a comparison: a word with a bit for each of them."""
+    """A word with a bit for each of ``names``, by which most other names are told apart without a comparison."""
     sieve = np.uint64(0)
     begin = np.int64(0)
     for index in range(name_ends.size):
@@ -115,7 +115,7 @@ def names_sieve(names, name_ends):  # type: ignore[no-untyped-def]
     nogil=True,
 )
 def _pairs_reason(buf, start, end, names, name_ends, sieve):  # type: ignore[no-untyped-def]
-    """As :func:`properties_reason`; ``sieve`` is the one of ``names``."""
+    """Like :func:`properties_reason`; ``sieve`` is that of ``names``."""
     at = start
     while at < end:
         name = at
@@ -132,7 +132,7 @@ def _pairs_reason(buf, start, end, names, name_ends, sieve):  # type: ignore[no-
                 begin = stop
         value = at + 1
         at = until_low(buf, value, end)
-        while at < end and buf[at] == 0:  # which a value may have, as long as a recovery can tell it from a lost sector
+        while at < end and buf[at] == 0:  # a value may have zeros if a recovery can tell them from a lost sector
             zeros = at
             while at < end and buf[at] == 0:
                 at += 1
@@ -156,7 +156,7 @@ def _pairs_reason(buf, start, end, names, name_ends, sieve):  # type: ignore[no-
 def properties_reason(buf, start, end, names, name_ends):  # type: ignore[no-untyped-def]
     """Whether ``buf[start:end]`` is well-formed properties (``name 1 value 2`` repeated) without a forbidden name.
 
-    ``names`` are the forbidden names, one after the other; ``name_ends`` their ends. Returns a reason, OK when well.
+    ``names`` are the forbidden names, one after the other; ``name_ends`` their ends. Returns a reason, OK when valid.
     """
     return _pairs_reason(buf, start, end, names, name_ends, names_sieve(names, name_ends))
 
@@ -171,13 +171,13 @@ def properties_reason(buf, start, end, names, name_ends):  # type: ignore[no-unt
 def check_run(  # type: ignore[no-untyped-def]
     buf, topic, queue_id, max_body, max_record, v6_flags, crc_slot, names, name_ends, mark, sequence, ends, out
 ):
-    """Check every record of the run ``buf``; trusts nothing.
+    """Check every record of the run ``buf``. The input is untrusted.
 
-    ``ends[i]`` becomes the end of record i in the run (int64, at least ``buf.size // 91 + 1`` long); ``out[0]`` the
-    number of good records, ``out[1]`` the position of the first bad one. ``v6_flags`` are the sysFlag bits 0x30 the
-    layout must have, ``crc_slot`` whether each record must end with an empty ``__CRC32#`` slot. Unless ``mark`` is empty,
-    record i must carry it, with the number ``sequence`` + i, as the last property (before that slot).
-    Returns OK or the reason.
+    ``ends[i]`` becomes the end of record i in the run (int64, at least ``buf.size // 91 + 1`` long), ``out[0]`` the
+    number of good records, ``out[1]`` the position of the first bad one. ``v6_flags`` are the sysFlag bits 0x30 that
+    the layout must have; ``crc_slot`` says whether each record must end with an empty ``__CRC32#`` slot. Unless
+    ``mark`` is empty, record i must carry it, with the number ``sequence`` + i, as its last property (before that
+    slot). Returns OK or the reason.
     """
     at = np.int64(0)
     count = 0
@@ -250,7 +250,7 @@ _ELEMENT_BYTES = 22  # of a message in a client batch, without body and properti
     nogil=True,
 )
 def check_batch(buf, names, name_ends, out):  # type: ignore[no-untyped-def]
-    """Check every message of the client batch ``buf`` (spec 2.8); trusts nothing.
+    """Check every message of the client batch ``buf`` (spec 2.8). The input is untrusted.
 
     ``names`` and ``name_ends``: the forbidden properties, as for :func:`properties_reason`. ``out[0]`` becomes the
     number of good messages, ``out[1]`` the position of the first bad one. Returns OK or the reason.
@@ -297,11 +297,12 @@ def check_batch(buf, names, name_ends, out):  # type: ignore[no-untyped-def]
 def store_run(  # type: ignore[no-untyped-def]
     run, start, end, segment, at, base_offset, queue_offset, store_timestamp, born_host, store_host, crc_slot
 ):
-    """Copy the checked records ``run[start:end]`` to ``segment[at:]`` and fill in what only the writer knows.
+    """Copy the checked records ``run[start:end]`` to ``segment[at:]`` and fill in the fields that only the writer
+    knows.
 
-    The first record's size and magic (8 bytes) are left as they are in the segment, zeros: the caller stores them last,
-    so that a writer killed anywhere in here leaves nothing a reader would take for a record. Fills queueOffset,
-    physicalOffset (``base_offset`` + position in the segment), storeTimestamp, hosts and the digits of ``__CRC32#``.
+    The first record's size and magic (8 bytes) stay zero in the segment: the caller stores them last, so that a writer
+    killed anywhere in here leaves nothing that a reader takes for a record. Fills queueOffset, physicalOffset
+    (``base_offset`` + position in the segment), storeTimestamp, hosts and the digits of ``__CRC32#``.
     """
     size = end - start
     copy_bytes(segment, at + 8, run, start + 8, size - 8)
@@ -317,7 +318,7 @@ def store_run(  # type: ignore[no-untyped-def]
         store8(segment, stamp, store_timestamp)
         copy_bytes(segment, stamp + 8, store_host, 0, store_host.size)
         if crc_slot:
-            # The covered bytes include size and magic, which for the first record are only in the run as yet.
+            # The CRC covers size and magic, which for the first record are so far only in the run.
             head = crc32(run, source, 8, np.uint32(0))
             value = np.int64(crc32(segment, target + 8, total - CRC_SLOT_BYTES - 8, head)) & 0x7FFFFFFF
             slot = target + total - CRC_SLOT_BYTES + 9

@@ -1,4 +1,4 @@
-"""The sum of the CRC-32s of many stretches of one buffer, which does not depend on their order."""
+"""The sum of the CRC-32s of many stretches of one buffer; the sum does not depend on their order."""
 
 from __future__ import annotations
 

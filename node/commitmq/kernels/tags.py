@@ -1,7 +1,7 @@
-"""The exact half of a tag filter: does the record at this place carry one of these tags, byte for byte?
+"""The exact half of a tag filter: whether the record at a place has one of the wanted tags, byte for byte.
 
-A ConsumeQueue unit holds only a 32-bit hash of the tag (spec 3.2), so two tags can share it; what passes the hash test
-is compared here with the ``TAGS`` property of the record itself.
+A ConsumeQueue unit holds only a 32-bit hash of the tag (spec 3.2), so two tags can share a hash. Units that pass the
+hash test are compared here with the ``TAGS`` property of the record itself.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from commitmq.kernels.words import same_bytes, until_mark, until_two
 
 NO_MATCH = 0
 MATCH = 1
-NO_RECORD = 2  # the bytes at this place are no whole record of the size that was expected
+NO_RECORD = 2  # the bytes at this place are not a complete record of the expected size
 
 _TAGS = np.frombuffer(b"TAGS", np.uint8)
 
@@ -26,7 +26,7 @@ _TAGS = np.frombuffer(b"TAGS", np.uint8)
     nogil=True,
 )
 def match_tags(log, positions, sizes, wanted, bounds, verdicts):  # type: ignore[no-untyped-def]
-    """Judge the records at ``positions`` of ``log``; returns how many match.
+    """Compare the records at ``positions`` of ``log`` with the wanted tags; returns how many match.
 
     ``log`` is part of a mapped segment, ``positions`` and ``sizes`` are bytes in it (equal length). Wanted tag ``k`` is
     ``wanted[bounds[k]:bounds[k + 1]]``; none may be empty. ``verdicts[i]`` becomes NO_MATCH, MATCH or NO_RECORD. A

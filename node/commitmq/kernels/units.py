@@ -1,4 +1,4 @@
-"""What the ConsumeQueue units of a run need from its records: sizes and tags codes, without a look into the log."""
+"""Sizes and tags codes of a run's records, for their ConsumeQueue units, without reading the log."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _TAGS = np.frombuffer(b"TAGS", np.uint8)
     nogil=True,
 )
 def tags_codes(run, ends, codes):  # type: ignore[no-untyped-def]
-    """``codes[i]`` becomes the tags code of record i, which ends at ``run[ends[i]]``: the hash of its TAGS, else 0.
+    """``codes[i]`` becomes the tags code of record i, which ends at ``run[ends[i]]``: the hash of its TAGS, or 0.
 
-    As in the walk of the log, the last pair of a name wins and a pair needs a value (spec 2.5, 3.2). Returns how many
-    records were good; the rest was not looked at.
+    As in the walk of the log, the last pair of a name counts and a pair needs a value (spec 2.5, 3.2). Returns the
+    number of good records; those behind the first bad one are not examined.
     """
     at = np.int64(0)
     for index in range(ends.size):

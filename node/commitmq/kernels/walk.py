@@ -1,4 +1,4 @@
-"""Walking the log: the columns of a DispatchBatch, and the scan of a recovery."""
+"""Walks the log: fills the columns of a DispatchBatch, and scans records for a recovery."""
 
 from __future__ import annotations
 
@@ -63,10 +63,10 @@ ROW = np.dtype(
 )
 _ROWS = from_dtype(ROW)[::1]
 
-# How a walk ended.
+# Results of a walk.
 WALK_LIMIT = 0  # the limit was reached exactly
-WALK_FULL = 1  # as many rows as were asked for
-WALK_BLANK = 2  # a filler: the log goes on in the next segment
+WALK_FULL = 1  # all rows are filled
+WALK_BLANK = 2  # a filler: the log continues in the next segment
 WALK_BAD = 3  # no record here, see the reason
 
 _KEYS = int.from_bytes(b"KEYS", "big")
@@ -77,7 +77,7 @@ _INNER_NUM = np.frombuffer(b"INNER_NUM", np.uint8)
 _INNER_BASE = np.frombuffer(b"INNER_BASE", np.uint8)
 _MULTI = np.frombuffer(b"INNER_MULTI_DISPATCH", np.uint8)
 _MULTI_OFFSETS = np.frombuffer(b"INNER_MULTI_QUEUE_OFFSET", np.uint8)
-_MAX_DIGITS = 18  # of a number that surely fits 64 bits
+_MAX_DIGITS = 18  # of a number that certainly fits 64 bits
 
 
 @njit("uint32(Array(uint8, 1, 'C', readonly=True), int64, int64, uint32)", cache=True, nogil=True)
@@ -113,7 +113,7 @@ def hash_on(buf, start, end, value):  # type: ignore[no-untyped-def]
             value = value * thirty_one + (np.uint32(0xDC00) + (point & np.uint32(0x3FF)))
             at += 4
         else:
-            # A cut sequence: Java decodes it to the replacement character.
+            # An incomplete sequence: Java decodes it to the replacement character.
             value = value * thirty_one + np.uint32(0xFFFD)
             at = end
     return value
@@ -132,7 +132,7 @@ def _is(buf, at, size, name):  # type: ignore[no-untyped-def]
 
 @njit(inline="always")
 def _number(buf, start, size):  # type: ignore[no-untyped-def]
-    """The decimal number in ``buf[start:start+size]``; -1 when there is another character, or too many."""
+    """The decimal number in ``buf[start:start+size]``; -1 when it has another character, or too many digits."""
     if size > _MAX_DIGITS:
         return np.int64(-1)
     number = np.int64(0)
@@ -161,11 +161,11 @@ def _walk_signature() -> Any:
 
 @njit(_walk_signature(), cache=True, nogil=True)
 def walk(segment, start, limit, base_offset, rows, topics, table, out):  # type: ignore[no-untyped-def]
-    """Fill ``rows`` with the records of ``segment[start:limit]``, without looking at bodies or CRCs (spec 7, step 4).
+    """Fill ``rows`` with the records of ``segment[start:limit]``; reads no bodies and checks no CRCs (spec 7, step 4).
 
     ``topics[k]`` becomes (position in the segment, size) of the k-th different topic; ``table`` is scratch for finding
-    them: a power of two of -1, at least twice as long as ``rows``. ``out`` becomes (rows filled, topics found, position
-    reached, reason). Returns one of WALK_*.
+    topics: a power of two of -1, at least twice as long as ``rows``. ``out`` becomes (rows filled, topics found,
+    position reached, reason). Returns one of WALK_*.
     """
     count = 0
     known = np.int64(0)
@@ -225,7 +225,7 @@ def walk(segment, start, limit, base_offset, rows, topics, table, out):  # type:
         row.multi_offsets_start = 0
         row.multi_offsets_size = 0
 
-        # Which topic: mostly the one before.
+        # Find the topic: usually that of the record before.
         number = last_topic
         if (
             number < 0
@@ -253,7 +253,7 @@ def walk(segment, start, limit, base_offset, rows, topics, table, out):  # type:
             last_topic = number
         row.topic = number
 
-        # Properties: the last pair of a name wins; a pair needs a name and a value (spec 2.5).
+        # Properties: the last pair of a name counts; a pair needs a name and a value (spec 2.5).
         position = properties
         stop = properties + properties_size
         while position < stop:
@@ -311,7 +311,7 @@ def walk(segment, start, limit, base_offset, rows, topics, table, out):  # type:
 
 @njit("boolean(Array(uint8, 1, 'C', readonly=True), int64, int64, int64)", cache=True, nogil=True)
 def _lacks_sector(segment, start, stop, base_offset):  # type: ignore[no-untyped-def]
-    """Whether a sector of the file has nothing but zeros in ``segment[start:stop]``; segments begin with a sector."""
+    """Whether all bytes that some sector has in ``segment[start:stop]`` are zeros; segments begin at a sector's start."""
     at = start
     while at < stop:
         end = min(stop, at + SECTOR_BYTES - (base_offset + at) % SECTOR_BYTES)
@@ -330,7 +330,7 @@ def _lacks_sector(segment, start, stop, base_offset):  # type: ignore[no-untyped
     nogil=True,
 )
 def scan_until(segment, start, stop, end, base_offset, require_crc, out):  # type: ignore[no-untyped-def]
-    """As :func:`scan`, for the records that begin in ``segment[start:stop]``; the last one may reach up to ``end``."""
+    """Like :func:`scan`, for the records that begin in ``segment[start:stop]``; the last one may extend to ``end``."""
     at = start
     out[0] = 0
     out[1] = start
@@ -357,8 +357,8 @@ def scan_until(segment, start, stop, end, base_offset, require_crc, out):  # typ
             elif require_crc:
                 reason = REASON_RECORD_CRC_MISSING
             else:
-                # Without that CRC a sector that never reached the disk still shows: it reads as zeros. No topic holds any;
-                # a property's value may, but not all that a sector has of the properties.
+                # Without that CRC a sector that never reached the disk still shows: it reads as zeros. No topic
+                # contains zeros; a property's value may, but not in all bytes that a sector has of the properties.
                 for index in range(topic, topic + topic_size):
                     if segment[index] == 0:
                         reason = REASON_PROPERTIES
@@ -384,9 +384,9 @@ def scan_until(segment, start, stop, end, base_offset, require_crc, out):  # typ
 def scan(segment, start, end, base_offset, require_crc, out):  # type: ignore[no-untyped-def]
     """Check records of ``segment[start:end]`` one by one, bodies and CRCs included, as a recovery does (spec 8.3).
 
-    A record counts when its length chain, magic, physical offset and body CRC are right, and its ``__CRC32#`` too when it
-    has one; with ``require_crc`` it must have one. ``out`` becomes (records, end of the last good one, its start, its
-    store timestamp, reason of the stop). Returns WALK_LIMIT, WALK_BLANK or WALK_BAD.
+    A record is good when its length chain, magic, physical offset and body CRC are right, and its ``__CRC32#`` too if
+    it has one; with ``require_crc`` it must have one. ``out`` becomes (records, end of the last good one, its start,
+    its store timestamp, reason of the stop). Returns WALK_LIMIT, WALK_BLANK or WALK_BAD.
     """
     return scan_until(segment, start, end, end, base_offset, require_crc, out)
 
@@ -397,10 +397,11 @@ def scan(segment, start, end, base_offset, require_crc, out):  # type: ignore[no
     nogil=True,
 )
 def find_record(segment, start, stop, base_offset, budget, out):  # type: ignore[no-untyped-def]
-    """Position of the first whole record that begins in ``segment[start:stop]``; -1 without one.
+    """Position of the first complete record that begins in ``segment[start:stop]``; -1 if there is none.
 
-    A body may hold anything, also what looks like a record: only one with its own physical offset and right CRCs counts.
-    Looking at CRCs of what then is none may cost ``budget`` bytes; -2 when it is used up. ``out`` is scratch, as of scan.
+    A body may hold anything, even bytes that look like a record: only a record with its own physical offset and right
+    CRCs counts. Checking CRCs of false candidates may cost ``budget`` bytes; -2 when they are used up. ``out`` is
+    scratch, as of scan.
     """
     last = min(stop, np.int64(segment.size) - 91 + 1)
     for at in range(start, last):

@@ -1,4 +1,4 @@
-"""Compile every kernel, or load it from where it was compiled before: ``python -m commitmq.kernels.warm``.
+"""Compiles every kernel, or loads the compiled ones: ``python -m commitmq.kernels.warm``.
 
 Installing runs this once (up to a minute); the forkserver imports it so that all workers share the loaded code.
 """

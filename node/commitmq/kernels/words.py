@@ -1,7 +1,7 @@
-"""Several bytes at a time: big-endian loads and stores, copies, comparisons, and where properties end.
+"""Operations on several bytes at a time: big-endian loads and stores, copies, comparisons, and the ends of properties.
 
-By addresses inside: an index into a numpy array costs a look whether it is negative for each byte, and an array that is
-handed to a loop costs references to it. So nothing here looks whether a place lies in the array; callers do.
+The kernels here use addresses: an index into a numpy array costs a test for negative values for each byte, and passing
+an array to a loop costs reference counts. So nothing here checks whether a position is inside the array; callers must.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import numpy as np
 from llvmlite import ir
 from numba import extending, njit, types
 
-intrinsic: Any = extending.intrinsic  # what it makes of a function is called with other arguments than the function
+intrinsic: Any = extending.intrinsic  # numba calls the result with other arguments than the decorated function has
 _LITTLE = sys.byteorder == "little"
 
-# The C library's: several times as fast as a loop over bytes, which is what a slice assignment is compiled to.
-# Compiled code refers to it by name, as to the CRC-32 of raw.py.
+# memcpy of the C library: several times as fast as the byte loop that a slice assignment is compiled to. Compiled code
+# refers to it by name, as it does to the CRC-32 of raw.py.
 llvm.add_symbol("commitmq_memcpy", ctypes.cast(ctypes.CDLL(None).memcpy, ctypes.c_void_p).value)
 _memcpy = types.ExternalFunction("commitmq_memcpy", types.uint64(types.uint64, types.uint64, types.uint64))
 
@@ -69,7 +69,7 @@ def _store8(typing: Any, address: Any, value: Any) -> Any:
 
 @intrinsic
 def word8(typing: Any, address: Any) -> Any:
-    """The 8 bytes at ``address`` as uint64, the first of them the lowest."""
+    """The 8 bytes at ``address`` as uint64, the first byte lowest."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         value = builder.load(_place(builder, arguments[0], 64), align=1)
@@ -88,7 +88,7 @@ def _byte(typing: Any, address: Any) -> Any:
 
 @intrinsic
 def _first_hit(typing: Any, hits: Any) -> Any:
-    """Which byte of the word ``hits`` (uint64, not 0) is the first that is not 0."""
+    """Index of the first byte of the word ``hits`` (uint64, not 0) that is not 0."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         zeros = builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
@@ -123,7 +123,7 @@ def store8(buf, at, value):  # type: ignore[no-untyped-def]
 
 @njit(inline="always")
 def copy_bytes(target, target_at, source, source_at, size):  # type: ignore[no-untyped-def]
-    """Copy ``source[source_at:source_at + size]`` to ``target[target_at:]``; they must not overlap. In no certain order."""
+    """Copy ``source[source_at:source_at + size]`` to ``target[target_at:]``, in any order; they must not overlap."""
     _memcpy(  # type: ignore[call-overload]
         np.uint64(address_of(target) + target_at), np.uint64(address_of(source) + source_at), np.uint64(size)
     )
@@ -135,8 +135,8 @@ _THREES = np.uint64(0x0303030303030303)
 HIGH_BITS = np.uint64(0x8080808080808080)
 
 
-# The three below look at eight bytes at once, as long as there are eight in the buffer. In (x - 0x0101..) & ~x & 0x8080.. the
-# lowest bit set belongs to the first byte of x that is 0; above it there may be false ones, by a borrow.
+# The three functions below test eight bytes at once, as long as the buffer has eight. In (x - 0x0101..) & ~x & 0x8080..
+# the lowest bit set belongs to the first byte of x that is 0; bits above it may be false, by a borrow.
 @njit("int64(int64, int64, int64, int64)", cache=True, nogil=True)
 def _until_low(base, size, position, end):  # type: ignore[no-untyped-def]
     while position < end:
@@ -218,7 +218,7 @@ def _same(left, right, size):  # type: ignore[no-untyped-def]
                 return False
             left += 8
             right += 8
-        return word8(end) == word8(last)  # the rest, and some once more
+        return word8(end) == word8(last)  # the rest, and some bytes once more
     if size >= 4:
         return _load4(left) == _load4(right) and _load4(left + size - 4) == _load4(right + size - 4)
     for index in range(size):
@@ -229,7 +229,7 @@ def _same(left, right, size):  # type: ignore[no-untyped-def]
 
 @njit(inline="always")
 def same_bytes(left, left_at, right, right_at, size):  # type: ignore[no-untyped-def]
-    """Whether ``size`` bytes at both places are equal."""
+    """Whether the ``size`` bytes at both places are equal."""
     return _same(address_of(left) + left_at, address_of(right) + right_at, np.int64(size))
 
 

@@ -1,1 +1,1 @@
-"""Work on the folder of a store that no node runs on: rebuild what is derived from the log."""
+"""Offline verbs: work on the folder of a store without a running node, such as verify, repair, expire and rebuild."""

@@ -1,4 +1,4 @@
-"""What to tell a person whose node does not start because its log is damaged: where, how far, and what can be done."""
+"""Explains a damaged log to the user whose node does not start: where the damage is, its extent, and the remedies."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from commitmq.store.log.commit_log import CommitLog
 
 
 def explained(error: CorruptRecordError, layout: StoreLayout, segment_bytes: int) -> CorruptRecordError:
-    """``error`` with the extent of the damage in its segment, and the verbs that show and repair it.
+    """``error`` with the extent of the damage in its segment, and the commands that show and repair it.
 
-    Reads that segment; changes nothing. ``error`` itself when it does not say where, or when nothing is damaged there.
+    Reads that segment; changes nothing. Returns ``error`` itself when it names no place, or when nothing is damaged
+    there.
     """
     if error.path is None or error.offset is None or not error.path.name.isdecimal():
         return error

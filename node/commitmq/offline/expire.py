@@ -1,10 +1,10 @@
-"""``store expire`` of a closed store: the oldest segments go, and the files that only point below them follow.
+"""``store expire`` of a closed store: deletes the oldest segments, and the files that only point below them.
 
-What a running node does in its cleanup process and its dispatchers is done here in one go, by the same rules: the minimum
-becomes durable first (behind what the log knows of idempotent producers), so a crash anywhere leaves a deletion that the next
-start finishes (see :mod:`commitmq.store.log.expiry`). The followers are files whose last entry points below the new
-minimum: of ConsumeQueues, of the queues of BatchCQ topics, of extensions, and of the index. Never the newest file of a
-kind: it says where the next entry goes.
+A running node does the same in its cleanup process and its dispatchers; this does it in one go, by the same rules. The
+minimum becomes durable first (after the state of idempotent producers), so a crash anywhere leaves a deletion that the
+next start finishes (see :mod:`commitmq.store.log.expiry`). The files that follow are those whose last entry points
+below the new minimum: of ConsumeQueues, of the queues of BatchCQ topics, of extensions, and of the index. The newest
+file of each kind is never deleted: it tells where the next entry belongs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from commitmq.store.recovery.recovery_start import where_to_begin
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """What was done, or with ``dry_run`` would be: bytes are bytes of the disk. ``followers`` counts files by kind."""
+    """The deletions done, or with ``dry_run`` planned; bytes are bytes of the disk. ``followers`` counts files by kind."""
 
     segments: tuple[str, ...]
     disk_bytes: int
@@ -49,9 +49,9 @@ class Expired:
 def expire(
     layout: StoreLayout, segments: Sequence[Segment], until: int, log_end: int, *, dry_run: bool = False
 ) -> Expired:
-    """Delete the segments that end at or below ``until``, and the files that only point below.
+    """Delete the segments that end at or below ``until``, and the files that only point below them.
 
-    The segment that holds the log's end stays, whatever ``until`` says. The caller holds the store's lock. Raises StoreError.
+    The segment with the log's end stays, whatever ``until`` is. The caller holds the store's lock. Raises StoreError.
     """
     last = log_end - 1 if log_end else 0
     gone = [one for one in segments if one.end <= until and one.end <= last]
@@ -80,16 +80,16 @@ def expire(
 
 
 def safe_end(held: HeldStore) -> int:
-    """Where the next start begins to recover: what lies below is flushed, and in the ConsumeQueues. Behind every segment
-    when the store was closed in order.
+    """Where the recovery of the next start begins: everything below is flushed, and in the ConsumeQueues. Behind every
+    segment when the store was closed orderly.
 
-    Raises StoreError when the start would be refused, because the log is not what it must be.
+    Raises StoreError when the start would be refused, because the log does not match the sidecar.
     """
     layout, config = held.layout, held.config
     refuse_missing_beginning(held, list_bases(layout.commit_log))
     if not abort_file.exists(layout.abort):
         return 1 << 62
-    # Not those below the minimum: a deletion that was interrupted is finished by whoever comes next.
+    # Without segments below the minimum: the next start or verb finishes an interrupted deletion.
     finish_expiry(layout, config.commit_log.segment_bytes, forget=False)
     log = CommitLog(layout.commit_log, config.commit_log.segment_bytes, max_mapped=2)
     try:
@@ -110,11 +110,11 @@ def safe_end(held: HeldStore) -> int:
 
 
 def _make_minimum(layout: StoreLayout, gone: list[Segment]) -> list[Segment]:
-    """Make the new minimum durable; returns the segments that are still to be deleted.
+    """Make the new minimum durable; returns the segments that still have to be deleted.
 
-    On a disk without any space the file may be what there is no space for. Then the oldest segment goes first, durably:
-    without a minimum the log begins with the first segment that is there, so that is right by itself. The record of where it
-    began goes before that: a start would miss the segment.
+    On a completely full disk there may be no space for that file. Then the oldest segment is deleted first, durably:
+    without a minimum the log begins with the first existing segment, so that is right by itself. The record of the
+    log's beginning is deleted before that, else a start would miss the segment.
     """
     minimum = MinOffsetFile(layout)
     try:
@@ -156,7 +156,7 @@ def _expire_batch_queues(layout: StoreLayout, minimum: int, fds: FdCache) -> int
 
 
 def _expire_extensions(layout: StoreLayout, fds: FdCache) -> int:
-    """Each queue's first unit that is left says from which extension on its messages need them."""
+    """Delete extension files by each queue's first remaining unit: it tells from where on extension units are needed."""
     deleted = 0
     for topic, number, folder in list_queues(layout.consume_queue_ext):
         queue_folder = layout.consume_queue / topic / str(number)
@@ -192,6 +192,6 @@ def _expire_index(layout: StoreLayout, minimum: int) -> int:
 
 
 def _file_size(folder: Path) -> int:
-    """Size of the oldest file of one queue; all but the newest have it. 0 without a file."""
+    """Size of a queue's oldest file; all files but the newest have it. 0 without a file."""
     files = sorted(path for path in folder.iterdir() if len(path.name) == 20 and path.name.isdecimal())
     return files[0].stat().st_size if files else 0

@@ -1,7 +1,7 @@
-"""The log cut into what is whole and what is not: the one place that says where damage begins and ends.
+"""Divides the log into whole records and damage: the one module that decides where damage begins and ends.
 
-A damaged stretch ends where the next record begins that says it belongs there and has right CRCs. A stretch of the last
-segment that was written to, with nothing whole behind it, is a *torn end*: a crash leaves that, and a recovery cuts it.
+A damaged stretch ends where the next record begins that has its own physical offset and right CRCs. A stretch of the
+last written segment, with nothing whole behind it, is a *torn end*: a crash leaves it, and a recovery cuts it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NO_BUDGET: Final = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """``[start, end)`` in physical offsets, of one segment. ``damage`` is empty for whole records, else says why not."""
+    """``[start, end)`` in physical offsets, within one segment. ``damage`` is empty for whole records, else the reason."""
 
     start: int
     end: int
@@ -33,7 +33,7 @@ class Extent:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """The extents of a part of a segment that begins at ``start``; ``end`` is where the walk arrived (physical offsets)."""
+    """The extents of a segment's part that begins at ``start``; ``end`` is where the walk arrived (physical offsets)."""
 
     start: int
     end: int
@@ -41,7 +41,7 @@ class Stretch:
 
 
 def extents(log: CommitLog, base: int, bases: Sequence[int]) -> tuple[Extent, ...]:
-    """The extents of the segment at ``base``, in order; ``bases`` are all segments. Zeros behind the end are none."""
+    """The extents of the segment at ``base``, in order, without the zeros behind the end; ``bases`` are all segments."""
     segment = np.frombuffer(log.read(base, log.segment_bytes), np.uint8)
     return walk_extents(log, segment, base, bases, base, base + segment.size).extents
 
@@ -49,7 +49,7 @@ def extents(log: CommitLog, base: int, bases: Sequence[int]) -> tuple[Extent, ..
 def walk_extents(
     log: CommitLog, segment: NDArray[np.uint8], base: int, bases: Sequence[int], start: int, stop: int
 ) -> Stretch:
-    """The extents from ``start``, where a record begins, up to the first end of a record or of damage that is not below
+    """The extents from ``start``, a record's start, up to the first end of a record or of damage that is not below
     ``stop``; ``segment`` is all of the segment. Where nothing follows, the walk arrives at the segment's end.
     """
     found: list[Extent] = []
@@ -82,7 +82,7 @@ def walk_extents(
 def _damage(
     log: CommitLog, segment: NDArray[np.uint8], base: int, bases: Sequence[int], position: int, why: str
 ) -> Extent | None:
-    """What begins at ``position`` of the segment, where no record is; None for the zeros behind the log's end."""
+    """The damage that begins at ``position`` of the segment, where no record is; None for zeros behind the log's end."""
     size = segment.size
     following = -1 if is_blank(segment, position) else _next_record(segment, position + 1, base)
     if following >= 0:
@@ -99,7 +99,7 @@ def _damage(
 
 
 def is_blank(segment: NDArray[np.uint8], position: int) -> bool:
-    """Whether nothing but zeros follows; looks no further than it must."""
+    """Whether only zeros follow; reads no further than necessary."""
     for start in range(position, segment.size, _WINDOW_BYTES):
         if segment[start : start + _WINDOW_BYTES].any():
             return False
@@ -107,15 +107,16 @@ def is_blank(segment: NDArray[np.uint8], position: int) -> bool:
 
 
 def _next_record(segment: NDArray[np.uint8], start: int, base: int) -> int:
-    """Position of the first whole record at or behind ``start`` that says it belongs there; -1 without one.
+    """Position of the first whole record at or behind ``start`` with its own physical offset; -1 if there is none.
 
-    A body may hold anything, also what looks like a record: only one with its own physical offset and right CRCs counts.
+    A body may hold anything, even bytes that look like a record: only one with its own physical offset and right CRCs
+    counts.
     """
     return int(kernel.find_record(segment, start, segment.size, base, _NO_BUDGET, np.zeros(5, np.int64)))
 
 
 def _last_nonzero(segment: NDArray[np.uint8]) -> int:
-    """Position of the last byte that is not zero; -1 without one. Looks from the end, a window at a time."""
+    """Position of the last nonzero byte; -1 if there is none. Searches from the end, window by window."""
     for stop in range(segment.size, 0, -_WINDOW_BYTES):
         start = max(0, stop - _WINDOW_BYTES)
         found = np.flatnonzero(segment[start:stop])

@@ -1,9 +1,9 @@
-"""What a verification finds, however the work was cut: faults of each part, put together into one report.
+"""The findings of a verification: faults of each part, combined into one report, however the work was divided.
 
-A part tells :class:`Fault` s, and what touches it in a neighbouring part belongs together: a hundred missing units are one
-fault, also where a part of the log ends in their midst. So runs (of units, of index items) are told as such, and become a
-:class:`Finding` with its sentence only when all parts are there. Findings come in one order, whoever found them when:
-small files, the log, queues, index; in each by place.
+Each part reports :class:`Fault` s, and adjacent faults of neighbouring parts belong together: a hundred missing units
+are one fault, even if a part of the log ends among them. So runs (of units, of index items) are reported as such, and
+become a :class:`Finding` with its sentence only when all parts are done. Findings have one order, whichever part found
+them when: small files, the log, queues, index; within each by place.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ MAX_FINDINGS: Final = 10_000
 _SHOWN: Final = 50
 
 Order = tuple[Any, ...]
-"""Where a finding stands in the report: a group, and what its members are compared by."""
+"""A finding's place in the report: a group, and the sort key within it."""
 
 SMALL_FILES, LOG, QUEUES, INDEX, CHAINS = range(5)
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that is not as it must be. ``offset`` and ``extent`` are bytes of ``file`` (relative to the store)."""
+    """One fault of the store. ``offset`` and ``extent`` are bytes of ``file`` (relative to the store)."""
 
     kind: str
     file: str
@@ -39,7 +39,7 @@ class Finding:
 
 @dataclass(slots=True)
 class Report:
-    """What was read, and the findings. Counts beyond :data:`MAX_FINDINGS` are in ``untold``."""
+    """The amount of data read, and the findings. Findings beyond :data:`MAX_FINDINGS` are counted in ``untold``."""
 
     segments: int = 0
     log_bytes: int = 0
@@ -54,14 +54,14 @@ class Report:
 
     @property
     def is_sound(self) -> bool:
-        """True when nothing was found but notes."""
+        """True when all findings are notes."""
         return not self.untold and all(one.is_note for one in self.findings)
 
     def to_json(self) -> dict[str, Any]:
         return {"sound": self.is_sound, **asdict(self)}
 
     def lines(self, most: int = _SHOWN) -> list[str]:
-        """The report for people: ``most`` findings, and what was read."""
+        """The report for users: ``most`` findings, and the amount of data read."""
         lines = [
             f"{'note' if one.is_note else one.kind}: {one.file} at {one.offset}: {one.detail}"
             for one in self.findings[:most]
@@ -78,8 +78,9 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What only all parts together tell, for the sentences: sizes of queue files, whether the store was left open, where
-    the log's last whole record ends, and the index files with the number of items before each, the sum at last.
+    """Values that only all parts together give, for the sentences: sizes of queue files, whether the store was left
+    open, the end of the log's last whole record, and the index files with the number of items before each, the sum
+    last.
     """
 
     file_bytes: int
@@ -92,13 +93,13 @@ class Outcome:
 
 
 class Fault(Protocol):
-    """One fault, or a run of equal ones."""
+    """One fault, or a run of equal faults."""
 
     @property
     def order(self) -> Order: ...
 
     def joined(self, following: Any) -> Self | None:
-        """This and the ``following`` one (in order) as one; None when they do not touch."""
+        """This fault and the ``following`` one (in order) as one; None when they are not adjacent."""
         ...
 
     def to_finding(self, outcome: Outcome) -> Finding: ...
@@ -106,7 +107,7 @@ class Fault(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Single:
-    """A fault that has no neighbours."""
+    """A fault that is never joined with others."""
 
     order: Order
     finding: Finding
@@ -120,9 +121,9 @@ class Single:
 
 @dataclass(frozen=True, slots=True)
 class UnitRun:
-    """``count`` units of a queue from number ``number`` on that are missing or wrong (``kind``).
+    """``count`` units of a queue, from number ``number`` on, that are missing or wrong (``kind``).
 
-    ``expected`` and ``found`` show the first one, ``physical_offset`` is its record's place.
+    ``expected`` and ``found`` describe the first unit, ``physical_offset`` is that of its record.
     """
 
     kind: str
@@ -137,7 +138,7 @@ class UnitRun:
 
     @property
     def order(self) -> Order:
-        # Runs of a queue first, so that nothing stands between two that touch.
+        # Sorted by queue first, so that adjacent runs are neighbours.
         return QUEUES, self.is_batch, self.topic, self.queue_id, 0, self.kind, self.number * self._unit_bytes
 
     @property
@@ -174,7 +175,8 @@ class UnitRun:
 class ItemRun:
     """``count`` keys without an item, or items without a key (``kind``); ``at`` numbers the items of all files from 0.
 
-    ``at`` is the first such item, or the one before which the missing ones belong; ``physical_offset`` is what it is of.
+    ``at`` is the first such item, or the one before which the missing ones belong; ``physical_offset`` is that of its
+    record.
     """
 
     kind: str
@@ -212,14 +214,14 @@ class ItemRun:
 
 
 class Faults:
-    """Faults of one part, or of many; keeps the first :data:`MAX_FINDINGS` by order, and counts the others."""
+    """Faults of one part, or of many; keeps the first :data:`MAX_FINDINGS` in order, and counts the others."""
 
     def __init__(self, faults: Iterable[Fault] = ()) -> None:
         self.faults: list[Fault] = list(faults)
         self.untold = 0
 
     def add(self, fault: Fault) -> None:
-        """Note ``fault``, as part of the newest one where it continues that."""
+        """Note ``fault``; it is joined with the newest one if it continues that."""
         joined = self.faults[-1].joined(fault) if self.faults else None
         if joined is not None:
             self.faults[-1] = joined
@@ -229,14 +231,14 @@ class Faults:
             self._settle()
 
     def take(self, other: Faults) -> None:
-        """Add those of another part."""
+        """Add the faults of another part."""
         self.faults += other.faults
         self.untold += other.untold
         if len(self.faults) >= 2 * MAX_FINDINGS:
             self._settle()
 
     def _settle(self) -> None:
-        """Bring them into order, join what touches, and keep no more than fit."""
+        """Sort the faults, join adjacent ones, and keep no more than MAX_FINDINGS."""
         self.faults.sort(key=lambda one: one.order)
         joined: list[Fault] = []
         for fault in self.faults:
@@ -249,6 +251,6 @@ class Faults:
         self.faults = joined[:MAX_FINDINGS]
 
     def findings(self, outcome: Outcome) -> list[Finding]:
-        """All as findings, in order."""
+        """All faults as findings, in order."""
         self._settle()
         return [fault.to_finding(outcome) for fault in self.faults]

@@ -1,7 +1,7 @@
-"""A store held for offline work: nobody else may use it meanwhile, and its sizes are those of its files.
+"""A store held for offline work: no other process may use it meanwhile, and its sizes are those of its files.
 
-Who holds a store is told by the same lock that nodes and RocketMQ take, and by the locks of workers, which may outlive a
-supervisor that was killed for a moment.
+The holder is detected by the lock that nodes and RocketMQ take, and by the locks of workers, which may outlive a killed
+supervisor for a moment.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from commitmq.store.store_lock import StoreLock
 
 
 class HeldStore:
-    """The store in ``root``, from ``with`` to its end. ``config`` has its sizes, see :mod:`commitmq.config.fitting`."""
+    """The store in ``root``, held during a ``with`` block. ``config`` has its sizes, see :mod:`commitmq.config.fitting`."""
 
     def __init__(self, root: Path, config: NodeConfig, *, new_index: bool = False) -> None:
-        """Looks at the folder; nothing is locked yet. Raises StoreError when it is no store, or has other sizes than were
-        given. ``new_index``: its index is to be made anew, so given sizes of that need not be those it has.
+        """Examines the folder; locks nothing yet. Raises StoreError when it is not a store, or has other sizes than the
+        given ones. ``new_index``: its index is about to be rebuilt, so given index sizes may differ from the store's.
         """
         self.layout = StoreLayout(root.absolute())
         require_store(self.layout)
@@ -36,7 +36,7 @@ class HeldStore:
         self._topics: TopicTable | None = None
 
     def __enter__(self) -> Self:
-        """Take the lock, and the umask of who writes to this store. Raises StoreLockedError when somebody uses it."""
+        """Take the lock, and the umask of the store's writers. Raises StoreLockedError when a process uses the store."""
         self._lock.acquire()
         self._umask = os.umask(umask_of(self.layout.root))
         try:
@@ -57,7 +57,7 @@ class HeldStore:
         self._lock.release()
 
     def topic_attributes(self, topic: str) -> dict[str, str] | None:
-        """Attributes of a topic; None for one that is not there."""
+        """Attributes of a topic; None for an unknown one."""
         if self._topics is None:
             self._topics = load_topics(self.layout)
         known = self._topics.topics.get(topic)

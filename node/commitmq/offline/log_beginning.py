@@ -1,6 +1,6 @@
-"""Whether the log of a stopped store begins where it must: its first segments may expire, and must not be missing otherwise.
+"""Checks that the log of a stopped store begins where it must: its first segments may only be missing if they expired.
 
-A start judges alike (:mod:`commitmq.store.recovery.scan`); what is offered offline must not make it forget.
+A start decides by the same rules (:mod:`commitmq.store.recovery.scan`); offline verbs must not make it forget them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from commitmq.store.recovery.sidecar import Sidecar
 
 
 def trusted_ends(store: HeldStore) -> QueueEnds | None:
-    """The record of the queues' ends, if nobody else used the store since it was written."""
+    """The record of the queues' ends, if no other program used the store since it was written."""
     sidecar = Sidecar.load(store.layout.sidecar)
     if sidecar is None or not sidecar.agrees_with(
         store.layout.checkpoint,
@@ -28,7 +28,7 @@ def trusted_ends(store: HeldStore) -> QueueEnds | None:
 
 
 def missing_beginning(store: HeldStore, bases: Sequence[int]) -> str:
-    """A sentence when segments are missing before the first of ``bases``, else "". Raises StoreError."""
+    """A message when segments are missing before the first of ``bases``, else "". Raises StoreError."""
     ends = trusted_ends(store)
     return lost_beginning(store.layout, ends, bases[0]) if bases and ends is not None else ""
 

@@ -1,8 +1,9 @@
-"""What is wrong with the log of a stopped store: damage between records, and an end that is not where it must be.
+"""Finds the damage of a stopped store's log: damage between records, and an end that is not where it must be.
 
-``store repair`` and a start judge alike: the extents of :mod:`commitmq.offline.extents` say what is no record, and the rules
-of a recovery (:mod:`commitmq.store.recovery.recovery_start`, :mod:`commitmq.store.recovery.cut_judge`) whether the log may
-end where it does. A segment that was cut short counts as one whose rest is zeros.
+``store repair`` and a start decide alike: the extents of :mod:`commitmq.offline.extents` tell which bytes are not
+records, and the rules of a recovery (:mod:`commitmq.store.recovery.recovery_start`,
+:mod:`commitmq.store.recovery.cut_judge`) whether the log may end where it does. A segment that was cut short counts as
+filled up with zeros.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ _MAPS = 2
 
 
 def find_damage(store: HeldStore) -> list[Extent]:
-    """Every damaged extent of the log, in order. Changes nothing. Raises StoreError when a segment at the beginning or between
-    two others is missing, or is larger than the others.
+    """Every damaged extent of the log, in order. Changes nothing. Raises StoreError when a segment at the beginning or
+    between two others is missing, or is larger than the others.
     """
     log = open_whole(store)
     try:
@@ -50,7 +51,7 @@ def find_damage(store: HeldStore) -> list[Extent]:
 
 
 def log_end(store: HeldStore) -> int:
-    """Where the last whole record of the log ends, and the segment when only a filler follows. Raises CorruptRecordError."""
+    """End of the last whole record of the log, or of its segment when only a filler follows. Raises CorruptRecordError."""
     log = open_whole(store)
     try:
         return scan_to_end(log, log.min_offset).end if log.segments() else 0
@@ -59,8 +60,8 @@ def log_end(store: HeldStore) -> int:
 
 
 def refuse_damage(store: HeldStore, log: CommitLog) -> None:
-    """Raise StoreError when a start would refuse the log because segments are missing at its beginning, CorruptRecordError
-    when it would refuse to end it where it ends now.
+    """Raise StoreError when a start would refuse the log because segments are missing at its beginning,
+    CorruptRecordError when a start would refuse to end it where it ends now.
     """
     refuse_missing_beginning(store, log.segments())
     missing = _missing_end(store, log)
@@ -75,7 +76,7 @@ def refuse_damage(store: HeldStore, log: CommitLog) -> None:
 
 
 def _missing_end(store: HeldStore, log: CommitLog) -> list[Extent]:
-    """What a start would refuse to end the log at: records that were promised are not there."""
+    """The place where a start would refuse to end the log: promised records are missing behind it."""
     begin = begin_of(store, log)
     try:
         found = scan_to_end(
@@ -112,7 +113,7 @@ def begin_of(store: HeldStore, log: CommitLog) -> Begin:
 
 
 def short_segments(store: HeldStore) -> list[Path]:
-    """The files of segments that were cut short."""
+    """The segment files that were cut short."""
     folder, size = store.layout.commit_log, store.config.commit_log.segment_bytes
     return [folder / segment_name(base) for base, found in list_sizes(folder, size) if found < size]
 
@@ -124,12 +125,12 @@ def open_whole(store: HeldStore) -> CommitLog:
 
 
 class _Lengthened(MappedFileQueue):
-    """Segments as they would be with files of full size; those that are shorter are read into memory."""
+    """Segments as if all files had full size; shorter files are read into memory."""
 
     def refresh(self) -> None:
         sizes = list_sizes(self.folder, self.file_bytes)
         if sizes and sizes[-1][1] == 0:
-            sizes.pop()  # it was just being made, as for everybody else
+            sizes.pop()  # it was just being made; every reader ignores such a segment
         for number, (base, size) in enumerate(sizes):
             if size > self.file_bytes:
                 raise SegmentSizeError(

@@ -1,6 +1,6 @@
-"""What is known of idempotent producers, kept from being deleted with the log's beginning (``store expire``).
+"""Saves the state of idempotent producers before ``store expire`` deletes the log's beginning.
 
-A running node has its writer do the same (:mod:`commitmq.workers.writer.producers`).
+In a running node the writer does the same (:mod:`commitmq.workers.writer.producers`).
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ from commitmq.store.producers.producer_replay import replay
 from commitmq.store.producers.producer_snapshot import ProducerSnapshot, may_have_producers
 from commitmq.store.producers.producer_table import ProducerTable
 
-_MOST: Final = 1 << 62  # nobody is forgotten here: that is the node's to decide, by its configuration
+_MOST: Final = 1 << 62  # no producer is forgotten here: the node decides that, by its configuration
 _WINDOW: Final = 8
 _ROWS, _BYTES = 16_384, 32 * 1024 * 1024
 
 
 def write_down_producers(layout: StoreLayout, segment_bytes: int, end: int, minimum: int) -> ProducerSnapshot | None:
-    """Have a snapshot of producers that knows the log up to ``minimum`` at least; ``end`` is the log's.
+    """Ensure a snapshot of producers that covers the log at least up to ``minimum``; ``end`` is the log's end.
 
-    Returns it on a disk that has no room for it: then it must be saved as soon as something is deleted. Raises StoreError.
+    Returns the snapshot if the disk has no room for it: then it must be saved as soon as something is deleted. Raises
+    StoreError.
     """
     deleted = _deleted(layout)
     table = _empty()

@@ -1,11 +1,12 @@
-"""The ConsumeQueues at a start: are the files there that were, and does each queue end where it did?
+"""Checks the ConsumeQueues at a start: whether their files still exist, and whether each queue ends where it did.
 
-Bounded work. With the node's own record (:mod:`commitmq.store.queues.queue_ends`) each queue is opened as its dispatcher
-will open it, and must be found to end where it ended at the record's position; no file may be missing at its beginning or
-between two others. Units behind that position are dispatched again, so they need no look. Without a record, because
-RocketMQ used the store last or an older version did, the queues of records at both ends of the log are compared with these.
+The work is bounded. With the node's own record (:mod:`commitmq.store.queues.queue_ends`) each queue is opened as its
+dispatcher will open it, and must end where it ended at the record's position; no file may be missing at its beginning
+or between two others. Units behind that position are dispatched again, so they are not checked. Without a record,
+because RocketMQ or an older version used the store last, the check compares the queues with samples of records from
+both ends of the log.
 
-What is inside of files is not read: that is ``store verify``'s work.
+The content of the files is not read: ``store verify`` does that.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _SAMPLE_BYTES: Final = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A queue whose files are not what they were, and why that is known."""
+    """A queue whose files changed, and how that is known."""
 
     topic: str
     queue_id: int
@@ -51,10 +52,10 @@ class Loss:
 
 
 def find_losses(view: StoreView, ends: QueueEnds | None, limit: int, progress: Progress) -> list[Loss]:
-    """Queues that must be made anew from the log before anybody appends to them. Changes nothing.
+    """Queues that must be rebuilt from the log before anything is appended to them. Changes nothing.
 
-    ``limit``: every record that begins below has its unit; what lies behind is dispatched again. ``ends``: the record, if
-    it is known that nobody else used the store since. Raises StoreError when the log cannot be read.
+    ``limit``: every record that begins below it has its unit; records behind it are dispatched again. ``ends``: the
+    record, if no other program is known to have used the store since. Raises StoreError when the log cannot be read.
     """
     check = _Check(view, limit, progress)
     try:
@@ -82,7 +83,7 @@ class _Check:
         self._proof.close()
 
     def _opened(self, kind: int, topic: str, queue_id: int, limit: int) -> ConsumeQueue | BatchConsumeQueue:
-        """The queue as its dispatcher would find it when it is to be cut at ``limit``. Raises StoreError."""
+        """The queue as its dispatcher would find it if it is cut at ``limit``. Raises StoreError."""
         folder = self._roots[kind] / topic / str(queue_id)
         config = self._view.config.consume_queue
         if kind == queue_ends.BATCH:
@@ -93,10 +94,10 @@ class _Check:
         queue.refresh(limit, proof=self._proof.of(topic, queue_id))
         return queue
 
-    # ------------------------------------------------------------ by the record
+    # ------------------------------------------------------------ with the record
 
     def recorded(self, known: Mapping[tuple[int, str, int], QueueEnd], ends: QueueEnds) -> list[Loss]:
-        """Queues that are not what the record says."""
+        """Queues that differ from the record."""
         losses = []
         limit = min(ends.position, self._limit)
         for number, ((kind, topic, queue_id), end) in enumerate(known.items()):
@@ -119,20 +120,20 @@ class _Check:
         if queue.first_byte > end.first and expires_below < 0:
             return f"files are missing before the one that begins at {queue.first_byte}: it began at {end.first}"
         if end.last_end <= limit:
-            # Nothing that it had then lies behind the limit.
+            # All units that it had then are behind the limit now.
             found = queue.max_offset, queue.max_physical_offset
             if found[0] < end.next_offset:
                 return f"its units end at offset {found[0]}, and its next offset is {end.next_offset}"
-            has_expired = found[1] < 0 and end.last_end <= expires_below  # with the file that the last unit was in
+            has_expired = found[1] < 0 and end.last_end <= expires_below  # together with its last unit's file
             if found[0] == end.next_offset and found[1] != end.last_end and not has_expired:
                 return f"its last unit, {found[0] - 1}, points at another record"
         broken = queue.broken_file()
         return None if broken is None else f"{Path(broken).name} does not hold units of records that follow each other"
 
-    # ------------------------------------------------------------ without it
+    # ------------------------------------------------------------ without a record
 
     def unrecorded(self, known: Mapping[tuple[int, str, int], QueueEnd]) -> list[Loss]:
-        """Queues of which the record knows nothing, and whose files cannot be what they must be."""
+        """Queues that are missing in the record, and whose files cannot be right."""
         losses = []
         for kind, root in self._roots.items():
             for topic, queue_id, folder in list_queues(root):
@@ -148,7 +149,7 @@ class _Check:
         return losses
 
     def samples(self) -> list[Loss]:
-        """Queues that lack the unit of a record from the log's beginning, or from its end."""
+        """Queues that lack the unit of a record at the log's beginning or end."""
         view, losses = self._view, []
         if not view.bases:
             return []
@@ -163,7 +164,7 @@ class _Check:
         return losses
 
     def _sample(self, start: int, end: int) -> Iterator[tuple[Queue, int, int, int]]:
-        """Of each queue, the first and the last record in [start, end): queue, kind, queue offset, physical offset."""
+        """The first and the last record of each queue in [start, end): queue, kind, queue offset, physical offset."""
         first: dict[tuple[Queue, int], tuple[int, int]] = {}
         last: dict[tuple[Queue, int], tuple[int, int]] = {}
         log = self._view.open_log()
@@ -173,7 +174,7 @@ class _Check:
             batch = walker.walk(position, end)
             for queue, kind, number, units in units_of(self._view, batch):
                 if queue[0] not in self._view.batch_topics:
-                    continue  # deleted by RocketMQ, or a light queue that it may be told not to fill
+                    continue  # RocketMQ deleted it, or it is a light queue, which RocketMQ may be told not to fill
                 places = (np.frombuffer(units, UNIT) if kind != BATCH else units)["physical_offset"]
                 first.setdefault((queue, kind), (number, int(places[0])))
                 last[queue, kind] = (number + len(places) - 1, int(places[-1]))
@@ -186,11 +187,11 @@ class _Check:
                 yield queue, kind, number, place
 
     def _unit_missing(self, queue: Queue, kind: int, number: int, physical_offset: int) -> str | None:
-        """Why the unit of a record is missing; None when it is there, or the queue was made anew behind that record."""
+        """Why a record's unit is missing; None when it exists, or when the queue was recreated behind that record."""
         try:
             found = self._opened(queue_ends.BATCH if kind == BATCH else queue_ends.PLAIN, *queue, self._limit)
         except StoreError:
-            return None  # told by :meth:`unrecorded`
+            return None  # :meth:`unrecorded` reports it
         is_behind = found.max_physical_offset <= physical_offset
         if kind == BATCH:
             is_before = found.first_byte > 0 and locate(self._roots[queue_ends.BATCH], queue, physical_offset) < 0

@@ -1,9 +1,9 @@
-"""``store rebuild``: ConsumeQueues and index made anew from the CommitLog alone, by the node's own dispatchers.
+"""``store rebuild``: makes ConsumeQueues and index again from the CommitLog alone, with the node's own dispatchers.
 
-The new files are made in ``commitmq/rebuild`` and take the old ones' place when they are complete and durable; the old
-ones are kept in ``commitmq/before-rebuild-TIME``. Whatever dies before the exchange leaves the store as it was, and the
-next rebuild begins anew. During the exchange the recovery sidecar is gone first: a node that starts on a half exchanged
-store then dispatches the whole log again, which ends in the same files.
+The new files are made in ``commitmq/rebuild`` and replace the old ones when they are complete and durable; the old ones
+are kept in ``commitmq/before-rebuild-TIME``. A process that dies before the exchange leaves the store as it was, and
+the next rebuild begins again. The exchange removes the recovery sidecar first: a node that starts on a half exchanged
+store then dispatches the whole log again, which produces the same files.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ _DISPATCHERS: Final = {"queues": "consume_queue", "index": "index"}
 _FOLDERS: Final = {"queues": ("consumequeue", "batchconsumequeue", "consumequeue_ext"), "index": ("index",)}
 
 Progress = Callable[[int, int], None]
-"""Called with bytes of the log done and in all."""
+"""Called with the bytes of the log done, and all of them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """What was done: ``start`` and ``end`` in bytes of the log, ``records``, seconds, where the old files are, and what is
-    ``left`` that is not right (see :mod:`commitmq.offline.rebuild_check`).
+    """Result of a rebuild: ``start`` and ``end`` in bytes of the log, ``records``, seconds, the folder of the old
+    files, and ``left``, the faults that remain (see :mod:`commitmq.offline.rebuild_check`).
     """
 
     start: int
@@ -72,13 +72,13 @@ class Rebuilt:
         }
 
     def left_lines(self, most: int = 20) -> list[str]:
-        """What is not right yet, for people; empty when all is."""
+        """The remaining faults, for users; empty when there are none."""
         more = [f"and {len(self.left) - most} more; --json lists them"] if len(self.left) > most else []
         head = ["the rebuilt files do not show all of the log; what is not right:"] if self.left else []
         return [*head, *self.left[:most], *more]
 
     def line(self, only: str | None) -> str:
-        """What was done, for people; ``only`` is the kind when it was one."""
+        """The result, for users; ``only`` is the kind when only one was rebuilt."""
         rate = (self.end - self.start) / max(self.seconds, 1e-6) / 1e6
         what = only or "queues and index"
         return f"rebuilt {what} from {self.records} records in {self.seconds:.1f} s ({rate:.0f} MB/s)"
@@ -91,10 +91,10 @@ def rebuild(
     *,
     ends: QueueEnds | None = None,
 ) -> Rebuilt:
-    """Make ``kinds`` (of :data:`KINDS`) anew. Raises StoreError; CorruptRecordError when the log itself is damaged.
+    """Rebuild ``kinds`` (of :data:`KINDS`). Raises StoreError; CorruptRecordError when the log itself is damaged.
 
-    ``ends``: where queues ended that may be gone, when the caller knows that better than the store's own record says: a
-    start that has recovered the log.
+    ``ends``: the ends of queues whose files may be gone, when the caller knows them better than the store's own record
+    does: a start that has recovered the log.
     """
     begun = time.perf_counter()
     layout, config = store.layout, store.config
@@ -118,7 +118,7 @@ def rebuild(
 
 
 def keep_ends(store: HeldStore, beside: StoreLayout, log_start: int, ends: QueueEnds | None) -> None:
-    """Take over into ``beside`` what only the old queues, or the record of their ends, know: where those end of which the
+    """Copy to ``beside`` what only the old queues, or the record of their ends, know: the ends of queues of which the
     log has no record any more, and places at a queue's end that a repair left.
     """
     layout = store.layout
@@ -130,12 +130,12 @@ def keep_ends(store: HeldStore, beside: StoreLayout, log_start: int, ends: Queue
 
 
 def staged_folders(kinds: tuple[str, ...]) -> list[str]:
-    """Names of the folders of a store that ``kinds`` are in."""
+    """Names of the store's folders that hold ``kinds``."""
     return [name for kind in kinds for name in _FOLDERS[kind]]
 
 
 def refuse_without_index(store: HeldStore, kinds: tuple[str, ...]) -> None:
-    """Raise StoreError when an index is to be made that the configuration does not want."""
+    """Raise StoreError when an index is requested but switched off in the configuration."""
     if "index" in kinds and not store.config.index.enable:
         raise StoreError("no index is made: index.enable is off", path=store.layout.root)
 
@@ -151,7 +151,7 @@ def _dispatch(
 ) -> int:
     deleted = load_tombstones(store.layout)
     dispatchers = [_dispatcher(_DISPATCHERS[kind], store) for kind in kinds]
-    # Units are complete without extensions, which would lie in a folder of their own; the node adds them to new units.
+    # Units are complete without extensions, which would be in a separate folder; the node adds them to new units.
     config = replace(store.config, consume_queue=replace(store.config.consume_queue, enable_ext=False))
     for name, dispatcher in dispatchers:
         view = DispatcherView(
@@ -179,11 +179,11 @@ def _dispatch(
 
 
 def _keep_ends(old: Path, new: Path, unit_bytes: int, log_start: int, deleted: Mapping[str, int]) -> None:
-    """Take over the last file of every queue of which the log has no record any more: only it knows the next offset.
+    """Copy the last file of every queue of which the log has no record any more: only it tells the next offset.
 
-    Both kinds of units begin with physical offset i8 and size i4; a queue whose last unit does not lie below the log's
-    beginning points at nothing, and is left behind. So is one of a topic that was ``deleted``: the next topic of the name
-    counts from 0.
+    Both kinds of units begin with physical offset i8 and size i4. A queue whose last unit is not below the log's
+    beginning is left out, because that unit points at nothing. So is a queue whose topic was ``deleted``: the next
+    topic of the name counts from 0.
     """
     for topic, queue_id, folder in list_queues(old):
         target = new / topic / str(queue_id)
@@ -205,14 +205,14 @@ def _keep_ends(old: Path, new: Path, unit_bytes: int, log_start: int, deleted: M
 
 
 def _keep_lost_places(old: Path, new: Path, file_bytes: int) -> None:
-    """Places that a repair left at a queue's end, of messages that are lost: the log does not know that they are taken."""
+    """Copy the places that a repair left at a queue's end for lost messages: the log does not know that they are taken."""
     for topic, queue_id, folder in list_queues(old):
         queue = ConsumeQueue(folder, file_bytes)
         made = ConsumeQueue(new / topic / str(queue_id), file_bytes)
         try:
             end, made_end = queue.refresh(), made.refresh()
         except StoreError:
-            continue  # why it is rebuilt
+            continue  # the queue is unreadable, which is why it is rebuilt
         units = np.frombuffer(queue.read_units(made_end, end - made_end) if made_end < end else b"", UNIT)
         if made.has_files and len(units) and bool((units["size"] == PREBLANK_SIZE).all()):
             made.recover()
@@ -221,7 +221,7 @@ def _keep_lost_places(old: Path, new: Path, file_bytes: int) -> None:
 
 
 def _keep_recorded_ends(store: HeldStore, beside: StoreLayout, log_start: int, ends: QueueEnds | None) -> None:
-    """Where queues ended whose files are gone: no queue offset is given out a second time."""
+    """Restore the ends of queues whose files are gone: no queue offset may be given out a second time."""
     deleted = load_tombstones(store.layout)
     config = store.config.consume_queue
     for end in ends.queues if ends is not None else ():
@@ -243,7 +243,7 @@ def _keep_recorded_ends(store: HeldStore, beside: StoreLayout, log_start: int, e
             queue.recover()
             queue.pad_to(end.next_offset)
         elif has_expired:
-            # A unit of a record that expired: a queue without any counts as one that never had messages.
+            # A unit of an expired record: a queue without units would count as one that never had messages.
             queue.append_units(end.next_offset - 1, np.array([(end.last_end - 1, 1, 0)], UNIT).tobytes())
         if queue.is_dirty:
             queue.flush()
@@ -254,7 +254,7 @@ def _attributes(store: HeldStore) -> Callable[[str], dict[str, str] | None]:
         try:
             return store.topic_attributes(topic)
         except StoreError:
-            return None  # without topics.json the records tell
+            return None  # without topics.json the records decide
 
     return of
 
@@ -269,7 +269,7 @@ def _dispatcher(name: str, store: HeldStore) -> tuple[str, Dispatcher]:
 
 
 def exchange(layout: StoreLayout, beside: StoreLayout, kinds: tuple[str, ...]) -> Path:
-    """Put the new folders in the old ones' place; returns where those went."""
+    """Move the new folders to the place of the old ones; returns where the old ones went."""
     kept = layout.own / f"before-rebuild-{time.time_ns() // 1_000_000}"
     kept.mkdir(parents=True)
     layout.sidecar.unlink(missing_ok=True)
@@ -282,11 +282,11 @@ def exchange(layout: StoreLayout, beside: StoreLayout, kinds: tuple[str, ...]) -
         state = Path("commitmq") / "dispatchers" / _DISPATCHERS[kind]
         (kept / "dispatchers").mkdir(exist_ok=True)
         _replace(layout.root / state, beside.root / state, kept / "dispatchers" / state.name)
-        # What the node remembered of a position belongs to the old files.
+        # The node's remembered position belongs to the old files.
         (layout.own / "dispatchers" / f"{_DISPATCHERS[kind]}.json").unlink(missing_ok=True)
     for folder in (layout.root, layout.own, kept):
         sync_folder(folder)
-    close_shared_files()  # those of the old ones, by the names that the new ones have now
+    close_shared_files()  # those of the old files, whose names the new files have now
     shutil.rmtree(beside.root)
     return kept
 
@@ -302,4 +302,4 @@ def _replace(old: Path, new: Path, kept: Path) -> None:
             new.rename(old)
             sync_folder(old.parent)
     except OSError as error:
-        raise StoreError(f"cannot be exchanged for what was rebuilt: {error.strerror}", path=old) from error
+        raise StoreError(f"cannot be replaced by the rebuilt files: {error.strerror}", path=old) from error

@@ -1,6 +1,7 @@
-"""What a rebuild could not mend: the store is compared anew, because a rebuild that says nothing must have made it sound.
+"""Verifies a store after a rebuild, because a rebuild that reports nothing must have left a sound store.
 
-A log may hold what no queue can show: two records of one queue with the same queue offset, or damage between records.
+A log may hold records that no queue can show: two records of one queue with the same queue offset, or damage between
+records.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def checked(
     *,
     runner: Runner = run_here,
 ) -> Rebuilt:
-    """``done`` with what ``store verify`` says of the log and of the ``kinds`` that were made anew. Raises StoreError."""
+    """``done`` with the findings of ``store verify`` for the log and the rebuilt ``kinds``. Raises StoreError."""
     report = verify(store, progress, runner=runner)
     others = tuple(prefix for kind, prefix in _PREFIXES.items() if kind not in kinds)
     left = [one for one in report.findings if not one.is_note and not (others and one.kind.startswith(others))]

@@ -1,8 +1,8 @@
-"""The task of a parallel rebuild that makes one index file: which items it has is known when the items are counted.
+"""The task of a parallel rebuild that makes one index file; its items are known once the items of the log are counted.
 
-The items of all files are numbered from 0 in the log's order, and a file has as many as fit (spec 4.2): so where each file
-begins follows from the numbers of items in the pieces of the log. The file is made by the node's own code, from a record
-before it on, whose time the first item counts from.
+The items of all files are numbered from 0 in the log's order, and a file has as many as fit (spec 4.2): so the numbers
+of items in the pieces of the log tell where each file begins. The node's own code makes the file, from a record before
+it on, because the first item's seconds count from that record's time.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from commitmq.store.log.dispatch_batch import Rows
 
 @dataclass(frozen=True, slots=True)
 class IndexTask:
-    """Make file ``name``, the items of which begin with number ``first_item``, from the log up to ``end``.
+    """Make file ``name``, whose items begin with number ``first_item``, from the log up to ``end``.
 
-    ``start`` is a record's place before which there are ``items_before`` items; the last item of the file before, number
-    ``first_item - 1``, belongs to a record at or behind it.
+    ``start`` is the position of a record with ``items_before`` items before it; the last item of the file before,
+    number ``first_item - 1``, belongs to a record at or behind it.
     """
 
     staging: Path
@@ -40,7 +40,7 @@ class IndexTask:
 
 
 def make_index_file(view: StoreView, task: IndexTask) -> int:
-    """See :class:`IndexTask`; returns the physical offset with which the file ends. Raises StoreError, DiskFullError."""
+    """See :class:`IndexTask`; returns the physical offset at which the file ends. Raises StoreError, DiskFullError."""
     shape = IndexShape(view.config.index.hash_slots, view.config.index.max_items)
     log = view.open_log()
     walker = view.walker(log)

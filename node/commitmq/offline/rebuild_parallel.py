@@ -1,9 +1,9 @@
-"""A rebuild in tasks that a :class:`~commitmq.offline.runner.Runner` may do side by side; the files are ``store rebuild``'s.
+"""A rebuild in tasks that a :class:`~commitmq.offline.runner.Runner` may run in parallel; the files are ``store rebuild``'s.
 
-First a survey of all pieces of the log (:mod:`commitmq.offline.rebuild_pieces`): it finds the log's end as a recovery does,
-and counts. Then every piece writes its units, and every index file is made, all at their own places under a folder of the
-job's own; when all of it is durable, it takes the old files' place as in :mod:`commitmq.offline.rebuild`, or goes to an
-empty folder that is named. Whatever dies before, tasks or this process, leaves that folder, which the next one removes.
+First, a survey of all pieces of the log (:mod:`commitmq.offline.rebuild_pieces`) finds the log's end as a recovery
+does, and counts. Then each piece writes its units, and each index file is made, all at their own places in a folder of
+this job. When all of it is durable, it replaces the old files as in :mod:`commitmq.offline.rebuild`, or goes to a given
+empty folder. If tasks or this process die earlier, that folder stays, and the next job removes it.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def rebuild_parallel(
     into: Path | None = None,
     piece_bytes: int = PIECE_BYTES,
 ) -> Rebuilt:
-    """Make ``kinds`` (of :data:`KINDS`) anew: in place, or ``into`` an empty folder, with the store left as it is.
+    """Rebuild ``kinds`` (of :data:`KINDS`): in place, or ``into`` an empty folder, with the store unchanged.
 
     Raises StoreError; CorruptRecordError when the log itself is damaged.
     """
@@ -108,7 +108,7 @@ def rebuild_parallel(
 
 
 def _do(view: StoreView, task: Task) -> int:
-    """A task that writes; returns where an index file ends, else -1."""
+    """Run a task that writes; returns the end of an index file, else -1."""
     if isinstance(task, IndexTask):
         return make_index_file(view, task)
     if isinstance(task, IrregularTask):
@@ -123,7 +123,7 @@ def _do(view: StoreView, task: Task) -> int:
 
 @contextmanager
 def _staging(parent: Path, *, is_new: bool) -> Iterator[StoreLayout]:
-    """A folder of this job's own under ``parent``; what others left there is removed. Raises StoreError."""
+    """A folder for this job under ``parent``; leftovers of other jobs are removed. Raises StoreError."""
     parent.mkdir(parents=True, exist_ok=True)
     for left in parent.glob(f"{_STAGING}*"):
         shutil.rmtree(left, ignore_errors=True)
@@ -140,7 +140,7 @@ def _staging(parent: Path, *, is_new: bool) -> Iterator[StoreLayout]:
 
 
 def _close(staging: Path) -> None:
-    """Wait until no task writes any more, and let none begin."""
+    """Wait until no task writes any more, and prevent further ones."""
     try:
         fd = os.open(staging / LOCK_NAME, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -164,7 +164,7 @@ def _sync(root: Path) -> None:
                     os.close(fd)
             sync_folder(Path(folder))
     except OSError as error:
-        raise StoreError(f"cannot make what was rebuilt durable: {error.strerror}", path=root) from error
+        raise StoreError(f"cannot make the rebuilt files durable: {error.strerror}", path=root) from error
 
 
 # ---------------------------------------------------------------- the plan
@@ -180,7 +180,7 @@ class _PlannedPiece:
 
 
 class _Plan:
-    """What the surveys, taken in the log's order, say of the tasks that follow. Memory: a few numbers a queue and piece."""
+    """Derives the tasks from the surveys, taken in the log's order. Memory: a few numbers for each queue and piece."""
 
     def __init__(self, view: StoreView, staging: Path, kinds: tuple[str, ...]) -> None:
         self.view = view
@@ -198,7 +198,7 @@ class _Plan:
         self._names: list[str] = []
 
     def take(self, found: Survey) -> None:
-        """The next piece of the log."""
+        """Take the next piece of the log."""
         if found.records:
             piece = _PlannedPiece(found.start, found.records_end, found.items)
             for queue, span in found.queues.items():
@@ -220,7 +220,7 @@ class _Plan:
         self._last_with_items = max(self._last_with_items, found.last_with_items)
 
     def settle(self) -> None:
-        """All pieces are there. A batch queue is never irregular: its units come one after the other in any case."""
+        """Decide which queues are irregular, after all pieces. A batch queue never is: its units are always consecutive."""
         self._irregular = {queue for queue in self._irregular if queue in self._ends}
 
     def folders(self, beside: StoreLayout) -> Iterator[Path]:
@@ -236,7 +236,7 @@ class _Plan:
                 yield beside.batch_consume_queue / topic / str(queue_id)
 
     def tasks(self, beside: StoreLayout, now: datetime) -> list[Task]:
-        """What is to be written, the longest first."""
+        """The tasks that write, the longest first."""
         tasks: list[Task] = []
         if "index" in self.kinds:
             tasks += self._index_tasks(now)
@@ -254,7 +254,7 @@ class _Plan:
         room = self.view.config.index.max_items - 1
         files = -(-total // room)
         if total % room == 0 and self._last_record > self._last_with_items:
-            files += 1  # a file is made for the record behind the one that filled the last, whether it has keys or not
+            files += 1  # the next file is made for the record behind the one that filled the last, even without keys
         before, piece = 0, 0
         for number in range(files):
             first = number * room
@@ -266,7 +266,7 @@ class _Plan:
             yield IndexTask(self._staging, self._names[-1], first, start, before, self.end)
 
     def save_index_state(self, beside: StoreLayout) -> None:
-        """What the index dispatcher leaves beside its files when it stops in order."""
+        """Save the state that the index dispatcher leaves beside its files at an orderly stop."""
         durable = self._names[-2] if len(self._names) > 1 else ""
         newest = self._names[-1] if self._names else ""
         state = SavedState(durable, True, self.end, newest, self.index_end)
@@ -274,7 +274,7 @@ class _Plan:
 
 
 def _survey(plan: _Plan, log: CommitLog, progress: Progress, runner: Runner, piece_bytes: int) -> None:
-    """Survey the log's pieces up to its end. Raises CorruptRecordError for damage in its midst."""
+    """Survey the log's pieces up to its end. Raises CorruptRecordError for damage before the end."""
     view = plan.view
     segment_bytes = view.segment_bytes
     at_once = max(1, _PIECES_AT_ONCE * piece_bytes // segment_bytes)
@@ -286,7 +286,7 @@ def _survey(plan: _Plan, log: CommitLog, progress: Progress, runner: Runner, pie
         ):
             plan.take(found)
             if found.broken_at >= 0:
-                # Nothing may follow in later segments: the scan of a recovery says so, or raises.
+                # No data may follow in later segments: the scan of a recovery confirms that, or raises.
                 base = found.broken_at - found.broken_at % segment_bytes
                 plan.end = scan_to_end(log, base).end
                 return

@@ -1,14 +1,14 @@
-"""The tasks of a parallel rebuild that go by pieces of the log: first a survey, then the units of the ConsumeQueues.
+"""The tasks of a parallel rebuild for pieces of the log: first a survey, then the units of the ConsumeQueues.
 
-A unit has its place before any unit is written: in a plain queue by its queue offset, in a batch queue by how many records
-the queue has before. So once all pieces are surveyed, each can put its units there by itself, in any order and more than
-once: the same bytes go to the same places. That holds for queues whose offsets grow along the log. One in which they do
-not, or leap too far, is *irregular*: where its units go depends on what came before, so one task makes it from the whole
-log, with the node's own code.
+A unit's place is known before any unit is written: in a plain queue by its queue offset, in a batch queue by the number
+of records the queue has before. So after the survey each piece can write its units independently, in any order and more
+than once: the same bytes go to the same places. This is true for queues whose offsets grow along the log. A queue whose
+offsets do not, or leap too far, is *irregular*: the place of its units depends on earlier ones, so one task makes it
+from the whole log, with the node's own code.
 
-Tasks write into the job's own folder and make no folders there but their own, and each holds the job's lock, shared, while
-it writes: a copy of a task that nobody waits for any more can neither bring a folder back nor write into what has become
-the store's.
+Tasks write into the job's folder and make no folders there except their own, and each holds the job's lock, shared,
+while it writes: so a stale copy of a task can neither bring a folder back nor write into files that now belong to the
+store.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
 _BLANK: Final = np.array([(0, PREBLANK_SIZE, 0)], UNIT).tobytes()
 
 Units = tuple[Queue, int, int, Any]
-"""Queue, kind, queue offset of the first unit (-1 in a batch queue), the units' bytes; they follow each other."""
+"""Queue, kind, queue offset of the first unit (-1 in a batch queue), the units' bytes; the units are consecutive."""
 
 
 # ---------------------------------------------------------------- survey
@@ -56,7 +56,7 @@ Units = tuple[Queue, int, int, Any]
 
 @dataclass(frozen=True, slots=True)
 class SurveyTask:
-    """A piece, and where to begin (:data:`NO_START`: to be looked for)."""
+    """A piece, and where to begin (with :data:`NO_START` the task must search for it)."""
 
     piece: Piece
     start: int
@@ -66,7 +66,7 @@ class SurveyTask:
 
 @dataclass(slots=True)
 class QueueSpan:
-    """A queue in a piece: queue offsets ``[first, next)``, ``count`` records, whether offsets grow as they must."""
+    """A queue in a piece: queue offsets ``[first, next)``, ``count`` records, whether the offsets grow as they must."""
 
     kind: int
     first: int
@@ -79,8 +79,8 @@ class QueueSpan:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What lies in ``[start, end)``. ``records_end`` is behind the last whole record; ``broken_at`` is where the walk came
-    upon something that is none, else -1. ``items`` of the index, and the last record, of all and of those with items.
+    """Result for ``[start, end)``. ``records_end`` is behind the last whole record; ``broken_at`` is where the walk met
+    bytes that are not a record, else -1. ``items`` of the index, and the last record, of all and of those with items.
     """
 
     start: int
@@ -95,7 +95,7 @@ class Survey:
 
 
 def survey(view: StoreView, task: SurveyTask) -> Survey:
-    """Check the records of a piece, as a recovery does, and count what they need. Raises StoreError."""
+    """Check the records of a piece as a recovery does, and count their units and items. Raises StoreError."""
     log = view.open_log()
     base = task.piece.base
     segment = np.frombuffer(log.read(base, view.segment_bytes), np.uint8)
@@ -170,7 +170,7 @@ def _grouped(view: StoreView, batch: DispatchBatch, rows: Rows) -> Iterator[tupl
     for start, stop in pairwise(starts):
         topic = batch.topics[int(rows["topic"][start])]
         mine = rows[start:stop]
-        # Records from before the topic was deleted belong to nobody.
+        # Records from before the topic was deleted get no units.
         gone_below = view.deleted.get(topic, -1)
         if gone_below > 0:
             mine = mine[int(np.searchsorted(mine["physical_offset"], gone_below)) :]
@@ -204,10 +204,10 @@ def _batch_units(view: StoreView, batch: DispatchBatch, rows: Rows) -> Iterator[
 
 @dataclass(frozen=True, slots=True)
 class FillTask:
-    """Write the units of ``[start, end)`` of the log under ``staging``, but for the ``irregular`` queues.
+    """Write the units of ``[start, end)`` of the log under ``staging``, except those of ``irregular`` queues.
 
-    ``ends`` says where a queue ended before, for queues that begin here (-1) or whose offsets leap at the boundary;
-    ``places`` numbers the first unit of each batch queue.
+    ``ends`` gives a queue's previous end, for queues that begin here (-1) or whose offsets leap at the boundary;
+    ``places`` gives the number of the first unit of each batch queue.
     """
 
     staging: Path
@@ -220,7 +220,7 @@ class FillTask:
 
 @dataclass(frozen=True, slots=True)
 class IrregularTask:
-    """Make the ``queues`` from ``[start, end)`` of the log, one unit behind the other."""
+    """Make the ``queues`` from ``[start, end)`` of the log, one unit after the other."""
 
     staging: Path
     start: int
@@ -230,23 +230,23 @@ class IrregularTask:
 
 @contextmanager
 def writing(staging: Path) -> Iterator[None]:
-    """While a task writes into the job's folder. Raises StoreError when the job is over."""
+    """Held while a task writes into the job's folder. Raises StoreError when the job is over."""
     path = staging / LOCK_NAME
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError as error:
-        raise StoreError(f"the rebuild that this is part of is over: {error.strerror}", path=path) from error
+        raise StoreError(f"the rebuild that this task belongs to has ended: {error.strerror}", path=path) from error
     try:
         fcntl.flock(fd, fcntl.LOCK_SH)
         if not path.exists():
-            raise StoreError("the rebuild that this is part of is over", path=path)
+            raise StoreError("the rebuild that this task belongs to has ended", path=path)
         yield
     finally:
         os.close(fd)
 
 
 def fill(view: StoreView, task: FillTask) -> int:
-    """See :class:`FillTask`; returns how many units. Raises StoreError, DiskFullError."""
+    """See :class:`FillTask`; returns the number of units. Raises StoreError, DiskFullError."""
     written = 0
     ends, places = dict(task.ends), dict(task.places)
     layout, config = StoreLayout(task.staging), view.config.consume_queue
@@ -277,7 +277,7 @@ def fill(view: StoreView, task: FillTask) -> int:
 
 
 class _Files:
-    """Writes into files of queues whose folders are there; a file is made, sparse, when it is first written to."""
+    """Writes into files of queues whose folders exist; a file is made, sparse, at the first write to it."""
 
     def __init__(self, root: Path, file_bytes: int, fds: FdCache) -> None:
         self._root = root
@@ -298,14 +298,14 @@ class _Files:
             data = data[written:]
 
     def make(self, queue: Queue, base: int) -> str:
-        """The path of the file that begins at logical byte ``base``, which is there."""
+        """The path of the existing file that begins at logical byte ``base``."""
         path = f"{self._root}/{queue[0]}/{queue[1]}/{segment_name(base)}"
         try:
             try:
                 self._fds.write_fd(path)
             except FileNotFoundError:
                 fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-                # Another task may make it at the same time: to the same size.
+                # Another task may make it at the same time, with the same size.
                 os.ftruncate(fd, self._file_bytes)
                 os.close(fd)
         except OSError as error:
@@ -319,7 +319,7 @@ def _error(sentence: str, error: OSError, path: str) -> StoreError:
 
 
 def make_irregular(view: StoreView, task: IrregularTask) -> int:
-    """See :class:`IrregularTask`; returns how many units were appended. Raises StoreError, DiskFullError."""
+    """See :class:`IrregularTask`; returns the number of appended units. Raises StoreError, DiskFullError."""
     written = 0
     folder = StoreLayout(task.staging).consume_queue
     with writing(task.staging):
@@ -336,7 +336,7 @@ def make_irregular(view: StoreView, task: IrregularTask) -> int:
                     written += made[queue].append_units(number, units)
         fds.close()
         for topic, queue_id in task.queues:
-            # Another copy of this task may have been here: then the same files are there.
+            # Another copy of this task may have finished first: then the same files exist.
             with suppress(OSError):
                 (own / topic / str(queue_id)).rename(folder / topic / str(queue_id))
         shutil.rmtree(own)

@@ -1,18 +1,18 @@
-"""``store repair``: a log with damage in its middle made readable again, by one of two ways a person chooses.
+"""``store repair``: makes a log with damage in its middle readable again, in one of two ways that the user chooses.
 
-    cut    the log ends where the damage begins; everything behind it is taken out, whole records too
-    skip   only the damaged stretches go: records that every reader passes over take their place (of a transaction that
-           was rolled back, so no queue and no index has them), and pre-blank units that of their ConsumeQueue units
+    cut    the log ends where the damage begins; everything behind it is cut, including whole records
+    skip   only the damaged stretches are cut: blank records that every reader skips replace them (of a rolled back
+           transaction, so no queue and no index has them), and pre-blank units replace their ConsumeQueue units
 
-What is damage is decided by :mod:`commitmq.offline.log_damage`, as a start decides it. A torn end is cut in both ways, as a
-recovery does. Whatever is overwritten or taken out is copied first, and written down
-(:mod:`commitmq.store.recovery.cut_record`), so ``store repair --restore-cut`` can bring it back
+:mod:`commitmq.offline.log_damage` decides what is damage, by the rules of a start. Both ways cut a torn end, as a
+recovery does. All bytes that are overwritten or cut are copied first, and the cut is written down
+(:mod:`commitmq.store.recovery.cut_record`), so ``store repair --restore-cut`` can bring them back
 (:mod:`commitmq.offline.restore`).
 
-Steps: copies and the line in the journal, the log, queues, sidecar and checkpoint, the journal's "done", and last queues and
-index made anew from the log. A repair that is killed is gone on with by the next one: damage that is left is found again,
-and a line without "done" says that the rest is to be done. Batch queues have no place for a message that is gone, so damage
-in a topic of theirs can only be cut.
+Steps: copies and the line in the journal, the log, queues, sidecar and checkpoint, the journal's "done"; finally queues
+and index are rebuilt from the log. The next repair continues a killed one: it finds the remaining damage again, and a
+line without "done" says that the remaining steps must be done. Batch queues have no place for a lost message, so damage
+in one of their topics can only be cut.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _FIXED_BYTES: Final = 91
 
 @dataclass(slots=True)
 class Repaired:
-    """``damage`` found; ``lost_bytes`` of the log that are gone; ``blanked_units``; ``evidence``: the copies."""
+    """``damage`` found; ``lost_bytes`` of the log that were cut; ``blanked_units``; ``evidence``: the copies."""
 
     damage: list[Extent] = field(default_factory=list)
     lost_bytes: int = 0
@@ -73,7 +73,7 @@ class Repaired:
 
 
 def repair(store: HeldStore, how: How, progress: Progress = lambda _done, _total: None) -> Repaired:
-    """Repair ``store`` (see the module's text). Raises StoreError, with nothing changed, for what it cannot do."""
+    """Repair ``store`` (see the module's text). Raises StoreError, with nothing changed, if it cannot be repaired."""
     layout = store.layout
     damage = find_damage(store)
     begun = next(
@@ -102,13 +102,13 @@ def repair(store: HeldStore, how: How, progress: Progress = lambda _done, _total
     cut_record.mark_done(layout, begun.id)
     rebuild(store, KINDS if store.config.index.enable else ("queues",), progress)
     if layout.index.is_dir() and not store.config.index.enable:
-        # Its items would point into what is written from now on; a node that has it on again builds it anew.
+        # Its items would point into records written from now on; a node that switches the index on again rebuilds it.
         shutil.rmtree(layout.index)
     return done
 
 
 def forget_promises(store: HeldStore) -> None:
-    """What sidecar and checkpoint say of the log's end is not so any more. Raises StoreError, OSError."""
+    """Withdraw the statements of sidecar and checkpoint about the log's end. Raises StoreError, OSError."""
     layout = store.layout
     layout.sidecar.unlink(missing_ok=True)
     sync_folder(layout.own)
@@ -128,7 +128,7 @@ def forget_promises(store: HeldStore) -> None:
 
 
 def newest_timestamp(log: CommitLog) -> int:
-    """Store time (ms) of the log's last record; 0 without one."""
+    """Store time (ms) of the log's last record; 0 if there is none."""
     for base in reversed(log.segments()):
         spans = [one for one in extents(log, base, log.segments()) if not one.damage]
         stamps = [
@@ -140,7 +140,7 @@ def newest_timestamp(log: CommitLog) -> int:
 
 
 def _lengthen(path: Path, segment_bytes: int) -> None:
-    """Give a segment's file that was cut short its size again, and space on the disk: a node maps it for writing."""
+    """Restore the size of a segment file that was cut short, and its disk space: a node maps it for writing."""
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         os.posix_fallocate(fd, 0, segment_bytes)
@@ -185,7 +185,7 @@ def _inside(offsets: NDArray[np.int64], sizes: NDArray[np.int32], extent: Extent
 
 
 def _keep(store: HeldStore, damage: list[Extent], how: How) -> Cut:
-    """Copy what will go, and write that down, durably: the damaged extents, or everything from the first one on."""
+    """Copy the bytes that will be cut, and record them, durably: the damaged extents, or all from the first on."""
     layout, segment_bytes = store.layout, store.config.commit_log.segment_bytes
     first = damage[0].start
     bases = sorted(int(path.name) for path in layout.commit_log.iterdir() if path.name.isdecimal())
@@ -201,7 +201,7 @@ def _keep(store: HeldStore, damage: list[Extent], how: How) -> Cut:
         try:
             part = cut_record.keep(layout, number, fd, base, start, stop)
         except OSError as error:
-            raise StoreError(f"no copy can be made of what is to go: {error.strerror}", path=layout.own) from error
+            raise StoreError(f"cannot copy the bytes that are to be cut: {error.strerror}", path=layout.own) from error
         finally:
             os.close(fd)
         if part is not None:
@@ -216,11 +216,11 @@ def _keep(store: HeldStore, damage: list[Extent], how: How) -> Cut:
 
 
 def _cut(store: HeldStore, first: int) -> int:
-    """End the log at ``first``: zero the rest of its segment, take out the later ones. Returns bytes taken out."""
+    """End the log at ``first``: zero the rest of its segment, remove the later ones. Returns the number of cut bytes."""
     layout, segment_bytes = store.layout, store.config.commit_log.segment_bytes
     base = first - first % segment_bytes
     lost = 0
-    # The latest first: what is left is a log at every moment.
+    # The latest segment first: so the rest is a valid log at every moment.
     for path in sorted(layout.commit_log.iterdir(), reverse=True):
         if path.name.isdecimal() and int(path.name) > base:
             path.unlink()
@@ -244,7 +244,7 @@ def _cut_queues(store: HeldStore, first: int) -> None:
         batches.truncate(first)
         batches.flush()
     fds.close()
-    # The extension is only looked at from units that are left.
+    # The extension is only read through the remaining units.
     shutil.rmtree(store.layout.own / "rebuild", ignore_errors=True)
 
 
@@ -252,8 +252,8 @@ def _cut_queues(store: HeldStore, first: int) -> None:
 
 
 def _overwrite(store: HeldStore, damage: list[Extent]) -> int:
-    """Put records that everybody passes over, or a filler, in the place of each extent; zeros in that of a torn end.
-    Returns the bytes that are gone.
+    """Replace each extent by records that every reader skips, or by a filler; replace a torn end by zeros. Returns the
+    number of lost bytes.
     """
     layout, segment_bytes = store.layout, store.config.commit_log.segment_bytes
     log = CommitLog(layout.commit_log, segment_bytes)
@@ -265,7 +265,7 @@ def _overwrite(store: HeldStore, damage: list[Extent]) -> int:
         base = extent.start - extent.start % segment_bytes
         size = extent.end - extent.start
         if not (layout.commit_log / segment_name(base)).exists():
-            continue  # nothing is left of it
+            continue  # all of it was cut
         if extent.is_torn_end:
             data = bytes(min(size, base + segment_bytes - extent.start))
         elif extent.end == base + segment_bytes or size < _LEAST_RECORD_BYTES:
@@ -279,7 +279,7 @@ def _overwrite(store: HeldStore, damage: list[Extent]) -> int:
 
 
 def _stamp_before(log: CommitLog, offset: int) -> int:
-    """Store time of the newest record before ``offset`` in its segment: times must not fall along the log. 0 without."""
+    """Store time of the newest record before ``offset`` in its segment: times must not fall along the log. Else 0."""
     base = offset - offset % log.segment_bytes
     stamp = 0
     for extent in extents(log, base, log.segments()):
@@ -292,7 +292,7 @@ def _stamp_before(log: CommitLog, offset: int) -> int:
 
 
 def _blank_records(start: int, size: int, stamp: int) -> bytes:
-    """Records of a rolled back transaction that fill ``size`` bytes from physical offset ``start`` exactly."""
+    """Records of a rolled back transaction that exactly fill ``size`` bytes from physical offset ``start``."""
     data = bytearray()
     while len(data) < size:
         left = size - len(data)
@@ -317,7 +317,7 @@ def _blank_records(start: int, size: int, stamp: int) -> bytes:
 
 
 def _blank_units(store: HeldStore, damage: list[Extent]) -> int:
-    """Turn the units of records in the damage into pre-blank ones; returns how many."""
+    """Turn the units of records in the damage into pre-blank ones; returns their number."""
     blanked = 0
     for _, _, folder in list_queues(store.layout.consume_queue):
         for path in sorted(folder.iterdir()):

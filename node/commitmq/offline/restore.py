@@ -1,11 +1,11 @@
-"""``store repair --restore-cut``: what a recovery or a repair took out of the log is put back from ``commitmq/cut``.
+"""``store repair --restore-cut``: puts back bytes that a recovery or a repair cut from the log and kept in ``commitmq/cut``.
 
-Only what nothing was written over: behind the place of a cut that ended the log there must be zeros, or what an interrupted
-restoration put there; in the place of a repair that skipped damage, the records it put there. Everything else is refused
-with a sentence, and nothing is changed. Cuts are put back newest first.
+This works only while nothing was written over their place: behind a cut that ended the log there must be zeros, or
+bytes of an interrupted restoration; in the place of a repair that skipped damage, the records it put there. Everything
+else is refused with a message, and nothing is changed. The newest cut is put back first.
 
 The part that continues the log comes last, and its first eight bytes at the very last: until then the log ends where it
-ended, so a restoration that is killed is run again. Then queues and index are made anew.
+ended, so a restoration that is killed is run again. Afterwards queues and index are rebuilt.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """``cut`` that was put back, None when there was none; ``damage`` says what of it is no whole record."""
+    """``cut``: the one put back, None when there was none; ``damage``: its bytes that are not whole records."""
 
     cut: Cut | None = None
     restored_bytes: int = 0
@@ -53,7 +53,7 @@ class Restored:
 
 
 def restorable(store: HeldStore) -> list[Cut]:
-    """The cuts that were not put back, newest first; memory of a transient store pool never was in the log."""
+    """The cuts that were not put back, newest first; not those of transient store pools, which never were in the log."""
     return [cut for cut in reversed(cut_record.load(store.layout)) if not cut.restored and cut.by != "pool"]
 
 
@@ -68,7 +68,7 @@ def restore(store: HeldStore, progress: Progress = lambda _done, _total: None) -
             raise StoreError("the copy of what was cut is missing or damaged", path=_copy(store, part))
     refuse_missing_beginning(store, list_bases(store.layout.commit_log))
     regions = _end_regions(store, cut) if cut.log_end >= 0 else _skipped_regions(store, cut)
-    # From here on things change: what was promised of the end is less than what there will be.
+    # From here on the store is changed: the new end will be beyond the promised one.
     forget_promises(store)
     _make_segments(store, cut)
     for part, stop in sorted(regions, key=lambda one: one[0].begin, reverse=True):
@@ -110,7 +110,7 @@ def _end_regions(store: HeldStore, cut: Cut) -> list[tuple[CutPart, int]]:
             end = log_end(store)
         except CommitMQError:
             end = -1
-        since = f"the log goes on to {end} now" if end > cut.log_end else "something else lies there now"
+        since = f"the log goes on to {end} now" if end > cut.log_end else "other bytes are there now"
         raise StoreError(
             f"what was cut at physical offset {cut.log_end} cannot be put back: {since}, and messages that were stored since "
             f"would be overwritten. The copies stay; `commitmq store dump` reads a store made of them",
@@ -120,9 +120,9 @@ def _end_regions(store: HeldStore, cut: Cut) -> list[tuple[CutPart, int]]:
 
 
 def _skipped_regions(store: HeldStore, cut: Cut) -> list[tuple[CutPart, int]]:
-    """``(part, end of what the repair put there, in the segment)``. Raises StoreError when something else lies there.
+    """``(part, end of the repair's records, in the segment)``. Raises StoreError when other bytes are there.
 
-    Once begun, a restoration overwrites what the end is found by; so the ends are written down before.
+    A restoration that has begun overwrites the bytes that tell the end; so the ends are written down before.
     """
     plan = _plan_path(store, cut)
     try:
@@ -142,7 +142,7 @@ def _plan_path(store: HeldStore, cut: Cut) -> Path:
 
 
 def _blank_end(log: CommitLog, part: CutPart) -> int:
-    """Where, in the segment, the records end that a repair put in the place of ``part``; zeros where it was a torn end."""
+    """End, in the segment, of the records with which a repair replaced ``part``, or of the zeros of a torn end."""
     segment = log.read(part.segment, log.segment_bytes)
     at = part.start
     while at + _HEAD_BYTES <= len(segment):
@@ -159,14 +159,14 @@ def _blank_end(log: CommitLog, part: CutPart) -> int:
     if at >= end or not any(segment[part.start : end]):
         return max(at, end)
     raise StoreError(
-        "what a repair took out here cannot be put back: something else lies in its place",
+        "the bytes that a repair cut here cannot be put back: other bytes are in their place",
         path=log.folder / segment_name(part.segment),
         offset=part.start,
     )
 
 
 def _make_segments(store: HeldStore, cut: Cut) -> None:
-    """Have a file for every segment from where the log was cut up to the last part: some were all zeros, and are gone."""
+    """Make a file for every segment from the cut up to the last part: some were all zeros, and were removed."""
     segment_bytes = store.config.commit_log.segment_bytes
     first = max(cut.log_end, 0) // segment_bytes * segment_bytes
     last = max((part.segment for part in cut.parts), default=-1) if cut.log_end >= 0 else -1
@@ -176,7 +176,7 @@ def _make_segments(store: HeldStore, cut: Cut) -> None:
             continue
         try:
             with disk.opened(path, os.O_RDWR | os.O_CREAT, "segment") as fd:
-                # A node maps its segments for writing: a store into a hole of a full disk would end it.
+                # A node maps its segments for writing: a store into a hole on a full disk would kill it.
                 disk.reserve(fd, 0, segment_bytes, "segment")
                 disk.sync(fd, "segment", metadata=True)
             sync_folder(path.parent)
@@ -190,7 +190,7 @@ def _error(error: OSError, path: Path) -> StoreError:
 
 
 def _put(store: HeldStore, part: CutPart, stop: int) -> None:
-    """Put one part back and zeros behind it up to ``stop``, durably; its first bytes last. Raises StoreError."""
+    """Put one part back, with zeros behind it up to ``stop``, durably; its first bytes last. Raises StoreError."""
     path = store.layout.commit_log / segment_name(part.segment)
     try:
         with disk.opened(path, os.O_RDWR, "segment") as fd:

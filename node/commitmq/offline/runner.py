@@ -1,7 +1,7 @@
-"""Who does the tasks of a job: this process one after the other, or a cluster side by side.
+"""Runs the tasks of a job: this process one after the other, or a cluster in parallel.
 
-A job cuts its work into tasks that change nothing outside of their own places and may be done again, in any order, in
-any process; a :class:`Runner` gets them done. ``work`` and the tasks must be picklable: functions of modules, plain values.
+A job divides its work into tasks that change nothing outside of their own places and may be repeated, in any order, in
+any process; a :class:`Runner` runs them. ``work`` and the tasks must be picklable: module functions, plain values.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 Progress = Callable[[int, int], None]
-"""Called with bytes of the log done and in all."""
+"""Called with the bytes of the log done, and all of them."""
 
 
 class Runner(Protocol):
     """``runner(work, view, tasks, finished)``: the results of ``work(view, task)`` in the order of ``tasks``.
 
-    ``finished`` is called now and then with how many tasks are done. What a task raises is raised, as the same kind of
-    error where it is one of ours.
+    ``finished`` is called from time to time with the number of finished tasks. An exception of a task is raised again,
+    with the same type if it is one of CommitMQ's.
     """
 
     def __call__(
@@ -37,7 +37,7 @@ class Runner(Protocol):
 def run_here(
     work: Callable[[StoreView, T], R], view: StoreView, tasks: Sequence[T], finished: Callable[[int], None]
 ) -> Iterable[R]:
-    """One after the other, in this process."""
+    """Run the tasks one after the other, in this process."""
     for number, task in enumerate(tasks, 1):
         yield work(view, task)
         finished(number)

@@ -1,6 +1,6 @@
-"""What a task needs to know of a held store, wherever it runs: plain values that can be sent to another process.
+"""The data about a held store that a task needs, wherever it runs: plain values that can be sent to another process.
 
-The store itself is read by its path, so a process on another machine must see the same folder there.
+Tasks read the store itself by its path, so a process on another machine must see the same folder there.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from commitmq.store.metadata.deleted_topics import load_tombstones
 from commitmq.store.metadata.topic_config import QUEUE_TYPE, QUEUE_TYPE_BATCH
 from commitmq.store.metadata.topic_files import load_topics
 
-_MAPS = 2  # a task reads one segment
+_MAPS = 2  # a task reads only one segment
 
 
 @dataclass(frozen=True, slots=True)
 class StoreView:
-    """``bases`` are where the log's segments begin, ``deleted`` topics that were deleted with the position of that.
+    """``bases`` are the base offsets of the log's segments, ``deleted`` the tombstones of deleted topics.
 
-    ``batch_topics`` says of every topic that is known whether its queues are batch queues.
+    ``batch_topics`` says for every known topic whether its queues are batch queues.
     """
 
     root: Path
@@ -43,7 +43,7 @@ class StoreView:
 
     @classmethod
     def of(cls, store: HeldStore, bases: tuple[int, ...]) -> StoreView:
-        """Tables that cannot be read count as empty: whoever must not go on without them reads them before."""
+        """Tables that cannot be read count as empty: a caller that needs them must read them before."""
         return cls(
             store.layout.root,
             store.config,
@@ -62,15 +62,15 @@ class StoreView:
         return self.config.commit_log.segment_bytes
 
     def open_log(self) -> CommitLog:
-        """The log, for one task. Raises StoreError."""
+        """The log, opened for one task. Raises StoreError."""
         return CommitLog(self.layout.commit_log, self.segment_bytes, max_mapped=_MAPS)
 
     def walker(self, log: CommitLog) -> LogWalker:
-        """Batches of the size that the node's dispatchers get."""
+        """Walks batches of the size that the node's dispatchers get."""
         return LogWalker(log, max_rows=self.config.dispatch.batch_messages, max_bytes=self.config.dispatch.batch_bytes)
 
     def in_batch_queues(self, topics: list[str], rows: NDArray[np.void]) -> NDArray[np.bool_]:
-        """Which of ``rows`` (dtype ROW) get a unit of a batch queue. Of topics that nobody knows, the records tell."""
+        """Which of ``rows`` (dtype ROW) get a unit of a batch queue. For unknown topics the records decide."""
         assert rows.dtype == ROW
         kinds = [self.batch_topics.get(topic) for topic in topics]
         if all(kind is False for kind in kinds):

@@ -1,23 +1,23 @@
-"""``store verify``: the whole of a store read and compared: the log with itself, its ConsumeQueues and index with the log.
+"""``store verify``: reads a whole store and compares the log with itself, and its ConsumeQueues and index with the log.
 
-Nothing is changed. What is wrong is a list of :class:`Finding`: what kind, in which file, where and how far, in a sentence.
+Nothing is changed. The result is a list of :class:`Finding` s: the kind, the file, place and extent, and a sentence.
 
     log.segment      a segment is missing, or has another size
-    log.record       bytes that are no record where one must be, up to the next one that is
+    log.record       bytes that are not a record where one must be, up to the next record
     log.order        queue offsets of a queue do not follow each other
-    queue.missing    a record without its unit; queue.wrong: a unit that says something else than its record
-    queue.extra      units that no record of the log stands for
-    index.missing    a key of a record without its item; index.wrong: an item that no key of a record stands for
-    index.chain      an item or a slot that leads elsewhere than to its predecessor; index.header: counts that are not so
-    file.unreadable  a file that cannot be read as what it is
+    queue.missing    a record without its unit; queue.wrong: a unit that differs from its record
+    queue.extra      units without a record in the log
+    index.missing    a key of a record without its item; index.wrong: an item without a record's key
+    index.chain      an item or a slot that does not point to its predecessor; index.header: wrong counts
+    file.unreadable  a file that cannot be parsed
 
-A store that was not closed in order (``abort`` is there) may lack units and items of its last records, and may have a torn
-end: a recovery is made for those. They are told as notes, not as damage.
+A store that was not closed orderly (``abort`` exists) may lack units and items of its last records, and may have a torn
+end: a recovery handles these. They are reported as notes, not as damage.
 
-The log is cut into pieces (:mod:`commitmq.store.log.log_split`), each a task that reads its part of the log once and compares
-the records with their units and items; then what is there besides, a task for some queues or an index file. So a
-:class:`~commitmq.offline.runner.Runner` may have them done side by side, with the same report. Memory: two numbers a
-queue, and the results of the pieces that are under way.
+The log is cut into pieces (:mod:`commitmq.store.log.log_split`). Each is a task that reads its part of the log once and
+compares the records with their units and items; further tasks check the remaining units and files, for some queues or
+an index file each. So a :class:`~commitmq.offline.runner.Runner` may run them in parallel, with the same report.
+Memory: two numbers for each queue, and the results of the running pieces.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class _Verifier:
         view = StoreView.of(self._store, tuple(bases))
         config = view.config
         outcome = Outcome(config.consume_queue.file_bytes, config.consume_queue.batch_file_bytes, view.was_open)
-        if bases and is_whole:  # without all of the log nothing else can be judged
+        if bases and is_whole:  # without all of the log nothing else can be verified
             report.segments, report.log_bytes = len(bases), len(bases) * self._segment_bytes
             index = self._index(view)
             queues = QueueOrder(view, faults)
@@ -110,7 +110,7 @@ class _Verifier:
     # ------------------------------------------------------------ the log
 
     def _segments(self) -> tuple[list[int], bool]:
-        """Bases of the segments, and whether these are all; a gap or a wrong size is told, and ends the list."""
+        """Bases of the segments, and whether these are all; a gap or a wrong size is reported, and ends the list."""
         bases: list[int] = []
         for path in sorted(self._layout.commit_log.iterdir()):
             if len(path.name) != 20 or not path.name.isdecimal():
@@ -131,7 +131,7 @@ class _Verifier:
         return bases, True
 
     def _log(self, view: StoreView, index: IndexList | None, queues: QueueOrder) -> int:
-        """Check all of it, some segments at a time; returns where the last whole record ends."""
+        """Check all of the log, some segments at a time; returns the end of the last whole record."""
         total = len(view.bases) * self._segment_bytes
         log_end = view.bases[0]
         at_once = max(1, _PIECES_AT_ONCE * self._piece_bytes // self._segment_bytes)
@@ -166,7 +166,7 @@ class _Verifier:
             return check([PieceTask(piece, start, index) for piece, start in jobs])
 
         def check(tasks: list[PieceTask]) -> Iterable[PieceReport]:
-            # What is done a second time is no progress.
+            # Repeated work is no progress.
             return self._runner(check_piece, view, tasks, finished if len(tasks) == len(pieces) else silent)
 
         pieces: list[Piece] = pieces_of(bases, self._segment_bytes, self._piece_bytes)
@@ -178,7 +178,7 @@ class _Verifier:
         return reports
 
     def _index(self, view: StoreView) -> IndexList | None:
-        """Look at each file of the index; None without one that is to be compared."""
+        """Check each file of the index; None without an index to compare."""
         names = verify_index.index_names(view)
         if names is None:
             return None
@@ -196,7 +196,7 @@ class _Verifier:
         return IndexList.of(files)
 
     def _rest(self, view: StoreView, queues: QueueOrder) -> None:
-        """Look for units that no record stands for."""
+        """Search for units without a record."""
         rests = [
             Rest(topic, queue_id, is_batch, ends.get((topic, queue_id), -1))
             for is_batch, root, ends in (
@@ -209,7 +209,7 @@ class _Verifier:
         for faults in self._runner(check_rest, view, list(_some(rests, _QUEUES_AT_ONCE)), silent):
             self._faults.take(faults)
 
-    # ------------------------------------------------------------ everything else
+    # ------------------------------------------------------------ other files
 
     def _tell(self, group: int, place: int | str, finding: Finding) -> None:
         self._faults.add(Single((group, place, 0), finding))
@@ -232,7 +232,7 @@ class _Verifier:
                 self._tell(SMALL_FILES, file, Finding("file.unreadable", file, 0, 0, str(error)))
 
     def _load_config(self, path: Path) -> object:
-        """As a start loads it, so that the way out that is told is the same."""
+        """Load it as a start does, so that the reported remedy is the same."""
         return _BESIDE_A_JOURNAL[path.name](self._layout) if path.name in _BESIDE_A_JOURNAL else json_config.load(path)
 
 

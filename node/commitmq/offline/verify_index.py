@@ -1,10 +1,10 @@
-"""The index files of a store against its log: every key of a record has its item, and the chains are whole.
+"""Compares a store's index files with its log: every key of a record has its item, and the chains are complete.
 
 The items of all files, one after the other, are the keys of all indexed records in the log's order (spec 4.2): their
-physical offsets never fall. So each file is looked at first: its header, its chains, and its *strays*, the fewest items
-without which that order holds. Then the items of a piece of the log are those between two places (:meth:`Items.place`),
-and the strays that say they belong there; what it must have is made by the same kernel that writes the files, and compared.
-RocketMQ indexes the record at which a rebuild began twice; such doubles are passed over.
+physical offsets never fall. So each file is examined first: its header, its chains, and its *strays*, the fewest items
+whose removal restores that order. The items of a piece of the log are then those between two places
+(:meth:`Items.place`), and the strays with offsets there. The kernel that writes the files also makes the expected
+items, and the two are compared. RocketMQ indexes the record at which a rebuild began twice; such doubles are skipped.
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ _ITEM: Final = np.dtype([("hash", ">i4"), ("offset", ">i8"), ("seconds", ">i4"),
 _KEY: Final = np.dtype([("hash", np.int64), ("offset", np.int64)])
 _SCRATCH_ITEMS: Final = 1 << 16
 _MOST_CHAIN_FAULTS: Final = 100  # of a file
-_MOST_STRAYS: Final = 100_000  # of a file: with more it is no index
-_DOUBLES: Final = 4096  # items that are looked back over: no record has more keys
+_MOST_STRAYS: Final = 100_000  # of a file: with more it is not an index
+_DOUBLES: Final = 4096  # items searched backwards: no record has more keys
 
 
 @dataclass(frozen=True, slots=True)
 class FileReport:
-    """One file: how many items it has, and its strays by number from 0. ``why`` is not empty when it cannot be read.
+    """One file: its number of items, and its strays by number from 0. ``why`` is not empty when it cannot be read.
 
-    ``least``, ``middle`` and ``most`` are physical offsets of the first, the middle and the last one that is none.
+    ``least``, ``middle`` and ``most`` are physical offsets of the first, the middle and the last item that is not a
+    stray.
     """
 
     name: str
@@ -54,7 +55,7 @@ class FileReport:
 
 @dataclass(frozen=True, slots=True)
 class IndexList:
-    """The readable files of an index, oldest first; ``starts`` number the items of all of them from 0, the sum at last.
+    """The readable files of an index, oldest first; ``starts`` number the items of all of them from 0, the sum last.
 
     ``strays`` are such numbers, in order.
     """
@@ -69,7 +70,7 @@ class IndexList:
 
     @classmethod
     def of(cls, files: Iterable[FileReport]) -> IndexList:
-        """Those of ``files`` that could be read, oldest first."""
+        """The readable ones of ``files``, oldest first."""
         known = [one for one in files if not one.why]
         starts = list(accumulate((one.count for one in known), initial=0))
         strays = [one.strays + start for one, start in zip(known, starts, strict=False)]
@@ -78,7 +79,7 @@ class IndexList:
 
 @dataclass(frozen=True, slots=True)
 class FileTask:
-    """A file, and where its items may point: ``[floor, end)`` of the log."""
+    """A file, and the range of the log that its items may point to: ``[floor, end)``."""
 
     name: str
     floor: int
@@ -86,9 +87,9 @@ class FileTask:
 
 
 def second_looks(files: Sequence[FileReport], end: int) -> dict[int, FileTask]:
-    """The files that must be looked at again, by number: the order must also hold from file to file.
+    """The files that must be examined again, by number: the order must also be right from file to file.
 
-    Where it does not, items at the edge of one are strays, which shows by the middles of its neighbours.
+    Where it is not, items at one file's edge are strays, which the middles of its neighbours reveal.
     """
     known = [number for number, one in enumerate(files) if one.count > len(one.strays)]
     tasks = {}
@@ -103,7 +104,7 @@ def second_looks(files: Sequence[FileReport], end: int) -> dict[int, FileTask]:
 
 
 def index_names(view: StoreView) -> list[str] | None:
-    """The files to compare; None when there is no index at all, or it is switched off."""
+    """The files to compare; None when there is no index, or it is switched off."""
     names = list_index_files(view.layout.index) if view.config.index.enable and view.layout.index.is_dir() else []
     return names or None
 
@@ -113,7 +114,7 @@ def _shape(view: StoreView) -> IndexShape:
 
 
 def check_file(view: StoreView, task: FileTask) -> FileReport:
-    """Look at the header, the chains and the order of one file."""
+    """Check the header, the chains and the order of one file."""
     shape = _shape(view)
     faults = Faults()
     name = task.name
@@ -164,14 +165,14 @@ def _check_chains(mapped: MappedIndex, shape: IndexShape, name: str, count: int,
 
 
 class Items:
-    """The items of all files as one row. Raises StoreError or OSError when a file went or changed meanwhile."""
+    """The items of all files as one sequence. Raises StoreError or OSError when a file was deleted or changed meanwhile."""
 
     def __init__(self, view: StoreView, files: IndexList) -> None:
         self._folder = view.layout.index
         self._shape = _shape(view)
         self._files = files
         self._mapped: dict[int, NDArray[np.void]] = {}
-        # How many items that are none lie before each stray.
+        # The number of non-strays before each stray.
         self._before = files.strays - np.arange(len(files.strays))
 
     def _file_of(self, at: int) -> int:
@@ -191,7 +192,7 @@ class Items:
         return int(self._of_file(file)["offset"][at - self._files.starts[file]])
 
     def place(self, physical_offset: int) -> int:
-        """Number of the first item, of those that are no strays, at or behind ``physical_offset``; the sum if there is none.
+        """Number of the first non-stray item at or behind ``physical_offset``; the sum if there is none.
 
         Greater offsets never give a smaller number.
         """
@@ -206,7 +207,7 @@ class Items:
         return self._number(low) if low < most else self._files.total
 
     def _number(self, nth: int) -> int:
-        """Number of the ``nth`` item that is no stray."""
+        """Number of the ``nth`` non-stray item."""
         return nth + int(np.searchsorted(self._before, nth, side="right"))
 
     def keys(self, start: int, stop: int) -> NDArray[np.void]:
@@ -224,7 +225,7 @@ class Items:
         return np.concatenate(parts)
 
     def between(self, start: int, end: int) -> tuple[NDArray[np.int64], NDArray[np.void]]:
-        """Numbers and keys of the items that say they belong to ``[start, end)`` of the log, strays too."""
+        """Numbers and keys of the items with offsets in ``[start, end)`` of the log, including strays."""
         first, stop = self.place(start), self.place(end)
         numbers, keys = np.arange(first, stop), self.keys(first, stop)
         strays = self._files.strays
@@ -239,7 +240,7 @@ class Items:
         return numbers[order], keys[order]
 
     def is_double(self, at: int, physical_offset: int) -> bool:
-        """Whether item ``at``, which equals another one, is a double: its record's items are just before, or a file begins."""
+        """Whether item ``at``, equal to another one, is a double: its record's items are just before, or a file begins."""
         file = self._file_of(at)
         number = at - self._files.starts[file]
         items = self._of_file(file)["offset"]
@@ -253,12 +254,12 @@ class IndexCheck:
     def __init__(self, view: StoreView, files: IndexList, faults: Faults) -> None:
         self._items = Items(view, files)
         self._faults = faults
-        # One slot: chains of the scratch file are of no interest.
+        # One slot, because the chains of the scratch file are not used.
         self._scratch = np.zeros(HEADER_BYTES // 4 + 1 + 5 * _SCRATCH_ITEMS, np.int32)
         self._wanted: list[NDArray[np.void]] = [np.empty(0, _KEY)]
 
     def take(self, batch: DispatchBatch, segment: NDArray[np.uint8], base: int) -> None:
-        """Remember the keys of the batch's records, which lie in ``segment``."""
+        """Remember the keys of the batch's records, which are in ``segment``."""
         rows = np.ascontiguousarray(batch.rows)
         rows.flags.writeable = False
         state = np.zeros(kernel.STATE_WORDS, np.int64)
@@ -273,7 +274,7 @@ class IndexCheck:
             self._wanted.append(keys)
 
     def finish(self, start: int, end: int) -> None:
-        """Compare them with the items of ``[start, end)`` of the log, as two bags: the order was looked at before."""
+        """Compare them with the items of ``[start, end)`` of the log, regardless of order, which was checked before."""
         wanted = np.concatenate(self._wanted)
         numbers, have = self._items.between(start, end)
         self._wanted.clear()
@@ -282,7 +283,7 @@ class IndexCheck:
         lacks, surplus, repeats = _difference(wanted, have, start)
         place = self._items.place
         for begin, stop in runs(lacks):
-            # Missing keys are one fault as long as no item lies between them.
+            # Missing keys are one fault as long as no item is between them.
             cuts = np.unique(np.searchsorted(wanted["offset"][begin:stop], have["offset"]))
             edges = [0, *(cut for cut in cuts.tolist() if 0 < cut < stop - begin), stop - begin]
             for low, high in pairwise(edges):
@@ -298,13 +299,13 @@ class IndexCheck:
 def _difference(
     wanted: NDArray[np.void], have: NDArray[np.void], start: int
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
-    """Which keys have no item, and which items no key; and which items equal one. Of equal ones the first go together."""
+    """Which keys have no item, which items no key, and which items equal one; among equals the first ones are paired."""
     codes = [((keys["offset"] - start) << 32) | (keys["hash"] & 0xFFFFFFFF) for keys in (wanted, have)]
     ranked = []
     for code in codes:
         order = np.argsort(code, kind="stable")
         in_order = code[order]
-        first = np.searchsorted(in_order, in_order)  # of its equals
+        first = np.searchsorted(in_order, in_order)  # index of its first equal
         pairs = np.empty(len(code), np.dtype([("code", np.int64), ("rank", np.int64)]))
         pairs["code"][order], pairs["rank"][order] = in_order, np.arange(len(code)) - first
         ranked.append(pairs)
@@ -313,7 +314,7 @@ def _difference(
 
 
 def _contained(some: NDArray[np.void], others: NDArray[np.void]) -> NDArray[np.bool_]:
-    """Which of ``some`` are among ``others``; neither has equals."""
+    """Which of ``some`` are among ``others``; both have no duplicates."""
     both = np.concatenate((some, others))
     order = np.lexsort((both["rank"], both["code"]))
     is_equal = both[order][1:] == both[order][:-1]
@@ -324,7 +325,7 @@ def _contained(some: NDArray[np.void], others: NDArray[np.void]) -> NDArray[np.b
 
 
 def _rows(numbers: NDArray[np.int64], chosen: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """``chosen`` places in ``numbers`` as ``(start, stop)`` of stretches in which the numbers follow each other."""
+    """``chosen`` places in ``numbers`` as ``(start, stop)`` of stretches of consecutive numbers."""
     if len(chosen):
         cuts = np.flatnonzero((np.diff(chosen) != 1) | (np.diff(numbers[chosen]) != 1)) + 1
         for low, high in pairwise([0, *cuts.tolist(), len(chosen)]):
@@ -332,7 +333,7 @@ def _rows(numbers: NDArray[np.int64], chosen: NDArray[np.int64]) -> Iterator[tup
 
 
 def outside(view: StoreView, files: IndexList, end: int) -> Faults:
-    """The items that no piece asks for: strays that point outside of the log, and all that point behind its end."""
+    """The items that belong to no piece: strays that point outside of the log, and all items that point behind its end."""
     items, faults = Items(view, files), Faults()
     behind = np.setdiff1d(np.arange(items.place(end), files.total), files.strays)
     offsets = [int(items.keys(at, at + 1)["offset"][0]) for at in files.strays.tolist()]

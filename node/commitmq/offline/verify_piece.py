@@ -1,6 +1,6 @@
-"""The main task of a verification: a piece of the log, compared with its units and items.
+"""The main task of a verification: compares a piece of the log with its units and items.
 
-It changes nothing, and what it returns is plain and small: it goes from process to process.
+It changes nothing, and its result is plain and small, because it is sent from process to process.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from commitmq.store.log.log_split import NO_START, Piece, find_start, find_stop
 
 @dataclass(frozen=True, slots=True)
 class PieceTask:
-    """A piece, where to begin (:data:`NO_START`: to be looked for), and places of batch units where they are known."""
+    """A piece, where to begin (with :data:`NO_START` the task must search), and the known places of batch units."""
 
     piece: Piece
     start: int
@@ -31,7 +31,7 @@ class PieceTask:
 
 @dataclass(frozen=True, slots=True)
 class PieceReport:
-    """What was found in ``[start, end)``; ``records_end`` is behind the last whole record, -1 without one."""
+    """The result for ``[start, end)``; ``records_end`` is behind the last whole record, -1 if there is none."""
 
     start: int
     end: int

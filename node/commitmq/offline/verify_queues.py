@@ -1,12 +1,12 @@
-"""The ConsumeQueues of a store against its log: every record has its unit, and every unit its record.
+"""Compares a store's ConsumeQueues with its log: every record has its unit, and every unit its record.
 
-:class:`QueueCheck` compares the records of one piece of the log with their units; a queue that runs on in the next piece is
-told by where it begins and ends in this one (:data:`BOUNDS`). Whoever has all pieces compares these
-(:class:`QueueOrder`), and then knows what is there besides (:func:`check_rest`).
+:class:`QueueCheck` compares the records of one piece of the log with their units. It also returns each queue's begin
+and end in the piece (:data:`BOUNDS`), because a queue continues in the next piece. :class:`QueueOrder` compares these
+for all pieces, and then knows which units remain to be checked (:func:`check_rest`).
 
-A unit of a plain queue has its place by its queue offset. The 46-byte units of batch queues come one after the other,
-whatever their queue offsets: the first one's place is looked for by its record's physical offset, and is told too; where
-it is not what the pieces before make it, the piece is checked again with the right one.
+The queue offset gives a plain queue's unit its place. The 46-byte units of batch queues are consecutive, whatever their
+queue offsets: the place of the first one is searched by its record's physical offset, and returned too; if it differs
+from the place that the pieces before imply, the piece is checked again with the right one.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from commitmq.store.queues.batch_consume_queue import BATCH_UNIT, BATCH_UNIT_BYT
 
 _UNIT: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 _MOST_BLANKS: Final = 1_000_000
-_MOST_ORDERS: Final = 100  # of one queue in one batch: what is behind them is disorder too
+_MOST_ORDERS: Final = 100  # of one queue in one batch: everything behind them is disorder too
 _FAR: Final = 1024  # units between two records of a batch that are not worth reading
-# Below every hash of a tag: an address in a queue's extension (spec 3.8).
+# Below every hash of a tag is an address in a queue's extension (spec 3.8).
 _FIRST_ADDRESS: Final = -(1 << 31) - 1
 
 PLAIN, LIGHT, BATCH = range(3)
@@ -64,7 +64,7 @@ _PLAIN_ROW: Final = np.dtype(
 
 
 def narrow(rows: NDArray[np.void]) -> NDArray[np.void]:
-    """What plain queues need of ``rows``: a quarter of the bytes to be sorted."""
+    """The columns of ``rows`` that plain queues need: a quarter of the bytes to be sorted."""
     result = np.empty(len(rows), _PLAIN_ROW)
     for name in _PLAIN_ROW.names or ():
         result[name] = rows[name]
@@ -94,7 +94,7 @@ class _Seen:
 
 
 class QueueUnits:
-    """Reads units of the queues under one folder; zeros where there is no file."""
+    """Reads units of the queues under one folder; zeros where no file exists."""
 
     def __init__(self, root: Path, kind: np.dtype[Any], file_bytes: int, fds: FdCache) -> None:
         self.root = root
@@ -121,7 +121,7 @@ class QueueUnits:
 
 
 class QueueCheck:
-    """See the module's text. ``places`` are numbers of the first units of batch queues, where they are known."""
+    """See the module's text. ``places`` are the numbers of the first units of batch queues, where known."""
 
     def __init__(self, view: StoreView, faults: Faults, places: Mapping[Queue, int]) -> None:
         self._view = view
@@ -178,7 +178,7 @@ class QueueCheck:
         seen.count += len(rows)
         self.units += len(rows)
         if seen.place < 0:
-            return  # the pieces before will tell where
+            return  # the pieces before will tell the place
         # A record that is a plain message counts as a batch of one.
         inner = (rows["inner_num"] > 0) & (rows["inner_base"] >= 0)
         wanted = make_units(
@@ -194,7 +194,7 @@ class QueueCheck:
     # ------------------------------------------------------------ plain queues
 
     def _take_light(self, batch: DispatchBatch, rows: NDArray[np.void]) -> None:
-        """Units in the LMQs that records name. Where in them, the records say, so nothing is said of their order."""
+        """Compare units in the LMQs that records name. The records tell their places, so their order is not checked."""
         for queue, number, units in multi_dispatch.runs(batch, rows):
             if queue[0].startswith(LMQ_PREFIX):
                 expected = np.frombuffer(units, _UNIT)
@@ -222,7 +222,7 @@ class QueueCheck:
         expected = np.empty(len(rows), _UNIT)
         for name in ("physical_offset", "size", "tags_code"):
             expected[name] = rows[name]
-        # Nearly always one stretch. Where offsets leap, what lies between is not read.
+        # Nearly always one stretch. Where offsets leap, the units between are not read.
         cuts = (np.flatnonzero(np.abs(np.diff(numbers)) > _FAR) + 1).tolist()
         for start, stop in pairwise([0, *cuts, len(rows)]):
             self._compare_units(queue, numbers[start:stop], expected[start:stop])
@@ -249,10 +249,10 @@ class QueueCheck:
         place = int(expected["physical_offset"])
         self._faults.add(UnitRun(kind, is_batch, *queue, number, count, place, _show(expected), _show(found)))
 
-    # ------------------------------------------------------------ what it leaves
+    # ------------------------------------------------------------ results
 
     def bounds(self) -> Bounds:
-        """Where each queue begins and ends in this piece."""
+        """Begin and end of each queue in this piece."""
         names: dict[str, int] = {}
         rows = [
             (
@@ -269,7 +269,7 @@ class QueueCheck:
 
 
 def locate(root: Path, queue: Queue, physical_offset: int) -> int:
-    """Number of the unit, of a batch queue, that points at ``physical_offset``; -1 without one."""
+    """Number of a batch queue's unit that points at ``physical_offset``; -1 if there is none."""
     for path in sorted((root / queue[0] / str(queue[1])).glob("[0-9]" * 20)):
         for position, units in _written_units(path, 0, BATCH_UNIT):
             hits = np.flatnonzero(units["physical_offset"] == physical_offset)
@@ -279,7 +279,7 @@ def locate(root: Path, queue: Queue, physical_offset: int) -> int:
 
 
 def disorder(units: QueueUnits, queue: Queue, wanted: int, number: int, physical_offset: int, size: int) -> Single:
-    """A record whose queue offset does not follow; a note where a repair has left pre-blank units of lost records."""
+    """A record whose queue offset is not consecutive; a note where a repair left pre-blank units of lost records."""
     is_repaired = False
     if wanted < number <= wanted + _MOST_BLANKS:
         found = units.read(queue, wanted, number - wanted)
@@ -290,7 +290,7 @@ def disorder(units: QueueUnits, queue: Queue, wanted: int, number: int, physical
 
 
 class QueueOrder:
-    """Puts the bounds of all pieces together, which come in the log's order. Memory: two numbers a queue."""
+    """Combines the bounds of all pieces, which come in the log's order. Memory: two numbers for each queue."""
 
     def __init__(self, view: StoreView, faults: Faults) -> None:
         config = view.config.consume_queue
@@ -299,11 +299,11 @@ class QueueOrder:
         self._batch_root = view.layout.batch_consume_queue
         self._faults = faults
         self.ends: dict[Queue, int] = {}
-        """Behind the last unit that a record stands for."""
+        """Behind the last unit that has a record."""
         self.batch_ends: dict[Queue, int] = {}
 
     def misplaced(self, pieces: Iterable[Bounds]) -> dict[int, dict[Queue, int]]:
-        """The pieces, by number, whose batch units were looked for elsewhere than they must be, with the right places."""
+        """The pieces, by number, whose batch units were searched at wrong places, with the right places."""
         wrong: dict[int, dict[Queue, int]] = {}
         ends = dict(self.batch_ends)
         for index, bounds in enumerate(pieces):
@@ -311,7 +311,7 @@ class QueueOrder:
             for row in bounds.table[bounds.table["kind"] == BATCH]:
                 queue = (bounds.names[int(row["topic"])], int(row["queue_id"]))
                 if queue not in ends:
-                    # Units before it belong to records that expired.
+                    # Units before it belong to expired records.
                     ends[queue] = max(0, locate(self._batch_root, queue, int(row["physical_offset"])))
                 places[queue] = ends[queue]
                 if int(row["place"]) != ends[queue]:
@@ -320,7 +320,7 @@ class QueueOrder:
         return wrong
 
     def take(self, bounds: Bounds) -> None:
-        """The next piece: tell what does not follow."""
+        """Take the next piece: report queue offsets that are not consecutive."""
         for topic, queue_id, kind, first, following, place, size, count, at in bounds.table.tolist():
             queue = (bounds.names[topic], queue_id)
             if kind == BATCH:
@@ -337,12 +337,12 @@ class QueueOrder:
         self._fds.close()
 
 
-# ---------------------------------------------------------------- what is there besides
+# ---------------------------------------------------------------- the remaining units
 
 
 @dataclass(frozen=True, slots=True)
 class Rest:
-    """A queue that is to be looked at behind unit number ``end``; -1 when the log has no record of it."""
+    """A queue to be checked behind unit number ``end``; -1 when the log has no record of it."""
 
     topic: str
     queue_id: int
@@ -351,7 +351,7 @@ class Rest:
 
 
 def check_rest(view: StoreView, rests: tuple[Rest, ...]) -> Faults:
-    """Look for units that no record stands for, and for files of a wrong size."""
+    """Search for units without a record, and for files of a wrong size."""
     faults = Faults()
     for rest in rests:
         layout, config = view.layout, view.config.consume_queue
@@ -375,7 +375,7 @@ def _check_file(view: StoreView, rest: Rest, path: Path, file_bytes: int, faults
         return  # all of its records expired
     first = max(0, max(0, rest.end) * kind.itemsize - base) // kind.itemsize
     for position, units in _written_units(path, first * kind.itemsize, kind):
-        # Places before a queue's first unit are taken by pre-blank ones (spec 3.3).
+        # Pre-blank units occupy the places before a queue's first unit (spec 3.3).
         is_blank = (units["size"] == PREBLANK_SIZE) & (units["physical_offset"] == 0) & (not rest.is_batch)
         for start, stop in runs((units["size"] > 0) & ~is_blank):
             at = position + start * kind.itemsize
@@ -389,7 +389,7 @@ def _check_file(view: StoreView, rest: Rest, path: Path, file_bytes: int, faults
 
 
 def _written_units(path: Path, position: int, kind: np.dtype[Any]) -> Iterable[tuple[int, NDArray[np.void]]]:
-    """Whole units behind ``position`` of a sparse file, with their position; holes are not read."""
+    """Complete units behind ``position`` of a sparse file, with their position; holes are not read."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         size = os.fstat(fd).st_size
@@ -398,7 +398,7 @@ def _written_units(path: Path, position: int, kind: np.dtype[Any]) -> Iterable[t
                 position = os.lseek(fd, position, os.SEEK_DATA)
                 hole = os.lseek(fd, position, os.SEEK_HOLE)
             except OSError:
-                return  # only a hole is left
+                return  # only a hole remains
             position -= position % kind.itemsize
             data = os.pread(fd, min(size, hole + kind.itemsize) - position, position)
             data = _whole_units(data, kind.itemsize)

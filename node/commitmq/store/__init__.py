@@ -1,1 +1,1 @@
-"""Formats and algorithms of the store on disk: no process and no socket, usable alone by tests, tools and Spark."""
+"""The store on disk: its formats and algorithms. No process and no socket; tests, tools and Spark use it alone."""

@@ -1,14 +1,14 @@
-"""Who may read a store: its owner alone, whatever the umask, unless the store's own folder says that a group may.
+"""Access to a store: only its owner may read it, whatever the umask, unless the store's own folder admits a group.
 
-Messages are in the files, so files are 0600 and folders 0700. The processes of a node, the offline verbs and the tasks of
-jobs that write to a store all set their umask by :func:`umask_of`, so there is no file that somebody forgot.
+Messages are in the files, so files are 0600 and folders 0700. The processes of a node, the offline verbs and the tasks
+of jobs that write to a store all set their umask by :func:`umask_of`, so no file is missed.
 
-To share a store with a group, say so on its folder before it is first used: ``chgrp GROUP STORE; chmod 2750 STORE``. Files are
-then 0640 and folders 2750 of that group, whose members can map the log. Only the store's owner ever writes. A folder that
-is only open to others (0755, say) shares nothing: that is how folders come to be by themselves.
+To share a store with a group, set the permissions of its folder before its first use: ``chgrp GROUP STORE; chmod 2750
+STORE``. Files are then 0640 and folders 2750 of that group, and its members can map the log. Only the store's owner
+ever writes. A folder that is merely open to others (0755, say) shares nothing: folders get that mode by default.
 
-What an earlier version or RocketMQ made keeps its permissions: another account may rely on them. The node names such folders
-when it starts.
+Files made by an earlier version or by RocketMQ keep their permissions: another account may rely on them. The node names
+such folders when it starts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from commitmq.store.layout import StoreLayout
 
 @contextlib.contextmanager
 def refusals_told(root: Path) -> Iterator[None]:
-    """What the system refuses meanwhile (a folder that this account may not enter) is a StoreError about ``root``."""
+    """Turn OSErrors in the block (a folder that this account may not enter) into a StoreError about ``root``."""
     try:
         yield
     except OSError as error:
@@ -33,14 +33,14 @@ def refusals_told(root: Path) -> Iterator[None]:
 
 
 def require_store(layout: StoreLayout) -> None:
-    """Raise StoreError unless there is a store, and this account may enter it."""
+    """Raise StoreError unless ``layout`` is a store that this account may enter."""
     with refusals_told(layout.root):
         if not layout.commit_log.is_dir():
             raise StoreError("this is no store: it has no folder commitlog", path=layout.root)
 
 
 def shares_with_group(root: Path) -> bool:
-    """Whether the folder ``root`` says that its group may read the store: set-group-id, and open to that group."""
+    """Whether the folder ``root`` admits its group to the store: set-group-id, and open to that group."""
     try:
         mode = root.stat().st_mode
     except OSError:
@@ -49,7 +49,7 @@ def shares_with_group(root: Path) -> bool:
 
 
 def umask_of(root: Path) -> int:
-    """The umask for whoever makes files in the store at ``root``."""
+    """The umask for every process that makes files in the store at ``root``."""
     return 0o027 if shares_with_group(root) else 0o077
 
 
@@ -60,7 +60,7 @@ def keep_private(root: Path) -> None:
 
 @contextlib.contextmanager
 def private_files(root: Path) -> Iterator[None]:
-    """The store's umask for a while, in a process that has other work too."""
+    """Set the store's umask during the block, in a process that has other work too."""
     before = os.umask(umask_of(root))
     try:
         yield
@@ -69,16 +69,16 @@ def private_files(root: Path) -> Iterator[None]:
 
 
 def close_own_folders(layout: StoreLayout) -> None:
-    """Close the two folders that are CommitMQ's alone to those who have no business there. Raises OSError."""
+    """Close the two folders that only CommitMQ uses to other accounts. Raises OSError."""
     wanted = 0o2750 if shares_with_group(layout.root) else 0o700
     for folder in (layout.own, layout.run):
         folder.chmod(wanted)
 
 
 def open_folders(layout: StoreLayout) -> list[Path]:
-    """Folders of messages that accounts other than wanted can read: made by RocketMQ or by an earlier version."""
+    """Folders with messages that unintended accounts can read: made by RocketMQ or by an earlier version."""
     unwanted = umask_of(layout.root)
     if not layout.root.stat().st_mode & unwanted & 0o011:
-        return []  # nobody comes as far
+        return []  # no other account gets that far
     folders = (layout.commit_log, layout.consume_queue, layout.batch_consume_queue, layout.index, layout.config)
     return [folder for folder in folders if folder.is_dir() and folder.stat().st_mode & unwanted & 0o055]

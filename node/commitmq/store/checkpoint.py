@@ -1,11 +1,11 @@
-"""``checkpoint``: how far the three kinds of files were durable when it was written (spec 1.6).
+"""``checkpoint``: up to which time CommitLog, ConsumeQueues and index were durable when it was written (spec 1.6).
 
 0    physicMsgTimestamp i8     store time of the newest record known flushed
 8    logicsMsgTimestamp i8     store time of the newest record known in a ConsumeQueue
 16   indexMsgTimestamp i8      end time of the newest full index file
-24   masterFlushedOffset i8    of a replica: what its master reported
+24   masterFlushedOffset i8    on a replica: the offset that its master reported
 32   confirmPhyOffset i8       set by recovery: start of the last valid record
-40   zeros up to 4096 bytes    kept as found: another version may use them
+40   zeros up to 4096 bytes    kept as read: another version may use them
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Checkpoint:
 
     @property
     def min_timestamp(self) -> int:
-        """Where a recovery may begin (ms): everything stored 3 s before this is in the log and the ConsumeQueues."""
+        """Time at which a recovery may begin (ms): everything stored 3 s before it is in the log and the ConsumeQueues."""
         return max(0, min(self.physic_msg_timestamp, self.logics_msg_timestamp) - _SAFETY_MS)
 
     @property
@@ -49,14 +49,14 @@ class Checkpoint:
 
     @classmethod
     def load(cls, path: Path) -> Checkpoint:
-        """From ``path``; all zero when it does not exist. Raises StoreError when it is shorter than its fields."""
+        """The checkpoint at ``path``; all zero without a file. Raises StoreError when it is shorter than its fields."""
         try:
             data = path.read_bytes()
         except FileNotFoundError:
             return cls()
         except OSError as error:
             raise StoreError(f"cannot read the checkpoint: {error.strerror}", path=path) from error
-        if not data:  # made, but never written
+        if not data:  # created, but never written
             return cls()
         if len(data) < _FIELDS.size:
             raise StoreError(f"a checkpoint has {CHECKPOINT_BYTES} bytes, this one {len(data)}", path=path)
@@ -65,7 +65,7 @@ class Checkpoint:
 
     @classmethod
     def load_durable(cls, path: Path) -> Checkpoint:
-        """:meth:`load`, and what was read is on the device afterwards: its writer may have died before the sync."""
+        """:meth:`load`, then sync, so that the result is on the device: its writer may have died before the sync."""
         found = cls.load(path)
         try:
             fd = disk.open_file(path, os.O_RDWR, "checkpoint")
@@ -92,7 +92,8 @@ class Checkpoint:
         return (fields + self.rest).ljust(CHECKPOINT_BYTES, b"\0")
 
     def save(self, path: Path) -> None:
-        """Write the file in place and sync it. The fields share one sector, so a crash leaves old or new, not half.
+        """Write the file in place and sync it. The fields share one sector, so a crash leaves the old or the new ones,
+        no mix.
 
         Raises OSError; the caller knows whether an old checkpoint does harm (it only makes a recovery start earlier).
         """

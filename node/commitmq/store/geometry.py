@@ -1,14 +1,15 @@
-"""How large the files of a store are, by what the store itself says; sizes go by the configuration's names.
+"""The sizes of a store's files, as the store itself shows them; the sizes have the configuration's names.
 
-    commit_log.segment_bytes          length of the segments, checked with their names: neighbours are one length apart
-    consume_queue.file_bytes          length of most of the files that were looked at, for one of them may be damaged
+    commit_log.segment_bytes          length of the segments; their names must be one length apart
+    consume_queue.file_bytes          length of most of the examined files, because one of them may be damaged
     consume_queue.batch_file_bytes    the same, of BatchCQ topics
     consume_queue.ext_file_bytes      the same, of extensions
     index.hash_slots, max_items       by :mod:`commitmq.store.index.index_shape`
 
-RocketMQ makes every file at its full size (spec 1.3), so length is size, and a file of 0 bytes is one that was being made.
-What the files say goes over what ``commitmq/store.json`` remembers only for the index: it is derived, and RocketMQ or a
-person may have made it anew. A CommitLog or queues of other sizes than the store remembers are other files, or cut short.
+RocketMQ makes every file at its full size (spec 1.3), so a file's length is its size, and a file of 0 bytes is just
+being made. Only for the index do the files override the sizes in ``commitmq/store.json``: the index is derived, and
+RocketMQ or an administrator may have rebuilt it. A CommitLog or queues of other sizes than ``store.json`` has are
+another store's files, or were cut short.
 """
 
 from __future__ import annotations
@@ -38,16 +39,17 @@ INDEX: Final = (HASH_SLOTS, MAX_ITEMS)
 SIZES: Final = (SEGMENT, QUEUE_FILE, BATCH_FILE, EXT_FILE, *INDEX)
 
 _UNIT_BYTES: Final = {QUEUE_FILE: 20, BATCH_FILE: 46, EXT_FILE: 1}
-_MOST_FILES: Final = 1_000  # of each kind of queue: nobody should wait until 100,000 were looked at
+_MOST_FILES: Final = 1_000  # of each kind of queue: examining 100,000 would take too long
 _ROCKETMQ_SHAPE: Final = IndexShape(5_000_000, 20_000_000)
 
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """``found``: the sizes that files show, and ``shown_by`` of each a file. ``remembered``: what store.json says.
+    """``found``: the sizes that the files show; ``shown_by``: one such file for each. ``remembered``: the sizes in
+    store.json.
 
-    ``forgotten`` is why there is no remembered one although there is a store, "" where all is well or the store is new;
-    ``index_problem`` why the index files cannot be used.
+    ``forgotten`` says why ``remembered`` is missing although there is a store; "" when all is well or the store is new.
+    ``index_problem`` says why the index files cannot be used.
     """
 
     found: Mapping[str, int]
@@ -58,12 +60,12 @@ class Geometry:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """The sizes of the store: remembered, else found; what neither says is not in it."""
+        """The sizes of the store: remembered, else found. A size known from neither is missing."""
         remembered = {} if self.remembered is None else dict(self.remembered.sizes)
         return {**self.found, **remembered, **{key: self.found[key] for key in INDEX if key in self.found}}
 
     def disagreements(self, confirmed: Collection[str] = ()) -> list[str]:
-        """Half sentences about the files that have other sizes than the store remembers, but for those of ``confirmed``."""
+        """Clauses of a message: files whose size differs from the remembered one, except those of ``confirmed``."""
         if self.remembered is None:
             return []
         return [
@@ -83,10 +85,11 @@ class _Finds:
 
 
 def look(layout: StoreLayout, *, index: bool = True, likely: Iterable[IndexShape] = ()) -> Geometry:
-    """What the store says of its sizes. Changes nothing, and raises nothing for damage: whoever opens the files does.
+    """Read the store's sizes from its files. Changes nothing and does not raise for damage: opening the files does
+    that.
 
-    ``index``: whether to look at the index. ``likely``: shapes that its files may have, tried first. Raises StoreError where
-    the system does not let this account look.
+    ``index``: whether to examine the index. ``likely``: shapes that its files may have, tried first. Raises StoreError
+    where this account lacks permission.
     """
     with refusals_told(layout.root):
         return _look(layout, index, likely)
@@ -126,7 +129,7 @@ def _look_at_log(folder: Path, finds: _Finds) -> None:
         return
     size = Counter(size for _, size in files).most_common(1)[0][0]
     if len(files) > 1:
-        # Of two lengths the one that the names are apart: a segment may have been cut short, its name was not.
+        # Of two lengths, take the one by which the names are apart: a segment may have been cut short, its name cannot.
         apart = min(after - before for (before, _), (after, _) in itertools.pairwise(files))
         if any(one == apart for _, one in files):
             size = apart
@@ -135,7 +138,7 @@ def _look_at_log(folder: Path, finds: _Finds) -> None:
 
 
 def _look_at_queues(folder: Path, key: str, finds: _Finds, wanted: int | None) -> None:
-    """The most frequent of the lengths that units fit into; of two equally frequent ones that which is ``wanted``."""
+    """The most frequent length that holds whole units; of two equally frequent ones, ``wanted``."""
     lengths: Counter[int] = Counter()
     files: dict[int, str] = {}
     for number, (path, size) in enumerate(_queue_files(folder)):
@@ -158,7 +161,7 @@ def _queue_files(folder: Path) -> Iterator[tuple[str, int]]:
                     try:
                         yield file.path, file.stat().st_size
                     except FileNotFoundError:
-                        continue  # expired meanwhile, under a node that runs
+                        continue  # expired meanwhile, in a store with a running node
 
 
 def _scan(folder: Path | str) -> list[os.DirEntry[str]]:

@@ -1,10 +1,10 @@
-"""Where everything of a store lives: RocketMQ's paths (spec 1.1) and the two folders that are only ours.
+"""Paths of everything in a store: RocketMQ's paths (spec 1.1) and the two folders that CommitMQ adds.
 
     commitlog/ consumequeue/ batchconsumequeue/ index/ config/ checkpoint abort lock      RocketMQ's, byte for byte
-    commitmq/     durable and ours: position sidecars, the offsets journal, tombstones of deleted topics, producers
-    run/          volatile and ours: control block, role locks, sockets, segments being made; emptied at each start
+    commitmq/     durable, CommitMQ's: position sidecars, the offsets journal, tombstones of deleted topics, producers
+    run/          volatile, CommitMQ's: control block, role locks, sockets, segments being made; emptied at each start
 
-RocketMQ ignores folders it does not know, so a store with ours in it still opens there.
+RocketMQ ignores folders it does not know, so it still opens a store that has CommitMQ's folders.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-# A Unix socket's path must fit 108 bytes with its final zero; the longest file name we put behind the folder is below 40.
+# A Unix socket's path must fit 108 bytes with its final zero; the longest file name behind the folder is below 40.
 _MAX_SOCKET_FOLDER_BYTES = 66
 
 
 def fits_sockets(folder: Path) -> bool:
-    """Whether Unix sockets in ``folder`` have paths that are short enough."""
+    """Whether the paths of Unix sockets in ``folder`` are short enough."""
     return len(os.fsencode(folder)) <= _MAX_SOCKET_FOLDER_BYTES
 
 
@@ -58,7 +58,7 @@ class StoreLayout:
 
     @property
     def sidecar(self) -> Path:
-        """Where the next recovery may begin; see :mod:`commitmq.store.recovery.sidecar`."""
+        """The file that says where the next recovery may begin; see :mod:`commitmq.store.recovery.sidecar`."""
         return self.root / "commitmq" / "position"
 
     @property
@@ -75,17 +75,17 @@ class StoreLayout:
 
     @property
     def queue_ends(self) -> Path:
-        """Which queues there are and where they end; see :mod:`commitmq.store.queues.queue_ends`."""
+        """The file that lists the queues and their ends; see :mod:`commitmq.store.queues.queue_ends`."""
         return self.own / "queue_ends"
 
     @property
     def flush_failed(self) -> Path:
-        """There while a failed sync of flush makes the page cache untrustworthy: the next recovery reads from the device."""
+        """Exists after a failed sync by flush: the page cache is untrustworthy, the next recovery reads the device."""
         return self.own / "flush_failed"
 
     @property
     def writer_sync_failed(self) -> Path:
-        """The same for a failed sync of the writer."""
+        """Exists after a failed sync by the writer, with the same meaning."""
         return self.own / "writer_sync_failed"
 
     @property
@@ -95,17 +95,17 @@ class StoreLayout:
 
     @property
     def producers(self) -> Path:
-        """What was known of idempotent producers at a place of the log (:mod:`commitmq.store.producers.producer_snapshot`)."""
+        """Snapshot of the idempotent producers (:mod:`commitmq.store.producers.producer_snapshot`)."""
         return self.own / "producers"
 
     @property
     def tombstones(self) -> Path:
-        """Where in the log deleted topics ended; see :mod:`commitmq.store.metadata.deleted_topics`."""
+        """Tombstones: where in the log deleted topics ended; see :mod:`commitmq.store.metadata.deleted_topics`."""
         return self.own / "deleted_topics.json"
 
     @property
     def endings(self) -> Path:
-        """Topics whose deletion is decided and not finished; see :mod:`commitmq.store.metadata.deleted_topics`."""
+        """Topics whose deletion is decided but not finished; see :mod:`commitmq.store.metadata.deleted_topics`."""
         return self.own / "deleting_topics.json"
 
     @property
@@ -123,7 +123,7 @@ class StoreLayout:
 
     @property
     def node_file(self) -> Path:
-        """JSON about the live node: pid, admin endpoints, token. Present only while a node runs (or died)."""
+        """JSON about the live node: pid, admin endpoints, token. Exists only while a node runs (or after it died)."""
         return self.run / "node.json"
 
     def role_lock(self, role: str) -> Path:
@@ -132,13 +132,13 @@ class StoreLayout:
 
     @property
     def sockets(self) -> Path:
-        """Folder of Unix sockets: ``run/`` itself, or where its path is too long the short folder that its note names."""
+        """Folder of Unix sockets: ``run/`` itself or, if its path is too long, the short folder that its note names."""
         if fits_sockets(self.run):
             return self.run
         try:
             return Path(self.sockets_note.read_text(encoding="utf-8"))
         except OSError:
-            return self.run  # no node runs
+            return self.run  # no node is running
 
     @property
     def sockets_note(self) -> Path:
@@ -147,7 +147,7 @@ class StoreLayout:
 
     @property
     def socket_record(self) -> Path:
-        """The last folder of sockets outside of the store, and which store it was: its name is used again."""
+        """The last socket folder outside of the store, and the store it belonged to: its name is used again."""
         return self.own / "sockets.json"
 
     def doorbell(self, role: str) -> Path:

@@ -1,14 +1,14 @@
-"""``commitmq/store.json``: what a store is called and how large its files are.
+"""``commitmq/store.json``: a store's id and the sizes of its files.
 
     version     1
-    store_id    32 hex digits, random, made once by the first start: what clients and jobs tell stores apart by
-    sizes       by the configuration's names ("commit_log.segment_bytes": 67108864, ...): those its files have, or will have
-    crc32       of the members above, so that a file that was damaged does not pass for one that contradicts
+    store_id    32 hex digits, random, made once by the first start: clients and jobs identify a store by it
+    sizes       by the configuration's names ("commit_log.segment_bytes": 67108864, ...), of present or future files
+    crc32       of the members above, so that a damaged file is not taken for one that contradicts the store
 
-Written by a start whose recovery succeeded, and by nobody else: a start that was refused must not make the next one believe
-that the store has other sizes. A store without it (RocketMQ's, or one of an earlier version) is as good: sizes are found in
-the files (:mod:`commitmq.store.geometry`), and the next start writes it. A copied store folder keeps its id, as its copied
-messages keep theirs; whoever lets both copies live on as different stores removes the file from one of them.
+Only a start whose recovery succeeded writes this file: a refused start must not make the next one believe that the
+store has other sizes. A store without the file (RocketMQ's, or one of an earlier version) works as well: its sizes are
+found in its files (:mod:`commitmq.store.geometry`), and the next start writes it. A copied store folder keeps its id,
+as its copied messages keep theirs; to use both copies as different stores, remove the file from one of them.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ _MOST_BYTES: Final = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class StoreFile:
-    """The members that mean something; see the module's text."""
+    """The meaningful members of the file; see the module's text."""
 
     store_id: str
     sizes: Mapping[str, int]
 
     @classmethod
     def load(cls, path: Path) -> StoreFile | None:
-        """None without the file. Raises ValueError with what is wrong for one that cannot be trusted, or read."""
+        """The file's content; None without the file. Raises ValueError with the reason if it cannot be read or trusted."""
         try:
             with open(path, "rb") as file:
                 data = file.read(_MOST_BYTES)
@@ -64,13 +64,13 @@ class StoreFile:
         return found
 
     def save(self, path: Path) -> None:
-        """Replace ``path``, durably. Raises DiskFullError or StoreError; then the old one is there, or the new one."""
+        """Replace ``path``, durably. Raises DiskFullError or StoreError; then ``path`` has the old or the new content."""
         text = json.dumps({**self._members(), "crc32": self._crc()}, indent=1) + "\n"
         try:
             disk.replace_content(path, text.encode(), "store_file")
         except OSError as error:
             kind = DiskFullError if error.errno in (errno.ENOSPC, errno.EDQUOT) else StoreError
-            raise kind(f"cannot write what the store is: {error.strerror}", path=path) from error
+            raise kind(f"cannot write the store's id and sizes: {error.strerror}", path=path) from error
 
     def _members(self) -> dict[str, Any]:
         return {"version": _VERSION, "store_id": self.store_id, "sizes": dict(self.sizes)}
@@ -80,12 +80,12 @@ class StoreFile:
 
 
 def new_id() -> str:
-    """An id that no other store has."""
+    """A new random id."""
     return uuid.uuid4().hex
 
 
 def store_id(store: Path | str) -> str | None:
-    """The id of the store in folder ``store``; None for one that this version has never started. A copy has the same."""
+    """The id of the store in folder ``store``; None if this version never started it. A copied store has the same id."""
     try:
         found = StoreFile.load(StoreLayout(Path(store)).store_file)
     except ValueError:

@@ -1,7 +1,7 @@
-"""``lock``: one process at a time may use a store (spec 1.6).
+"""``lock``: the file whose lock admits one process at a time to a store (spec 1.6).
 
-A POSIX lock on the first byte, which is also what RocketMQ's ``FileChannel.tryLock(0, 1)`` takes: the two refuse each
-other. The kernel drops it with the process, however that ends.
+It is a POSIX lock on the first byte, the same lock that RocketMQ's ``FileChannel.tryLock(0, 1)`` takes: RocketMQ and
+CommitMQ exclude each other. The kernel releases it with the process, however that ends.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Final
 from commitmq.errors import StoreError, StoreLockedError
 
 _FLOCK: Final = struct.Struct("@hhqqi")  # l_type, l_whence, l_start, l_len, l_pid of Linux's struct flock
-_held: set[tuple[int, int]] = set()  # POSIX locks do not refuse their own process, so this does
+_held: set[tuple[int, int]] = set()  # POSIX locks do not exclude their own process, so this set does
 
 
 class StoreLock:
     """The lock of one store, from :meth:`acquire` to :meth:`release` or the end of the process.
 
-    Closing any descriptor of the file drops a process's POSIX locks on it: while the lock is held, the process must not
-    open and close ``lock`` elsewhere. A forked child does not have the lock.
+    Closing any descriptor of the file releases a process's POSIX locks on it: while the lock is held, the process must
+    not open and close ``lock`` elsewhere. A forked child does not have the lock.
     """
 
     def __init__(self, path: Path) -> None:
@@ -60,7 +60,7 @@ class StoreLock:
         _held.add(self._key)
 
     def release(self) -> None:
-        """Give the lock up; does nothing when it is not held."""
+        """Release the lock; does nothing when it is not held."""
         if self._fd is not None:
             os.close(self._fd)
             self._fd = None
@@ -75,9 +75,9 @@ class StoreLock:
 
 
 def lock_holder(path: Path) -> int:
-    """Pid of the process that holds the lock of ``path``; 0 when nobody does. Must not be called by the holder.
+    """Pid of the process that holds the lock of ``path``; 0 when none does. The holder itself must not call this.
 
-    Raises StoreError where this account may not look.
+    Raises StoreError where this account lacks permission.
     """
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)

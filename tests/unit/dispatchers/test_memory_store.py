@@ -498,13 +498,13 @@ def test_another_life_begins_with_nothing(memory: Memory) -> None:
 def test_a_folder_that_others_could_enter_is_refused(folder: Path) -> None:
     folder.mkdir(mode=0o755)
     folder.chmod(0o755)
-    with pytest.raises(StoreError, match="not ours alone"):
+    with pytest.raises(StoreError, match="not a folder that only this account can use"):
         Memory(folder)
     with pytest.raises(StoreError):
         check_private(folder)
     folder.rmdir()
     folder.symlink_to(folder.parent)
-    with pytest.raises(StoreError, match="not ours alone"):
+    with pytest.raises(StoreError, match="not a folder that only this account can use"):
         Memory(folder)
 
 

@@ -81,6 +81,6 @@ def test_an_interrupted_write_leaves_the_old_one_or_the_new_one(
         with monkeypatch.context() as failing:
             failing.setattr(failpoints, "ACTIVE", True)
             failing.setattr(failpoints, "hit", fail)
-            with pytest.raises(StoreError, match="cannot write what the store is"):
+            with pytest.raises(StoreError, match="cannot write the store's id and sizes"):
                 new.save(path)
         assert StoreFile.load(path) == (new if step == "sync_folder" else old)

@@ -1,1 +1,1 @@
-"""Index files: writing, reading, and what a folder of them says about itself."""
+"""Index files: writing and reading them, and finding their shape and state from the folder."""

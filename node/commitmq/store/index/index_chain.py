@@ -1,7 +1,8 @@
-"""Whether an index file is missing between two others, or before the first one: the files do not say, the log does.
+"""Detects an index file that is missing between two others, or before the first: the files do not tell, the log does.
 
-A file's header names the first and the last record that it has items of. Between the last of one file and the first of the
-next there is no record with a key, or a file is missing. Mostly they are neighbours in the log, so this is one look.
+A file's header names the first and the last record that the file has items of. Either there is no record with a key
+between the last of one file and the first of the next, or a file is missing. The two records are usually adjacent in
+the log, so this takes one read.
 """
 
 from __future__ import annotations
@@ -17,20 +18,20 @@ from commitmq.store.log.dispatch_batch import LogWalker
 
 _MOST_ROWS: Final = 1_024
 _BATCH_BYTES: Final = 1 << 20
-_MOST_BYTES: Final = 64 << 20  # of the log without a key between two files: beyond that nobody looks
+_MOST_BYTES: Final = 64 << 20  # of log without a key between two files: beyond that the search gives up
 
 
 class IndexChain:
-    """Looks into the log, and remembers where nothing is missing. Not thread-safe."""
+    """Searches the log for gaps, and remembers where there are none. Not thread-safe."""
 
     def __init__(self, log: CommitLog) -> None:
         self._log = log
         self._whole: set[tuple[int, int]] = set()
 
     def first_gap(self, headers: Sequence[IndexHeader]) -> int | None:
-        """Number of the first of the files (oldest first, with these ``headers``) before which one is missing; None without.
+        """Number of the first file (oldest first, with these ``headers``) before which one is missing; None if none is.
 
-        A file without an item says nothing.
+        A file without an item tells nothing.
         """
         start, is_indexed = self._log.min_offset, False
         for number, header in enumerate(headers):
@@ -42,7 +43,7 @@ class IndexChain:
         return None
 
     def _is_missing(self, start: int, begin: int, start_is_indexed: bool) -> bool:
-        """Whether a record with a key lies in the log from ``start`` up to ``begin``, both where records begin."""
+        """Whether the log has a record with a key from ``start`` up to ``begin``, both record boundaries."""
         if begin <= start or (start, begin) in self._whole:
             return False
         walker = LogWalker(self._log, max_rows=_MOST_ROWS, max_bytes=_BATCH_BYTES)
@@ -59,7 +60,7 @@ class IndexChain:
                     return True
                 position = batch.end
         except StoreError:
-            return False  # damage of the log, or a part that just expired: others tell
+            return False  # damage of the log, or a part that just expired: other checks report it
         finally:
             walker.release()
         if len(self._whole) > _MOST_ROWS:

@@ -1,4 +1,4 @@
-"""One IndexFile: which records have a key, found by its hash (spec 4.1, 4.2).
+"""One IndexFile: finds records by the hash of a key (spec 4.1, 4.2).
 
     0             beginTimestamp i8    store time (ms) of the first record, for choosing files by time
     8             endTimestamp i8      of the newest
@@ -9,10 +9,10 @@
     40            slots i4             newest item of each chain
     40 + 4 slots  items of 20 bytes    keyHash i4, phyOffset i8, seconds after beginTimestamp i4, previous item i4
 
-The file has its full size from the start and is mapped for writing; what is written was allocated before, because a store
-into a hole of a full disk is SIGBUS. Order of stores: an item, its slot, the header's ends, and last slots in use and
-indexCount, which share one word. So a process that dies anywhere leaves a header that counts whole items only, and
-:meth:`IndexFile.repair` finds the items behind it through the slots and takes them out again.
+The file has its full size from the start and is mapped for writing; written parts are allocated before, because a store
+into a hole on a full disk is SIGBUS. Order of stores: an item, its slot, the header's ends, and last slots in use and
+indexCount, which share one word. So a process that dies anywhere leaves a header that counts complete items only, and
+:meth:`IndexFile.repair` finds the items behind them through the slots and removes them.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class IndexFile:
         return header_of(self._header)
 
     def commit(self, state: State) -> None:
-        """Store the header that ``state`` says; the word that counts the items comes last."""
+        """Store the header fields of ``state``; the word that counts the items comes last."""
         if failpoints.ACTIVE:
             failpoints.hit("index.before_header")
         self._put(0, int(state[kernel.STATE_BEGIN_TIMESTAMP]))
@@ -94,7 +94,7 @@ class IndexFile:
             failpoints.hit("index.after_header")
 
     def load(self, state: State) -> None:
-        """Take the header over into ``state``; what it says of the newest record stays."""
+        """Copy the header into ``state``; its fields about the newest record do not change."""
         header = self.header
         state[kernel.STATE_COUNT] = header.count
         state[kernel.STATE_SLOTS] = header.slots_used
@@ -107,16 +107,16 @@ class IndexFile:
         self._header[index] = host_order(value)
 
     def _put_count(self, slots_used: int, count: int) -> None:
-        # A slot count above 2^31 cannot be, so the joined value is not negative.
+        # A slot count above 2^31 is impossible, so the combined value is not negative.
         self._header[SLOTS_AND_COUNT] = host_order(slots_used << 32 | count)
 
     # ------------------------------------------------------------ items
 
     def insert(self, log: NDArray[np.uint8], base: int, rows: NDArray[np.void], state: State) -> bool:
-        """Index the rows from ``state`` on and commit; True when all are in, False when the file is full.
+        """Index the rows from ``state`` on and commit; True when all are indexed, False when the file is full.
 
-        ``log`` is the segment that begins at physical offset ``base`` and holds the records. Raises DiskFullError with
-        everything committed that was inserted: the same rows may be given again.
+        ``log`` is the segment that begins at physical offset ``base`` and holds the records. Raises DiskFullError after
+        committing everything that was inserted: the same rows may be given again.
         """
         while True:
             count = int(state[kernel.STATE_COUNT])
@@ -138,19 +138,19 @@ class IndexFile:
         return int.from_bytes(self._map[at : at + 8], "big", signed=True)
 
     def items_of(self, offset: int) -> int:
-        """How many of the newest items are of the record at ``offset``."""
+        """Number of the newest items that belong to the record at ``offset``."""
         count = self.header.count
         return count - self.first_item_from(offset)
 
     def first_item_from(self, offset: int) -> int:
-        """Number of the first item whose record lies at or behind ``offset``; the next item's number when there is none."""
+        """Number of the first item whose record is at or behind ``offset``; the next item's number when there is none."""
         return int(kernel.items_below(self.words, self.shape.hash_slots, self.header.count, offset))
 
     def cut(self, count: int, end_timestamp: int, end_offset: int) -> None:
-        """Keep the items below number ``count``; the two ends are those of the newest record kept.
+        """Keep the items below number ``count``; the two ends are those of the newest kept record.
 
-        The header goes first: a process that dies in between leaves items that it does not count, which
-        :meth:`repair` takes out.
+        The header is written first: a process that dies in between leaves items that the header does not count, and
+        :meth:`repair` removes them.
         """
         used = self.header.slots_used
         self._put_count(used, count)
@@ -161,11 +161,11 @@ class IndexFile:
         self._undo(count)
 
     def repair(self, end_timestamp: int, end_offset: int) -> None:
-        """Take out what a dead process left behind the items it had counted."""
+        """Remove the items that a dead process left behind the counted ones."""
         self.cut(self.header.count, end_timestamp, end_offset)
 
     def reset_begin(self, timestamp: int, offset: int) -> None:
-        """Give a file without items the begin it was made with."""
+        """Give a file without items its original begin."""
         self._put(0, timestamp)
         self._put(2, offset)
 
@@ -183,7 +183,7 @@ class IndexFile:
         self._allocated = (end - self.shape.item_position(0)) // ITEM_BYTES
 
     def sync(self) -> None:
-        """Make the file durable. Raises OSError; the file must not be trusted after that."""
+        """Make the file durable. Raises OSError; then the file must not be trusted any more."""
         disk.sync(self._fd, "index")
 
     def close(self) -> None:
@@ -200,7 +200,7 @@ class IndexFile:
 
 
 def allocate(fd: int, position: int, size: int, path: Path) -> None:
-    """Give ``size`` bytes at ``position`` disk space. Raises DiskFullError, or StoreError for another reason."""
+    """Give ``size`` bytes at ``position`` disk space. Raises DiskFullError, or StoreError for another cause."""
     try:
         if failpoints.ACTIVE:
             failpoints.hit("index.before_allocate")
@@ -210,10 +210,10 @@ def allocate(fd: int, position: int, size: int, path: Path) -> None:
 
 
 def create(path: Path, temporary: Path, shape: IndexShape, predecessor: IndexHeader | None) -> IndexFile:
-    """Make ``path`` by way of ``temporary`` (same file system), so that nobody meets half of it.
+    """Make ``path`` by way of ``temporary`` (same file system), so that no process ever sees half of it.
 
-    A file made because its predecessor is full begins and ends where that one ends (spec 4.2, last paragraph).
-    Raises DiskFullError or StoreError with nothing left behind.
+    A file that succeeds a full one begins and ends where that one ends (spec 4.2, last paragraph). Raises DiskFullError
+    or StoreError with nothing left behind.
     """
     try:
         fd = disk.open_file(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC, "index")
@@ -241,7 +241,7 @@ def create(path: Path, temporary: Path, shape: IndexShape, predecessor: IndexHea
 
 
 def new_state() -> State:
-    """The state of an insertion (see the kernel) with nothing in it."""
+    """An empty insertion state (see the kernel)."""
     state = np.zeros(kernel.STATE_WORDS, np.int64)
     state[kernel.STATE_LAST_OFFSET] = -1
     state[kernel.STATE_COUNT] = 1
@@ -249,6 +249,6 @@ def new_state() -> State:
 
 
 def store_error(sentence: str, error: OSError, path: Path) -> StoreError:
-    """``error`` as DiskFullError when there is no space, which may pass, else as StoreError."""
+    """``error`` as DiskFullError, which may pass, when there is no space; else as StoreError."""
     kind = DiskFullError if error.errno in _DISK_FULL else StoreError
     return kind(f"{sentence}: {os.strerror(error.errno or 0)}", path=path)

@@ -1,17 +1,17 @@
-"""The index of a store, writing side: files in order of their names, the newest one growing (spec 4.3).
+"""The writing side of a store's index: files in order of their names, the newest one growing (spec 4.3).
 
-What may be trusted after a start
-    the process died alone     page cache intact: the header counts whole items only; what lies behind is taken out, and
-                               the record of the newest item is indexed from its first missing item on
-    the node died              only files known durable stay; newer ones are deleted and built again from the end of the
-                               newest that stayed
-    the stop was in order      everything; nothing is written before there is something to add
+Which files can be trusted after a start
+    the process died alone     page cache intact: the header counts complete items only; items behind them are removed,
+                               and the record of the newest item is indexed from its first missing item on
+    the node died              only files known to be durable stay; newer ones are deleted and rebuilt from the end of
+                               the newest remaining file
+    the stop was orderly       all of them; nothing is written before there is something to add
 
-``files.json`` (ours, see :mod:`commitmq.store.index.index_state`) says which files are durable and whether the last stop
-was in order; it is on the device before the first byte of a file changes. Without it, RocketMQ's rule holds: files that end
-after checkpoint.indexMsgTimestamp go. Full files are made durable by a thread as soon as they have a successor; one whose
-fdatasync failed is worthless, for the kernel has marked its pages clean: it and all newer ones are deleted and the process
-ends, to build them again.
+``files.json`` (CommitMQ's, see :mod:`commitmq.store.index.index_state`) says which files are durable and whether the
+last stop was orderly; it is on the device before the first byte of a file changes. Without it, RocketMQ's rule applies:
+files that end after checkpoint.indexMsgTimestamp are deleted. A thread makes full files durable as soon as they have a
+successor. A file whose fdatasync failed is worthless, because the kernel has marked its pages clean: it and all newer
+ones are deleted and the process ends, to rebuild them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _ALL_ITEMS: Final = 1 << 62
 
 
 def file_name(now: datetime, newest: str | None) -> str:
-    """The name of a new file: local time to the millisecond, moved behind ``newest`` where the clock is not (spec 1.2)."""
+    """The name of a new file: local time to the millisecond, moved behind ``newest`` if the clock is not (spec 1.2)."""
     name = _format(now)
     if newest is None or name > newest:
         return name
@@ -67,7 +67,7 @@ def _format(when: datetime) -> str:
 
 
 class IndexFiles:
-    """All files under ``folder``. One process, one thread (the one that syncs touches nothing else)."""
+    """All files under ``folder``. One process, one thread (the syncing thread touches nothing else)."""
 
     def __init__(
         self,
@@ -80,8 +80,8 @@ class IndexFiles:
         run: Path,
         clock: Callable[[], datetime] = datetime.now,
     ) -> None:
-        """``run`` is emptied at every start of the node. New files are made there, or, where ``folder`` is a file system of
-        its own, in ``folder``.
+        """``run`` is emptied at every start of the node. New files are made there or, if ``folder`` is a separate file
+        system, in ``folder``.
         """
         self.folder = folder
         self.shape = shape
@@ -93,7 +93,7 @@ class IndexFiles:
         self._temporary = run / "index.new"
         self._clock = clock
         self._names: list[str] = []
-        self._headers: dict[str, IndexHeader] = {}  # of all files that do not grow any more
+        self._headers: dict[str, IndexHeader] = {}  # of all files that no longer grow
         self._newest: IndexFile | None = None
         self._saved = SavedState()
         self._durable: set[str] = set()
@@ -108,10 +108,10 @@ class IndexFiles:
     # ------------------------------------------------------------ opening
 
     def open(self, *, clean: bool, index_timestamp: int, log_end: int | None = None) -> int:
-        """Make the files trustworthy (see the module's text); returns where indexing goes on, a physical offset.
+        """Make the files trustworthy (see the module's text); returns the physical offset at which indexing continues.
 
-        ``clean``: the node stopped in order. ``index_timestamp``: checkpoint.indexMsgTimestamp. ``log_end``: where the
-        log ends after a recovery; what points behind goes. Raises StoreError for files of another size.
+        ``clean``: the node stopped orderly. ``index_timestamp``: checkpoint.indexMsgTimestamp. ``log_end``: the log's
+        end after a recovery; items that point behind it are dropped. Raises StoreError for files of another size.
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -128,7 +128,7 @@ class IndexFiles:
             self._headers[name] = self._read_header(name)
         trusted = not died_alone and clean and (saved is None or saved.clean)
         if trusted and saved is not None and saved.newest and saved.newest not in self._names:
-            # RocketMQ deletes its newest file when it recovers, and does not build all of it again (spec 8.5).
+            # RocketMQ deletes its newest file when it recovers, and does not rebuild all of it (spec 8.5).
             trusted = False
         self._saved = SavedState(clean=trusted) if saved is None else saved
         self._durable = {name for name in self._names if name <= self._saved.durable}
@@ -143,7 +143,7 @@ class IndexFiles:
             self.truncate(log_end)
         last = self._take_up()
         if trusted and not dropped:
-            # What RocketMQ or we closed in order is whole: its newest record is not looked at again.
+            # Files that RocketMQ or CommitMQ closed orderly are complete: their newest record is not examined again.
             self._state[kernel.STATE_LAST_ITEMS] = _ALL_ITEMS
             if self._was_last_used_by_us(last) and (log_end is None or self._saved.position <= log_end):
                 last = self._saved.position
@@ -153,12 +153,13 @@ class IndexFiles:
         return max(last, self._commit_log.min_offset)
 
     def _drop_of_other_size(self) -> bool:
-        """Delete from the first file on that is no file of this store. Raises StoreError when all are of another size: then
+        """Delete all files from the first one of another size on. Raises StoreError when all are of another size: then
         the configuration is wrong.
         """
         sizes = [(self.folder / name).stat().st_size for name in self._names]
         for number, size in enumerate(sizes):
-            # Without a size, the name reached the device and the size did not: never synced, and so is what came after it.
+            # A file without a size: its name reached the device and its size did not. It was never synced, nor were
+            # later files.
             if size == 0 or (size != self.shape.file_bytes and self.shape.file_bytes in sizes):
                 self._log.error("the index file is damaged, it is built again", file=self._names[number], size=size)
                 self._delete_from(number)
@@ -166,7 +167,7 @@ class IndexFiles:
         return False
 
     def _drop_behind_gap(self) -> bool:
-        """What follows a missing file goes too: items must stand in the order of the log."""
+        """Delete the files behind a missing one too: items must be in the order of the log."""
         number = self._chain.first_gap([self._headers[name] for name in self._names])
         if number is not None:
             name = self._names[number]
@@ -217,7 +218,7 @@ class IndexFiles:
             return header.end_timestamp  # the record expired; the time only serves to choose files
 
     def _drop_untrusted(self, index_timestamp: int | None) -> None:
-        """Delete the first file that is not known durable and all newer ones; with a time stamp by RocketMQ's rule."""
+        """Delete the first file that is not known durable and all newer ones; with a time stamp, by RocketMQ's rule."""
         for number, name in enumerate(self._names):
             if index_timestamp is None:
                 is_durable = name in self._durable
@@ -229,7 +230,7 @@ class IndexFiles:
                 return
 
     def _drop_damaged(self) -> bool:
-        """Nothing is lost with an index file, so one whose header cannot be is built again like an untrusted one."""
+        """Delete files from the first one with an impossible header on. Nothing is lost: they are rebuilt."""
         for number, name in enumerate(self._names):
             header = self._headers[name]
             is_newest = number + 1 == len(self._names)
@@ -248,13 +249,13 @@ class IndexFiles:
         return False
 
     def _take_up(self) -> int:
-        """Set ``_state`` to the end of the files; returns the offset of the newest record indexed, or 0."""
+        """Set ``_state`` to the end of the files; returns the offset of the newest indexed record, or 0."""
         state = self._state = new_state()
         if not self._names:
             return 0
         header = self._headers[self._names[-1]]
         last, items = header.end_offset, 0
-        # A record's items may lie in several files.
+        # A record's items may be spread over several files.
         for name in reversed(self._names):
             header = self._headers[name]
             if header.is_empty:
@@ -279,9 +280,9 @@ class IndexFiles:
     # ------------------------------------------------------------ writing
 
     def insert(self, batch: DispatchBatch) -> None:
-        """Index the batch's records; those that are in already are passed over.
+        """Index the batch's records; records that are already indexed are skipped.
 
-        Raises DiskFullError when there is no space: the batch may be given again. StoreError for other I/O errors.
+        Raises DiskFullError when there is no space: then the batch may be given again. StoreError for other I/O errors.
         """
         if not len(batch.rows):
             return
@@ -348,17 +349,18 @@ class IndexFiles:
     # ------------------------------------------------------------ durability
 
     def flush(self) -> tuple[int, int]:
-        """Take note of files that became durable. Returns (end of what is durable, its store timestamp in ms).
+        """Note the files that became durable. Returns (end of the durable files, its store timestamp in ms).
 
-        Any file that ends at that time or before is durable: RocketMQ keeps after a crash what its checkpoint covers.
-        The stamp is 0 while nothing is known. Raises OSError after a failed fdatasync, with the files in question gone.
+        Every file that ends at that time or before is durable: after a crash RocketMQ keeps the files that its
+        checkpoint covers. The timestamp is 0 while none is known. Raises OSError after a failed fdatasync, with the
+        affected files deleted.
         """
         self._check_names()
         done = [name for name, future in self._syncing.items() if future.done()]
         for name in done:
             error = self._syncing.pop(name).exception()
             if isinstance(error, FileNotFoundError) or name not in self._names:
-                continue  # it expired, or was cut
+                continue  # the file expired, or was cut
             if error is not None:
                 self._log.error("fdatasync of an index file failed, it is built again", file=name, error=str(error))
                 self._release()
@@ -374,7 +376,7 @@ class IndexFiles:
         return self._durable_end(count)
 
     def _check_names(self) -> None:
-        """Raise OSError when somebody has deleted a file: from there on they must be built again, by another process."""
+        """Raise OSError when a file was deleted from outside: a new process must rebuild the files from there on."""
         present = set(list_index_files(self.folder))
         number = next((number for number, name in enumerate(self._names) if name not in present), None)
         if number is not None:
@@ -395,16 +397,16 @@ class IndexFiles:
         self._saved = saved
 
     def _durable_count(self) -> int:
-        """How many of the files, from the oldest on, are durable without a gap."""
+        """Number of files, from the oldest on, that are durable without a gap."""
         return next((number for number, name in enumerate(self._names) if name not in self._durable), len(self._names))
 
     def _durable_end(self, count: int) -> tuple[int, int]:
-        # The newest file may be durable since a stop in order, but it grows again.
+        # The newest file may be durable since an orderly stop, but it grows again.
         count = min(count, len(self._names) - 1)
         if count <= 0:
             return 0, 1 if self._lowered else 0
         header, after = self._header(self._names[count - 1]), self._header(self._names[count])
-        # Until the next file ends later, a checkpoint of this time would cover that one as well.
+        # Until the next file ends later, a checkpoint of this time would cover that file as well.
         same = after.end_timestamp <= header.end_timestamp
         return header.end_offset, header.end_timestamp - same
 
@@ -421,9 +423,9 @@ class IndexFiles:
         self._syncing[name] = self._syncer.submit(_sync, self.folder / name)
 
     def close(self, position: int) -> None:
-        """Make everything durable and note that the stop was in order; ``position`` is where indexing would go on.
+        """Make everything durable and note that the stop was orderly; ``position`` is where indexing would continue.
 
-        Raises OSError or StoreError; the next start then builds the newest files again.
+        Raises OSError or StoreError; the next start then rebuilds the newest files.
         """
         if self._syncer is not None:
             self._syncer.shutdown(wait=True)
@@ -447,15 +449,15 @@ class IndexFiles:
     # ------------------------------------------------------------ cutting
 
     def truncate(self, offset: int) -> None:
-        """Drop the items of all records at or behind ``offset``, newest file first; files left empty go too."""
+        """Drop the items of all records at or behind ``offset``, newest file first; empty files are deleted too."""
         self._release()
         while self._names:
             name = self._names[-1]
             header = self._headers[name]
             if header.end_offset < offset:
                 break
-            # Nobody may take the file for durable any more before it changes. It does not count as written to, though:
-            # a successor of a process that died in here must not take what is left for its predecessor's work.
+            # The file must not count as durable any more before it changes. However, it does not count as written to:
+            # if this process dies in here, its successor must not take the rest for the predecessor's work.
             self._forget_durable(name)
             if self._saved.clean:
                 self._save(clean=False)
@@ -472,14 +474,14 @@ class IndexFiles:
         self._take_up()
 
     def _forget_durable(self, first: str) -> None:
-        """The files from ``first`` on are durable no longer; on the device before they change."""
+        """Mark the files from ``first`` on as no longer durable; the mark is on the device before they change."""
         if any(name >= first for name in self._durable):
             self._durable = {name for name in self._durable if name < first}
             self._lowered = True
             self._save(clean=False)
 
     def expire(self, min_offset: int) -> None:
-        """Delete files whose newest record lies below ``min_offset``, oldest first, never the newest file (spec 10.4)."""
+        """Delete files whose newest record is below ``min_offset``, oldest first, never the newest file (spec 10.4)."""
         while len(self._names) > 1 and self._headers[self._names[0]].end_offset < min_offset:
             name = self._names.pop(0)
             del self._headers[name]
@@ -502,7 +504,7 @@ def _sync(path: Path) -> None:
         if failpoints.ACTIVE:
             failpoints.hit("index.before_fdatasync")
         disk.sync(fd, "index")
-        # Its name, and that of an older file which is gone, must be on the device before the file counts as durable.
+        # The file's name, and the deletion of an older file, must be on the device before the file counts as durable.
         sync_folder(path.parent)
     finally:
         os.close(fd)

@@ -1,15 +1,15 @@
-"""Finding messages by key, unique key or tag in the index files (spec 4.4), without owning one.
+"""Finds messages by key, unique key or tag in the index files (spec 4.4), without owning a file.
 
-Another process writes; this one maps the files read-only and looks. An item only says that some key with this hash was
-there, so every candidate is compared with the real record before it counts: topic and key byte for byte, store time to
-the millisecond. RocketMQ returns whatever has the hash ("Aa" and "BB" have the same) and counts it against the limit.
+Another process writes; this one maps the files read-only. An item only says that some key with this hash was there, so
+every candidate is compared with the real record before it counts: topic and key byte for byte, store time to the
+millisecond. RocketMQ returns every record with the hash ("Aa" and "BB" have the same) and counts it against the limit.
 
-Files are walked newest first, chains too, so results come newest first and a record never comes twice: physical offsets
-must fall from one to the next, also across files and requests. Two numbers the caller passes with every call decide what
+Files are walked newest first, and so are chains, so results come newest first and no record comes twice: physical
+offsets must fall from one to the next, also across files and requests. Two numbers, passed with every call, decide what
 may be shown: ``bound`` (records that end at or below it) and ``floor`` (records that begin at or above it).
 
-One search looks at a bounded number of items and for a bounded time; where it stopped is a :class:`Cursor`, with which
-the next one goes on at the same item instead of walking the chain from its newest.
+One search examines a bounded number of items for a bounded time. Its end is a :class:`Cursor`, with which the next
+search continues at the same item instead of walking the chain from its newest one.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _RETRIES: Final = 5
 
 
 class KeyKind(IntEnum):
-    """Which of a record's properties a query compares."""
+    """The record property that a query compares."""
 
     KEY = kernel.BY_KEY
     UNIQUE = kernel.BY_UNIQUE_KEY
@@ -59,7 +59,7 @@ class KeyKind(IntEnum):
 
 
 class Cursor(NamedTuple):
-    """Where a search goes on: records before offset ``before``, from item ``item`` of ``file`` (0: its newest) on."""
+    """Where a search continues: records before offset ``before``, from item ``item`` of ``file`` (0: its newest) on."""
 
     file: str
     item: int
@@ -81,7 +81,7 @@ class Cursor(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class KeyQuery:
-    """What is looked for. ``begin`` and ``end`` are store times in ms, both inclusive."""
+    """A query. ``begin`` and ``end`` are store times in ms, both inclusive."""
 
     topic: str
     key: str
@@ -91,7 +91,7 @@ class KeyQuery:
 
     @property
     def hashed(self) -> int:
-        """The key's hash as items have it (spec 4.2)."""
+        """The key's hash as items store it (spec 4.2)."""
         middle = "#T#" if self.kind is KeyKind.TAG else "#"
         value = abs(java_string_hash(f"{self.topic}{middle}{self.key}"))
         return 0 if value > 0x7FFFFFFF else value
@@ -99,11 +99,11 @@ class KeyQuery:
 
 @dataclass(slots=True)
 class Found:
-    """What a search found: physical offsets and sizes in bytes, newest first.
+    """The result of a search: physical offsets and sizes in bytes, newest first.
 
-    ``following`` is where to go on, None when everything older was looked at; ``ran_out`` says that it goes on because
-    the items or the time of one search were used up. ``is_whole`` is False when an item led to no record, its chain was
-    being written to all the time, or an index file is missing: then something may be missing.
+    ``following`` is where to continue, None when everything older was examined; ``ran_out`` says that the items or the
+    time of one search were used up. ``is_whole`` is False when an item led to no record, its chain was being written to
+    all the time, or an index file is missing: then results may be missing.
     """
 
     offsets: list[int] = field(default_factory=list)
@@ -148,7 +148,7 @@ class IndexReader:
         self._chain = IndexChain(commit_log)
 
     def last_timestamp(self) -> int:
-        """Store time (ms) of the newest record indexed; 0 without one."""
+        """Store time (ms) of the newest indexed record; 0 if there is none."""
         for name in reversed(list_index_files(self.folder)):
             mapped = self.mapped(name)
             if mapped is not None:
@@ -168,17 +168,17 @@ class IndexReader:
     ) -> Found:
         """The newest matching messages, at most ``max_messages`` and ``max_bytes`` (at least one), from ``start`` on.
 
-        Looks at ``max_items`` items at most and stops after SLICE_MS; ``following`` then says where to go on.
-        Raises StoreError for files of another size.
+        Examines at most ``max_items`` items and stops after SLICE_MS; ``following`` then says where to continue. Raises
+        StoreError for files of another size.
         """
         return _Search(self, query, bound, floor, max_messages, max_bytes, max_items).run(start)
 
     def close(self) -> None:
-        """Let go of the maps."""
+        """Unmap the files."""
         self._mapped.clear()
 
     def names(self) -> list[str]:
-        """The files that are there now, newest first; maps of others are given up."""
+        """The existing files, newest first; maps of other files are given up."""
         names = list_index_files(self.folder)
         present = set(names)
         for name in [name for name in self._mapped if name not in present]:
@@ -191,11 +191,11 @@ class IndexReader:
         return self._chain.first_gap([one.header for one in mapped if one is not None]) is not None
 
     def mapped(self, name: str) -> MappedIndex | None:
-        """The file called ``name``; None when it is gone."""
+        """The file called ``name``; None when it no longer exists."""
         found = self._mapped.get(name)
         path = self.folder / name
         try:
-            # A file that was cut away may have been made anew under the same name.
+            # A file that was cut away may have been recreated under the same name.
             if found is None or os.stat(path).st_ino != found.inode:
                 found = MappedIndex(path, self.shape)
         except FileNotFoundError:
@@ -235,7 +235,7 @@ class _Search:
         self.items_left = max_items
         self.deadline = time.monotonic() + SLICE_MS / 1000
         self.found = Found()
-        # A few candidates more than wanted, so that a collision does not cost a second round.
+        # A few more candidates than wanted, so that a collision does not cost a second round.
         size = min(_CHUNK, max_messages + 8)
         self.offsets = np.zeros(size, np.int64)
         self.items = np.zeros(size, np.int64)
@@ -269,7 +269,7 @@ class _Search:
         return self.found
 
     def _chain(self, name: str, older: str | None, mapped: MappedIndex, begin_timestamp: int, item: int) -> bool:
-        """Search one file; False when the search ends here, with ``found.following`` saying where it goes on."""
+        """Search one file; False when the search ends here, with ``found.following`` set to where it continues."""
         shape, query, out = self.reader.shape, self.query, self.out
         tries = 0
         while True:
@@ -290,8 +290,8 @@ class _Search:
                         self.found.following = Cursor(older, 0, self.before)
                     return False
             if is_unstable:
-                # The item is being written, or taken out, at this moment: look again from the chain's head, which is
-                # whole by then. What was taken is not taken twice, because offsets must fall.
+                # The item is being written, or removed, at this moment: search again from the chain's head, which is
+                # complete by then. Records already taken are not taken twice, because offsets must fall.
                 tries += 1
                 if tries > _RETRIES:
                     self.found.is_whole = False
@@ -306,7 +306,7 @@ class _Search:
                 return False
 
     def _take(self, count: int) -> int | None:
-        """Judge the first ``count`` candidates and keep matches; returns the index to go on at once there are enough."""
+        """Compare the first ``count`` candidates and keep matches; returns the index to continue at if there are enough."""
         sizes, verdicts = self._judge(count)
         found = self.found
         for index in range(count):
@@ -326,7 +326,7 @@ class _Search:
         return None
 
     def _judge(self, count: int) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
-        """Compare the candidates with their records, one kernel call a segment."""
+        """Compare the candidates with their records, one kernel call for each segment."""
         offsets = self.offsets[:count]
         sizes, verdicts = np.zeros(count, np.int64), np.full(count, kernel.NO_RECORD, np.uint8)
         segment_bytes = self.reader.commit_log.segment_bytes
@@ -339,7 +339,7 @@ class _Search:
             try:
                 log = np.frombuffer(self.reader.commit_log.read(base, segment_bytes), np.uint8)
             except OffsetOutOfRangeError:
-                log = None  # expired between the look at its item and now
+                log = None  # expired since the item was read
             if log is not None:
                 kernel.match_keys(
                     log, base, min(segment_bytes, self.bound - base), offsets[first:stop], self.topic, self.key,

@@ -1,10 +1,10 @@
-"""The number of hash slots and of items of index files, found in the files themselves: nothing in them says it.
+"""Finds the number of hash slots and of items of index files from the files themselves: no field in them states it.
 
-A file has 40 + 4 slots + 20 items bytes (spec 4.1), which many pairs of numbers have. Which of them it is shows where the
-items are: item ``n`` lies at 40 + 4 slots + 20 n, and slot ``keyHash % slots`` holds an item of the same chain, ``n`` or a
-newer one. A wrong pair meets zeros or chains of other keys within a few items. The item that the header calls the newest is
-looked for by its physical offset, which the header has too; and because all pairs of one length differ by 5 slots for each
-item, it lies on a known grid of 20 bytes.
+A file has 40 + 4 slots + 20 items bytes (spec 4.1), which many pairs of numbers give. The positions of the items tell
+which pair it is: item ``n`` is at 40 + 4 slots + 20 n, and slot ``keyHash % slots`` holds an item of the same chain,
+``n`` or a newer one. A wrong pair meets zeros or chains of other keys within a few items. The newest item is searched
+by its physical offset, which the header has too; and because all pairs of one length differ by 5 slots for each item,
+it is on a known grid of 20 bytes.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ _SLOT: Final = struct.Struct(">i")
 _SLOTS_A_ITEM: Final = ITEM_BYTES // SLOT_BYTES
 _NOT_ZERO: Final = re.compile(rb"[^\0]")
 _MOST_CANDIDATES: Final = 10_000
-# RocketMQ's proportion, for files that hold no item yet.
+# RocketMQ's proportion, for files without items.
 _ITEMS_A_SLOT: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
 class FoundShape:
-    """``shape`` is None without files, or where it cannot be told; ``file`` has it. ``problem``: why not all files do."""
+    """``shape`` is None without files, or if it cannot be told; ``file`` has that shape. ``problem``: why some do not."""
 
     shape: IndexShape | None = None
     file: str = ""
@@ -51,12 +51,12 @@ class FoundShape:
 
 
 def find_shape(folder: Path, likely: Iterable[IndexShape]) -> FoundShape:
-    """The shape of the index files in ``folder``, of most of them if they differ; shapes in ``likely`` are tried before a
-    search. Changes nothing.
+    """The shape of the index files in ``folder``, or of most of them if they differ. Shapes in ``likely`` are tried
+    before a search. Changes nothing.
     """
     try:
         sizes = {name: (folder / name).stat().st_size for name in list_index_files(folder)}
-        # A file of 0 bytes is what a power cut leaves of one that was being made; the index deletes it.
+        # A power cut leaves a file of 0 bytes when the file was being made; the index deletes it.
         sizes = {name: size for name, size in sizes.items() if size}
         if not sizes:
             return FoundShape()
@@ -77,7 +77,7 @@ def find_shape(folder: Path, likely: Iterable[IndexShape]) -> FoundShape:
 def _shape_of_some(
     folder: Path, names: list[str], length: int, likely: Iterable[IndexShape]
 ) -> tuple[IndexShape | None, str]:
-    """The shape that one of the files ``names`` shows, and which; where all of them are empty, any that fits."""
+    """The shape that one of the files ``names`` shows, and its name; if all of them are empty, any shape that fits."""
     candidates = [shape for shape in dict.fromkeys(likely) if shape.file_bytes == length]
     empty = True
     for name in names:
@@ -91,7 +91,7 @@ def _shape_of_some(
 
 
 def _shape_of(fd: int, length: int, header: IndexHeader, candidates: list[IndexShape]) -> IndexShape | None:
-    """The shape that the items of one file show; None where nothing fits."""
+    """The shape that the items of one file show; None where no shape fits."""
     for shape in candidates:
         if _fits(fd, shape, header):
             return shape
@@ -105,7 +105,7 @@ def _shape_of(fd: int, length: int, header: IndexHeader, candidates: list[IndexS
         for at, row in enumerate(_rows_of_offset(data, header.end_offset, start)):
             if at >= _MOST_CANDIDATES:
                 break
-            # A writer that was killed between an item and the header's end may be an item ahead.
+            # A writer that was killed between an item and the header's end may be one item ahead.
             for number in (header.count - 1, header.count, header.count - 2):
                 before = row - number  # rows that are slots
                 shape = IndexShape(odd + before * _SLOTS_A_ITEM, rows - before)
@@ -117,7 +117,8 @@ def _shape_of(fd: int, length: int, header: IndexHeader, candidates: list[IndexS
 def _rows_of_offset(data: mmap.mmap, offset: int, start: int) -> Iterator[int]:
     """Rows of 20 bytes from ``start`` on that may be items of the record at ``offset``, ascending."""
     if offset <= 0:
-        # The record at the log's very begin: its items are zeros but for their hashes and what is before them in a chain.
+        # The record at the log's very begin: its items are zeros except for their hashes and the previous items in a
+        # chain.
         rows = ((found.start() - start) // ITEM_BYTES for found in _NOT_ZERO.finditer(data, start))
         yield from dict.fromkeys(rows)
         return
@@ -131,7 +132,7 @@ def _rows_of_offset(data: mmap.mmap, offset: int, start: int) -> Iterator[int]:
 
 
 def _fits(fd: int, shape: IndexShape, header: IndexHeader) -> bool:
-    """Whether a sample of the items that the header counts are items under this shape."""
+    """Whether a sample of the items that the header counts are valid items under this shape."""
     newest = header.count - 1
     if newest < 1 or newest >= shape.max_items or header.slots_used > shape.hash_slots:
         return False
@@ -151,7 +152,7 @@ def _fits(fd: int, shape: IndexShape, header: IndexHeader) -> bool:
 
 
 def _by_proportion(length: int) -> IndexShape | None:
-    """A shape of this length with about four items a slot; None when no shape has it."""
+    """A shape of this length with about four items for each slot; None when no shape has this length."""
     most = (length - HEADER_BYTES) // (SLOT_BYTES + _ITEMS_A_SLOT * ITEM_BYTES)
     for slots in range(most, max(0, most - _SLOTS_A_ITEM), -1):
         shape = IndexShape(slots, (length - HEADER_BYTES - SLOT_BYTES * slots) // ITEM_BYTES)

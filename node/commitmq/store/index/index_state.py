@@ -1,11 +1,11 @@
-"""``commitmq/dispatchers/index/files.json``: which index files are durable, and where the last stop in order ended.
+"""``commitmq/dispatchers/index/files.json``: which index files are durable, and the state at the last orderly stop.
 
     durable      name of the newest durable file; every older one is durable too. "" while there is none
-    clean        the last stop was in order: all files are whole and durable
+    clean        the last stop was orderly: all files are complete and durable
     position     when clean: everything of the log below this offset is in the files
-    newest       the newest file then ("" without one), and newest_end, the end offset in its header
+    newest       the newest file at that time ("" without one), and newest_end, the end offset in its header
 
-The last two tell whether somebody else (RocketMQ) used the files since.
+The last two tell whether another program (RocketMQ) used the files since.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class SavedState:
 
     @classmethod
     def load(cls, path: Path) -> SavedState | None:
-        """None without a file that can be read; then RocketMQ's rule decides what is durable."""
+        """The file's content; None if it cannot be read: then RocketMQ's rule decides which files are durable."""
         try:
             data = orjson.loads(path.read_bytes())
             return cls(
@@ -45,7 +45,7 @@ class SavedState:
             return None
 
     def save(self, path: Path) -> None:
-        """Durably. Raises DiskFullError or StoreError."""
+        """Write the file durably. Raises DiskFullError or StoreError."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             disk.replace_content(path, orjson.dumps(asdict(self)), "index_state")

@@ -1,1 +1,1 @@
-"""The CommitLog: appending, reading, splitting, expiring."""
+"""The CommitLog: appending, reading, splitting and expiring it."""

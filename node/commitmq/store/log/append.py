@@ -1,16 +1,16 @@
-"""Appending to the CommitLog: the tail, its segment, and the order of stores that makes a killed writer harmless.
+"""Appends to the CommitLog: the tail, its segment, and an order of stores that makes a killed writer harmless.
 
 Invariants
     * ``position`` is the end of the last complete record (or of a filler: then the base of the next segment).
-    * A record is complete only when its first 8 bytes (size, magic) are there, and they are stored last. Whoever is killed
-      before that leaves zeros where a reader looks for the next record.
-    * Everything behind ``position`` in the last segment is zero: recovery and :meth:`CommitLogAppender.open` see to it.
-      Otherwise a stale record behind a cut could link up again with a new one of the right length.
-    * A record never straddles segments: before one that does not fit (``size + 8 > rest``, spec 2.11) an 8-byte filler is
-      stored, and only after the next segment is there: a full disk therefore leaves the log as it was.
+    * A record is complete only when its first 8 bytes (size, magic) are stored, and they are stored last. A writer
+      killed before that leaves zeros where a reader looks for the next record.
+    * Everything behind ``position`` in the last segment is zero: recovery and :meth:`CommitLogAppender.open` ensure
+      that. Otherwise a stale record behind a cut could follow a new one of matching length.
+    * A record never straddles segments: before a record that does not fit (``size + 8 > rest``, spec 2.11) an 8-byte
+      filler is stored, and only after the next segment exists: a full disk therefore leaves the log as it was.
     * A run may be split at a segment's end; its parts are in order and nothing comes between them.
 
-Not here: sockets, queue offsets, acks, making segment files. ``open_segment`` is given by the caller.
+This module has no sockets, queue offsets or acks, and makes no segment files: the caller supplies ``open_segment``.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ MAX_RECORD_OVERHEAD_BYTES = 65_536
 PREBUILT_FLAGS_V6_BORN = 0x10
 PREBUILT_FLAGS_V6_STORE = 0x20
 
-# Marks that change what a message is. A plain send must not forge them (ARCHITECTURE section 4): they belong to
-# delay, transactions, timers, inner batches and multi-dispatch, which have operations of their own.
+# Properties that change the kind of a message. A plain send must not forge them (ARCHITECTURE section 4): they belong
+# to delay, transactions, timers, inner batches and multi-dispatch, which have operations of their own.
 FORBIDDEN_PROPERTIES = (
     "DELAY",
     "TRAN_MSG",
@@ -94,7 +94,7 @@ class MessageIllegalError(CommitMQError):
 
 
 class SegmentUnavailableError(StoreError):
-    """The segment at ``base`` is not there (yet); nothing was stored."""
+    """The segment at ``base`` does not exist (yet); nothing was stored."""
 
     def __init__(self, base: int) -> None:
         super().__init__(f"the segment at {base} has not been allocated")
@@ -102,14 +102,15 @@ class SegmentUnavailableError(StoreError):
 
 
 class BrokenTailError(BaseException):
-    """The log's end holds part of a run that could not be zeroed again: nobody may append behind it.
+    """The log's end holds part of a run that could not be zeroed again: nothing may be appended behind it.
 
-    Not an Exception, so that no handler of a failed request takes it: the process must end, and its successor scans the tail.
+    It is not an Exception, so that no handler of a failed request catches it: the process must end, and its successor
+    scans the tail.
     """
 
 
 class PoolFullError(SegmentUnavailableError):
-    """No buffer of the transient store pool is free: the commits to the file are behind; nothing was stored."""
+    """No buffer of the transient store pool is free, because the commits to the file lag; nothing was stored."""
 
     def __init__(self, base: int) -> None:
         super().__init__(base)
@@ -118,7 +119,7 @@ class PoolFullError(SegmentUnavailableError):
 
 @dataclass(slots=True)
 class Part:
-    """Neighbouring records of one run: ``count`` from ``physical_offset`` on, ``size_bytes`` together."""
+    """Adjacent records of one run: ``count`` records from ``physical_offset`` on, ``size_bytes`` together."""
 
     count: int
     physical_offset: int
@@ -127,7 +128,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Records [first, behind) of a run, its bytes [start, stop), which go to ``at`` of the segment at ``base``."""
+    """Records [first, behind) of a run: its bytes [start, stop), to be stored at ``at`` of the segment at ``base``."""
 
     base: int
     at: int
@@ -143,7 +144,7 @@ class _Piece:
 
 @dataclass(slots=True)
 class Appended:
-    """What an append did. Offsets in bytes of the log, time in ms, ``end`` is the offset after the last record."""
+    """Result of an append. Offsets in bytes of the log, time in ms, ``end`` is the offset behind the last record."""
 
     parts: list[Part]
     end: int
@@ -156,26 +157,26 @@ class Appended:
 
 @dataclass(frozen=True, slots=True)
 class CheckedRun:
-    """A run that :meth:`CommitLogAppender.check_run` found good. ``ends[i]`` is the end of record i in it."""
+    """A run that passed :meth:`CommitLogAppender.check_run`. ``ends[i]`` is the end of record i in it."""
 
     data: np.ndarray[Any, np.dtype[np.uint8]]
     ends: np.ndarray[Any, np.dtype[np.int64]]
     count: int
 
     def without_first(self, count: int) -> CheckedRun:
-        """The run without its first ``count`` records, fewer than it has."""
+        """The run without its first ``count`` records; ``count`` is less than the number of records."""
         start = int(self.ends[count - 1])
         return CheckedRun(self.data[start:], self.ends[count:] - start, self.count - count)
 
 
 def forbidden_names() -> tuple[np.ndarray[Any, np.dtype[np.uint8]], np.ndarray[Any, np.dtype[np.int64]]]:
-    """FORBIDDEN_PROPERTIES as the kernels take them: all names one after the other, and their ends."""
+    """FORBIDDEN_PROPERTIES in the kernels' form: all names one after the other, and their ends."""
     names = [name.encode() for name in FORBIDDEN_PROPERTIES]
     return np.frombuffer(b"".join(names), np.uint8), np.cumsum([len(name) for name in names], dtype=np.int64)
 
 
 def sentence_of(reason: int) -> str:
-    """What a kernel's reason means, as the end of "this record: …"."""
+    """The meaning of a kernel's reason, as the end of "this record: …"."""
     return _SENTENCES.get(reason, f"reason {reason}")
 
 
@@ -199,11 +200,11 @@ class CommitLogAppender:
     ) -> None:
         """``position``: the log's end. ``store_host``: 4 or 16 address bytes and a 4-byte port, big-endian.
 
-        ``open_segment(base)`` returns a writable mapping of the segment at ``base``, None while it does not exist;
-        ``close_segment`` gets it back, where it is not this object's to unmap. What is mapped need not be the file:
-        whoever gives it sees to that.
-        ``last_timestamp``: store timestamp of the newest record, below which no new one goes even if the clock does, unless it
-        goes back by more than ``max_clock_lead_ms``.
+        ``open_segment(base)`` returns a writable mapping of the segment at ``base``, None while it does not exist.
+        ``close_segment`` gets the mapping back, if this object must not unmap it. The mapping need not be the segment's
+        file: the caller ensures that its bytes reach the file. ``last_timestamp``: store timestamp of the newest
+        record. No new timestamp is lower even if the clock goes back, unless it goes back by more than
+        ``max_clock_lead_ms``.
         """
         self.position = position
         self.segment_bytes = segment_bytes
@@ -218,9 +219,9 @@ class CommitLogAppender:
         self._max_clock_lead_ms = max_clock_lead_ms
         self.last_timestamp = last_timestamp
         self._map: mmap.mmap | None = None
-        self._left: mmap.mmap | None = None  # the mapping of the segment before, which goes in pieces
+        self._left: mmap.mmap | None = None  # the mapping of the previous segment, unmapped in pieces
         self._left_bytes = 0
-        self._following: mmap.mmap | None = None  # the mapping of the segment behind, if it is prepared already
+        self._following: mmap.mmap | None = None  # the mapping of the next segment, if it is already prepared
         self._following_populated = 0
         self._look_for_following_at = 0
         self._array = np.empty(0, np.uint8)
@@ -238,8 +239,8 @@ class CommitLogAppender:
     ) -> CheckedRun:
         """Check all of a run (any buffer); raises MessageIllegalError that names the record. Stores nothing.
 
-        ``mark``: of an idempotent producer, which record i must carry with the number ``sequence`` + i
-        (:mod:`commitmq.format.producer_mark`); empty for a run without.
+        ``mark``: the mark of an idempotent producer, which record i must carry with the number ``sequence`` + i
+        (:mod:`commitmq.format.producer_mark`); empty for a run without one.
         """
         buffer = np.frombuffer(data, np.uint8)
         if buffer.size < 91:
@@ -286,11 +287,11 @@ class CommitLogAppender:
         inner_batch: bool = False,
         mark: bytes = b"",
     ) -> bytearray:
-        """One record of a single send, complete but for what :meth:`append_record` fills in.
+        """One record of a single send, complete except for the fields that :meth:`append_record` fills in.
 
-        ``properties`` are encoded pairs without a CRC slot; ``topic`` is checked by the caller. Raises
+        ``properties`` are encoded pairs without a CRC slot; the caller has checked ``topic``. Raises
         MessageIllegalError for sizes over the limits and for malformed or forbidden properties; ``checked`` says that
-        the caller has made sure of the latter. ``inner_batch`` marks the body as a client batch.
+        the caller has already checked the properties. ``inner_batch`` marks the body as a client batch.
         """
         size = len(body)
         if size > self.max_message_bytes:
@@ -352,7 +353,7 @@ class CommitLogAppender:
     def append_record(self, record: bytearray, queue_offset: int, born_host_bytes: int) -> Appended:
         """Append one record of :meth:`encode` as queue offset ``queue_offset``.
 
-        Raises SegmentUnavailableError, having stored nothing.
+        Raises SegmentUnavailableError; then nothing was stored.
         """
         size = len(record)
         at = self._room_for(size)
@@ -372,11 +373,12 @@ class CommitLogAppender:
         return Appended([Part(1, offset, size)], self.position, stamp)
 
     def append_run(self, run: CheckedRun, queue_offset: int, born_host: bytes) -> Appended:
-        """Append a checked run; its records get ``queue_offset`` and the following numbers.
+        """Append a checked run; its records get ``queue_offset`` and the following offsets.
 
-        All or nothing, whatever is raised: a record that no segment can hold (MessageIllegalError) and a segment that is
-        missing (SegmentUnavailableError) or cannot be opened are met before the first byte; should anything fail later, what
-        was stored is zeroed again. Nobody has seen it, because the caller publishes the position afterwards.
+        All or nothing, whatever is raised: a record that no segment can hold (MessageIllegalError) and a segment that
+        is missing (SegmentUnavailableError) or cannot be opened are detected before the first byte; after any later
+        failure the stored part is zeroed again. No reader has seen it, because the caller publishes the position
+        afterwards.
         """
         pieces = self._pieces(run)
         maps = self._mappings(pieces)
@@ -400,7 +402,7 @@ class CommitLogAppender:
         return Appended([piece.part for piece in pieces], at, stamp)
 
     def _pieces(self, run: CheckedRun) -> list[_Piece]:
-        """How the run is split at segments' ends. Raises MessageIllegalError."""
+        """Split the run at segments' ends. Raises MessageIllegalError."""
         pieces: list[_Piece] = []
         ends, done, start = run.ends, 0, 0
         at = self.position % self.segment_bytes
@@ -418,7 +420,7 @@ class CommitLogAppender:
         return pieces
 
     def _mappings(self, pieces: list[_Piece]) -> dict[int, mmap.mmap]:
-        """The segments that ``pieces`` need, and the one that is left, by base and in order. Raises what opening raises."""
+        """The segments that ``pieces`` need, and the one left behind, by base, in order. Raises what opening one raises."""
         maps: dict[int, mmap.mmap] = {}
         first = self.position - self.position % self.segment_bytes
         try:
@@ -431,7 +433,7 @@ class CommitLogAppender:
         return maps
 
     def _known(self, base: int) -> mmap.mmap | None:
-        """The mapping of a segment that is open already."""
+        """The mapping of a segment that is already open."""
         if base == self._base:
             return self._map
         return self._following if base == self._base + self.segment_bytes else None
@@ -442,7 +444,7 @@ class CommitLogAppender:
                 self._close_segment(mapping)
 
     def _store_filler(self, mapping: mmap.mmap, at: int) -> None:
-        # Size and magic in one store: half a filler must never be seen.
+        # Size and magic in one store: a reader must never see half a filler.
         mapping[at : at + FILLER_BYTES] = struct.pack(">ii", self.segment_bytes - at, raw.MAGIC_BLANK)
 
     def _store_piece(
@@ -464,7 +466,7 @@ class CommitLogAppender:
         mapping[piece.at : piece.at + 8] = run.data[piece.start : piece.start + 8].tobytes()
 
     def _undo(self, before: int, pieces: list[_Piece], maps: dict[int, mmap.mmap], error: BaseException) -> None:
-        """Zero all that ``pieces`` and the fillers before them take, the last first. Raises BrokenTailError."""
+        """Zero everything that ``pieces`` and the fillers before them occupy, the last first. Raises BrokenTailError."""
         try:
             for piece in reversed(pieces):
                 size = min(piece.stop - piece.start + FILLER_BYTES, self.segment_bytes - piece.at)
@@ -472,7 +474,8 @@ class CommitLogAppender:
             at = before % self.segment_bytes
             maps[before - at][at : at + FILLER_BYTES] = bytes(min(FILLER_BYTES, self.segment_bytes - at))
             self.position = before
-            # Which mappings stand where is not known for sure; those that nobody else has are unmapped with their last name.
+            # It is uncertain which mappings are current; those that no other object has are unmapped with
+            # their last reference.
             self._array = np.empty(0, np.uint8)
             self._map = self._left = self._following = None
             self._base, self._following_populated = -1, 0
@@ -482,12 +485,12 @@ class CommitLogAppender:
             ) from error
 
     def populate_ahead(self) -> bool:
-        """Have the kernel map a piece of pages ahead of the tail, so that a store does not fault page by page.
+        """Make the kernel map a piece of pages ahead of the tail, so that a store does not fault page by page.
 
-        Returns True when it did: call it again while nothing else is to do. It stays within the window, because
-        populating marks pages dirty and what is dirty has to be flushed. The window reaches into the next segment as soon
-        as that is there, so rolling to it brings no more to do than any other append; for the same reason the segment
-        that was left is taken out of the page table a piece at a time.
+        Returns True when it did: call it again while there is nothing else to do. It stays within the window, because
+        populating marks pages dirty, and dirty pages must be flushed. The window reaches into the next segment as soon
+        as that exists, so rolling to it costs no more than any other append; for the same reason the segment left
+        behind is taken out of the page table a piece at a time.
         """
         window = self._populate_window_bytes
         if self._map is None or not window:
@@ -517,7 +520,7 @@ class CommitLogAppender:
             if self.position < self._look_for_following_at:
                 return False
             self._look_for_following_at = self.position + _POPULATE_CHUNK_BYTES
-            with contextlib.suppress(StoreError):  # the append that needs it will say so
+            with contextlib.suppress(StoreError):  # the append that needs the segment will raise it
                 self._following = self._open_segment(self._base + self.segment_bytes)
             if self._following is None:
                 return False
@@ -544,10 +547,10 @@ class CommitLogAppender:
         self._base = -1
 
     def _let_go_of_left(self, limit_bytes: int) -> None:
-        """Unmap up to ``limit_bytes`` of the segment that was left, its last ones first, and in the end all of it."""
+        """Unmap up to ``limit_bytes`` of the segment left behind, its last pages first, and finally all of it."""
         assert self._left is not None
         if self._left_bytes > limit_bytes:
-            # The pages stay in the page cache, dirty ones too; only this process stops to see them.
+            # The pages stay in the page cache, dirty ones too; only this process no longer maps them.
             self._left_bytes -= limit_bytes
             self._left.madvise(mmap.MADV_DONTNEED, self._left_bytes, limit_bytes)
             return
@@ -555,15 +558,16 @@ class CommitLogAppender:
         self._left = None
 
     def _timestamp(self) -> int:
-        # Not below the newest record's: the clock may be set back, store timestamps in the log must not (spec 5.1). But a
-        # clock that was wrong by more than ``max_clock_lead_ms`` must not decide for as long about those behind it.
+        # Not below the newest record's timestamp: the clock may be set back, but store timestamps in the log must not
+        # go back (spec 5.1). However, a clock that was wrong by more than ``max_clock_lead_ms`` must not fix the
+        # timestamps of later records for as long.
         now = self._clock()
         if now > self.last_timestamp or now < self.last_timestamp - self._max_clock_lead_ms:
             self.last_timestamp = now
         return self.last_timestamp
 
     def _room_for(self, size: int) -> int:
-        """Position in the mapped segment where ``size`` bytes can go, rolling to the next segment if they must."""
+        """Position in the mapped segment where ``size`` bytes fit, after rolling to the next segment if necessary."""
         at = self.position - self._base
         if self._map is not None and at + size + FILLER_BYTES <= self.segment_bytes:
             return at

@@ -1,13 +1,13 @@
-"""Read side of the CommitLog: one offset space of records in segments of equal size (spec 2).
+"""The read side of the CommitLog: one offset space of records in segments of equal size (spec 2).
 
-Records never straddle segments; a segment that is not the last ends with a filler (spec 2.11). Three outcomes end a
-walk:
+Records never straddle segments; every segment except the last ends with a filler (spec 2.11). A walk ends in one of
+three ways:
 
     end of log        zeros where the next record would start, and nothing behind them
     torn tail         something invalid in the last segment that was written to: a crash cut the last append
     corruption        something invalid with valid records in a later segment behind it
 
-The first is silent; a torn tail raises TornTailError, corruption its base CorruptRecordError.
+The end of the log is silent; a torn tail raises TornTailError, corruption raises its base CorruptRecordError.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ _INT: Final = struct.Struct(">i")
 
 
 class TornTailError(CorruptRecordError):
-    """The log ends in a record that was not completed; everything before it is whole."""
+    """The log ends in an incomplete record; everything before it is whole."""
 
 
 class CommitLog:
-    """The log in ``folder``. Reads only; the writer appends through maps of its own. Not thread-safe."""
+    """The log in ``folder``. Reads only; the writer appends through its own maps. Not thread-safe."""
 
     def __init__(
         self, folder: Path, segment_bytes: int, max_mapped: int = 64, *, files: MappedFileQueue | None = None
     ) -> None:
         """Raises SegmentSizeError when a segment's size is not ``segment_bytes``, StoreError for a missing segment.
 
-        ``files``: the segments, where something else than the folder's listing says which there are.
+        ``files``: the segments, where something other than the folder's listing determines which exist.
         """
         self.folder = folder
         self.segment_bytes = segment_bytes
@@ -63,15 +63,15 @@ class CommitLog:
         return self.files.end_offset
 
     def segments(self) -> list[int]:
-        """Physical offsets at which the segments begin, ascending, as of the last look at the folder."""
+        """Physical offsets at which the segments begin, ascending, as of the last listing of the folder."""
         return self.files.bases
 
     def refresh(self) -> None:
-        """Look at the folder again. Reads beyond the known segments do so by themselves."""
+        """List the folder again. Reads beyond the known segments do that by themselves."""
         self.files.refresh()
 
     def release_below(self, offset: int) -> int:
-        """Unmap what ends at or below ``offset``, the log's new minimum; see :meth:`MappedFileQueue.release_below`."""
+        """Unmap segments that end at or below ``offset``, the new minimum; see :meth:`MappedFileQueue.release_below`."""
         return self.files.release_below(offset)
 
     def segment(self, offset: int) -> MappedFile:
@@ -79,7 +79,7 @@ class CommitLog:
         return self.files.mapped(offset)
 
     def read(self, offset: int, size: int) -> memoryview:
-        """``size`` bytes at physical ``offset``, without a copy; they must lie in one segment.
+        """``size`` bytes at physical ``offset``, without a copy; they must be in one segment.
 
         The segment stays mapped while the view lives. Raises OffsetOutOfRangeError.
         """
@@ -92,8 +92,8 @@ class CommitLog:
         return _decode(segment, offset - segment.base_offset, check_crc)
 
     def store_timestamp(self, offset: int, size: int) -> int:
-        """Store time (ms) of the record at ``offset`` that a ConsumeQueue unit says has ``size`` bytes; -1 when no
-        such record can be read (spec 3.7).
+        """Store time (ms) of the record at ``offset`` that has ``size`` bytes according to its ConsumeQueue unit; -1
+        when no such record can be read (spec 3.7).
         """
         if size < MIN_RECORD_BYTES:
             return -1
@@ -108,11 +108,11 @@ class CommitLog:
         return int(_LONG.unpack_from(view, 68 if sys_flag & SysFlag.BORN_HOST_V6 else 56)[0])
 
     def iter_spans(self, start: int | None = None, end: int | None = None) -> Iterator[tuple[int, int]]:
-        """``(physical offset, total size)`` of each record in ``[start, end)``; fillers are passed over.
+        """``(physical offset, total size)`` of each record in ``[start, end)``; fillers are skipped.
 
-        ``start`` (default: the log's minimum) must be where a record or filler starts. Without ``end`` the walk stops
-        at the end of the log; with it, everything below must be there. Only size and magic are looked at.
-        Raises TornTailError or CorruptRecordError.
+        ``start`` (default: the log's minimum) must be the start of a record or filler. Without ``end`` the walk stops
+        at the end of the log; with it, everything below must exist. Only size and magic are checked. Raises
+        TornTailError or CorruptRecordError.
         """
         for segment, position, size in self._walk(start, end):
             yield segment.base_offset + position, size
@@ -128,7 +128,7 @@ class CommitLog:
                 raise self._classified(segment, position, error) from None
 
     def close(self) -> None:
-        """Unmap what nobody holds."""
+        """Unmap every segment that is not in use."""
         self.files.close()
 
     def _walk(self, start: int | None, end: int | None) -> Iterator[tuple[MappedFile, int, int]]:
@@ -170,7 +170,7 @@ class CommitLog:
         return torn
 
     def _written_behind(self, segment: MappedFile) -> bool:
-        """Whether any later segment was written to: one made ahead is all zeros."""
+        """Whether any later segment was written to: a prepared segment is all zeros."""
         return any(any(self.read(base, FILLER_BYTES)) for base in self.files.bases if base > segment.base_offset)
 
 

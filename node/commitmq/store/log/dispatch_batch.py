@@ -1,11 +1,11 @@
 """DispatchBatch: a stretch of the log as columns, made once by reput and handed to every dispatcher.
 
-A batch carries its range ``[start, end)`` in physical offsets. The range may be longer than its rows (a filler at a
-segment's end has none), and batches of one walker follow each other without a gap, so a dispatcher that knows its own
-position can trim what it has and see what it missed.
+A batch has a range ``[start, end)`` of physical offsets. The range may be longer than its rows (the filler at a
+segment's end has no row), and batches of one walker follow each other without a gap. So a dispatcher that knows its own
+position can trim records it already has, and can see which it missed.
 
-On the wire (ZeroMQ, reput -> dispatcher) a batch is three frames: orjson header, the rows as raw bytes of ``ROW``, orjson
-list of topics. Both ends are processes of one node, forked from one image, so the host's byte order is fine.
+On the wire (ZeroMQ, reput -> dispatcher) a batch is three frames: an orjson header, the rows as raw bytes of ``ROW``,
+an orjson list of topics. Both ends are processes of one node, forked from one image, so the host's byte order is fine.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class DispatchBatch:
         return len(self.rows)
 
     def record(self, index: int) -> memoryview:
-        """The bytes of record ``index``, without a copy; the mapping stays while the view is held."""
+        """The bytes of record ``index``, without a copy; the segment stays mapped while the view is held."""
         if self.log is None:
             raise ValueError("this batch is not attached to a log")
         return self.log.read(int(self.rows["physical_offset"][index]), int(self.rows["size"][index]))
@@ -67,7 +67,7 @@ class DispatchBatch:
         return bytes(self.record(index)[start : start + size]).decode("utf-8", "replace")
 
     def after(self, position: int) -> DispatchBatch:
-        """What of this batch lies at or behind ``position``: rows below are trimmed."""
+        """The part of this batch at or behind ``position``: earlier rows are trimmed."""
         if position <= self.start:
             return self
         keep = int(np.searchsorted(self.rows["physical_offset"], position, side="left"))
@@ -80,7 +80,7 @@ class DispatchBatch:
 
     @classmethod
     def from_frames(cls, frames: Sequence[Any], log: CommitLog | None = None) -> DispatchBatch:
-        """The batch that :meth:`to_frames` packed; rows are a view of the frame's memory."""
+        """The batch that :meth:`to_frames` packed; its rows are a view of the frame's memory."""
         header = orjson.loads(frames[0])
         rows = np.frombuffer(frames[1], ROW)
         return cls(header["start"], header["end"], rows, orjson.loads(frames[2]), log)
@@ -100,8 +100,8 @@ class LogWalker:
     def walk(self, start: int, limit: int) -> DispatchBatch:
         """The next batch from ``start``, not beyond ``limit``, both physical offsets at record boundaries.
 
-        A batch stays inside one segment; one whose walk meets the filler ends at the next segment's base and may be empty.
-        Raises CorruptRecordError when there is no record where one must be.
+        A batch stays inside one segment. If the walk meets the filler, the batch ends at the next segment's base and
+        may be empty. Raises CorruptRecordError when there is no record where one must be.
         """
         segment_bytes = self.log.segment_bytes
         base = start - start % segment_bytes
@@ -118,7 +118,7 @@ class LogWalker:
             end = base + segment_bytes
         elif result == kernel.WALK_BAD and count == 0:
             if stop < min(limit - base, segment_bytes):
-                return self._wider(start, limit)  # the record is only larger than this batch may be
+                return self._wider(start, limit)  # the record is merely larger than this batch may be
             raise CorruptRecordError(
                 f"no valid record below the end of the log (reason {reason})",
                 path=self.log.folder / f"{base:020d}",
@@ -134,7 +134,7 @@ class LogWalker:
         return batch
 
     def _wider(self, start: int, limit: int) -> DispatchBatch:
-        """A single record larger than ``max_bytes``: take it alone, whatever its size."""
+        """Take a single record larger than ``max_bytes`` alone, whatever its size."""
         whole = LogWalker(self.log, max_rows=1, max_bytes=self.log.segment_bytes)
         return whole.walk(start, limit)
 
@@ -145,18 +145,18 @@ class LogWalker:
         return self._segment
 
     def release_below(self, offset: int) -> None:
-        """Let go of the segment's mapping if it ends at or below ``offset``."""
+        """Release the segment's mapping if the segment ends at or below ``offset``."""
         if self._cached_base + self.log.segment_bytes <= offset:
             self.release()
 
     def release(self) -> None:
-        """Let go of the segment's mapping."""
+        """Release the segment's mapping."""
         self._segment = np.empty(0, np.uint8)
         self._cached_base = -1
 
 
 def _delivery_times(batch: DispatchBatch) -> None:
-    """Records waiting in the schedule topic carry their delivery time instead of a tag's hash (spec 3.2 rule 3)."""
+    """Set the tags code of records in the schedule topic: their delivery time instead of a tag's hash (spec 3.2 rule 3)."""
     number = batch.topics.index(SCHEDULE_TOPIC)
     rows = batch.rows
     waiting = (rows["topic"] == number) & (rows["delay_level"] > 0)
@@ -168,7 +168,7 @@ def _delivery_times(batch: DispatchBatch) -> None:
 def by_queue(rows: Rows) -> tuple[Rows, list[int]]:
     """``rows`` sorted by queue, those of one queue in their order; and where each queue begins, with the end at last."""
     if len(rows) < 2:
-        # The usual batch of a slow stream; numpy's calls would take longer than its unit's write.
+        # The usual batch of a slow stream; numpy's calls would take longer than writing its unit.
         return rows, [0, len(rows)]
     topics, queues = rows["topic"], rows["queue_id"]
     boundaries = (topics[1:] != topics[:-1]) | (queues[1:] != queues[:-1])
@@ -181,9 +181,9 @@ def by_queue(rows: Rows) -> tuple[Rows, list[int]]:
 
 
 def consecutive(numbers: np.ndarray[Any, np.dtype[np.int64]], start: int, stop: int) -> list[tuple[int, int]]:
-    """``numbers[start:stop]`` cut where one does not follow the one before it: ``(start, stop)`` of each stretch.
+    """``numbers[start:stop]`` cut wherever a number does not follow the one before: ``(start, stop)`` of each stretch.
 
-    Nearly always one: only records that a repair took out of the log leave a gap between queue offsets.
+    There is nearly always one: only records that a repair took out of the log leave a gap between queue offsets.
     """
     if int(numbers[stop - 1]) - int(numbers[start]) == stop - start - 1:
         return [(start, stop)]

@@ -1,16 +1,16 @@
-"""Deleting the oldest segments of the CommitLog so that a crash between any two steps leaves a store that is whole.
+"""Deletes the oldest segments of the CommitLog so that a crash between any two steps leaves a consistent store.
 
-The order of a deletion, and what the next start finds after a crash behind each step:
+The order of a deletion, and what the next start does after a crash behind each step:
 
     1  ``commitmq/min_offset`` is durable     the rest of the deletion is done by recovery
-    2  the new minimum is published           the same: readers may have told consumers of it, so it never goes back
-    3  holders unmap, files are unlinked      the same, for the files that are still there
+    2  the new minimum is published           the same: readers may have told it to consumers, so it never goes back
+    3  holders unmap, files are unlinked      the same, for the remaining files
     4  ConsumeQueue and index files follow    their dispatchers do it when they open, by position
 
-RocketMQ knows nothing of ``min_offset``: it begins with the first segment that is there, which is right too.
+RocketMQ does not know ``min_offset``: it begins with the first existing segment, which is right too.
 
-The file is one line, the offset in 20 digits. It is overwritten in place: a new file would need space, and space is what a
-deletion is for. One sector is written as a whole or not at all.
+The file is one line, the offset in 20 digits. It is overwritten in place: a new file would need space, and a deletion
+happens because space is short. One sector is written as a whole or not at all.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.retention import Segment
 
 _DIGITS = 20
-_RESTORED_NS = 2_000_000_000  # clocks of file systems are coarse
+_RESTORED_NS = 2_000_000_000  # file systems have coarse clocks
 
 
 class MinOffsetFile:
@@ -46,7 +46,7 @@ class MinOffsetFile:
         self.path = layout.own / "min_offset"
 
     def read(self) -> int:
-        """The minimum; 0 when none was ever written. Raises StoreError when the file holds something else."""
+        """The minimum; 0 when none was ever written. Raises StoreError when the file holds anything else."""
         try:
             text = self.path.read_bytes()
         except FileNotFoundError:
@@ -54,7 +54,7 @@ class MinOffsetFile:
         except OSError as error:
             raise StoreError(f"cannot read the log's minimum: {error.strerror}", path=self.path) from error
         if not text:
-            return 0  # the crash came between making the file and writing it
+            return 0  # the crash came between creating the file and writing it
         if len(text) != _DIGITS + 1 or not text[:_DIGITS].isdigit() or text[_DIGITS:] != b"\n":
             raise StoreError(
                 "the log's minimum is not a number of 20 digits; remove the file, and the first segment counts",
@@ -68,7 +68,7 @@ class MinOffsetFile:
             made = not self.path.exists()
             fd = disk.open_file(self.path, os.O_WRONLY | os.O_CREAT, "min_offset")
             try:
-                # In place: a new file needs space, and it is a full disk that this makes room on.
+                # In place: a new file needs space, and this deletion makes room on a full disk.
                 write_all(fd, b"%020d\n" % offset, 0, place="min_offset.write")
                 if failpoints.ACTIVE:
                     failpoints.hit("min_offset.before_fsync")
@@ -82,7 +82,7 @@ class MinOffsetFile:
 
 
 def list_bases(folder: Path) -> list[int]:
-    """Offsets at which segments in ``folder`` begin, ascending, whatever is missing between them."""
+    """Base offsets of the segments in ``folder``, ascending; segments may be missing between them."""
     try:
         return sorted(int(name) for name in os.listdir(folder) if len(name) == _DIGITS and name.isdigit())
     except FileNotFoundError:
@@ -90,11 +90,12 @@ def list_bases(folder: Path) -> list[int]:
 
 
 def finish_expiry(layout: StoreLayout, segment_bytes: int, *, forget: bool = True) -> int:
-    """Finish the deletion that a crash interrupted; returns where the log begins. While no other process lives.
+    """Finish the deletion that a crash interrupted; returns where the log begins. No other process may be alive.
 
-    Must come before anything looks at the segments: a power cut may have taken back the deletion of one and not of the
-    next. A minimum that lies behind the last segment belongs to a log that was since replaced, and is forgotten; without
-    ``forget`` only when this is called again: the log may as well have lost its end, and then it is evidence.
+    It must run before anything examines the segments: a power cut may have taken back the deletion of one segment and
+    not of the next. A minimum behind the last segment belongs to a log that was since replaced, and is forgotten;
+    without ``forget`` it is kept, because the log may equally have lost its end, and then the minimum is evidence; a
+    second call forgets it.
     """
     durable = MinOffsetFile(layout)
     minimum = durable.read()
@@ -119,8 +120,8 @@ def finish_expiry(layout: StoreLayout, segment_bytes: int, *, forget: bool = Tru
 
 
 def _refuse_restored(layout: StoreLayout, note: Path, below: Sequence[int]) -> None:
-    """Raise StoreError when segments below the minimum were put there after it was noted: a deletion leaves none of those,
-    so a person did it, and wants them.
+    """Raise StoreError when segments below the minimum were put there after it was written: a deletion leaves no such
+    segments, so a person restored them and wants them.
     """
     for base in below:
         path = layout.commit_log / segment_name(base)
@@ -136,7 +137,7 @@ def _refuse_restored(layout: StoreLayout, note: Path, below: Sequence[int]) -> N
 def look_at_segments(folder: Path, segment_bytes: int) -> tuple[Segment, ...]:
     """All segments in ``folder``, oldest first, with age and size.
 
-    One that a clock which was ahead has dated in the future is as old as the next one that is not.
+    A segment that a fast clock dated in the future counts as old as the next one that is not.
     """
     found = []
     now = following = time.time_ns() // 1_000_000
@@ -154,9 +155,9 @@ def look_at_segments(folder: Path, segment_bytes: int) -> tuple[Segment, ...]:
 def offset_before(log: CommitLog, segments: Sequence[Segment], timestamp: int) -> int:
     """Offset below which every record was stored before ``timestamp`` (ms), at a segment's beginning.
 
-    A segment's records are not newer than the first one of the next segment, so one record a segment is looked at.
+    A segment's records are not newer than the first one of the next segment, so one record of each segment is read.
     """
-    # From the newest: a record was stored no later than those behind it, though a clock that was ahead may have stamped it so.
+    # From the newest on: no record was stored later than those behind it, though a fast clock may have stamped it so.
     for following in reversed(segments[1:]):
         first = first_timestamp(log, following.base)
         if 0 <= first <= timestamp:
@@ -171,9 +172,9 @@ def first_timestamp(log: CommitLog, base: int) -> int:
 
 
 def delete_segment(layout: StoreLayout, base: int) -> FileId | None:
-    """Unlink one segment; returns which file it was, None when it was gone. Raises StoreError.
+    """Unlink one segment; returns the file's identity, None when it was already gone. Raises StoreError.
 
-    Mappings of it live on, and hold its space until the last one goes.
+    Its mappings stay valid, and hold its space until the last one is gone.
     """
     path = layout.commit_log / segment_name(base)
     if failpoints.ACTIVE:
@@ -191,7 +192,7 @@ def delete_segment(layout: StoreLayout, base: int) -> FileId | None:
 
 
 def store_bytes(folder: Path) -> int:
-    """What everything under ``folder`` takes on the disk."""
+    """Bytes that everything under ``folder`` takes on the disk."""
     total = 0
     pending = [os.fspath(folder)]
     while pending:

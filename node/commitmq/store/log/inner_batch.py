@@ -1,7 +1,7 @@
-"""Checking an inner batch on its way in: a client batch (spec 2.8) that becomes the body of one record.
+"""Checks an inner batch before it is stored: a client batch (spec 2.8) that becomes the body of one record.
 
-The messages inside are stored exactly as the client encoded them and nobody looks at them again before a consumer does,
-so everything that is refused of a record of its own is refused of them here.
+The messages inside are stored exactly as the client encoded them, and nothing reads them again before a consumer does.
+So everything that a separate record is refused for is refused here too.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _names, _name_ends = forbidden_names()
 
 
 def count_messages(data: Any) -> int:
-    """How many messages the client batch in ``data`` (any buffer) holds, all of them checked.
+    """Number of messages in the client batch ``data`` (any buffer), after checking all of them.
 
-    Raises MessageIllegalError that names the bad one, or for more than MAX_INNER_MESSAGES.
+    Raises MessageIllegalError that names the bad message, or for more than MAX_INNER_MESSAGES.
     """
     out = np.zeros(2, np.int64)
     reason = check_batch(np.frombuffer(data, np.uint8), _names, _name_ends, out)

@@ -1,15 +1,15 @@
-"""Splitting a CommitLog for readers that work side by side, also within a segment.
+"""Splits a CommitLog for readers that work side by side, also within a segment.
 
-A record is only known by where the one before it ends; what marks its beginning can be copied. A body may hold whole
-records with right CRCs, even with the physical offsets of the very places they lie at, and the last of them may share
-the topic and properties of the record around it, so that the false chain runs into the true one. No look at the
-bytes from a place on, however long, tells such a record from a true one. What can be proven is this: a segment begins
-with a record, and where a walk from there arrives, a record begins.
+Only the end of the record before it identifies a record; every mark of its beginning can be copied. A body may hold
+whole records with right CRCs, even with the physical offsets of the very places where they are, and the last of them
+may share the topic and properties of the surrounding record, so that the false chain leads into the true one. No
+examination of the bytes from a place on, however long, tells such a record from a true one. This much can be proven: a
+segment begins with a record, and where a walk from there arrives, a record begins.
 
-So a segment is cut into *pieces* of equal size, and each reader begins at the first thing in its piece that looks like a
-whole record (:func:`find_start`) and goes on until it has reached or passed the next piece's beginning of that kind. Whoever
-gathers the results compares (:func:`prove`): a piece is right when it begins where the one before it arrived. One that
-does not is done again from there. Nearly always nothing is.
+So a segment is cut into *pieces* of equal size. Each reader begins at the first bytes in its piece that look like a
+whole record (:func:`find_start`) and continues until it reaches or passes the corresponding start of the next piece.
+The caller compares the results (:func:`prove`): a piece is right when it begins where the piece before it arrived. A
+piece that does not is read again from there. This is hardly ever necessary.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from commitmq.kernels import walk as kernel
 
 PIECE_BYTES: Final = 64 << 20
 NO_START: Final = -1
-_BUDGET_BYTES: Final = 256 << 20  # of CRCs of what then is no record, at one search: about 0.1 s
+_BUDGET_BYTES: Final = 256 << 20  # of CRCs of false records, in one search: about 0.1 s
 
 Segment = NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What begins in ``[begin, stop)`` of the segment at ``base``; physical offsets."""
+    """The records that begin in ``[begin, stop)`` of the segment at ``base``; physical offsets."""
 
     base: int
     begin: int
@@ -41,14 +41,15 @@ class Piece:
 
     @property
     def is_first(self) -> bool:
-        """Whether the segment begins with it, so that nothing needs to be proven."""
+        """Whether the piece begins its segment, so that nothing needs to be proven."""
         return self.begin == self.base
 
 
 class Walked(Protocol):
-    """What a reader says of its piece: the record it began at (:data:`NO_START`: none begins there) and where it arrived.
+    """A reader's result for its piece: the record it began at (:data:`NO_START` if none begins there) and where it
+    arrived.
 
-    Of the last that a segment has, it arrived at the segment's end.
+    The reader of a segment's last piece arrives at the segment's end.
     """
 
     @property
@@ -60,7 +61,7 @@ class Walked(Protocol):
 
 W = TypeVar("W", bound=Walked)
 Job = tuple[Piece, int]
-"""A piece and the place to begin at; :data:`NO_START`: the reader is to look for it."""
+"""A piece and the place to begin at; with :data:`NO_START` the reader must search for it."""
 
 
 def pieces_of(bases: Sequence[int], segment_bytes: int, piece_bytes: int = PIECE_BYTES) -> list[Piece]:
@@ -73,9 +74,9 @@ def pieces_of(bases: Sequence[int], segment_bytes: int, piece_bytes: int = PIECE
 
 
 def find_start(segment: Segment, piece: Piece) -> int:
-    """Physical offset of the first thing in the piece that looks like a whole record; :data:`NO_START` without one.
+    """Physical offset of the first bytes in the piece that look like a whole record; :data:`NO_START` without one.
 
-    ``segment`` is all of the segment's bytes. The first piece begins with the segment, whatever is there.
+    ``segment`` is all of the segment's bytes. The first piece begins with the segment, whatever its bytes are.
     """
     if piece.is_first:
         return piece.base
@@ -102,10 +103,10 @@ def find_stop(segment: Segment, piece: Piece) -> int:
 
 
 def prove(pieces: Sequence[Piece], run: Callable[[list[Job]], Iterable[W]]) -> list[W]:
-    """What ``run`` makes of all ``pieces`` (whole segments in order), each begun where the one before it arrived.
+    """The results of ``run`` for all ``pieces`` (whole segments in order), each begun where the one before it arrived.
 
-    ``run`` does jobs in any order, side by side, and returns their results in the order given. Every round proves one
-    piece more of each segment at least. Raises StoreError should a reader not begin where it was told to.
+    ``run`` does jobs in any order, side by side, and returns their results in the given order. Every round proves at
+    least one more piece of each segment. Raises StoreError if a reader does not begin where it was told to.
     """
     results = list(run([(piece, piece.base if piece.is_first else NO_START) for piece in pieces]))
     while True:
@@ -120,9 +121,9 @@ def prove(pieces: Sequence[Piece], run: Callable[[list[Job]], Iterable[W]]) -> l
 
 
 def _wrong(pieces: Sequence[Piece], results: Sequence[W]) -> list[tuple[int, int]]:
-    """Pieces, by number, that must be done again, and where each has to begin.
+    """Pieces, by number, that must be read again, and where each has to begin.
 
-    Where the one before is itself wrong, its arrival is a guess as good as any: mostly it has found the true chain.
+    Where the piece before is itself wrong, its arrival is still the best guess: usually it has found the true chain.
     """
     wrong = []
     position = 0

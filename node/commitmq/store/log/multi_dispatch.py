@@ -1,9 +1,9 @@
 """Multi-dispatch: a record that names further queues gets a unit in each of them too (spec 3.10).
 
-The writer put the names (``INNER_MULTI_DISPATCH``) and the queue offset it gave in each (``INNER_MULTI_QUEUE_OFFSET``)
-into the record, so the log alone says where every unit belongs: dispatching it again, in any process, gives the same
-queues. That is why this follows the records whatever ``consume_queue.enable_multi_dispatch`` says now: a record that was
-stored while it was on has used up an offset, and without its unit the queue would have a hole.
+The writer stored the names (``INNER_MULTI_DISPATCH``) and the assigned queue offsets (``INNER_MULTI_QUEUE_OFFSET``) in
+the record. So the log alone says where every unit belongs, and dispatching it again, in any process, gives the same
+queues. For the same reason the records decide, whatever ``consume_queue.enable_multi_dispatch`` says now: a record that
+was stored while it was on has used up an offset, and without its unit the queue would have a hole.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _MAX_OFFSET_DIGITS = 18
 _EXCEPT = (RETRY_PREFIX, "rmq_sys_")
 
 Run = tuple[tuple[str, int], int, bytearray]
-"""Queue, queue offset of the first unit, units that follow each other."""
+"""Queue, queue offset of the first unit, consecutive units."""
 
 
 def runs(batch: DispatchBatch, rows: Rows) -> list[Run]:
     """Units for the further queues that ``rows`` (of ``batch``, in log order) name, in the log's order for each queue.
 
-    Passed over, as RocketMQ does: retry, system and schedule topics, lists of unequal length, names with a path
-    separator; and offsets that are no number.
+    Skipped, as in RocketMQ, are retry, system and schedule topics, lists of unequal length, names with a path
+    separator, and offsets that are not numbers.
     """
     found: list[Run] = []
     last: dict[tuple[str, int], int] = {}  # the newest run of each queue
@@ -62,7 +62,7 @@ def _list(record: memoryview, start: int, size: int) -> list[str]:
 
 
 def _is_folder(name: str) -> bool:
-    """A name becomes a folder's; one that would lead elsewhere, or cannot be one, gets no queue."""
+    """Whether ``name`` can be a folder's name. One that would lead elsewhere, or cannot be a folder, gets no queue."""
     return bool(name) and name not in (".", "..") and not {"/", "\0"} & set(name) and _fits(name)
 
 

@@ -1,19 +1,20 @@
-"""Which segments of the CommitLog go, and why: RocketMQ's ladder (spec 10.1 - 10.3) as a function without side effects.
+"""Decides which segments of the CommitLog are deleted, and why: RocketMQ's rules (spec 10.1 - 10.3), without side
+effects.
 
-A segment may go when one of these holds, looked at from the oldest segment on, and nothing behind one that stays:
+Segments are examined from the oldest on, and nothing behind a segment that stays is deleted. Reasons for a deletion:
 
-    age      it is expired (its last write is ``keep_ms`` ago), and it is the hour for that, or somebody asked
+    age      it is expired (its last write is ``keep_ms`` ago), and it is an hour for that, or a user asked
     disk     it is expired, and the disk is fuller than ``clean_ratio`` (or its use cannot be told)
     forced   the disk is fuller than ``forced_ratio``: expired or not
     budget   the store takes more than ``store_bytes``
-    by hand  somebody named an offset below which everything may go
+    by hand  a user named an offset below which everything may be deleted
 
-What never goes: the segment that is written to, whatever is not yet flushed and durably indexed (``limit``). What only a
-disk above ``forced_ratio`` takes: what a dispatcher that is behind still needs (``wanted_from``) and, with
-``keep_unconsumed``, what a consumer group has not read.
+Never deleted: the active segment, and records that are not yet flushed and durably indexed (``limit``). Deleted only on
+a disk above ``forced_ratio``: records that a lagging dispatcher still needs (``wanted_from``) and, with
+``keep_unconsumed``, records that a consumer group has not read.
 
-Unlike RocketMQ the disk is looked at again after each segment: a disk that is one segment too full costs one segment, not
-a whole round of ten.
+Unlike RocketMQ, the disk is measured again after each segment: a disk that is one segment too full costs one segment,
+not a whole round of ten.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _HOUR_MS = 3_600_000
 
 
 class Reason(StrEnum):
-    """Why a segment goes; the words are what ``status`` shows."""
+    """Why a segment is deleted; ``status`` shows these words."""
 
     AGE = "age"
     DISK = "disk"
@@ -38,7 +39,7 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the configuration says; see ``[retention]`` in node.toml. Ratios are shares of the disk, 0 to 1."""
+    """The configured rules; see ``[retention]`` in node.toml. Ratios are shares of the disk, 0 to 1."""
 
     keep_ms: int
     hours: frozenset[int]
@@ -52,7 +53,7 @@ class Rules:
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """One file: where it begins in the log, its size there, its last write, and the bytes it takes on the disk."""
+    """One file: its base offset and size, its last write, and the bytes it takes on the disk."""
 
     base: int
     size: int
@@ -67,7 +68,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Somebody needs the log from ``offset`` on; ``who`` completes the sentence "kept for ..."."""
+    """A claim on the log from ``offset`` on; ``who`` completes the sentence "kept for ..."."""
 
     offset: int
     who: str
@@ -75,11 +76,12 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """What is so at the moment. ``segments`` are all of them, oldest first; times are milliseconds since 1970.
+    """The current situation. ``segments`` are all of them, oldest first; times are milliseconds since 1970.
 
-    ``used_ratio``: share of the disk in use, with space that only deleted files still hold counted as free; negative when
-    it cannot be told. ``disk_bytes``: the whole of that disk. ``store_bytes``: what the store takes of it. ``until``: by
-    hand, what ends at or below this offset goes. ``at_any_hour``: by hand, what is expired goes now.
+    ``used_ratio``: share of the disk in use, with space that only deleted files still hold counted as free; negative
+    when it cannot be measured. ``disk_bytes``: the whole of that disk. ``store_bytes``: the store's part of it.
+    ``until``: by hand, segments that end at or below this offset are deleted. ``at_any_hour``: by hand, expired
+    segments are deleted now.
     """
 
     now_ms: int
@@ -97,7 +99,7 @@ class Situation:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What goes now, oldest first, each with its reason; why the next one stays; whose claim the full disk overrode."""
+    """Segments to delete now, oldest first, with reasons; why the next one stays; the claim that the full disk overrode."""
 
     segments: tuple[Segment, ...]
     reasons: tuple[Reason, ...]
@@ -177,21 +179,21 @@ def _why_not(rules: Rules, now: Situation, segment: Segment) -> str:
 
 
 def is_expired(rules: Rules, segment: Segment, now_ms: int) -> bool:
-    """Whether the segment's last write is long enough ago. A clock that was set back makes segments younger, never older."""
+    """Whether the segment's last write is old enough. A clock that was set back makes segments younger, never older."""
     return now_ms >= segment.modified_ms + rules.keep_ms
 
 
 def next_by_age(rules: Rules, segment: Segment, now_ms: int, hour_of: Callable[[int], int] | None = None) -> int | None:
-    """When age lets ``segment`` go: the first time at or after now at which it is expired in an hour that is allowed.
+    """When age allows deleting ``segment``: the first time from now on at which it is expired in an allowed hour.
 
-    None when no hour is. ``hour_of`` tells the local hour of a time; by default the system's time zone does.
+    None when no hour is allowed. ``hour_of`` tells the local hour of a time; by default the system's time zone does.
     """
     hour_of = hour_of or local_hour
     at = max(now_ms, segment.modified_ms + rules.keep_ms)
     if hour_of(at) in rules.hours:
         return at
     at -= at % 60_000
-    # A quarter of an hour at a time, because some time zones are shifted by that; two days cover every change of clocks.
+    # In steps of a quarter of an hour, because some time zones are shifted by that; two days cover every clock change.
     at -= at % (_HOUR_MS // 4)
     for _ in range(48 * 4):
         at += _HOUR_MS // 4

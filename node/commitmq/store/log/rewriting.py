@@ -1,7 +1,7 @@
-"""Writing a part of the log anew, byte for byte, so that the next sync takes it to the device whatever the kernel believes.
+"""Rewrites a part of the log byte for byte, so that the next sync takes it to the device whatever the kernel believes.
 
-After a failed sync the kernel counts the pages as clean: a later sync succeeds without them. When the process that called
-the sync was killed before it could say so, nobody knows. Pages that are written again are dirty again.
+After a failed sync the kernel counts the pages as clean: a later sync succeeds without them. If the process that called
+the sync was killed before it could report the failure, no other process knows of it. Rewritten pages are dirty again.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _CHUNK_BYTES: Final = 1 << 20
 def write_anew(layout: StoreLayout, start: int, end: int, segment_bytes: int) -> int:
     """Write [start, end) of the log over itself; returns the bytes. Syncs nothing. Raises OSError.
 
-    While no other process writes there. A crash in the middle leaves the same bytes.
+    No other process may write there meanwhile. A crash in the middle leaves the same bytes.
     """
     written = 0
     for base in range(start - start % segment_bytes, end, segment_bytes):

@@ -1,35 +1,38 @@
-"""The transient store pool (spec 11.3): buffers in shared memory that appends go to before they are in the log's files.
+"""The transient store pool (spec 11.3): buffers in shared memory that take appends before these are in the log's files.
 
     FOLDER/head          a page of PoolWord, then two words for each buffer
-    FOLDER/buffer-<n>    as large as a segment, allocated in full: a store into it cannot be SIGBUS
-    FOLDER/owner         JSON: which pool this is, written last; a folder without it is not yet, or no more, a pool
-    commitmq/transient_pool.json   in the store: which pool belongs to it, and where
+    FOLDER/buffer-<n>    as large as a segment, fully allocated: a store into it cannot be SIGBUS
+    FOLDER/owner         JSON: the pool's identity, written last; a folder without it is not, or no longer, a pool
+    commitmq/transient_pool.json   in the store: the identity and the folder of the store's pool
 
-The writer appends to the buffer that stands for a segment, the flush process copies what was written to the segment's
-file (it *commits*), and everybody else reads the files and sees nothing that is not committed. So the writer never waits
-for the file system, and what it has written outlives every process, because it is in shared memory.
+The writer appends to the buffer of a segment, the flush process copies the records to the segment's file (it *commits*
+them), and all other processes read the files and see only committed records. So the writer never waits for the file
+system, and its records outlive every process, because they are in shared memory.
 
 Invariants
-    * Every word and every byte has one writer at a time. The writer stores ``TAKEN`` of a buffer when it takes it for a
-      segment, the flush process ``RETURNED`` when all of that segment is committed: the buffer is free where the two are
-      equal. In between the writer stores only at or above ``written``, the flush process only below ``COMMITTED``.
+    * Every word and every byte has one writing process at a time. The writer stores ``TAKEN`` of a buffer when it takes
+      it for a segment, the flush process ``RETURNED`` when all of that segment is committed: the buffer is free while
+      the two are equal. In between the writer stores only at or above ``written``, the flush process only below
+      ``COMMITTED``.
     * ``COMMITTED`` (here and in the control block) moves after the bytes are in the file, at record boundaries only.
-    * Below ``COMMITTED`` and at or above ``written`` a buffer is zero: the flush process zeroes what it has committed, and a
-      free buffer is zero as a whole. So nothing stale can become part of a later record or be taken for one, not even
-      where a killed writer left the first half of a record; that records name their own place is only the second guard.
+    * Below ``COMMITTED`` and at or above ``written`` a buffer is zero: the flush process zeroes what it has committed,
+      and a free buffer is entirely zero. So stale bytes can neither become part of a later record nor be taken for one,
+      not even where a killed writer left the first half of a record; that records contain their own physical offset is
+      only the second guard.
 
 Failure cases
-    * A process dies: the words above are all the state there is. The writer zeroes what its predecessor left unpublished;
-      the flush process zeroes below ``COMMITTED``, gives back what it should have, and commits the rest.
-    * The whole node dies: the next start, with the pool switched on or not, checks the records at ``COMMITTED`` and behind
-      it and writes them to the log before it looks for the log's end (:mod:`commitmq.store.recovery.pool_recovery`).
-    * The machine dies: the pool is gone. What was flushed is in the log; the note in the store names another boot.
-    * Files of the pool are deleted under a running node (a login manager that empties /dev/shm): the node goes on with what
-      it has mapped; if it is killed then, what was not committed is lost, and the next start says so.
+    * A process dies: the words above are the whole state. The writer zeroes what its predecessor left unpublished; the
+      flush process zeroes below ``COMMITTED``, gives back the buffers it should have, and commits the rest.
+    * The whole node dies: the next start, with the pool switched on or not, checks the records at ``COMMITTED`` and
+      behind it and writes them to the log before it looks for the log's end
+      (:mod:`commitmq.store.recovery.pool_recovery`).
+    * The machine dies: the pool is gone. Flushed records are in the log; the note in the store names another boot.
+    * Files of the pool are deleted under a running node (a login manager that empties /dev/shm): the node continues
+      with its mappings; if it is then killed, uncommitted records are lost, and the next start says so.
     * The note is written before the first buffer is made and removed when the last one is gone, so no memory is ever
       forgotten.
 
-This module holds no loop and needs no numpy: the supervisor removes the pool of a node that has stopped.
+This module has no loop and needs no numpy: the supervisor removes the pool of a stopped node.
 """
 
 from __future__ import annotations
@@ -67,14 +70,14 @@ _HUGE_SHMEM: Final = Path("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
 
 
 class PoolWord(IntEnum):
-    """Words of the head; the comment names the one process that writes the word."""
+    """Words of the head; the comments name the one process that writes each word."""
 
     MAGIC = 0
     BUFFERS = 1  # recovery, when the pool is made
     SEGMENT_BYTES = 2  # recovery
     HAS_CRC = 3  # recovery: every record in it has a __CRC32#
     COMMITTED = 4  # flush (recovery sets its first value): everything below is in the log's files
-    FIRST_BUFFER = 8  # from here on TAKEN and RETURNED of each buffer
+    FIRST_BUFFER = 8  # from here on, TAKEN and RETURNED of each buffer
 
 
 MAX_BUFFERS: Final = (PAGE_BYTES // 8 - PoolWord.FIRST_BUFFER) // 2
@@ -83,7 +86,7 @@ _NEVER: Final = -1
 
 @dataclass(frozen=True, slots=True)
 class PoolNote:
-    """What the store knows of its pool. ``device`` and ``inode`` are the store's own: a copy of a store has no pool."""
+    """The store's note about its pool. ``device`` and ``inode`` are the store's own: a copy of a store has no pool."""
 
     folder: str
     id: str
@@ -93,7 +96,7 @@ class PoolNote:
 
     @classmethod
     def load(cls, layout: StoreLayout) -> PoolNote | None:
-        """None without a note. Raises StoreError for one that cannot be understood."""
+        """The note; None without one. Raises StoreError for one that cannot be parsed."""
         path = note_path(layout)
         try:
             data = orjson.loads(path.read_bytes())
@@ -107,10 +110,10 @@ class PoolNote:
 
 
 class TransientPool:
-    """A pool as one process has it: all buffers mapped, from the start on. Not thread-safe."""
+    """A pool as one process sees it: all buffers mapped from the start on. Not thread-safe."""
 
     def __init__(self, folder: Path, *, writable: bool = True) -> None:
-        """Map the pool in ``folder``. Raises StoreError when it is not there, or is no pool."""
+        """Map the pool in ``folder``. Raises StoreError when there is none."""
         self.folder = folder
         self._maps: list[mmap.mmap] = []
         try:
@@ -139,7 +142,7 @@ class TransientPool:
         return self._head.get(PoolWord.COMMITTED)
 
     def set_committed(self, offset: int) -> None:
-        """Only for the flush process, after the bytes are in the file."""
+        """For the flush process only, after the bytes are in the file."""
         self._head.put(PoolWord.COMMITTED, offset)
 
     def in_use(self) -> list[tuple[int, mmap.mmap]]:
@@ -152,7 +155,7 @@ class TransientPool:
         return sorted(found, key=lambda one: one[0])
 
     def find(self, base: int) -> mmap.mmap | None:
-        """The buffer that stands for the segment at ``base``; None when there is none."""
+        """The buffer of the segment at ``base``; None when there is none."""
         for number, buffer in enumerate(self._maps):
             taken, returned = self._words(number)
             if taken == base != returned:
@@ -160,14 +163,14 @@ class TransientPool:
         return None
 
     def take(self, base: int) -> mmap.mmap | None:
-        """For the writer: the buffer for the segment at ``base``, a free one if it has none; None while none is free."""
+        """For the writer: the buffer of the segment at ``base``, or a free one; None while none is free."""
         found = self.find(base)
         if found is not None:
             return found
         best, newest = -1, _NEVER - 1
         for number in range(len(self._maps)):
             taken, returned = self._words(number)
-            # The one that was used last: its pages are in this process's page table already.
+            # Prefer the buffer that was used last: its pages are already in this process's page table.
             if taken == returned > newest:
                 best, newest = number, returned
         if best < 0:
@@ -178,26 +181,26 @@ class TransientPool:
         return self._maps[best]
 
     def give_back(self, base: int) -> None:
-        """For the flush process: the buffer of the segment at ``base``, which is zero as a whole, is free."""
+        """For the flush process: free the buffer of the segment at ``base``, which is entirely zero."""
         for number in range(len(self._maps)):
             taken, returned = self._words(number)
             if taken == base != returned:
                 self._head.put(PoolWord.FIRST_BUFFER + 2 * number + 1, base)
 
     def zero_from(self, position: int) -> None:
-        """For a restarted writer: zero every buffer at and behind ``position``, what was published."""
+        """For a restarted writer: zero every buffer at and behind ``position``, the published end."""
         for base, buffer in self.in_use():
             if base + self.segment_bytes > position:
                 zero(buffer, max(0, position - base), self.segment_bytes)
 
     def advise_huge(self) -> None:
-        """Ask for huge pages, where the system gives them to shared memory; nothing happens elsewhere."""
+        """Ask for huge pages, where the system gives them to shared memory; has no effect elsewhere."""
         for buffer in self._maps:
             with contextlib.suppress(OSError):
                 buffer.madvise(mmap.MADV_HUGEPAGE)
 
     def close(self) -> None:
-        """Unmap what nobody holds a view of."""
+        """Unmap the buffers without views."""
         for buffer in self._maps:
             with contextlib.suppress(BufferError):
                 buffer.close()
@@ -217,11 +220,11 @@ def zero(buffer: mmap.mmap, start: int, end: int) -> None:
             view[at:stop] = _ZEROS[: stop - at]
 
 
-# ---------------------------------------------------------------- where, and whose
+# ---------------------------------------------------------------- the folder and its owner
 
 
 def pool_folder(layout: StoreLayout) -> Path:
-    """Where a store's pool is made, whether it exists or not."""
+    """The folder of a store's pool, which need not exist."""
     return (recorded_folder(layout) or layout.run) / "pool"
 
 
@@ -230,7 +233,7 @@ def note_path(layout: StoreLayout) -> Path:
 
 
 def boot_id() -> str:
-    """Names this run of the machine; empty where the system does not say."""
+    """Identifies this boot of the machine; empty where the system does not tell."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -252,9 +255,10 @@ def owner_id(folder: Path) -> str:
 def make(
     layout: StoreLayout, parent: str, *, buffers: int, segment_bytes: int, properties_crc: bool, committed: int
 ) -> None:
-    """Make the pool of a node that starts, with every buffer allocated; ``committed`` is the log's end.
+    """Make the pool of a starting node, with every buffer allocated; ``committed`` is the log's end.
 
-    The pool of a former node must have been taken over or given up. Raises StoreError when there is no room for it.
+    A former node's pool must already be taken over or given up. Raises StoreError when there is no room for the new
+    one.
     """
     claim(layout, parent)
     folder = pool_folder(layout)
@@ -265,7 +269,7 @@ def make(
     root = layout.root.stat()
     note = PoolNote(str(folder), secrets.token_hex(16), boot_id(), root.st_dev, root.st_ino)
     try:
-        # Before the note: without its folder, a pool that a note names was deleted by somebody.
+        # Before the note: if a note names a pool without its folder, something deleted the pool.
         folder.mkdir(mode=0o700)
         _write(note_path(layout), orjson.dumps(asdict(note)))
         sync_folder(layout.own)
@@ -291,7 +295,7 @@ def make(
 
 
 def _write(path: Path, data: bytes) -> None:
-    """Have ``path`` either not at all, or whole and synced; its name is the caller's to sync."""
+    """Write ``path`` so that it either does not exist, or is complete and synced; the caller syncs its name."""
     fresh = path.with_name(path.name + ".new")
     fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
@@ -334,7 +338,7 @@ def _allocate(path: Path, size: int) -> None:
         os.ftruncate(fd, size)
         if _huge_pages_wanted():
             with mmap.mmap(fd, size) as buffer, contextlib.suppress(OSError):
-                # Pages that exist stay as they are, so the advice must come before the first one.
+                # Existing pages keep their size, so the advice must come before the first one.
                 buffer.madvise(mmap.MADV_HUGEPAGE)
                 buffer.madvise(_MADV_POPULATE_WRITE)
         os.posix_fallocate(fd, 0, size)
@@ -353,7 +357,7 @@ def _huge_pages_wanted() -> bool:
 def remove(layout: StoreLayout) -> None:
     """Remove the store's pool, whose records are all in the log, and the note; does nothing without a note.
 
-    A pool that is not this store's stays where it is.
+    A pool that belongs to another store stays.
     """
     note = PoolNote.load(layout)
     if note is None:
@@ -361,7 +365,8 @@ def remove(layout: StoreLayout) -> None:
     folder = Path(note.folder)
     if os.path.lexists(folder) and owner_id(folder) in (note.id, ""):
         check_private(folder)
-        # Without its owner it is no pool: whoever is killed while the rest goes leaves nothing that could be taken over.
+        # Without its owner file it is no pool: a death while the rest is removed leaves nothing that could be taken
+        # over.
         (folder / "owner").unlink(missing_ok=True)
         if failpoints.ACTIVE:
             failpoints.hit("pool.inside_remove")
@@ -369,10 +374,10 @@ def remove(layout: StoreLayout) -> None:
             (folder / name).unlink()
     forget(layout)
     with contextlib.suppress(OSError):
-        folder.rmdir()  # not empty if it is not ours
+        folder.rmdir()  # not empty if it is another store's
 
 
 def forget(layout: StoreLayout) -> None:
-    """Remove the note, durably; the pool it names stays if there is one."""
+    """Remove the note, durably; the pool that it names stays if there is one."""
     note_path(layout).unlink(missing_ok=True)
     sync_folder(layout.own)

@@ -1,12 +1,12 @@
 """Unique message ids (the ``UNIQ_KEY`` property), drawn singly or in blocks for a whole run.
 
-Same text form as RocketMQ's client (spec 2.10): upper-case hex of
+The text form is that of RocketMQ's client (spec 2.10): upper-case hex of
 
     address 4 | process id 2 | generator 4 | milliseconds since the month began 4 | counter 2
 
-The address and generator parts are random per generator: many containers share one address and one process id, and a
-store treats the id as opaque text. A fork needs a new generator, which the clients ensure by refusing to work in a
-child.
+The address and generator parts are random for each generator, because many containers share one address and one process
+id, and a store treats the id as opaque text. A forked process needs a new generator; the clients ensure that by
+refusing to work in a child.
 
 An id repeats only when 65,536 of them are drawn within one millisecond; drawing one takes longer than 15 nanoseconds,
 and a block is at most :data:`MAX_BLOCK` ids, whose encoding takes milliseconds.
@@ -37,14 +37,14 @@ class UniqueIds:
         self._lock = threading.Lock()
         self._month_start_ms = 0
         self._month_end_ms = 0
-        self._stamped = (-1, "")  # a millisecond, and the first 28 characters of the ids drawn in it
+        self._stamped = (-1, "")  # a millisecond, and the first 28 characters of its ids
 
     def next(self) -> str:
         """One id: 32 characters."""
         return self.at(time.time_ns() // 1_000_000)
 
     def at(self, now_ms: int) -> str:
-        """One id drawn at ``now_ms``, for a caller that has just looked at the clock (milliseconds since 1970)."""
+        """One id drawn at ``now_ms``, for a caller that has just read the clock (milliseconds since 1970)."""
         stamp_ms, start = self._stamped
         with self._lock:
             counter = self._counter
@@ -55,7 +55,7 @@ class UniqueIds:
         return f"{start}{counter & 0xFFFF:04X}"
 
     def block(self, count: int) -> tuple[bytes, int]:
-        """The common first 28 bytes of ``count`` ids (at most MAX_BLOCK) and the first one's counter.
+        """The common first 28 bytes of ``count`` ids (at most MAX_BLOCK), and the counter of the first id.
 
         Id ``i`` is ``first 28 bytes + b"%04X" % ((counter + i) & 0xFFFF)``.
         """

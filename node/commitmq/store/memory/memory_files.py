@@ -1,24 +1,24 @@
-"""Memory topics: files of a memory file system that hold what the CommitLog and ConsumeQueues hold for the others.
+"""Memory topics: the files of a memory file system that replace CommitLog and ConsumeQueues for these topics.
 
-    FOLDER/owner                     whose it is: the store's root, and which life of the node (node_files.node_life)
+    FOLDER/owner                     owner of the folder: the store's root and the node's life (node_files.node_life)
     FOLDER/node                      a page of NodeWord
     FOLDER/topics/TOPIC/head         a page of TopicWord
     …/TOPIC/log/<20 digits>          segments of that topic's own log, ordinary records; physicalOffset counts in it
     …/TOPIC/<queue>/<20 digits>      ConsumeQueue units that point into that log, UNIT_FILE_BYTES a file
 
-One process writes (the memory dispatcher), any number read. A page is made of single aligned 8-byte words, each with
-that one writer, as in the control block. What a reader may see of a topic is [FLOOR, BOUND) of its log: BOUND moves
-after records and units are in place, FLOOR moves before anything below it is deleted.
+One process writes (the memory dispatcher), any number read. A page consists of single aligned 8-byte words, all written
+by that one process, as in the control block. A reader may see [FLOOR, BOUND) of a topic's log: BOUND moves after
+records and units are in place, FLOOR moves before anything below it is deleted.
 
-Units that point below FLOOR only are given back by pages, so a queue's first file may begin with a hole.
-Nothing is ever reused: an evicted segment is unlinked, and whoever has it mapped goes on reading the bytes that were
-there. So a reader needs no second look after copying; one that comes too late does not find the file
-(OffsetOutOfRangeError) and asks again. What it owes is to let go of evicted segments soon, since until then their
-memory is not free: :meth:`MemoryTopics.release_evicted`.
+Units that point below FLOOR are given back in whole pages, so a queue's first file may begin with a hole. No memory is
+ever reused: an evicted segment is unlinked, and a reader that has it mapped goes on reading the same bytes. So a reader
+needs no second check after copying; a late reader does not find the file (OffsetOutOfRangeError) and asks again. In
+return a reader must soon unmap evicted segments, because their memory is not free before that:
+:meth:`MemoryTopics.release_evicted`.
 
-A folder lies outside the store (under /dev/shm), where the store's :func:`~commitmq.store.memory.shared_memory.claim` put
-it, open to its owner only. It ends with the node; one that a killed node left is recognised by its ``owner`` file and
-emptied by the next.
+The folder is outside the store (under /dev/shm), where the store's :func:`~commitmq.store.memory.shared_memory.claim`
+put it, open to its owner only. It is removed with the node; the next node recognises the folder of a killed one by its
+``owner`` file and empties it.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ class NodeWord(IntEnum):
     """Words of the node's page. Sizes in bytes."""
 
     MAGIC = 0
-    BUDGET = 1  # what all topics together may use
-    USED = 2  # what they use: segments, units and pages
+    BUDGET = 1  # limit for all topics together
+    USED = 2  # use of all topics together: segments, units and pages
     SEGMENT_BYTES = 3
     EVICTED = 4  # segments evicted so far
-    STORED = 5  # bytes stored so far: moves with every append, so it tells whether to look again
+    STORED = 5  # bytes stored so far: moves with every append, so readers can tell whether anything is new
     TOPICS = 6
 
 
@@ -63,16 +63,16 @@ class TopicWord(IntEnum):
 
     MAGIC = 0
     STATE = 1  # TopicState
-    BOUND = 2  # everything below is complete, and has its units
-    FLOOR = 3  # nothing below is left
+    BOUND = 2  # everything below is complete and has its units
+    FLOOR = 3  # everything below is evicted
     TIMESTAMP = 4  # store timestamp (ms) of the newest record, stored before BOUND
-    INCARNATION = 5  # when the topic was made (ms): another one for a topic of the same name after it was deleted
+    INCARNATION = 5  # when the topic was made (ms): differs for a topic of the same name made after a deletion
     USED = 6  # bytes of memory that the topic uses
-    EVICTED = 7  # its segments evicted so far
+    EVICTED = 7  # segments of the topic evicted so far
 
 
 class TopicState(IntEnum):
-    """A deleted topic's page stays mapped by readers; its state tells them to look for a new one of the name."""
+    """State of a topic. Readers keep a deleted topic's page mapped; it tells them to look for a new one of the name."""
 
     LIVE = 1
     DELETED = 2
@@ -88,11 +88,11 @@ def topic_page(topic_folder: Path, *, create: bool = False, writable: bool = Fal
     return SharedPage(topic_folder / "head", _TOPIC_MAGIC, create=create, writable=writable)
 
 
-# ---------------------------------------------------------------- where, and whose
+# ---------------------------------------------------------------- the folder and its owner
 
 
 def owner_of(folder: Path) -> dict[str, Any]:
-    """What the ``owner`` file says: ``store`` and ``life``; an empty dict when there is none."""
+    """The content of the ``owner`` file: ``store`` and ``life``; an empty dict when there is no file."""
     try:
         data = orjson.loads((folder / "owner").read_bytes())
     except (OSError, orjson.JSONDecodeError):
@@ -101,7 +101,7 @@ def owner_of(folder: Path) -> dict[str, Any]:
 
 
 def survives(folder: Path, life: str) -> bool:
-    """True when ``folder`` holds what this life of the node stored before."""
+    """True when ``folder`` holds messages that an earlier process of this life of the node stored."""
     return bool(life) and owner_of(folder).get("life") == life
 
 
@@ -109,7 +109,7 @@ def survives(folder: Path, life: str) -> bool:
 
 
 class _Segments(MappedFileQueue):
-    """Segments by arithmetic: which exist follows from the topic's page, and a folder's listing would be a moment old."""
+    """Segments computed from the topic's page, because a folder's listing would be a moment old."""
 
     def __init__(self, folder: Path, segment_bytes: int, head: SharedPage) -> None:
         self._head = head
@@ -137,10 +137,10 @@ class _Segments(MappedFileQueue):
 
 
 class MemoryTopic:
-    """One topic as a reader sees it."""
+    """One topic, as a reader sees it."""
 
     def __init__(self, folder: Path, name: str, segment_bytes: int, fds: FdCache) -> None:
-        """Raises FileNotFoundError while nothing was stored in it."""
+        """Raises FileNotFoundError while the topic has no messages."""
         self.head = topic_page(folder / name)
         self.log = CommitLog(
             folder / name / "log",
@@ -164,7 +164,7 @@ class MemoryTopic:
         return self.head.get(TopicWord.STATE) == TopicState.LIVE
 
     def release_evicted(self) -> None:
-        """Let go of evicted segments."""
+        """Unmap evicted segments."""
         if self.floor != self._seen_floor:
             self._seen_floor = self.floor
             self.log.refresh()
@@ -175,10 +175,10 @@ class MemoryTopic:
 
 
 class MemoryTopics:
-    """All memory topics as a reader sees them; at most _MAX_OPEN_TOPICS are kept open. Not thread-safe."""
+    """All memory topics, as a reader sees them; at most _MAX_OPEN_TOPICS are kept open. Not thread-safe."""
 
     def __init__(self, folder: Path) -> None:
-        """Nothing is opened before it is asked for: the folder may come later, or never."""
+        """Opens nothing before it is needed: the folder may come later, or never."""
         self.folder = folder
         self._page: SharedPage | None = None
         self._inode = 0
@@ -187,7 +187,7 @@ class MemoryTopics:
         self._fds = FdCache(_MAX_OPEN_FILES)
 
     def get(self, name: str, incarnation: int) -> MemoryTopic | None:
-        """The topic; None while nothing was stored in it. Raises StoreError when it cannot be read."""
+        """The topic; None while it has no messages. Raises StoreError when it cannot be read."""
         found = self._open.get(name)
         if found is not None:
             if found.is_live and found.incarnation == incarnation:
@@ -210,7 +210,7 @@ class MemoryTopics:
         return found
 
     def page(self) -> SharedPage | None:
-        """The node's page; None while there is no memory process. One that was made anew is mapped anew."""
+        """The node's page; None while there is no memory process. A recreated page is mapped again."""
         try:
             inode = os.stat(self.folder / "node").st_ino
         except OSError:
@@ -228,7 +228,7 @@ class MemoryTopics:
         return 0 if self._page is None else self._page.get(NodeWord.STORED)
 
     def release_evicted(self) -> None:
-        """Let go of evicted segments and of deleted topics; call it once a second."""
+        """Unmap evicted segments and close deleted topics; call it once a second."""
         if self._page is None or self.page() is None:
             return
         for name in [name for name, one in self._open.items() if not one.is_live]:
@@ -236,7 +236,7 @@ class MemoryTopics:
         evicted = self._page.get(NodeWord.EVICTED)
         if evicted != self._evicted:
             self._evicted = evicted
-            self._fds.close()  # a deleted unit file is gone only when nobody has it open
+            self._fds.close()  # a deleted unit file is gone only when no process has it open
             for one in self._open.values():
                 one.release_evicted()
 

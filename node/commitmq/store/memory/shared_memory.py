@@ -1,7 +1,7 @@
-"""Files of a memory file system that outlive the process that made them: where they lie, whose they are, pages of words.
+"""Files of a memory file system that outlive the process that made them: their folder, their owner, pages of words.
 
-Memory topics and the transient store pool lie outside the store (under /dev/shm), in one folder with a random name that
-is open to its owner only and that the store remembers (:func:`claim`).
+Memory topics and the transient store pool are outside the store (under /dev/shm), in one folder with a random name that
+only its owner can open and that the store remembers (:func:`claim`).
 
     FOLDER/memory    memory topics: :mod:`commitmq.store.memory.memory_files`
     FOLDER/pool      :mod:`commitmq.store.log.transient_pool`
@@ -33,7 +33,7 @@ class SharedPage:
     """One page of single aligned 8-byte words, as in the control block; word 0 is its magic."""
 
     def __init__(self, path: Path, magic: int, *, create: bool = False, writable: bool = False) -> None:
-        """Raises FileNotFoundError, or StoreError for something else than such a page."""
+        """Raises FileNotFoundError, or StoreError for a file that is not such a page."""
         flags = os.O_RDWR if create or writable else os.O_RDONLY
         fd = os.open(path, flags | os.O_CLOEXEC | (os.O_CREAT | os.O_EXCL if create else 0), 0o600)
         try:
@@ -64,10 +64,10 @@ class SharedPage:
 
 @dataclass(frozen=True, slots=True)
 class _Record:
-    """``commitmq/shared_memory.json``: the folder that this store has outside of itself.
+    """``commitmq/shared_memory.json``: the folder in shared memory that belongs to this store.
 
     ``device`` and ``inode`` are the store's own: a copy of a store has no such folder, and a store in another container
-    none of ours.
+    does not have this one.
     """
 
     folder: str
@@ -76,11 +76,12 @@ class _Record:
 
 
 def claim(layout: StoreLayout, parent: str) -> Path:
-    """The folder of the store under ``parent`` (empty: DEFAULT_FOLDER), made if there is none; for who holds the lock.
+    """The folder of the store under ``parent`` (empty: DEFAULT_FOLDER), made if necessary. The caller holds the store's
+    lock.
 
-    Everybody may make folders there, so its name is random and is written down in the store, which others cannot read,
-    before it is made: nobody can be there first, and a node that was killed leaves nothing that the next one does not find.
-    Raises StoreError.
+    Every account may make folders there. So the name is random, and the store, which others cannot read, records it
+    before the folder is made: nobody can make that folder first, and the next node finds everything that a killed one
+    left. Raises StoreError.
     """
     base = Path(parent or DEFAULT_FOLDER)
     known = recorded_folder(layout)
@@ -103,7 +104,7 @@ def claim(layout: StoreLayout, parent: str) -> Path:
 
 
 def release(layout: StoreLayout) -> None:
-    """Remove the store's folder and its record, if nothing is in it any more; for who holds the lock, at the end."""
+    """Remove the store's folder and its record if the folder is empty, at the end. The caller holds the store's lock."""
     folder = recorded_folder(layout)
     if folder is None:
         return
@@ -111,13 +112,13 @@ def release(layout: StoreLayout) -> None:
         try:
             folder.rmdir()
         except OSError:
-            return  # a pool with records that are not in the log waits there for the next start
+            return  # a pool with records that are not in the log is kept for the next start
     _record_path(layout).unlink(missing_ok=True)
     sync_folder(layout.own)
 
 
 def forsake(folder: Path) -> None:
-    """Free what a killed node left in ``folder``, if that is ours alone; but never a transient pool."""
+    """Free the memory that a killed node left in ``folder``, if it is this account's alone; never a transient pool."""
     if _is_private(folder):
         shutil.rmtree(folder / "memory", ignore_errors=True)
         with contextlib.suppress(OSError):
@@ -135,7 +136,7 @@ def recorded_folder(layout: StoreLayout) -> Path | None:
 
 
 def memory_folder(layout: StoreLayout) -> Path:
-    """The folder of the store's memory topics, whether it exists or not."""
+    """The folder of the store's memory topics, which need not exist."""
     return (recorded_folder(layout) or layout.run) / "memory"
 
 
@@ -165,13 +166,15 @@ def _is_private(folder: Path) -> bool:
 
 
 def check_private(folder: Path) -> None:
-    """Raise StoreError unless ``folder`` is a real folder, ours, and closed to others."""
+    """Raise StoreError unless ``folder`` is a real folder of this account and closed to others."""
     if not _is_private(folder):
-        raise StoreError("this folder in shared memory is not ours alone; remove it", path=folder)
+        raise StoreError(
+            "this path in shared memory is not a folder that only this account can use; remove it", path=folder
+        )
 
 
 def available_bytes() -> int:
-    """Memory that could be taken now: the machine's, or what is left to this control group if that is less."""
+    """Memory that could be taken now: the machine's, or the rest of this control group's if that is less."""
     meminfo = Path("/proc/meminfo").read_text(encoding="ascii")
     available = next(int(line.split()[1]) * 1024 for line in meminfo.splitlines() if line.startswith("MemAvailable:"))
     try:

@@ -1,1 +1,1 @@
-"""Topics, groups and offsets as the files of a store hold them."""
+"""The metadata files of a store: topics, groups and offsets."""

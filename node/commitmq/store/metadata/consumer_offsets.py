@@ -1,9 +1,9 @@
-"""Consumer group offsets as ``consumerOffset.json`` holds them (spec 1.4, 12.10).
+"""Consumer group offsets, as ``consumerOffset.json`` stores them (spec 1.4, 12.10).
 
 ``offsetTable`` maps ``topic@group`` to the next queue offset to consume by queue id; ``groupTopicMap`` is derived from
-it on write and ignored on read. Members that we do not know are kept as they are.
+it on write and ignored on read. Unknown members are kept unchanged.
 
-What belongs to one group or one topic is found without a look at the others, and the text of an entry is made again only
+The entries of one group or topic are found without scanning the others, and the text of an entry is encoded again only
 when it changed: a node may have thousands of groups.
 """
 
@@ -46,12 +46,12 @@ class ConsumerOffsets:
 
     @classmethod
     def load(cls, path: Path) -> ConsumerOffsets:
-        """From ``path`` or its ``.bak``; empty when there is neither. Raises StoreError."""
+        """The table in ``path`` or its ``.bak``; empty when neither exists. Raises StoreError."""
         return cls.from_json(json_config.load(path) or {}, path)
 
     @classmethod
     def from_json(cls, data: Any, path: Path | None = None) -> ConsumerOffsets:
-        """Quoted and unquoted queue ids are both read; an entry without ``@`` has no group and is dropped."""
+        """Accepts both quoted and unquoted queue ids; drops an entry without ``@``, which has no group."""
         try:
             rest = dict(data)
             version = DataVersion.from_json(rest.pop("dataVersion", None))
@@ -75,7 +75,7 @@ class ConsumerOffsets:
         )
 
     def dumps(self) -> str:
-        """``consumerOffset.json``: what :func:`json_config.dumps` makes of :meth:`to_json`, in less time."""
+        """``consumerOffset.json``: the result of :func:`json_config.dumps` for :meth:`to_json`, in less time."""
         return json_config.dumps(self._content(json_config.join_members(map(self._text, self.offsets), 1)))
 
     def _text(self, key: tuple[str, str]) -> Encoded:
@@ -89,7 +89,8 @@ class ConsumerOffsets:
         topics = self._topics_of
         members = {
             "dataVersion": self.version.to_json(),
-            # RocketMQ fills hash maps here; their order is not promised, but costs nothing and makes equal bytes.
+            # RocketMQ has hash maps here, whose order is not guaranteed; keeping the order costs nothing and makes
+            # equal bytes.
             "groupTopicMap": {
                 group: hash_map_order(topics[group], _TOPIC_BUCKETS) for group in hash_map_order(topics, _GROUP_BUCKETS)
             },
@@ -103,7 +104,7 @@ class ConsumerOffsets:
         return self.offsets.get((topic, group), {}).get(queue)
 
     def put(self, group: str, topic: str, queue: int, offset: int) -> None:
-        """Store the next queue offset; whether it may go back is the caller's rule."""
+        """Store the next queue offset; the caller decides whether it may go back."""
         queues = self.offsets.get((topic, group))
         if queues is None:
             queues = self.offsets[topic, group] = {}
@@ -118,19 +119,19 @@ class ConsumerOffsets:
                 yield topic, queue, offset
 
     def groups(self) -> Iterable[str]:
-        """Groups that have committed something."""
+        """Groups that have committed an offset."""
         return self._topics_of.keys()
 
     def topics_of(self, group: str) -> Iterable[str]:
-        """Topics in which ``group`` has committed something."""
+        """Topics in which ``group`` has committed an offset."""
         return self._topics_of.get(group, {}).keys()
 
     def groups_of(self, topic: str) -> Iterable[str]:
-        """Groups that have committed something in ``topic``."""
+        """Groups that have committed an offset in ``topic``."""
         return self._groups_of.get(topic, {}).keys()
 
     def remove_topic(self, topic: str) -> None:
-        """Forget a deleted topic: a new one of its name begins at 0 again."""
+        """Forget a deleted topic: a new topic of the same name begins at 0 again."""
         for group in [*self.groups_of(topic)]:
             self._remove(topic, group)
 
@@ -153,12 +154,12 @@ class ConsumerOffsets:
 
 
 def journal_path(layout: StoreLayout) -> Path:
-    """What changed since ``consumerOffset.json`` was written; see :mod:`commitmq.coordination.journal`."""
+    """The journal of changes since ``consumerOffset.json`` was written; see :mod:`commitmq.coordination.journal`."""
     return layout.own / "offsets.journal"
 
 
 def load_snapshot(layout: StoreLayout) -> tuple[ConsumerOffsets, str]:
-    """``consumerOffset.json`` or its ``.bak``, and its name; empty when there is neither. Raises StoreError."""
+    """``consumerOffset.json`` or its ``.bak``, and its name; empty when neither exists. Raises StoreError."""
     path = layout.config / "consumerOffset.json"
     data, name = json_config.load_named(path, journal=journal_path(layout))
     return ConsumerOffsets.from_json(data or {}, path), name

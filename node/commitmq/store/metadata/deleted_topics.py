@@ -1,21 +1,21 @@
-"""What a store remembers of topics that were deleted: two files in ``commitmq/``.
+"""Deleted topics, as a store remembers them: two files in ``commitmq/``.
 
 ``deleting_topics.json``, the *endings*: ``{name: incarnation}``
-    Topics whose deletion is decided and not finished. From the moment an entry is durable nothing of that incarnation,
-    or of an older one of the name, exists: whatever ``topics.json`` says, nobody may send to it or read it, and no topic
-    of the name can be created until the entry is gone. The incarnation (``storage.created``, see
-    :mod:`commitmq.store.metadata.topic_config`) is there so that a reader that sees this file and another generation of
-    ``topics.json`` never takes the next topic of the name for the one that ends.
+    Topics whose deletion is decided but not finished. From the moment an entry is durable that incarnation, and every
+    older one of the name, no longer exists: whatever ``topics.json`` says, no client may send to it or read it, and no
+    topic of the name can be created until the entry is gone. The incarnation (``storage.created``, see
+    :mod:`commitmq.store.metadata.topic_config`) is stored so that a reader that sees this file and another generation
+    of ``topics.json`` never takes the next topic of the name for the ending one.
 
 ``deleted_topics.json``, the *tombstones*: ``{name: physical offset}``
-    Where in the log the last incarnation of a name that was deleted ended: its records lie below, those of every later
-    incarnation at or above. It stays for as long as records or queue files of the old incarnation may be found.
+    The place in the log where the last deleted incarnation of a name ended: its records are below, those of every later
+    incarnation at or above. A tombstone stays for as long as records or queue files of the old incarnation may exist.
 
-A tombstone never lies behind the log's end: records that come to lie below it later would be nobody's. It is written when
-the log had got that far, so only a power cut, or a person who cuts the log, can make it so, and every recovery lowers what
-lies behind the end that it found (:func:`lower_tombstones`).
+A tombstone is never behind the log's end: otherwise records appended below it later would belong to no incarnation. It
+is written when the log has already reached it, so only a power cut, or a person who cuts the log, can leave it behind
+the end. Every recovery lowers such tombstones to the end that it found (:func:`lower_tombstones`).
 
-Both are written by the coordinator alone while a node runs, in RocketMQ's way of writing JSON, with a ``.bak``.
+While a node runs, only the coordinator writes both files, in RocketMQ's JSON style, with a ``.bak``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from commitmq.store.layout import StoreLayout
 from commitmq.store.metadata import json_config
 
 NO_END: Final = 1 << 62
-"""Stands for the tombstone of a topic that is ending: where it ends is not known yet, but nothing of it is left."""
+"""The tombstone of a topic that is still ending: its end is not known yet, but none of its records may be used."""
 
 
 def load_tombstones(layout: StoreLayout) -> dict[str, int]:
@@ -43,7 +43,7 @@ def load_endings(layout: StoreLayout) -> dict[str, int]:
 
 
 class WatchedTable:
-    """One of the two files for who looks at it at every change of a topic, which is seldom one of this file."""
+    """One of the two files, for a process that checks it at every change of a topic; those seldom change this file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -51,9 +51,9 @@ class WatchedTable:
         self._table: dict[str, int] = {}
 
     def load(self) -> dict[str, int]:
-        """The file's content, the same object as long as the file is the same. Raises StoreError."""
+        """The file's content; the same object while the file is unchanged. Raises StoreError."""
         try:
-            # It is only ever replaced, so another content is another file.
+            # The file is only ever replaced, so different content means a different file.
             there = os.stat(self._path)
             seen = (there.st_ino, there.st_mtime_ns, there.st_size)
         except FileNotFoundError:
@@ -64,7 +64,7 @@ class WatchedTable:
 
 
 def lower_tombstones(layout: StoreLayout, log_end: int) -> list[str]:
-    """Lower what lies behind the log's end to it, durably; returns the names. While no other process of the node lives."""
+    """Lower tombstones behind the log's end to it, durably; returns their names. No other process may be alive."""
     tombstones = load_tombstones(layout)
     names = sorted(name for name, offset in tombstones.items() if offset > log_end)
     if names:

@@ -1,4 +1,4 @@
-"""Consumer groups as ``subscriptionGroup.json`` holds them (spec 1.4). Members that we do not know are kept."""
+"""Consumer groups, as ``subscriptionGroup.json`` stores them (spec 1.4). Unknown members are kept."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _DEFAULTS: dict[str, Any] = {
 
 @dataclass(slots=True)
 class GroupConfig:
-    """One group. ``settings`` are RocketMQ's members by their own names; those that a file leaves out are not added."""
+    """One group. ``settings`` are RocketMQ's members under their own names; members that a file omits are not added."""
 
     name: str
     settings: dict[str, Any] = field(default_factory=lambda: {name: _copy(value) for name, value in _DEFAULTS.items()})
@@ -41,7 +41,7 @@ class GroupConfig:
 
     @classmethod
     def from_json(cls, name: str, data: dict[str, Any]) -> GroupConfig:
-        """From one entry of ``subscriptionGroupTable``."""
+        """The group of one entry of ``subscriptionGroupTable``."""
         return cls(name, {key: value for key, value in data.items() if key != "groupName"})
 
     def to_json(self) -> dict[str, Any]:
@@ -51,7 +51,7 @@ class GroupConfig:
 
 @dataclass(slots=True)
 class GroupTable:
-    """The whole of ``subscriptionGroup.json``: groups by name, in the file's order. A group changes by being replaced."""
+    """All of ``subscriptionGroup.json``: groups by name, in the file's order. A group is changed by replacing it."""
 
     groups: dict[str, GroupConfig] = field(default_factory=dict)
     version: DataVersion = field(default_factory=DataVersion)
@@ -61,7 +61,7 @@ class GroupTable:
 
     @classmethod
     def load(cls, path: Path) -> GroupTable:
-        """From ``path`` or its ``.bak``; an empty table when there is neither. Raises StoreError."""
+        """The table in ``path`` or its ``.bak``; empty when neither exists. Raises StoreError."""
         return cls.from_json(json_config.load(path) or {}, path)
 
     @classmethod
@@ -91,7 +91,7 @@ class GroupTable:
         self.version.advance()
 
     def remove(self, name: str) -> None:
-        """Take a group out; counts as one change if it was there."""
+        """Remove a group; counts as one change if it existed."""
         if self.groups.pop(name, None) is not None:
             self.version.advance()
 

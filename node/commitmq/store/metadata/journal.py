@@ -1,41 +1,41 @@
-"""A journal beside a JSON file of RocketMQ's: every change since the file was last written whole.
+"""A journal beside one of RocketMQ's JSON files: every change since the file was last written whole.
 
-RocketMQ writes its tables whole and loses what came between on a crash; here what was acknowledged must survive, and a
-change must not cost what exists. So every change is first appended here and synced, and the JSON file, the *snapshot*,
-stays what RocketMQ reads.
+RocketMQ writes its tables whole, and a crash loses the changes since. Here acknowledged changes must survive, and the
+cost of a change must not grow with the table. So every change is first appended to the journal and synced; the JSON
+file, the *snapshot*, stays the file that RocketMQ reads.
 
 Integers are big-endian, records back to back, the first one at byte 0::
 
-    0   u4  magic     C3 4F 4A 01: lets the search for records behind a damage find their starts
+    0   u4  magic     C3 4F 4A 01: by it the search behind a damage finds the starts of records
     4   u4  length    bytes of the payload
-    8   u8  sequence  0 for the first record of the file, then 1, 2, …: a record of another place is no continuation
+    8   u8  sequence  0 for the first record of the file, then 1, 2, …: a record from elsewhere does not continue it
     16  u4  CRC-32    of bytes 4..15 and the payload
     20      payload   JSON (one line)
 
-Record 0 is an object; its ``base`` names the snapshot that the changes build on. Every further record has all changes of
-one turn of the coordinator's loop, in the words of the journal's kind, or is a *mark*, ``{"snapshot": name}``: the
-snapshot of this name has all changes of the records before it. Changes name absolute values, so replaying them twice is
-the same as once.
+Record 0 is an object; its ``base`` names the snapshot that the changes build on. Every further record either has all
+changes of one turn of the coordinator's loop, in the encoding of the journal's kind, or is a *mark*, ``{"snapshot":
+name}``: the snapshot of this name has all changes of the records before it. Changes name absolute values, so replaying
+them twice is the same as once.
 
-One record a sync, and the next one is appended only after the sync of the last: so after a crash at most the last
-record is incomplete, and nobody was told of it. The three outcomes of reading are
+Each sync covers one record, and the next record is appended only after the sync of the last. So after a crash at most
+the last record is incomplete, and it was never acknowledged. Reading has three outcomes:
 
 * end of log: the file ends with a complete record;
-* torn tail: what follows the last good record is not a record, and no good record comes after it. It is copied to
-  ``<name>.torn-<ms>`` and cut;
-* corruption: a good record follows the bad one, so the bad one was acknowledged. StoreError, and nothing is changed.
+* torn tail: the bytes behind the last good record are not a record, and no good record comes after them. They are
+  copied to ``<name>.torn-<ms>`` and cut;
+* corruption: a good record follows the bad one, so the bad one was acknowledged. StoreError; nothing is changed.
 
-A new snapshot (:meth:`Journal.begin_anew`) takes three steps, and whatever dies or fails between two of them, the files
-that are there say the same:
+A new snapshot (:meth:`Journal.begin_anew`) takes three steps. Whatever dies or fails between two of them, the existing
+files give the same state:
 
 1. The mark is appended. The old snapshot with all records is still right.
-2. The snapshot is written under its name, durably. Now either is: the old one with all records, the new one with the
-   records behind its mark.
-3. A journal without changes takes the old one's place. Until that succeeds the old one goes on, which has the mark.
+2. The snapshot is written under its name, durably. Now both are right: the old one with all records, the new one with
+   the records behind its mark.
+3. A journal without changes replaces the old one. Until that succeeds the old journal, which has the mark, is used.
 
-After a failed write or sync the file is not trusted any more (the kernel marks the pages clean although they never
-reached the device): :meth:`Journal.append` refuses until :meth:`Journal.begin_anew` has made a new file; step 1 is left
-out then, and nothing can be acknowledged between 2 and 3. A new file is written beside the old one, synced and renamed,
+After a failed write or sync the file is no longer trusted (the kernel marks the pages clean although they never reached
+the device): :meth:`Journal.append` refuses until :meth:`Journal.begin_anew` has made a new file; step 1 is then
+omitted, and nothing can be acknowledged between 2 and 3. A new file is written beside the old one, synced and renamed,
 so at every moment one complete journal has the name.
 """
 
@@ -71,22 +71,22 @@ C = TypeVar("C")  # one change
 
 
 class Replay(NamedTuple, Generic[C]):
-    """What a journal has. ``turns`` are its records, each with the changes of one turn."""
+    """The content of a journal. ``turns`` are its records, each with the changes of one turn."""
 
     base: str
     turns: list[list[C]]
-    marks: dict[str, int]  # name of a snapshot -> how many of the turns it has
+    marks: dict[str, int]  # name of a snapshot -> number of turns that it includes
     head: Mapping[str, Any]
-    torn_bytes: int  # length of the tail that was cut, 0 when the file ended well
+    torn_bytes: int  # length of the tail that was cut, 0 when the file ended with a complete record
     torn_copy: Path | None
 
     @property
     def changes(self) -> list[C]:
-        """All of them, in order."""
+        """All changes, in order."""
         return [change for turn in self.turns for change in turn]
 
     def since(self, snapshot: str) -> list[C] | None:
-        """The changes that the snapshot of this name does not have; None when the journal does not know it."""
+        """The changes that the snapshot of this name lacks; None when the journal does not know the snapshot."""
         done = 0 if snapshot == self.base else self.marks.get(snapshot)
         return None if done is None else [change for turn in self.turns[done:] for change in turn]
 
@@ -100,7 +100,7 @@ def encode_record(sequence: int, payload: bytes) -> bytes:
 
 
 def record_at(data: bytes, position: int) -> tuple[int, bytes] | None:
-    """``(sequence, payload)`` of the record at ``position``, or None when there is no whole, right one."""
+    """``(sequence, payload)`` of the record at ``position``, or None when there is no complete, valid one."""
     if position + HEADER_BYTES > len(data):
         return None
     magic, length, sequence, crc = _HEADER.unpack_from(data, position)
@@ -114,7 +114,7 @@ def record_at(data: bytes, position: int) -> tuple[int, bytes] | None:
 
 
 def _good_record_behind(data: bytes, position: int, sequence: int) -> int | None:
-    """Where a record numbered ``sequence`` or above starts at or behind ``position``, or None."""
+    """Position at or behind ``position`` of a record numbered ``sequence`` or above, or None."""
     found = data.find(MAGIC, position)
     while found >= 0:
         record = record_at(data, found)
@@ -131,9 +131,9 @@ def store_error(error: OSError, what: str, path: Path) -> StoreError:
 
 
 class Journal(Generic[C]):
-    """The open journal; one process has it. A kind of journal says what it is called, and how its changes are put down."""
+    """The open journal; only one process has it. Subclasses define its name and the encoding of its changes."""
 
-    kind: ClassVar[str] = "journal"  # as sentences call it
+    kind: ClassVar[str] = "journal"  # its name in messages
     place: ClassVar[str] = "journal"  # first word of its failpoints
     snapshot_name: ClassVar[str] = "its snapshot"
 
@@ -144,7 +144,7 @@ class Journal(Generic[C]):
 
     @classmethod
     def decode(cls, payload: list[Any]) -> list[C]:
-        """What :meth:`encode` made. Raises ValueError, KeyError or TypeError for anything else."""
+        """Inverse of :meth:`encode`. Raises ValueError, KeyError or TypeError for anything else."""
         raise NotImplementedError
 
     def __init__(self, path: Path, fd: int, size_bytes: int, sequence: int, file_id: str = "") -> None:
@@ -158,7 +158,7 @@ class Journal(Generic[C]):
 
     @classmethod
     def create(cls, path: Path, base: str) -> Self:
-        """A durable journal without changes on the snapshot named ``base``, in place of what has the name."""
+        """Make a durable journal without changes on the snapshot named ``base``; replaces a file of this name."""
         fd, size_bytes, file_id = cls._new_file(path, base, None)
         try:
             disk.replace(path.with_name(path.name + ".new"), path, "journal")
@@ -177,9 +177,10 @@ class Journal(Generic[C]):
 
     @classmethod
     def open(cls, path: Path) -> tuple[Self, Replay[C]] | None:
-        """The journal at ``path`` and its content, with a torn tail cut; None when there is no such file.
+        """The journal at ``path`` and its content, with a torn tail cut; None when the file does not exist.
 
-        Raises StoreError when an acknowledged record is damaged (its offset is named) or the file is no journal.
+        Raises StoreError when an acknowledged record is damaged (the error names its offset) or the file is not a
+        journal.
         """
         try:
             fd = disk.open_file(path, os.O_RDWR, "journal")
@@ -200,7 +201,7 @@ class Journal(Generic[C]):
 
     @classmethod
     def read(cls, path: Path) -> Replay[C] | None:
-        """The content of the journal at ``path``, which may be another process's; changes nothing. See :meth:`open`."""
+        """The content of the journal at ``path``, which another process may own; changes nothing. See :meth:`open`."""
         try:
             data = path.read_bytes()
         except FileNotFoundError:
@@ -238,7 +239,7 @@ class Journal(Generic[C]):
                     offset=position,
                 )
         if head is None:
-            # A journal gets its name only when its first record is durable, so this is no crash of ours.
+            # A journal gets its name only when its first record is durable, so no crash of a node leaves this.
             raise StoreError(f"this is no {cls.kind}: its first record is missing or damaged", path=path, offset=0)
         return Replay(head["base"], turns, marks, head, 0, None), position, sequence
 
@@ -276,10 +277,10 @@ class Journal(Generic[C]):
         return fd, len(record), file_id
 
     def append(self, changes: Sequence[C]) -> None:
-        """Append ``changes`` as one record; on return they survive a power cut.
+        """Append ``changes`` as one record; when this returns they survive a power cut.
 
-        Raises StoreError (DiskFullError when space is the reason): then nothing may be acknowledged, and every further
-        append is refused until :meth:`begin_anew` succeeds.
+        Raises StoreError (DiskFullError for lack of space): then nothing may be acknowledged, and every further append
+        is refused until :meth:`begin_anew` succeeds.
         """
         self._append(self.encode(changes))
 
@@ -288,7 +289,7 @@ class Journal(Generic[C]):
             raise StoreError(f"the {self.kind} could not be written before and was not replaced yet", path=self.path)
         record = encode_record(self._sequence, orjson.dumps(payload))
         try:
-            # A short write is how a disk about to be full shows itself; the next call then says why.
+            # A disk about to be full shows itself by a short write; the next call then returns the error.
             write_all(self._fd, record, self.size_bytes, place=f"{self.place}.append")
             if failpoints.ACTIVE:
                 failpoints.hit(f"{self.place}.before_fdatasync")
@@ -298,18 +299,18 @@ class Journal(Generic[C]):
         except OSError as error:
             self.failed = True
             with contextlib.suppress(OSError):
-                # Only tidiness: what was refused need not be replayed. A record that stays is a value that its
-                # consumer had asked for, and the file is replaced before anything else is acknowledged.
+                # The cut is only tidiness: a refused record need not be replayed. A record that stays is a value that
+                # its consumer had asked for, and the file is replaced before anything else is acknowledged.
                 disk.resize(self._fd, self.size_bytes, "journal")
             raise store_error(error, f"cannot write the {self.kind}", self.path) from error
         self.size_bytes += len(record)
         self._sequence += 1
 
     def begin_anew(self, snapshot: str, write: Callable[[], None]) -> None:
-        """``write`` a snapshot of all that was appended, which gets the name ``snapshot``, and empty the journal.
+        """``write`` a snapshot of everything appended, which gets the name ``snapshot``, and empty the journal.
 
-        Raises StoreError, at whichever step: nothing that was appended is lost, and :attr:`failed` says whether appending
-        goes on. A journal that was ``failed`` is not any more when this returns.
+        Raises StoreError at any of the steps: nothing that was appended is lost, and :attr:`failed` says whether
+        appending can continue. A ``failed`` journal is usable again when this returns.
         """
         if not self.failed:
             self._append({"snapshot": snapshot})
@@ -329,13 +330,14 @@ class Journal(Generic[C]):
         try:
             disk.sync_folder(self.path.parent, "journal")
         except OSError as error:
-            # Whether a power cut brings the old file back is unknown; both are right for now, but an append is not.
+            # A power cut may bring the old file back; both are right for now, but an append would be in only one of
+            # them.
             self.failed = True
             raise store_error(error, f"cannot replace the {self.kind}", self.path) from error
         self.failed = False
 
     def close(self) -> None:
-        """Close the descriptor; what was appended is durable already."""
+        """Close the descriptor; everything appended is already durable."""
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

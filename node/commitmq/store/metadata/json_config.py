@@ -1,11 +1,11 @@
-r"""Reading and writing RocketMQ's JSON config files (spec 1.4).
+r"""Reads and writes RocketMQ's JSON config files (spec 1.4).
 
-The dialect: map keys that are integers come without quotes (``{0:123}``), files are indented by tabs with no space
-after a colon, and an empty map still takes three lines. :func:`loads` gives such keys as ``int``, :func:`dumps` writes
-``int`` keys the same way, so that reading a file and writing it again gives the same bytes.
+RocketMQ's dialect: map keys that are integers have no quotes (``{0:123}``), files are indented by tabs without a space
+after a colon, and an empty map still takes three lines. :func:`loads` returns such keys as ``int``, and :func:`dumps`
+writes ``int`` keys the same way, so that reading a file and writing it again gives the same bytes.
 
-A change never leaves less than one whole generation on disk: the new text is complete and synced under another name
-before the current file becomes ``.bak`` and the new one takes its place.
+A change never leaves less than one complete generation on disk: the new text is complete and synced under another name
+before the current file becomes ``.bak`` and the new one replaces it.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from commitmq.errors import DiskFullError, StoreError
 from commitmq.files import disk
 from commitmq.files.write_all import write_all
 
-# A string is matched as a whole so that digits and braces inside one are never taken for a key.
+# A string is matched as a whole, so that digits and braces inside it are never taken for a key.
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"(\s*:)?|([{,]\s*)(-?\d+)(?=\s*:)', re.DOTALL)
-# An integer key is handed to the JSON parser as a string that begins with this mark; a real key that begins with NUL
-# gets a second NUL in front, so that the two can never be mixed up.
+# An integer key is passed to the JSON parser as a string that begins with this mark; a real key that begins with NUL
+# gets a second NUL in front, so that the two cannot be confused.
 _MARK = "\x00i"
 _ESCAPED_NUL = '"\\u0000'
 
 
 @dataclass(slots=True)
 class DataVersion:
-    """Generation of a config file: ``counter`` grows with every change, ``timestamp`` (ms) is that of the last."""
+    """Generation of a config file: ``counter`` grows with every change, ``timestamp`` (ms) is that of the last change."""
 
     counter: int = 0
     state_version: int = 0
     timestamp: int = 0
 
     def advance(self) -> None:
-        """Count one change, now; the timestamp never goes back, whatever the clock does."""
+        """Count one change, made now; the timestamp never goes back, even if the clock does."""
         self.counter += 1
         self.timestamp = max(self.timestamp, time.time_ns() // 1_000_000)
 
@@ -61,7 +61,7 @@ class DataVersion:
 
 
 def loads(text: str) -> Any:
-    """Parse ``text``; unquoted integer keys become ``int``. Raises ValueError for what is not this dialect."""
+    """Parse ``text``; unquoted integer keys become ``int``. Raises ValueError for text outside this dialect."""
     return json.loads(_TOKEN.sub(_quote_key, text), object_pairs_hook=_build_object)
 
 
@@ -91,7 +91,7 @@ def dumps(data: Any) -> str:
 
 
 class Encoded(str):
-    """A member's text in the form :func:`dumps` gives it at its place, for files whose members seldom change."""
+    """A member's text as :func:`dumps` would write it at its place; for files whose members seldom change."""
 
     __slots__ = ()
 
@@ -104,19 +104,19 @@ def encode_members(members: Mapping[str, Any], depth: int) -> Encoded:
 
 
 def join_members(members: Iterable[Encoded], depth: int) -> Encoded:
-    """A whole map, ``depth`` deep, of members that :func:`encode_members` made."""
+    """A whole map, ``depth`` deep, from members that :func:`encode_members` made."""
     indent = "\n" + "\t" * depth
     return Encoded("{" + (",".join(members) or indent + "\t") + indent + "}")
 
 
 class MemberTexts:
-    """The texts of a map's members, each made once: a member changes by being replaced, never in place.
+    """The texts of a map's members, each encoded once: a member is changed by replacing it, never in place.
 
-    So writing a file again costs little more than its bytes, however many members it has.
+    So writing a file again costs little more than its bytes, even with many members.
     """
 
     def __init__(self, depth: int, encode: Callable[[str, Any], Encoded | None] = lambda _name, _member: None) -> None:
-        """``depth``: how many maps deep the map is nested. ``encode`` may know a faster way than :func:`encode_members`."""
+        """``depth``: how many maps deep the map is nested. ``encode`` may be faster than :func:`encode_members`."""
         self._depth = depth
         self._encode = encode
         self._texts: dict[str, tuple[Any, Encoded]] = {}
@@ -128,7 +128,7 @@ class MemberTexts:
         return join_members((self._text(name, one) for name, one in members.items()), self._depth)
 
     def prepare(self, members: Iterable[tuple[str, Any]]) -> None:
-        """Make the texts of ``members`` now, and not when all are wanted at once."""
+        """Encode ``members`` now, instead of all at once later."""
         for name, member in members:
             self._text(name, member)
 
@@ -141,12 +141,12 @@ class MemberTexts:
         return text
 
 
-# Plain text in quotes, which is what most names and values are, needs no escapes.
+# Plain text in quotes, as most names and values are, needs no escapes.
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]*').fullmatch
 
 
 def scalar(value: Any) -> str:
-    """A text, number, truth value or null as :func:`dumps` writes it."""
+    """A text, number, truth value or null, as :func:`dumps` writes it."""
     kind = type(value)
     if kind is str and _PLAIN(value):
         return f'"{value}"'
@@ -184,23 +184,24 @@ def _write(value: Any, depth: int, parts: list[str]) -> None:
 
 
 def load(path: Path) -> Any | None:
-    """:func:`load_named` without the name."""
+    """The content of :func:`load_named` without the name."""
     return load_named(path)[0]
 
 
 def name_of(data: bytes) -> str:
-    """What a journal calls the snapshot with these bytes."""
+    """The name of the snapshot with these bytes in a journal."""
     return hashlib.sha256(data).hexdigest()[:32]
 
 
 def load_named(path: Path, *, journal: Path | None = None, needed: str = "") -> tuple[Any | None, str]:
-    """The content of ``path`` and its name, as :func:`name_of` makes it; of its ``.bak`` when the file is missing; None if
-    neither is there. Changes nothing on disk.
+    """The content of ``path`` and its name, as :func:`name_of` makes it; of its ``.bak`` when the file is missing; None
+    if neither exists. Changes nothing on disk.
 
-    Raises StoreError for a file that is there and cannot be read, which a crash of this node never leaves: the content was
-    synced before it got its name. To go on with less than was acknowledged is for a person to decide, and the sentence names
-    all that has to be done for it: a ``journal`` that builds on the file and is refused without it goes, too; and a file
-    without which a start is refused is not removed but emptied, which is to be followed by what ``needed`` says.
+    Raises StoreError for an existing file that cannot be read. A crash of this node never leaves one: the content was
+    synced before it got its name. Only a person can decide to continue with less than was acknowledged, and the message
+    names everything that must be done for it: a ``journal`` that builds on the file and is refused without it must be
+    removed too; and a file without which a start is refused is not removed but emptied, followed by the consequence
+    that ``needed`` names.
     """
     backup = backup_path(path)
     try:
@@ -223,7 +224,7 @@ def load_named(path: Path, *, journal: Path | None = None, needed: str = "") -> 
 
 
 def _way_out(path: Path, journal: Path | None, needed: str) -> str:
-    """How to go on without ``path``, which is missing or damaged; see :func:`load_named`."""
+    """How to continue without ``path``, which is missing or damaged; see :func:`load_named`."""
     backup = backup_path(path)
     is_whole = False
     with contextlib.suppress(OSError, ValueError):
@@ -243,7 +244,7 @@ def _way_out(path: Path, journal: Path | None, needed: str) -> str:
 
 
 def _generation(path: Path) -> tuple[Any, str]:
-    """The content of one file and its name. Raises OSError, and ValueError that says what is wrong with it."""
+    """The content of one file and its name. Raises OSError, or ValueError with the reason."""
     data = path.read_bytes()
     text = data.decode()
     if not text.strip():
@@ -252,7 +253,7 @@ def _generation(path: Path) -> tuple[Any, str]:
 
 
 def _loads_quickly(data: bytes, text: str) -> Any:
-    """:func:`loads`, by a faster parser where the text is JSON as everybody writes it: no key is an integer without quotes."""
+    """:func:`loads`, by a faster parser if the text is standard JSON: no key is an integer without quotes."""
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError:
@@ -268,12 +269,12 @@ def persist(path: Path, data: Any) -> None:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """:func:`persist` for a text that is made already."""
+    """:func:`persist` for a text that is already encoded."""
     replace_bytes(path, encode(text))
 
 
 def encode(text: str) -> bytes:
-    """The bytes of a file. What is no Unicode becomes "?", as in Java."""
+    """The bytes of a file. Text that is not Unicode becomes "?", as in Java."""
     return text.encode(errors="replace")
 
 
@@ -303,7 +304,7 @@ def replace_bytes(path: Path, data: bytes) -> None:
 
 
 def backup_path(path: Path) -> Path:
-    """Where the previous generation of ``path`` lies."""
+    """The path of the previous generation of ``path``."""
     return path.with_name(path.name + ".bak")
 
 

@@ -1,4 +1,4 @@
-"""Topics as ``topics.json`` holds them (spec 1.4). Members that we do not know are kept as they are."""
+"""Topics, as ``topics.json`` stores them (spec 1.4). Unknown members are kept unchanged."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ QUEUE_TYPE: Final = "queue.type"
 QUEUE_TYPE_BATCH: Final = "BatchCQ"
 QUEUE_TYPE_SIMPLE: Final = "SimpleCQ"
 STORAGE_TYPE: Final = "storage.type"
-"""Attribute of our own: where the messages of a topic are, ``log`` (default) or STORAGE_MEMORY."""
+"""CommitMQ's own attribute: where the messages of a topic are, ``log`` (default) or STORAGE_MEMORY."""
 STORAGE_MEMORY: Final = "memory"
 STORAGE_CREATED: Final = "storage.created"
-"""Attribute of our own, set by the node on every topic that it makes: the topic's *incarnation*, which tells it from the
-earlier and later ones of its name. About when it was made (ms), and greater than that of every topic the store had before,
-whatever the clock says. RocketMQ loads, keeps and ignores attributes that it does not know. A topic that RocketMQ made, or
-a version before this one, does not have it: its incarnation is 0."""
+"""CommitMQ's own attribute, set by the node on every topic that it makes: the topic's *incarnation*, which
+distinguishes it from earlier and later topics of the same name. It is about the time when the topic was made (ms), and
+greater than that of every topic the store had before, whatever the clock says. RocketMQ loads, keeps and ignores
+unknown attributes. A topic made by RocketMQ, or by a version before this one, lacks it: its incarnation is 0.
+"""
 
 _MEMBERS: Final = frozenset(
     (
@@ -42,7 +43,7 @@ _MEMBERS: Final = frozenset(
 
 @contextlib.contextmanager
 def collector_paused() -> Iterator[None]:
-    """While very many objects are made that all live on, the collector would look through them again and again for nothing."""
+    """Pause the garbage collector while very many long-lived objects are made: it would scan them again and again."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -54,7 +55,7 @@ def collector_paused() -> Iterator[None]:
 
 @dataclass(slots=True)
 class TopicConfig:
-    """One topic. Numbers of queues may differ while a topic shrinks: readers still drain what writers left."""
+    """One topic. Its numbers of queues may differ while it shrinks: readers still drain the queues that writers left."""
 
     name: str
     read_queues: int = DEFAULT_QUEUES
@@ -74,12 +75,12 @@ class TopicConfig:
 
     @property
     def settings(self) -> dict[str, str]:
-        """The attributes but for the incarnation: what somebody chose."""
+        """The attributes except the incarnation: those that a user chose."""
         return {name: value for name, value in self.attributes.items() if name != STORAGE_CREATED}
 
     @classmethod
     def from_json(cls, name: str, data: dict[str, Any]) -> TopicConfig:
-        """From one entry of ``topicConfigTable``; missing members keep their default."""
+        """The topic of one entry of ``topicConfigTable``; missing members keep their default."""
         get, attributes = data.get, data.get("attributes")
         return cls(
             name,
@@ -90,7 +91,7 @@ class TopicConfig:
             bool(get("order", False)),
             str(get("topicFilterType", "SINGLE_TAG")),
             int(get("topicSysFlag", 0)),
-            # Made anew: a dict from which all was taken would keep its room, a hundred thousand times.
+            # A new dict: one from which all entries were removed would keep its memory, a hundred thousand times.
             {} if data.keys() <= _MEMBERS else {key: value for key, value in data.items() if key not in _MEMBERS},
         )
 
@@ -111,7 +112,7 @@ class TopicConfig:
 
 
 def _encode(name: str, topic: TopicConfig) -> Encoded | None:
-    """What ``json_config.encode_members`` makes of one entry, several times as fast: there may be a hundred thousand."""
+    """The result of ``json_config.encode_members`` for one entry, but faster: there may be a hundred thousand."""
     if topic.unknown:
         return None
     entries = ",".join(f"\n\t\t\t\t{scalar(key)}:{scalar(value)}" for key, value in topic.attributes.items())
@@ -135,21 +136,21 @@ _NO_ENTRY: Final = "\n\t\t\t\t"  # an empty map takes three lines
 
 @dataclass(slots=True)
 class TopicTable:
-    """The whole of ``topics.json``: topics by name, in the file's order.
+    """All of ``topics.json``: topics by name, in the file's order.
 
-    A topic changes by being replaced, never in place: its text is made once, because encoding all of them at each change
-    would make creating many topics quadratic in what costs most (1,000 of them took 15 s).
+    A topic is changed by replacing it, never in place: its text is encoded once, because encoding all of them at each
+    change would make creating many topics quadratic in the most expensive step (1,000 of them took 15 s).
     """
 
     topics: dict[str, TopicConfig] = field(default_factory=dict)
     version: DataVersion = field(default_factory=DataVersion)
     unknown: dict[str, Any] = field(default_factory=dict)
     _texts: MemberTexts = field(default_factory=lambda: MemberTexts(1, _encode), repr=False, compare=False)
-    _newest: int = field(default=-1, repr=False, compare=False)  # incarnation that was given out last
+    _newest: int = field(default=-1, repr=False, compare=False)  # the newest assigned incarnation
 
     @classmethod
     def load(cls, path: Path) -> TopicTable:
-        """From ``path`` or its ``.bak``; an empty table when there is neither. Raises StoreError."""
+        """The table in ``path`` or its ``.bak``; empty when neither exists. Raises StoreError."""
         return cls.from_json(json_config.load(path) or {}, path)
 
     @classmethod
@@ -158,7 +159,7 @@ class TopicTable:
             rest = dict(data)
             version = DataVersion.from_json(rest.pop("dataVersion", None))
             table = rest.pop("topicConfigTable", None) or {}
-            # A name of digits only comes as an int key from a writer that leaves out the quotes.
+            # A name of only digits becomes an int key if the writer omits the quotes.
             with collector_paused():
                 topics = {str(name): TopicConfig.from_json(str(name), one) for name, one in table.items()}
         except (TypeError, ValueError, AttributeError) as error:
@@ -174,16 +175,16 @@ class TopicTable:
         return dict(sorted(members.items()))
 
     def dumps(self) -> str:
-        """``topics.json``: what :func:`json_config.dumps` makes of :meth:`to_json`, in less time."""
+        """``topics.json``: the result of :func:`json_config.dumps` for :meth:`to_json`, in less time."""
         entries = self._texts.join(self.topics)
         members = {"dataVersion": self.version.to_json(), "topicConfigTable": entries, **self.unknown}
         return json_config.dumps(dict(sorted(members.items())))
 
     def next_incarnation(self) -> int:
-        """A number that no topic of this store has or had.
+        """An incarnation that no topic of this store has or had.
 
-        The version's timestamp is not below any that was given out, also to topics that are gone; a topic that is there
-        may have a greater one, if RocketMQ wrote the version since.
+        The version's timestamp is not below any assigned incarnation, including those of deleted topics; an existing
+        topic may have a greater one, if RocketMQ wrote the version since.
         """
         newest = (
             max((topic.incarnation for topic in self.topics.values()), default=0) if self._newest < 0 else self._newest
@@ -192,7 +193,7 @@ class TopicTable:
         return self._newest
 
     def prepare(self, entries: Iterable[tuple[str, TopicConfig]]) -> None:
-        """Make the texts of these topics before they are wanted all at once."""
+        """Encode these topics now, instead of all at once later."""
         self._texts.prepare(entries)
 
     def put(self, topic: TopicConfig) -> None:
@@ -205,7 +206,7 @@ class TopicTable:
         self.version.timestamp = max(self.version.timestamp, self._newest)
 
     def remove(self, names: Iterable[str]) -> None:
-        """Take topics out; each that was there counts as one change."""
+        """Remove topics; each existing one counts as one change."""
         for name in names:
             if self.topics.pop(name, None) is not None:
                 self.version.advance()

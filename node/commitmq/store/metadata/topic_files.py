@@ -1,23 +1,25 @@
-"""The topics of a store as its files have them: ``config/topics.json``, RocketMQ's, and what changed since it was written.
+"""The topics of a store in its files: RocketMQ's ``config/topics.json``, and a journal of the changes since.
 
-Every change goes to ``commitmq/topics.journal`` (:mod:`commitmq.store.metadata.journal`) before anyone hears of it, so
-making one of 100,000 topics costs as much as making the first. A record is a list: the TOPICS_VERSION that the others hear
-of it with, the table's data version after it (``[counter, stateVersion, timestamp]``), then the changes, ``["put", {entry
-of topics.json}]`` or ``["drop", name, incarnation]``. Replaying one twice is the same as once.
+Every change goes to ``commitmq/topics.journal`` (:mod:`commitmq.store.metadata.journal`) before any process hears of
+it, so making one of 100,000 topics costs as much as making the first. A record is a list: the TOPICS_VERSION under
+which the other processes hear of it, the table's data version after it (``[counter, stateVersion, timestamp]``), then
+the changes, ``["put", {entry of topics.json}]`` or ``["drop", name, incarnation]``. Replaying one twice is the same as
+once.
 
-``topics.json`` is written whole at an orderly stop, and while the node runs ``topics.snapshot_interval_ms`` after the last
-time, or 50 times as long as writing it takes if that is longer. So a RocketMQ that takes over a store after a crash knows
-all topics but those of that last while; it has their messages all the same, and makes a topic anew when somebody sends to
-it. When the node comes back, the journal is laid over what RocketMQ left (a file that the journal does not know by name):
+``topics.json`` is written whole at an orderly stop and, while the node runs, ``topics.snapshot_interval_ms`` after the
+last time, or 50 times as long as writing it takes if that is longer. So a RocketMQ that takes over a store after a
+crash knows all topics except those of that last interval; it still has their messages, and recreates a topic when a
+client sends to it. When the node comes back, the journal is merged with the file that RocketMQ left (which the journal
+does not know by name):
 
-* a topic that only the journal has is there again;
+* a topic that only the journal has exists again;
 * a topic without an incarnation is as RocketMQ wrote it;
-* of another that both have, the greater incarnation counts, and with the same one what RocketMQ wrote;
+* for another topic that both have, the greater incarnation counts, and with equal ones RocketMQ's entry;
 * a topic that was deleted here, and that RocketMQ still had in the same incarnation, is deleted.
 
-Who reads these files beside the coordinator (:class:`TopicReader`) reads the snapshot once and then only what the journal
-got. Each journal names the one that it continues, which a reader keeps open: it reads that to its end and goes on with the
-next, and reads everything only when it has missed a whole journal.
+Other processes than the coordinator read these files with :class:`TopicReader`: the snapshot once, and from then on
+only new records of the journal. Each journal names the one that it continues, which a reader keeps open: it reads the
+old journal to its end and continues with the next, and reads everything again only when it has missed a whole journal.
 """
 
 from __future__ import annotations
@@ -36,11 +38,11 @@ from commitmq.store.metadata.journal import HEADER_BYTES, Journal, Replay, recor
 from commitmq.store.metadata.json_config import DataVersion
 from commitmq.store.metadata.topic_config import TopicConfig, TopicTable
 
-_ATTEMPTS = 50  # at reading files that the coordinator is replacing; each replacing takes milliseconds at least
+_ATTEMPTS = 50  # to read files that the coordinator is replacing; each replacement takes milliseconds at least
 
 
 class TopicChange(NamedTuple):
-    """``topic`` is the new entry of ``name``, None for one that was deleted; ``incarnation`` is the entry's, old or new."""
+    """``topic`` is the new entry of ``name``, None for a deleted topic; ``incarnation`` is the entry's, old or new."""
 
     name: str
     topic: TopicConfig | None
@@ -56,7 +58,7 @@ class TopicTurn(NamedTuple):
 
 
 class TopicsJournal(Journal[TopicTurn]):
-    """See the module. Each record is one turn."""
+    """See the module's text. Each record is one turn."""
 
     kind = "topics journal"
     place = "topics"
@@ -97,14 +99,14 @@ def snapshot_path(layout: StoreLayout) -> Path:
 
 
 def load_snapshot(layout: StoreLayout) -> tuple[TopicTable, str]:
-    """``topics.json`` or its ``.bak``, and its name; an empty table when there is neither. Raises StoreError."""
+    """``topics.json`` or its ``.bak``, and its name; an empty table when neither exists. Raises StoreError."""
     path = snapshot_path(layout)
     data, name = json_config.load_named(path, needed="topics that are gone then keep their messages when created again")
     return TopicTable.from_json(data or {}, path), name
 
 
 def replay(table: TopicTable, journal: Replay[TopicTurn], snapshot: str) -> None:
-    """Bring ``table``, a snapshot of this name, to what the journal says; see the module's rules."""
+    """Merge the journal into ``table``, a snapshot of this name, by the module's rules."""
     turns = journal.since(snapshot)
     if turns is not None:
         for turn in turns:
@@ -118,13 +120,13 @@ def replay(table: TopicTable, journal: Replay[TopicTurn], snapshot: str) -> None
         if there is None:
             counts = change.topic is not None
         elif not there.incarnation:
-            counts = False  # RocketMQ made it, or has changed it since
+            counts = False  # RocketMQ made the topic, or has changed it since
         else:
             counts = there.incarnation < change.incarnation + (change.topic is None)
         if counts:
             apply(table, change)
     for turn in journal.changes[-1:]:
-        # No incarnation may be given out twice, and the timestamp is what keeps those of topics that are gone.
+        # No incarnation may be assigned twice, and the timestamp covers those of deleted topics.
         known, ours = table.version, turn.data_version
         table.version = DataVersion(
             max(known.counter, ours.counter) + 1, known.state_version, max(known.timestamp, ours.timestamp)
@@ -132,7 +134,7 @@ def replay(table: TopicTable, journal: Replay[TopicTurn], snapshot: str) -> None
 
 
 def apply(table: TopicTable, change: TopicChange) -> None:
-    """Put one change into ``table``, without counting it in the version."""
+    """Apply one change to ``table``, without counting it in the version."""
     if change.topic is None:
         table.topics.pop(change.name, None)
     else:
@@ -140,7 +142,7 @@ def apply(table: TopicTable, change: TopicChange) -> None:
 
 
 def load_topics(layout: StoreLayout) -> TopicTable:
-    """All topics of a store that no node serves at the moment. Raises StoreError."""
+    """All topics of a store without a running node. Raises StoreError."""
     table, name = load_snapshot(layout)
     journal = TopicsJournal.read(journal_path(layout))
     if journal is not None:
@@ -149,7 +151,7 @@ def load_topics(layout: StoreLayout) -> TopicTable:
 
 
 class TopicReader:
-    """Follows the topics of a store whose coordinator runs."""
+    """Follows the topics of a store with a running coordinator."""
 
     def __init__(self, layout: StoreLayout) -> None:
         self._layout = layout
@@ -159,7 +161,7 @@ class TopicReader:
         self._sequence = 0
 
     def everything(self) -> TopicTable:
-        """All topics as they are now; :meth:`changes` goes on from here. Raises StoreError."""
+        """All topics as they are now; :meth:`changes` continues from here. Raises StoreError."""
         for _ in range(_ATTEMPTS):
             table = self._attempt()
             if table is not None:
@@ -175,7 +177,7 @@ class TopicReader:
         try:
             self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            table, _ = load_snapshot(self._layout)  # no coordinator of ours has served this store yet
+            table, _ = load_snapshot(self._layout)  # no CommitMQ coordinator has served this store yet
             return table if not path.exists() else None
         table, name = load_snapshot(self._layout)
         head, turns, marks = self._read_on()
@@ -186,16 +188,16 @@ class TopicReader:
         return table
 
     def changes(self, topics_version: int) -> list[TopicChange] | None:
-        """The last change of each name since the last look, of those that others may know up to ``topics_version``.
+        """The last change of each name since the last call, of those that are published up to ``topics_version``.
 
-        None: everything has to be read again. Raises StoreError, and everything has to be read again then, too.
+        None: everything must be read again. It must also be read again after a StoreError.
         """
         if self._fd < 0:
             return None
         try:
             return self._changes(journal_path(self._layout), topics_version)
         except BaseException as error:
-            self.close()  # what was read and not handed out would be missed
+            self.close()  # changes that were read but not returned would be missed
             if isinstance(error, OSError):
                 raise store_error(error, "cannot read the topics journal", journal_path(self._layout)) from error
             raise
@@ -203,7 +205,7 @@ class TopicReader:
     def _changes(self, path: Path, topics_version: int) -> list[TopicChange] | None:
         found: dict[str, TopicChange] = {}
         while not self._is_current(path):
-            # Only the journal that continues this one says how many of its records count.
+            # Only the journal that continues this one says how many of this one's records count.
             following = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             head = _head_of(following)
             continues = head.get("continues") or {}
@@ -231,7 +233,7 @@ class TopicReader:
     def _read_on(
         self, records: int | None = None, topics_version: int | None = None
     ) -> tuple[dict[str, Any], list[TopicTurn], dict[str, int]]:
-        """The records behind the last that was read: the head, turns, marks. One that is being written ends it."""
+        """The records behind the last one read: the head, turns, marks. An incomplete record ends them."""
         data = os.pread(self._fd, max(0, os.fstat(self._fd).st_size - self._position), self._position)
         head: dict[str, Any] = {}
         turns: list[TopicTurn] = []
@@ -244,7 +246,7 @@ class TopicReader:
             if isinstance(content, list):
                 (turn,) = TopicsJournal.decode(content)
                 if topics_version is not None and turn.topics_version > topics_version:
-                    break  # not answered yet, and perhaps never
+                    break  # not acknowledged yet, and perhaps never
                 turns.append(turn)
             elif "snapshot" in content:
                 marks[str(content["snapshot"])] = len(turns)
@@ -260,11 +262,11 @@ class TopicReader:
         try:
             there, here = os.stat(path), os.fstat(self._fd)
         except FileNotFoundError:
-            return True  # between two names there is always one, so it was taken away by a person
+            return True  # one file always has the name, so a person removed it
         return (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)
 
     def close(self) -> None:
-        """Let the journal go."""
+        """Close the journal."""
         if self._fd >= 0:
             os.close(self._fd)
         self._fd, self._position, self._sequence = -1, 0, 0

@@ -1,6 +1,6 @@
-"""Which names topics and groups may have, and which topics take no plain sends (spec 2.7).
+"""The legal names of topics and groups, and the topics that take no plain sends (spec 2.7).
 
-A topic's name is a directory's name too, so nothing that fails these rules may ever reach the file system.
+A topic's name is also a folder's name, so a name that breaks these rules must never reach the file system.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ FORBIDDEN_TOPICS = frozenset(
         "OFFSET_MOVED_EVENT",
     }
 )
-"""Topics that only the node itself may append to."""
+"""Topics to which only the node itself may append."""
 
 _ALLOWED = re.compile(r"[%|a-zA-Z0-9_-]+", re.ASCII)
 
 
 def validate_topic(topic: str) -> None:
-    """Raise InvalidMessageError unless ``topic`` is a legal name: ``% | a-z A-Z 0-9 _ -``, 1 to 127 characters
-    (255 for the retry and dead-letter topics of a group and for light message queues, which no record names as its topic).
+    """Raise InvalidMessageError unless ``topic`` is a legal name: ``% | a-z A-Z 0-9 _ -``, 1 to 127 characters (255 for
+    a group's retry and dead-letter topics and for light message queues, which are not stored as a record's topic).
     """
     long_name = topic.startswith((RETRY_PREFIX, DLQ_PREFIX, LMQ_PREFIX))
     _validate("topic", topic, MAX_LONG_TOPIC_UNITS if long_name else MAX_TOPIC_UNITS)
@@ -55,7 +55,7 @@ def is_send_forbidden(topic: str) -> bool:
 def _validate(kind: str, name: str, limit: int) -> None:
     if not name:
         raise InvalidMessageError(f"the {kind} name is empty")
-    # Allowed characters are all ASCII, so characters, UTF-16 units and bytes are the same number.
+    # All allowed characters are ASCII, so there are equally many characters, UTF-16 units and bytes.
     if not _ALLOWED.fullmatch(name):
         raise InvalidMessageError(f"{kind} {name!r} has characters other than % | a-z A-Z 0-9 _ -")
     if len(name) > limit:

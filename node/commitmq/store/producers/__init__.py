@@ -1,1 +1,1 @@
-"""What a store knows of its idempotent producers."""
+"""The state of a store's idempotent producers."""

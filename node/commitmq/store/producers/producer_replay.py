@@ -1,4 +1,4 @@
-"""The table of idempotent producers and the log: what records say of it, and where a producer's messages lie in it."""
+"""Replays the log into the table of idempotent producers, and finds a producer's stored messages in the log."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from commitmq.store.log.dispatch_batch import DispatchBatch, LogWalker
 from commitmq.store.producers.producer_table import Place, ProducerTable
 
 StoredRecord = tuple[int, int, int, str]
-"""Queue offset, physical offset, store timestamp (ms) and unique id of a message that is stored."""
+"""Queue offset, physical offset, store timestamp (ms) and unique id of a stored message."""
 
 UNKNOWN: Final[StoredRecord] = (-1, -1, -1, "")
-"""It is stored, but where is not remembered."""
+"""The message is stored, but its place is not remembered."""
 
 _Marks = np.ndarray[Any, np.dtype[np.int64]]
 _WALK_ROWS: Final = 16_384
@@ -40,9 +40,9 @@ def marks_of(batch: DispatchBatch) -> tuple[_Marks, memoryview] | None:
 
 
 def replay(table: ProducerTable, batch: DispatchBatch, deleted: Mapping[str, int]) -> None:
-    """Tell ``table`` of every record of ``batch``, which has its log attached, that an idempotent producer sent.
+    """Enter every record of ``batch`` with a producer's mark into ``table``; the batch must have its log attached.
 
-    ``deleted``: below which physical offset a topic's records do not count any more.
+    ``deleted``: the physical offset below which a topic's records no longer count.
     """
     found = marks_of(batch)
     if found is None:
@@ -58,7 +58,7 @@ def replay(table: ProducerTable, batch: DispatchBatch, deleted: Mapping[str, int
         & (offsets[1:] == offsets[:-1] + sizes[:-1])
     )
     starts = np.flatnonzero((marks[:, SEQUENCE] >= 0) & ~joined)
-    # A stretch goes on as long as records are joined to the one before.
+    # A stretch continues as long as each record joins the one before.
     breaks = np.append(np.flatnonzero(~joined), len(rows))
     stops = breaks[np.searchsorted(breaks, starts, side="right")]
     for start, stop in zip(starts.tolist(), stops.tolist(), strict=True):
@@ -82,9 +82,9 @@ def replay(table: ProducerTable, batch: DispatchBatch, deleted: Mapping[str, int
 def find_stored(
     log: CommitLog, places: Iterable[Place], producer_id: str, epoch: int, sequence: int, count: int
 ) -> list[StoredRecord]:
-    """Where ``count`` messages from ``sequence`` on lie: read from the log, which ``places`` tell where to open.
+    """The places of ``count`` messages from ``sequence`` on, read from the log; ``places`` say where to look.
 
-    :data:`UNKNOWN` for those that no place covers, or that expired meanwhile. Each found record's mark is compared.
+    :data:`UNKNOWN` for messages that no place covers, or that expired meanwhile. Each found record's mark is compared.
     """
     stored = [UNKNOWN] * count
     name = producer_id.encode()
@@ -115,7 +115,7 @@ def find_stored(
                     )
                 at = batch.end
         except (OffsetOutOfRangeError, CorruptRecordError):
-            continue  # expired since, or not what was remembered: that it is stored is known all the same
+            continue  # expired since, or another record than remembered: that it is stored is known all the same
         finally:
             walker.release()
     return stored

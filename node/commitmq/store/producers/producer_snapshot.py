@@ -1,23 +1,23 @@
-"""``commitmq/producers``: the table of idempotent producers as it was at a place of the log.
+"""``commitmq/producers``: a snapshot of the table of idempotent producers at a place of the log.
 
     0    magic and version     8 bytes
-    8    position i8           physical offset up to which the table knows the log; a record's boundary
+    8    position i8           physical offset up to which the table covers the log; a record's boundary
     16   length i8             bytes of the table
     24   crc u4                CRC-32 of the 24 bytes above and of the table
     28   the table             see ProducerTable.to_bytes
 
-With it and the records behind ``position`` the table of any later moment can be made, so a start need not read the whole
+This file and the records behind ``position`` give the table of any later moment, so a start need not read the whole
 log. Two rules make it right after any crash:
 
-* It is written only once everything below ``position`` is flushed. So it never claims a record that a power cut could take
-  away; a recovery never cuts what was flushed. Where it did after all (a person repaired the log), the log says so: it ends
-  below ``position``, has no record that ends there, or not the newest one that the table knows. Then the table is made from
-  the whole log, which takes long but is right.
-* The recovery that takes a store over, RocketMQ's or a new one, makes the first one, of no producers at the log's end. A store
-  was taken over when it has ``commitmq/store.json``, which is written behind that. Where the file is missing afterwards, or
-  is damaged, there may be producers, and the log is read as a whole.
+* It is written only once everything below ``position`` is flushed. So it never covers a record that a power cut could
+  take away; a recovery never cuts flushed records. If it did after all (a person repaired the log), the log shows it:
+  it ends below ``position``, has no record that ends there, or not the newest record that the table knows. Then the
+  table is made from the whole log, which takes long but is right.
+* The recovery that takes a store over, RocketMQ's or a new one, makes the first snapshot, of no producers at the log's
+  end. A store was taken over when it has ``commitmq/store.json``, which is written after that. If the snapshot is
+  missing afterwards, or is damaged, there may be producers, and the whole log is read.
 
-Written to a new file, synced, renamed: there is always a whole one.
+It is written to a new file, synced and renamed: a complete one always exists.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _CRC: Final = struct.Struct(">I")
 
 @dataclass(frozen=True, slots=True)
 class ProducerSnapshot:
-    """The file's content. ``table`` is what ProducerTable.to_bytes gave."""
+    """The file's content. ``table`` is the result of ProducerTable.to_bytes."""
 
     position: int
     table: bytes
 
     @classmethod
     def load(cls, path: Path) -> ProducerSnapshot | None:
-        """What is in ``path``; None when there is no such file. Raises StoreError when it is damaged."""
+        """The content of ``path``; None without a file. Raises StoreError when it is damaged."""
         try:
             data = path.read_bytes()
         except FileNotFoundError:
@@ -61,12 +61,12 @@ class ProducerSnapshot:
         return cls(position, table)
 
     def save(self, path: Path) -> None:
-        """Replace the file, durably. Raises OSError; the old one is still there then."""
+        """Replace the file, durably. Raises OSError; then the old one is still there."""
         head = _HEAD.pack(_MAGIC, self.position, len(self.table))
         data = head + _CRC.pack(zlib.crc32(self.table, zlib.crc32(head))) + self.table
         disk.replace_content(path, data, "producers")
 
 
 def may_have_producers(layout: StoreLayout) -> bool:
-    """Whether a node has ever served the store: then a snapshot that is missing was lost."""
+    """Whether a node has ever served the store: if so, a missing snapshot was lost."""
     return layout.producers.exists() or layout.store_file.exists()

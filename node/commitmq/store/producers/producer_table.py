@@ -1,37 +1,38 @@
-"""What a node knows of its idempotent producers: which of their messages are stored, so that a repeated one is not.
+"""The table of idempotent producers: which of their messages are stored, so that a retried one is not stored again.
 
-A producer counts its messages in each queue: the message's *sequence*, from 0 on in each of the producer's *epochs*. The
-table holds, for each producer, its epoch, and for each of its queues the next sequence and the places of what was stored
-last (the *window*). The writer owns it, asks it before it stores (:meth:`ProducerTable.judge`) and tells it afterwards
-(:meth:`ProducerTable.note`).
+A producer numbers its messages in each queue: the message's *sequence*, from 0 on in each of the producer's *epochs*.
+The table holds, for each producer, its epoch, and for each of its queues the next sequence and the places of the
+messages stored last (the *window*). The writer owns it, asks it before it stores (:meth:`ProducerTable.judge`) and
+tells it afterwards (:meth:`ProducerTable.note`).
 
 Invariants
-    * A sequence of a producer's epoch is stored in a queue at most once, as long as the producer is remembered; sequences
-      of one producer and queue lie in the log in their order.
+    * A sequence of a producer's epoch is stored in a queue at most once, as long as the producer is remembered;
+      sequences of one producer and queue are in the log in their order.
     * A message is stored only as the next of its queue: nothing is skipped, so "all below ``next`` are stored" is all
-      there is to remember. What a producer gave up is a gap that it must close (use the numbers again) or leave behind
-      with a new epoch.
+      that must be remembered. Messages that a producer gave up are a gap that it must close (use the numbers again) or
+      leave behind with a new epoch.
     * Only a higher epoch replaces an epoch; the lower one is refused from then on, in all queues.
-    * The table is a function of the log: each record carries its mark (:mod:`commitmq.format.producer_mark`), so what is
-      known at a place of the log and the records behind it give the table of every later moment. In that replay the log is
-      always right: a record that does not follow what is known (its producer had been forgotten when it was stored)
-      starts its producer or queue anew.
-    * What is in the window is a hint where to look, never the proof that something is stored: ``next`` is that.
+    * The table is a function of the log: each record carries its mark (:mod:`commitmq.format.producer_mark`), so the
+      table at a place of the log and the records behind it give the table of every later moment. In that replay the log
+      is always right: a record that does not follow the known state (its producer had been forgotten when it was
+      stored) restarts its producer or queue.
+    * The window is a hint where to look, never the proof that something is stored: ``next`` is the proof.
 
 Failure cases
-    The writer dies before the first record of a run is complete: nothing is stored, the table of its successor does not
-    know it, the repeated run is stored. Between the parts of a run that met a segment's end: the successor knows the first
-    part, and stores the rest when the run is repeated. After the append, before the answer: the successor knows all of it,
-    and answers the repetition with the places it finds. The node dies with the page cache, and recovery cuts what was not
-    flushed: the table is derived from what is left, so what is gone may be stored again; a producer whose acknowledged
-    (``memory``) messages are gone is told OUT_OF_ORDER_SEQUENCE, because its next number does not follow any more.
-    Two attempts send the same numbers at once: whoever comes first stores each, the other one is answered with it.
+    The writer dies before the first record of a run is complete: nothing is stored, its successor's table does not know
+    the run, and the retried run is stored. Between the parts of a run that met a segment's end: the successor knows the
+    first part, and stores the rest when the run is retried. After the append, before the answer: the successor knows
+    all of the run, and answers the retry with the places it finds. The node dies with the page cache, and recovery cuts
+    unflushed records: the table is derived from the remaining log, so lost messages may be stored again; a producer
+    whose acknowledged (``memory``) messages are lost is told OUT_OF_ORDER_SEQUENCE, because its next number no longer
+    follows. Two attempts send the same numbers at once: the first to arrive stores each message, and the other is
+    answered with it.
 
-    A producer that was not heard of for ``expiry_ms``, or, when ``max_entries`` (one for each producer and queue) are
-    used up, the one not heard of for longest, is *forgotten*. A repetition that comes after that cannot be recognised: its
-    sequence 0 would be stored again, any other is refused as UNKNOWN_PRODUCER_ID, because nobody can tell whether it is
-    stored. The same goes for a topic that was deleted. As a replay may begin before a producer was forgotten, a restarted
-    node may remember more than before, never less.
+    A producer that was not heard of for ``expiry_ms`` is *forgotten*; so is, when ``max_entries`` (one for each
+    producer and queue) are used up, the least recently heard one. A later retry cannot be recognised: its sequence 0
+    would be stored again, and any other is refused as UNKNOWN_PRODUCER_ID, because it is unknown whether it is stored.
+    The same applies to a deleted topic. As a replay may begin before a producer was forgotten, a restarted node may
+    remember more than before, never less.
 
 Bound of memory: about 500 bytes for each of ``max_entries``, and 40 for each place in its window.
 """
@@ -55,15 +56,15 @@ UNKNOWN_PRODUCER: Final = "UNKNOWN_PRODUCER_ID"
 LIMIT_EXCEEDED: Final = "LIMIT_EXCEEDED"
 
 _FIELDS: Final = 5
-# Neighbours in the log become one place up to so many records, so that the window of a producer of single messages is no
-# smaller than that of one of runs; more would make the way to a record inside a place long.
+# Adjacent records in the log become one place of at most so many records. So the window of a producer of single
+# messages covers as much as one of runs; a larger limit would make finding a record inside a place slow.
 _MERGED_RECORDS: Final = 1024
 # A replay does not see where runs began; it must not make the window smaller than the runs did.
 _REPLAYED_RECORDS: Final = 32_768
 
 
 class Place(NamedTuple):
-    """Records of one producer and queue that lie one after the other, without another between, in queue and log.
+    """Records of one producer and queue that are adjacent both in their queue and in the log.
 
     ``end`` is the physical offset behind the last.
     """
@@ -76,7 +77,7 @@ class Place(NamedTuple):
 
 
 class SequenceRefusedError(Exception):
-    """The messages are not the ones to store now; nothing was stored. ``code`` is for the answer."""
+    """The messages are not the next ones to store; nothing was stored. ``code`` is for the answer."""
 
     def __init__(self, code: str, sentence: str) -> None:
         super().__init__(sentence)
@@ -105,15 +106,15 @@ class Producer:
 
 
 class ProducerTable:
-    """See the module. Not thread-safe."""
+    """See the module's text. Not thread-safe."""
 
     def __init__(self, *, max_entries: int, window: int, expiry_ms: int) -> None:
         """``window``: places remembered for each entry."""
         self.max_entries = max_entries
         self.window = window
         self.expiry_ms = expiry_ms
-        self.forgotten = 0  # producers so far, for want of room or by age
-        self._producers: OrderedDict[str, Producer] = OrderedDict()  # the one heard of last at the end
+        self.forgotten = 0  # producers so far, for lack of room or by age
+        self._producers: OrderedDict[str, Producer] = OrderedDict()  # the most recently heard one at the end
         self._entries = 0
 
     def __len__(self) -> int:
@@ -121,13 +122,13 @@ class ProducerTable:
 
     @property
     def entries(self) -> int:
-        """Pairs of a producer and a queue."""
+        """Number of pairs of a producer and a queue."""
         return self._entries
 
     # ------------------------------------------------------------ asking
 
     def judge(self, producer_id: str, epoch: int, topic: str, queue: int, sequence: int, count: int) -> int:
-        """How many of ``count`` messages from ``sequence`` on are stored already; the rest is what comes next.
+        """How many of ``count`` messages from ``sequence`` on are already stored; the others are next in order.
 
         Raises SequenceRefusedError. Changes nothing.
         """
@@ -165,13 +166,13 @@ class ProducerTable:
         return min(count, following - sequence)
 
     def places(self, producer_id: str, topic: str, queue: int) -> list[Place]:
-        """What is remembered of where messages of this producer's epoch lie in a queue, in their order."""
+        """The remembered places of this producer's epoch in a queue, in their order."""
         producer = self._producers.get(producer_id)
         entry = None if producer is None else producer.queues.get((topic, queue))
         return [] if entry is None else list(_places(entry.places))
 
     def end(self, producer_id: str, topic: str, queue: int) -> int:
-        """Physical offset behind the newest record of this producer in a queue; 0 when nothing is known."""
+        """Physical offset behind the newest record of this producer in a queue; 0 when none is known."""
         producer = self._producers.get(producer_id)
         entry = None if producer is None else producer.queues.get((topic, queue))
         return 0 if entry is None else entry.end
@@ -179,11 +180,11 @@ class ProducerTable:
     # ------------------------------------------------------------ changing
 
     def note(self, producer_id: str, epoch: int, topic: str, queue: int, place: Place, used_ms: int) -> None:
-        """Records were stored. What :meth:`judge` would have refused (a replay meets it) starts anew from them."""
+        """Records were stored. Records that :meth:`judge` would have refused (in a replay) restart the state from them."""
         self._note(producer_id, epoch, topic, queue, place, used_ms, _MERGED_RECORDS)
 
     def replay(self, producer_id: str, epoch: int, topic: str, queue: int, place: Place, used_ms: int) -> None:
-        """As :meth:`note`, for records found in the log."""
+        """Like :meth:`note`, for records found in the log."""
         self._note(producer_id, epoch, topic, queue, place, used_ms, _REPLAYED_RECORDS)
 
     def _note(
@@ -226,7 +227,7 @@ class ProducerTable:
         entry.end = place.end
 
     def forget_topic(self, topic: str, below: int) -> None:
-        """A topic was deleted: what lies below physical offset ``below`` of it is no more."""
+        """A topic was deleted: forget its records below physical offset ``below``."""
         for producer in self._producers.values():
             for key in [key for key, entry in producer.queues.items() if key[0] == topic and entry.end <= below]:
                 del producer.queues[key]
@@ -237,7 +238,7 @@ class ProducerTable:
         count = 0
         for name, producer in list(self._producers.items()):
             if producer.used_ms >= now_ms - self.expiry_ms:
-                break  # in the order in which they were heard of
+                break  # they are in the order in which they were heard of
             self._forget(name)
             count += 1
         return count
@@ -271,9 +272,9 @@ class ProducerTable:
         return orjson.dumps(producers) + b"\n" + b"".join(windows)
 
     def load_bytes(self, data: bytes | memoryview, deleted: Mapping[str, int]) -> None:
-        """Take over what :meth:`to_bytes` gave; must be empty. Raises StoreError when it is something else.
+        """Restore the result of :meth:`to_bytes` into an empty table. Raises StoreError when it is anything else.
 
-        ``deleted``: below which physical offset a topic's records do not count any more.
+        ``deleted``: the physical offset below which a topic's records no longer count.
         """
         try:
             head, _, rest = bytes(data).partition(b"\n")

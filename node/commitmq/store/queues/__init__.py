@@ -1,1 +1,1 @@
-"""ConsumeQueues of both kinds: units, files, reading and filtering."""
+"""ConsumeQueues of both kinds: their units, files, reading and filtering."""

@@ -1,22 +1,22 @@
 """The ConsumeQueue of a topic with ``queue.type=BatchCQ``: 46-byte units, one for each record (spec 3.9).
 
-    0    physical offset i8      where the record lies
-    8    size i4                 its length; 0 in a place that was never written
-    12   tags code i8            hash of the record's own tag, 0 when it has none: the messages inside have theirs
-    20   store timestamp i8      ms; a look-up by time needs no look into the log
+    0    physical offset i8      of the record
+    8    size i4                 of the record; 0 in a place that was never written
+    12   tags code i8            hash of the record's own tag, 0 when it has none: messages inside have their own tags
+    20   store timestamp i8      ms; a look-up by time need not read the log
     28   base offset i8          queue offset of the first message in the record
-    36   count i2                how many messages are in it: they have the queue offsets base … base + count - 1
+    36   count i2                messages in the record: they have the queue offsets base … base + count - 1
     38   compacted offset i4     -1; RocketMQ's compaction uses it
     42   reserved i4             0
 
 A record that is a plain message counts as a batch of one.
 
-A unit stands for many queue offsets, so its place says nothing about them: files are named after the logical byte they
-begin with, number n (*index* here) lies at byte n * 46, and a queue offset is found by bisection over the base offsets,
+A unit stands for many queue offsets, so its position does not tell them: files are named after the logical byte they
+begin with, number n (*index* here) is at byte n * 46, and a queue offset is found by bisection over the base offsets,
 which grow along the queue as the physical offsets do.
 
-RocketMQ counts as already built what begins at or below the last unit's record (not, as for plain queues, what ends
-there); records do not overlap, so the two rules are one.
+RocketMQ treats a record as already built when it begins at or below the last unit's record (for plain queues: when it
+ends there). Records do not overlap, so the two rules are equivalent.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from commitmq.store.queues.queue_files import QueueFiles, Span
 
 BATCH_UNIT_BYTES: Final = 46
 MAX_INNER_MESSAGES: Final = 32_767
-"""Messages in one record: the count is a signed 16-bit number."""
+"""Most messages in one record: the count is a signed 16-bit number."""
 
 BATCH_UNIT: Final = np.dtype(
     [
@@ -73,7 +73,7 @@ def make_units(
 class BatchConsumeQueue(QueueFiles):
     """Units of one queue in ``folder``. Call :meth:`recover` (its writer) or :meth:`refresh` (a reader) before use.
 
-    ``index`` counts units from the queue's beginning (those that expired too), ``queue_offset`` messages.
+    ``index`` counts units from the queue's beginning (including expired ones), ``queue_offset`` messages.
     """
 
     __slots__ = ("_end_offset", "_first_offset", "_last_start", "_min")
@@ -82,11 +82,11 @@ class BatchConsumeQueue(QueueFiles):
     place: ClassVar[str] = "batch_queue"
 
     def __init__(self, folder: Path | str, file_bytes: int, fds: FdCache | None = None) -> None:
-        """Nothing is read yet. ``file_bytes`` must be a multiple of 46."""
+        """Reads nothing yet. ``file_bytes`` must be a multiple of 46."""
         super().__init__(folder, file_bytes, fds)
-        self._min = 0  # logical byte of the first unit that may be read
+        self._min = 0  # logical byte of the first readable unit
         self._last_start = -1  # physical offset of the last unit's record
-        self._first_offset = -1  # the base of the unit at _min; -1: look again
+        self._first_offset = -1  # base offset of the unit at _min; -1: unknown
         self._end_offset = 0
 
     # ------------------------------------------------------------ bounds
@@ -98,7 +98,7 @@ class BatchConsumeQueue(QueueFiles):
 
     @property
     def min_offset(self) -> int:
-        """The first queue offset that may be read: :attr:`max_offset` when all expired, -1 without a unit."""
+        """The first readable queue offset: :attr:`max_offset` when all expired, -1 without a unit."""
         if self._end <= max(0, self._first):
             return -1
         if self._min >= self._end:
@@ -109,7 +109,7 @@ class BatchConsumeQueue(QueueFiles):
 
     @property
     def min_index(self) -> int:
-        """Index of the first unit that may be read; equal to :attr:`end_index` when there is none."""
+        """Index of the first readable unit; equal to :attr:`end_index` when there is none."""
         return max(0, min(max(self._min, self._first), self._end)) // BATCH_UNIT_BYTES
 
     @property
@@ -120,10 +120,10 @@ class BatchConsumeQueue(QueueFiles):
     # ------------------------------------------------------------ opening
 
     def recover(self, limit: int | None = None) -> None:
-        """Find the end as the writing process, and clear away what lies behind it (spec 3.5).
+        """Find the end as the writing process, and clear away everything behind it (spec 3.5).
 
-        Begins at the third-last file. Files behind the end are deleted, bytes behind it are zeroed and synced. At or
-        above physical offset ``limit`` files may be missing before others, as a power cut leaves them.
+        The search begins at the third-last file. Files behind the end are deleted, bytes behind it are zeroed and
+        synced. At or above physical offset ``limit`` files may be missing before others, as a power cut leaves them.
         Raises SegmentSizeError.
         """
         bases = self._list_files(repair=True, limit=limit)
@@ -134,8 +134,8 @@ class BatchConsumeQueue(QueueFiles):
             self._cut(bases)
 
     def refresh_below(self, limit: int) -> int:
-        """Find the end as :meth:`recover` and :meth:`truncate` at ``limit`` would, and change nothing on disk; returns
-        :attr:`max_offset`. Raises SegmentSizeError, and StoreError for a hole between two files.
+        """Find the end that :meth:`recover` and :meth:`truncate` at ``limit`` would find, without changing the disk;
+        returns :attr:`max_offset`. Raises SegmentSizeError, and StoreError for a missing file between two others.
         """
         bases = self._list_files(repair=False, limit=limit)
         self._scan(bases, max(0, len(bases) - 3))
@@ -149,10 +149,10 @@ class BatchConsumeQueue(QueueFiles):
         return self._end_offset
 
     def refresh(self) -> int:
-        """Find the current end as a reader, which changes nothing on disk; returns :attr:`max_offset`.
+        """Find the current end as a reader, without changing the disk; returns :attr:`max_offset`.
 
-        Cheap when little was added. When the unit before the known end is another one (its writer truncated, or the
-        queue was deleted and made anew), the queue is looked at from its last files.
+        Cheap when little was added. When the unit before the known end differs (the writer truncated, or the queue was
+        deleted and recreated), the search starts again from the last files.
         """
         if self._last_start >= 0:
             last = self._units_at(self._end - BATCH_UNIT_BYTES, 1)
@@ -178,15 +178,15 @@ class BatchConsumeQueue(QueueFiles):
         while self._scan_file(bases[index], 0) and index + 1 < len(bases):
             index += 1
         if self._last_start < 0 and self._end > self._first:
-            # Nothing in the files looked at, but units before them: the last of those ends the queue.
+            # No unit in the examined files, but units before them: the last of those ends the queue.
             self._note_end(self.unit(self.end_index - 1))
         self._min = max(self._min, self._first)
 
     def _scan_file(self, base: int, position: int) -> bool:
         """Move the end over the valid units of one file from ``position``; True when the file is valid to its end.
 
-        Valid is what RocketMQ asks (physical offset and base >= 0, size and count > 0) and, which it does not ask, a
-        physical offset that grows: one that falls can only be stale.
+        A unit is valid by RocketMQ's conditions (physical offset and base >= 0, size and count > 0) and one more: its
+        physical offset grows. A falling one can only be stale.
         """
         while position < self.file_bytes:
             units = self._units_at(base + position, min(_SCAN_UNITS, (self.file_bytes - position) // BATCH_UNIT_BYTES))
@@ -242,14 +242,15 @@ class BatchConsumeQueue(QueueFiles):
         return np.frombuffer(data, BATCH_UNIT, len(data) // BATCH_UNIT_BYTES)
 
     def index_of(self, queue_offset: int, stop: int | None = None) -> int:
-        """Index of the unit whose batch holds ``queue_offset``, or of the first behind it where none does.
+        """Index of the unit whose batch holds ``queue_offset``, or of the first unit behind it if there is none.
 
-        Only units from :attr:`min_index` up to ``stop`` (default: all) are looked at; ``stop`` when all lie before.
+        Only units from :attr:`min_index` up to ``stop`` (default: all) are considered; ``stop`` when all are before the
+        offset.
         """
         return self.first_index(lambda unit: int(unit["base_offset"]) + int(unit["count"]) > queue_offset, stop)
 
     def first_index(self, is_true: Callable[[np.void], bool], stop: int | None = None, low: int | None = None) -> int:
-        """The first index for whose unit ``is_true`` holds (and then for all behind), else ``stop``."""
+        """The first index for whose unit ``is_true`` holds (and then for all behind it), else ``stop``."""
         low = self.min_index if low is None else low
         high = self.end_index if stop is None else stop
         while low < high:
@@ -261,7 +262,7 @@ class BatchConsumeQueue(QueueFiles):
         return low
 
     def max_offset_below(self, physical_offset: int) -> int:
-        """The next queue offset when only units of records that begin below ``physical_offset`` count."""
+        """The next queue offset if only units of records that begin below ``physical_offset`` count."""
         first = max(0, self._first) // BATCH_UNIT_BYTES
         index = self.first_index(lambda unit: int(unit["physical_offset"]) >= physical_offset, low=first)
         if index == first:
@@ -275,7 +276,7 @@ class BatchConsumeQueue(QueueFiles):
         """Append ``units`` (of records in the log's order); returns how many were new.
 
         Idempotent: units of records that begin at or below the last one are skipped. Not durable before :meth:`flush`.
-        Raises DiskFullError or StoreError; the same call may then be repeated.
+        Raises DiskFullError or StoreError; then the same call may be repeated.
         """
         skip = int(np.searchsorted(units["physical_offset"].astype(np.int64), self._last_start, side="right"))
         new = units[skip:]
@@ -299,8 +300,8 @@ class BatchConsumeQueue(QueueFiles):
     def truncate(self, physical_offset: int) -> None:
         """Remove every unit whose record begins at or above ``physical_offset``, durably (spec 3.5).
 
-        Files left without a unit are deleted; what is cut of the last one is zeroed and synced. A queue that keeps no
-        unit is as one that never had any.
+        Files left without a unit are deleted; bytes cut from the last file are zeroed and synced. A queue that keeps no
+        unit is treated as one that never had any.
         """
         bases = self._list_files(repair=True, limit=physical_offset)
         first = max(0, self._first) // BATCH_UNIT_BYTES
@@ -313,8 +314,8 @@ class BatchConsumeQueue(QueueFiles):
         self._cut(bases)
 
     def delete_expired(self, log_min: int) -> int:
-        """Delete files, oldest first and never the last, whose last unit lies below ``log_min`` (spec 3.6); returns
-        how many, and corrects :attr:`min_offset`.
+        """Delete files, oldest first and never the last, whose last unit points below ``log_min`` (spec 3.6), and
+        correct :attr:`min_offset`; returns the number of deleted files.
         """
         deleted = self.delete_files_below(log_min, settled_below=None)
         self.correct_min_offset(log_min)
@@ -341,7 +342,7 @@ class BatchConsumeQueue(QueueFiles):
         low, high = self.min_index, self.end_index
         while low < high:
             middle = (low + high) // 2
-            # A file that its owner deletes meanwhile is below.
+            # A file that its owner deletes meanwhile counts as below.
             unit = self._units_at(middle * BATCH_UNIT_BYTES, 1)
             if len(unit) and int(unit["physical_offset"][0]) >= log_min:
                 high = middle
@@ -366,7 +367,8 @@ class BatchConsumeQueue(QueueFiles):
 
     def offset_by_time(self, timestamp: int, boundary: str, stop: int | None = None) -> int:
         """The queue offset for store time ``timestamp`` (ms): the first message stored then or later (behind the last
-        when all are older), or with ``boundary`` "upper" the last one stored then or earlier (the first when none is).
+        message when all are older), or with ``boundary`` "upper" the last one stored then or earlier (the first message
+        when none is).
 
         All messages of a batch were stored at one time. 0 without a unit. ``stop``: see :meth:`index_of`.
         """

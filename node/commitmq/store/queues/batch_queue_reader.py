@@ -1,9 +1,9 @@
-"""Reading queues of BatchCQ topics, with the answers that the reader of other queues gives.
+"""Reads queues of BatchCQ topics; the answers have the form that the reader of plain queues gives.
 
-That one is :class:`commitmq.store.queues.queue_reader.QueueReader`. Here too another process appends; ``bound`` and
-``floor`` say what may be shown, and along a queue both are monotone. A unit stands for a batch, so a pull may begin inside
-one: its record is returned as a whole, and the client drops what lies below the offset it asked for. Units are handed out
-in the shape of plain ones, because that is all a client needs.
+The reader of plain queues is :class:`commitmq.store.queues.queue_reader.QueueReader`. Here too another process appends;
+``bound`` and ``floor`` limit what may be shown, and both are monotone along a queue. A unit stands for a batch, so a
+pull may begin inside one: the whole record is returned, and the client drops the messages below the offset it asked
+for. Units are returned in the form of plain ones, because a client needs no more.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from commitmq.store.queues.queue_reader import UNIT, PullResult, PullStatus, Rec
 from commitmq.store.queues.tag_filter import TagFilter
 
 SCAN_UNITS: Final = 8_192
-"""Units examined by one filtered read, so that no pull holds up the others."""
+"""Units examined by one filtered read, so that no pull delays the others."""
 
 _NOTHING: Final = np.empty(0, UNIT)
 
@@ -49,24 +49,24 @@ class BatchQueueReader:
         self._queues: OrderedDict[tuple[str, int], _Queue] = OrderedDict()
 
     def bounds(self, topic: str, queue: int, *, bound: int, floor: int = 0) -> tuple[int, int] | None:
-        """``(min offset, max offset)`` of what may be shown; max is the next message's. None without a unit."""
+        """``(min offset, max offset)`` of the readable messages; max is the next message's offset. None without a unit."""
         state = self._synced(topic, queue, bound, floor)
         return None if state is None else self._bounds(state)
 
     def forget(self, topic: str) -> None:
-        """Drop what is known of a topic that was deleted or made anew."""
+        """Forget the state of a topic that was deleted or recreated."""
         for key in [key for key in self._queues if key[0] == topic]:
             del self._queues[key]
 
     def drop_deleted_files(self) -> None:
-        """Close what is open of files that were deleted, so that their space is freed."""
+        """Close the descriptors of deleted files, so that their space is freed."""
         self._fds.drop_deleted()
 
     def close(self) -> None:
         self._fds.close()
 
     def _synced(self, topic: str, queue: int, bound: int, floor: int) -> _Queue | None:
-        """What may be shown now; None when the queue never had a unit."""
+        """The readable part now; None when the queue never had a unit."""
         key = (topic, queue)
         state = self._queues.get(key)
         if state is None:
@@ -94,7 +94,7 @@ class BatchQueueReader:
         if state.low < state.high:
             last = units.unit(state.high - 1)
             return int(units.unit(state.low)["base_offset"]), int(last["base_offset"]) + int(last["count"])
-        # Everything expired, or nothing may be shown yet.
+        # Everything expired, or nothing is readable yet.
         behind = units.max_offset if state.low >= units.end_index else int(units.unit(state.low)["base_offset"])
         return behind, behind
 
@@ -112,11 +112,11 @@ class BatchQueueReader:
         max_bytes: int,
         wanted: RecordFilter | None = None,
     ) -> PullResult:
-        """The records whose batches end behind queue offset ``offset``, at least one, else as the limits say (spec 9.1).
+        """The records whose batches end behind queue offset ``offset``, at least one, within the limits (spec 9.1).
 
-        ``wanted`` passes over batches that carry another tag as a whole. One without a tag of its own passes: its
-        messages may have any, and the client looks at them. Raises ProtocolError for a filter of another kind, which
-        would have to look at the messages inside.
+        ``wanted`` skips batches whose own tag is another one, as a whole. A batch without a tag of its own passes: its
+        messages may have any tag, and the client checks them. Raises ProtocolError for another kind of filter, which
+        would have to evaluate the messages inside.
         """
         if wanted is not None and not isinstance(wanted, TagFilter):
             raise ProtocolError("INVALID_PARAMETER", "a topic with queue.type=BatchCQ can be filtered by tags only")
@@ -124,7 +124,7 @@ class BatchQueueReader:
             result = self._read(topic, queue, offset, bound, floor, max_messages, max_bytes, wanted, is_second)
             if result is not None:
                 return result
-            # As with plain queues: a unit is not what it must be, and a fresh look tells whether it is damaged.
+            # As with plain queues: a unit is not as expected, and a second try tells whether it is damaged.
             self._queues.pop((topic, queue), None)
         raise AssertionError("the second look has an answer")
 
@@ -140,7 +140,7 @@ class BatchQueueReader:
         tags: TagFilter | None,
         is_second: bool,
     ) -> PullResult | None:
-        """One look; None when it is the first and the unit at ``offset`` is not what it must be."""
+        """One try; None when it is the first and the unit at ``offset`` is not as expected."""
         state = self._synced(topic, queue, bound, floor)
         if state is None:
             return PullResult(PullStatus.NO_MATCHED_LOGIC_QUEUE, 0, 0, 0, _NOTHING)
@@ -154,7 +154,7 @@ class BatchQueueReader:
                 return PullResult(PullStatus.OFFSET_OVERFLOW_ONE, offset, low, high, _NOTHING)
             return PullResult(PullStatus.OFFSET_OVERFLOW_BADLY, high, low, high, _NOTHING)
         index = state.queue.index_of(offset, state.high)
-        # A batch has one message at least, so more units than messages cannot be wanted without a filter.
+        # A batch has at least one message, so without a filter at most as many units as messages are needed.
         count = min(state.high - index, SCAN_UNITS if tags is not None else max_messages, SCAN_UNITS)
         units = state.queue.units(index, count)
         whole = _whole(units, offset, bound)
@@ -180,7 +180,7 @@ class BatchQueueReader:
         max_bytes: int,
         tags: TagFilter | None,
     ) -> tuple[BatchUnits, int]:
-        """Which of ``units`` to hand out, and where to go on."""
+        """The units to return, and the offset to continue at."""
         if not len(units):
             return units, self._bounds(state)[1]
         passed = np.ones(len(units), np.bool_)
@@ -190,7 +190,7 @@ class BatchQueueReader:
         places = np.flatnonzero(passed)
         counts = units["count"][places].astype(np.int64)
         if len(places):
-            # Of the first batch, what lies below the offset is not wanted and does not count.
+            # Messages of the first batch below the offset are not wanted and do not count.
             counts[0] -= max(0, offset - int(units["base_offset"][places[0]]))
         messages = np.searchsorted(np.cumsum(counts), max_messages, side="right")
         size = np.searchsorted(np.cumsum(units["size"][places].astype(np.int64)), max_bytes, side="right")
@@ -201,8 +201,8 @@ class BatchQueueReader:
     # ------------------------------------------------------------ place and time
 
     def offset_at(self, topic: str, queue: int, physical: int, *, bound: int, floor: int = 0) -> int | None:
-        """Queue offset at which the first batch begins whose record lies at or behind ``physical``, clamped into
-        [min, max]. None when the queue has no unit.
+        """Queue offset at which the first batch begins whose record is at or behind ``physical``, clamped into [min,
+        max]. None when the queue has no unit.
         """
         state = self._synced(topic, queue, bound, floor)
         if state is None:
@@ -225,7 +225,7 @@ class BatchQueueReader:
 
 
 def _whole(units: BatchUnits, offset: int, bound: int) -> NDArray[np.bool_]:
-    """Which of ``units``, the first of which should hold ``offset``, can be what they must be: a batch below ``bound``."""
+    """Which of ``units`` are valid: a batch below ``bound`` each, the first one containing ``offset``."""
     physical, sizes = units["physical_offset"].astype(np.int64), units["size"].astype(np.int64)
     counts = units["count"].astype(np.int64)
     ends = units["base_offset"].astype(np.int64) + counts
@@ -233,7 +233,7 @@ def _whole(units: BatchUnits, offset: int, bound: int) -> NDArray[np.bool_]:
 
 
 def _plain(units: BatchUnits) -> Units:
-    """``units`` in the shape of a plain queue's."""
+    """``units`` in the form of a plain queue's."""
     result = np.empty(len(units), UNIT)
     for name in ("physical_offset", "size", "tags_code"):
         result[name] = units[name]

@@ -1,14 +1,14 @@
 """The ConsumeQueue of one queue: 20-byte units that point into the CommitLog (spec 3).
 
-    0    physical offset i8    where the record lies
-    8    size i4               its length; 0 in a place that was never written
-    12   tags code i8          hash of the tag, so that a filter needs no look into the log
+    0    physical offset i8    of the record
+    8    size i4               of the record; 0 in a place that was never written
+    12   tags code i8          hash of the tag, so that a filter need not read the log
 
-The unit of queue offset q lies at logical byte q * 20; files of ``file_bytes`` are named after the logical byte they
-begin with, and are sparse: blocks come with the units (10,000 preallocated queues would take 60 GB).
+The unit of queue offset q is at logical byte q * 20. Files of ``file_bytes`` are named after the logical byte they
+begin with, and are sparse: blocks are allocated with the units (10,000 preallocated queues would take 60 GB).
 
-A queue whose first unit is not number 0 of its file begins with pre-blank units (physical offset 0, size 2**31 - 1)
-up to the first real one. RocketMQ needs them; here they count as neither readable nor as a position in the log.
+A queue whose first unit is not number 0 of its file begins with pre-blank units (physical offset 0, size 2**31 - 1) up
+to the first real one. RocketMQ needs them; CommitMQ treats them neither as readable nor as a position in the log.
 
 Objects are small and hold no descriptor: a node has thousands of them, all sharing one :class:`FdCache`. One process
 writes a queue; others follow it with :meth:`ConsumeQueue.refresh`.
@@ -44,7 +44,7 @@ Unit = tuple[int, int, int]
 class ConsumeQueue(QueueFiles):
     """Units of one queue in ``folder``. Call :meth:`recover` (its writer) or :meth:`refresh` (a reader) before use.
 
-    Offsets named ``queue_offset`` count units; ``max_physical_offset`` and the like are bytes of the CommitLog.
+    Offsets named ``queue_offset`` count units; ``max_physical_offset`` and similar names are bytes of the CommitLog.
     """
 
     __slots__ = ("_min",)
@@ -52,9 +52,9 @@ class ConsumeQueue(QueueFiles):
     unit_bytes: ClassVar[int] = UNIT_BYTES
 
     def __init__(self, folder: Path | str, file_bytes: int, fds: FdCache | None = None) -> None:
-        """Nothing is read yet. ``file_bytes`` must be a multiple of 20."""
+        """Reads nothing yet. ``file_bytes`` must be a multiple of 20."""
         super().__init__(folder, file_bytes, fds)
-        self._min = 0  # logical byte of the first unit that may be read
+        self._min = 0  # logical byte of the first readable unit
 
     # ------------------------------------------------------------ bounds
 
@@ -65,34 +65,35 @@ class ConsumeQueue(QueueFiles):
 
     @property
     def min_offset(self) -> int:
-        """The first queue offset that may be read; equal to :attr:`max_offset` when there is none."""
+        """The first readable queue offset; equal to :attr:`max_offset` when there is none."""
         return min(self._min, self._end) // UNIT_BYTES
 
     # ------------------------------------------------------------ opening
 
     def recover(self, limit: int | None = None, *, proof: Proof | None = None, durable: bool = True) -> None:
-        """Find the end as the writing process, and clear away what lies behind it (spec 3.5).
+        """Find the end as the writing process, and clear away everything behind it (spec 3.5).
 
-        Only units of records that begin below ``limit`` stay; at ``limit`` and above they may be in any disorder that
-        a power cut leaves, and files may be missing before others. Files behind the end are deleted, bytes behind it
-        are zeroed and synced: a stale unit left there would link up again once the queue has grown to it. Not
-        ``durable``: the sync is left to :meth:`flush`, which must come before the caller takes anything at or above
-        ``limit`` for durable.
+        Only units of records that begin below ``limit`` stay. At ``limit`` and above the units may be in any disorder
+        that a power cut leaves, and files may be missing before others. Files behind the end are deleted, bytes behind
+        it are zeroed and synced: a stale unit left there would become valid again once the queue has grown to it.
+        Without ``durable`` the sync is left to :meth:`flush`, which must come before the caller takes anything at or
+        above ``limit`` for durable.
 
-        With ``proof`` a few reads do, however long the queue is; without, and when the proof fails, all units from the
-        third-last file on are looked at. :attr:`min_offset` is the first file's begin until :meth:`correct_min_offset`.
-        A queue that keeps no unit is as one that never had any. Raises SegmentSizeError.
+        With ``proof`` a few reads suffice, however long the queue is; without it, and when the proof fails, all units
+        from the third-last file on are examined. :attr:`min_offset` is the first file's begin until
+        :meth:`correct_min_offset`. A queue that keeps no unit is treated as one that never had any. Raises
+        SegmentSizeError.
         """
         bases = self._list_files(repair=True, limit=limit)
         self._find_end(bases, limit, proof, files=3)
         self._settle(bases, durable=durable)
 
     def refresh(self, limit: int | None = None, *, proof: Proof | None = None) -> int:
-        """Find the current end as a reader, which changes nothing on disk; returns :attr:`max_offset`.
+        """Find the current end as a reader, without changing the disk; returns :attr:`max_offset`.
 
-        Cheap when little was added: units behind the known end are read until one is not valid. When the unit before
-        the known end is gone (its writer truncated), the queue is looked at from its last files anew. With ``limit`` or
-        ``proof`` it is looked at anew every time, as :meth:`recover` does.
+        Cheap when little was added: units behind the known end are read until one is invalid. When the unit before the
+        known end is gone (the writer truncated), the search starts again from the last files. With ``limit`` or
+        ``proof`` it starts again every time, as :meth:`recover` does.
         """
         if self._first >= 0 and limit is None and proof is None:
             last = self.unit(self._end // UNIT_BYTES - 1) if self._end > self._first else None
@@ -112,17 +113,18 @@ class ConsumeQueue(QueueFiles):
             self._end_below(limit)
 
     def _probe(self, bases: list[int], limit: int, proof: Proof) -> bool:
-        """Find the end from a few reads; False when that proves nothing.
+        """Find the end with a few reads; False when they prove nothing.
 
-        A unit whose record the log knows by this queue and number was written after all before it and not taken back
-        since. So nothing before it is stale, and the place behind it, which is no unit, is where a scan stops too.
+        If the log has a unit's record under this queue and number, the unit was written after all units before it and
+        was not taken back since. So no unit before it is stale, and the place behind it, which is not a unit, is where
+        a scan stops too.
         """
         at = self._last_unit(bases, limit)
         if at < 0:
             first = self._span(self._pread(bases[0], 0, UNIT_BYTES))
             if first is None or first[0] < limit:
                 return False
-            # All units are above the limit, because they grow: none stays.
+            # All units are above the limit, because they grow: none of them stays.
             self._first, self._end, self.max_physical_offset = bases[0], bases[0], -1
             return True
         span = self._span(self._pread(at - at % self.file_bytes, at % self.file_bytes, UNIT_BYTES))
@@ -140,7 +142,7 @@ class ConsumeQueue(QueueFiles):
         return (offset, offset + size) if offset >= 0 and size > 0 else None
 
     def _follow(self) -> None:
-        """Extend the end over units that were added since."""
+        """Extend the end over newly added units."""
         while True:
             base = self._end - self._end % self.file_bytes
             if not self._scan_file(base, self._end - base):
@@ -156,7 +158,7 @@ class ConsumeQueue(QueueFiles):
         while self._scan_file(bases[index], 0) and index + 1 < len(bases):
             index += 1
         if self.max_physical_offset < 0 and self._end > self._first:
-            # Nothing real in the files looked at, but units before them: the last of those ends the queue.
+            # No real unit in the examined files, but units before them: the last of those ends the queue.
             last = self.unit(self._end // UNIT_BYTES - 1)
             if last is not None and last[1] not in (0, PREBLANK_SIZE):
                 self.max_physical_offset = last[0] + last[1]
@@ -165,8 +167,8 @@ class ConsumeQueue(QueueFiles):
     def _scan_file(self, base: int, position: int) -> bool:
         """Move the end over the valid units of one file from ``position``; True when the file is valid to its end.
 
-        Valid means physical offset >= 0, size > 0 (spec 3.5) and, which RocketMQ does not ask, a physical offset that
-        grows: one that falls can only be stale.
+        A unit is valid by RocketMQ's conditions (physical offset >= 0, size > 0, spec 3.5) and one more: its physical
+        offset grows. A falling one can only be stale.
         """
         while position < self.file_bytes:
             data = self._pread(base, position, min(_SCAN_BYTES, self.file_bytes - position))
@@ -182,7 +184,7 @@ class ConsumeQueue(QueueFiles):
             valid &= blank | (offsets >= previous)
             count = int(np.argmin(valid)) if not valid.all() else len(valid)
             if count:
-                # Blanks come first, and last where a repair took the newest messages out.
+                # Pre-blank units come first, and last where a repair took the newest messages out.
                 self.max_physical_offset = max(self.max_physical_offset, int(ends[:count].max()))
                 position += count * UNIT_BYTES
                 self._end = base + position
@@ -202,7 +204,7 @@ class ConsumeQueue(QueueFiles):
         return _UNIT.unpack(data) if len(data) == UNIT_BYTES else None
 
     def read_units(self, queue_offset: int, count: int) -> bytes:
-        """Up to ``count`` units from ``queue_offset`` on: 20 bytes each, across files, none skipped.
+        """Up to ``count`` units from ``queue_offset`` on: 20 bytes each, across files, without gaps.
 
         Empty below :attr:`min_offset` and at or above :attr:`max_offset`.
         """
@@ -212,10 +214,10 @@ class ConsumeQueue(QueueFiles):
         return self._read(at, min(self._end - at, count * UNIT_BYTES))
 
     def last_offset_below(self, physical_offset: int) -> int:
-        """The next queue offset when only units of records that begin below ``physical_offset`` count.
+        """The next queue offset if only units of records that begin below ``physical_offset`` count.
 
-        A binary search: physical offsets grow along a queue. Pre-blank units count with the real one before them: their
-        places are taken, by nothing or by a message that is lost.
+        This is a binary search: physical offsets grow along a queue. Pre-blank units count with the real one before
+        them: their places are taken, by no message or by a lost one.
         """
         first, end = max(0, self._first) // UNIT_BYTES, self.max_offset
         return self._next_real(self._search(first, end, physical_offset), end) if first < end else first
@@ -232,7 +234,7 @@ class ConsumeQueue(QueueFiles):
         return low
 
     def _next_real(self, queue_offset: int, stop: int) -> int:
-        """The first unit from ``queue_offset`` on, below ``stop``, that is no pre-blank one; ``stop`` without one."""
+        """The first unit from ``queue_offset`` on, below ``stop``, that is not pre-blank; ``stop`` if there is none."""
         if queue_offset >= stop or self._unit_at(queue_offset)[1] != PREBLANK_SIZE:
             return queue_offset
         while queue_offset < stop:
@@ -257,15 +259,14 @@ class ConsumeQueue(QueueFiles):
     # ------------------------------------------------------------ appending
 
     def append_units(self, queue_offset: int, units: bytes | bytearray | memoryview) -> int:
-        """Append consecutive ``units`` (20 bytes each), the first of which belongs at ``queue_offset``; returns how
-        many were new.
+        """Append consecutive ``units`` (20 bytes each), the first of which belongs at ``queue_offset``; returns the
+        number of new ones.
 
         Idempotent: units of records that end at or below :attr:`max_physical_offset`, or whose place is taken, are
-        skipped. A queue offset beyond the end is logged, and the places up to it are filled with pre-blank units, because
-        every message must stay at its offset (RocketMQ would move it to the end, spec 3.3); a gap of more than
-        :data:`MAX_GAP_UNITS` is believed to be none. Only a queue that has no unit may begin anywhere. Not durable
-        before :meth:`flush`.
-        Raises DiskFullError or StoreError; the same call may then be repeated.
+        skipped. A queue offset beyond the end is logged, and the places up to it are filled with pre-blank units,
+        because every message must stay at its offset (RocketMQ would move it to the end, spec 3.3); a gap of more than
+        :data:`MAX_GAP_UNITS` is not believed. Only a queue without units may begin at any offset. Not durable before
+        :meth:`flush`. Raises DiskFullError or StoreError; then the same call may be repeated.
         """
         if len(units) % UNIT_BYTES:
             raise ValueError(f"units have {UNIT_BYTES} bytes each, {len(units)} bytes are none")
@@ -282,7 +283,8 @@ class ConsumeQueue(QueueFiles):
         if self._first < 0:
             self._begin(expected)
         elif expected < self._end:
-            # RocketMQ appends a unit of queue offset 0 at the end instead; there nobody would find it by its offset.
+            # RocketMQ appends a unit of queue offset 0 at the end instead; there a reader would never find it by its
+            # offset.
             taken = min(self._end - expected, len(view))
             view = view[taken:]
         elif expected != self._end:
@@ -300,7 +302,7 @@ class ConsumeQueue(QueueFiles):
         return written
 
     def pad_to(self, queue_offset: int) -> None:
-        """Fill the places from the end up to ``queue_offset`` with pre-blank units, MAX_GAP_UNITS at most or none."""
+        """Fill the places from the end up to ``queue_offset`` with pre-blank units, or none if over MAX_GAP_UNITS."""
         gap = queue_offset - self.max_offset
         if 0 < gap <= MAX_GAP_UNITS:
             self._write_at(self._end, _PREBLANK * gap)
@@ -322,9 +324,9 @@ class ConsumeQueue(QueueFiles):
     def truncate(self, physical_offset: int) -> None:
         """Remove every unit whose record begins at or above ``physical_offset``, durably (spec 3.5).
 
-        Files left without a unit are deleted; what is cut of the last one is zeroed and synced. A unit that RocketMQ
-        keeps unconditionally, the first of a file, begins below the offset here too. A queue that keeps no unit is as
-        one that never had any: units of records below the offset may be appended again.
+        Files left without a unit are deleted; bytes cut from the last file are zeroed and synced. The first unit of a
+        file, which RocketMQ keeps unconditionally, must begin below the offset here too. A queue that keeps no unit is
+        treated as one that never had any: units of records below the offset may be appended again.
         """
         bases = self._list_files(repair=True, limit=physical_offset)
         self._end_below(physical_offset)
@@ -340,24 +342,24 @@ class ConsumeQueue(QueueFiles):
     def _settle(self, bases: list[int], *, durable: bool) -> None:
         """Make the files agree with the end."""
         if self.max_physical_offset < 0:
-            # Made, perhaps pre-blanked, but no unit stays: the next append must begin the queue as if it were new.
+            # Files exist, perhaps pre-blanked, but no unit stays: the next append must begin the queue like a new one.
             self._forget(bases, durable=durable)
         else:
             self._cut(bases, durable=durable)
 
     def delete_expired(self, log_min: int) -> int:
-        """Delete files, oldest first and never the last, whose last unit lies below ``log_min`` (spec 3.6); returns
-        how many, and corrects :attr:`min_offset`.
+        """Delete files, oldest first and never the last, whose last unit points below ``log_min`` (spec 3.6), and
+        correct :attr:`min_offset`; returns the number of deleted files.
         """
         deleted = self.delete_files_below(log_min, settled_below=None)
         self.correct_min_offset(log_min)
         return deleted
 
     def delete_files_below(self, log_min: int, *, settled_below: int | None) -> int:
-        """The deletions of :meth:`delete_expired` alone, which cost nothing for a queue of one file.
+        """Only the deletions of :meth:`delete_expired`, which cost nothing for a queue of one file.
 
-        With ``settled_below`` a file also waits until the first unit behind it points below that offset: a unit that a
-        power cut can still take, record and all, must not be the last that knows the queue's next offset.
+        With ``settled_below`` a file also stays until the first unit behind it points below that offset: a unit that a
+        power cut can still take, with its record, must not be the only one that tells the queue's next offset.
         """
         deleted = 0
         while 0 <= self._first < self._end - self.file_bytes:
@@ -375,8 +377,8 @@ class ConsumeQueue(QueueFiles):
     def correct_min_offset(self, log_min: int) -> None:
         """Move :attr:`min_offset` up to the first unit whose record is still in the log (spec 3.6).
 
-        Unlike RocketMQ this passes over pre-blank units when ``log_min`` is 0, where their physical offset 0 would
-        count as present, and goes on into the second file when nothing of the first is left.
+        Unlike RocketMQ this skips pre-blank units when ``log_min`` is 0, where their physical offset 0 would count as
+        present, and continues in the second file when nothing of the first is left.
         """
         if self._first < 0 or self._min >= self._end:
             return

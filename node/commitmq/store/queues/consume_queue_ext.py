@@ -1,18 +1,18 @@
-"""Extension units of a queue: what a ConsumeQueue unit has no room for (spec 3.8).
+"""Extension units of a queue: the data that does not fit a ConsumeQueue unit (spec 3.8).
 
     0    size i2               of the whole unit, 20 to 32,767
-    2    tags code i8          what would stand in the ConsumeQueue unit without the extension
+    2    tags code i8          the value that the ConsumeQueue unit would have without the extension
     10   store timestamp i8    ms; tells whether a bit map is younger than a subscription
     18   bit map size i2       bytes that follow
     20   bit map               a Bloom filter of the subscriptions that match the message (see commitmq.format.bloom)
 
-Files lie under ``consumequeue_ext/<topic>/<queue>``. Units never cross a file's end: where the next one and 4 bytes more
-do not fit, an i2 of -1 ends the file. The ConsumeQueue unit's tags code then holds the extension unit's *address*, its
-logical byte with the sign bit set; every value below the range of 32-bit hashes is one.
+Files are under ``consumequeue_ext/<topic>/<queue>``. Units never cross a file's end: where the next unit and 4 more
+bytes do not fit, an i2 of -1 ends the file. The ConsumeQueue unit's tags code then holds the extension unit's
+*address*: its logical byte with the sign bit set. Every value below the range of 32-bit hashes is an address.
 
-The extension is a help, never the truth: an address that leads nowhere means "look at the record". Units that no
-ConsumeQueue unit points to (a crash came between the two) are passed over. Both kinds of units may follow each other in
-one ConsumeQueue, when the extension was switched on or off in between.
+The extension is only a hint: an address that leads nowhere means "read the record". Extension units that no
+ConsumeQueue unit points to (a crash came between the two) are skipped. One ConsumeQueue may mix both kinds of units,
+when the extension was switched on or off in between.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ HEAD_BYTES: Final = HEAD.itemsize
 MAX_UNIT_BYTES: Final = 32_767
 END_BYTES: Final = 4
 MAX_ADDRESS: Final = -(1 << 31) - 1
-"""The greatest value that is an address: hashes of tags fill the range above."""
+"""The greatest value that is an address: hashes of tags occupy the range above."""
 
 _SIGN: Final = np.int64(-(1 << 63))
 _END_MARK: Final = b"\xff\xff"
 _SCAN_BYTES: Final = 1 << 18
-# Addresses further apart than this are read one by one: between neighbours lies no more than a unit.
+# Addresses further apart than this are read one by one: at most one unit is between neighbours.
 _NEAR_BYTES: Final = 1 << 16
 
 
@@ -63,7 +63,7 @@ def address_of(offset: int) -> int:
 
 
 class ConsumeQueueExt(QueueFiles):
-    """Extension units of one queue, as its writer sees them. Call :meth:`recover` before use."""
+    """Extension units of one queue, as the writer sees them. Call :meth:`recover` before use."""
 
     __slots__ = ()
 
@@ -71,32 +71,33 @@ class ConsumeQueueExt(QueueFiles):
     place: ClassVar[str] = "queue_ext"
 
     def __init__(self, folder: Path | str, file_bytes: int, fds: FdCache | None = None) -> None:
-        """``file_bytes`` is at least what the largest unit of ours needs."""
+        """``file_bytes`` must hold the largest unit that CommitMQ writes."""
         super().__init__(folder, file_bytes, fds)
         if file_bytes < HEAD_BYTES + BITMAP_BYTES + END_BYTES:
             raise ValueError(f"an extension file of {file_bytes} bytes cannot hold a unit")
 
     @property
     def end(self) -> int:
-        """Logical byte at which the next unit goes, unless it does not fit into its file."""
+        """Logical byte of the next unit, unless the unit does not fit into its file."""
         return self._end
 
     def recover(self) -> None:
-        """Find the end of the valid units, and clear away what lies behind it. Raises SegmentSizeError.
+        """Find the end of the valid units, and clear away everything behind it. Raises SegmentSizeError.
 
-        What follows a missing file is as good as gone: its queue points to nothing behind a unit that was not synced.
+        Units behind a missing file are useless: no unit of the queue points behind an extension unit that was not
+        synced.
         """
         bases = self._list_files(repair=True, limit=0)
         self._first, self._end = (bases[0], bases[-1]) if bases else (-1, 0)
         if bases:
             self._end = self._valid_until(bases[-1])
             if self._end == bases[-1] and len(bases) > 1:
-                bases.remove(self._end)  # made for a unit that did not come
+                bases.remove(self._end)  # made for a unit that was never written
                 self._delete(self._end)
             self._cut(bases)
 
     def _valid_until(self, base: int) -> int:
-        """Logical byte behind the last valid unit of one file; the next file's begin when this one was ended."""
+        """Logical byte behind the last valid unit of one file; the next file's begin if this file was ended."""
         position = 0
         buffer, begin = b"", 0
         while position + 2 <= self.file_bytes:
@@ -112,10 +113,10 @@ class ConsumeQueueExt(QueueFiles):
         return base + position
 
     def truncate_behind(self, address: int) -> None:
-        """Remove everything behind the unit at ``address``, the last one that is pointed to; durably.
+        """Remove everything behind the unit at ``address``, the last one that a ConsumeQueue unit points to; durably.
 
-        When that unit is not there, what was pointed to is lost. Then everything goes, and the next unit begins a file
-        behind ``address``: no old address may lead to a new message's unit.
+        If that unit is missing, the extension units are lost. Then everything is deleted, and the next unit begins a
+        file behind ``address``: an old address must never lead to a new message's unit.
         """
         at = offset_of(address)
         base = at - at % self.file_bytes
@@ -130,7 +131,7 @@ class ConsumeQueueExt(QueueFiles):
         self._cut(bases)
 
     def delete_below(self, address: int) -> int:
-        """Delete the files, never the last one, that lie wholly below the unit at ``address``; returns how many."""
+        """Delete the files, never the last one, that are wholly below the unit at ``address``; returns their number."""
         deleted = 0
         while 0 <= self._first < self._end - self.file_bytes and self._first + self.file_bytes <= offset_of(address):
             self._delete(self._first)
@@ -146,8 +147,8 @@ class ConsumeQueueExt(QueueFiles):
     ) -> NDArray[np.int64]:
         """Append one unit for each of ``tags_codes``; returns their addresses.
 
-        ``bitmaps`` has one row of bytes a unit. Not durable before :meth:`flush`, which must come before that of the
-        ConsumeQueue that gets the addresses. Raises DiskFullError or StoreError.
+        ``bitmaps`` has one row of bytes for each unit. Not durable before :meth:`flush`, which must come before the
+        flush of the ConsumeQueue that gets the addresses. Raises DiskFullError or StoreError.
         """
         count = len(tags_codes)
         size = HEAD_BYTES + (0 if bitmaps is None else bitmaps.shape[1])
@@ -181,10 +182,10 @@ class ConsumeQueueExt(QueueFiles):
 
 @dataclass(frozen=True, slots=True)
 class Extensions:
-    """What the extension says of some ConsumeQueue units, one row each.
+    """The extension's data for some ConsumeQueue units, one row each.
 
-    ``codes`` are the units' real tags codes, or still the address where it led nowhere. ``bitmaps`` counts where
-    ``has_bitmap``.
+    ``codes`` are the units' real tags codes, or still the address if it led nowhere. ``bitmaps`` is valid where
+    ``has_bitmap`` is set.
     """
 
     codes: NDArray[np.int64]
@@ -201,7 +202,7 @@ class ExtensionReader:
         self._fds = fds
 
     def resolve(self, queue: str, codes: NDArray[np.int64]) -> Extensions | None:
-        """What the extension units of ``queue`` (``topic/number``) say that ``codes`` point to; None when none does.
+        """The extension units of ``queue`` (``topic/number``) that ``codes`` point to; None when no code does.
 
         Raises StoreError when a file cannot be read.
         """
@@ -231,7 +232,7 @@ class ExtensionReader:
         return Extensions(found, bitmaps, has_bitmap)
 
     def _runs(self, offsets: NDArray[np.int64]) -> Iterator[slice]:
-        """Slices of offsets that rise in small steps within one file."""
+        """Slices of offsets that increase in small steps within one file."""
         files = offsets // self._file_bytes
         steps = np.diff(offsets)
         breaks = np.flatnonzero((files[1:] != files[:-1]) | (steps < 0) | (steps > _NEAR_BYTES)) + 1

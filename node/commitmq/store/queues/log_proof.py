@@ -1,11 +1,11 @@
-"""Proof, from the CommitLog, that a unit of a queue is what it says: see :data:`commitmq.store.queues.queue_files.Proof`.
+"""Proves from the CommitLog that a queue's unit is right: see :data:`commitmq.store.queues.queue_files.Proof`.
 
-A queue's files may hold relics behind their end: RocketMQ does not zero what it cuts, and a power cut leaves some pages
-and not others. The log has no such relics below its end, and a record names its topic, queue and queue offset. So one
-look at the record of the last unit tells more than all units before it.
+A queue's files may hold stale units behind their end: RocketMQ does not zero cut units, and a power cut leaves some
+pages and not others. The log has no such leftovers below its end, and a record contains its topic, queue and queue
+offset. So reading the record of the last unit proves more than all units before it.
 
-Read with pread instead of through a map: the records of many queues lie anywhere in the log, and a page fault reads
-around itself what nobody wants.
+Records are read with pread instead of through a map: the records of many queues are scattered over the log, and a page
+fault would read unwanted pages around each.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ _HOST_BYTES: Final = {False: 8, True: 20}
 
 
 def has_record_before(log: CommitLog, offset: int) -> bool:
-    """Whether a record ends at physical ``offset``. At a segment's beginning, where a filler may end, it counts as proven.
+    """Whether a record ends at physical ``offset``. At a segment's beginning, where a filler may end, that counts as
+    proven.
 
-    Nothing says how long the record is, so the way back is searched for its head. Nearly always that is near.
+    The record's length is unknown, so its head is searched backwards. Nearly always it is near.
     """
     base = offset - offset % log.segment_bytes
     end = offset - base
@@ -42,7 +43,7 @@ def has_record_before(log: CommitLog, offset: int) -> bool:
     stop = end
     while stop > 0:
         start = max(0, stop - _SEARCH_BYTES)
-        # Heads that begin before ``stop`` are in this piece, and only those.
+        # This piece contains exactly the heads that begin before ``stop``.
         piece = bytes(segment[start : min(end, stop + _HEAD.size)])
         for magic in magics:
             at = piece.rfind(magic)
@@ -57,12 +58,12 @@ def has_record_before(log: CommitLog, offset: int) -> bool:
 
 
 class LogProof:
-    """Looks up records of the log in ``folder``. Not thread-safe; not for RocketMQ's LMQ queues, which records list as
+    """Finds records in the log in ``folder``. Not thread-safe. Not for RocketMQ's LMQ queues, which records list as
     properties: for them it proves nothing.
     """
 
     def __init__(self, folder: Path, segment_bytes: int) -> None:
-        """Raises StoreError or SegmentSizeError when the log's files are not as they must be."""
+        """Raises StoreError or SegmentSizeError when the log's files are damaged."""
         self._folder = folder
         self._segment_bytes = segment_bytes
         bases = list_segments(folder, segment_bytes)
@@ -72,8 +73,8 @@ class LogProof:
     def of(self, topic: str, queue_id: int) -> Proof:
         """The proof for units of one queue.
 
-        A record that expired counts as proven: then nothing of the queue can be read any more, and where its end lies
-        is of no account as long as it does not go back.
+        A record that expired counts as proven: then nothing of the queue can be read any more, and the position of its
+        end does not matter as long as it does not go back.
         """
         name = topic.encode()
 

@@ -1,8 +1,8 @@
-"""What a filter of a plugin sees of messages: columns of the properties it wants, for many records of one segment.
+"""The input of a plugin's filter: columns of the properties it wants, for many records of one segment.
 
-The reader hands a :class:`FilterBatch` to a compiled filter (:class:`commitmq.plugin.hookspecs.CompiledFilter`), which answers
-with one boolean a record. Properties are found once, by a kernel, and only those that the filter named; their values stay
-bytes in the mapped segment until somebody asks for text.
+The reader hands a :class:`FilterBatch` to a compiled filter (:class:`commitmq.plugin.hookspecs.CompiledFilter`), which
+answers with one boolean for each record. A kernel finds the properties once, and only those that the filter named;
+their values stay bytes in the mapped segment until the filter asks for text.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LONG_RANGE: Final = (-(1 << 63), (1 << 63) - 1)
 _WHOLE: Final = re.compile(r"[+-]?\d+")
 _DECIMAL: Final = re.compile(r"[+-]?(?:NaN|Infinity|(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?[fFdD]?)")
 _HEXADECIMAL: Final = re.compile(r"([+-]?0[xX](?:[0-9a-fA-F]+\.?|[0-9a-fA-F]*\.[0-9a-fA-F]+)[pP][+-]?[0-9]+)[fFdD]?")
-# Java cuts these off both ends before it reads a double: everything up to the blank.
+# Java strips these characters from both ends before it parses a double: everything up to the blank.
 _BLANKS: Final = "".join(map(chr, range(33)))
 
 
@@ -42,13 +42,13 @@ class PropertyColumn:
         return len(self.starts)
 
     def value(self, index: int) -> str | None:
-        """The value in record ``index`` as text, None when it has none."""
+        """The value in record ``index`` as text, None when the record has none."""
         size = int(self.lengths[index])
         start = int(self.starts[index])
         return self._data[start : start + size].tobytes().decode("utf-8", "replace") if size else None
 
     def values(self) -> list[str | None]:
-        """All values as text. Convenient, and slow: prefer the tests below, which decode nothing."""
+        """All values as text. Convenient but slow: prefer the tests below, which decode nothing."""
         return [self.value(index) for index in range(len(self))]
 
     def equals_any(self, texts: Iterable[str]) -> Flags:
@@ -68,7 +68,7 @@ class PropertyColumn:
         return self._test([text], kernel.ENDS_WITH)
 
     def equals(self, other: PropertyColumn) -> Flags:
-        """Where both columns have a value, and the same."""
+        """Where both columns have a value, and the values are equal."""
         found = np.empty(len(self), np.bool_)
         kernel.same_text(self._data, self.starts, self.lengths, other.starts, other.lengths, found)
         return found
@@ -82,9 +82,9 @@ class PropertyColumn:
         return found
 
     def whole_numbers(self, limits: tuple[int, int] = LONG_RANGE) -> tuple[NDArray[np.int64], Flags]:
-        """``(values, valid)``: the integers within ``limits`` that the values spell, as Java's parsers see it.
+        """``(values, valid)``: the values parsed as integers within ``limits``, as Java's parsers do.
 
-        That is a sign or none, and digits; blanks, a point or a number out of range are not valid.
+        An integer is an optional sign and digits; blanks, a point or a number out of range are invalid.
         """
         values = np.empty(len(self), np.int64)
         states = np.empty(len(self), np.uint8)
@@ -97,7 +97,7 @@ class PropertyColumn:
         return values, valid
 
     def decimal_numbers(self) -> tuple[NDArray[np.float64], Flags]:
-        """``(values, valid)``: the floating point numbers that the values spell, as Java's ``Double.valueOf`` sees it."""
+        """``(values, valid)``: the values parsed as floating point numbers, as Java's ``Double.valueOf`` does."""
         values = np.empty(len(self), np.float64)
         states = np.empty(len(self), np.uint8)
         kernel.decimal_numbers(self._data, self.starts, self.lengths, values, states)
@@ -110,7 +110,7 @@ class PropertyColumn:
 
 
 def java_integer(text: str, limits: tuple[int, int]) -> int | None:
-    """What ``Integer.valueOf`` or ``Long.valueOf`` reads, None where it throws."""
+    """The result of ``Integer.valueOf`` or ``Long.valueOf``, None where it throws."""
     if not _WHOLE.fullmatch(text) or len(text) > 4000 or max(text) > "\uffff":
         return None
     number = int(text)
@@ -118,7 +118,7 @@ def java_integer(text: str, limits: tuple[int, int]) -> int | None:
 
 
 def java_double(text: str) -> float | None:
-    """What ``Double.valueOf`` reads, None where it throws."""
+    """The result of ``Double.valueOf``, None where it throws."""
     text = text.strip(_BLANKS)
     if _DECIMAL.fullmatch(text):
         return float(text.rstrip("fFdD") if text[-1:].lower() in ("f", "d") else text)
@@ -134,8 +134,8 @@ def java_double(text: str) -> float | None:
 class FilterBatch:
     """Records of one segment, with the columns of the properties that the filter named.
 
-    ``sizes`` are bytes, ``positions`` bytes in ``data``. ``len(batch)`` records; a column for each name, also where no
-    record has the property.
+    ``sizes`` are bytes, ``positions`` bytes in ``data``. ``len(batch)`` is the number of records. Each name has a
+    column, even where no record has the property.
     """
 
     __slots__ = ("_columns", "data", "positions", "sizes", "whole")
@@ -172,10 +172,10 @@ class FilterBatch:
         return len(self.positions)
 
     def __getitem__(self, name: str) -> PropertyColumn:
-        """The column of a property that the filter named. Raises KeyError for another."""
+        """The column of a property that the filter named. Raises KeyError for any other."""
         return self._columns[name]
 
     def record(self, index: int) -> memoryview:
-        """The bytes of one record as they are stored (see :func:`commitmq.format.record.decode_record`)."""
+        """The stored bytes of one record (see :func:`commitmq.format.record.decode_record`)."""
         at = int(self.positions[index])
         return self.data[at : at + int(self.sizes[index])].data

@@ -1,24 +1,25 @@
-"""``commitmq/queue_ends``: which ConsumeQueues there are and where they end, written by the process that owns their files.
+"""``commitmq/queue_ends``: a record of all ConsumeQueues and their ends, written by the process that owns their files.
 
-A queue's next offset is known by its files alone: where a file is missing, the units look as if there had been none, and
-the next message gets an offset that was given out before. So what was there is written down beside them, for the next
-start to compare (:mod:`commitmq.offline.queue_check`).
+Only a queue's files tell its next offset: where a file is missing, the queue looks as if it had fewer units, and the
+next message gets an offset that was already given out. So the ends are recorded separately, and the next start compares
+the two (:mod:`commitmq.offline.queue_check`).
 
     line 1    ``CMQENDS1``, a space, CRC-32 of line 2 in 8 hexadecimal digits
     line 2    JSON: {"position": …, "log_start": …, "expires_below": …, "queues": [queue, …]}, each queue a list
               [kind, topic, queue id, first, end, next, last end]
 
-    position        physical offset: every unit of a record that begins below it is counted in, and on the device
-    log_start       where the log began: what expires is noted elsewhere before it goes (:mod:`commitmq.store.log.expiry`), so
-                    segments that are missing behind both places were lost (:func:`lost_beginning`)
-    expires_below   files whose last unit points below it may be gone since, -1 when none may
+    position        physical offset: every unit of a record that begins below it is included, and on the device
+    log_start       where the log began. :mod:`commitmq.store.log.expiry` records expiry before it happens, so segments
+                    that are missing behind both places were lost (:func:`lost_beginning`)
+    expires_below   files whose last unit points below it may have been deleted since, -1 when none may
     kind            0 a plain queue, 1 a batch queue
-    first, end      the first file's first byte, and the one behind the last unit (logical bytes of the queue)
+    first, end      the first file's first byte, and the byte behind the last unit (logical bytes of the queue)
     next            the next queue offset
-    last end        where the last unit's record ends in the log
+    last end        end of the last unit's record in the log
 
-It is replaced as a whole, durably: at every start, now and then while the queues grow, around a deletion of files, and at
-an orderly stop. One that is missing or torn counts as none; then a start compares samples of the log with the queues.
+The file is replaced as a whole, durably: at every start, from time to time while the queues grow, around a deletion of
+files, and at an orderly stop. A missing or torn file counts as none; then a start compares samples of the log with the
+queues.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class QueueEnd(NamedTuple):
 
     @classmethod
     def of(cls, queue: ConsumeQueue | BatchConsumeQueue) -> QueueEnd:
-        """Where ``queue`` ends, as its object knows."""
+        """The end of ``queue``, as its object knows it."""
         kind = BATCH if isinstance(queue, BatchConsumeQueue) else PLAIN
         topic, queue_id = queue.key
         return cls(kind, topic, queue_id, queue.first_byte, queue.end_byte, queue.max_offset, queue.max_physical_offset)
@@ -74,12 +75,12 @@ class QueueEnds:
 
     @classmethod
     def at(cls, position: int, log_start: int, queues: Iterable[ConsumeQueue | BatchConsumeQueue]) -> QueueEnds:
-        """Where ``queues`` end now, when all units of records below ``position`` are in their files."""
+        """The current ends of ``queues``, when all units of records below ``position`` are in their files."""
         return cls(position, log_start, -1, [QueueEnd.of(queue) for queue in queues if queue.max_physical_offset >= 0])
 
     @classmethod
     def load(cls, path: Path) -> QueueEnds | None:
-        """None without a file that is whole."""
+        """The file's content; None unless it is complete."""
         try:
             head, _, data = path.read_bytes().partition(b"\n")
             if not head.startswith(_MAGIC) or int(head[len(_MAGIC) :], 16) != zlib.crc32(data):
@@ -91,7 +92,7 @@ class QueueEnds:
             return None
 
     def save(self, path: Path) -> None:
-        """Replace the file, durably. Raises StoreError; then the former one is there, or this one."""
+        """Replace the file, durably. Raises StoreError; then the file has the old or the new content."""
         data = orjson.dumps(
             {
                 "position": self.position,
@@ -105,12 +106,12 @@ class QueueEnds:
             path.parent.mkdir(parents=True, exist_ok=True)
             disk.replace_content(path, b"%s%08x\n%s" % (_MAGIC, zlib.crc32(data), data), "queue_ends")
         except OSError as error:
-            raise StoreError(f"cannot write down where the queues end: {error.strerror}", path=path) from error
+            raise StoreError(f"cannot write the record of the queues' ends: {error.strerror}", path=path) from error
 
 
 def expect_expiry(path: Path, min_offset: int) -> None:
-    """Write into the record, durably, that files whose last unit points below ``min_offset`` may go from now on. Where that
-    cannot be written, on a full disk, the record goes. Raises StoreError when neither can be done.
+    """Write into the file, durably, that queue files whose last unit points below ``min_offset`` may be deleted from
+    now on. If that cannot be written, on a full disk, delete the file. Raises StoreError when neither can be done.
     """
     ends = QueueEnds.load(path)
     if ends is None or ends.expires_below >= min_offset:
@@ -123,21 +124,22 @@ def expect_expiry(path: Path, min_offset: int) -> None:
 
 
 def lost_beginning(layout: StoreLayout, ends: QueueEnds, first: int) -> str:
-    """A sentence when the log, whose ``first`` segment begins there, must begin earlier; else "".
+    """A message if the log, whose ``first`` segment begins there, must begin earlier; else "".
 
-    ``ends`` must be of the last use of the store: RocketMQ deletes segments, too, and notes that nowhere. Raises StoreError.
+    ``ends`` must be of the last use of the store: RocketMQ deletes segments too, and records that nowhere. Raises
+    StoreError.
     """
     begin = max(ends.log_start, MinOffsetFile(layout).read())
     if begin >= first:
         return ""
     return (
-        f"segments are missing at the log's beginning: it began at physical offset {begin}, begins at {first} now, and what "
-        f"lies between did not expire. Put them back, or remove {layout.queue_ends} to go on without them"
+        f"segments are missing at the log's beginning: it began at physical offset {begin}, begins at {first} now, and the "
+        f"segments between did not expire. Put them back, or remove {layout.queue_ends} to go on without them"
     )
 
 
 def forget(path: Path) -> None:
-    """Remove the record, durably: what it says is about to become wrong. Raises StoreError."""
+    """Delete the file, durably: its content is about to become wrong. Raises StoreError."""
     try:
         with contextlib.suppress(FileNotFoundError):
             disk.unlink(path, "queue_ends")

@@ -1,8 +1,8 @@
-"""The files behind a queue's units, whatever a unit is: sparse files of one size, named after their first byte.
+"""The files of a queue's units, of any kind: sparse files of one size, named after their first byte.
 
-A queue grows at its end only, byte by byte (*logical bytes*, counted from the queue's beginning); what was cut is zeroed,
-because a stale unit that is left there would link up again once the queue has grown to it. Blocks come with the units:
-10,000 preallocated queues would take 60 GB.
+A queue grows only at its end, byte by byte (*logical bytes*, counted from the queue's beginning). Cut bytes are zeroed,
+because a stale unit left there would become valid again once the queue has grown to it. Blocks are allocated with the
+units: 10,000 preallocated queues would take 60 GB.
 
 Objects are small and hold no descriptor: a node has thousands of them, all sharing one :class:`FdCache`. One process
 writes a queue, others only read it.
@@ -28,27 +28,27 @@ from commitmq.files.mapped_file import check_size, list_sizes
 from commitmq.files.writeback import start_writeback
 from commitmq.format.file_names import segment_name
 
-_UNIT_HEAD: Final = struct.Struct(">qi")  # every kind of unit begins with a record's physical offset and size
+_UNIT_HEAD: Final = struct.Struct(">qi")  # every kind of unit begins with its record's physical offset and size
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
 _TAIL_BYTES: Final = 4096
 _TAIL_UNITS: Final = 4096
 
 Span = tuple[int, int]
-"""Begin and end of a unit's record in the log; ``(-1, -1)`` for a place that is taken without one."""
+"""Begin and end of a unit's record in the log; ``(-1, -1)`` for a place that is taken without a record."""
 
 Proof = Callable[[int, int, int], bool]
 """Whether the log, at ``(queue_offset, physical_offset, size)``, has this queue's record of that number."""
 
 
 class SyncLaterError(StoreError):
-    """What was to be synced could not be opened, for want of a descriptor: nothing is lost, and a later try may succeed.
+    """A file to be synced could not be opened, for lack of a descriptor: nothing is lost, and a later try may succeed.
 
-    After any other error of a sync the kernel calls the pages clean, so that no later try proves anything.
+    After any other error of a sync the kernel marks the pages clean, so that no later try proves anything.
     """
 
 
 class StoreTimes(Protocol):
-    """What a look-up by time needs of the CommitLog."""
+    """The part of the CommitLog that a look-up by time needs."""
 
     @property
     def min_offset(self) -> int: ...
@@ -66,7 +66,7 @@ def _default_fds() -> FdCache:
 
 
 def close_shared_files() -> None:
-    """Close the files that queues without a cache of their own have open: other files have their names now."""
+    """Close the files that queues without their own cache have open: their names now belong to other files."""
     if _shared_fds is not None:
         _shared_fds.close()
 
@@ -81,10 +81,10 @@ class QueueFiles:
 
     unit_bytes: ClassVar[int]
     place: ClassVar[str] = "queue"
-    """What its failpoints begin with."""
+    """Prefix of its failpoints."""
 
     def __init__(self, folder: Path | str, file_bytes: int, fds: FdCache | None = None) -> None:
-        """Nothing is read yet. ``file_bytes`` must be a multiple of a unit's size."""
+        """Reads nothing yet. ``file_bytes`` must be a multiple of a unit's size."""
         if file_bytes <= 0 or file_bytes % self.unit_bytes:
             raise ValueError(
                 f"a {type(self).__name__} file has a multiple of {self.unit_bytes} bytes, not {file_bytes}"
@@ -95,19 +95,19 @@ class QueueFiles:
         self._first = -1  # logical byte at which the first file begins; -1 without a file
         self._end = 0  # logical byte behind the last valid unit
         self.max_physical_offset = -1
-        """End of the last unit's record in the log, -1 when there is none: what is below needs no unit any more."""
+        """End of the last unit's record in the log, -1 when there is none: records below it need no unit any more."""
         self._dirty: set[int] | None = None  # files written since the last flush
         self._made = False  # a file was made or deleted since the last flush
 
     @property
     def key(self) -> tuple[str, int]:
-        """Topic and queue id, which the names of the folder and of the one above say."""
+        """Topic and queue id, from the names of the folder and of its parent."""
         above, queue_id = os.path.split(self.folder)
         return os.path.basename(above), int(queue_id)
 
     @property
     def has_files(self) -> bool:
-        """False until the first unit was appended (or found)."""
+        """False until the first unit is appended (or found)."""
         return self._first >= 0
 
     @property
@@ -133,10 +133,11 @@ class QueueFiles:
     # ------------------------------------------------------------ reading
 
     def _list_files(self, *, repair: bool, limit: int | None = None) -> list[int]:
-        """Where the files begin, ascending. Raises SegmentSizeError, and StoreError for a hole between two files.
+        """Base offsets of the files, ascending. Raises SegmentSizeError, and StoreError for a missing file between two
+        others.
 
-        What points at or above ``limit`` was not synced when the node ended: there, a power cut may have taken a file,
-        or its size, and left later ones. With ``repair`` such files are deleted.
+        Units that point at or above ``limit`` were not synced when the node ended: there, a power cut may have taken a
+        file, or its size, and left later ones. With ``repair`` such files are deleted.
         """
         sizes = list_sizes(self.folder, self.file_bytes)
         for index, (base, size) in enumerate(sizes):
@@ -153,7 +154,7 @@ class QueueFiles:
         return [base for base, _ in sizes]
 
     def _begins_below(self, base: int, limit: int | None) -> bool:
-        """Whether a file's first unit points below ``limit``; always without one."""
+        """Whether a file's first unit points below ``limit``; always True without a limit."""
         if limit is None:
             return True
         head = self._pread(base, 0, _UNIT_HEAD.size)
@@ -184,9 +185,10 @@ class QueueFiles:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def broken_file(self) -> str | None:
-        """A file that does not hold units of records that follow each other; None when nothing says so.
+        """A file whose units' records do not follow each other; None when no such file is found.
 
-        Bounded: the first and the last unit of each file, and the newest :data:`_TAIL_UNITS` of the queue.
+        The search is bounded: the first and the last unit of each file, and the newest :data:`_TAIL_UNITS` of the
+        queue.
         """
         size, previous = self.unit_bytes, -1
         for base in range(max(0, self._first), self._end - self.file_bytes, self.file_bytes):
@@ -208,15 +210,17 @@ class QueueFiles:
     # ------------------------------------------------------------ finding the end
 
     def _span(self, unit: bytes) -> Span | None:
-        """What the bytes of a unit point at, None when nothing was written there (or nothing that can be valid)."""
+        """The record that a unit's bytes point at, None when nothing was written there (or nothing that can be valid)."""
         raise NotImplementedError
 
     def _last_unit(self, bases: list[int], limit: int) -> int:
-        """Logical byte of the last unit whose record begins below ``limit``, in a handful of reads; -1 without one.
+        """Logical byte of the last unit whose record begins below ``limit``, found with a handful of reads; -1 if there
+        is none.
 
-        Right if what is valid is one piece from the beginning on, with physical offsets that grow, and what follows is
-        zero or lies at or above ``limit``. Something else behind the end can mislead it (never before: what it names
-        is a unit, and the place behind is not), so the caller needs a :data:`Proof` of the unit or must read them all.
+        The result is right if the valid units are contiguous from the beginning on, with growing physical offsets, and
+        the bytes behind them are zero or point at or above ``limit``. Other bytes behind the end can mislead the search
+        (units before it cannot: the result is a unit, and the place behind it is not). So the caller needs a
+        :data:`Proof` of the unit, or must read them all.
         """
         size = self.unit_bytes
         for base in reversed(bases):
@@ -230,12 +234,12 @@ class QueueFiles:
         return -1
 
     def _last_in_file(self, fd: int, end: int, limit: int) -> int:
-        """Number of the last unit in a file whose first one is good and whose record ends at ``end``. Raises OSError."""
+        """Number of the last unit in a file whose first unit is good and whose record ends at ``end``. Raises OSError."""
         size = self.unit_bytes
         low, high = 0, -(-self._data_end(fd) // size)
         start = max(1, high - _TAIL_BYTES // size)
         if start < high:
-            # Files are sparse: the end of the data is mostly the end of the units, to within a block.
+            # Files are sparse: the end of the data is usually the end of the units, to within a block.
             data = os.pread(fd, (high - start) * size, start * size)
             used = -(-len(data.rstrip(b"\0")) // size)
             high = start + used
@@ -260,7 +264,7 @@ class QueueFiles:
         return span[1] if least <= span[0] < limit else None
 
     def _data_end(self, fd: int) -> int:
-        """Where the first hole of a file begins; all of it where the file system knows no holes."""
+        """Where the first hole of a file begins; the file's size on a file system that does not report holes."""
         try:
             return min(self.file_bytes, os.lseek(fd, 0, os.SEEK_HOLE))
         except OSError:
@@ -310,7 +314,8 @@ class QueueFiles:
                 failpoints.hit(f"{self.place}.inside_create")
             disk.resize(fd, self.file_bytes, self.place)
         except OSError as error:
-            # One without its size would be taken for whole at the next try, and refused by its size at the next start.
+            # A file without its size would be taken for complete at the next try, and refused by its size at the next
+            # start.
             self._fds.drop(path)
             with contextlib.suppress(OSError):
                 disk.unlink(path, self.place)
@@ -319,13 +324,13 @@ class QueueFiles:
         return fd
 
     def start_flush(self) -> None:
-        """Let the device begin with what :meth:`flush` will wait for: many queues are then flushed in little time."""
+        """Start the write-back that :meth:`flush` will wait for: many queues are then flushed in little time."""
         for base in self._dirty or ():
-            with contextlib.suppress(OSError):  # the sync will meet it too
+            with contextlib.suppress(OSError):  # the sync will meet the error too
                 start_writeback(self._fds.write_fd(self._path(base)))
 
     def unsynced_descriptors(self) -> list[int]:
-        """New descriptors of the files that :meth:`flush` would sync, for the caller to sync and close. Raises StoreError."""
+        """New descriptors of the files that :meth:`flush` would sync; the caller syncs, closes them. Raises StoreError."""
         fds: list[int] = []
         try:
             for base in sorted(self._dirty or ()):
@@ -341,15 +346,15 @@ class QueueFiles:
         return self._folders_of_names() if self._made and os.path.isdir(self.folder) else set()
 
     def hand_over_unsynced(self) -> None:
-        """Leave to the caller, who has taken the descriptors and the folders, what :meth:`flush` would do."""
+        """Count everything as flushed: the caller has taken the descriptors and folders and does the sync."""
         self._dirty = None
         self._made = False
 
     def flush(self, folders: set[str] | None = None) -> None:
-        """fdatasync what was appended since the last call, and the names of files made since.
+        """fdatasync the units appended since the last call, and the names of files made since.
 
-        With ``folders`` the names are left to the caller: the folders that must be synced for them are added to it.
-        Raises SyncLaterError, and another StoreError when the device refused.
+        With ``folders`` the caller syncs the names: the folders that need a sync are added to the set. Raises
+        SyncLaterError, and another StoreError when the device reports an error.
         """
         named = set[str]() if folders is None else folders
         try:
@@ -367,7 +372,7 @@ class QueueFiles:
         self._made = False
 
     def _folders_of_names(self) -> set[str]:
-        """The queue's folder may be new, its topic's too, and the one for all queues of this kind: their names lie in the
+        """The queue's folder may be new, and its topic's, and that of all queues of this kind: their names are in the
         three folders above.
         """
         topic = os.path.dirname(self.folder)
@@ -375,11 +380,11 @@ class QueueFiles:
         return {self.folder, topic, kind, os.path.dirname(kind)}
 
     def expect_unsynced(self, at: int) -> None:
-        """Count everything from logical byte ``at`` on as not flushed: a process that died may not have come to it."""
+        """Count everything from logical byte ``at`` on as unflushed: a process that died may not have flushed it."""
         if self._first < 0 or at >= self._end:
             return
         at = max(at, self._first)
-        # Written once more: should a sync of that process have failed, the kernel calls these pages clean.
+        # Write it again: if a sync of that process failed, the kernel counts these pages as clean.
         self._write_at(at, self._read(at, self._end - at))
         self._dirty = {*(self._dirty or ()), *range(at - at % self.file_bytes, self._end, self.file_bytes)}
         self._made = True
@@ -392,7 +397,7 @@ class QueueFiles:
         try:
             os.rmdir(self.folder)
         except OSError:
-            return  # something that is not ours lies in it, or it was never made
+            return  # the folder has foreign files, or was never made
 
     def _forget(self, bases: list[int], *, durable: bool = True) -> None:
         for base in reversed(bases):
@@ -404,7 +409,7 @@ class QueueFiles:
             self.flush()
 
     def _cut(self, bases: list[int], *, durable: bool = True) -> None:
-        """Delete the files that begin at or behind the end, zero what is behind it in the one before."""
+        """Delete the files that begin at or behind the end, and zero the bytes behind it in the file before."""
         for base in reversed(bases):
             if base < self._end:
                 self._zero_behind_end(base)
@@ -414,7 +419,7 @@ class QueueFiles:
             self.flush()
 
     def _zero_behind_end(self, base: int) -> None:
-        """Write zeros over what is not zero behind the end; holes of the sparse file stay holes."""
+        """Zero the nonzero bytes behind the end; holes of the sparse file stay holes."""
         position = self._end - base
         path = self._path(base)
         while position < self.file_bytes:
@@ -428,21 +433,21 @@ class QueueFiles:
                 raise StoreError(f"cannot read the queue: {error.strerror}", path=path) from error
             data = self._pread(base, position, min(1 << 16, max(hole, position + 1) - position))
             if data != bytes(len(data)):
-                # No more than needed: zeros beyond would take blocks, and be read again at every start.
+                # No more than needed: further zeros would take blocks, and be read again at every start.
                 blank, used = len(data) - len(data.lstrip(b"\0")), len(data.rstrip(b"\0"))
                 self._pwrite(base, position + blank, bytes(used - blank))
             position += len(data)
 
     def _delete_first(self, *, is_next: bool) -> None:
-        """Delete the first of several files; ``is_next``: one was deleted just before it."""
+        """Delete the first of several files; ``is_next``: another one was deleted just before."""
         if is_next:
-            # After a power cut no file may be missing between two others.
+            # A power cut must not leave a missing file between two others.
             sync_folder(Path(self.folder))
         self._delete(self._first)
         self._first += self.file_bytes
 
     def _pass_deleted(self) -> None:
-        """As a reader: notice that the owner has deleted files at the queue's beginning."""
+        """For a reader: notice that the owner has deleted files at the queue's beginning."""
         while self._first < self._end - self.file_bytes and not os.path.exists(self._path(self._first)):
             self._first += self.file_bytes
 
@@ -464,14 +469,14 @@ class QueueFiles:
 
 
 def sync_error(error: OSError, path: str | Path) -> StoreError:
-    """What to raise when a sync of queues met ``error``."""
+    """The exception to raise when a sync of queues failed with ``error``."""
     kind = SyncLaterError if error.errno in disk.NO_DESCRIPTOR else StoreError
     return kind(f"cannot flush the queue: {error.strerror}", path=path)
 
 
 def sync_folders(folders: set[str]) -> None:
-    """Make names in ``folders`` durable, and take each that is done out of the set. Raises OSError."""
-    # The deepest first: a folder's name is worth nothing before what it holds.
+    """Make names in ``folders`` durable, and remove each synced folder from the set. Raises OSError."""
+    # Deepest folder first: a folder's durable name is worth nothing before its content is durable.
     for folder in sorted(folders, key=lambda path: path.count("/"), reverse=True):
         if os.path.isdir(folder):
             sync_folder(Path(folder))
@@ -481,7 +486,7 @@ def sync_folders(folders: set[str]) -> None:
 def list_queues(folder: Path) -> Iterator[tuple[str, int, Path]]:
     """``(topic, queue id, folder of the queue)`` of every queue under ``consumequeue/``, sorted.
 
-    A sub-folder that is no queue number is skipped, as RocketMQ does (spec 8.1).
+    A sub-folder that is not a queue number is skipped, as in RocketMQ (spec 8.1).
     """
     try:
         topics = sorted(entry.name for entry in os.scandir(folder) if entry.is_dir())

@@ -1,14 +1,15 @@
-"""Reading queues by offset and time, as RocketMQ's getMessage does (spec 3.4 - 3.7, 9.1), without owning a file.
+"""Reads queues by offset and time, as RocketMQ's getMessage does (spec 3.4 - 3.7, 9.1), without owning a file.
 
-Another process appends to the ConsumeQueues; this one looks. What may be shown is decided by two physical offsets that
-the caller passes with every call: ``bound`` (a unit counts when its record ends at or below it) and ``floor`` (a unit
-counts when its record begins at or above it: the log's minimum, or where a deleted topic's namesake may begin). Along a
-queue both are monotone, so the visible part is an interval, found by bisection and then only extended.
+Another process appends to the ConsumeQueues; this one only reads. Two physical offsets, passed with every call, decide
+what may be shown: ``bound`` (a unit counts when its record ends at or below it) and ``floor`` (a unit counts when its
+record begins at or above it: the log's minimum, or the place from which on a topic's records are not those of a deleted
+topic of the same name). Both are monotone along a queue, so the visible part is an interval, which is found by
+bisection and from then on only extended.
 
-What a queue costs here is one small object: descriptors are bounded by an FdCache, maps by the CommitLog.
-The first file of a queue may begin with a hole (``holes``), pages of zeros that its writer gave back: units there lay below
-the floor. A hole only grows, from the front on, so a unit that is still there proves that all behind it were.
-Nothing here writes; the minimum of spec 3.6 is a number in memory. Pre-blank units are passed over.
+A queue costs one small object here: an FdCache bounds the descriptors, the CommitLog the maps. The first file of a
+queue may begin with a hole (``holes``), pages of zeros that its writer gave back: units there pointed below the floor.
+A hole only grows, from the front on, so an existing unit proves that all units behind it exist. Nothing here writes;
+the minimum of spec 3.6 is a number in memory. Pre-blank units are skipped.
 """
 
 from __future__ import annotations
@@ -38,22 +39,22 @@ Units = NDArray[np.void]
 """Array of :data:`UNIT`: the 20 bytes of each ConsumeQueue unit as they are on disk."""
 
 _UNIT: Final = struct.Struct(">qiq")
-# Units examined by one filtered read: 1.3 MB of index, about a millisecond, so that no pull holds up the others.
+# Units examined by one filtered read: 1.3 MB of index, about a millisecond, so that no pull delays the others.
 SCAN_UNITS: Final = 65_536
-# Records looked into by one filtered read, for a filter that units cannot tell much: a few milliseconds.
+# Records examined by one filtered read, for a filter that units can hardly decide: a few milliseconds.
 SCAN_RECORDS: Final = 16_384
 _CHUNK_UNITS: Final = 8_192
 _TAIL_UNITS: Final = 128
 MAX_CACHED_QUEUES: Final = 65_536
 # Sending a view of the mapping costs a hand-over between threads in pyzmq (about 100 us); below this size a copy is
-# cheaper. What is gathered is cut into parts of this size: malloc serves them without fresh pages each time.
+# cheaper. Gathered records are cut into parts of this size: malloc serves them without fresh pages each time.
 VIEW_BYTES: Final = 256 * 1024
 GATHER_BYTES: Final = 128 * 1024
 MAX_FRAMES: Final = 64
 
 
 class PullStatus(StrEnum):
-    """Outcome of a read, by RocketMQ's names (spec 9.1)."""
+    """Result of a read, with RocketMQ's names (spec 9.1)."""
 
     FOUND = "FOUND"
     NO_MATCHED_MESSAGE = "NO_MATCHED_MESSAGE"
@@ -67,7 +68,7 @@ class PullStatus(StrEnum):
 
 @dataclass(slots=True)
 class PullResult:
-    """``units`` are the matched messages in queue order; reading goes on at ``next_offset``."""
+    """``units`` are the matched messages in queue order; the next read begins at ``next_offset``."""
 
     status: PullStatus
     next_offset: int
@@ -81,16 +82,16 @@ class PullResult:
 
 
 class RecordFilter(Protocol):
-    """Which messages a pull wants: first by what their units tell, then by the records themselves.
+    """Decides which messages a pull wants: first by their units, then by the records themselves.
 
-    ``terms`` is how often it looks at a record's properties, which is what judging costs.
+    ``terms`` is how often it evaluates a record's properties, which determines its cost.
     """
 
     @property
     def terms(self) -> int: ...
 
     def may_match(self, units: Units, codes: NDArray[np.int64], extensions: Extensions | None) -> NDArray[np.bool_]:
-        """Which units can belong to wanted messages, by their tags ``codes`` and what their extensions say."""
+        """Which units can belong to wanted messages, by their tags ``codes`` and their extension units."""
         ...
 
     def judge(
@@ -107,27 +108,27 @@ class RecordFilter(Protocol):
 
 
 NO_UNITS: Units = np.empty(0, UNIT)
-# What one read may cost a filter that looks at properties: bytes times terms, some 10 ms. A record has no more bytes of
-# properties than this, and each term costs as much again as so many bytes for every array it makes.
+# Budget of one read for a filter that evaluates properties: bytes times terms, some 10 ms. A record has no more bytes
+# of properties than this, and each term costs this many bytes again for every array it makes.
 JUDGED_BYTES: Final = 16 * 1024 * 1024
 _MAX_PROPERTIES_BYTES: Final = 33_000
 _TERM_BYTES: Final = 32_768
 
 
 def _affordable(sizes: NDArray[Any], terms: int, work: int) -> int:
-    """How many of the records of ``sizes`` may be judged for ``work`` bytes times terms."""
+    """How many of the records of ``sizes`` may be evaluated for ``work`` bytes times terms."""
     spent = np.minimum(sizes, _MAX_PROPERTIES_BYTES).astype(np.int64).cumsum() * terms
     return int(np.searchsorted(spent, work, side="right"))
 
 
 def _work(sizes: NDArray[Any], terms: int) -> int:
-    """What judging the records of ``sizes`` costs."""
+    """The cost of evaluating the records of ``sizes``."""
     return (int(np.minimum(sizes, _MAX_PROPERTIES_BYTES).astype(np.int64).sum()) + _TERM_BYTES) * terms
 
 
 @dataclass(slots=True)
 class _Looks:
-    """What one read asks for; a second look passes over a unit that is still not what it must be."""
+    """The parameters of one read; a second try skips a unit that is still not as expected."""
 
     bound: int
     floor: int
@@ -138,15 +139,15 @@ class _Looks:
 
     @staticmethod
     def passed_over(offset: int, readable: NDArray[np.bool_], units: Units) -> tuple[Units, int, bool]:
-        """Nothing, up to the first unit behind ``offset`` that can be read: the reader of the answer is told of a gap."""
+        """An empty result up to the first readable unit behind ``offset``: the consumer is told of a gap."""
         there = np.flatnonzero(readable)
         return NO_UNITS, offset + (int(there[0]) if len(there) else len(units)), True
 
 
 class _Queue:
-    """What is known of one queue. ``first``/``last``: bytes at which its files begin; ``min``/``max``: queue offsets;
-    ``mark``: physical offset in the unit before ``max``, by which a queue that was made anew betrays itself. With holes
-    ``first`` is where the first unit begins that is there, and ``mark`` begins as what that points at.
+    """The known state of one queue. ``first``/``last``: bytes at which its files begin; ``min``/``max``: queue offsets;
+    ``mark``: physical offset in the unit before ``max``, by which a recreated queue is detected. With holes ``first``
+    is where the first existing unit begins, and ``mark`` begins as that unit's physical offset.
     """
 
     __slots__ = ("bound", "first", "floor", "folder", "last", "mark", "max", "min")
@@ -174,7 +175,7 @@ class QueueReader:
         fds: FdCache | None = None,
         holes: bool = False,
     ) -> None:
-        """``fds``: descriptors shared with other readers of this process, instead of ``max_open_files`` of its own.
+        """``fds``: descriptors shared with other readers of this process, instead of its own ``max_open_files``.
         ``holes``: the first file of a queue may begin with one; such files should be small.
         """
         self.commit_log = commit_log
@@ -189,21 +190,21 @@ class QueueReader:
     # ------------------------------------------------------------ bounds
 
     def bounds(self, topic: str, queue: int, *, bound: int, floor: int = 0) -> tuple[int, int] | None:
-        """``(min offset, max offset)`` of what may be shown; max is the next offset. None without a file."""
+        """``(min offset, max offset)`` of the readable messages; max is the next offset. None without a file."""
         found = self._synced(topic, queue, bound, floor)
         return None if found is None else (found.min, found.max)
 
     def forget(self, topic: str) -> None:
-        """Drop what is known of a topic that was deleted or made anew."""
+        """Forget the state of a topic that was deleted or recreated."""
         for key in [key for key in self._queues if key[0] == topic]:
             del self._queues[key]
 
     def drop_deleted_files(self) -> None:
-        """Close what is open of files that were deleted, so that their space is freed."""
+        """Close the descriptors of deleted files, so that their space is freed."""
         self._fds.drop_deleted()
 
     def __len__(self) -> int:
-        """Queues that are remembered."""
+        """Number of remembered queues."""
         return len(self._queues)
 
     def close(self) -> None:
@@ -228,7 +229,7 @@ class QueueReader:
                 if state is None:
                     return None
             if self._holes and state.mark < 0:
-                return state  # no unit yet, by which a hole made before the next look could be told from this
+                return state  # no unit yet: a hole made before the next read could not be told from this one
             self._queues[key] = state
             if len(self._queues) > self.max_queues:
                 self._queues.popitem(last=False)
@@ -254,8 +255,8 @@ class QueueReader:
         return state
 
     def _pass_hole(self, state: _Queue) -> bool:
-        """Let a queue that was just opened begin with the first unit of its first file that is there; False when that
-        file was deleted since the folder was listed.
+        """Begin a just opened queue with the first existing unit of its first file; False when that file was deleted
+        since the folder was listed.
         """
         data = self._pread(state, state.min, self.file_bytes // UNIT_BYTES)
         if not data and not os.path.exists(f"{state.folder}/{segment_name(state.first)}"):
@@ -269,18 +270,18 @@ class QueueReader:
         return True
 
     def _extend(self, state: _Queue, bound: int) -> bool:
-        """Move ``state.max`` to the end of what lies below ``bound``; False when the files known are gone."""
+        """Move ``state.max`` to the end of the units below ``bound``; False when the known files are gone."""
         if state.bound == bound:
             return True
         was_empty = state.min == state.max
         known = state.max
         start = max(known - 1, state.first // UNIT_BYTES)
         tail, mark = self._tail(state, start, bound)
-        # The last unit known is read again: when it is another one, the folder was deleted and made anew.
+        # The last known unit is read again: if it differs, the folder was deleted and recreated.
         if (known > start or state.mark >= 0) and mark != state.mark:
             return False
         state.max = max(known, start + tail)
-        # A unit that is not below the bound ends the queue, unless there is a later file: then it is a damaged one.
+        # A unit that is not below the bound ends the queue, unless there is a later file: then the unit is damaged.
         at_border = bool(tail) and (start + tail) * UNIT_BYTES % self.file_bytes == 0
         if tail == _TAIL_UNITS or at_border or (start + tail) * UNIT_BYTES < state.last:
             while os.path.exists(f"{state.folder}/{segment_name(state.last + self.file_bytes)}"):
@@ -295,12 +296,12 @@ class QueueReader:
             state.mark = -1 if unit is None or not unit[1] else unit[0]
         state.bound = bound
         if was_empty and state.max > state.min:
-            state.floor = -1  # what min points at was not there to be looked at before
+            state.floor = -1  # the unit that min points at did not exist before
         return True
 
     def _tail(self, state: _Queue, start: int, bound: int) -> tuple[int, int]:
-        """How many of the units from ``start`` on, within one file and _TAIL_UNITS, lie below ``bound``; and the
-        physical offset in the first of them, -1 when it is not there.
+        """How many of the units from ``start`` on, within one file and _TAIL_UNITS, are below ``bound``; and the
+        physical offset in the first of them, -1 when it does not exist.
         """
         data = self._pread(state, start, _TAIL_UNITS)
         count = 0
@@ -312,7 +313,7 @@ class QueueReader:
         return count, physical if size else -1
 
     def _end(self, state: _Queue, known: int, bound: int) -> int:
-        """First queue offset at or after ``known`` that does not lie below ``bound``; all before ``known`` do."""
+        """First queue offset at or after ``known`` that is not below ``bound``; all before ``known`` are."""
         base = state.last
         while base // UNIT_BYTES > known and not self._unit_is_below(state, base // UNIT_BYTES, bound):
             base -= self.file_bytes
@@ -338,11 +339,11 @@ class QueueReader:
         state.floor = floor
 
     def _next_real(self, state: _Queue, offset: int) -> int:
-        """The first unit from ``offset`` on that is no pre-blank one; ``state.max`` without one."""
+        """The first unit from ``offset`` on that is not pre-blank; ``state.max`` if there is none."""
         while offset < state.max:
             data = self._pread(state, offset, min(_CHUNK_UNITS if offset % _TAIL_UNITS == 0 else 1, state.max - offset))
             if not data:
-                return offset  # a file that expired
+                return offset  # the file expired
             sizes = np.frombuffer(data, UNIT)["size"]
             real = np.flatnonzero(sizes != PREBLANK_SIZE)
             if len(real):
@@ -353,7 +354,7 @@ class QueueReader:
     # ------------------------------------------------------------ units
 
     def _pread(self, state: _Queue, offset: int, count: int) -> bytes:
-        """Up to ``count`` units from ``offset`` of the one file that holds it; empty when it is not there."""
+        """Up to ``count`` units from ``offset`` of the one file that holds it; empty when the file does not exist."""
         at = offset * UNIT_BYTES
         base = at - at % self.file_bytes
         try:
@@ -370,7 +371,7 @@ class QueueReader:
         return _UNIT.unpack(data) if data else None
 
     def _units(self, state: _Queue, offset: int, count: int) -> Units:
-        """Up to ``count`` units from ``offset`` on, over file borders; fewer when a file is missing."""
+        """Up to ``count`` units from ``offset`` on, across file borders; fewer when a file is missing."""
         data = self._pread(state, offset, count)
         while 0 < len(data) < count * UNIT_BYTES:
             more = self._pread(state, offset + len(data) // UNIT_BYTES, count - len(data) // UNIT_BYTES)
@@ -393,17 +394,17 @@ class QueueReader:
         max_bytes: int,
         wanted: RecordFilter | None = None,
     ) -> PullResult:
-        """The messages from queue offset ``offset`` on, at least one however large, else as the limits say (spec 9.1).
+        """The messages from queue offset ``offset`` on, at least one however large, within the limits (spec 9.1).
 
-        With ``wanted``, other messages are examined and passed over, SCAN_UNITS units and SCAN_RECORDS records of them at
-        most in one call. Raises FilterError when the filter fails.
+        With ``wanted``, other messages are examined and skipped, at most SCAN_UNITS units and SCAN_RECORDS records in
+        one call. Raises FilterError when the filter fails.
         """
         looks = _Looks(bound, floor, max_messages, max_bytes, wanted)
         result = self._read(topic, queue, offset, looks)
         if result is None:
-            # A unit that must be there is not. Either it was being written while it was looked at (a read beside a
-            # write may show half of it), or the queue's end was cut and is made again: a fresh look tells. Or it is
-            # damaged, and stays so.
+            # An expected unit is missing. Either it was being written at that moment (a read during a write may show
+            # half of it), or the queue's end was cut and is being rewritten: a second try tells. Or it is damaged, and
+            # stays so.
             self._queues.pop((topic, queue), None)
             looks.is_second = True
             result = self._read(topic, queue, offset, looks)
@@ -411,7 +412,7 @@ class QueueReader:
         return result
 
     def _read(self, topic: str, queue: int, offset: int, looks: _Looks) -> PullResult | None:
-        """One look; None when it is the first and the unit at ``offset`` is not what it must be."""
+        """One try; None when it is the first and the unit at ``offset`` is not as expected."""
         bound, floor = looks.bound, looks.floor
         state = self._synced(topic, queue, bound, floor)
         if state is None:
@@ -439,13 +440,13 @@ class QueueReader:
         return PullResult(status, following, low, high, units)
 
     def _gap(self, state: _Queue, offset: int) -> int:
-        """Where to go on after a file that is missing although the queue goes on behind it."""
+        """The offset to continue at behind a missing file, if the queue continues behind it."""
         file_units = self.file_bytes // UNIT_BYTES
         return min(offset + file_units - offset % file_units, state.max)
 
     def _read_all(self, state: _Queue, offset: int, looks: _Looks) -> tuple[Units, int, bool] | None:
         count = min(looks.max_messages, state.max - offset)
-        # Half a kilobyte a message is a guess that keeps a pull of few large messages from reading a long index.
+        # Half a kilobyte for a message is a guess that keeps a pull of few large messages from reading a long index.
         guess = min(count, max(64, looks.max_bytes // 512))
         units = self._units(state, offset, guess)
         if not len(units):
@@ -474,8 +475,8 @@ class QueueReader:
         missing = False
         at = offset
         stop = min(state.max, offset + SCAN_UNITS)
-        # Records are looked at a slice at a time: a pull of ten messages must not touch eight thousand of them, unless
-        # it turns out that few match.
+        # Records are examined slice by slice: a pull of ten messages must not touch eight thousand records, unless it
+        # turns out that few match.
         slice_units = min(_CHUNK_UNITS, max(64, 2 * max_messages))
         work = JUDGED_BYTES
         while at < stop and count < max_messages and total < max_bytes and looked_at < SCAN_RECORDS:
@@ -485,7 +486,7 @@ class QueueReader:
             readable, _, whole = _readable(units, looks.bound, looks.floor)
             if not whole:
                 if at > offset:
-                    break  # what was found first; the next read begins here
+                    break  # return the records found first; the next read begins here
                 return looks.passed_over(offset, readable, units) if looks.is_second else None
             if whole < len(units):
                 units, readable = units[:whole], readable[:whole]
@@ -500,7 +501,7 @@ class QueueReader:
                 part = candidates[first : first + slice_units]
                 affordable = _affordable(units["size"][part], wanted.terms, work)
                 if not affordable and looked_at:
-                    # Other consumers have their turn; the next read begins here.
+                    # Let other consumers have their turn; the next read begins here.
                     return (
                         np.concatenate(found, dtype=UNIT) if found else NO_UNITS,
                         at + int(candidates[first]),
@@ -543,7 +544,7 @@ class QueueReader:
     def _by_segment(
         self, physical: NDArray[np.int64], sizes: NDArray[np.int64]
     ) -> Iterator[tuple[int, int, int, memoryview]]:
-        """``(first, end, physical offset of the view, view)`` for each run of records in one segment that is there."""
+        """``(first, end, physical offset of the view, view)`` for each stretch of records in one existing segment."""
         numbers = physical // self.commit_log.segment_bytes
         first = 0
         while first < len(numbers):
@@ -552,7 +553,7 @@ class QueueReader:
             try:
                 view = self.commit_log.read(base, int(physical[end - 1] + sizes[end - 1]) - base)
             except StoreError:
-                first = end  # expired between the look at its unit and now, or a unit that lies
+                first = end  # expired since the unit was read, or the unit is wrong
                 continue
             yield first, end, base, view
             first = end
@@ -560,11 +561,11 @@ class QueueReader:
     # ------------------------------------------------------------ bytes
 
     def frames(self, units: Units) -> list[memoryview | bytes]:
-        """The records of ``units`` in queue order as few buffers.
+        """The records of ``units`` in queue order, as few buffers.
 
-        Neighbours in the log become one buffer. When those are large they are views (no copy; the segment stays mapped
-        while they live), else records are gathered into ``bytes``. At most MAX_FRAMES. Raises OffsetOutOfRangeError
-        when a record is no longer there.
+        Records adjacent in the log become one buffer. Large buffers are views (no copy; the segment stays mapped while
+        they live), smaller records are gathered into ``bytes``. At most MAX_FRAMES. Raises OffsetOutOfRangeError when a
+        record no longer exists.
         """
         physical = units["physical_offset"].astype(np.int64)
         ends = physical + units["size"].astype(np.int64)
@@ -598,8 +599,8 @@ class QueueReader:
     def units(
         self, topic: str, queue: int, offset: int, count: int, *, bound: int, floor: int = 0
     ) -> tuple[int, Units]:
-        """Up to ``count`` units as they are on disk, and the queue offset of the first: ``offset``, or behind what is
-        missing there. Some may be pre-blank, empty or of records that may not be shown; none at the queue's end.
+        """Up to ``count`` units as they are on disk, and the queue offset of the first: ``offset``, or the first one
+        behind a gap there. Some may be pre-blank, empty or of records that may not be shown; none at the queue's end.
         """
         state = self._synced(topic, queue, bound, floor)
         if state is None:
@@ -615,7 +616,7 @@ class QueueReader:
     # ------------------------------------------------------------ place and time
 
     def offset_at(self, topic: str, queue: int, physical: int, *, bound: int, floor: int = 0) -> int | None:
-        """First queue offset whose record begins at or behind ``physical``, clamped into [min, max]; None without a file."""
+        """First queue offset whose record begins at or behind ``physical``, clamped to [min, max]; None without a file."""
         state = self._synced(topic, queue, bound, floor)
         if state is None:
             return None
@@ -632,8 +633,8 @@ class QueueReader:
         """First queue offset stored at ``timestamp`` (ms) or later, with ``upper`` the last one stored then or earlier;
         clamped into [min, max] (spec 3.7). None when the queue has no file.
 
-        Store times do not fall along a queue, so one bisection over all of it finds what the rule finds file by file.
-        A record that cannot be read counts as earlier than everything.
+        Store times do not decrease along a queue, so one bisection over the whole queue finds what the rule finds file
+        by file. A record that cannot be read counts as earlier than all others.
         """
         state = self._synced(topic, queue, bound, floor)
         if state is None:
@@ -649,15 +650,15 @@ class QueueReader:
 
 
 def _is_below(physical: int, size: int, bound: int) -> bool:
-    """Whether a unit is written and its record, if it is no pre-blank, ends at or below ``bound``."""
+    """Whether a unit is written and its record, unless it is pre-blank, ends at or below ``bound``."""
     if size == PREBLANK_SIZE:
         return True
     return size > 0 and physical >= 0 and physical + size <= bound
 
 
 def _readable(units: Units, bound: int, floor: int) -> tuple[NDArray[np.bool_], NDArray[np.int64], int]:
-    """Which units may be shown, all sizes, and how many units there are before the first that is neither to be shown nor
-    a pre-blank one: nobody may pass over that as if it were nothing.
+    """Which units may be shown, all sizes, and the number of units before the first one that is neither readable nor
+    pre-blank: such a unit must not be skipped silently.
     """
     physical = units["physical_offset"].astype(np.int64)
     sizes = units["size"].astype(np.int64)
@@ -668,7 +669,7 @@ def _readable(units: Units, bound: int, floor: int) -> tuple[NDArray[np.bool_], 
 
 
 def _fitting(sizes: NDArray[np.int64], max_bytes: int, at_least: bool = True) -> int:
-    """How many of the first ``sizes`` fit into ``max_bytes``; with ``at_least`` never none."""
+    """How many of the first ``sizes`` fit into ``max_bytes``; with ``at_least`` at least one."""
     return max(int(np.searchsorted(np.cumsum(sizes), max_bytes, side="right")), 1 if at_least else 0)
 
 

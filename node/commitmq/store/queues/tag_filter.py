@@ -14,16 +14,16 @@ MAX_EXPRESSION_CHARACTERS = 65_536
 
 _LEAST_HASH = -(1 << 31)
 _GREATEST_HASH = (1 << 31) - 1
-# Up to here one comparison a tag is quicker than the sort inside isin.
+# Up to this number, one comparison for each tag is faster than the sort inside isin.
 _FEW = 8
 
 
 class TagFilter:
-    """A set of wanted tags. ``wanted``/``bounds`` are the tags' UTF-8, concatenated, and where each begins and ends."""
+    """A set of wanted tags. ``wanted``/``bounds`` are the tags' UTF-8, concatenated, and the begin and end of each."""
 
     __slots__ = ("__weakref__", "bounds", "codes", "tags", "wanted")
 
-    # A record is looked at only if its unit has one of the hashes, and then at one property.
+    # A record is read only if its unit has one of the hashes, and then only one property of it.
     terms = 0
 
     def __init__(self, tags: list[str]) -> None:
@@ -40,9 +40,9 @@ class TagFilter:
 
     @classmethod
     def parse(cls, expression: str | None) -> TagFilter | None:
-        """The filter that ``expression`` means; None when it means every message (``*``, empty, absent).
+        """The filter for ``expression``; None when it means every message (``*``, empty, absent).
 
-        Tags are split at ``||`` and trimmed, empty ones dropped. Raises ValueError when none is left or there are too
+        Tags are split at ``||`` and stripped, empty ones dropped. Raises ValueError when none is left or there are too
         many.
         """
         if expression is None or expression.strip() in ("", "*"):
@@ -57,8 +57,8 @@ class TagFilter:
     def may_match(self, units: object, codes: NDArray[np.int64], extensions: object) -> NDArray[np.bool_]:
         """Which units can belong to a wanted tag, by their tags codes.
 
-        A code outside the 32-bit range is no hash (a delivery time of SCHEDULE_TOPIC_XXXX, spec 3.2, or an address that
-        leads to no extension unit, spec 3.8): such a unit passes, and the record itself decides.
+        A code outside the 32-bit range is not a hash (a delivery time of SCHEDULE_TOPIC_XXXX, spec 3.2, or an address
+        that leads to no extension unit, spec 3.8): such a unit passes, and the record itself decides.
         """
         possible: Any = (codes < _LEAST_HASH) | (codes > _GREATEST_HASH)
         if len(self.codes) <= _FEW:
@@ -76,7 +76,7 @@ class TagFilter:
         verdicts: NDArray[np.uint8],
     ) -> None:
         """Set ``verdicts`` to MATCH, NO_MATCH or NO_RECORD, by the tags in the records themselves."""
-        # Consumers parse tag expressions too, and must not wait for numba.
+        # Imported late: consumers parse tag expressions too, and must not wait for numba.
         from commitmq.kernels.tags import match_tags
 
         match_tags(data, positions, sizes, self.wanted, self.bounds, verdicts)

@@ -1,4 +1,4 @@
-"""Where in the CommitLog the slowest consumer group stands: from its queue offset over the ConsumeQueue's unit."""
+"""Finds the CommitLog position of the slowest consumer group: from its queue offset, through the ConsumeQueue's unit."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _UNIT: Final = struct.Struct(">qiq")
 
 
 class GroupPosition(NamedTuple):
-    """The next message that ``group`` will read of a queue."""
+    """The next message of a queue that ``group`` will read."""
 
     group: str
     topic: str
@@ -28,7 +28,7 @@ class GroupPosition(NamedTuple):
 
 
 class UnitFinder:
-    """Looks up single units of all queues of a store. Changes nothing."""
+    """Reads single units of all queues of a store. Changes nothing."""
 
     def __init__(self, folder: Path, file_bytes: int, batch_folder: Path, batch_file_bytes: int) -> None:
         self._folder = folder
@@ -41,7 +41,8 @@ class UnitFinder:
         self._fds.close()
 
     def physical_offset(self, topic: str, queue: int, offset: int, log_min: int) -> int | None:
-        """Where the first record at or behind queue ``offset`` lies that the log still has; None when there is none.
+        """Physical offset of the first record at or behind queue ``offset`` that the log still has; None when there is
+        none.
 
         ``log_min`` is the log's minimum. Raises StoreError.
         """
@@ -60,7 +61,7 @@ class UnitFinder:
             if size > 0 and size != PREBLANK_SIZE and physical >= log_min:
                 return int(physical)
             if size == 0:
-                return None  # the queue's end: everything is read
+                return None  # the queue's end: the group has read everything
         return self._first_kept(folder, offset, log_min)
 
     def _first_kept(self, folder: str, offset: int, log_min: int) -> int | None:
@@ -72,7 +73,7 @@ class UnitFinder:
         return None if unit is None else unit[0]
 
     def _batch_offset(self, folder: str, offset: int, log_min: int) -> int | None:
-        """The same for a queue whose units are batches: there may be any number of messages in each."""
+        """The same for a queue whose units are batches: each may hold any number of messages."""
         files = BatchConsumeQueue(folder, self._batch_file_bytes, self._fds)
         files.refresh()
         files.correct_min_offset(log_min)
@@ -81,8 +82,8 @@ class UnitFinder:
 
 
 def slowest(finder: UnitFinder, positions: Iterable[GroupPosition], log_min: int) -> Claim | None:
-    """The claim of the group whose next message lies first in the log; None when all have read everything."""
-    # Of the groups of a queue only the last one counts, and there may be thousands of groups.
+    """The claim of the group whose next message comes first in the log; None when all groups have read everything."""
+    # Only the last group of each queue counts, and there may be thousands of groups.
     last: dict[tuple[str, int], GroupPosition] = {}
     for one in positions:
         known = last.get((one.topic, one.queue))

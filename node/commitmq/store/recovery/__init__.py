@@ -1,1 +1,1 @@
-"""What happens to a store before the first process uses it, and what it leaves to tell of it."""
+"""Recovery: prepares a store before the first process uses it, and records what it cut."""

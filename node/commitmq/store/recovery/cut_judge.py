@@ -1,21 +1,21 @@
-"""Whether a recovery may end the log where its scan stopped: what lies behind is looked at before anything is changed.
+"""Decides whether a recovery may end the log where its scan stopped: it examines the bytes behind before any change.
 
-A crash leaves a torn end: an append that was not finished, and after a power cut any subset of the pages that were never
-synced. Everything else that ends a scan is damage, missing files, or a mistake about where to begin; to cut there would
-destroy what somebody was told is stored. A recovery refuses (:class:`commitmq.errors.CutRefusedError`)
+A crash leaves a torn end: an unfinished append and, after a power cut, any subset of the pages that were never synced.
+Any other end of a scan is damage, missing files, or a wrong start of the scan; cutting there would destroy acknowledged
+records. A recovery refuses (:class:`commitmq.errors.CutRefusedError`)
 
     * when the log ends below what was promised: the sidecar of this store, ConsumeQueues of a clean stop, or the
       checkpoint's time of the last flush;
-    * when whole records lie behind the end, unless a power cut may have left them: our own sidecar says that they were
-      never promised, and the machine was restarted since (or a sync had failed). A kill alone leaves whole records only of
-      the append it interrupted, whose first 8 bytes are still zero;
-    * when something lies in later segments, with the same exception;
-    * when not even the first record is one, in a store that we did not crash on ourselves.
+    * when whole records are behind the end, unless a power cut may have left them: the store's own sidecar says that
+      they were never promised, and the machine was restarted since (or a sync had failed). A kill alone leaves whole
+      records only of the append it interrupted, whose first 8 bytes are still zero;
+    * when later segments have data, with the same exception;
+    * when not even the first record is valid, in a store that this node did not crash on.
 
-RocketMQ does not zero what it cuts, so records behind the end that are older than the log's newest are its leavings.
+RocketMQ does not zero cut bytes, so records behind the end that are older than the log's newest are its leftovers.
 
-Nothing is remembered of a refusal, so the next start finds the same and refuses again. A person allows one cut by naming
-the offset at which the log may end; the permission fits no other.
+A refusal is not stored, so the next start finds the same and refuses again. A person allows one cut by naming the
+offset at which the log may end; the permission fits no other cut.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ _NO_BUDGET: Final = 1 << 62
 
 @dataclass(slots=True)
 class Behind:
-    """What lies behind the end of a scan. ``records``: whole ones by segment, without RocketMQ's leavings."""
+    """The data behind the end of a scan. ``records``: complete ones by segment, without RocketMQ's leftovers."""
 
     bytes: int = 0
     segments: list[int] = field(default_factory=list)
     records: dict[int, int] = field(default_factory=dict)
     is_unfinished: bool = False
-    """The bytes at the end are zero: of an append that was not finished."""
+    """The bytes at the end are zero, as an unfinished append leaves them."""
 
     @property
     def all_records(self) -> int:
@@ -55,7 +55,7 @@ class Behind:
 
 
 def look_behind(commit_log: CommitLog, end: int, newest: int) -> Behind:
-    """What the log holds from ``end`` on; ``newest`` is the store time (ms) of the last record before. Changes nothing."""
+    """The data in the log from ``end`` on; ``newest`` is the store time (ms) of the last record before. Changes nothing."""
     found = Behind()
     size = commit_log.segment_bytes
     for base in commit_log.segments():
@@ -101,8 +101,8 @@ def judge(
     behind: Behind,
     allowed_end: int,
 ) -> bool:
-    """Raise CutRefusedError unless the log, which begins at ``first``, may end at ``end``; ``newest`` is the store time of
-    its last record. Returns whether that is so because a person allowed it.
+    """Raise CutRefusedError unless the log, which begins at ``first``, may end at ``end``; ``newest`` is the store time
+    of its last record. Returns whether it may only because a person allowed it.
     """
     reason = _objection(begin, end, newest, first, behind)
     if not reason:

@@ -1,39 +1,39 @@
-"""``commitmq/cut``: what was ever taken out of the log, where it lay, and why; so that every cut can be told and undone.
+"""``commitmq/cut``: the bytes ever cut from the log, with place and reason, so that every cut can be shown and undone.
 
-    commitmq/cut/journal                    one line for each thing that happened, only ever appended to
+    commitmq/cut/journal                    one line for each event; lines are only appended
     commitmq/cut/SEGMENT-START-ID           the bytes of one part: SEGMENT in 20 digits, START a position in it
-    commitmq/cut/SEGMENT-START-ID.pool      the same of a transient store pool: bytes that never were in the log
+    commitmq/cut/SEGMENT-START-ID.pool      the same for a transient store pool: bytes that never were in the log
 
 A line of the journal:
 
-    0    CRC-32 of the JSON      8 hexadecimal digits   a line that a crash tore is passed over
+    0    CRC-32 of the JSON      8 hexadecimal digits   a line that a crash tore is skipped
     8    a space
     9    JSON object
     ...  a line feed
 
 A JSON object with ``"event": "cut"``:
 
-    id         int       names this cut and its copies; larger than every id before it
-    time_ms    int       when, by the clock
-    by         str       "recovery", "repair --cut", "repair --skip" or "pool": who did it
-    reason     str       why the bytes there are no record, or why they could not stay
+    id         int       names this cut and its copies; larger than every earlier id
+    time_ms    int       time of the cut, by the clock
+    by         str       "recovery", "repair --cut", "repair --skip" or "pool": the program that cut
+    reason     str       why the bytes are not a record, or why they could not stay
     log_end    int       where the log ends afterwards (physical offset); -1 when it does not end here
     allowed    bool      a person was asked and allowed it
     parts      list      one for each segment, ascending:
         segment    int   physical offset at which the segment begins
-        start      int   position in the segment of the first byte taken out
-        size       int   bytes of the copy: what lay in [start, start + size); zeros of the log behind that are not kept
-        bytes      int   how many of them were in pieces that held more than zeros
-        records    int   whole records among them; -1 when nobody counted
+        start      int   position in the segment of the first cut byte
+        size       int   bytes of the copy: those of [start, start + size); zeros of the log behind that are not kept
+        bytes      int   bytes in pieces that were not all zeros
+        records    int   complete records among them; -1 when they were not counted
         copy       str   name of the copy in this folder
         crc        int   CRC-32 of the copy
 
-With ``"event": "done"`` or ``"event": "restored"`` there are only ``id`` and ``time_ms``: the log has lost these bytes, or
-has them back. A cut without ``done`` was interrupted, and the log may still have some of it; whoever cuts again at the same
-place goes on with it (:func:`unfinished`) instead of filling the disk with copies.
+Lines with ``"event": "done"`` or ``"event": "restored"`` have only ``id`` and ``time_ms``: the log no longer has these
+bytes, or has them back. A cut without ``done`` was interrupted, and the log may still have some of its bytes; the next
+cut at the same place continues it (:func:`unfinished`) instead of filling the disk with copies.
 
-The order that makes this proof: every copy is on the device, then the line "cut", and only then is a byte of the log
-changed; "done" follows when all changes are on the device.
+This order makes the record reliable: every copy is on the device, then the line "cut", and only then is a byte of the
+log changed; "done" follows when all changes are on the device.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _DIGITS: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class CutPart:
-    """What was taken out of one segment; see the module's text."""
+    """The bytes cut from one segment; see the module's text."""
 
     segment: int
     start: int
@@ -78,13 +78,13 @@ class CutPart:
 
     @property
     def end(self) -> int:
-        """Physical offset behind the last byte that was kept."""
+        """Physical offset behind the last kept byte."""
         return self.segment + self.start + self.size
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """One cut; see the module's text. ``done``: the log has lost all of it; ``restored``: a person put it back."""
+    """One cut; see the module's text. ``done``: the log no longer has any of it; ``restored``: a person put it back."""
 
     id: int
     time_ms: int
@@ -98,27 +98,27 @@ class Cut:
 
     @property
     def bytes(self) -> int:
-        """Bytes taken out, but for pieces that were all zeros."""
+        """Number of cut bytes, except for pieces that were all zeros."""
         return sum(part.bytes for part in self.parts)
 
     @property
     def records(self) -> int:
-        """Whole records taken out; -1 when they were not counted everywhere."""
+        """Number of complete records that were cut; -1 when they were not counted everywhere."""
         return -1 if any(part.records < 0 for part in self.parts) else sum(part.records for part in self.parts)
 
     def to_json(self, layout: StoreLayout) -> dict[str, Any]:
-        """For people and programs: the fields, and the paths of the copies."""
+        """The fields and the paths of the copies, for users and programs."""
         copies = [str(cut_folder(layout) / part.copy) for part in self.parts]
         return {**asdict(self), "bytes": self.bytes, "records": self.records, "copies": copies}
 
 
 def cut_folder(layout: StoreLayout) -> Path:
-    """Where copies and journal lie."""
+    """The folder of the copies and the journal."""
     return layout.own / "cut"
 
 
 def load(layout: StoreLayout) -> list[Cut]:
-    """All cuts of the store, oldest first; changes nothing. Raises OSError when the journal is there and cannot be read."""
+    """All cuts of the store, oldest first; changes nothing. Raises OSError when an existing journal cannot be read."""
     try:
         data = (cut_folder(layout) / JOURNAL).read_bytes()
     except FileNotFoundError:
@@ -136,7 +136,7 @@ def load(layout: StoreLayout) -> list[Cut]:
 
 
 def unfinished(layout: StoreLayout, by: str, log_end: int) -> Cut | None:
-    """The newest cut, when it was to end the log at ``log_end`` and was interrupted: to be gone on with, see
+    """The newest cut, if it was to end the log at ``log_end`` and was interrupted: it should be continued, see
     :func:`still_kept`.
     """
     cuts = load(layout)
@@ -146,16 +146,16 @@ def unfinished(layout: StoreLayout, by: str, log_end: int) -> Cut | None:
 
 
 def new_id(layout: StoreLayout) -> int:
-    """An id for a cut that is about to be made: the clock's milliseconds, or more when there was one as late."""
+    """An id for a new cut: the clock's milliseconds, or more if an earlier id is not smaller."""
     last = max((cut.id for cut in load(layout)), default=0)
     return max(last + 1, time.time_ns() // 1_000_000)
 
 
 def keep(layout: StoreLayout, cut_id: int, source: int, segment: int, start: int, stop: int) -> CutPart | None:
-    """Copy what is not zero in [start, stop) of a segment, open as ``source``, durably; None when all of it is zero.
+    """Copy the nonzero bytes in [start, stop) of a segment, open as ``source``, durably; None when all of it is zero.
 
-    ``records`` of the part is -1; use :func:`dataclasses.replace` where they were counted. Raises OSError; what was copied
-    until then is removed.
+    ``records`` of the part is -1; use :func:`dataclasses.replace` when they were counted. Raises OSError; then an
+    incomplete copy is removed.
     """
     name = f"{segment:020d}-{start}-{cut_id}"
     return keep_chunks(layout, name, segment, start, nonzero_chunks(source, start, stop))
@@ -164,7 +164,7 @@ def keep(layout: StoreLayout, cut_id: int, source: int, segment: int, start: int
 def keep_chunks(
     layout: StoreLayout, name: str, segment: int, start: int, chunks: Iterable[tuple[int, bytes]]
 ) -> CutPart | None:
-    """:func:`keep` for ``(position in the segment, bytes)`` pairs, ascending, of whatever memory they come from."""
+    """:func:`keep` for ``(position in the segment, bytes)`` pairs, ascending, from any memory."""
     path = cut_folder(layout) / name
     fd = -1
     size = kept = crc = 0
@@ -201,7 +201,7 @@ def append(layout: StoreLayout, cut: Cut) -> None:
 
 
 def mark_done(layout: StoreLayout, cut_id: int) -> None:
-    """Write down that the log has lost all of a cut, durably. Raises OSError."""
+    """Write down that the log no longer has any of a cut, durably. Raises OSError."""
     _append(layout, {"event": "done", "id": cut_id, "time_ms": time.time_ns() // 1_000_000})
 
 
@@ -211,7 +211,7 @@ def mark_restored(layout: StoreLayout, cut_id: int) -> None:
 
 
 def copy_is_whole(layout: StoreLayout, part: CutPart) -> bool:
-    """Whether the copy of ``part`` is there with every byte."""
+    """Whether the copy of ``part`` exists with every byte."""
     crc = size = 0
     try:
         with (cut_folder(layout) / part.copy).open("rb") as file:
@@ -224,8 +224,8 @@ def copy_is_whole(layout: StoreLayout, part: CutPart) -> bool:
 
 
 def still_kept(layout: StoreLayout, cut: Cut, spans: Sequence[tuple[int, int, int, int]]) -> bool:
-    """Whether all that is not zero in ``spans`` – ``(descriptor, segment, start, stop)`` – is in the copies of ``cut``: what
-    an interrupted cut left in the log may then go without another copy.
+    """Whether all nonzero bytes in ``spans`` – ``(descriptor, segment, start, stop)`` – are in the copies of ``cut``:
+    the bytes that an interrupted cut left in the log may then be cut without another copy.
     """
     parts = {(part.segment, part.start): part for part in cut.parts}
     for source, segment, start, stop in spans:
@@ -255,7 +255,7 @@ def sentence(layout: StoreLayout, cut: Cut) -> str:
     when = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(cut.time_ms / 1000))
     where = ", ".join(str(cut_folder(layout) / part.copy) for part in cut.parts)
     allowed = ", as was allowed" if cut.allowed else ""
-    if not cut.parts:  # segments that are gone, or nothing but zeros
+    if not cut.parts:  # missing segments, or nothing but zeros
         return (
             f"{when}: {cut.by} ended the log at offset {begin}, behind which there is nothing{allowed} ({cut.reason})"
         )
@@ -270,7 +270,7 @@ def make_folder(layout: StoreLayout) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     if made:
         folder.chmod(0o700)
-    # Always: who made it may have been killed before this.
+    # Always: the process that made it may have been killed before this.
     sync_folder(layout.own)
     return folder
 
@@ -283,7 +283,7 @@ def _append(layout: StoreLayout, entry: dict[str, Any]) -> None:
     with disk.opened(path, os.O_RDWR | os.O_CREAT, "cut_journal", 0o600) as fd:
         end = os.fstat(fd).st_size
         if end and os.pread(fd, 1, end - 1) != b"\n":
-            line = b"\n" + line  # a crash tore the last line, which stays as it is
+            line = b"\n" + line  # a crash tore the last line, which stays unchanged
         write_all(fd, line, end, place="cut.journal")
         disk.sync(fd, "cut_journal", metadata=True)
     if made:

@@ -1,17 +1,18 @@
-"""Bringing over what the transient store pool of a killed node holds beyond the log, before the log's end is looked for.
+"""Takes over records that only a killed node's transient store pool has, before the log's end is searched.
 
 Rules
-    * Only the pool that the store's note names is looked at: made for this store (not for one it was copied from), in this
-      run of the machine. Of another pool nothing is taken over, and nothing in it is touched.
-    * What is taken over begins at the pool's ``COMMITTED``. Each record is checked as a recovery checks the log's own: length
-      chain, magic, physical offset, CRCs. The first that is none ends it. Zeros there are the place of a record that a
-      killed writer did not complete, and which nobody was told of.
-    * It must continue the log: a record ends in the log at ``COMMITTED``, and what its files hold behind that is what the
-      pool holds, or zero. If not, RocketMQ or somebody else has used the store since, or the device lost what was never
-      flushed. Then the log stays as it is, and the pool's bytes are kept in ``commitmq/cut/``.
-    * The pool is removed only when all of it is on the device. A takeover that is killed is done again from the start.
+    * Only the pool that the store's note names is examined: made for this store (not for one it was copied from), in
+      this boot of the machine. Nothing is taken from another pool, and nothing in it is changed.
+    * The takeover begins at the pool's ``COMMITTED``. Each record is checked as a recovery checks the log's own: length
+      chain, magic, physical offset, CRCs. The first invalid one ends it. Zeros there are the place of a record that a
+      killed writer did not complete, and that was never acknowledged.
+    * The records must continue the log: a record ends in the log at ``COMMITTED``, and the log's files behind that have
+      the same bytes as the pool, or zeros. If not, RocketMQ or another program has used the store since, or the device
+      lost bytes that were never flushed. Then the log stays as it is, and the pool's bytes are kept in
+      ``commitmq/cut/``.
+    * The pool is removed only when all of it is on the device. A takeover that is killed is repeated from the start.
 
-Machine failure: nothing of this applies, since shared memory is empty then; the note names another boot.
+After a machine failure none of this applies, because shared memory is empty; the note names another boot.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _CHUNK_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class _Span:
-    """Whole records (and a filler) of one buffer: ``[start, end)`` of the segment at ``base``."""
+    """Complete records (and a filler) of one buffer: ``[start, end)`` of the segment at ``base``."""
 
     base: int
     start: int
@@ -56,9 +57,9 @@ class _Span:
 
 
 def take_over(layout: StoreLayout, segment_bytes: int, log: Log) -> int:
-    """Write to the log what only the pool holds, sync it, and remove the pool; returns the records brought over.
+    """Copy to the log the records that only the pool has, sync them, remove the pool; returns the number of records.
 
-    Only while no process of the node lives. Raises StoreError when a person must decide, having changed nothing.
+    No process of the node may be alive. Raises StoreError, without changes, when a person must decide.
     """
     note = PoolNote.load(layout)
     if note is None:
@@ -118,14 +119,14 @@ def _is_ours(layout: StoreLayout, note: PoolNote, folder: Path, log: Log) -> boo
     if found:
         log.error("another transient store pool is in the place of this store's", pool=folder)
     elif os.path.lexists(folder):
-        transient_pool.remove(layout)  # half made, or half removed: it holds nothing that is not in the log
+        transient_pool.remove(layout)  # half made, or half removed: the log has all its records
     else:
         log.error("the transient store pool was deleted: what it held beyond the log is lost", pool=folder)
     return False
 
 
 def _whole_records(pool: TransientPool) -> tuple[list[_Span], int, str | None]:
-    """What can be taken over, how many records that is, and what is wrong with the rest if something is."""
+    """The spans that can be taken over, the number of their records, and the damage of the rest, if any."""
     out = np.zeros(5, np.int64)
     spans: list[_Span] = []
     records, damage = 0, None
@@ -143,14 +144,15 @@ def _whole_records(pool: TransientPool) -> tuple[list[_Span], int, str | None]:
                 damage = f"no record is at {at}, behind the last whole one"
             break
     for base, buffer in pool.in_use():
-        # The writer takes a buffer before it completes the one before; with a record in it, that one was complete.
+        # The writer takes a buffer before it completes the previous one; once it has a record, the previous one is
+        # complete.
         if damage is None and base > at and any(buffer[:8]):
             damage = f"the records end at {at}, and there are others in the segment at {base}"
     return spans, records, damage
 
 
 def _conflict(layout: StoreLayout, spans: list[_Span], segment_bytes: int) -> str | None:
-    """Why the log cannot go on with ``spans``; None when it can."""
+    """Why ``spans`` cannot continue the log; None when they can."""
     first = spans[0]
     start = first.base + first.start
     log = CommitLog(layout.commit_log, segment_bytes)
@@ -170,7 +172,7 @@ def _conflict(layout: StoreLayout, spans: list[_Span], segment_bytes: int) -> st
 
 
 def _fits(found: memoryview, wanted: np.ndarray[Any, np.dtype[np.uint8]]) -> bool:
-    """Whether ``found`` is ``wanted``, or zero where it never got as far."""
+    """Whether ``found`` equals ``wanted``, or is zero where the write-back never arrived."""
     data = np.frombuffer(found, np.uint8)
     for at in range(0, data.size, _CHUNK_BYTES):
         piece, other = data[at : at + _CHUNK_BYTES], wanted[at : at + _CHUNK_BYTES]
@@ -198,7 +200,7 @@ def _write(layout: StoreLayout, span: _Span, segment_bytes: int) -> None:
 
 
 def _keep_copies(layout: StoreLayout, pool: TransientPool) -> list[str]:
-    """Copy what is not zero behind ``COMMITTED`` into ``commitmq/cut/``, durably; the copies' names."""
+    """Copy the nonzero bytes behind ``COMMITTED`` into ``commitmq/cut/``, durably; returns the copies' names."""
     folder = layout.own / "cut"
     folder.mkdir(parents=True, exist_ok=True)
     copies = []

@@ -1,18 +1,20 @@
-"""Where a recovery begins, and what it must find: read from sidecar, checkpoint and ConsumeQueues, changing nothing.
+"""Decides where a recovery begins, and what it must find: reads sidecar, checkpoint and ConsumeQueues, changes nothing.
 
     start      the scan of the log begins here
-    durable    everything below is in the ConsumeQueues, on the device; dispatchers start again here
-    promised   what the log must still have: an offset, or the store time of a record, that somebody was told is durable
+    durable    everything below is in the ConsumeQueues, on the device; dispatchers restart here
+    promised   what the log must still have: an offset, or the store time of a record, that was reported as durable
 
 Rules
-    * Our own sidecar agrees with the checkpoint and with ``abort``, so nobody else used the store: the scan starts at what
-      was flushed, and dispatchers start again at what was durable in the ConsumeQueues. A log in which no record ends at
-      that place belongs to another moment (``contradiction``): a scan that begins inside a record would cut all that follows.
-    * Else, clean stop (no ``abort``): ConsumeQueues cover the log; the scan starts in the segment of their newest record.
+    * The store's own sidecar agrees with the checkpoint and with ``abort``, so no other program used the store: the
+      scan starts at the flushed position, and dispatchers restart at the durable position of the ConsumeQueues. A log
+      in which no record ends at that place belongs to another moment (``contradiction``): a scan that begins inside a
+      record would cut everything that follows.
+    * Else, clean stop (no ``abort``): ConsumeQueues cover the log; the scan starts in the segment of their newest
+      record.
     * Else: the scan starts at the newest segment whose first record is older than the checkpoint's least timestamp
-      (minus 3 s), because what is older was flushed, in the log and in the ConsumeQueues.
-    * Only in a store that we crashed on ourselves must every record have a ``__CRC32#`` where the sidecar says so: a record
-      without one is torn there. In every other store such a record is RocketMQ's, and as good as any.
+      (minus 3 s), because everything older was flushed, in the log and in the ConsumeQueues.
+    * Only in a store that this node crashed on must every record have a ``__CRC32#`` where the sidecar says so: a
+      record without one is torn there. In every other store such a record is RocketMQ's, and valid.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from commitmq.store.queues.consume_queue import ConsumeQueue, list_queues
 from commitmq.store.queues.log_proof import LogProof, has_record_before
 from commitmq.store.recovery.sidecar import Sidecar, this_boot
 
-_FEW_FILES: Final = 8  # each queue is looked at once
+_FEW_FILES: Final = 8  # each queue is read once
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,20 +50,20 @@ class Begin:
     timestamp: int
     """Store time of the newest record below ``start``, as far as it is known."""
     crc_from: int = -1
-    """Every record from here on has a ``__CRC32#``, as the sidecar says; -1 when that is not known."""
+    """Every record from here on has a ``__CRC32#``, by the sidecar; -1 when that is not known."""
     by_sidecar: bool = False
     power_may_have_gone: bool = True
-    """False when the sidecar was written in this very run of the machine: then the page cache has all that was written."""
+    """False when the sidecar was written in this very boot of the machine: then the page cache has all written bytes."""
     covered: int = -1
-    """End of the newest record that a ConsumeQueue leads to; -1 when nobody looked."""
+    """End of the newest record that a ConsumeQueue points to; -1 when this was not examined."""
     promised_timestamp: int = 0
-    """The checkpoint says that records up to this time were flushed; 0 when the sidecar says it better."""
+    """By the checkpoint, records up to this time were flushed; 0 when the sidecar tells it more exactly."""
     contradiction: str = ""
-    """Why the sidecar, which nobody else's use made old, is not about this log; empty when it is."""
+    """Why the sidecar, though no other program used the store since, does not match this log; empty when it does."""
 
     @property
     def must_have_crc_from(self) -> int:
-        """Where the scan takes a record without ``__CRC32#`` for torn; -1 for nowhere."""
+        """From here on the scan takes a record without ``__CRC32#`` for torn; -1 for nowhere."""
         return self.crc_from if self.by_sidecar and not self.clean else -1
 
 
@@ -136,7 +138,7 @@ def _start_segment(commit_log: CommitLog, bases: list[int], covered: int | None,
     rows = np.zeros(1, kernel.ROW)
     for base in reversed(bases):
         segment = np.frombuffer(commit_log.read(base, commit_log.segment_bytes), np.uint8)
-        # One record only: its end bounds the scan.
+        # One record only: the scan is bounded by its end.
         topics, table = np.zeros((1, 2), np.int64), np.full(4, -1, np.int32)
         walked = np.zeros(4, np.int64)
         result = kernel.walk(segment, 0, segment.size, base, rows, topics, table, walked)
@@ -159,7 +161,7 @@ def _covered_by_queues(layout: StoreLayout, segment_bytes: int, file_bytes: int,
     fds = FdCache(_FEW_FILES)
     for _topic, _queue, folder in list_queues(layout.batch_consume_queue):
         batches = BatchConsumeQueue(folder, batch_file_bytes, fds)
-        with contextlib.suppress(StoreError):  # a file is missing: the queue is made anew before it is used
+        with contextlib.suppress(StoreError):  # a file is missing: the queue is rebuilt before it is used
             batches.refresh()
         covered = max(covered, batches.max_physical_offset)
     for topic, queue_id, folder in list_queues(layout.consume_queue):

@@ -1,28 +1,33 @@
-"""Finding the end of the log after a start, and making the store agree with it (spec section 8).
+"""Finds the end of the log after a start, and makes the store agree with it (spec section 8).
 
 What a recovery decides
-    end             behind the last valid record; everything behind is cut (kept in a copy first)
-    redispatch_from where dispatchers start again; everything below is in the ConsumeQueues and durable
+    end             behind the last valid record; everything behind is cut (after a copy was kept)
+    redispatch_from where dispatchers restart; everything below is in the ConsumeQueues and durable
 
 Rules
-    * Where the scan begins, and what it must find, is said by sidecar, checkpoint and ConsumeQueues
-      (:mod:`commitmq.store.recovery.recovery_start`). Everything from there on is checked record by record (length chain,
-      magic, physical offset, body CRC, ``__CRC32#`` when present) and dispatched again, which is idempotent.
-    * A deletion of expired segments that was interrupted is finished first (see :mod:`commitmq.store.log.expiry`), and what a
-      killed node had in its transient store pool is brought over (see :mod:`commitmq.store.recovery.pool_recovery`).
+    * Sidecar, checkpoint and ConsumeQueues tell where the scan begins, and what it must find
+      (:mod:`commitmq.store.recovery.recovery_start`). Everything from there on is checked record by record (length
+      chain, magic, physical offset, body CRC, ``__CRC32#`` when present) and dispatched again, which is idempotent.
+    * An interrupted deletion of expired segments is finished first (see :mod:`commitmq.store.log.expiry`), and records
+      that only a killed node's transient store pool has are taken over (see
+      :mod:`commitmq.store.recovery.pool_recovery`).
     * Segments that are missing at the log's beginning must have expired
       (:func:`commitmq.store.queues.queue_ends.lost_beginning`).
-    * Zeros end the log. Something invalid is a torn tail or damage; which of the two, and whether the log may end there, is
-      decided before anything is changed (:mod:`commitmq.store.recovery.cut_judge`). A refused recovery changes nothing, so
-      it is refused again until a person decides.
-    * A topic's tombstone behind the end is lowered to it: what is appended there later belongs to nobody's past.
-    * After a failed sync the page cache may have what the device never got, and call it clean: it is dropped first.
-    * A sync may also have failed unheard, when its process was killed in it. So after a crash all that is accepted behind
-      the last place known as durable is written anew before it is synced: the kernel counts it as dirty again.
+    * Zeros end the log. Invalid bytes are a torn tail or damage; which of the two, and whether the log may end there,
+      is decided before anything is changed (:mod:`commitmq.store.recovery.cut_judge`). A refused recovery changes
+      nothing, so it is refused again until a person decides.
+    * A topic's tombstone behind the end is lowered to it: records appended there later do not belong to a deleted
+      topic.
+    * After a failed sync the page cache may hold bytes that the device never got, and count them clean: it is dropped
+      first.
+    * A sync may also have failed without a report, when its process was killed during it. So after a crash every
+      accepted byte behind the last place known as durable is rewritten before the sync: the kernel then counts it as
+      dirty again.
 
-Crash-safe in itself: a recovery killed anywhere is simply run again. It copies what it cuts and writes that down
-(:mod:`commitmq.store.recovery.cut_record`) before it zeroes it, zeroes before it removes segments behind, the last one
-first and each durably, so that no hole can appear between two segments, and syncs all of it before positions are published.
+The recovery itself is crash-safe: if it is killed anywhere, it is simply run again. It copies the bytes it cuts and
+writes that down (:mod:`commitmq.store.recovery.cut_record`) before it zeroes them. It zeroes before it removes later
+segments, the last one first and each durably, so that no segment can be missing between two others. It syncs all of
+this before positions are published.
 """
 
 from __future__ import annotations
@@ -65,7 +70,7 @@ from commitmq.store.recovery.pool_recovery import take_over
 from commitmq.store.recovery.recovery_start import Begin, where_to_begin
 
 Progress: TypeAlias = Callable[[str, int, int], None]
-"""Told again and again what is being done, how much of it is done and how much there is, in bytes of the log."""
+"""Called repeatedly with the current phase, how much of it is done and how much there is, in bytes of the log."""
 
 _SCAN_BYTES = 16 << 20  # checked between two reports
 _FEW_QUEUES = 64
@@ -84,7 +89,7 @@ REASONS = {
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """What :func:`recover` found: offsets in bytes of the log, ``last_timestamp`` in ms, ``scanned_bytes`` it checked."""
+    """Result of :func:`recover`: offsets in bytes of the log, ``last_timestamp`` in ms, ``scanned_bytes`` checked."""
 
     min_offset: int
     end: int
@@ -96,16 +101,16 @@ class Recovered:
     crc_from: int = -1
     """Every record from here on has a ``__CRC32#``; -1 when that is not known."""
     by_sidecar: bool = False
-    """Whether the sidecar said where to begin."""
+    """Whether the sidecar told where to begin."""
     cut: Cut | None = None
-    """What was cut, as it was written down; None when nothing was."""
+    """The cut, as it was written down; None when nothing was cut."""
     allowed: bool = False
     """A person allowed the log to end below what was promised."""
 
 
 @dataclass(frozen=True, slots=True)
 class ScanEnd:
-    """Where a scan stopped. ``torn`` is None at a clean end of log, else why the bytes there are no record."""
+    """Where a scan stopped. ``torn`` is None at a clean end of log, else why the bytes there are not a record."""
 
     end: int
     last_timestamp: int
@@ -114,7 +119,7 @@ class ScanEnd:
 
 
 def no_progress(_phase: str, _done: int, _total: int) -> None:
-    """For callers that show none."""
+    """The progress callback of callers that show none."""
 
 
 def recover(
@@ -129,10 +134,10 @@ def recover(
     allowed_end: int = -1,
     progress: Progress = no_progress,
 ) -> Recovered:
-    """Run the recovery. Only while no other process of the node lives. Raises StoreError when the store needs a person.
+    """Run the recovery. No other process of the node may be alive. Raises StoreError when the store needs a person.
 
-    The three sizes are those of a CommitLog segment and of the files of plain and of BatchCQ queues. ``previous`` is the
-    token in ``abort`` when the node was started, None when that was not there. ``allowed_end`` is where a person allowed
+    The three sizes are those of a CommitLog segment and of the files of plain and of BatchCQ queues. ``previous`` is
+    the token in ``abort`` when the node was started, None without that file. ``allowed_end`` is where a person allowed
     the log to end, -1 for nowhere. ``progress`` must be cheap.
     """
     _make_folders(layout)
@@ -158,13 +163,14 @@ def recover(
             batch_queue_bytes=batch_queue_bytes,
         )
         if clean:
-            # The device works while the records are checked: what is accepted must be on it before anybody is told.
+            # The device works while the records are checked: accepted records must be on it before any process hears of
+            # them.
             _start_sync(layout, begin.start, segment_bytes)
         found = scan_to_end(
             commit_log,
             begin.start,
             crc_from=begin.must_have_crc_from,
-            # Whether the log may end there is judged below; without a person's word the damage is named here.
+            # Whether the log may end there is decided below; without a person's permission the damage is reported here.
             start_is_flushed=begin.by_sidecar or allowed_end >= 0,
             progress=progress,
         )
@@ -177,7 +183,7 @@ def recover(
         commit_log.close()
     if failpoints.ACTIVE:
         failpoints.hit("recovery.after_scan")
-    # From here on things change.
+    # From here on the store is changed.
     finish_expiry(layout, segment_bytes)
     if not bases and not allowed:
         return Recovered(0, 0, 0, 0, 0, 0, 0, crc_from=0)
@@ -185,7 +191,7 @@ def recover(
     cut = _cut_tail(layout, found, segment_bytes, bases, behind, allowed, log)
     progress("syncing the log", 0, 0)
     if not clean:
-        # A sync that nobody heard fail has left pages that are clean and on no device.
+        # A sync that failed without a report has left pages that are clean but not on the device.
         write_anew(layout, begin.start, found.end, segment_bytes)
         _confirm(layout, begin, found, segment_bytes)
     if failpoints.ACTIVE:
@@ -199,7 +205,10 @@ def recover(
     lowered = lower_tombstones(layout, found.end)
     if lowered:
         log.warning(
-            "deleted topics end where the log does now", topics=len(lowered), first=lowered[0], log_end=found.end
+            "tombstones of deleted topics were lowered to the log's end",
+            topics=len(lowered),
+            first=lowered[0],
+            log_end=found.end,
         )
     if clean and begin.durable < found.end:
         log.warning(
@@ -223,7 +232,7 @@ def recover(
 
 
 def _judge_beginning(layout: StoreLayout, begin: Begin, first: int, log: Log) -> None:
-    """Raise StoreError when segments before the ``first`` are missing, and nobody else used the store since."""
+    """Raise StoreError when segments before the ``first`` are missing, and no other program used the store since."""
     ends = QueueEnds.load(layout.queue_ends)
     lost = "" if ends is None else lost_beginning(layout, ends, first)
     if lost and begin.by_sidecar:
@@ -237,8 +246,8 @@ def _judge_beginning(layout: StoreLayout, begin: Begin, first: int, log: Log) ->
 
 
 def _confirm(layout: StoreLayout, begin: Begin, found: ScanEnd, segment_bytes: int) -> None:
-    """Scan what was written anew once more: a clean page may have left the page cache between the scan and that, and what
-    the device has of it would have been written then. From here on the pages are dirty, and stay.
+    """Scan the rewritten part once more: a clean page may have left the page cache between the scan and the rewrite,
+    which would then have written back the device's version. From here on the pages are dirty, and stay.
     """
     commit_log = CommitLog(layout.commit_log, segment_bytes)
     try:
@@ -252,14 +261,14 @@ def _confirm(layout: StoreLayout, begin: Begin, found: ScanEnd, segment_bytes: i
 
 
 def _crc_from(begin: Begin, found: ScanEnd) -> int:
-    """From where on every record has a ``__CRC32#``: what was accepted without asking for one counts as having none."""
+    """From where on every record has a ``__CRC32#``: records accepted without requiring one count as having none."""
     asked = begin.must_have_crc_from >= 0 or found.records == 0
     return begin.crc_from if begin.crc_from >= 0 and asked else found.end
 
 
 def _check_queue_files(queues: Path, file_bytes: int) -> None:
-    """Raise SegmentSizeError unless a file of the first queues has the configured size. All files of a store have one size;
-    a single one of another size is damaged, and its queue is made anew (:mod:`commitmq.offline.queue_check`).
+    """Raise SegmentSizeError unless a file of the first queues has the configured size. All files of a store have one
+    size; a single file of another size is damaged, and its queue is rebuilt (:mod:`commitmq.offline.queue_check`).
     """
     others: list[tuple[Path, int]] = []
     for _topic, _queue, folder in itertools.islice(list_queues(queues), _FEW_QUEUES):
@@ -274,9 +283,9 @@ def _check_queue_files(queues: Path, file_bytes: int) -> None:
 
 
 def _make_folders(layout: StoreLayout) -> None:
-    """The store's own folders, and their names durable: what is synced in a folder that nobody finds again is lost.
+    """Make the store's own folders, and their names durable: a file synced in a folder whose name is lost is lost too.
 
-    Done at every start, because a killed one may have made a folder without getting as far as the sync.
+    This is done at every start, because a killed start may have made a folder without reaching the sync.
     """
     for folder in (layout.commit_log, layout.consume_queue, layout.config, layout.own):
         folder.mkdir(parents=True, exist_ok=True)
@@ -285,9 +294,9 @@ def _make_folders(layout: StoreLayout) -> None:
 
 
 def _drop_page_cache(layout: StoreLayout, log: Log) -> None:
-    """Have the kernel forget what it calls clean of the log: after a failed sync that may never have reached the device.
+    """Make the kernel drop the log's clean pages: after a failed sync they may never have reached the device.
 
-    No process of the node has a file mapped now. What is dirty stays, and is written by this recovery's syncs.
+    No process of the node has a file mapped now. Dirty pages stay, and this recovery's syncs write them.
     """
     log.warning("a sync failed in the last run: the log is read from the device, not from the page cache")
     for path in sorted(layout.commit_log.iterdir()):
@@ -308,11 +317,11 @@ def scan_to_end(
 ) -> ScanEnd:
     """Check every record from ``start``, a record's boundary, to the end of the log. Changes nothing.
 
-    Records from ``crc_from`` on must have a ``__CRC32#``, unless it is negative. What lies behind the end of the log is
-    not read where it was never written: a segment is a gigabyte, and the kernel knows its holes.
+    Records from ``crc_from`` on must have a ``__CRC32#``, unless it is negative. Never written parts behind the end of
+    the log are not read: a segment is a gigabyte, and the kernel knows its holes.
 
-    Raises CorruptRecordError when something invalid has records behind it in a later segment, unless the sidecar says
-    that what lies behind ``start`` need not be whole (``start_is_flushed``).
+    Raises CorruptRecordError when invalid bytes are followed by records in a later segment, unless the sidecar says
+    that the bytes behind ``start`` need not be complete (``start_is_flushed``).
     """
     bases = [base for base in commit_log.segments() if base + commit_log.segment_bytes > start]
     total = max(0, _written_end(commit_log, bases) - start)
@@ -333,7 +342,7 @@ def scan_to_end(
             end = base + good_end
         if result == kernel.WALK_BLANK:
             if number + 1 == len(bases):
-                # The next segment went with the crash, or was removed unused by a clean stop.
+                # The next segment was lost in the crash, or a clean stop removed it unused.
                 end = base + commit_log.segment_bytes
             continue
         empty = not segment[good_end : good_end + 8].any() and _is_empty_behind(commit_log, base, good_end)
@@ -359,7 +368,7 @@ def _scan_segment(
     checked: Callable[[int], None],
 ) -> tuple[int, int, int, int, int]:
     """``(how it ended, records, end of the last good one, its time, reason)`` of the records from ``first`` on; see
-    :func:`commitmq.kernels.walk.scan`. A piece at a time, and ``checked`` is told the position behind each.
+    :func:`commitmq.kernels.walk.scan`. Scans piece by piece, and tells ``checked`` the position behind each.
     """
     out = np.zeros(5, np.int64)
     at, records, stamp, piece = first, 0, 0, _SCAN_BYTES
@@ -376,12 +385,12 @@ def _scan_segment(
         if result == kernel.WALK_BLANK or stop == segment.size or not goes_on:
             return result, records, good_end, stamp, reason
         if good_end == at:
-            piece = segment.size  # longer than a piece, or no record at all: the whole segment tells
+            piece = segment.size  # longer than a piece, or no record at all: the whole segment tells which
         at = good_end
 
 
 def _written_end(commit_log: CommitLog, bases: list[int]) -> int:
-    """Where, by the kernel's account of holes, the last written byte of the log may be; for showing progress only."""
+    """End of the log's last written byte, by the kernel's account of holes; for showing progress only."""
     for base in reversed(bases):
         fd = os.open(commit_log.folder / segment_name(base), os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -394,7 +403,7 @@ def _written_end(commit_log: CommitLog, bases: list[int]) -> int:
 
 
 def _is_empty_behind(commit_log: CommitLog, base: int, position: int) -> bool:
-    """Whether a segment holds zeros only from ``position`` on."""
+    """Whether a segment holds only zeros from ``position`` on."""
     fd = os.open(commit_log.folder / segment_name(base), os.O_RDONLY | os.O_CLOEXEC)
     try:
         return next(nonzero_chunks(fd, position, commit_log.segment_bytes), None) is None
@@ -415,9 +424,9 @@ def _refuse_orphaned_queues(layout: StoreLayout) -> None:
 def _cut_tail(
     layout: StoreLayout, found: ScanEnd, segment_bytes: int, bases: list[int], behind: Behind, allowed: bool, log: Log
 ) -> Cut | None:
-    """Zero what lies behind the end in its segment, remove the segments behind; returns what was cut, None for nothing.
+    """Zero the bytes behind the end in its segment, remove later segments; returns the cut, None if nothing was cut.
 
-    All copies first, then the line in the journal, then the log.
+    The order is: all copies, the line in the journal, the log.
     """
     paths = {base: layout.commit_log / segment_name(base) for base in bases if base + segment_bytes > found.end}
     cut = None
@@ -444,7 +453,7 @@ def _cut_tail(
             disk.sync_folder(layout.commit_log)
             log.info("removed a segment that holds no records", segment=str(path))
     if cut is None:
-        # One whose last line was never written: the log has lost all of it.
+        # The last line of an interrupted cut was never written: the log no longer has any of it.
         begun = cut_record.unfinished(layout, "recovery", found.end)
         if begun is not None:
             cut_record.mark_done(layout, begun.id)
@@ -455,7 +464,7 @@ def _cut_tail(
 
 
 def _write_down(layout: StoreLayout, found: ScanEnd, paths: dict[int, Path], behind: Behind, allowed: bool) -> Cut:
-    """Copy what is behind the end, and note the cut, durably; one that was interrupted here before is gone on with."""
+    """Copy the bytes behind the end, and record the cut, durably; an interrupted cut at this place is continued."""
     fds = {base: os.open(path, os.O_RDONLY | os.O_CLOEXEC) for base, path in sorted(paths.items())}
     try:
         spans = [(fd, base, max(0, found.end - base), os.fstat(fd).st_size) for base, fd in fds.items()]
@@ -502,7 +511,7 @@ def _start_sync(layout: StoreLayout, start: int, segment_bytes: int) -> None:
 
 
 def _sync_segments(layout: StoreLayout, start: int, end: int, segment_bytes: int) -> None:
-    """Make what the scan accepted durable: after kill -9 it may only be in the page cache."""
+    """Make the accepted records durable: after kill -9 they may only be in the page cache."""
     base = start - start % segment_bytes
     while base < end:
         path = layout.commit_log / segment_name(base)
@@ -518,8 +527,8 @@ def _sync_segments(layout: StoreLayout, start: int, end: int, segment_bytes: int
 def writer_tail(commit_log: CommitLog, segment_bytes: int, *, start: int, published: int) -> tuple[int, int]:
     """End of the log for a writer that was restarted alone, and its last store timestamp (0 when nothing was scanned).
 
-    ``start`` is a record boundary at or below ``published``, what the dead writer had published. Records that were complete
-    but not published are taken over; the log never ends below ``published``. Raises StoreError if it would.
+    ``start`` is a record boundary at or below ``published``, the dead writer's published end. Records that were
+    complete but not published are taken over; the log never ends below ``published``. Raises StoreError if it would.
     """
     out = np.zeros(5, np.int64)
     position, stamp = start, 0
@@ -549,9 +558,9 @@ def writer_tail(commit_log: CommitLog, segment_bytes: int, *, start: int, publis
 
 
 def zero_behind(path: Path, position: int) -> int:
-    """Zero what is not zero behind ``position`` in a segment, without a copy; returns how many bytes were looked at anew.
+    """Zero the nonzero bytes behind ``position`` in a segment, without a copy; returns the number of bytes examined.
 
-    For a restarted writer: what lies there was never published, acknowledged or seen.
+    For a restarted writer: those bytes were never published, acknowledged or seen.
     """
     fd = os.open(path, os.O_RDWR)
     try:

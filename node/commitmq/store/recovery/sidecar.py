@@ -1,29 +1,31 @@
-"""``commitmq/position``: where the next recovery may begin, kept by whoever writes ``checkpoint``, just before it.
+"""``commitmq/position``: where the next recovery may begin; each writer of ``checkpoint`` writes it just before.
 
-RocketMQ's checkpoint holds times, so a recovery that has only that begins at a segment's start and reads up to a few
-segments. The sidecar holds offsets, so the work after a crash is the tail that was not flushed a second ago.
+RocketMQ's checkpoint holds times, so a recovery that has only the checkpoint begins at a segment's start and reads up
+to a few segments. The sidecar holds offsets, so the work after a crash is only the tail that was not flushed a second
+ago.
 
     0    magic and version          8 bytes
     8    flushed i8                 everything below is on the device; a record's boundary
     16   flushed_timestamp i8       store time (ms) of the newest record below it
     24   queues_durable i8          every record below it has its ConsumeQueue unit, on the device
     32   crc_from i8                every record from here on has a __CRC32#; -1: records may have none
-    40   segment_bytes i8           the log's segment size: offsets mean nothing with another one
+    40   segment_bytes i8           the log's segment size: with another size the offsets mean nothing
     48   owner i8                   token in ``abort`` while these positions are being written
     56   owner_before i8            token that a recovery found in ``abort``, before the owner's is there; 0 without one
-    64   boot u8                    names the run of the machine (its kernel's boot id): only when that ended can what was
-                                    written and not synced be gone
-    72   checkpoint_before u4       CRC-32 of the checkpoint file that was there when this was written
-    76   checkpoint_after u4        CRC-32 of the one that was written next
+    64   boot u8                    the boot of the machine (from the kernel's boot id): only when it ended can unsynced
+                                    bytes be lost
+    72   checkpoint_before u4       CRC-32 of the checkpoint file that existed when this was written
+    76   checkpoint_after u4        CRC-32 of the checkpoint file written next
     80   crc u4                     CRC-32 of the bytes above
 
-Trust: RocketMQ may have used the store in between. It writes a checkpoint then, so one that has neither CRC means that
-the sidecar is old; and after it was killed ``abort`` has no token of ours (:mod:`commitmq.store.recovery.abort_file`). In both
-cases RocketMQ's own rules apply (spec section 8). A sidecar that is missing, torn or of another version counts as old.
+Trust: RocketMQ may have used the store in between. It then writes a checkpoint, so a checkpoint with neither CRC means
+that the sidecar is old; and after RocketMQ was killed ``abort`` has no token of CommitMQ's
+(:mod:`commitmq.store.recovery.abort_file`). In both cases RocketMQ's own rules apply (spec section 8). A sidecar that
+is missing, torn or of another version counts as old.
 
-Only a process that has finished the recovery of the store writes it, or one that was started behind it.
+Only a process that has finished the recovery of the store writes it, or one that was started after that.
 
-It fits one sector and is written in place, like the checkpoint.
+The sidecar fits one sector and is written in place, like the checkpoint.
 """
 
 from __future__ import annotations
@@ -65,7 +67,7 @@ class Sidecar:
 
     @classmethod
     def load(cls, path: Path) -> Sidecar | None:
-        """What is in ``path``; None when there is nothing that can be trusted."""
+        """The content of ``path``; None when the file is missing or cannot be trusted."""
         try:
             data = path.read_bytes()
         except OSError:
@@ -94,7 +96,7 @@ class Sidecar:
         return (fields + _CRC.pack(zlib.crc32(fields))).ljust(SIDECAR_BYTES, b"\0")
 
     def agrees_with(self, checkpoint: Path, *, segment_bytes: int, previous: int | None) -> bool:
-        """Whether nobody else has used the store since; ``previous`` is the token in ``abort``, None without that file."""
+        """Whether no other program used the store since; ``previous`` is the token in ``abort``, None without that file."""
         if self.segment_bytes != segment_bytes:
             return False
         if previous is not None and (previous == NO_TOKEN or previous not in (self.owner, self.owner_before)):
@@ -104,7 +106,7 @@ class Sidecar:
     def save_with(self, path: Path, checkpoint: Checkpoint, checkpoint_path: Path) -> None:
         """Write both files, each synced, the sidecar first: it vouches for the old checkpoint and for the new one.
 
-        Raises OSError; whatever was written until then is still right.
+        Raises OSError; then everything written so far is still right.
         """
         self.boot = this_boot()
         self.checkpoint_before = file_crc(checkpoint_path)
@@ -135,6 +137,6 @@ def file_crc(checkpoint: Path) -> int:
 
 
 def this_boot() -> int:
-    """Names this run of the machine; 0 where the system does not tell."""
+    """Identifies this boot of the machine; 0 where the system does not tell."""
     found = boot_id()
     return zlib.crc32(found.encode()) if found else 0

@@ -316,7 +316,7 @@ def test_a_pool_open_to_others_is_refused_until_a_person_looks(store: Store) -> 
     store.send(5)
     store.crash()
     store.folder.chmod(0o755)
-    with pytest.raises(StoreError, match="not ours alone"):
+    with pytest.raises(StoreError, match="not a folder that only this account can use"):
         store.recover()
     store.folder.chmod(0o700)
     store.recover()
