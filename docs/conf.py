@@ -38,7 +38,9 @@ autodoc_preserve_defaults = True
 
 INCLUDE = re.compile(r"^```\{include\} (\S+)\n```$", re.MULTILINE)
 # A fenced block, a piece of code within a line, or a link. Only the last has groups.
-CODE_OR_LINK = re.compile(r"^```.*?^```$|\[([^\[\]]*)\]\(([^()\s]+)\)|(?<!`)(`+)(?!`).+?(?<!`)\3(?!`)", re.DOTALL | re.MULTILINE)
+CODE_OR_LINK = re.compile(
+    r"^```.*?^```$|\[([^\[\]]*)\]\(([^()\s]+)\)|(?<!`)(`+)(?!`).+?(?<!`)\3(?!`)", re.DOTALL | re.MULTILINE
+)
 
 
 def included() -> dict[Path, Path]:
