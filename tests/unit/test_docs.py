@@ -171,7 +171,7 @@ def test_every_page_is_in_a_toctree() -> None:
 
 def test_the_reference_has_every_public_name() -> None:
     text = "\n".join(path.read_text(encoding="utf-8") for path in sorted((DOCS / "api").glob("*.rst")))
-    described = set(re.findall(r"^\.\. auto\w+:: (\S+)$", text, flags=re.MULTILINE))
+    described = set(re.findall(r"^\.\. (?:auto|py:)\w+:: (\S+)$", text, flags=re.MULTILINE))
     # Names that both packages have are described once.
     both = set(commitmq.__all__) & set(commitmq.plugin.__all__)
     assert both == {"CommitMQError", "ConfigError", "FilterError", "hookimpl"}
