@@ -30,7 +30,7 @@ exclude_patterns = ["_build"]
 # Headings have the anchors that GitHub gives them.
 myst_heading_anchors = 6
 
-# Docstrings name what is public by its own name; the reference lists names one by one, because modules load them lazily.
+# The reference lists public names one by one, because their packages load them lazily.
 add_module_names = False
 autodoc_member_order = "bysource"
 autodoc_typehints_format = "short"
