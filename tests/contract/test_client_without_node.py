@@ -20,7 +20,7 @@ from without_node import HIDDEN, hide_node, python
 
 PROGRAM = str(Path(__file__).with_name("client_program.py"))
 COMMAND = ("-m", "commitmq.cli.main")
-# README.md has the measured size; numpy is most of it.
+# docs/installation.md has the measured size; numpy is most of it.
 LIMIT_BYTES = 110_000_000
 
 

@@ -1,6 +1,6 @@
-"""Goal: the tour in README.md is what a reader gets.
+"""Goal: a reader of README.md and of docs/tour.md gets what these pages print.
 
-Method: its blocks run in their order against a real node, and print what they say. Only what differs from machine to
+Method: the blocks of each page run in their order against a real node of their own. Only what differs from machine to
 machine is replaced: the store's folder, the port, the process id, times.
 """
 
@@ -20,14 +20,21 @@ import pytest
 from commitmq.store.layout import StoreLayout
 from commitmq.supervision.node_files import read_node_file
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+PROJECT = Path(__file__).resolve().parents[2]
+README = PROJECT / "README.md"
+PAGE = PROJECT / "docs" / "tour.md"
 DEMO_STORE = "/var/tmp/demo"
 
 
-def tour_blocks() -> list[tuple[str, str]]:
-    """``(language, text)`` of each code block of the tour."""
-    tour = README.read_text(encoding="utf-8").partition("\n## A tour\n")[2].partition("\n## ")[0]
-    return re.findall(r"```(\w+)\n(.*?)```", tour, flags=re.DOTALL)
+def tour_of(path: Path) -> str:
+    """The section of README.md, or all of another page."""
+    text = path.read_text(encoding="utf-8")
+    return text.partition("\n## A tour\n")[2].partition("\n## ")[0] if path == README else text
+
+
+def blocks_of(text: str) -> list[tuple[str, str]]:
+    """``(language, text)`` of each code block."""
+    return re.findall(r"```(\w+)\n(.*?)```", text, flags=re.DOTALL)
 
 
 def commands_of(block: str) -> list[tuple[str, str]]:
@@ -65,13 +72,23 @@ def comparable(output: str, store: Path) -> str:
     return re.sub(r"tcp://127\.0\.0\.1:\d+", "ADDRESS", output)
 
 
-def test_the_tour_prints_what_it_says(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    blocks = tour_blocks()
-    assert [language for language, _ in blocks] == ["console", "pycon", "pycon", "pycon", "console"]
+@pytest.mark.parametrize(
+    ("path", "languages"),
+    [
+        (README, ["console", "pycon", "console"]),
+        (PAGE, ["console", *["pycon"] * 4, "console"]),
+    ],
+    ids=["README", "tour"],
+)
+def test_a_tour_prints_what_it_says(
+    path: Path, languages: list[str], store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks = blocks_of(tour_of(path))
+    assert [language for language, _ in blocks] == languages
     names: dict[str, object] = {}
     for language, text in blocks:
         if language == "pycon":
-            example = doctest.DocTestParser().get_doctest(text, names, "the tour", str(README), 0)
+            example = doctest.DocTestParser().get_doctest(text, names, "the tour", str(path), 0)
             report: list[str] = []
             failed, attempted = doctest.DocTestRunner(verbose=False).run(example, out=report.append, clear_globs=False)
             names.update(example.globs)  # the parser made a copy

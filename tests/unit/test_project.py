@@ -334,7 +334,7 @@ def test_every_module_says_what_it_is() -> None:
 
 
 def test_scripts_can_be_executed() -> None:
-    for name in ("scripts/quickstart", "scripts/test", "scripts/lint", ".ci/run"):
+    for name in ("scripts/quickstart", "scripts/test", "scripts/lint", "scripts/docs", ".ci/run"):
         path = PROJECT / name
         assert os.access(path, os.X_OK), f"{name} is not executable"
         assert path.read_text(encoding="utf-8").startswith("#!/bin/sh\n")
