@@ -1,1 +1,3 @@
-"""The processes around the workers: keeper, supervisor, forkserver, and what ``commitmq start`` and ``status`` ask of them."""
+"""The processes around the workers: keeper, supervisor, forkserver; and the code that ``commitmq start`` and ``status``
+share.
+"""
