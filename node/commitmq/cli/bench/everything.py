@@ -1,4 +1,4 @@
-"""``commitmq bench all``: every measurement of a running node in one table, beside what it should be."""
+"""``commitmq bench all``: every measurement of a running node in one table, beside its goal."""
 
 from __future__ import annotations
 
