@@ -40,10 +40,10 @@ def export(
     master: str,
     as_json: bool,
 ) -> None:
-    """Write what is new in SOURCES to Parquet files below DIR, by topic and day, each message once.
+    """Write new messages of SOURCES to Parquet files below DIR, by topic and day, each message once.
 
-    The next run adds what came since. One that was interrupted, in whatever way, is simply run again. The manifest in
-    DIR/_commitmq/commits names the files that count.
+    The next run adds the messages stored since. A run that was interrupted, in whatever way, is simply run again. The
+    manifest in DIR/_commitmq/commits names the files that count.
     """
     from commitmq_plugins.spark.jobs.export import Form
     from commitmq_plugins.spark.jobs.export import export as work

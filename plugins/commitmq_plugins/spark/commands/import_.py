@@ -30,7 +30,7 @@ def import_(
 ) -> None:
     """Send the messages of the export in DIR to topics of a node, each once.
 
-    Queues keep their numbers and their order. Importing again adds what was exported since.
+    Queues keep their numbers and their order. Importing again adds the messages exported since.
     """
     if (target or state) and len(topics) != 1:
         raise click.UsageError("--to and --state are for a single --topic")
