@@ -18,7 +18,7 @@ _store_option = click.option(
 
 @click.group()
 def kernels() -> None:
-    """Compile what runs as machine code, and say where it is kept.
+    """Compile the numba kernels, and show where they are kept.
 
     A node compiles missing kernels by itself. An installation for many accounts does it once, as the installation's
     owner.
@@ -69,7 +69,7 @@ def where(store: Path | None, as_json: bool) -> None:
         for one in looked_at
     ]
     if store is None:
-        rows.append({"used": False, "origin": "store", "folder": _IN_STORE, "state": "looked at with --store DIR"})
+        rows.append({"used": False, "origin": "store", "folder": _IN_STORE, "state": "searched with --store DIR"})
     if chosen.folder not in [one.folder for one in looked_at]:
         rows.append(
             {"used": True, "origin": chosen.origin, "folder": str(chosen.folder), "state": "for one process only"}

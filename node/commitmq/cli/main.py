@@ -38,7 +38,7 @@ VERBS = {
     "bench": "Measure a node, keep that as a baseline, compare with one.",
     "plugins": "List plugins and what they add.",
     "dispatcher": "List dispatchers; move one that is stuck.",
-    "kernels": "Compile what runs as machine code, and say where it is kept.",
+    "kernels": "Compile the numba kernels, and show where they are kept.",
 }
 
 # Verbs that built-in plugins add through the hook; their summaries are here so that --help need not load the plugins.

@@ -132,7 +132,7 @@ def _print_expiry(expiry: dict[str, Any] | None) -> None:
         return  # its first look comes a minute after the start
     click.echo(f"\nexpiry: oldest segment {expiry['oldest_segment'] or '-'}: {expiry['kept_because']}")
     if expiry["next_by_age_ms"] is not None:
-        click.echo(f"  it goes by age from {_when(expiry['next_by_age_ms'])} on")
+        click.echo(f"  it expires by age from {_when(expiry['next_by_age_ms'])} on")
     if expiry["last_round"]:
         last = expiry["last_round"]
         click.echo(

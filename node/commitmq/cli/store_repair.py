@@ -69,7 +69,7 @@ def repair(
         if done.blanked_units:
             click.echo(f"{done.blanked_units} message(s) cannot be read any more; the others kept their offsets")
         for path in done.evidence:
-            click.echo(f"a copy of what went is {path}")
+            click.echo(f"the removed bytes are copied to {path}")
 
 
 def _restore(store: HeldStore, yes: bool, as_json: bool) -> None:

@@ -82,8 +82,8 @@ class Member:
     # The generation of the session's first answer. Until the member has read it, its claims are of an earlier time.
     since: int = 0
     size_bytes: int = 0  # its approximate memory
-    told: View | None = None  # its last answer,
-    told_at: int = -1  # which holds as long as the group's count of changes stands here
+    told: View | None = None  # its last answer
+    told_at: int = -1  # the group's count of changes at that answer, which holds while the count is the same
 
 
 class Membership:
@@ -270,7 +270,7 @@ class Membership:
             member = self.member_of(name)
             if generation is not None and queue not in member.claims and member.held.get(queue, -1) > generation:
                 raise ProtocolError(
-                    "FENCED", f"{where}: member {name!r} was given it anew, and has not heard of it yet"
+                    "FENCED", f"{where}: member {name!r} was given it again, and has not read that answer yet"
                 )
         if holder != name:
             owner = f"member {holder!r} owns it" if holder else f"member {name!r} does not own it"

@@ -404,7 +404,7 @@ class Gate:
         total = sum(one.pending for one in alive)
         for one in sorted(alive, key=lambda one: (one.unfinished, one.pending), reverse=True):
             if total > limit or one.pending > most:
-                self._end(one, "max_pending_bytes", f"{one.pending} of {total} bytes that wait to be handled are its")
+                self._end(one, "max_pending_bytes", f"it holds {one.pending} of {total} bytes that wait to be handled")
                 total -= one.pending
 
     def _bound_growth(self, now: float) -> None:

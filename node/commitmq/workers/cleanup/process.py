@@ -261,9 +261,9 @@ class Cleaner:
         deadline = monotonic_ms() + PRODUCERS_MS
         while control.get(Word.PRODUCERS_KNOWN) < minimum:
             if monotonic_ms() >= deadline or self._context.stopping:
-                sentence = "what is known of idempotent producers is not written down up to the new minimum"
+                sentence = "the snapshot of idempotent producers does not reach the new minimum"
                 if not control.get(Word.DISK_FLAGS):
-                    raise StoreError(f"{sentence}: nothing is deleted before it is", path=self._layout.producers)
+                    raise StoreError(f"{sentence}: nothing is deleted before it does", path=self._layout.producers)
                 self._log.error(f"{sentence}: messages that are sent again may be stored again", min_offset=minimum)
                 return
             self._pause(20)

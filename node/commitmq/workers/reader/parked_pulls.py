@@ -190,7 +190,7 @@ class ParkedPulls:
         return [] if found is None else list(found)
 
     def queues(self) -> list[QueueKey]:
-        """Queues that somebody waits for."""
+        """Queues that a pull waits for."""
         return list(self._by_queue)
 
     def remove(self, pull: Pull) -> None:

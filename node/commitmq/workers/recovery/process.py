@@ -196,4 +196,4 @@ def _remember(context: WorkerContext, found: Recovered) -> None:
                 f" ({error.strerror}); nothing of them was changed",
                 path=layout.sidecar,
             ) from error
-        context.log.warning("cannot write down what was recovered", error=os.strerror(error.errno or 5))
+        context.log.warning("cannot write the result of the recovery", error=os.strerror(error.errno or 5))

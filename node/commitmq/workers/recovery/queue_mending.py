@@ -2,7 +2,7 @@
 
 :mod:`commitmq.offline.queue_check` finds the damaged queues. Then all queues are rebuilt from the log, as ``commitmq
 store rebuild`` does it, and the old files are kept in ``commitmq/before-rebuild-TIME``. The node's log and the report
-at the end of the start tell it.
+at the end of the start mention the rebuild.
 """
 
 from __future__ import annotations
@@ -50,17 +50,15 @@ def mend_queues(context: WorkerContext, found: Recovered, progress: StartProgres
             found = replace(found, redispatch_from=max(found.min_offset, ends.position))
         return found, {}
     for loss in losses[:_NAMED]:
-        context.log.error("a queue is not what it was", topic=loss.topic, queue=loss.queue_id, why=loss.why)
-    context.log.warning("the ConsumeQueues are made anew from the log", damaged_queues=len(losses))
+        context.log.error("a ConsumeQueue is damaged", topic=loss.topic, queue=loss.queue_id, why=loss.why)
+    context.log.warning("rebuilding the ConsumeQueues from the log", damaged_queues=len(losses))
     try:
         done = rebuild(
             store, ("queues",), lambda at, total: progress("rebuilding queues", at, total), ends=ends or QueueEnds(-1)
         )
     except DiskFullError as error:
-        raise StoreError(f"{_told(losses)}, and there is no room to make them anew from the log: {error}") from error
-    context.log.info(
-        "ConsumeQueues made anew", records=done.records, seconds=round(done.seconds, 3), kept=str(done.kept)
-    )
+        raise StoreError(f"{_told(losses)}, and there is no room to rebuild them from the log: {error}") from error
+    context.log.info("ConsumeQueues rebuilt", records=done.records, seconds=round(done.seconds, 3), kept=str(done.kept))
     rebuilt = {"queues": [str(loss) for loss in losses[:_NAMED]], "damaged": len(losses), "kept": str(done.kept)}
     return replace(found, redispatch_from=found.end), {"rebuilt": rebuilt}
 
@@ -80,7 +78,7 @@ def _ends_of_last_use(context: WorkerContext, found: Recovered) -> QueueEnds | N
 
 def _told(losses: list[Loss]) -> str:
     more = f" and {len(losses) - 1} more" if len(losses) > 1 else ""
-    return f"queues are not what they were: {losses[0]}{more}"
+    return f"ConsumeQueues are damaged: {losses[0]}{more}"
 
 
 def _compare_topics(context: WorkerContext) -> None:

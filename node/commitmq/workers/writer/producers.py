@@ -103,7 +103,11 @@ class Producers:
         except (StoreError, OSError) as error:
             # Do not start with an empty table instead: messages answered as stored would be stored again.
             self.table = self._empty()
-            self._log.warning("producers are made from the whole log", reason=str(error), bytes=end - log.min_offset)
+            self._log.warning(
+                "the table of idempotent producers is rebuilt from the whole log",
+                reason=str(error),
+                bytes=end - log.min_offset,
+            )
             return min(log.min_offset, end)
         self._position = self.durable = found.position
         self._due_ms = monotonic_ms() + self._settings.snapshot_interval_ms
@@ -121,8 +125,8 @@ class Producers:
         begin = min(log.min_offset, end)
         if begin < end:
             self._log.warning(
-                "producers are made from the whole log",
-                reason=f"their file is missing [{self._layout.producers}]",
+                "the table of idempotent producers is rebuilt from the whole log",
+                reason=f"the snapshot is missing [{self._layout.producers}]",
                 bytes=end - begin,
             )
         self._position = begin
@@ -131,12 +135,15 @@ class Producers:
             self.durable = begin
         except OSError as error:
             self._usable = False
-            self._log.warning("idempotent sends are refused until this works", error=os.strerror(error.errno or 5))
+            self._log.warning(
+                "idempotent sends are refused until the snapshot of producers can be written",
+                error=os.strerror(error.errno or 5),
+            )
         return begin
 
     def _check(self, log: CommitLog, position: int, end: int) -> None:
         if position > end:
-            raise StoreError(f"the log ends at {end}, the snapshot of producers knows it up to {position}")
+            raise StoreError(f"the log ends at {end}, before {position}, where the snapshot of producers was taken")
         if log.min_offset < position and not has_record_before(log, position):
             raise StoreError(f"no record ends at {position}, where the snapshot of producers was taken")
         newest = self.table.newest()
@@ -144,14 +151,14 @@ class Producers:
             return
         name, epoch, _, _, sequence, place = newest
         if place.physical_offset >= log.min_offset and UNKNOWN in find_stored(log, [place], name, epoch, sequence, 1):
-            raise StoreError(f"the log has another record before {place.end} than the snapshot of producers knows")
+            raise StoreError(f"the log's record before {place.end} is not the one in the snapshot of producers")
 
     # ------------------------------------------------------------ sends
 
     def judge(self, sender: Numbered, topic: str, queue: int, count: int) -> int:
         """How many of the messages are stored already. Raises SequenceRefusedError, or ProducersUnusableError."""
         if not self._usable:
-            raise ProducersUnusableError("what is known of producers cannot be written to the disk")
+            raise ProducersUnusableError("the snapshot of idempotent producers cannot be written to the disk")
         return self.table.judge(sender.producer_id, sender.epoch, topic, queue, sender.sequence, count)
 
     def note(self, sender: Numbered, topic: str, queue: int, before: int, queue_offset: int, done: Appended) -> None:
@@ -244,7 +251,9 @@ class Producers:
             return
         # The old snapshot is still right. The writer tries the next one soon, and a start reads a little more
         # meanwhile.
-        self._log.warning("cannot write down what is known of producers", error=os.strerror(self._problem.errno or 5))
+        self._log.warning(
+            "cannot write the snapshot of idempotent producers", error=os.strerror(self._problem.errno or 5)
+        )
         self._position = -1
         self._due_ms = monotonic_ms() + _RETRY_MS
 

@@ -108,7 +108,7 @@ class SendRequests:
         local_socket: Path | None = None,
     ) -> None:
         """``producers``: the table of idempotent producers; None where idempotent sends are refused. ``local_socket``:
-        the path that ``hello`` tells clients.
+        the path in the answer to ``hello``.
         """
         self._local_socket = {} if local_socket is None else {"local_socket": str(local_socket)}
         self._producers = producers

@@ -24,7 +24,7 @@ _MIB = 1024 * 1024
 )
 @click.option("--keep-body", is_flag=True, help="Also keep the bytes of bodies that are parsed.")
 @click.option("--file-mib", type=Quantity("mib", low=1), default=128, show_default=True, help="How large files grow.")
-@click.option("--allow-data-loss", is_flag=True, help="Pass over what expired or is damaged, and report it.")
+@click.option("--allow-data-loss", is_flag=True, help="Skip messages that expired or are damaged, and report them.")
 @master_option
 @json_option
 def export(

@@ -20,7 +20,7 @@ from commitmq_plugins.spark.command_options import job_session, master_option
     "--state",
     metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="What the import remembers; for a single --topic.  [default: beside the manifest]",
+    help="The import's state file; for a single --topic.  [default: beside the manifest]",
 )
 @node_option
 @master_option
