@@ -134,9 +134,7 @@ _OUTPUT_PROBLEMS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EB
 
 
 def _run(words: list[str]) -> object:
-    """Run the verb in ``words``. Returns its exit code or None. (click's own main turns a closed pipe into exit code
-    1.)
-    """
+    """Run the verb in ``words``. Returns its exit code or None. (click's own main turns a closed pipe into exit code 1.)"""
     cli._main_shell_completion({}, "commitmq")
     try:
         with cli.make_context("commitmq", words) as context:

@@ -16,9 +16,7 @@ def can_draw() -> bool:
 
 @contextlib.contextmanager
 def byte_progress(what: str, *, quiet: bool) -> Iterator[Callable[[int, int], None]]:
-    """Gives a function to call with (bytes done, total bytes). Shows nothing when ``quiet`` or without
-    :func:`can_draw`.
-    """
+    """Gives a function to call with (bytes done, total bytes). Shows nothing when ``quiet`` or without :func:`can_draw`."""
     if quiet or not can_draw():
         yield lambda _done, _total: None
         return

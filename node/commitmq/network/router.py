@@ -45,9 +45,7 @@ class Router(zmq.Socket[bytes]):
     unsent: UnsentAnswers
 
     def recv_multipart(self, flags: int = 0, copy: bool = True, track: bool = False) -> list[Any]:
-        """The next request: routing id, header, payload. A request refused because of its sender's id is never
-        returned.
-        """
+        """The next request: routing id, header, payload. A request refused because of its sender's id is never returned."""
         gate = self.gate
         while True:
             try:

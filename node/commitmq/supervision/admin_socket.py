@@ -55,9 +55,7 @@ class AdminSocket:
             raise CommitMQError(f"cannot listen on {address}: {error.strerror}") from error
 
     def serve(self) -> None:
-        """Answer the requests that have arrived, up to a bound, so that a flood of requests cannot keep the caller
-        here.
-        """
+        """Answer the requests that have arrived, up to a bound, so that a flood of requests cannot keep the caller here."""
         end_ns = time.monotonic_ns() + _MAX_TURN_NS
         for _ in range(_MAX_REQUESTS_A_TURN):
             if time.monotonic_ns() >= end_ns:

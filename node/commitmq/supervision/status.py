@@ -104,9 +104,7 @@ def cpu_seconds(pid: int) -> float | None:
 
 
 def memory_bytes(pid: int, store: Path) -> int | None:
-    """PSS of ``pid`` without mappings of files under ``store``; None when it is gone or this account may not look at
-    it.
-    """
+    """PSS of ``pid`` without mappings of files under ``store``; None when it is gone or this account may not look at it."""
     try:
         smaps = Path(f"/proc/{pid}/smaps").read_bytes()
     except OSError:

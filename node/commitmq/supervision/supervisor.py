@@ -672,9 +672,7 @@ def pipe_report(fd: int) -> Report:
 
 
 def main(arguments: list[str]) -> int:
-    """``python -m commitmq.supervision.supervisor STORE CONFIG_FD READY_FD MODE KEEPER_PID LIFE``: the keeper's
-    command.
-    """
+    """``python -m commitmq.supervision.supervisor STORE CONFIG_FD READY_FD MODE KEEPER_PID LIFE``: the keeper's command."""
     store, config_fd, ready_fd, mode, keeper_pid, life = arguments
     log_module.configure()
     set_process_name("cmq-supervisor")

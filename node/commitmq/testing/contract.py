@@ -319,9 +319,7 @@ class DispatcherContract:
         self._explore(tmp_path, sample, check)
 
     def test_replay_from_the_beginning(self, sample: SampleLog, tmp_path: Path) -> None:
-        """The host's note of the position is lost: all records are offered again, once after a kill, once after a
-        close.
-        """
+        """The host's note of the position is lost: all records are offered again, once after a kill, once after a close."""
         expected = self._straight(tmp_path / "straight", sample)
         life = self._life(tmp_path / "a", sample).open().feed(sample.end)
         killed = life.copy(tmp_path / "b")
@@ -344,9 +342,7 @@ class DispatcherContract:
     # ------------------------------------------------------------ directly: going back, going away
 
     def test_truncate(self, sample: SampleLog, tmp_path: Path) -> None:
-        """``truncate`` works at every offset or raises NotImplementedError without a change; with ``can_undo`` it
-        works.
-        """
+        """``truncate`` works at every offset or raises NotImplementedError without a change; with ``can_undo`` it works."""
         expected = self._straight(tmp_path / "straight", sample)
         spec, _, _ = self.loaded()
         targets = (0, sample.offsets[1], sample.offsets[70], sample.offsets[-1], sample.end)

@@ -178,8 +178,8 @@ class Coordinator:
         service.forget_faults()
 
     def _must_wait(self, answer: Answer | bytes) -> bool:
-        """Whether an answer waits for the end of a topic. When a full disk refuses the deletion's files, the client
-        learns it at once.
+        """Whether an answer waits for the end of a topic. When the disk refuses the deletion's files, the client learns
+        it at once.
         """
         return (
             isinstance(answer, Answer)

@@ -50,9 +50,7 @@ class DataLossError(CommitMQError):
 
 @dataclass(frozen=True, slots=True)
 class GapPolicy:
-    """``fail``: raise. Otherwise gaps are logged, and written to a file of their own in ``folder`` unless that is
-    empty.
-    """
+    """``fail``: raise. Otherwise gaps are logged, and written to a file of their own in ``folder`` unless that is empty."""
 
     fail: bool = True
     folder: str = ""

@@ -46,9 +46,7 @@ _log = get_log("spark")
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Lives in a Python worker beside the driver for as long as the query runs; ``read`` runs in the executors'
-    workers.
-    """
+    """Lives in a Python worker beside the driver for as long as the query runs; ``read`` runs in the executors' workers."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         """Raises ConfigError for unusable options and columns."""

@@ -209,7 +209,7 @@ class Cleaner:
             if Reason.FORCED not in plan.reasons:
                 raise
             # A disk without a free byte: without the durable minimum a crash at this moment may bring back the segments
-            # deleted now. Without the record of the log's former beginning no start takes that for a loss.
+            # deleted now. The record of where the log began is removed, so that no start takes that for a loss.
             self._log.warning("the new minimum is not durable", error=str(error))
             queue_ends.forget(self._layout.queue_ends)
         self._control.put(Word.MIN_OFFSET, plan.min_offset)

@@ -41,9 +41,7 @@ class DispatchState:
 
     @classmethod
     def load(cls, path: Path) -> DispatchState:
-        """The state in ``path``; a new one when there is no file. Raises StoreError for a file that holds no such
-        state.
-        """
+        """The state in ``path``; a new one when there is no file. Raises StoreError for a file that holds no such state."""
         try:
             data: dict[str, Any] = orjson.loads(path.read_bytes())
             return cls(

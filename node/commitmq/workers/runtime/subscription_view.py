@@ -117,9 +117,7 @@ class CompiledSubscriptions:
 
 
 class BitMapFilter:
-    """A pull's filter that first looks at the bit maps. ``wanted`` decides about every message that they do not
-    exclude.
-    """
+    """A pull's filter that first looks at the bit maps. ``wanted`` decides about every message that they do not exclude."""
 
     def __init__(self, wanted: RecordFilter, known: Known) -> None:
         self._wanted = wanted

@@ -51,9 +51,7 @@ class TopicView(NamedTuple):
     def of(
         cls, read_queues: int, write_queues: int, perm: int, attributes: Mapping[str, str], incarnation: int = 0
     ) -> TopicView:
-        """From the fields that topics.json, ``topic.route`` and the news share. ``attributes`` are those set
-        explicitly.
-        """
+        """From the fields that topics.json, ``topic.route`` and the news share. ``attributes`` are those set explicitly."""
         return cls(
             read_queues, write_queues, perm, tuple(sorted(attributes.items())) if attributes else (), incarnation
         )

@@ -504,9 +504,7 @@ class Writer:
         self.appender.close()
 
     def _finish_producers(self) -> None:
-        """Wait a moment for the flush of messages acknowledged without one: a snapshot must not be ahead of
-        ``flushed``.
-        """
+        """Wait a moment for the flush of messages acknowledged without one: a snapshot must not be ahead of ``flushed``."""
         position = self.appender.position
         deadline = monotonic_ms() + _FINISH_MS
         while self._control.get(_FLUSHED) < position and monotonic_ms() < deadline:

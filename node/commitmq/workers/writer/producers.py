@@ -212,9 +212,7 @@ class Producers:
         return 0
 
     def finish(self, position: int, flushed: int) -> None:
-        """The writer stops in order: save a snapshot of the end if all is flushed, so that the next start reads
-        nothing.
-        """
+        """The writer stops in order: save a snapshot of the end if all is flushed, so that the next start reads nothing."""
         if self._saving is not None:
             self._saving.join()
             self._saved()

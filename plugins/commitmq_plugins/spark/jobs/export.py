@@ -236,9 +236,7 @@ def _whole_json(frame: DataFrame) -> DataFrame:
 
 
 def is_whole_json(body: bytes) -> bool:
-    """False when something follows the first JSON value of ``body``. Spark judges bodies that are no strict JSON at
-    all.
-    """
+    """False when something follows the first JSON value of ``body``. Spark judges bodies that are no strict JSON at all."""
     try:
         orjson.loads(body)
     except orjson.JSONDecodeError:

@@ -1,6 +1,4 @@
-"""``pipeline rebuild``: :mod:`commitmq.offline.rebuild_parallel` with Spark; the files equal those of ``store
-rebuild``.
-"""
+"""``pipeline rebuild``: :mod:`commitmq.offline.rebuild_parallel` with Spark; the files equal those of ``store rebuild``."""
 
 from __future__ import annotations
 
