@@ -3,12 +3,12 @@
 ``COMMITMQ_FAILPOINTS="writer.after_append=kill@3;flush.before_fdatasync=delay:50ms"`` names them. Actions:
 
     kill            SIGKILL to this process: what the out-of-memory killer does
-        kill_node       SIGKILL to every process of this one's group: a whole node but its keeper, which starts it again
+    kill_node       SIGKILL to every process of this one's group: a whole node but its keeper, which starts it again
     stop            SIGSTOP to this process: a hang that only a heartbeat shows
     exit            end at once with exit code 77, without clean-up
     delay:50ms      sleep (``us``, ``ms`` or ``s``)
     errno:ENOSPC    raise OSError with that errno, as the system call at this place would
-        short:100       at a place that writes: pass at most so many bytes to the system call, so it reports a short write
+    short:100       at a place that writes: pass at most so many bytes to the system call, so it reports a short write
 
 ``@n`` fires only at the n-th hit of a process, ``@n-m`` at the n-th to the m-th; without it every hit fires. A
 restarted worker counts from zero. So ``COMMITMQ_FAILPOINTS_ONCE=FOLDER`` lets each point with ``@n`` fire in one

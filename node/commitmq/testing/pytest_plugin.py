@@ -1,9 +1,9 @@
 """The pytest plugin ``commitmq``: nodes as fixtures.
 
-        commitmq_node           a ready node, in a temporary folder, for one test
-        commitmq_node_factory   makes them: commitmq_node_factory(settings=["topics.default_queues=1"], plugins=["my.module"])
-        commitmq_shared_node    one for all tests of a run, so it starts only once: use a topic of your own in it,
-        commitmq_topic          a new topic of four queues in the shared node, deleted after the test
+    commitmq_node           a ready node, in a temporary folder, for one test
+    commitmq_node_factory   makes them: commitmq_node_factory(settings=["topics.default_queues=1"], plugins=["my.module"])
+    commitmq_shared_node    one for all tests of a run, so it starts only once: use a topic of your own in it,
+    commitmq_topic          a new topic of four queues in the shared node, deleted after the test
 
 The marker ``commitmq`` gives ``commitmq_node`` its settings and its plugins, which need not be installed; several of them
 (a function's, a class's, a module's ``pytestmark``) add up:

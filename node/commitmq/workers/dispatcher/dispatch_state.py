@@ -2,11 +2,11 @@
 
     position    physical offset below which everything is durable in the dispatcher's own files
     timestamp   store time (ms) of the newest record below it
-        epoch       start of the node in which the file was opened last: the same epoch means that only the process died
-        clean       closed in order
-        skipped     [[start, end], …]: ranges of the log that a person had the dispatcher skip; kept, because a
-                    dispatcher may go back to a position of its own after any crash
-        gaps        [[start, end], …]: ranges that were deleted from the log before the dispatcher reached them
+    epoch       start of the node in which the file was opened last: the same epoch means that only the process died
+    clean       closed in order
+    skipped     [[start, end], …]: ranges of the log that a person had the dispatcher skip; kept, because a
+                dispatcher may go back to a position of its own after any crash
+    gaps        [[start, end], …]: ranges that were deleted from the log before the dispatcher reached them
 
 Lists keep their newest hundred entries. Each write replaces the file durably (write beside, fsync, rename, fsync).
 """

@@ -1,8 +1,8 @@
 """The manifest of an export: the files that belong to it, and the exported position of each queue.
 
-        ROOT/_commitmq/lock                              held by the running export
-        ROOT/_commitmq/commits/00000000000000000001.json one for each finished step, in order
-        ROOT/topic=orders/date=2026-11-21/part-….parquet the data
+    ROOT/_commitmq/lock                              held by the running export
+    ROOT/_commitmq/commits/00000000000000000001.json one for each finished step, in order
+    ROOT/topic=orders/date=2026-11-21/part-….parquet the data
 
 A commit holds files and positions together, and appears as a whole: it is written and synced under another name and
 then linked to its own name, which fails if another process was first. A run that dies before that has exported nothing.

@@ -1,10 +1,10 @@
 """The state file of a job that sends messages: with it the job can be interrupted anywhere and run again. One JSON
 file.
 
-        what     the request; another request with the same file is refused
-        sink_id  the id of its producers: the same in every run, so that the node recognises stored messages
-        plan     the decision at the beginning: the messages to send, cut into steps
-        done     how many steps are finished
+    what     the request; another request with the same file is refused
+    sink_id  the id of its producers: the same in every run, so that the node recognises stored messages
+    plan     the decision at the beginning: the messages to send, cut into steps
+    done     how many steps are finished
 
 The file is replaced as a whole and synced before a step begins, so a run that dies repeats at most the step it was in;
 the node stores no message of that step twice.
