@@ -1,5 +1,4 @@
-"""The control block: two mapped pages of positions. Every process of a node reads them; each word has one writing
-process.
+"""The control block: two mapped pages of positions that every process of a node reads, and one process per word writes.
 
 Layout: 1024 signed 8-byte words in host byte order (they never leave the machine, and are created at each start).
 

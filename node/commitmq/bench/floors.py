@@ -1,5 +1,4 @@
-"""The raw speed of this machine at this moment, without CommitMQ: the reference for comparing figures of different
-days.
+"""The raw speed of this machine at this moment, without CommitMQ: the reference for comparing figures across days.
 
 Machines drift: another neighbour on the host, another kernel, a disk that is fuller. A figure that became worse by as
 much as its floor did says nothing about CommitMQ.

@@ -1,5 +1,6 @@
-"""Compares a memory topic with a durable one: single sends and batches, taking turns, so that other work of the machine
-slows all of them alike.
+"""Compares a memory topic with a durable one, by single sends and batches.
+
+Both take turns, so that other work of the machine slows both alike.
 """
 
 from __future__ import annotations

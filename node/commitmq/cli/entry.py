@@ -1,5 +1,7 @@
-"""The first module of the program ``commitmq``: it imports only built-in modules of Python, so that Ctrl-C while the
-command is imported (most of its first 0.2 s) ends it quietly and not with a traceback out of some module.
+"""The first module of the program ``commitmq``: makes Ctrl-C quiet while the command is imported.
+
+It imports only built-in modules of Python, so that Ctrl-C while the command is imported (most of its first 0.2 s) ends
+it quietly and not with a traceback out of some module.
 """
 
 import _signal  # type: ignore[import-not-found]  # what `signal` is made of; that one imports enum

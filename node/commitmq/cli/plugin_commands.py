@@ -1,5 +1,6 @@
-"""Adds the commands of plugins to ``commitmq``. Imported only when a plugin is installed and a verb is not the node's
-own.
+"""Adds the commands of plugins to ``commitmq``.
+
+Imported only when a plugin is installed and a verb is not the node's own.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""Option types for numbers: sizes and times, where a plain number has the option's unit and others name one
-(:mod:`commitmq.config.units`); queues and offsets, which the files of a store keep in 32 and 64 bits.
+"""Option types for numbers: sizes, times, queues and offsets.
+
+For sizes and times a plain number has the option's unit, others name one (:mod:`commitmq.config.units`). The files of a
+store keep queues and offsets in 32 and 64 bits.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""``commitmq start``: becomes the node's keeper, or starts one in the background and waits until the node takes
-messages.
-"""
+"""``commitmq start``: becomes the node's keeper, or starts one in the background and waits until the node is ready."""
 
 from __future__ import annotations
 

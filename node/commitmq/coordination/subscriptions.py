@@ -1,5 +1,6 @@
-"""The SQL92 subscriptions of consumer groups: ``config/consumerFilter.json`` (RocketMQ's), and
-``run/subscriptions.json``, which the ConsumeQueue dispatcher and the readers read.
+"""The SQL92 subscriptions of consumer groups, and the list of them for the ConsumeQueue dispatcher and the readers.
+
+Files: ``config/consumerFilter.json`` (RocketMQ's), and ``run/subscriptions.json``, which the other processes read.
 
 A subscription gets bits in the bit maps of extension units (spec 3.8), so that readers can skip messages that cannot
 match. That is right only for units that were written with the subscription known. So a change takes two steps. First

@@ -1,5 +1,7 @@
-"""Finds and loads plugins: built-in ones by module name, third parties' by the entry-point group ``commitmq``, and
-plugins under development that are not installed by the variable ``COMMITMQ_PLUGINS="name=module,…"``.
+"""Finds and loads plugins.
+
+Built-in plugins are found by module name, third parties' by the entry-point group ``commitmq``, and plugins under
+development that are not installed by the variable ``COMMITMQ_PLUGINS="name=module,…"``.
 
 Each plugin is loaded by itself. A plugin that cannot be imported, does not fit the hooks or raises in one is reported
 with its distribution and traceback and left out (a hook that raises leaves out only that hook's part); the rest goes

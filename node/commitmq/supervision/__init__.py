@@ -1,3 +1,1 @@
-"""The processes around the workers: keeper, supervisor, forkserver; and the code that ``commitmq start`` and ``status``
-share.
-"""
+"""The processes around the workers (keeper, supervisor, forkserver), and code of ``commitmq start`` and ``status``."""

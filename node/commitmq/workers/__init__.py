@@ -1,3 +1,1 @@
-"""The worker processes, one module each. A worker's docstring lists its owned files, reads, advances, sockets and exit
-codes.
-"""
+"""The worker processes, one module each; its docstring lists owned files, reads, advances, sockets and exit codes."""

@@ -1,5 +1,7 @@
-"""``commitmq bench produce|consume|latency|memory|all|rolls|restart|stations``: measurements of a running node (the
-last three: of nodes of their own), printed or as JSON; saved as a baseline, or compared with one.
+"""``commitmq bench``: measurements of a running node; ``rolls``, ``restart`` and ``stations`` run nodes of their own.
+
+The others are ``produce``, ``consume``, ``latency``, ``memory`` and ``all``. Results are printed or written as JSON;
+they can be saved as a baseline, or compared with one.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""Reports a worker's progress before it is ready: to the supervisor, which shows it in ``status`` and to the program
-that waits for the start, and to the log when it takes long.
+"""Reports a worker's progress before it is ready.
+
+The supervisor gets the reports and shows them in ``status`` and to the program that waits for the start; the log gets
+them when the start takes long.
 """
 
 from __future__ import annotations

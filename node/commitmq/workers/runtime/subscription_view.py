@@ -1,5 +1,4 @@
-"""SQL92 subscriptions as the ConsumeQueue dispatcher and the readers know them (see
-commitmq.coordination.subscriptions).
+"""SQL92 subscriptions in the ConsumeQueue dispatcher and the readers (see commitmq.coordination.subscriptions).
 
 The list is read again whenever ``Word.SUBSCRIPTIONS_VERSION`` moved. When it cannot be read, no subscription is known:
 a message then gets no bits and no unit is skipped.
@@ -83,7 +82,7 @@ class SubscriptionView:
 class CompiledSubscriptions:
     """For the dispatcher: the filters of a topic's subscriptions, each with its bits. Only the node's own filter types.
 
-    An expression is compiled when the first message of its topic comes, and kept as long as a subscription has it.
+    An expression is compiled once, when the first message of its topic comes, and kept as long as a subscription has it.
     """
 
     def __init__(self, layout: StoreLayout, control: ControlBlock, specs: Iterable[Mapping[str, Any]]) -> None:

@@ -526,8 +526,7 @@ class SendRequests:
                         "no space for the next segment of the log; reads go on",
                         self._config.disk.check_interval_ms,
                     ) from None
-                # A run may need more segments than allocate keeps ready, and it may keep none (preallocate_segments =
-                # 0).
+                # A run may need more segments than allocate keeps ready; with preallocate_segments = 0 it keeps none.
                 self._control.put(Word.SEGMENT_WANTED, error.base)
                 self._allocate.ring()
                 deadline = deadline or monotonic_ms() + _SEGMENT_PATIENCE_MS

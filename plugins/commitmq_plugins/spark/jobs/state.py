@@ -1,5 +1,4 @@
-"""The state file of a job that sends messages: with it the job can be interrupted anywhere and run again. One JSON
-file.
+"""The state of a job that sends messages, as one JSON file: the job can be interrupted anywhere and run again.
 
     what     the request; another request with the same file is refused
     sink_id  the id of its producers: the same in every run, so that the node recognises stored messages

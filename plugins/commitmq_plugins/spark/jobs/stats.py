@@ -1,5 +1,4 @@
-"""Statistics of a store: counts, bytes, percentiles of size and delay, and distinct keys, by topic, queue, tag and
-hour.
+"""Statistics of a store: counts, bytes, percentiles of size and delay, distinct keys; by topic, queue, tag and hour.
 
 One pass over the log. Spark counts every group of :data:`GROUPINGS` at once; percentiles and distinct keys are
 approximate: see :data:`ERRORS`. Plots need time steps that fit the time span of the messages (:data:`STEPS_MS`); when
