@@ -1,4 +1,4 @@
-"""The control block: two mapped pages of positions that every process of a node reads, and one process per word writes.
+"""The control block: two mapped pages of positions. Every process of a node reads them; one process writes each word.
 
 Layout: 1024 signed 8-byte words in host byte order (they never leave the machine, and are created at each start).
 

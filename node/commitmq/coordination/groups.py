@@ -32,7 +32,7 @@ from commitmq.store.metadata.topic_name import validate_group
 
 _T = TypeVar("_T")
 
-# A look at a session comes at most this much later, so that a member that joins again and again with other time-outs
+# The next look at a session comes within this time, so that a member that joins again and again with other time-outs
 # leaves no more than a few looks behind.
 _LOOK_MS = 5_000
 # Sessions end at most this much late: thousands of members must not wake the coordinator a thousand times a second.

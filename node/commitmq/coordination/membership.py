@@ -2,9 +2,9 @@
 
 The module is pure: the caller brings the clock (milliseconds, monotonic) and the queues of a topic.
 
-Two tables decide. ``target`` says which member *should* have a queue: for each topic its queues in order are cut into
-consecutive shares, as even as possible, for the subscribed members in the order of their names (RocketMQ's average
-allocation). ``holders`` says which member *has* it: only the holder may commit, and a queue has at most one. The tables
+Two assignments decide. ``target`` says which member *should* have a queue: for each topic its queues in order are cut
+into consecutive shares, as even as possible, for the subscribed members in the order of their names (RocketMQ's average
+allocation). ``holders`` says which member *has* it: only the holder may commit, and a queue has at most one. They
 differ during a rebalance:
 
 * a queue without a holder is given to its target in the answer to the target's next join or heartbeat;

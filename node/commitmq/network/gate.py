@@ -249,7 +249,7 @@ class Gate:
         with self._meeting:
             connection = self._unheard.pop(descriptor, None)
             if connection is None or connection.accepted_s < time.monotonic() - _NEWCOMER_S:
-                connection = Connection(descriptor)  # the object belongs to a peer that came and went
+                connection = Connection(descriptor)  # an old object would belong to a peer that came and went
             self._connections[descriptor] = connection
             if connection.identity is not None:
                 self.peers[connection.identity] = connection

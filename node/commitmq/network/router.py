@@ -30,7 +30,7 @@ from commitmq.protocol import wire
 MAX_FRAMES: Final = 1_024
 # The bytes that ZeroMQ writes before each frame.
 FRAME_HEAD_BYTES: Final = 9
-# Twice the longest header: a header of up to this size is answered with an error, a longer one ends the connection.
+# Twice the longest header: a header that is too long is answered up to this size; a longer one ends the connection.
 _MAX_HEADER_FRAME_BYTES: Final = 2 * wire.MAX_HEADER_BYTES
 _BUSY_RETRY_MS: Final = 50
 _BACKLOG: Final = 1_024

@@ -78,7 +78,7 @@ class KeeperWatch:
     def _is_over(self) -> bool:
         assert self._pidfd is not None
         if not self._word < 0:
-            # A keeper that is this process's child ends as a zombie, and only this process can wait for it.
+            # A keeper that is this process's child is over as soon as it is a zombie; only this process can wait for it.
             with contextlib.suppress(ChildProcessError):
                 return os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG) is not None
             return True
