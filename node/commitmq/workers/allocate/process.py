@@ -55,8 +55,8 @@ class SegmentAllocator:
         found = file_system_of(context.layout.commit_log)
         if found in COPY_ON_WRITE:
             self._log.warning(
-                "the log is on a copy-on-write file system: no space is reserved for overwrites, so a full disk can kill the"
-                " writer (SIGBUS), which loses nothing that was acknowledged",
+                "the log is on a copy-on-write file system: no space is reserved for overwrites, so a full disk can"
+                " kill the writer (SIGBUS), which loses nothing that was acknowledged",
                 file_system=found,
                 disk_full_from_percent=round(context.config.disk.warning_ratio * 100, 1),
             )
