@@ -103,7 +103,7 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     value = getattr(import_module(_HOMES.get(name, "commitmq.errors")), name)
-    globals()[name] = value  # the next look-up does not come here
+    globals()[name] = value  # the next look-up finds it without this function
     return value
 
 

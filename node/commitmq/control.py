@@ -1,23 +1,23 @@
-"""The control block: two mapped pages of positions that every process of a node reads and exactly one writes, each.
+"""The control block: two mapped pages of positions. Every process of a node reads them; one process writes each word.
 
-Layout: 1024 signed 8-byte words in host byte order (they never leave the machine, and are made anew at each start).
+Layout: 1024 signed 8-byte words in host byte order (they never leave the machine, and are created at each start).
 
     word 0         magic and layout version
     words 1..63    positions and flags of the node, one named word each (:class:`Word`)
     words 64..191  16 dispatcher slots of 8 words (:class:`DispatcherWord`)
     words 192..703 64 worker slots of 8 words (:class:`WorkerWord`)
 
-Why single words: a load or store through ``memoryview.cast('q')`` is one aligned 8-byte machine access, so no reader can
-see half a value. ``struct.pack_into`` must not be used here: it zeroes its target first, and readers saw the zero.
+Why single words: a load or store through ``memoryview.cast('q')`` is one aligned 8-byte machine access, so no reader
+can see half a value. ``struct.pack_into`` must not be used here: it zeroes its target first, and readers saw the zero.
 
-Why no locks: every word has one writing process (:mod:`commitmq.ownership`). Positions only grow while a node runs. Order that
-must hold: ``min <= dispatched[consume_queue] <= reput <= visible <= committed <= written <= allocated``. Only with the
-transient store pool is ``committed`` a word of its own; without it what is written is committed.
+Why no locks: every word has one writing process (:mod:`commitmq.ownership`). Positions only grow while a node runs.
+This order must hold: ``min <= dispatched[consume_queue] <= reput <= visible <= committed <= written <= allocated``.
+Only with the transient store pool is ``committed`` a word of its own; without it written bytes are committed.
 
-Why no barriers: x86 keeps a process's stores in order. arm64 need not: who reads a position there may see it a moment before
-the bytes it stands for, unless a system call of the writer lies between; a sync does, so what is FLUSHED is there. Whoever
-reads the log up to WRITTEN therefore checks size, magic and physical offset of each record, and reput, which is where all
-others get their records from, looks again later at what is no record yet.
+Why no barriers: x86 keeps a process's stores in order. arm64 need not: a process that reads a position there may see it
+a moment before the bytes it stands for, unless the writer made a system call in between. A sync is such a call, so the
+bytes below FLUSHED are there. So a process that reads the log up to WRITTEN checks size, magic and physical offset of
+each record, and reput, from which all others get their records, looks again later at bytes that are no record yet.
 
 A wake-up (see :mod:`commitmq.workers.runtime.doorbell`) only says "look again": it may be lost, so every loop also polls.
 """
@@ -43,7 +43,7 @@ _WORKER_BASE = 192
 class Word(IntEnum):
     """Node-wide words. Which process writes one is in :data:`commitmq.ownership.WORDS`."""
 
-    MAGIC = 0  # of this layout; stored when the page is made
+    MAGIC = 0  # of this layout; stored when the page is created
     EPOCH = 1  # counts starts of the node
     WRITTEN = 2  # end of the last complete record in the log
     WRITTEN_TIMESTAMP = 3  # store timestamp (ms) of that record, stored before WRITTEN
@@ -60,18 +60,18 @@ class Word(IntEnum):
     RECOVERED_END = 14  # end of the log that recovery found
     CRC_FROM = 15  # every record from here on has a __CRC32#; -1 when records may have none
     SUBSCRIPTIONS_VERSION = 16  # grows with every change of run/subscriptions.json
-    SEGMENT_WANTED = 17  # where the segment begins that an append waits for; 0 for none so far
-    POOL_BUFFERS = 18  # buffers of the transient store pool; 0: none, and the next two mean nothing
-    COMMITTED = 19  # end of what is in the log's files, a record's boundary
+    SEGMENT_WANTED = 17  # base of the segment that an append waits for; 0 for none so far
+    POOL_BUFFERS = 18  # buffers of the transient store pool; 0: none, and the next two words are unused
+    COMMITTED = 19  # end of the bytes in the log's files, a record's boundary
     COMMITTED_TIMESTAMP = 20  # no newer than the store timestamp (ms) of the last record below COMMITTED
-    WRITER_SYNC = 21  # what the writer does with the device itself: a WriterSync, or the errno it got, negative
+    WRITER_SYNC = 21  # state of the writer's own fdatasync: a WriterSync, or the negative errno of a failure
     WRITER_SYNCED = 22  # everything below is on the device too; flush makes it FLUSHED
     WRITER_SYNCED_TIMESTAMP = 23  # store timestamp (ms) of the last record below it, stored after it
-    FLUSHING = 24  # end of what a sync under way covers; 0 while none is, or its outcome is in another word
-    PRODUCERS_KNOWN = 25  # what is known of idempotent producers up to here is on the device without the log
-    PRODUCERS_WANTED = 26  # the log will begin here as soon as PRODUCERS_KNOWN has come that far
-    WRITER_TOPICS = 30  # the writer knows every change of topics up to this TOPICS_VERSION, and acts by it
-    MEMORY_TOPICS = 31  # the process of memory topics does
+    FLUSHING = 24  # end of the range of a sync under way; 0 while none is, or its outcome is in another word
+    PRODUCERS_KNOWN = 25  # a snapshot of the idempotent producers up to here is on the device, independent of the log
+    PRODUCERS_WANTED = 26  # the log will begin here as soon as PRODUCERS_KNOWN has reached it
+    WRITER_TOPICS = 30  # the writer knows and applies every change of topics up to this TOPICS_VERSION
+    MEMORY_TOPICS = 31  # the same for the process of memory topics
 
 
 class WriterSync(IntEnum):
@@ -82,7 +82,7 @@ class WriterSync(IntEnum):
 
 
 class DiskFlag(IntEnum):
-    """Why sends are refused although the writer is well."""
+    """Why sends are refused although the writer works."""
 
     NO_SEGMENT = 1  # the next segment could not be allocated
     DISK_FULL = 16  # use of the disk is above disk.warning_ratio (RocketMQ's running flag of the same value)
@@ -98,7 +98,7 @@ class DispatcherWord(IntEnum):
     FLAGS = 4  # bits of DispatcherFlag
     DEATHS = 5  # how often it died in the batch behind DISPATCHED; counted before the batch, taken back after it
     SUSPECT_END = 6  # end of that batch
-    TOPICS = 7  # of topics that were deleted up to this TOPICS_VERSION it has nothing left
+    TOPICS = 7  # the queues of all topics deleted up to this TOPICS_VERSION are removed
 
 
 class DispatcherFlag(IntEnum):
@@ -118,7 +118,7 @@ class WorkerWord(IntEnum):
     ASLEEP = 3  # the worker: 0 awake, 1 asleep, 2 napping (see workers.runtime.doorbell)
     RESTARTS = 4  # supervisor
     RELEASED = 5  # the worker: it has no segment mapped that ends at or below this offset of the log
-    AWAITED_UNTIL_MS = 6  # a reader: until when (CLOCK_MONOTONIC, ms) someone waits for messages of the log
+    AWAITED_UNTIL_MS = 6  # a reader: until when (CLOCK_MONOTONIC, ms) a pull waits for messages of the log
 
 
 class WorkerState(IntEnum):
@@ -135,7 +135,7 @@ class ControlBlock:
     """The mapped pages. Positions are bytes of the CommitLog unless a word says otherwise."""
 
     def __init__(self, path: Path, *, create: bool = False) -> None:
-        """Map ``path``; with ``create`` make it anew, zeroed. Raises StoreError when it is no control block."""
+        """Map ``path``; with ``create`` create it, zeroed. Raises StoreError when it is no control block."""
         self.path = path
         flags = os.O_RDWR | (os.O_CREAT | os.O_TRUNC if create else 0)
         try:
@@ -181,11 +181,11 @@ class ControlBlock:
         self._words[_WORKER_BASE + slot * _SLOT_WORDS + word] = value
 
     def committed(self) -> int:
-        """End of what is in the log's files: committed with the transient store pool, written without it."""
+        """End of the bytes in the log's files: committed with the transient store pool, written without it."""
         return self._words[Word.COMMITTED if self._words[Word.POOL_BUFFERS] else Word.WRITTEN]
 
     def visible(self, sync_flush: bool) -> int:
-        """End of what a consumer may see: flushed in synchronous mode, committed in asynchronous mode."""
+        """End of the range that a consumer may see: flushed in synchronous mode, committed in asynchronous mode."""
         return self._words[Word.FLUSHED] if sync_flush else self.committed()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Typed errors: every failure a caller can meet has one class, a sentence that says what, where and what to do.
+"""Typed errors: every failure that a caller can meet has one class and a sentence that says what, where and what to do.
 
 Only this module is imported by clients and workers alike, so it must stay free of heavy imports.
 """
@@ -18,18 +18,18 @@ class ConfigError(CommitMQError):
 
 
 class MissingExtraError(CommitMQError, ModuleNotFoundError):
-    """What was asked for needs an extra of this package that is not installed; the text has the words that install it."""
+    """The call needs an extra of this package that is not installed; the text has the command that installs it."""
 
 
 class NodeAddressError(ConfigError, ValueError):
-    """What was given as a node's address, in the call or as COMMITMQ_NODE, is none."""
+    """The node's address, given in the call or as COMMITMQ_NODE, is not valid."""
 
 
 # ---------------------------------------------------------------- store
 
 
 class StoreError(CommitMQError):
-    """A file of the store cannot be used as it is. ``path`` and ``offset`` say where."""
+    """A file of the store is unusable as it is. ``path`` and ``offset`` say where."""
 
     def __init__(self, message: str, *, path: Path | str | None = None, offset: int | None = None) -> None:
         where = "" if path is None else f" [{path}" + ("" if offset is None else f" at offset {offset}") + "]"
@@ -43,9 +43,9 @@ class CorruptRecordError(StoreError):
 
 
 class CutRefusedError(StoreError):
-    """A recovery would have to take from the log what it must not take by itself; nothing was changed.
+    """A recovery would have to cut a part of the log that it must not cut by itself; nothing was changed.
 
-    ``end`` is where the log would end, and what a person allows by name; behind it lie ``cut_bytes`` in ``segments``
+    ``end`` is the log's end after the cut, which a person allows by name. Behind it lie ``cut_bytes`` in ``segments``
     segments, with ``records`` whole records.
     """
 
@@ -61,7 +61,7 @@ class SegmentSizeError(StoreError):
 
 
 class StoreLockedError(StoreError):
-    """Another live process holds the store. ``pid`` is that process (0 when the system does not tell)."""
+    """Another live process holds the store. ``pid`` is that process (0 when the system hides it)."""
 
     def __init__(self, message: str, *, pid: int, path: Path | str | None = None) -> None:
         super().__init__(message, path=path)
@@ -69,7 +69,7 @@ class StoreLockedError(StoreError):
 
 
 class OffsetOutOfRangeError(StoreError):
-    """A physical offset below the log's minimum or at/after its end was asked for."""
+    """A request for a physical offset below the log's minimum or at/after its end."""
 
 
 class DiskFullError(StoreError):
@@ -80,7 +80,7 @@ class DiskFullError(StoreError):
 
 
 class Outcome(StrEnum):
-    """What is known of a send that failed. Every failed send is exactly one of these."""
+    """Whether the message of a failed send is stored. Every failed send has exactly one of these."""
 
     NOT_STORED = "not_stored"
     STORED = "stored"
@@ -120,12 +120,12 @@ class UnansweredSendError(SendError, NodeUnavailableError):
     """A send that the node did not take, or did not answer, within the time allowed."""
 
 
-# Codes of a send that say: no answer.
+# Codes of a send that mean: no answer.
 UNANSWERED_CODES = frozenset(("NODE_UNAVAILABLE", "CONNECTION_LOST", "TIMEOUT"))
 
 
 def send_error(code: str, message: str, outcome: Outcome, retry_after_ms: int | None = None) -> SendError:
-    """The error of a send with ``code``: a NodeUnavailableError too, where that says that the node did not answer."""
+    """The error of a send with ``code``: also a NodeUnavailableError when the code means that the node did not answer."""
     kind = UnansweredSendError if code in UNANSWERED_CODES else SendError
     return kind(code, message, outcome=outcome, retry_after_ms=retry_after_ms)
 
@@ -155,6 +155,6 @@ class InvalidMessageError(CommitMQError, ValueError):
 
 
 class UndecodableBodyError(CommitMQError, ValueError):
-    """A received message's body is not what its sysFlag says, or needs a package that is not installed. The message itself
-    was delivered: its ``raw_body`` has the bytes as stored, its ``damage`` this reason.
+    """A received message's body does not match its sysFlag, or needs a package that is not installed. The message
+    itself was delivered: its ``raw_body`` has the bytes as stored, its ``damage`` this reason.
     """

@@ -1,7 +1,7 @@
-"""What extras of the package bring, and the words for a program that needs one where it is not installed.
+"""The extras of the package: their modules, and the error for a program that needs one that is not installed.
 
-``pip install commitmq`` is the clients and the command line. A node, and whatever reads or mends a store by itself, needs the
-compiled kernels: ``pip install 'commitmq[node]'``.
+``pip install commitmq`` installs the clients and the command line. A node, and every program that reads or repairs a
+store by itself, needs the compiled kernels: ``pip install 'commitmq[node]'``.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from importlib.util import find_spec
 
 from commitmq.errors import MissingExtraError
 
-# What a node cannot do without. The extra also has rich, which draws progress bars; without it there are none.
+# Modules that a node needs. The extra also has rich, which draws progress bars; without it there are none.
 NODE_MODULES = ("numba", "llvmlite", "isal")
 SPARK_MODULES = ("pyspark", "py4j", "pyarrow", *NODE_MODULES)
 TESTING_MODULES = ("pytest", "hypothesis", *NODE_MODULES)
 
 
 def is_installed(module: str) -> bool:
-    """Whether ``module``, which has no package above it, can be imported; it is not imported here."""
+    """Whether ``module``, a top-level name, can be imported; it is not imported here."""
     if module in sys.modules:
         return sys.modules[module] is not None
     return find_spec(module) is not None
@@ -31,7 +31,9 @@ def missing_for_node() -> list[str]:
 
 
 def need_node(what: str) -> None:
-    """Raise MissingExtraError, which says what is missing for ``what`` and how to install it; nothing when all is there."""
+    """Raise MissingExtraError when a module is missing; it names the modules missing for ``what`` and how to install
+    them.
+    """
     need(what, "node", NODE_MODULES)
 
 

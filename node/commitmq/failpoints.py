@@ -1,4 +1,4 @@
-"""Named places where a test can make a process die, stop, wait or fail; nothing at all in a normal run.
+"""Named places where a test can make a process die, stop, wait or fail; in a normal run they do nothing.
 
 ``COMMITMQ_FAILPOINTS="writer.after_append=kill@3;flush.before_fdatasync=delay:50ms"`` names them. Actions:
 
@@ -8,16 +8,16 @@
     exit            end at once with exit code 77, without clean-up
     delay:50ms      sleep (``us``, ``ms`` or ``s``)
     errno:ENOSPC    raise OSError with that errno, as the system call at this place would
-    short:100       at a place that writes: no more than so many bytes go to the system call, which then says so
+    short:100       at a place that writes: pass at most so many bytes to the system call, so it reports a short write
 
-``@n`` fires at the n-th hit of a process only, ``@n-m`` at the n-th to the m-th; without it every hit fires. A restarted
-worker counts anew, so ``COMMITMQ_FAILPOINTS_ONCE=FOLDER`` lets each point with ``@n`` fire in one process only: it leaves a
-file of its name there when it fires, and does not fire while that file exists. A name that begins with a role and a slash
-(``flush/disk.sync.segment:before``) is that of the place in that worker (or ``supervisor``) only; in the name of the
-file the slash is ``%``.
+``@n`` fires only at the n-th hit of a process, ``@n-m`` at the n-th to the m-th; without it every hit fires. A
+restarted worker counts from zero. So ``COMMITMQ_FAILPOINTS_ONCE=FOLDER`` lets each point with ``@n`` fire in one
+process only: the point leaves a file of its name there when it fires, and does not fire while that file exists. A name
+that begins with a role and a slash (``flush/disk.sync.segment:before``) means the place in that worker (or
+``supervisor``) only; in the name of the file the slash is ``%``.
 
-``COMMITMQ_FAILPOINTS_SEEN=FOLDER`` tells which places there are: each process writes the name of every place that it
-reaches into ``ROLE.PID`` there, a line a hit.
+``COMMITMQ_FAILPOINTS_SEEN=FOLDER`` lists the places: each process writes the name of every place that it reaches into
+``ROLE.PID`` there, one line per hit.
 
 Code at such a place reads ``if failpoints.ACTIVE: failpoints.hit("name")``: without the variable that is one load of a
 module attribute, and no call.
@@ -46,7 +46,7 @@ _UNITS_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 @dataclass(slots=True)
 class Failpoint:
-    """One configured point: what happens, with which argument, from which hit to which (0: at every one)."""
+    """One configured point: the action, its argument, and the range of hits (0: every hit)."""
 
     name: str
     action: str
@@ -56,11 +56,11 @@ class Failpoint:
     at_hit: int = 0
     last_hit: int = 0
     hits: int = 0
-    is_ours: bool = False  # among the processes that share a FOLDER, this one is where it fires
+    is_ours: bool = False  # of the processes that share a FOLDER, this is the one in which the point fires
 
 
 def parse(text: str) -> dict[str, Failpoint]:
-    """The points that ``text`` names. Raises ConfigError with the part that cannot be understood."""
+    """The points in ``text``. Raises ConfigError with the part that cannot be understood."""
     points: dict[str, Failpoint] = {}
     for part in filter(None, (piece.strip() for piece in text.split(";"))):
         name, equals, rest = part.partition("=")
@@ -122,7 +122,7 @@ def _act(point: Failpoint) -> None:
 
 
 def clip(name: str, data: Buffer) -> memoryview:
-    """What to hand to the system call that writes ``data`` at the place ``name``: less of it when a short write is due.
+    """The bytes of ``data`` to pass to the system call at the place ``name``: fewer when a short write is due.
 
     Other actions happen as in :func:`hit`.
     """
@@ -137,11 +137,11 @@ def clip(name: str, data: Buffer) -> memoryview:
 
 
 def play(role: str) -> None:
-    """This process is the worker of ``role`` from now on."""
+    """Make this process the worker of ``role`` from now on."""
     global _role
     _role = role
     for point in _points.values():
-        point.hits = 0  # of the process that this one was forked from
+        point.hits = 0  # drop the hits of the process that this one was forked from
 
 
 def _due(name: str) -> Failpoint | None:

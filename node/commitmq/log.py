@@ -1,7 +1,8 @@
-"""Structured logs: one line an event, ``time level process message key=value …``, to standard error.
+"""Structured logs: one line per event, ``time level process message key=value …``, to standard error.
 
-Nothing in the library prints. A program that uses the clients configures logging by itself, and its lines have the fields too.
-The supervisor points standard error of all processes at ``run/../commitmq/node.log`` when a node runs in the background.
+The library never prints. A program that uses the clients configures logging by itself, and its lines have the fields
+too. The supervisor points standard error of all processes at ``run/../commitmq/node.log`` when a node runs in the
+background.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class _Formatter(logging.Formatter):
         head = f"{stamp}.{int(record.msecs):03d}Z {record.levelname.lower()} {process}"
         line = f"{head} {record.msg.sentence if isinstance(record.msg, _Event) else record.getMessage()}{tail}"
         if record.exc_info:
-            # One line an event: the traceback is kept, its line ends are not.
+            # One line per event: the traceback is kept, its line ends are not.
             line += " traceback=" + _quoted(self.formatException(record.exc_info))
         return line
 
@@ -31,7 +32,7 @@ def _tail(fields: Mapping[str, Any]) -> str:
 
 
 class _Event:
-    """What is logged. As text, which is what any other formatter than ours writes, it has its fields."""
+    """The logged object. As text, which is what any other formatter writes, it includes its fields."""
 
     def __init__(self, sentence: str, fields: Mapping[str, Any]) -> None:
         self.sentence = sentence

@@ -1,15 +1,15 @@
 """Which process writes which file of a store, and which word of the control block: the single-writer principle as data.
 
-Every file and every word has exactly one writing process while a node runs. Three processes have a store for themselves
-before and after that, and may write what belongs to others then:
+Every file and every word has exactly one writing process while a node runs. Three processes have the store for
+themselves before and after that, and may then write the files of others:
 
 * recovery, before any worker has started: it makes the store whole, and sets the first value of each word;
 * the supervisor, after the last worker has ended: it confirms what is durable;
 * an offline verb (``commitmq store …``), which holds the store's lock, so that no node runs.
 
-The table in ARCHITECTURE.md is made from this module (``python -m commitmq.ownership``), and tests hold both to it: the code
-may put a word only in the modules of its process (``tests/unit/test_ownership.py``), and a file of a live node is open for
-writing only in the process that owns it (``tests/contract/test_who_writes.py``).
+The table in ARCHITECTURE.md is generated from this module (``python -m commitmq.ownership``), and tests check both: the
+code may put a word only in the modules of its process (``tests/unit/test_ownership.py``), and a file of a live node is
+open for writing only in the process that owns it (``tests/contract/test_who_writes.py``).
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ class Role(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FileOwner:
-    """The process that writes the files that ``pattern`` names, below the root of the store."""
+    """The writing process of the files that match ``pattern``, below the root of the store."""
 
     pattern: str
     """A shell pattern of paths; ``*`` also stands for ``/``."""
     writes: Role
-    """Writes what the file holds."""
+    """The process that writes the content."""
     holds: str
-    """What is in it."""
+    """The content."""
     makes: Role | None = None
-    """Makes the file, where that is another process."""
+    """The process that creates the file, when it is another one."""
     removes: Role | None = None
-    """Unlinks the file, where that is another process."""
+    """The process that unlinks the file, when it is another one."""
 
 
-# The first pattern that fits decides.
+# The first matching pattern decides.
 FILES: tuple[FileOwner, ...] = (
     FileOwner(
         "commitlog/*",
@@ -147,7 +147,7 @@ WORDS: MappingProxyType[Word, Role] = MappingProxyType(
     }
 )
 
-# The slot of a dispatcher belongs to its process (DISPATCHER); the supervisor and recovery write none of it while it runs.
+# The slot of a dispatcher belongs to its process (DISPATCHER); supervisor and recovery do not write it while it runs.
 DISPATCHER_WORDS: MappingProxyType[DispatcherWord, Role] = MappingProxyType(
     dict.fromkeys(DispatcherWord, Role.DISPATCHER)
 )
@@ -156,7 +156,7 @@ WORKER_WORDS: MappingProxyType[WorkerWord, Role] = MappingProxyType(
     dict.fromkeys(WorkerWord, Role.EACH) | {WorkerWord.RESTARTS: Role.SUPERVISOR}
 )
 
-# Which process runs the module; only modules that put a word of the control block are named.
+# The process that runs each module; only modules that put a word of the control block are listed.
 MODULES: MappingProxyType[str, Role] = MappingProxyType(
     {
         "commitmq.control": Role.SUPERVISOR,
@@ -182,7 +182,7 @@ MODULES: MappingProxyType[str, Role] = MappingProxyType(
 
 
 def owner_of(path: str) -> FileOwner | None:
-    """Who writes the file at ``path`` (relative to the root of the store, with ``/``); None for a file nobody owns."""
+    """The owner of the file at ``path`` (relative to the root of the store, with ``/``); None for a file without one."""
     for owner in FILES:
         if fnmatchcase(path, owner.pattern):
             return owner

@@ -1,11 +1,12 @@
-"""When a send passes the places on its way, in each process: for ``commitmq bench stations``, and nothing in a normal run.
+"""Times of a send at the places on its way, in each process: for ``commitmq bench stations``; in a normal run unused.
 
-``COMMITMQ_STATIONS=FOLDER`` in a node's environment has its writer and flush process put wrappers around a few of their
-own methods when they start (:func:`watch`): each writes down a number and the time (CLOCK_MONOTONIC, which all processes of
-a host share) into a file of that folder. Without the variable no wrapper is made: the way of a message is not one
+``COMMITMQ_STATIONS=FOLDER`` in a node's environment makes its writer and flush process wrap a few of their own methods
+when they start (:func:`watch`). Each wrapper writes a number and the time (CLOCK_MONOTONIC, which all processes of a
+host share) into a file of that folder. Without the variable no wrapper is created: the path of a message is not one
 instruction longer.
 
-A file is 16 bytes an event, station and time in nanoseconds, zeros behind the last one; when it is full, no more is written.
+A file has 16 bytes per event, station and time in nanoseconds, and zeros behind the last one; when it is full, no more
+events are written.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _MAX_EVENTS = 1 << 18
 
 
 class Station(IntEnum):
-    """Where something is; of the client, the writer (W) and the flush process (F)."""
+    """A place on the way of a send; in the client, the writer (W) and the flush process (F)."""
 
     CALLED = 1  # the program called send
     ENCODED = 2  # the client begins to hand the request to its socket
@@ -55,7 +56,7 @@ class Recorder:
         self._at = 0
 
     def note(self, station: int) -> None:
-        """It is here now."""
+        """Record that a send is at ``station`` now."""
         at = self._at
         if at < 2 * _MAX_EVENTS:
             self._cells[at + 1] = time.monotonic_ns()
@@ -63,7 +64,7 @@ class Recorder:
             self._at = at + 2
 
     def around(self, owner: Any, method: str, before: Station | None, after: Station | None) -> None:
-        """From now on ``owner``'s ``method`` notes ``before`` when it is called and ``after`` when it has returned."""
+        """Wrap ``owner``'s ``method``: it notes ``before`` when it is called and ``after`` when it has returned."""
         call: Callable[..., Any] = getattr(owner, method)
         note, first, last = self.note, int(before or 0), int(after or 0)
 
@@ -80,7 +81,7 @@ class Recorder:
 
 
 def watch(name: str, *places: tuple[Any, str, Station | None, Station | None]) -> None:
-    """Note ``(owner, method, before, after)`` of this process, if the environment asks for it; else do nothing at all."""
+    """Note ``(owner, method, before, after)`` of this process, if the environment asks for it; else do nothing."""
     folder = os.environ.get(VARIABLE)
     if folder:
         recorder = Recorder(Path(folder), name)

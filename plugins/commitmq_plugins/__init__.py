@@ -1,1 +1,1 @@
-"""Built-in plugins: whatever rides on hooks and is not a dispatcher."""
+"""Built-in plugins: the parts that use hooks and are not dispatchers."""

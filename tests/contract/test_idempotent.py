@@ -417,7 +417,7 @@ def test_remembered_across_restarts_and_kills(tmp_path: Path) -> None:
         node.kill_all()
         layout.producers.write_bytes(b"nonsense")
         assert node.start().returncode == 0
-        assert "producers are made from the whole log" in node.log()
+        assert "the table of idempotent producers is rebuilt from the whole log" in node.log()
         attempt(400)
         node.kill_all()
         ProducerSnapshot(1 << 40, clean.table).save(layout.producers)
@@ -438,7 +438,11 @@ def test_a_lost_snapshot_is_made_from_the_log(tmp_path: Path, how: str) -> None:
             node.kill_all()
         layout.producers.unlink()
         assert node.start().returncode == 0
-        told = [line for line in node.log().splitlines() if "producers are made from the whole log" in line]
+        told = [
+            line
+            for line in node.log().splitlines()
+            if "the table of idempotent producers is rebuilt from the whole log" in line
+        ]
         assert len(told) == 1
         assert str(layout.producers) in told[0]
         with as_named(node, "pid") as producer:

@@ -1,9 +1,9 @@
-"""A measurement kept in a file, and how a later one compares with it.
+"""A measurement saved in a file, and the comparison of a later one with it.
 
-The file is JSON: the figures, the settings they were measured with, the machine, and the floors of that moment
-(:mod:`commitmq.bench.floors`). A later measurement is compared only when its settings are the same. Ratios say how many times
-as good the later one is, whatever the unit: 1.1 is a tenth more messages a second or a tenth less time. The corrected ratio
-has divided both figures by their own run's floor first.
+The file is JSON: the figures, their settings, the machine, and the floors of that moment
+(:mod:`commitmq.bench.floors`). A later measurement is compared only when its settings are the same. A ratio says how
+many times better the later figure is, whatever the unit: 1.1 is a tenth more messages a second or a tenth less time.
+For the corrected ratio both figures are divided by their own run's floor first.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ FORMAT: Final = "commitmq-bench-baseline-1"
 
 
 class BaselineError(CommitMQError):
-    """A baseline cannot be read, or says something about another measurement."""
+    """A baseline cannot be read, or is of another measurement."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One result of several runs. ``floor``: which of the floors it depends on most, see :mod:`commitmq.bench.floors`."""
+    """One result of several runs. ``floor``: the floor it depends on most, see :mod:`commitmq.bench.floors`."""
 
     name: str
     unit: str
@@ -39,7 +39,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """What one measurement found. ``settings``: everything that must be the same for another one to be compared."""
+    """The result of one measurement. ``settings``: everything that must be equal for a comparison."""
 
     bench: str
     settings: dict[str, Any]
@@ -49,7 +49,7 @@ class Baseline:
     taken: str = ""
 
     def save(self, path: Path) -> None:
-        """Write the file, or leave the one that is there as it is. Raises OSError."""
+        """Write the file, or leave an existing one unchanged. Raises OSError."""
         taken = self.taken or datetime.now(UTC).isoformat(timespec="seconds")
         report = {"format": FORMAT, **asdict(self), "taken": taken}
         write_atomically(path, (json.dumps(report, indent=2) + "\n").encode("ascii"))
@@ -69,7 +69,7 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """One figure then and now, medians. ``corrected`` is None where the floor could not be measured in both runs."""
+    """One figure then and now, medians. ``corrected`` is None when the floor could not be measured in both runs."""
 
     name: str
     unit: str
@@ -80,12 +80,12 @@ class Compared:
 
     @property
     def judged(self) -> float:
-        """The ratio that says whether CommitMQ itself became slower."""
+        """The ratio that shows whether CommitMQ itself became slower."""
         return self.ratio if self.corrected is None else self.corrected
 
 
 def check_comparable(before: Baseline, bench: str, settings: dict[str, Any]) -> None:
-    """Raises BaselineError when ``before`` was measured otherwise; to be called before much time goes into measuring."""
+    """Raises BaselineError when ``before`` has other settings. Call it before the measurement takes its time."""
     if before.bench != bench:
         raise BaselineError(f"the baseline is one of `bench {before.bench}`, this is `bench {bench}`")
     other = sorted(key for key in before.settings.keys() | settings if before.settings.get(key) != settings.get(key))
@@ -95,7 +95,7 @@ def check_comparable(before: Baseline, bench: str, settings: dict[str, Any]) -> 
 
 
 def compare(before: Baseline, now: Baseline) -> list[Compared]:
-    """Each figure that both have. Raises BaselineError as :func:`check_comparable`, or when they have none in common."""
+    """Each figure that both have. Raises BaselineError as :func:`check_comparable`, or when they share none."""
     check_comparable(before, now.bench, now.settings)
     known = {figure.name: figure for figure in before.figures}
     found = [_compare(known[one.name], before.floors, one, now.floors) for one in now.figures if one.name in known]

@@ -1,6 +1,6 @@
-"""Touching every byte of every body, as a real reader would: the sum of their CRC-32s.
+"""Touches every byte of every body, as a real reader would: the sum of their CRC-32s.
 
-A sum does not depend on the order in which queues are read, so it can be told beforehand and compared.
+A sum does not depend on the order in which queues are read, so it can be computed beforehand and compared.
 """
 
 from __future__ import annotations
@@ -24,5 +24,5 @@ def checksum_of_batch(batch: MessageBatch) -> int:
 
 
 def checksum_of_bodies(bodies: Sequence[bytes]) -> int:
-    """What :func:`checksum_of_batch` gives for a batch of these bodies."""
+    """The same sum for a batch of these bodies."""
     return sum(zlib.crc32(body) for body in bodies)

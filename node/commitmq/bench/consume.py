@@ -1,4 +1,4 @@
-"""How many messages a second one consumer gets out of what is already there, as columns or as Message objects."""
+"""Measures how many existing messages a second one consumer reads, as columns or as Message objects."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _POLL_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """What :func:`fill` wrote, in terms of what a reader must find again: the sums over all messages of either form."""
+    """The messages written by :func:`fill`, as a reader must find them: the sums over all messages in either form."""
 
     messages: int
     columns_sum: int
@@ -30,7 +30,7 @@ class Filled:
 
 @dataclass(frozen=True, slots=True)
 class ConsumeResult:
-    """One run over ``messages`` with ``body_bytes`` in all their bodies; ``checked``: the content was what was sent."""
+    """One run over ``messages`` with ``body_bytes`` in all their bodies; ``checked``: the content equals what was sent."""
 
     form: str
     mode: str
@@ -52,7 +52,7 @@ def fill(
     limit_s: float = 60.0,
     progress: Progress = no_progress,
 ) -> Filled:
-    """Write messages to be read and wait until they are visible. Fewer than asked for when ``limit_s`` is over."""
+    """Write messages to be read and wait until they are visible. Fewer than ``messages`` when ``limit_s`` is over."""
     from commitmq.bench.checksum import checksum_of_bodies
 
     bodies = make_bodies(body_bytes, _FILL_BATCH)
@@ -82,11 +82,11 @@ def measure_consume(
     limit_s: float = 60.0,
     progress: Progress = no_progress,
 ) -> ConsumeResult:
-    """Read a topic from its beginning without a group: ``messages`` of it, by default all there are.
+    """Read a topic from its beginning without a group: ``messages`` of it, by default all.
 
     ``form`` columns: each batch as arrays, and the CRC-32 of every body. ``messages``: a Message object with a bytes
-    body for each, its length and first byte. ``mode`` as the Consumer's. The clock runs from the first poll. Raises
-    CommitMQError when less arrives than is there, or other content than ``expected``.
+    body for each, its length and first byte. ``mode`` is the Consumer's. The clock runs from the first poll. Raises
+    CommitMQError when fewer messages arrive than exist, or other content than ``expected``.
     """
     if form not in FORMS:
         raise ValueError(f"form must be one of {', '.join(FORMS)}, not {form!r}")

@@ -1,4 +1,4 @@
-"""What the disk takes by itself: a record stored in a mapped file, and fdatasync, with nothing else around it.
+"""Measures the disk alone: a record stored in a mapped file, and fdatasync, without a node.
 
 No send that waits for its flush can be faster, whatever the node does.
 """
@@ -18,13 +18,13 @@ FILE_BYTES = 4 * 1024 * 1024
 class Device:
     """A small file of its own in ``folder`` (the store's file system), preallocated and mapped as a segment is.
 
-    Its blocks must not have been written through the file: what large writes leave in the page cache are large folios, and
-    the kernel (6.18, ext4) writes a whole folio out for one record in it, which took three times as long.
+    Its blocks must not have been written through the file: large writes leave large folios in the page cache, and the
+    kernel (6.18, ext4) writes a whole folio out for one record in it, which took three times as long.
     """
 
     def __init__(self, folder: Path) -> None:
         """Raises OSError when ``folder`` cannot be written to."""
-        # Without a name, so that nothing can be left behind.
+        # A file without a name, so that nothing can be left behind.
         self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
         try:
             os.posix_fallocate(self._file.fileno(), 0, FILE_BYTES)
@@ -36,7 +36,7 @@ class Device:
         self._at = 0
 
     def store(self, data: bytes) -> None:
-        """Store ``data`` behind what was stored before, round and round, and make it durable."""
+        """Store ``data`` behind the last data, round and round, and make it durable."""
         if self._at + len(data) > FILE_BYTES:
             self._at = 0
         self._map[self._at : self._at + len(data)] = data

@@ -1,7 +1,7 @@
-"""The yardstick: a bare ROUTER that sends back what it gets, in a process of its own, and the DEALER that asks it.
+"""The yardstick: a bare ROUTER that sends every request back, in a process of its own, and a DEALER that asks it.
 
-It does what any request over ZeroMQ must do (two processes, two hops, one body) and nothing else, so a send compared to
-it shows what the node itself costs on this machine at this moment.
+It does only what any request over ZeroMQ must do (two processes, two hops, one body). So a send compared to it shows
+what the node itself costs on this machine at this moment.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class EchoPeer:
 
     @property
     def pid(self) -> int:
-        """Of the echo process."""
+        """Pid of the echo process."""
         return self._process.pid
 
     def close(self) -> None:
@@ -77,7 +77,7 @@ def _end_with_input() -> None:
 
 
 def serve(endpoint: str) -> None:
-    """Echo until standard input ends; the bound endpoint is the first line of standard output."""
+    """Echo until standard input ends. The first line of standard output is the bound endpoint."""
     threading.Thread(target=_end_with_input, daemon=True).start()
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     router = context.socket(zmq.ROUTER)

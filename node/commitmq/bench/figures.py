@@ -1,4 +1,4 @@
-"""What measurements are made of: percentiles, rates over several runs, progress, and time limits."""
+"""Building blocks of measurements: percentiles, rates over several runs, progress, and time limits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Progress = Callable[[int], None]
 
 
 def no_progress(_done: int) -> None:
-    """For callers that show none."""
+    """For callers that show no progress."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Spread:
 
 
 class Clock:
-    """A time limit for one measurement: it may stop early, and says so."""
+    """A time limit for one measurement: the measurement may stop early, and reports that."""
 
     def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s
@@ -73,7 +73,7 @@ class Clock:
 
 
 def machine() -> dict[str, Any]:
-    """What the figures depend on besides CommitMQ: processor, cores, kernel, load and library versions."""
+    """The conditions of the figures besides CommitMQ: processor, cores, kernel, load and library versions."""
     import zmq
 
     try:

@@ -1,7 +1,7 @@
-"""What this machine can do at this moment without CommitMQ: the reference by which figures of different days are compared.
+"""The raw speed of this machine at this moment, without CommitMQ: the reference for comparing figures across days.
 
-Machines drift: another neighbour on the host, another kernel, a disk that is fuller. A figure that became worse by as much as
-its floor did says nothing about CommitMQ.
+Machines drift: another neighbour on the host, another kernel, a disk that is fuller. A figure that became worse by as
+much as its floor did says nothing about CommitMQ.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _COPIES: Final = 7
 _STEPS: Final = 200_000
 _LOOPS: Final = 7
 
-# How figures relate to floors: see Floors.of.
+# Which floor a figure depends on: see Floors.of.
 ECHO, ECHO_AND_SYNC, ECHO_RATE, COPY, PYTHON = "echo", "echo and fdatasync", "echo rate", "memory copy", "python"
 NONE = ""  # the figure is a ratio to a floor already
 
 
 @dataclass(frozen=True, slots=True)
 class Floors:
-    """Medians. ``fdatasync_p50_us``: 1 KiB stored and synced beside the store; None where that is on another host."""
+    """Medians. ``fdatasync_p50_us``: 1 KiB stored and synced beside the store; None when the store is on another host."""
 
     echo_p50_us: float
     fdatasync_p50_us: float | None
@@ -42,7 +42,9 @@ class Floors:
     python_steps_per_us: float
 
     def of(self, kind: str) -> float | None:
-        """The floor of ``kind``, in microseconds or per second as the figures that refer to it; None when not measured."""
+        """The floor of ``kind``, in microseconds or per second like the figures that refer to it; None when not
+        measured.
+        """
         if kind == NONE:
             return None
         if kind == ECHO:
@@ -58,7 +60,7 @@ class Floors:
         raise ValueError(f"there is no floor {kind!r}")
 
     def mean(self, other: Floors) -> Floors:
-        """Between these and ``other``, which were measured at the other end of a run."""
+        """The mean of these floors and ``other``, measured at the other end of a run."""
         syncs = [one for one in (self.fdatasync_p50_us, other.fdatasync_p50_us) if one is not None]
         return Floors(
             (self.echo_p50_us + other.echo_p50_us) / 2,
@@ -69,7 +71,7 @@ class Floors:
 
 
 def measure_floors(node: str | None) -> Floors:
-    """Measure for about a second: over the transport that clients of ``node`` have, on the disk of its store."""
+    """Measure for about a second: over the transport that clients of ``node`` use, on the disk of its store."""
     directory = Directory(node)
     try:
         metadata = directory.metadata(timeout_s=10.0)
@@ -85,7 +87,7 @@ def measure_floors(node: str | None) -> Floors:
         echo_us = _median_us(echo, _ECHOES)
     sync_us = None
     if metadata.same_host:
-        with contextlib.suppress(OSError), Device(metadata.store) as device:  # a store that this user may not write to
+        with contextlib.suppress(OSError), Device(metadata.store) as device:  # this user may not write to the store
             sync_us = _median_us(lambda: device.store(body), _SYNCS)
     source, target = memoryview(os.urandom(1 << 20) * (_COPY_BYTES >> 20)), memoryview(bytearray(_COPY_BYTES))
 

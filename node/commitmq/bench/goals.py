@@ -1,7 +1,9 @@
-"""What the figures should be, for 1 KiB bodies on one machine with the ConsumeQueue dispatcher on, and whether they are.
+"""The goals of the figures, for 1 KiB bodies on one machine with the ConsumeQueue dispatcher on.
 
-Latencies are told as multiples of a bare ZeroMQ echo in the same run, so that they mean the same on any machine; rates
-are absolute and mean a small server (two cores).
+:func:`judge` says whether measured figures meet them.
+
+Latencies are multiples of a bare ZeroMQ echo in the same run, so that they mean the same on any machine. Rates are
+absolute and assume a small server (two cores).
 """
 
 from __future__ import annotations
@@ -23,9 +25,10 @@ BATCH: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """``limit`` in ``unit``; the median must be at least that, or with ``at_most`` at most. None: only told.
+    """``limit`` in ``unit``; the median must be at least that, or with ``at_most`` at most. None: only reported.
 
-    ``floor``: what a comparison with a baseline corrects by (:mod:`commitmq.bench.floors`); None for what is no result.
+    ``floor``: the floor by which a comparison with a baseline corrects (:mod:`commitmq.bench.floors`); None for a
+    figure that is no result.
     """
 
     name: str
@@ -37,7 +40,7 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A goal and what was measured; ``met`` is None where there is no limit."""
+    """A goal and the measured figure; ``met`` is None when there is no limit."""
 
     goal: Goal
     measured: Spread
@@ -74,7 +77,7 @@ def measure_all(
     limit_s: float = 60.0,
     begin: Callable[[str, int], Progress] = lambda _name, _total: no_progress,
 ) -> Iterator[Outcome]:
-    """Measure everything, one outcome after the other. ``begin`` is told each measurement's name and size.
+    """Measure everything, one outcome after the other. ``begin`` gets each measurement's name and size.
 
     Every measurement has a fresh topic; ``limit_s`` bounds each run of it.
     """

@@ -1,7 +1,7 @@
-"""How long one synchronous send takes, beside a bare ZeroMQ echo of the same size in the same minute.
+"""Measures one synchronous send, beside a bare ZeroMQ echo of the same size in the same minute.
 
-Echo and sends take turns in short rounds: whatever else the machine does then slows both, and their ratio stays. Where
-sends wait for the disk, and it is this host's, a bare fdatasync takes its turn too.
+Echo and sends take turns in short rounds: other work of the machine then slows both, and their ratio stays. When sends
+wait for a disk of this host, a bare fdatasync takes its turn too.
 """
 
 from __future__ import annotations
@@ -20,13 +20,15 @@ from commitmq.bench.target import BenchTopic
 from commitmq.client.producer import Producer
 
 _ROUND_SAMPLES = 200
-# The first requests after a pause pay for cold caches and a core that went to sleep; neither side's count.
+# The first requests after a pause pay for cold caches and a sleeping core; they do not count for either side.
 _WARM_SAMPLES = 20
 
 
 @dataclass(frozen=True, slots=True)
 class SendLatency:
-    """Sends with one ack level. ``ratio_p50``: their p50 by the echo's; ``round_ratios``: the same within each round."""
+    """Sends with one ack level. ``ratio_p50``: their p50 divided by the echo's; ``round_ratios``: the same within each
+    round.
+    """
 
     ack: str
     send: Percentiles
@@ -38,7 +40,7 @@ class SendLatency:
 class LatencyResult:
     """One run: the echo over ``transport`` and sends of the same ``body_bytes``.
 
-    ``device``: one body stored and fdatasynced beside the store, None where that cannot be measured or does not matter.
+    ``device``: one body stored and fdatasynced beside the store; None when that cannot be measured or does not matter.
     """
 
     transport: str
@@ -61,13 +63,13 @@ def measure_latency(
 ) -> LatencyResult:
     """Time ``count`` sends of each ack level and as many echoes, one at a time.
 
-    Raises SendError when a send fails. After ``limit_s`` seconds it stops with what it has, one round at least.
+    Raises SendError when a send fails. After ``limit_s`` seconds it stops early, after at least one round.
     """
     if count < 1:
         raise ValueError("count must be at least 1")
     body = os.urandom(body_bytes)
     metadata = topic.metadata()
-    # The way the producer takes, so that the echo takes it too.
+    # The producer's transport, so that the echo uses it too.
     transport = metadata.endpoint("writer").partition("://")[0]
     clock = Clock(limit_s)
     echoes: list[list[int]] = []
@@ -90,7 +92,7 @@ def measure_latency(
 
         steps = [(echo, echoes), *((sender(ack), sends[ack]) for ack in acks)]
         if "flushed" in acks and metadata.same_host and body_bytes <= FILE_BYTES:
-            with contextlib.suppress(OSError):  # a store that this user may not write to
+            with contextlib.suppress(OSError):  # this user may not write to the store
                 device = stack.enter_context(Device(metadata.store))
                 steps.append((lambda: device.store(body), syncs))
         done = 0
@@ -112,7 +114,7 @@ def measure_latency(
 
 
 def _time(step: Callable[[], None], samples: int) -> list[int]:
-    """Durations of ``samples`` calls in nanoseconds, after some that do not count."""
+    """Durations of ``samples`` calls in nanoseconds, after some warm-up calls that do not count."""
     now = time.perf_counter_ns
     for _ in range(_WARM_SAMPLES):
         step()

@@ -1,5 +1,6 @@
-"""A memory topic beside a durable one: single sends and batches, taking turns, so that whatever else the machine does
-slows all of them alike.
+"""Compares a memory topic with a durable one, by single sends and batches.
+
+Both take turns, so that other work of the machine slows both alike.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ IN_MEMORY: Final = {"storage.type": "memory"}
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What is compared: a topic of the log with one ack level, or a memory topic."""
+    """One side of the comparison: a topic of the log with one ack level, or a memory topic."""
 
     name: str
     in_memory: bool
@@ -38,7 +39,7 @@ KINDS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class KindResult:
-    """``batches``: one run of send_batch a round. ``single``: all single sends."""
+    """``batches``: one run of send_batch per round. ``single``: all single sends."""
 
     name: str
     messages_per_s: Spread
@@ -48,7 +49,7 @@ class KindResult:
 
 @dataclass(frozen=True, slots=True)
 class MemoryResult:
-    """One comparison; ratios are of the memory topic to the durable one with ack flushed."""
+    """One comparison; ratios are of the memory topic to the durable topic with ack flushed."""
 
     body_bytes: int
     kinds: tuple[KindResult, ...]
@@ -123,7 +124,7 @@ def measure_memory(
 
 
 def _time(producer: Producer, topic: str, body: bytes, ack: str, samples: int) -> list[int]:
-    """Durations of single sends in nanoseconds, after some that do not count."""
+    """Durations of single sends in nanoseconds, after some warm-up sends that do not count."""
     now = time.perf_counter_ns
     for _ in range(_WARM_SAMPLES):
         producer.send(topic, body, ack=ack)

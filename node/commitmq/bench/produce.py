@@ -1,4 +1,4 @@
-"""How many messages a second one producer gets in; the clock stops when a consumer could read the last of them."""
+"""Measures the messages a second of one producer; the clock stops when a consumer could read the last one."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WARM_MESSAGES = 1000
 
 @dataclass(frozen=True, slots=True)
 class ProduceResult:
-    """One run. ``seconds`` until all were visible to consumers, ``acked_seconds`` until the last ack."""
+    """One run. ``seconds``: until all messages were visible to consumers, ``acked_seconds``: until the last ack."""
 
     mode: str
     ack: str
@@ -36,7 +36,7 @@ class ProduceResult:
 
 
 def make_bodies(body_bytes: int, count: int = _DISTINCT_BODIES) -> list[bytes]:
-    """``count`` bodies of noise, the same ones every time."""
+    """``count`` bodies of noise, the same bodies in every run."""
     noise = random.Random(count)
     return [noise.randbytes(body_bytes) for _ in range(count)]
 
@@ -54,8 +54,8 @@ def measure_produce(
 ) -> ProduceResult:
     """Send ``messages`` from one producer in one thread: batches, pipelined single sends, or one at a time.
 
-    Raises SendError when any message was not acknowledged, CommitMQError when acknowledged ones do not become visible.
-    After ``limit_s`` seconds no more is sent; the figures are then of fewer messages.
+    Raises SendError when any message was not acknowledged, CommitMQError when acknowledged messages do not become
+    visible. After ``limit_s`` seconds it sends no more; the figures are then of fewer messages.
     """
     if mode != "batch" and len(topic.names) > 1:
         raise ValueError("only batches are sent to more than one topic")
@@ -68,11 +68,11 @@ def measure_produce(
         return _measure_spread(topic, ack, bodies[:batch], messages, limit_s, progress)
     send = {"batch": _send_batches, "async": _send_async, "sync": _send_sync}[mode]
     with Producer(topic.node, ack=ack, timeout_s=max(limit_s, 10.0)) as producer:
-        # Connecting, looking up the route and importing what this way of sending needs are not what is measured.
+        # Connecting, looking up the route and importing modules are not part of the measurement.
         warm = min(_WARM_MESSAGES, messages)
         before = topic.visible()
         before += send(producer, topic.name, bodies, warm, min(batch, warm), Clock(limit_s), no_progress)
-        # Or the clock would stop when some of these became visible instead of the last.
+        # Otherwise the clock would stop when some of these messages became visible instead of the last one.
         topic.wait_visible(before)
         started = time.perf_counter()
         sent = send(producer, topic.name, bodies, messages, batch, Clock(limit_s), progress)
@@ -85,7 +85,9 @@ def measure_produce(
 def _measure_spread(
     topic: BenchTopic, ack: str, bodies: list[bytes], messages: int, limit_s: float, progress: Progress
 ) -> ProduceResult:
-    """Batches to all queues of all topics in turn, a batch a queue. Each queue has a message before the clock starts."""
+    """Batches to all queues of all topics in turn, one batch per queue. Each queue has a message before the clock
+    starts.
+    """
     turns = [(name, queue) for queue in range(topic.queues) for name in topic.names]
     with Producer(topic.node, ack=ack, timeout_s=max(limit_s, 10.0)) as producer:
         for name, queue in turns:
@@ -155,7 +157,7 @@ def _send_async(
         futures += [producer.send_async(topic, body) for body in islice(supply, count)]
         progress(count)
     producer.flush(clock.left_s(10.0))
-    # All are done; a failed one must not count as sent.
+    # All futures are done; a failed send must not count as sent.
     for future in futures:
         if (error := future.exception()) is not None:
             raise error

@@ -1,9 +1,9 @@
-"""How long a node takes to serve again after all its processes were killed, beside the same with hardly any log.
+"""Measures how long a node takes to serve again after all its processes were killed, beside a node with hardly any log.
 
-What is measured is made first, by a real node with real sends: a log of so many bytes over so many queues, and behind it
-a tail that was acknowledged from memory while the flush process was halted, so that it was never flushed. Then every
-process gets SIGKILL at one moment. The page cache stays, as after any death of processes; with ``cold`` it is written back
-and dropped, so that the recovery reads from the device, as after a boot.
+A real node with real sends first writes the log: so many bytes over so many queues, and behind them a tail that was
+acknowledged from memory while the flush process was halted, so that it was never flushed. Then every process gets
+SIGKILL at one moment. The page cache stays, as after any death of processes; with ``cold`` it is written back and
+dropped, so that the recovery reads from the device, as after a boot.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _BATCH = 1000
 _POLL_S = 0.002
 _READABLE_WITHIN_S = 600.0
 _READ_BYTES = 1 << 20
-# What a node has by itself; the small files of tests would be measured otherwise.
+# A node's default sizes: the small files of tests would give other figures.
 _SETTINGS = (
     "profile=server",
     f"commit_log.segment_bytes={1 << 30}",
@@ -43,8 +43,8 @@ _SETTINGS = (
 
 @dataclass(frozen=True, slots=True)
 class Restart:
-    """One start after ``kill -9``. Seconds count from the command's start; ``steps`` are those between one process of the
-    node being ready and the next, by role; ``recovery`` is what the recovery process said of its work.
+    """One start after ``kill -9``. Seconds count from the command's start. ``steps`` are the seconds between one
+    process being ready and the next, by role; ``recovery`` is the recovery process's report of its work.
     """
 
     name: str
@@ -74,10 +74,11 @@ def measure_restart(
     settings: tuple[str, ...] = (),
     begin: Callable[[str, int], Progress] = lambda _name, _total: no_progress,
 ) -> list[Restart]:
-    """``repeat`` restarts of a store of about ``log_bytes`` with ``topics`` x ``queues`` queues, each after one with hardly
-    any log; both stores are made in a new folder under ``folder`` (default: the system's for temporary files) and removed.
+    """``repeat`` restarts of a store of about ``log_bytes`` with ``topics`` x ``queues`` queues, each after one with
+    hardly any log. Both stores are created in a new folder under ``folder`` (default: the system's for temporary files)
+    and removed.
 
-    Raises CommitMQError when a node does not start again, or when a message that was acknowledged is not there.
+    Raises CommitMQError when a node does not start again, or when an acknowledged message is missing.
     """
     found = []
     bodies = make_bodies(body_bytes, _BATCH)
@@ -95,7 +96,7 @@ def measure_restart(
 
 
 class _Store:
-    """One store with its node; the messages that were acknowledged are counted by queue."""
+    """One store with its node; acknowledged messages are counted by queue."""
 
     def __init__(self, folder: Path, settings: tuple[str, ...]) -> None:
         self._folder = folder
@@ -112,7 +113,7 @@ class _Store:
         self._node.end()
 
     def fill(self, bodies: list[bytes], topics: int, queues: int, log_bytes: int, progress: Progress) -> None:
-        """Start the node, make the topics, give each queue a batch and write ``log_bytes``."""
+        """Start the node, create the topics, send each queue a batch and write ``log_bytes``."""
         self._start()
         names = [f"restart-{number}" for number in range(topics)]
         with Admin(self._node.address, timeout_s=60.0) as admin:
@@ -126,7 +127,7 @@ class _Store:
         self._send_bytes(bodies, log_bytes, progress)
 
     def restart(self, name: str, bodies: list[bytes], tail_bytes: int, cold: bool, progress: Progress) -> Restart:
-        """Write the tail that is not flushed, kill the node, start it, and wait until all is as it was."""
+        """Write the tail that is not flushed, kill the node, start it, and wait until all messages are readable again."""
         halted = self._node.pids()["flush"]
         os.kill(halted, signal.SIGSTOP)
         last = self._send_bytes(bodies, tail_bytes, progress)
@@ -232,7 +233,7 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _steps(rows: dict[str, dict[str, Any]]) -> dict[str, float]:
-    """Seconds from one process being ready to the next, by the role of the later one, in the order they came."""
+    """Seconds from one process being ready to the next, by the role of the later one, in order of time."""
     ready = sorted((row["ready_after_ms"], role) for role, row in rows.items() if row.get("ready_after_ms"))
     steps, before = {}, 0
     for at_ms, role in ready:
@@ -242,7 +243,7 @@ def _steps(rows: dict[str, dict[str, Any]]) -> dict[str, float]:
 
 
 def _time_to_read(layout: StoreLayout, start: int, end: int, *, cold: bool) -> float:
-    """Seconds to read [start, end) of the log with plain reads: what no recovery can be faster than."""
+    """Seconds to read [start, end) of the log with plain reads: no recovery can be faster."""
     seconds = 0.0
     for path in sorted(layout.commit_log.iterdir()):
         base, size = int(path.name), path.stat().st_size

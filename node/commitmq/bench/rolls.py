@@ -1,8 +1,8 @@
-"""How long a send takes that meets the end of a segment, with segments made ahead and without.
+"""Measures sends that meet the end of a segment, with segments made ahead and without.
 
-Two nodes of its own, on the same disk, take turns roll by roll: whatever else the machine does then slows both, and what
-differs is what preallocation is for. Most of a segment is filled without looking at the clock; the sends on both sides of
-its end are timed one by one, and the positions in their answers tell which of them came first to lie in a new segment.
+Two nodes of its own, on the same disk, take turns roll by roll: other work of the machine then slows both, and the
+difference is the effect of preallocation. Most of a segment is filled untimed. The sends on both sides of its end are
+timed one by one, and the positions in their answers show which of them was the first in a new segment.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TOPIC: Final = "rolls"
 _SENDS_BEFORE: Final = 50
 _SENDS_AFTER: Final = 50
 _FILL_BYTES: Final = 1 << 20
-# More than a record has beside its body, so that filling ends before the sends that are timed should begin.
+# More than a record needs beside its body, so that filling ends before the timed sends should begin.
 _RECORD_OVERHEAD_BYTES: Final = 300
 _KEEP_SEGMENTS: Final = 2
 _START_S: Final = 30.0
@@ -48,7 +48,7 @@ SIDES: Final = (Side("preallocated", 2), Side("made when needed", 0))
 
 @dataclass(frozen=True, slots=True)
 class RollLatency:
-    """Sends of one kind to one node. ``sends``: all that were timed; ``at_rolls``: those that met a segment's end."""
+    """Sends of one kind to one node. ``sends``: all timed sends; ``at_rolls``: those that met a segment's end."""
 
     side: str
     ack: str
@@ -58,7 +58,7 @@ class RollLatency:
 
     @property
     def ratio_p999(self) -> float:
-        """The p99.9 at rolls by the p99.9 of all."""
+        """The p99.9 at rolls divided by the p99.9 of all sends."""
         return round(self.at_rolls.p999_us / self.sends.p999_us, 3)
 
 
@@ -96,10 +96,10 @@ def measure_rolls(
 ) -> RollsResult:
     """Time ``rolls`` rolls of each ack level and kind of send, on each of the two nodes.
 
-    The stores are made in ``folder`` (the system's folder for temporary files) and removed. ``settings`` are further
-    ``section.key=value`` of both nodes. After ``limit_s`` seconds it stops with what it has, one roll of each at least.
-    Raises NodeUnavailableError when a node does not start, SendError when a send fails, ValueError for sizes that do not
-    fit each other.
+    The stores are created in ``folder`` (the system's folder for temporary files) and removed. ``settings`` are further
+    ``section.key=value`` of both nodes. After ``limit_s`` seconds it stops early, after at least one roll of each.
+    Raises NodeUnavailableError when a node does not start, SendError when a send fails, ValueError for sizes that do
+    not fit each other.
     """
     if rolls < 1 or batch < 1:
         raise ValueError("rolls and batch must be at least 1")
@@ -122,7 +122,7 @@ def measure_rolls(
         while done < rolls and not (done and clock.over()):
             for ack in acks:
                 for kind in KINDS:
-                    # Neither is always the first.
+                    # The nodes take turns in being first.
                     for node in nodes if done % 2 else reversed(nodes):
                         node.roll(ack, batch if kind == "batch" else 0, found[node.side.name, ack, kind])
             done += 1
@@ -141,7 +141,7 @@ def measure_rolls(
 
 
 class _RollingNode:
-    """A node on a fresh store, and a producer that knows how far the next segment is."""
+    """A node on a fresh store, and a producer that knows the distance to the next segment."""
 
     def __init__(self, folder: Path, side: Side, segment_bytes: int, body_bytes: int, settings: Sequence[str]) -> None:
         folder.mkdir()
@@ -180,7 +180,7 @@ class _RollingNode:
         self._wait_until_quiet()
         now = time.perf_counter_ns
         before = self._end // self._segment_bytes
-        left = -1  # sends to come behind the roll, once it was met
+        left = -1  # sends that remain after the roll, once it was met
         while left:
             started = now()
             self._end = send()
@@ -211,11 +211,13 @@ class _RollingNode:
             self._end = self._producer.send_batch(_TOPIC, [self._body] * count, ack="flushed").end_offset
 
     def _wait_until_quiet(self) -> None:
-        """A moment in which the node's other processes do what the filling has left them: it is not what is measured."""
+        """Wait a moment while the node's other processes finish the work of the filling: it is not part of the
+        measurement.
+        """
         time.sleep(_QUIET_S)
 
     def _forget(self) -> None:
-        """Have the node delete old segments, so that any number of rolls takes the disk of a few segments."""
+        """Let the node delete old segments, so that any number of rolls takes the disk space of a few segments."""
         if self._end // self._segment_bytes > 2 * _KEEP_SEGMENTS:
             with contextlib.suppress(CommitMQError):
                 self._admin.expire(keep_bytes=_KEEP_SEGMENTS * self._segment_bytes)

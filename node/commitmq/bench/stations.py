@@ -1,7 +1,7 @@
-"""Where the time of one send goes: its stations in client, writer and flush process, on a node of its own.
+"""Measures where the time of one send goes: its stations in client, writer and flush process, on a node of its own.
 
-The node runs with :mod:`commitmq.stations` on, which costs it some microseconds a send: shares are what is told here, not how
-long a send takes. That is measured by ``commitmq bench latency``.
+The node runs with :mod:`commitmq.stations` on, which costs it some microseconds a send: the result shows shares, not
+how long a send takes. ``commitmq bench latency`` measures that.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _TOPIC: Final = "stations"
 _WARM: Final = 200
 _SEGMENT_BYTES: Final = 64 << 20
 
-# The stations of a send in their order, and what lies before each of them.
+# The stations of a send in their order, and the step before each of them.
 _MEMORY: Final = (
     (Station.CALLED, ""),
     (Station.ENCODED, "client: checks, encodes the header"),
@@ -53,7 +53,7 @@ _ANSWER: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What lies between two stations; ``share`` of all steps' medians."""
+    """The step between two stations; ``share`` of all steps' medians."""
 
     name: str
     time: Percentiles
@@ -62,7 +62,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class StationsResult:
-    """``sends`` whose stations were all seen, of one ack level. ``total``: from call to return, tracing included."""
+    """``sends`` that were seen at all stations, of one ack level. ``total``: from call to return, tracing included."""
 
     ack: str
     body_bytes: int
@@ -82,7 +82,7 @@ def measure_stations(
 ) -> list[StationsResult]:
     """Follow ``count`` sends of each ack level, one at a time.
 
-    The store is made in ``folder`` (the system's folder for temporary files) and removed. ``settings`` are further
+    The store is created in ``folder`` (the system's folder for temporary files) and removed. ``settings`` are further
     ``section.key=value`` of the node. Raises NodeUnavailableError when it does not start, SendError when a send fails.
     """
     if count < 1:
@@ -131,7 +131,7 @@ def _follow(home: Path, ack: str, body: bytes, count: int, settings: Sequence[st
 
 
 def _result(ack: str, body_bytes: int, events: list[tuple[int, int]]) -> StationsResult:
-    """``events`` of all processes in the order of time; between a call and its return there is one send only."""
+    """``events`` of all processes in order of time; between a call and its return there is only one send."""
     places = (*_MEMORY, *(_FLUSHED if ack == "flushed" else ()), *_ANSWER)
     order = [station for station, _ in places]
     gaps: list[list[int]] = [[] for _ in order[1:]]
@@ -167,9 +167,10 @@ def _result(ack: str, body_bytes: int, events: list[tuple[int, int]]) -> Station
 def _times(order: list[Station], send: list[tuple[int, int]], awake: int) -> list[int] | None:
     """When one send was at each station; None when it was not seen at one of them.
 
-    A station that is passed several times (a frame each, a flush for somebody else) counts where it fits: behind the one
-    before it; of the hand-over the last frame does, of the waking the last one before the request was taken. A client that
-    loses its core right after the hand-over stamps it late: what the writer has taken was handed over.
+    A station may be passed several times (once per frame, or in a flush for another sender). Then the first time after
+    the previous station counts; for the hand-over the time of the last frame, for the waking the last time before the
+    request was taken. A client that loses its core right after the hand-over stamps it late, so the hand-over is never
+    later than the writer's taking of the request.
     """
     times: list[int] = []
     taken = next((at for at, one in send if one == Station.W_RECEIVED), awake)
@@ -178,7 +179,7 @@ def _times(order: list[Station], send: list[tuple[int, int]], awake: int) -> lis
         if station == Station.HANDED_OVER:
             when = max(min(found[-1], taken), times[-1]) if found and times else None
         elif station == Station.W_AWAKE:
-            # Awake already when the request came: then nobody had to wake it.
+            # The writer was awake when the request came: then no wake-up was needed.
             when = max([at for at in found if at <= taken] or [0])
             when = min(max(when, times[-1]), taken)
         else:

@@ -1,4 +1,4 @@
-"""Where a measurement runs: a node and a topic of its own, and how many messages of it a consumer can see."""
+"""The target of a measurement: a node and a topic of its own, and how many of its messages a consumer can see."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ _VISIBLE_WITHIN_S = 30.0
 
 
 class BenchTopic:
-    """A topic on ``node``: the one named, or a fresh one that is deleted at the end of the ``with`` block.
+    """A topic on ``node``: the named one, or a fresh one that is deleted at the end of the ``with`` block.
 
-    ``topics`` fresh ones, with ``queues`` queues each, are for measurements of many queues; ``name`` is the first of them.
+    ``topics`` fresh topics, with ``queues`` queues each, are for measurements of many queues; ``name`` is the first of
+    them.
 
     The messages of a deleted topic stay in the log until their segments expire, like all others.
     """
@@ -35,7 +36,7 @@ class BenchTopic:
         topics: int = 1,
         attributes: dict[str, str] | None = None,
     ) -> None:
-        """``attributes`` are those of fresh topics."""
+        """``attributes`` are the attributes of fresh topics."""
         self.node = node
         self.fresh = name is None
         self.name = name or f"bench-{secrets.token_hex(6)}"
@@ -62,14 +63,16 @@ class BenchTopic:
                 for name in self.names:
                     self._admin.topic_delete(name)
         except CommitMQError:
-            # When the node went away during the measurement, that error is the one to show.
+            # When the node ended during the measurement, show the measurement's own error.
             if error is None:
                 raise
         finally:
             self._admin.close()
 
     def visible(self) -> int:
-        """Messages that consumers could have read so far: the sum of the queues' next offsets, 0 for no such topic."""
+        """Messages that consumers could have read so far: the sum of the queues' next offsets, 0 when the topic does
+        not exist.
+        """
         try:
             return sum(high for _, _, high, _ in self._admin.offsets(self.name))
         except CommitMQError as error:
@@ -78,7 +81,7 @@ class BenchTopic:
             raise
 
     def readable(self) -> int:
-        """Messages that consumers can read now, those that expired left out."""
+        """Messages that consumers can read now, without expired ones."""
         return sum(high - low for _, low, high, _ in self._admin.offsets(self.name))
 
     def wait_visible(self, count: int) -> None:
@@ -93,8 +96,8 @@ class BenchTopic:
             time.sleep(_POLL_S)
 
     def wait_sent(self, last: SendResult) -> None:
-        """Return when consumers could read ``last``, and so everything that was sent before it: what is dispatched is in
-        the log's order. Raises CommitMQError when that takes too long.
+        """Return when consumers could read ``last``, and so everything that was sent before it: dispatching follows the
+        log's order. Raises CommitMQError when that takes too long.
         """
         clock = Clock(_VISIBLE_WITHIN_S)
         while self._admin.offsets(last.topic)[last.queue][2] <= last.queue_offset:
@@ -105,7 +108,7 @@ class BenchTopic:
             time.sleep(_POLL_S)
 
     def metadata(self) -> Metadata:
-        """What the node says of itself, and whether it is on this host."""
+        """The node's metadata, and whether it is on this host."""
         directory = Directory(self.node)
         try:
             return directory.metadata(timeout_s=10.0)

@@ -1,1 +1,1 @@
-"""The ``commitmq`` command: click, one module a verb, imported when that verb is used and not before."""
+"""The ``commitmq`` command: click, one module per verb, imported only when that verb is used."""

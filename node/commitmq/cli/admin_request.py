@@ -1,4 +1,4 @@
-"""One request to a node's admin socket, for the verbs that need no more than that."""
+"""Sends one request to a node's admin socket, for verbs that need only that."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from commitmq.protocol.connection import new_routing_id, node_address
 def request(address: str, op: str, *, timeout_s: float | None) -> dict[str, Any]:
     """The positive answer to ``op``; waits ``timeout_s`` seconds (None: for ever).
 
-    Raises NodeUnavailableError when none comes, ProtocolError when the node refuses, NodeAddressError for what is no address.
+    Raises NodeUnavailableError when no answer comes, ProtocolError when the node refuses, NodeAddressError for an
+    invalid address.
     """
     address = node_address(address)
     context = zmq.Context(io_threads=1)

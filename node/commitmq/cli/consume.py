@@ -88,7 +88,7 @@ def consume(
             if error.code != "TOPIC_NOT_EXIST" or not follow:
                 raise
     write = _write_json if as_json or form == "jsonl" else _write_text
-    # Closed by hand: an interrupt between two batches is an ordinary end, and what was written is committed.
+    # Closed explicitly: an interrupt between two batches is a normal end, and messages already written are committed.
     consumer = Consumer(group, topic, node=node, start=where, filter=wanted)
     whole = False
     try:
@@ -99,14 +99,14 @@ def consume(
         if not follow:
             raise click.Abort from None
     except BrokenPipeError:
-        # The reader of our output has had enough. Python would complain again when it flushes at exit.
+        # The reader of this command's output has gone. Python would report the error again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     finally:
         consumer.close(commit=whole)
 
 
 class _InterruptedError(Exception):
-    """Ctrl-C; ``between_batches``: everything that was polled has been written."""
+    """Ctrl-C; ``between_batches``: all polled messages have been written."""
 
     def __init__(self, between_batches: bool) -> None:
         super().__init__("interrupted")
@@ -130,7 +130,7 @@ def _copy(
     def interrupt(_signal: int, _frame: object) -> None:
         nonlocal interrupted
         interrupted = True
-        # A poll ends soon by itself; writing may not, when nobody reads our output.
+        # A poll ends soon by itself; writing may not, when the reader of the output has stopped reading.
         if writing:
             raise KeyboardInterrupt
 
@@ -161,7 +161,7 @@ def _copy(
 
 
 def _at_end(consumer: Consumer, ends: dict[tuple[str, int], int]) -> bool:
-    """Whether everything was read that was there when the command began, in the queues this consumer has."""
+    """Whether every message that existed when the command began was read, in the queues of this consumer."""
     positions = consumer.positions
     return bool(positions) and all(offset >= ends.get(queue, 0) for queue, offset in positions.items())
 

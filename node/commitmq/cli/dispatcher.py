@@ -20,7 +20,7 @@ def dispatcher() -> None:
 @json_option
 @node_option
 def list_(as_json: bool, node: str) -> None:
-    """List the dispatchers: where each is, how far behind, and what it is parked at."""
+    """List the dispatchers: position, lag, and the record that a parked one stopped at."""
     from commitmq.client.admin import Admin
 
     with Admin(node) as admin:
@@ -63,7 +63,7 @@ def list_(as_json: bool, node: str) -> None:
 @json_option
 @node_option
 def retry(name: str, as_json: bool, node: str) -> None:
-    """Have the parked dispatcher NAME try again, with its code loaded anew."""
+    """Let the parked dispatcher NAME try again, with its code loaded again."""
     from commitmq.client.admin import Admin
 
     with Admin(node) as admin:
@@ -79,7 +79,7 @@ def retry(name: str, as_json: bool, node: str) -> None:
 @json_option
 @node_option
 def restart(name: str, as_json: bool, node: str) -> None:
-    """Have dispatcher NAME begin again in a new process: after its plugin was replaced by another version."""
+    """Restart dispatcher NAME in a new process: after its plugin was replaced by another version."""
     from commitmq.client.admin import Admin
 
     with Admin(node) as admin:
@@ -96,7 +96,7 @@ def restart(name: str, as_json: bool, node: str) -> None:
 @json_option
 @node_option
 def skip(name: str, yes: bool, as_json: bool, node: str) -> None:
-    """Have the parked dispatcher NAME go on without the record it is parked at."""
+    """Let the parked dispatcher NAME go on without the record it is parked at."""
     from commitmq.client.admin import Admin
 
     with Admin(node) as admin:
@@ -118,7 +118,7 @@ def skip(name: str, yes: bool, as_json: bool, node: str) -> None:
 @json_option
 @node_option
 def reset(name: str, to: str, yes: bool, as_json: bool, node: str) -> None:
-    """Move dispatcher NAME: forwards leaves records out, backwards has it see them again."""
+    """Move dispatcher NAME: forwards skips records, backwards repeats them."""
     from commitmq.client.admin import Admin
 
     target = _target(to)
@@ -137,7 +137,7 @@ def reset(name: str, to: str, yes: bool, as_json: bool, node: str) -> None:
 @click.argument("request", default="{}")
 @node_option
 def query(name: str, request: str, node: str) -> None:
-    """Ask dispatcher NAME; REQUEST is a JSON object, the answer is printed as one."""
+    """Query dispatcher NAME; REQUEST is a JSON object, and so is the printed answer."""
     import orjson
 
     from commitmq.client.admin import Admin

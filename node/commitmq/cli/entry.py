@@ -1,5 +1,7 @@
-"""What the program ``commitmq`` runs first: nothing is imported here but what is built into Python, so that Ctrl-C while the
-command is imported (most of its first 0.2 s) ends it quietly and not with a traceback out of some module.
+"""The first module of the program ``commitmq``: makes Ctrl-C quiet while the command is imported.
+
+It imports only built-in modules of Python, so that Ctrl-C while the command is imported (most of its first 0.2 s) ends
+it quietly and not with a traceback out of some module.
 """
 
 import _signal  # type: ignore[import-not-found]  # what `signal` is made of; that one imports enum
@@ -22,10 +24,10 @@ def main() -> None:
                 _signal.signal(_signal.SIGINT, _signal.default_int_handler)
             run()
         finally:
-            # All is done and written; Python's own end would be interrupted with a traceback, too.
+            # Everything is done and written. Python's own shutdown would be interrupted with a traceback, too.
             if is_ours:
                 _signal.signal(_signal.SIGINT, _end)
-    except KeyboardInterrupt:  # where the command was not there yet, or not any more, to catch it
+    except KeyboardInterrupt:  # the command was not ready yet, or not any more, to catch it
         os._exit(_INTERRUPTED)
 
 

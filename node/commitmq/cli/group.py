@@ -63,7 +63,7 @@ def lag(name: str, as_json: bool, node: str) -> None:
 @json_option
 @node_option
 def describe(name: str, as_json: bool, node: str) -> None:
-    """Show the members of group NAME, what each of them consumes, and the committed offsets."""
+    """Show the members of group NAME, the queues of each, and the committed offsets."""
     from commitmq.client.admin import Admin
 
     with Admin(node) as admin:

@@ -1,4 +1,4 @@
-"""``commitmq kernels``: compile what runs as machine code ahead of the first start, and say where it is kept."""
+"""``commitmq kernels``: compile the numba kernels before the first start, and show where they are kept."""
 
 from __future__ import annotations
 
@@ -18,9 +18,10 @@ _store_option = click.option(
 
 @click.group()
 def kernels() -> None:
-    """Compile what runs as machine code, and say where it is kept.
+    """Compile the numba kernels, and show where they are kept.
 
-    A node compiles by itself what is missing; an installation for many accounts does it once, as the installation's owner.
+    A node compiles missing kernels by itself. An installation for many accounts does it once, as the installation's
+    owner.
     """
 
 
@@ -28,9 +29,9 @@ def kernels() -> None:
 @_store_option
 @json_option
 def warm(store: Path | None, as_json: bool) -> None:
-    """Compile all kernels unless that was done before; say where they are and how long it took.
+    """Compile all kernels unless that was done before; show where they are and how long it took.
 
-    Refused where nothing can keep them: the sentence says which places were tried, and what is wrong with each.
+    Refused when no folder can keep them: the message names the folders that were tried, and the problem of each.
     """
     if store is not None:
         kernel_cache.use_store(store.absolute())
@@ -50,9 +51,9 @@ def warm(store: Path | None, as_json: bool) -> None:
 @_store_option
 @json_option
 def where(store: Path | None, as_json: bool) -> None:
-    """List the places for compiled kernels in the order in which they are looked at; the one in use is marked.
+    """List the folders for compiled kernels in the order in which they are searched; the one in use is marked.
 
-    The last is in the store of a node; it is looked at with --store.
+    The last one is in the store of a node; it is searched with --store.
     """
     if store is not None:
         kernel_cache.use_store(store.absolute())
@@ -68,7 +69,7 @@ def where(store: Path | None, as_json: bool) -> None:
         for one in looked_at
     ]
     if store is None:
-        rows.append({"used": False, "origin": "store", "folder": _IN_STORE, "state": "looked at with --store DIR"})
+        rows.append({"used": False, "origin": "store", "folder": _IN_STORE, "state": "searched with --store DIR"})
     if chosen.folder not in [one.folder for one in looked_at]:
         rows.append(
             {"used": True, "origin": chosen.origin, "folder": str(chosen.folder), "state": "for one process only"}

@@ -1,7 +1,7 @@
 """Entry point of ``commitmq``: a table of verbs whose modules are imported only when used.
 
-``commitmq --help`` must answer in under 200 ms, so the one-line summaries live here and not in the verbs' modules; a
-test holds the two together.
+``commitmq --help`` must answer in under 200 ms, so the one-line summaries are here and not in the verbs' modules; a
+test checks that both are equal.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from commitmq.errors import (
 )
 from commitmq.supervision.exit_codes import MEANINGS, CliExit
 
-# verb -> one-line summary. The module is commitmq.cli.VERB, the click command in it is called VERB too.
+# verb -> one-line summary. The module is commitmq.cli.VERB, and its click command is also called VERB.
 VERBS = {
     "start": "Start a node on a store folder.",
     "stop": "Stop a node; returns when everything is flushed.",
@@ -38,7 +38,7 @@ VERBS = {
     "bench": "Measure a node, keep that as a baseline, compare with one.",
     "plugins": "List plugins and what they add.",
     "dispatcher": "List dispatchers; move one that is stuck.",
-    "kernels": "Compile what runs as machine code, and say where it is kept.",
+    "kernels": "Compile the numba kernels, and show where they are kept.",
 }
 
 # Verbs that built-in plugins add through the hook; their summaries are here so that --help need not load the plugins.
@@ -46,7 +46,7 @@ BUILT_IN_VERBS = {
     "pipeline": "Spark jobs over stores and nodes.",
 }
 
-# The same as in commitmq.plugin.loading, which is too heavy to import here.
+# The same values as in commitmq.plugin.loading, which is too heavy to import here.
 ENTRY_POINT_GROUP = "commitmq"
 PLUGINS_VARIABLE = "COMMITMQ_PLUGINS"
 
@@ -73,7 +73,7 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        # click looks up near misses by importing every command; ours is a plain table.
+        # click looks up near misses by importing every command; this table needs no import.
         if args and args[0] not in VERBS and self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
             ctx.fail(f"there is no verb {args[0]!r}; verbs are {', '.join(self.list_commands(ctx))}")
         return super().resolve_command(ctx, args)
@@ -88,8 +88,8 @@ class LazyGroup(click.Group):
                 formatter.write_dl([(name, one.get_short_help_str()) for name, one in added])
 
     def _ask_plugins(self, *, load: bool = False) -> None:
-        """Let the plugins add their commands, once. Nothing is imported when no plugin is installed and nobody wants a
-        built-in one's verb (``load``).
+        """Let the plugins add their commands, once. Nothing is imported when no plugin is installed and no verb of a
+        built-in plugin was asked for (``load``).
         """
         if not self._asked_plugins:
             installed = os.environ.get(PLUGINS_VARIABLE) or any(True for _ in entry_points(group=ENTRY_POINT_GROUP))
@@ -117,7 +117,7 @@ def cli() -> None:
 
 
 def exit_code_of(error: CommitMQError) -> CliExit:
-    """The exit code that a typed error ends a verb with."""
+    """The exit code with which a typed error ends a verb."""
     if isinstance(error, ConfigError):
         return CliExit.CONFIG_ERROR
     if isinstance(error, StoreLockedError):
@@ -129,12 +129,12 @@ def exit_code_of(error: CommitMQError) -> CliExit:
     return CliExit.FAILURE
 
 
-# What writing to standard output may end in: a full disk (or /dev/full), a quota, a broken device, a closed descriptor.
+# Errors of writing to standard output: a full disk (or /dev/full), a quota, a broken device, a closed descriptor.
 _OUTPUT_PROBLEMS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 
 def _run(words: list[str]) -> object:
-    """Run the verb in ``words``; returns its exit code or None. (click's own main makes exit code 1 of a closed pipe.)"""
+    """Run the verb in ``words``. Returns its exit code or None. (click's own main turns a closed pipe into exit code 1.)"""
     cli._main_shell_completion({}, "commitmq")
     try:
         with cli.make_context("commitmq", words) as context:
@@ -144,7 +144,7 @@ def _run(words: list[str]) -> object:
 
 
 def _drop_output() -> None:
-    """What is still to be written goes nowhere: Python would complain once more while it flushes at exit."""
+    """Discard the rest of the output: Python would report the same error again while it flushes at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -169,7 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except (KeyboardInterrupt, EOFError):
         sys.exit(CliExit.INTERRUPTED)
     except BrokenPipeError:
-        # The reader of our output (head, less) has gone.
+        # The reader of this command's output (head, less) has gone.
         _drop_output()
         sys.exit(CliExit.OK)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Verbs that cannot do without the extra ``commitmq[node]``: they say so before they do anything."""
+"""Verbs that need the extra ``commitmq[node]``: without it they fail with a sentence before they do anything."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from commitmq.extras import need_node
 
 
 class NodeVerb(click.Command):
-    """A command that runs where the extra ``node`` is installed. Elsewhere it raises MissingExtraError; its help is there."""
+    """A command that needs the extra ``node``. Without the extra it raises MissingExtraError; its help still works."""
 
     def invoke(self, ctx: click.Context) -> Any:
         need_node(f"`{ctx.command_path}`")

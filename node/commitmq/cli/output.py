@@ -1,4 +1,4 @@
-"""How every verb writes: tables for people, JSON for programs, errors as one sentence on standard error."""
+"""The output of every verb: tables for people, JSON for programs, errors as one sentence on standard error."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def node_option(function: _Function) -> _Function:
 
 
 def node_unless(store: object, node: str | None) -> str | None:
-    """``node``, where it was asked for beside ``store``: an address from the environment gives way to a store.
+    """``node``, unless it comes from the environment and ``store`` is given: an option wins over the environment.
 
     Raises UsageError when both were given as options.
     """
@@ -79,7 +79,7 @@ def human_bytes(count: int | None) -> str:
 
 
 def confirm(question: str) -> None:
-    """Go on with a yes only. Raises click's Abort, and UsageError where nobody can be asked."""
+    """Go on only after a yes. Raises click's Abort, and UsageError when standard input is closed."""
     if is_closed(0):
         raise click.UsageError("standard input is closed, so nobody can be asked; to go on without that, give --yes")
     click.confirm(question, abort=True)
@@ -91,6 +91,6 @@ def complain(sentence: str) -> None:
 
 
 def fail(sentence: str, code: CliExit = CliExit.FAILURE) -> NoReturn:
-    """Say why and leave with ``code``."""
+    """Print the reason and exit with ``code``."""
     complain(sentence)
     raise SystemExit(int(code))

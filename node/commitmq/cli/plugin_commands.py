@@ -1,4 +1,7 @@
-"""Commands that plugins add to ``commitmq``. Imported only when a plugin is installed and a verb is not the node's own."""
+"""Adds the commands of plugins to ``commitmq``.
+
+Imported only when a plugin is installed and a verb is not the node's own.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,9 @@ from commitmq.plugin import loading as plugins
 
 
 def add_to(group: click.Group, *, taken: set[str]) -> None:
-    """Call ``commitmq_register_commands`` of every plugin; verbs in ``taken`` stay what they are.
+    """Call ``commitmq_register_commands`` of every plugin. Verbs in ``taken`` are not replaced.
 
-    Each plugin registers into a group of its own first, so that one that raises half-way adds nothing.
+    Each plugin registers into a group of its own first, so that a plugin that raises half-way adds nothing.
     """
     loaded = plugins.load()
     for report in loaded.reports:
@@ -24,7 +27,7 @@ def add_to(group: click.Group, *, taken: set[str]) -> None:
                 else:
                     group.add_command(command, name)
         if report.is_built_in and missing_for_node():
-            continue  # what of a node is ours adds no verbs, and a client need not have it
+            continue  # the node's own plugins add no verbs here, and a client need not have them
         if report.failure and report.failed_in in ("import", "registration", "commitmq_register_commands"):
             why = report.failure.strip().splitlines()[-1]
             complain(f"plugin {report.name} failed in {report.failed_in}: {why} (`commitmq plugins` shows all of it)")

@@ -1,4 +1,4 @@
-"""``commitmq plugins``: what is installed, what each adds, and why one is left out."""
+"""``commitmq plugins``: installed plugins, what each adds, and why one is left out."""
 
 from __future__ import annotations
 

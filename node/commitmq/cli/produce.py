@@ -1,4 +1,4 @@
-"""``commitmq produce TOPIC``: lines or JSON lines from a file or standard input become messages."""
+"""``commitmq produce TOPIC``: sends lines or JSON lines from a file or standard input as messages."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 _READ_BYTES: Final = 1 << 20
 _MAX_LINE_BYTES: Final = 64 * 1024 * 1024
-_HELD_S: Final = 0.05  # a line waits so long for others at most
-_DRAINED_BYTES: Final = 1 << 20  # what a pipe may hold when the command is told to end
+_HELD_S: Final = 0.05  # a line waits at most this long for others
+_DRAINED_BYTES: Final = 1 << 20  # read at most this much from a pipe after the command was told to end
 _FIELDS: Final = {"body", "body_base64", "tags", "keys", "properties", "sharding_key", "key", "flag", "tombstone"}
-# What `consume --json` says of a message besides: where it lay is nothing to the new one.
+# Further fields of `consume --json`: they describe the old message's place and mean nothing for the new one.
 _OF_ITS_PLACE: Final = {
     "topic",
     "queue_id",
@@ -43,7 +43,7 @@ _OF_ITS_PLACE: Final = {
     "reconsume_times",
 }
 
-# What one line of input becomes: its number, and the message; None says that the input pauses.
+# One line of input: its number, and the message; None means that the input pauses.
 Numbered = tuple[int, "Message | bytes"]
 
 
@@ -102,9 +102,9 @@ def produce(
 ) -> None:
     """Send lines or JSON lines to TOPIC.
 
-    Empty lines are left out. A line waits at most 50 ms for others to be sent with. A line that is no message ends the command
-    with its number, after what came before it was stored; so does a failed send, saying how many messages are stored. Ctrl-C
-    and SIGTERM end it when what was read is stored; a second one ends it at once.
+    Empty lines are left out. A line waits at most 50 ms for others to be sent with. A line that is no message ends the
+    command with its number, after all lines before it were stored; a failed send ends it too, with the number of stored
+    messages. Ctrl-C and SIGTERM end it when all lines read so far are stored; a second one ends it at once.
     """
     from commitmq.client.message import check_topic
 
@@ -141,9 +141,9 @@ def produce(
         complain(f"interrupted; {state.stored} messages are stored")
         raise click.Abort from None
     except ConfigError:
-        raise  # nothing was begun
+        raise  # nothing was sent
     except CommitMQError:
-        # The error itself ends the command with its own exit code; this says how far it got.
+        # The error itself ends the command with its own exit code; this line reports how far the command got.
         complain(f"{state.stored} messages are stored, up to line {state.line}")
         raise
     seconds = time.perf_counter() - started
@@ -158,7 +158,7 @@ def _producer(node: str, **settings: Any) -> Producer:
     from commitmq.client.producer import Producer
     from commitmq.client.sending import batch_plan
 
-    del batch_plan  # the first batch needs it: imported here, that is no part of the time the batch has
+    del batch_plan  # the first batch needs it: importing it here keeps the import out of the batch's time
     try:
         return Producer(node, **settings)
     except ConfigError:
@@ -168,7 +168,7 @@ def _producer(node: str, **settings: Any) -> Producer:
 
 
 class _Progress:
-    """How far the command got: messages stored, the last line that is, empty lines seen."""
+    """How far the command got: stored messages, the last stored line, empty lines seen."""
 
     def __init__(self) -> None:
         self.stored = 0
@@ -184,7 +184,7 @@ class _BadLineError(Exception):
 
 
 class _UnreadableError(Exception):
-    """The input ends in an error of the system's."""
+    """Reading the input failed with a system error."""
 
 
 def _send_all(
@@ -195,7 +195,9 @@ def _send_all(
     messages: Iterator[Numbered | None],
     state: _Progress,
 ) -> None:
-    """Send in batches; a partial one when its first line has waited long enough, and when the input ends or has a bad line."""
+    """Send in batches; a partial batch when its first line has waited long enough, and when the input ends or has a bad
+    line.
+    """
     waiting: list[Numbered] = []
     since = 0.0
     try:
@@ -235,12 +237,14 @@ def _send_batch(producer: Producer, topic: str, queue: int | None, batch: list[N
 
 
 class _Ending:
-    """Notes Ctrl-C and SIGTERM while it is entered, so that what was read can be sent. The second one is an exception."""
+    """Notes Ctrl-C and SIGTERM while it is entered, so that the lines already read can be sent. The second signal
+    raises.
+    """
 
     def __init__(self) -> None:
         self.signal: signal.Signals | None = None
         self.left_out = False
-        """Whether a line that was not whole was dropped."""
+        """Whether an incomplete line was dropped."""
         self._stack = ExitStack()
 
     def __enter__(self) -> _Ending:
@@ -280,7 +284,7 @@ def _messages(
 
 
 def _lines(fd: int, advance: Callable[[int], None], ending: _Ending) -> Iterator[tuple[int, bytes | None]]:
-    """Numbered lines without their ends; (number, None) after each look for more, at least every 50 ms at first."""
+    """Numbered lines without their ends; (number, None) after each look for more input, at least every 50 ms at first."""
     rest = b""
     number = 0
     is_file = stat.S_ISREG(os.fstat(fd).st_mode)
@@ -290,12 +294,12 @@ def _lines(fd: int, advance: Callable[[int], None], ending: _Ending) -> Iterator
         if ending.signal is None:
             ready = select.select([fd, ending.fd], [], [], longest)[0]
         else:
-            # Not the rest of a file, and of a pipe what is there.
+            # Read no more of a file, and of a pipe only the bytes that are there.
             ready = [] if is_file or drained >= _DRAINED_BYTES else select.select([fd], [], [], 0)[0]
         if fd not in ready:
             yield number, None
             if ending.signal is None:
-                # Whoever held a line has sent it when nothing came for twice as long.
+                # After twice the time without input the consumer of the lines has sent every held line.
                 longest = None if longest is None or not ready else longest
                 continue
             if not ready:
@@ -332,7 +336,7 @@ def _message_of_line(tags: str | None, keys: str | None, key: str | None) -> Cal
 
 
 def _message_of_json(line: bytes) -> Message:
-    """The message that one JSON line describes. Raises ValueError or InvalidMessageError."""
+    """The message in one JSON line. Raises ValueError or InvalidMessageError."""
     import orjson
 
     from commitmq.client.message import Message, Tombstone, user_properties
@@ -391,7 +395,7 @@ def _body_of(value: dict[str, Any]) -> bytes:
 
 @contextmanager
 def _bar(path: Path | None) -> Iterator[Callable[[int], None]]:
-    """A progress bar on a terminal, fed with bytes read; where none can be drawn nothing."""
+    """A progress bar on a terminal, fed with bytes read; nothing when none can be drawn."""
     if not can_draw() or (path is None and sys.stdin.isatty()):
         yield lambda _bytes: None
         return

@@ -1,4 +1,4 @@
-"""Progress bars on standard error: where one can be drawn, and one over bytes for verbs that read a whole store."""
+"""Progress bars on standard error, when one can be drawn; and a bar over bytes for verbs that read a whole store."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from commitmq.extras import is_installed
 
 
 def can_draw() -> bool:
-    """True with a terminal and with rich, which draws the bars; a client may be installed without it."""
+    """True with a terminal and with rich, which draws the bars; a client may be installed without rich."""
     return sys.stderr.isatty() and is_installed("rich")
 
 
 @contextlib.contextmanager
 def byte_progress(what: str, *, quiet: bool) -> Iterator[Callable[[int, int], None]]:
-    """Gives a function to call with (bytes done, bytes in all). Shows nothing when ``quiet`` or without :func:`can_draw`."""
+    """Gives a function to call with (bytes done, total bytes). Shows nothing when ``quiet`` or without :func:`can_draw`."""
     if quiet or not can_draw():
         yield lambda _done, _total: None
         return

@@ -1,5 +1,7 @@
-"""Options that are numbers: sizes and times, where plain numbers count what the option says and others have a unit
-(:mod:`commitmq.config.units`); queues and offsets, which the files of a store keep in 32 and 64 bits.
+"""Option types for numbers: sizes, times, queues and offsets.
+
+For sizes and times a plain number has the option's unit, others name one (:mod:`commitmq.config.units`). The files of a
+store keep queues and offsets in 32 and 64 bits.
 """
 
 from __future__ import annotations
@@ -12,11 +14,11 @@ from commitmq.config import units
 
 MAX_INT: Final = (1 << 31) - 1
 MAX_LONG: Final = (1 << 63) - 1
-_MAX_S: Final = 1_000_000_000  # more than any call of the system's takes is no time to wait
+_MAX_S: Final = 1_000_000_000  # a longer time is more than any system call takes
 
 
 class Quantity(click.ParamType):  # type: ignore[type-arg]
-    """A number of ``unit`` (a name that :func:`commitmq.config.units.unit_of` gives), from ``low`` to ``high``."""
+    """A number of ``unit`` (a name from :func:`commitmq.config.units.unit_of`), from ``low`` to ``high``."""
 
     def __init__(self, unit: str, *, low: float = 0, high: float | None = None, whole: bool = True) -> None:
         self.unit, self.low, self.high, self.whole = unit, low, high, whole
@@ -39,13 +41,13 @@ class Quantity(click.ParamType):  # type: ignore[type-arg]
 
 
 def seconds(low: float = 0) -> Quantity:
-    """Seconds, or any time."""
+    """A time in seconds."""
     return Quantity("s", low=low, high=_MAX_S, whole=False)
 
 
 def long(digits: str, option: str) -> int:
-    """The offset or time in ms that ``digits`` are. Raises BadParameter for what no store can have."""
-    # Not more digits than that: Python refuses thousands of them with words of its own.
+    """The offset or time in ms in ``digits``. Raises BadParameter for a value that no store can have."""
+    # Check the number of digits first: Python refuses thousands of digits with a message of its own.
     if len(digits.lstrip("0")) > len(str(MAX_LONG)) or int(digits) > MAX_LONG:
         shown = digits if len(digits) <= 40 else f"{digits[:40]}…"
         raise click.BadParameter(f"{shown} is too large: the largest is {MAX_LONG}", param_hint=option)

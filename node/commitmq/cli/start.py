@@ -1,4 +1,4 @@
-"""``commitmq start``: becomes the node's keeper, or leaves one behind and waits until the node accepts messages."""
+"""``commitmq start``: becomes the node's keeper, or starts one in the background and waits until the node is ready."""
 
 from __future__ import annotations
 
@@ -61,29 +61,31 @@ def start(
 
     In the foreground it runs until Ctrl-C or SIGTERM, then stops in order. It logs to commitmq/node.log in the store.
 
-    A store knows the sizes of its files, RocketMQ's too: they need not be given. For a new one they come from the profile:
-    dev and small (about 40 and 140 MB of disk with the first message), or server (3.3 GB, RocketMQ's own sizes).
+    A store knows the sizes of its files, and so does one of RocketMQ's: they need not be given. For a new store they
+    come from the profile: dev and small (about 40 and 140 MB of disk with the first message), or server (3.3 GB,
+    RocketMQ's own sizes).
 
-    A start that would have to cut from the log what somebody was told is stored is refused, and changes nothing, however
-    often it is repeated. The refusal names the OFFSET that --allow-cut takes; what is cut is kept in commitmq/cut.
+    A start is refused if it would have to cut acknowledged messages from the log. It then changes nothing, however
+    often it is repeated. The refusal names the OFFSET for --allow-cut; the cut bytes are kept in commitmq/cut.
     """
-    do_without()  # what is told of a start is a courtesy: a launcher that closed its streams wants a node nevertheless
+    do_without()  # the report of a start is optional: a launcher that closed its streams still wants a node
     if allow_cut is not None:
         overrides = (*overrides, f"commit_log.allow_cut={allow_cut}")
     config = node_config.load(config_file, overrides, profile)
     layout = StoreLayout(store.absolute())
-    # The supervisor asks the same under the store's lock. Here a refusal has touched nothing at all, not even the log.
+    # The supervisor makes the same check under the store's lock. A refusal here has touched nothing at all, not even
+    # the log.
     fitted = fit(layout, config)
     if (profile or config.profile != DEFAULT_PROFILE) and sizes_of(fitted.config) != sizes_of(config):
         click.echo(f"the store has its sizes already; those of the profile {config.profile} are not used", err=True)
     if not layout.own.exists():
-        _require_ports(config)  # a folder in which nobody has started a node yet is left as it is
+        _require_ports(config)  # a folder in which no node has started yet stays unchanged
     keep_private(layout.root)  # inherited by every process of the node
     make_folders(layout)
     if not is_loopback(config.network.host):
         warning = exposure_warning(config.network.host, config.network.port)
         click.secho(f"WARNING: {warning}", fg="red", bold=True, err=True)
-    # A memory file instead of arguments: every supervisor that the keeper starts reads these very values.
+    # A memory file instead of arguments: every supervisor that the keeper starts reads exactly these values.
     config_fd = os.memfd_create("commitmq-config", 0)
     os.write(config_fd, node_config.dumps(config))
     if background:
@@ -93,7 +95,7 @@ def start(
 
 
 def _require_ports(config: NodeConfig) -> None:
-    """Leave with a sentence when a port of the node's own processes is taken, or may not be listened on."""
+    """Exit with a sentence when a port of the node's own processes is taken or forbidden."""
     host, port = config.network.host, config.network.port
     roles = (own_role(name, module) for name, module in start_order(config).items())
     if sentence := ports.first_in_use([("admin", -1), *((one.name, one.dispatcher_slot) for one in roles)], config):
@@ -147,7 +149,7 @@ def _start_in_background(layout: StoreLayout, config: NodeConfig, config_fd: int
             click.secho(f"WARNING: {warning}", fg="red", bold=True, err=True)
         click.echo(f"node is ready at {outcome['admin'][0]}")
         click.echo(f"store {layout.root}, supervisor {outcome['pid']}, log {log_path}")
-        keeper.returncode = 0  # it lives on; nobody here waits for it
+        keeper.returncode = 0  # the keeper lives on; this process does not wait for it
         return
     code = keeper.wait()
     if "error" in outcome:
@@ -159,9 +161,9 @@ def _start_in_background(layout: StoreLayout, config: NodeConfig, config_fd: int
 
 
 def _wait_until_ready(reports: IO[bytes], keeper: subprocess.Popen[bytes]) -> dict[str, Any]:
-    """The report that says how the start ended: ``ready`` or ``failed``; an empty dict when everybody died silently.
+    """The report of how the start ended: ``ready`` or ``failed``; an empty dict when all processes died silently.
 
-    The pipe alone is not enough: a supervisor of a start that was killed may leave workers that still hold its end.
+    The pipe alone is not enough: the supervisor of a start that was killed may leave workers that still hold its end.
     """
     pending = b""
     keeper_fd = os.pidfd_open(keeper.pid)
@@ -176,7 +178,7 @@ def _wait_until_ready(reports: IO[bytes], keeper: subprocess.Popen[bytes]) -> di
             *lines, pending = pending.split(b"\n")
             for line in lines:
                 report: dict[str, Any] = orjson.loads(line)
-                # A start that fails also says that it stopped, before it says why.
+                # A failed start first reports that it stopped, and then why.
                 if report["event"] in ("ready", "failed"):
                     return report
                 if report["event"] == "info":

@@ -1,4 +1,4 @@
-"""``commitmq status``: the processes of a node, what they cost, where they are and how far behind."""
+"""``commitmq status``: the processes of a node with CPU, memory, position and lag."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def status(node: str | None, store: Path | None, timeout_s: float, as_json: bool
 
 
 def _address_of(store: Path) -> str:
-    """The Unix-socket address of the node on ``store``; leaves with a sentence when none runs there."""
+    """The Unix-socket address of the node on ``store``; exits with a sentence when none runs there."""
     layout = StoreLayout(store.absolute())
     admin = read_node_file(layout).get("admin")
     if not lock_holder(layout.lock) or not admin:
@@ -127,12 +127,12 @@ def _print(report: dict[str, Any]) -> None:
 
 
 def _print_expiry(expiry: dict[str, Any] | None) -> None:
-    """What cleanup did, why it does nothing now, and when it will."""
+    """Print what cleanup deleted, why it deletes nothing now, and when it will."""
     if expiry is None:
         return  # its first look comes a minute after the start
     click.echo(f"\nexpiry: oldest segment {expiry['oldest_segment'] or '-'}: {expiry['kept_because']}")
     if expiry["next_by_age_ms"] is not None:
-        click.echo(f"  it goes by age from {_when(expiry['next_by_age_ms'])} on")
+        click.echo(f"  it expires by age from {_when(expiry['next_by_age_ms'])} on")
     if expiry["last_round"]:
         last = expiry["last_round"]
         click.echo(

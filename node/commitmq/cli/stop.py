@@ -1,4 +1,4 @@
-"""``commitmq stop``: ask a node to drain, and return when it has and all of its processes are gone."""
+"""``commitmq stop``: ask a node to drain; return when it has drained and all its processes have ended."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ _ORPHAN_PATIENCE_S = 5.0
     help="Admin address of a node, for example tcp://127.0.0.1:7310.",
 )
 def stop(store: Path | None, node: str | None) -> None:
-    """Stop a node in order: what was accepted is flushed and dispatched, then every process ends.
+    """Stop a node in order: accepted messages are flushed and dispatched, then every process ends.
 
     Exit code 75 means that the node is gone but did not end in order; its next start recovers the store.
     """
-    do_without()  # as of a start: what is told of it is a courtesy
+    do_without()  # as in a start: the report is optional
     node = node_unless(store, node)
     if store is None and node is None:
         raise click.UsageError("give --store DIR or --node ADDRESS, or set COMMITMQ_NODE")
@@ -56,7 +56,7 @@ def stop_store(store: Path) -> bool:
         if holder:
             fail(f"process {holder} holds the store {layout.root}, and it is no node that this command can stop")
         fail(f"no node runs on the store {layout.root}", CliExit.NODE_UNAVAILABLE)
-    # The keeper first: it passes the signal on, and it is what would start a supervisor that dies meanwhile again.
+    # Signal the keeper first: it passes the signal on, and it would restart a supervisor that dies meanwhile.
     for pidfd in pids:
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(pidfd, signal.SIGTERM)
@@ -66,7 +66,7 @@ def stop_store(store: Path) -> bool:
 
 
 def _open_processes(known: dict[str, Any]) -> list[int]:
-    """pidfds of the keeper and the supervisor that ``run/node.json`` names, as far as they live."""
+    """pidfds of the keeper and the supervisor named in ``run/node.json``, if they live."""
     found = [
         open_process(int(known.get(f"{name}pid") or 0), known.get(f"{name}started_ticks")) for name in ("keeper_", "")
     ]
@@ -80,7 +80,7 @@ def _wait_for_all(pids: list[int]) -> None:
 
 
 def _end_orphans(layout: StoreLayout) -> None:
-    """Workers exit when their supervisor does; one that hangs must not survive a stop."""
+    """Workers exit when their supervisor does; a worker that hangs must not survive a stop."""
     try:
         free_locks(layout.run.glob("*.lock"), _ORPHAN_PATIENCE_S)
     except BlockingIOError as error:
@@ -88,7 +88,7 @@ def _end_orphans(layout: StoreLayout) -> None:
 
 
 def _stop_address(address: str) -> bool:
-    """Stop the node at ``address``; of a node of this machine also wait for its processes."""
+    """Stop the node at ``address``. For a node on this machine also wait for its processes."""
     from commitmq.cli.admin_request import request  # zmq is not needed to stop by store
 
     node = request(address, "status", timeout_s=5)["node"]

@@ -1,4 +1,4 @@
-"""``commitmq store``: look into a store folder without a node, mend what is derived from its log, delete what is old."""
+"""``commitmq store``: read a store folder without a node, repair the files derived from its log, delete old segments."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ store.add_command(repair)
 def dump(folder: Path, as_json: bool) -> None:
     """Write every message of the store in DIR, one JSON line each, in the order of the CommitLog.
 
-    A record that is an inner batch is one line, with the messages in it as inner_messages; with damage instead, where its body
+    A record that is an inner batch is one line, with its messages as inner_messages; with damage instead, when its body
     cannot be decompressed.
 
-    DIR is opened read-only; the node need not run, and may. The size of a segment is the store's own. At a torn
-    tail (what a crash cut short) the dump ends with a note on standard error; at damage before the end it exits 74.
+    DIR is opened read-only; the node may run or not. The size of a segment is the store's own. At a torn tail (a crash
+    cut a record short) the dump ends with a note on standard error; at damage before the end it exits 74.
     """
     from commitmq.store.log.commit_log import TornTailError
 
@@ -100,7 +100,7 @@ def _records(folder: Path) -> Iterator[Record]:
     size = look(layout, index=False).sizes.get(SEGMENT)
     if size is None:
         return
-    # Two maps suffice for a walk from front to back, so the dump of a large store stays small.
+    # Two mappings are enough for a walk from front to back, so the dump of a large store uses little memory.
     log = CommitLog(layout.commit_log, size, max_mapped=2)
     try:
         yield from log.iter_records()

@@ -33,12 +33,13 @@ def expire(
 ) -> None:
     """Delete the oldest segments of the CommitLog: of the running node, or of the closed store in DIR.
 
-    Whole segments go, oldest first; the one that is written to stays. With both --before and --keep-bytes only what both
-    allow goes. A node without either deletes what is expired by its configuration, whatever the hour; and it keeps what
-    its configuration says it must (keep_unconsumed). A store that a node holds is refused: ask the node.
+    Whole segments are deleted, oldest first; the segment that is written to stays. With both --before and --keep-bytes
+    only segments that both allow are deleted. A node without either deletes the segments that its configuration lets
+    expire, whatever the hour; and it keeps the segments that its configuration protects (keep_unconsumed). A store that
+    a node holds is refused: ask the node.
 
-    A store that was not closed in order can be expired as far as the next start has nothing to recover there. That needs no
-    space: it is the way out when a disk is so full that no node starts on it.
+    A store that was not closed in order can be expired as far as the next start has nothing to recover there. That
+    needs no space: it is the way out when a disk is so full that no node can start on it.
     """
     when = None if before is None else _time(before)
     source = click.get_current_context().get_parameter_source("node")
@@ -118,14 +119,14 @@ def _expire_locked(
 
 
 def _log_end(log: Any, segments: tuple[Segment, ...]) -> int:
-    """Behind the last record; the segment made last may hold none."""
+    """The offset behind the last record; the newest segment may hold none."""
     from commitmq.store.log.commit_log import TornTailError
     from commitmq.store.log.expiry import first_timestamp
 
     for segment in reversed(segments):
         if first_timestamp(log, segment.base) >= 0:
             end = segment.base
-            with contextlib.suppress(TornTailError):  # a crash's: the next start ends the log there
+            with contextlib.suppress(TornTailError):  # a crash left it: the next start ends the log there
                 for offset, size in log.iter_spans(segment.base):
                     end = offset + size
             return int(end)

@@ -20,11 +20,11 @@ from commitmq.supervision.exit_codes import CliExit
 def rebuild(
     folder: Path, only: str | None, config_file: Path | None, overrides: tuple[str, ...], as_json: bool
 ) -> None:
-    """Make the ConsumeQueues and the index of the store in DIR anew, from its CommitLog alone.
+    """Rebuild the ConsumeQueues and the index of the store in DIR from its CommitLog alone.
 
-    The node must be stopped. The old files are kept beside the new ones. Sizes of files are those the store has; for
-    the index others can be given with --set. Afterwards the store is compared as `store verify` does it, and the exit code
-    is 65 when something is not right: a log may hold what no queue can show.
+    The node must be stopped. The old files are kept beside the new ones. File sizes are the store's own; for the index
+    others can be given with --set. Afterwards the store is compared as `store verify` does it, and the exit code is 65
+    when something is not right: a log may hold records that no queue can show.
     """
     from commitmq import config as node_config
     from commitmq.cli.progress import byte_progress

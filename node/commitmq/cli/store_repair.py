@@ -30,8 +30,8 @@ def repair(
 ) -> None:
     """Show the damage in the log of the store in DIR; with --cut or --skip, repair it.
 
-    The node must be stopped. What goes is copied to commitmq/cut first, and --restore-cut puts back what a repair or a
-    start cut last, unless messages were stored in its place since. Exits 65 while there is damage.
+    The node must be stopped. The removed bytes are copied to commitmq/cut first, and --restore-cut puts back the last
+    cut of a repair or a start, unless messages were stored in its place since. Exits 65 while there is damage.
     """
     from commitmq import config as node_config
     from commitmq.cli.progress import byte_progress
@@ -69,7 +69,7 @@ def repair(
         if done.blanked_units:
             click.echo(f"{done.blanked_units} message(s) cannot be read any more; the others kept their offsets")
         for path in done.evidence:
-            click.echo(f"a copy of what went is {path}")
+            click.echo(f"the removed bytes are copied to {path}")
 
 
 def _restore(store: HeldStore, yes: bool, as_json: bool) -> None:

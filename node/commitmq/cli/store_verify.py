@@ -19,8 +19,8 @@ from commitmq.supervision.exit_codes import CliExit
 def verify(folder: Path, config_file: Path | None, overrides: tuple[str, ...], as_json: bool) -> None:
     """Read the whole store in DIR and compare log, ConsumeQueues and index. Changes nothing; exits 65 for damage.
 
-    The node must be stopped. Sizes of files are those the store has. What was ever cut from the log, and lies in
-    commitmq/cut, is told too; it is no damage of what is left.
+    The node must be stopped. File sizes are the store's own. Cuts of the log that are kept in commitmq/cut are reported
+    too; they are no damage of the rest.
     """
     from commitmq import config as node_config
     from commitmq.cli.progress import byte_progress

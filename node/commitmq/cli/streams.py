@@ -1,8 +1,9 @@
-"""Standard streams that were closed when the command began (``>&-``, or a launcher that closes everything).
+"""Replaces standard streams that were closed when the command began (``>&-``, or a launcher that closes everything).
 
-Python has None in the place of such a stream, and the next file or socket that is opened gets its descriptor: what is meant
-for a terminal would be written into it. So each of them is opened again, on ``/dev/null``. Input and output are opened for the
-other direction: using them fails, and the verb says what is closed. Standard error takes everything: there is nobody to tell.
+For such a stream Python has None, and the next opened file or socket gets its descriptor: output for a terminal would
+be written into that file. So each closed stream is opened again, on ``/dev/null``. Input and output are opened for the
+other direction: using them fails, and the verb reports which stream is closed. Standard error takes everything: no
+message can reach a person.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ _stand_ins: set[int] = set()
 
 
 def stand_in() -> None:
-    """Give each closed standard stream a stand-in."""
+    """Replace each closed standard stream."""
     for fd, name, flags, mode in (
         (0, "stdin", os.O_WRONLY, "r"),
         (1, "stdout", os.O_RDONLY, "w"),
@@ -22,7 +23,7 @@ def stand_in() -> None:
     ):
         if getattr(sys, name) is not None:
             continue
-        found = os.open(os.devnull, flags)  # the lowest number that is free, which is ``fd``
+        found = os.open(os.devnull, flags)  # the lowest free number, which is ``fd``
         if found == fd:
             os.set_inheritable(fd, True)
             _stand_ins.add(fd)
@@ -36,7 +37,7 @@ def is_closed(fd: int) -> bool:
 
 
 def do_without() -> None:
-    """From now on nothing fails for a closed stream: what is written goes nowhere, and there is nothing to read."""
+    """From now on a closed stream fails nothing: output is discarded, and input is empty."""
     for fd in _stand_ins:
         null = os.open(os.devnull, os.O_RDWR)
         os.dup2(null, fd)

@@ -32,8 +32,8 @@ def create(name: str, queues: int | None, memory: bool, pairs: tuple[str, ...], 
     """Create topic NAME. One that exists with the same settings is no error.
 
     Attributes are RocketMQ's (queue.type, message.type, cleanup.policy, reserve.time) and storage.type, which is log
-    (default) or memory; --memory is short for storage.type=memory. message.type says what RocketMQ's proxy may send there:
-    the node keeps it and takes every message, as RocketMQ's broker does.
+    (default) or memory; --memory is short for storage.type=memory. message.type limits what RocketMQ's proxy may send
+    to the topic: the node stores it and takes every message, as RocketMQ's broker does.
     """
     from commitmq.client.admin import Admin
 
@@ -57,9 +57,9 @@ def create(name: str, queues: int | None, memory: bool, pairs: tuple[str, ...], 
 @json_option
 @node_option
 def update(name: str, queues: int | None, perm: str | None, pairs: tuple[str, ...], as_json: bool, node: str) -> None:
-    """Change settings of topic NAME; what is not named stays.
+    """Change settings of topic NAME; settings that are not named stay.
 
-    What its messages are kept in (storage.type, queue.type, cleanup.policy) cannot change.
+    The storage of its messages (storage.type, queue.type, cleanup.policy) cannot change.
     """
     from commitmq.client.admin import Admin
 
@@ -153,7 +153,7 @@ def delete(name: str, yes: bool, as_json: bool, node: str) -> None:
 
 
 def _attributes_of(pairs: Iterable[str]) -> dict[str, str]:
-    """The attributes that ``pairs`` of KEY=VALUE name. Raises BadParameter."""
+    """The attributes in ``pairs`` of KEY=VALUE. Raises BadParameter."""
     attributes: dict[str, str] = {}
     for pair in pairs:
         key, separator, value = pair.partition("=")
@@ -167,7 +167,7 @@ def _attributes_of(pairs: Iterable[str]) -> dict[str, str]:
 
 
 def permission(perm: int) -> str:
-    """Permission bits as letters: r read, w write, i inherited by topics made from it (spec 1.4)."""
+    """Permission bits as letters: r read, w write, i inherited by topics created from it (spec 1.4)."""
     return "".join(letter for bit, letter in _PERMISSIONS if perm & bit) or "-"
 
 

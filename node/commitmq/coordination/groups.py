@@ -1,15 +1,15 @@
-"""The consumer groups of a node: their names (``config/subscriptionGroup.json``, RocketMQ's) and who is in them.
+"""The consumer groups of a node: their names (``config/subscriptionGroup.json``, RocketMQ's) and their members.
 
-A group enters the file when it is first used. Members are in memory only: they tell every second that they live, and
-after a restart of the coordinator they join again. What must outlive the coordinator is only *who was there*, so that
+A group enters the file when it is first used. Members are in memory only: they send a heartbeat every second, and after
+a restart of the coordinator they join again. Only the list of *former members* must outlive the coordinator, so that
 the queues of a consumer that has not come back yet are not given to another one (see
-:mod:`commitmq.coordination.membership`); :mod:`commitmq.coordination.member_log` keeps that.
+:mod:`commitmq.coordination.membership`); :mod:`commitmq.coordination.member_log` keeps that list.
 
-The file of names is written behind the answers, and at most once in ``groups.offsets_interval_ms``: a group that a
-crash takes out of it comes back with its members, its offsets or its next use.
+The file of names is written after the answers, and at most once in ``groups.offsets_interval_ms``: a group that a crash
+removes from the file comes back with its members, its offsets or its next use.
 
-Nothing here is done for all groups because something happened in one. Sessions end by a heap of times; a change of a
-topic looks up who subscribes to it. Memory is bounded by the limits of the section ``[groups]``.
+An event in one group never starts work for all groups. Sessions end by a heap of times; a change of a topic looks up
+its subscribers. Memory is bounded by the limits of the section ``[groups]``.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from commitmq.store.metadata.topic_name import validate_group
 
 _T = TypeVar("_T")
 
-# A look at a session comes this soon at the latest, so that a member that joins again and again with other time-outs
+# The next look at a session comes within this time, so that a member that joins again and again with other time-outs
 # leaves no more than a few looks behind.
 _LOOK_MS = 5_000
-# Sessions end this much late at most: thousands of members must not wake the coordinator a thousand times a second.
+# Sessions end at most this much late: thousands of members must not wake the coordinator a thousand times a second.
 _GRAIN_MS = 50
 
 
@@ -64,7 +64,7 @@ class Groups:
         self._next_look: dict[tuple[str, str], int] = {}
         self._subscribed: dict[str, set[str]] = {}  # topic -> groups
         self._size_bytes = 0
-        self.ended: list[str] = []  # groups that nobody is in any more, since the caller last emptied this list
+        self.ended: list[str] = []  # groups without members, since the caller last emptied this list
         self._written_version = replace(table.version)
         self._pace = Pace(config.offsets_interval_ms)
 
@@ -81,8 +81,8 @@ class Groups:
     ) -> Groups:
         """Load a store's groups and expect the members of the last coordinator. ``committed``: groups with offsets.
 
-        ``first_generation`` must grow with every start (a wall clock in ms does): members repeat generations over a
-        restart. Raises StoreError when ``subscriptionGroup.json`` cannot be read in either generation.
+        ``first_generation`` must grow with every start (a wall clock in ms does), because members repeat generations
+        over a restart. Raises StoreError when ``subscriptionGroup.json`` cannot be read in either generation.
         """
         table = GroupTable.load(layout.config / "subscriptionGroup.json")
         groups = cls(layout, table, queues_of, config, first_generation, committed)
@@ -97,7 +97,7 @@ class Groups:
     # ------------------------------------------------------------ names
 
     def names_from(self, first: str) -> Iterator[str]:
-        """All groups that are known, in order, from ``first`` on. They must not change meanwhile."""
+        """All known groups, in order, from ``first`` on. They must not change meanwhile."""
         return itertools.islice(self._names, bisect_left(self._names, first), None)
 
     def exists(self, name: str) -> bool:
@@ -131,11 +131,11 @@ class Groups:
     # ------------------------------------------------------------ members
 
     def membership(self, name: str) -> Membership | None:
-        """The members of a group, None when it has none and expects none."""
+        """The members of a group; None when it has none and expects none."""
         return self._live.get(name)
 
     def check_topics(self, count: int) -> None:
-        """ProtocolError LIMIT_EXCEEDED unless a member may subscribe to so many topics."""
+        """ProtocolError LIMIT_EXCEEDED when a member must not subscribe to so many topics."""
         if count > (most := self._config.max_topics_per_member):
             raise ProtocolError(
                 "LIMIT_EXCEEDED",
@@ -153,7 +153,7 @@ class Groups:
         generation: int = 0,
         instance: str = "",
     ) -> View:
-        """See :meth:`Membership.join`; the group is created on first use. ProtocolError LIMIT_EXCEEDED besides."""
+        """See :meth:`Membership.join`; the group is created on first use. Also raises ProtocolError LIMIT_EXCEEDED."""
         self.use(name)
         group = self._membership(name)
         known = group.members.get(member)
@@ -175,7 +175,9 @@ class Groups:
     def heartbeat(
         self, name: str, member: str, generation: int, owned: Collection[Queue], now_ms: int, instance: str = ""
     ) -> View:
-        """See :meth:`Membership.heartbeat`. ProtocolError LIMIT_EXCEEDED besides, for one that claims too much."""
+        """See :meth:`Membership.heartbeat`. Also raises ProtocolError LIMIT_EXCEEDED, for a member that claims too many
+        queues.
+        """
         group = self._known(name, member)
         known = group.member(member, instance)
         if len(owned) > len(known.owned) and len(owned) > len(known.held):
@@ -206,12 +208,12 @@ class Groups:
             group.check_owner(None, queue)
 
     def expire(self, now_ms: int) -> list[tuple[str, str]]:
-        """End the sessions that are over; returns ``(group, member)`` of each."""
+        """End the sessions whose time is over. Returns ``(group, member)`` of each."""
         over: list[tuple[str, str]] = []
         while self._looks and self._looks[0][0] <= now_ms:
             at_ms, name, member = heapq.heappop(self._looks)
             if self._next_look.get((name, member)) != at_ms:
-                continue  # there is an earlier look, or was one that found nobody
+                continue  # an earlier look exists, or one came and found no member
             del self._next_look[name, member]
             group = self._live.get(name)
             due_ms = group.due_ms(member) if group is not None else None
@@ -228,11 +230,11 @@ class Groups:
         return over
 
     def next_expiry_ms(self) -> int | None:
-        """When :meth:`expire` may next have something to do."""
+        """The earliest time at which :meth:`expire` may have something to do."""
         return -(-self._looks[0][0] // _GRAIN_MS) * _GRAIN_MS if self._looks else None
 
     def topics_changed(self, names: Iterable[str]) -> None:
-        """Share the queues of these topics anew: created, deleted, or with another number of queues."""
+        """Share the queues of these topics again: topics that were created, deleted, or got another number of queues."""
         for group in {group for name in names for group in self._subscribed.get(name, ())}:
             self._live[group].rebalance()
 
@@ -247,7 +249,7 @@ class Groups:
         self._written_version = replace(self.table.version)
 
     def write_members(self) -> None:
-        """Note who is there, for the next coordinator; does nothing when nobody came or went. Raises StoreError."""
+        """Write the present members for the next coordinator; nothing when no member came or left. Raises StoreError."""
         self._log.write()
 
     def next_write_ms(self) -> int | None:
@@ -255,10 +257,10 @@ class Groups:
         return None if self._written_version == self.table.version else self._pace.next_ms
 
     def close(self) -> None:
-        """Let the files go."""
+        """Close the files."""
         self._log.close()
 
-    # ------------------------------------------------------------ what is kept of all groups
+    # ------------------------------------------------------------ totals over all groups
 
     def _membership(self, name: str) -> Membership:
         group = self._live.get(name)
@@ -290,7 +292,7 @@ class Groups:
             )
 
     def _counted(self, group: Membership, change: Callable[[], _T]) -> _T:
-        """Do ``change``, which may make ``group`` larger or smaller."""
+        """Do ``change``, which may make ``group`` larger or smaller, and update the totals."""
         before = group.size_bytes
         try:
             return change()
@@ -315,7 +317,7 @@ class Groups:
         self._forget_if_empty(group.group)
 
     def _look_at(self, name: str, member: str, due_ms: int, now_ms: int) -> None:
-        """Look at the member's session at ``due_ms``, unless it is looked at before."""
+        """Look at the member's session at ``due_ms``, unless an earlier look is planned."""
         at_ms = min(due_ms, now_ms + _LOOK_MS)
         if self._next_look.get((name, member), at_ms + 1) > at_ms:
             self._next_look[name, member] = at_ms
@@ -332,7 +334,7 @@ class Groups:
     def _forget_if_empty(self, name: str) -> None:
         group = self._live[name]
         if not group.members and not group.awaited:
-            # The next one starts above every generation that a member of this one may still repeat.
+            # The group's next members start above every generation that a former member may still repeat.
             self._first_generation = max(self._first_generation, group.generation + 1)
             del self._live[name]
             self.ended.append(name)

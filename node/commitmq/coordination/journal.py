@@ -1,4 +1,4 @@
-"""The offsets journal: what consumer groups were told is committed, between two writings of ``consumerOffset.json``.
+"""The offsets journal: the group commits acknowledged between two writings of ``consumerOffset.json``.
 
 File ``commitmq/offsets.journal``, a :mod:`commitmq.store.metadata.journal`. A record is the list of all changes of one turn
 of the coordinator's loop, ``["set", group, topic, [[queue, next offset], …]]`` or ``["drop", topic]``, in order.

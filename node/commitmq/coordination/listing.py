@@ -1,9 +1,9 @@
-"""What the operations answer that list topics, groups and positions: page by page, so that no answer grows with the node.
+"""Answers the operations that list topics, groups and positions: page by page, so that no answer grows with the node.
 
-A page ends after ``limit`` entries, MAX_ENTRIES at most; ``next`` of the answer, handed back as ``after``, begins the one
-behind it, and is null on the last. It names the last entry and no place in a list, so entries that come and go between
-two pages are listed or not, and no other is left out or listed twice. Pages of topics are encoded once and kept until a
-topic changes: whoever asks again and again costs no more than the answer's way.
+A page ends after ``limit`` entries, MAX_ENTRIES at most. The answer's ``next``, sent back as ``after``, begins the
+following page; it is null on the last. It names the last entry and no place in a list. So entries that come and go
+between two pages are listed or not, and no other entry is left out or listed twice. Pages of topics are encoded once
+and kept until a topic changes: a client that asks again and again costs no more than sending the answer.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Key = list[Any]  # of ``after`` and ``next``: strings and integers
 
 
 class Listing:
-    """One a coordinator."""
+    """The lists of one coordinator."""
 
     def __init__(self, topics: Topics, groups: Groups, offsets: GroupOffsets) -> None:
         self._topics, self._groups, self._offsets = topics, groups, offsets
@@ -39,7 +39,7 @@ class Listing:
         self._pages: dict[tuple[str, int], Fields] = {}
 
     def topics_changed(self, names: Iterable[str]) -> None:
-        """These topics were created, changed or deleted."""
+        """Drop the encoded pages with these topics, which were created, changed or deleted."""
         self._pages.clear()
         known = self._topic_names
         for name in names:
@@ -51,7 +51,7 @@ class Listing:
                 insort(known, name)
 
     def topics(self, after: str, limit: int) -> Fields:
-        """``topics``: the settings of each."""
+        """``topics``: the settings of each topic."""
         page = self._pages.get((after, limit))
         if page is None:
             if len(self._pages) >= _MAX_KEPT_PAGES:
@@ -66,7 +66,9 @@ class Listing:
         return page
 
     def groups(self, after: Key, limit: int) -> Fields:
-        """``groups``: name, number of members, topics with offsets. A group of many topics may go on on the next page."""
+        """``groups``: name, number of members, topics with offsets. A group with many topics may continue on the next
+        page.
+        """
         table = self._offsets.table
 
         def entries() -> Iterator[tuple[str, str]]:
@@ -87,8 +89,8 @@ class Listing:
         return {"groups": rows, "next": following}
 
     def positions(self, after: Key, limit: int) -> Fields:
-        """``positions``: ``[group, topic, queue, next offset]``, with 0 for a queue that a member reads and nobody of the
-        group has committed.
+        """``positions``: ``[group, topic, queue, next offset]``, with 0 for a queue that a member reads and for which
+        the group has no commit.
         """
         table = self._offsets.table
 
@@ -105,7 +107,7 @@ class Listing:
         return {"positions": rows, "next": following}
 
     def describe_group(self, name: str, after: Key, limit: int, now_ms: int) -> Fields:
-        """``group``: state, and a page of its members, of who has which queue, and of its offsets, one after the other."""
+        """``group``: state, and a page of its members, then of its queues with their owners, then of its offsets."""
         check_name(name)
         table = self._offsets.table
         group = self._groups.membership(name)
@@ -129,7 +131,7 @@ class Listing:
 def _entries_of(
     group: Membership | None, offsets: Iterable[tuple[str, int, int]], after: Key
 ) -> Iterator[tuple[Any, ...]]:
-    """``(part, key…)`` behind ``after``: what is small enough to be counted as one each."""
+    """``(part, key…)`` behind ``after``, of the parts whose entries are small enough to count as one each."""
     done = _PARTS.index(after[0]) if after else 0
     keys: dict[str, Callable[[], list[Any]]] = {
         "members": lambda: [] if group is None else sorted((one,) for one in group.members),
@@ -153,7 +155,7 @@ def _member_row(group: Membership, name: str, now_ms: int) -> Fields:
 
 
 def _weight(group: Membership | None, entry: tuple[Any, ...]) -> int:
-    """A member comes with its topics and queues, of which it may have thousands."""
+    """The weight of an entry in a page: a member comes with its topics and queues, which may be thousands."""
     if group is None or entry[0] != "members":
         return 1
     member = group.members[entry[1]]
@@ -163,7 +165,7 @@ def _weight(group: Membership | None, entry: tuple[Any, ...]) -> int:
 def _page(
     entries: Iterator[Any], limit: int, weight: Callable[[Any], int] = lambda _entry: 1
 ) -> tuple[list[Any], Key | None]:
-    """The first entries, up to ``limit`` by weight but one at least, and the last of them when there are more."""
+    """The first entries, up to ``limit`` by weight but at least one, and the last of them when there are more."""
     page: list[Any] = []
     for entry in entries:
         page.append(entry)

@@ -1,12 +1,12 @@
-"""Who is in which group, for the next coordinator: ``commitmq/group_members.log``, one JSON line a change.
+"""The members of each group, for the next coordinator: ``commitmq/group_members.log``, one JSON line per change.
 
-A line is ``[group, member, session time-out in ms]``, or ``[group, member, null]`` for one that is gone. Lines are
-appended without a sync at the end of each turn that changed something, so they survive the death of the process; after a
-power cut some may be missing, which costs at most a rebalance that waits for one session time-out, or a queue that two
-consumers read until one of them hears that it is fenced. Commits are fenced in any case.
+A line is ``[group, member, session time-out in ms]``, or ``[group, member, null]`` for a member that has left. Lines
+are appended without a sync at the end of each turn that changed something, so they survive the death of the process.
+After a power cut some may be missing. That costs at most a rebalance that waits for one session time-out, or a queue
+that two consumers read until one of them learns that it is fenced. Commits are fenced in any case.
 
-What a change costs does not grow with the number of members: the file is written anew when most of its lines are of
-members that have gone, and whenever an append failed, because a torn line would hide those behind it.
+The cost of a change does not grow with the number of members. The file is rewritten when most of its lines belong to
+members that have left, and whenever an append failed, because a torn line would hide those behind it.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ class MemberLog:
     """The open file. ``members`` is ``{group: {member: session time-out in ms}}`` as noted."""
 
     def __init__(self, path: Path) -> None:
-        """Read what an earlier coordinator left; a file that is missing, or ends in a torn line, is no error."""
+        """Read an earlier coordinator's file. A file that is missing, or ends in a torn line, is no error."""
         self.path = path
         self.members: dict[str, dict[str, int]] = {}
         self._staged: list[bytes] = []
         self._count = 0
         self._lines = 0
         self._size_bytes = 0
-        self._fd = -1  # until the first writing, which writes the file anew
+        self._fd = -1  # until the first write, which rewrites the file
         try:
             lines = path.read_bytes().split(b"\n")
         except OSError:
@@ -47,7 +47,7 @@ class MemberLog:
                 self._keep(str(group), str(member), None if timeout_ms is None else int(timeout_ms))
 
     def note(self, group: str, member: str, timeout_ms: int | None) -> None:
-        """``member`` is in ``group`` with this session time-out; None: no longer."""
+        """Note that ``member`` is in ``group`` with this session time-out; None: that it has left."""
         if self.members.get(group, {}).get(member) == timeout_ms:
             return
         self._keep(group, member, timeout_ms)
@@ -65,7 +65,7 @@ class MemberLog:
             del self.members[group]
 
     def write(self) -> None:
-        """Put down what was noted. Raises StoreError; the next call writes the whole file then."""
+        """Append the noted changes. Raises StoreError; the next call then writes the whole file."""
         if not self._staged:
             return
         lines = self._lines + len(self._staged)
@@ -104,7 +104,9 @@ class MemberLog:
         self._fd, self._lines, self._size_bytes = fd, len(everybody), len(data)
 
     def close(self) -> None:
-        """Let the file go. What was noted and not written is written with the next :meth:`write`, with all the rest."""
+        """Close the file. Changes that are noted and not written are written by the next :meth:`write`, with all the
+        rest.
+        """
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1

@@ -1,32 +1,33 @@
-"""Who consumes which queue of a group: sessions, average allocation, cooperative hand-over with fencing.
+"""The members of one consumer group and their queues: sessions, average allocation, cooperative hand-over with fencing.
 
-Pure: the caller brings the clock (milliseconds, monotonic) and the queues of a topic.
+The module is pure: the caller brings the clock (milliseconds, monotonic) and the queues of a topic.
 
-Two things decide. ``target`` says who *should* have a queue: for each topic its queues in order are cut into
-consecutive shares, as even as possible, for the members subscribed to it in the order of their names (RocketMQ's
-average allocation). ``holders`` says who *has* it: only the holder may commit, and a queue has at most one. They
+Two assignments decide. ``target`` says which member *should* have a queue: for each topic its queues in order are cut
+into consecutive shares, as even as possible, for the subscribed members in the order of their names (RocketMQ's average
+allocation). ``holders`` says which member *has* it: only the holder may commit, and a queue has at most one. They
 differ during a rebalance:
 
 * a queue without a holder is given to its target in the answer to the target's next join or heartbeat;
-* a queue held by another than its target is named in ``revoke`` of the holder's answers, and becomes free when the
-  holder no longer lists it in ``owned``, leaves, or its session ends.
+* a queue held by another member than its target is named in ``revoke`` of the holder's answers, and becomes free when
+  the holder no longer lists it in ``owned``, leaves, or its session ends.
 
 Answers cross requests on the wire: a heartbeat sent before the answer that gave a queue was read does not list that
 queue, and must not count as giving it back. So every gift has the group's ``generation`` (which grows with each gift
-and each new target), members repeat the newest generation they read, and an absent queue is free only when that is
-not older than the gift.
+and each new target), and members repeat the newest generation they have read. An absent queue is free only when that
+generation is not older than the gift.
 
-What a request costs grows with what its member subscribes to and owns, not with the group: ``target`` is no table but
-arithmetic on the sorted names of a topic's subscribers, and a heartbeat that changes nothing is answered with the last
-answer.
+The cost of a request grows with the topics and queues of its member, not with the group: ``target`` is no stored table
+but arithmetic on the sorted names of a topic's subscribers, and a heartbeat that changes nothing is answered with the
+last answer.
 
-After a restart of the coordinator nobody is a member, yet consumers go on consuming until they hear so. They join
-again and name what they own (``owned``), which is theirs as long as nobody else holds it. Those who were members
-before the restart are *awaited*: until they have all come back, left, or missed a session time-out, no queue that
-nobody claims is given away.
+After a restart of the coordinator the group has no members, yet consumers go on consuming until they learn of it. They
+join again and name the queues that they own (``owned``), which stay theirs as long as no other member holds them. The
+members from before the restart are *awaited*: until they have all come back, left, or missed a session time-out, no
+unclaimed queue is given away.
 
-Who joins after the end of its session is not ``kept``: its queues may have been others', and an operator may have reset
-what is committed of them, even to the same offset. What it claims does not count, and its queues are given anew.
+A member that joins after the end of its session is not ``kept``: its queues may have belonged to others, and an
+operator may have reset their committed offsets, even to the same offset. Its claims do not count, and its queues are
+given again.
 """
 
 from __future__ import annotations
@@ -43,24 +44,24 @@ QueuesOf = Callable[[str], Sequence[int]]  # ids of a topic's readable queues, a
 
 _T = TypeVar("_T", str, int)
 
-# What a member takes in memory, about: itself, each name it subscribes to, each queue it has or claims.
+# Approximate memory of a member: for itself, for each topic name it subscribes to, for each queue it has or claims.
 _MEMBER_BYTES: Final = 400
 _NAME_BYTES: Final = 100
 _QUEUE_BYTES: Final = 200
 
 
 class View(NamedTuple):
-    """What a member is told: it may consume ``assigned`` and must stop, commit and no longer list ``revoke``."""
+    """The answer for a member: it may consume ``assigned`` and must stop, commit and no longer list ``revoke``."""
 
     generation: int
     assigned: list[Queue]
     revoke: list[Queue]
     settled: bool  # False while this member has to give queues back or waits for some: it should come again soon
-    kept: bool = True  # False: its session had ended, so that what it had may have been others' or was reset meanwhile
+    kept: bool = True  # False: its session had ended, so its queues may have belonged to others or been reset meanwhile
 
 
 class Awaited(NamedTuple):
-    """A member of before the restart that has not come back; given up at ``until_ms``."""
+    """A member from before the restart that has not come back; it is given up at ``until_ms``."""
 
     until_ms: int
     session_timeout_ms: int
@@ -75,40 +76,40 @@ class Member:
     session_timeout_ms: int
     heard_ms: int
     held: dict[Queue, int] = field(default_factory=dict)  # queue -> generation of the answer that gave it
-    claims: set[Queue] = field(default_factory=set)  # of held: what it had already, so no answer gave it
-    owned: frozenset[Queue] = frozenset()  # as its last request said
-    instance: str = ""  # which of those that use the name it is; the one that joined last
-    # The generation of the session's first answer. Until it is read, what the member claims is of an earlier time.
+    claims: set[Queue] = field(default_factory=set)  # of held: queues that it had already, so no answer gave them
+    owned: frozenset[Queue] = frozenset()  # as in its last request
+    instance: str = ""  # which of the consumers with this name it is; the one that joined last
+    # The generation of the session's first answer. Until the member has read it, its claims are of an earlier time.
     since: int = 0
-    size_bytes: int = 0  # what it takes in memory, about
-    told: View | None = None  # its last answer,
-    told_at: int = -1  # which holds as long as the group's count of changes stands here
+    size_bytes: int = 0  # its approximate memory
+    told: View | None = None  # its last answer
+    told_at: int = -1  # the group's count of changes at that answer, which holds while the count is the same
 
 
 class Membership:
     """The members of one group."""
 
     def __init__(self, group: str, queues_of: QueuesOf, *, generation: int = 0, max_members: int = 1_000) -> None:
-        """``generation`` must exceed every one an earlier coordinator gave out for the group."""
+        """``generation`` must exceed every generation that an earlier coordinator gave out for the group."""
         self.group = group
         self.generation = generation
         self.members: dict[str, Member] = {}
         self.holders: dict[Queue, str] = {}
         self.awaited: dict[str, Awaited] = {}
-        self.size_bytes = 0  # what its members take in memory, about
+        self.size_bytes = 0  # approximate memory of its members
         self._subscribers: dict[str, list[str]] = {}  # topic -> names, sorted
-        self._changes = 0  # grows with whatever may change a member's answer
+        self._changes = 0  # grows with every event that may change a member's answer
         self._queues_of = queues_of
         self._max_members = max_members
 
     @property
     def settled(self) -> bool:
-        """True when everyone has exactly what it should have."""
+        """True when every member has exactly the queues it should have."""
         return self.holders == self.target and not self.awaited
 
     @property
     def target(self) -> dict[Queue, str]:
-        """Who should have which queue."""
+        """The member that should have each queue."""
         return {
             (topic, queue): name
             for topic, names in self._subscribers.items()
@@ -126,7 +127,7 @@ class Membership:
                 self.awaited[name] = Awaited(now_ms + session_timeout_ms, session_timeout_ms)
 
     def size_with(self, name: str, topics: Iterable[str], owned: int) -> int:
-        """What member ``name`` takes in memory with this subscription and so many owned queues, about."""
+        """Approximate memory of member ``name`` with this subscription and so many owned queues."""
         names_bytes = share = 0
         for topic in topics:
             names_bytes += _NAME_BYTES + len(topic)
@@ -145,14 +146,16 @@ class Membership:
         generation: int = 0,
         instance: str = "",
     ) -> View:
-        """Enter, or enter anew with another subscription. ``owned`` is what the member still consumes.
+        """Enter the group, or enter again with another subscription. ``owned`` has the queues that the member still
+        consumes.
 
-        What a member says it owns counts while its session lasts, and for a session more after a restart of the coordinator.
-        Else the answer says that it is not ``kept``: the member has to begin anew with what it is given.
+        A member's ``owned`` counts while its session lasts, and for one session more after a restart of the
+        coordinator. Otherwise the answer says that the member is not ``kept``: it has to begin again with the queues it
+        is given.
 
-        ``topics`` must not be empty. ``generation`` is the newest that the member read, 0 for none: a join that is sent
-        again while the first one's answer is under way gives nothing back, just like a heartbeat. ``instance`` tells two who
-        use one name apart: the one that joins takes the place of the other, with the queues that it had.
+        ``topics`` must not be empty. ``generation`` is the newest that the member read, 0 for none. So a join that is
+        sent again while the first one's answer is under way gives nothing back, just like a heartbeat. ``instance``
+        distinguishes two consumers that use one name: the one that joins takes the place of the other, with its queues.
         Raises ProtocolError LIMIT_EXCEEDED when the group is full.
         """
         member = self.members.get(name)
@@ -171,7 +174,8 @@ class Membership:
                 member.since = self.generation
         if member.instance != instance:
             if member.held or member.owned:
-                # What the other one read is nothing to this one: it is given anew, and its commits of before count no more.
+                # The new instance has not read the former one's answers: it is given the queues again, and older
+                # commits no longer count.
                 self.generation += 1
                 member.held = dict.fromkeys(member.held, self.generation)
             member.instance, member.owned, member.told = instance, frozenset(), None
@@ -185,7 +189,7 @@ class Membership:
         return self._view(member)._replace(kept=kept)
 
     def heartbeat(self, name: str, generation: int, owned: Iterable[Queue], now_ms: int, instance: str = "") -> View:
-        """Stay in. ``generation`` is the newest the member read, ``owned`` what it consumes now.
+        """Stay in the group. ``generation`` is the newest the member read, ``owned`` the queues that it consumes now.
 
         Raises ProtocolError UNKNOWN_MEMBER: the session ended or the coordinator restarted; join again with ``owned``.
         FENCED: another ``instance`` has joined under the name.
@@ -195,7 +199,9 @@ class Membership:
         return self._view(member)
 
     def leave(self, name: str, instance: str = "") -> None:
-        """Go; everything the member held is free at once. Leaving twice is no error, nor is leaving to one's successor."""
+        """Leave; all queues of the member are free at once. Leaving twice is no error, nor is leaving after another
+        instance joined.
+        """
         if name in self.members and self.members[name].instance != instance:
             return
         if self.awaited.pop(name, None) is not None:
@@ -204,7 +210,9 @@ class Membership:
             self._remove(name)
 
     def expire(self, now_ms: int, names: Iterable[str] | None = None) -> list[str]:
-        """End the sessions that are over at ``now_ms``, of all members or of ``names``; returns whose they were."""
+        """End the sessions that are over at ``now_ms``, of all members or of ``names``. Returns the names of their
+        members.
+        """
         over = []
         for name in [*self.members, *self.awaited] if names is None else names:
             awaited, member = self.awaited.get(name), self.members.get(name)
@@ -217,26 +225,28 @@ class Membership:
         return over
 
     def due_ms(self, name: str) -> int | None:
-        """When the session of ``name`` is over, or it is no longer waited for; None when it is nobody."""
+        """When the session of ``name`` ends, or when it is no longer awaited; None when it is neither a member nor
+        awaited.
+        """
         awaited, member = self.awaited.get(name), self.members.get(name)
         if member is not None:
             return member.heard_ms + member.session_timeout_ms
         return None if awaited is None else awaited.until_ms
 
     def next_expiry_ms(self) -> int | None:
-        """When :meth:`expire` may next have something to do."""
+        """The earliest time at which :meth:`expire` may have something to do."""
         times = [due for name in (*self.members, *self.awaited) if (due := self.due_ms(name)) is not None]
         return min(times, default=None)
 
     def rebalance(self) -> None:
-        """Share the queues anew: a topic has appeared, gone or changed its number of queues."""
+        """Share the queues again: a topic has appeared, gone or changed its number of queues."""
         self.generation += 1
         self._changes += 1
 
     def check_member(self, name: str | None, instance: str = "") -> None:
-        """Raise unless ``name`` may speak for the group: ProtocolError UNKNOWN_MEMBER when it has no session, FENCED when it
-        is another ``instance``. Without a name, FENCED while members of before a restart of the coordinator are awaited: they
-        may go on reading, and would undo what is changed behind their backs.
+        """Raise unless ``name`` may act for the group: ProtocolError UNKNOWN_MEMBER when it has no session, FENCED when
+        it is another ``instance``. Without a name, FENCED while members from before a restart of the coordinator are
+        awaited: they may go on reading, and would undo a change that they do not know of.
         """
         if name is not None:
             self.member(name, instance)
@@ -250,9 +260,9 @@ class Membership:
     def check_owner(self, name: str | None, queue: Queue, generation: int | None = None) -> None:
         """Raise unless ``name`` may commit offsets of ``queue``.
 
-        Without a name (a tool, a consumer with explicit queues) the queue must have no holder. ``generation`` is the newest
-        that the member read: what it says of a queue that it was given later is of an earlier time. ProtocolError FENCED
-        when another holds the queue, UNKNOWN_MEMBER when ``name`` has no session.
+        Without a name (a tool, a consumer with explicit queues) the queue must have no holder. ``generation`` is the
+        newest that the member read: a commit for a queue that it was given later is of an earlier time. ProtocolError
+        FENCED when another member holds the queue, UNKNOWN_MEMBER when ``name`` has no session.
         """
         holder = self.holders.get(queue)
         where = f"queue {queue[1]} of topic {queue[0]} in group {self.group}"
@@ -260,7 +270,7 @@ class Membership:
             member = self.member_of(name)
             if generation is not None and queue not in member.claims and member.held.get(queue, -1) > generation:
                 raise ProtocolError(
-                    "FENCED", f"{where}: member {name!r} was given it anew, and has not heard of it yet"
+                    "FENCED", f"{where}: member {name!r} was given it again, and has not read that answer yet"
                 )
         if holder != name:
             owner = f"member {holder!r} owns it" if holder else f"member {name!r} does not own it"
@@ -277,7 +287,7 @@ class Membership:
         return found
 
     def member_of(self, name: str) -> Member:
-        """The session of ``name``, whoever has it; ProtocolError UNKNOWN_MEMBER when nobody has."""
+        """The session of ``name``, of any instance; ProtocolError UNKNOWN_MEMBER when there is none."""
         try:
             return self.members[name]
         except KeyError:
@@ -307,11 +317,13 @@ class Membership:
     def _settle(
         self, member: Member, owned: Iterable[Queue], read_generation: int, now_ms: int, *, accept: bool = True
     ) -> None:
-        """Take note of what ``member`` says it owns: free what it gave back, ``accept`` what nobody else holds."""
+        """Take note of the queues in ``member.owned``: free those it gave back, ``accept`` those that no other member
+        holds.
+        """
         member.heard_ms = now_ms
         claimed = frozenset(owned)
         if claimed != member.owned:
-            # The old one is kept when they are equal: a heartbeat a second must not leave new strings behind.
+            # Keep the old set when they are equal: a heartbeat every second must not leave new strings behind.
             member.owned = claimed
             member.told = None
         for queue in member.held.keys() - claimed:
@@ -356,7 +368,7 @@ class Membership:
         return () if number < 0 else share(self._queues_of(topic), len(names), number)
 
     def _owner(self, queue: Queue) -> str | None:
-        """Who is meant to have ``queue``."""
+        """The member that should have ``queue``."""
         names = self._subscribers.get(queue[0])
         queues = self._queues_of(queue[0])
         if not names or (place := _find(queues, queue[1])) < 0:
@@ -367,8 +379,8 @@ class Membership:
 
 
 def share(queues: Sequence[int], members: int, number: int) -> Sequence[int]:
-    """What member ``number`` (from 0) of ``members`` gets of a topic's ``queues``: consecutive ones, the first members
-    one more where it does not come out even.
+    """The share of member ``number`` (from 0) of ``members`` in a topic's ``queues``: consecutive queues, one more for
+    the first members when the division leaves a remainder.
     """
     least, extra = divmod(len(queues), members)
     start = number * least + min(number, extra)
@@ -376,6 +388,6 @@ def share(queues: Sequence[int], members: int, number: int) -> Sequence[int]:
 
 
 def _find(ordered: Sequence[_T], one: _T) -> int:
-    """Where ``one`` is in ``ordered``, -1 when it is not."""
+    """The index of ``one`` in ``ordered``, -1 when it is absent."""
     place = bisect_left(ordered, one)
     return place if place < len(ordered) and ordered[place] == one else -1

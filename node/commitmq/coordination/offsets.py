@@ -1,25 +1,25 @@
-"""Committed offsets of consumer groups: what is acknowledged, where it lies, and how a crash leaves it.
+"""Committed offsets of consumer groups: which are acknowledged, where they are stored, and their state after a crash.
 
 Two files hold them. ``config/consumerOffset.json`` is RocketMQ's (spec 1.4, 12.10): a snapshot, written every
 ``groups.offsets_interval_ms`` when something changed and at stop. ``commitmq/offsets.journal`` has every change since
-(:mod:`commitmq.coordination.journal`). A change is staged first, becomes durable by :meth:`GroupOffsets.sync`, and
-only then visible and acknowledged; a failed sync forgets everything staged.
+the snapshot (:mod:`commitmq.coordination.journal`). A change is staged first, becomes durable by
+:meth:`GroupOffsets.sync`, and only then visible and acknowledged; a failed sync drops all staged changes.
 
-Crash points, and what the next :meth:`GroupOffsets.open` finds:
+Crash points, and the state that the next :meth:`GroupOffsets.open` finds:
 
-* before the sync ends: the change was not acknowledged; its record is whole (then it counts, which its consumer had
-  asked for) or torn (then it is cut);
+* before the sync ends: the change was not acknowledged. Its record is whole (then it counts, as its consumer had asked)
+  or torn (then it is cut);
 * after the sync: the record is replayed over the snapshot;
-* while the snapshot is written, and until the new journal is there: either snapshot, which the journal knows by name
+* while the snapshot is written, and until the new journal exists: either snapshot, which the journal knows by name
   (:mod:`commitmq.store.metadata.journal`), with the changes behind it.
 
-A snapshot that the journal does not know is RocketMQ's, which used the store after a crash of ours and never saw the
-journal. Then of the journal only each queue's last value counts, and only where it is ahead of the snapshot: no group
-goes back behind what either side acknowledged. (A reset to a lower offset that was never written to a snapshot is lost
-in that one case: a crash followed by RocketMQ.)
+A snapshot that the journal does not know is RocketMQ's, which used the store after a crash of a CommitMQ node and never
+saw the journal. Then only each queue's last value in the journal counts, and only when it is ahead of the snapshot: no
+group goes back behind an offset that either side acknowledged. (A reset to a lower offset that was never written to a
+snapshot is lost in that one case: a crash followed by RocketMQ.)
 
-After a replay the snapshot is written and the journal begun anew at once: its last record may have been read from the
-page cache of a machine whose disk never got it, and nothing durable may be appended behind such a record.
+After a replay the snapshot is written and a new journal begun at once. The old journal's last record may have been read
+from the page cache of a machine whose disk never got it, and no durable record may be appended behind such a record.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from commitmq.store.metadata import json_config
 from commitmq.store.metadata.consumer_offsets import ConsumerOffsets, journal_path, load_snapshot
 from commitmq.store.metadata.journal import Replay
 
-NONE = -1  # what fetch answers for a queue without a committed offset
+NONE = -1  # the answer of fetch for a queue without a committed offset
 COMMITS_A_VERSION = 500  # RocketMQ's consumerOffsetUpdateVersionStep (spec 1.4)
 _log = get_log("coordinator")
 
 
 def replay(table: ConsumerOffsets, journal: Replay[Change], snapshot: str) -> None:
-    """Bring ``table``, a snapshot of this name, to what the journal says; see the module's rules."""
+    """Bring ``table``, a snapshot of this name, up to the journal; the module has the rules."""
     changes = journal.since(snapshot)
     journaled = table if changes is not None else ConsumerOffsets()
     for change in journal.changes if changes is None else changes:
@@ -63,7 +63,7 @@ def _apply(table: ConsumerOffsets, change: Change) -> None:
 
 
 class GroupOffsets:
-    """The offsets of all groups. Every change goes stage → sync; reads see what is synced."""
+    """The offsets of all groups. Every change is staged, then synced; reads see only synced changes."""
 
     def __init__(self, table: ConsumerOffsets, snapshot: Path, journal: OffsetsJournal) -> None:
         """Use :meth:`open`."""
@@ -71,7 +71,7 @@ class GroupOffsets:
         self._snapshot = snapshot
         self._journal = journal
         self._staged: list[Change] = []
-        # What the staged changes make of a topic's offsets in a group; an entry here hides the table's.
+        # A topic's offsets in a group with the staged changes applied. An entry here hides the table's.
         self._overlay: dict[tuple[str, str], dict[int, int]] = {}
         self._commits = 0
         self._commits_since_version = 0
@@ -98,7 +98,7 @@ class GroupOffsets:
         if content.torn_copy is not None:
             _log.warning("torn tail of the offsets journal cut", bytes=content.torn_bytes, copy=content.torn_copy)
         if content.base != base and not snapshot.exists():
-            # Every crash leaves the snapshot, or the one before it as .bak, which the journal builds on.
+            # Every crash leaves the snapshot, or the one before it as .bak, and the journal builds on one of them.
             raise StoreError(
                 f"the file of the groups' offsets is missing, and {path} builds on it: groups would consume again what they "
                 f"had acknowledged. Put it back, or remove {path} to go on without",
@@ -109,7 +109,7 @@ class GroupOffsets:
         replay(table, content, base)
         offsets = cls(table, snapshot, journal)
         if content.changes or content.base != base:
-            # Until the new journal is there nothing may be appended to this one.
+            # Until the new journal exists nothing may be appended to this one.
             journal.failed = True
             try:
                 if content.changes:
@@ -148,10 +148,11 @@ class GroupOffsets:
         lower: Collection[tuple[str, int]] = (),
         only_new: bool = False,
     ) -> list[tuple[str, int, int]]:
-        """Stage ``(topic, queue, next offset)`` values; returns what will be stored for each.
+        """Stage ``(topic, queue, next offset)`` values. Returns the value that will be stored for each.
 
-        A value behind the stored one changes nothing unless ``reset``, or the queue is one of ``lower``: answers may arrive
-        out of order, and an acknowledged offset never goes back by accident. With ``only_new`` no stored one is changed.
+        A value behind the stored one changes nothing unless ``reset``, or the queue is one of ``lower``: answers may
+        arrive out of order, and an acknowledged offset never goes back by accident. With ``only_new`` no stored value
+        is changed.
         """
         stored: list[tuple[str, int, int]] = []
         changed: dict[str, dict[int, int]] = {}
@@ -171,18 +172,18 @@ class GroupOffsets:
         return stored
 
     def staged_offset(self, group: str, topic: str, queue: int) -> int:
-        """The next offset as the changes that are staged leave it, or NONE."""
+        """The next offset with the staged changes applied, or NONE."""
         return self._staged_queues(group, topic).get(queue, NONE)
 
     def stage_drop(self, topic: str) -> None:
-        """Stage that all groups forget ``topic``. Staging it twice is harmless."""
+        """Stage that all groups drop ``topic``. Staging it twice is harmless."""
         self._staged.append(DropTopic(topic))
         for key in [*((topic, group) for group in self.table.groups_of(topic)), *self._overlay]:
             if key[0] == topic:
                 self._overlay[key] = {}
 
     def sync(self) -> None:
-        """Make everything staged durable and visible. Raises StoreError: then nothing of it happened."""
+        """Make all staged changes durable and visible. When it raises StoreError, none of them happened."""
         staged, commits = self._staged, self._commits
         self._staged, self._overlay, self._commits = [], {}, 0
         if not staged:
@@ -203,7 +204,7 @@ class GroupOffsets:
             self.table.version.advance()
 
     def snapshot(self) -> None:
-        """Write ``consumerOffset.json`` and begin the journal anew, if anything changed. Raises StoreError."""
+        """Write ``consumerOffset.json`` and begin a new journal, if anything changed. Raises StoreError."""
         if not self.dirty:
             return
         data = json_config.encode(self.table.dumps())
@@ -211,12 +212,12 @@ class GroupOffsets:
         self.dirty = False
 
     def recover(self) -> None:
-        """After a failure: write both files anew from what is acknowledged. Raises StoreError while that fails."""
+        """After a failure: write both files again from the acknowledged offsets. Raises StoreError while that fails."""
         self.dirty = True
         self.snapshot()
 
     def close(self) -> None:
-        """Let the journal go. Call :meth:`snapshot` first for a store that RocketMQ reads up to date."""
+        """Close the journal. Call :meth:`snapshot` first, so that RocketMQ reads an up-to-date store."""
         self._journal.close()
 
     def _staged_queues(self, group: str, topic: str) -> dict[int, int]:

@@ -1,4 +1,4 @@
-"""When something that is dear and not urgent may be done again: not before an interval, and for a small share of the time."""
+"""Limits expensive work that is not urgent: not before an interval is over, and only for a small share of the time."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import time
 from types import TracebackType
 from typing import Final, Self
 
-SHARE: Final = 50  # of the time, at most one part in so many
+SHARE: Final = 50  # of the time, at most one part in this number
 
 
 class Pace:
-    """``with pace:`` around the work measures it; :attr:`next_ms` (monotonic) is when it may be done again.
+    """``with pace:`` around the work measures it. :attr:`next_ms` (monotonic) is when it may be done again.
 
-    So what a file costs does not grow with how much is in it: a larger one is written less often.
+    So the cost of a file does not grow with its size: a larger one is written less often.
     """
 
     def __init__(self, least_ms: int) -> None:
-        """``least_ms``: between the end of the work and its next beginning, at least. 0: no pause at all."""
+        """``least_ms``: the shortest time between the end of the work and its next beginning. 0: no pause at all."""
         self._least_ms = least_ms
         self._began_ms = 0
         self.next_ms = 0

@@ -1,8 +1,8 @@
-"""Where queues end, so that no group is said to have consumed what was never stored.
+"""The ends of queues, so that no group commits an offset behind the stored messages.
 
-The coordinator reads the same ConsumeQueue files as the readers, up to the same bound, so whatever a consumer was shown lies
-below the end that is found here afterwards. An end only grows as long as its topic lives; the last one that was seen is kept,
-and files are looked at only when an offset lies behind it.
+The coordinator reads the same ConsumeQueue files as the readers, up to the same bound. So every message shown to a
+consumer lies below the end that is found here afterwards. An end only grows as long as its topic lives. The last end
+found is kept, and files are read only when an offset lies behind it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MAX_FILES: Final = 64
 
 
 class QueueEnds:
-    """One a coordinator. Changes nothing in the store."""
+    """The queue ends of one coordinator. Changes nothing in the store."""
 
     def __init__(self, layout: StoreLayout, config: NodeConfig, control: ControlBlock) -> None:
         self._control = control
@@ -59,22 +59,23 @@ class QueueEnds:
         self._log.close()
 
     def forget(self, topic: str) -> None:
-        """``topic`` was deleted or changed: its files may be others by now."""
+        """``topic`` was deleted or changed: its files may be other ones by now."""
         self._queues.forget(topic)
         self._batches.forget(topic)
 
     def end(self, topic: TopicConfig, queue: int, offset: int, floor: int) -> int | None:
-        """The next offset that a message of the queue will get, at least, if that decides whether ``offset`` is one; else
-        ``offset``. None when nobody can say: the queues are being made good after a crash, or cannot be read.
+        """A lower bound of the queue's next offset, if it decides whether ``offset`` is valid; else ``offset``. None
+        when it is unknown: the queues are being repaired after a crash, or cannot be read.
 
-        ``floor``: physical offset below which nothing belongs to the topic.
+        ``floor``: physical offset below which no record belongs to the topic.
         """
         key = (topic.name, topic.incarnation, queue)
         if self._kept.get(key, 0) >= offset:
             return offset
         bound = self._control.dispatcher(0, DispatcherWord.DISPATCHED)
         in_memory = topic.attributes.get(STORAGE_TYPE) == STORAGE_MEMORY
-        # Without a supervisor nobody dispatches. After a crash more may have been shown than is dispatched again so far.
+        # Without a supervisor no process dispatches. After a crash consumers may have seen more than is dispatched
+        # again so far.
         if not self._control.get(Word.EPOCH) or (not in_memory and bound < self._control.get(Word.RECOVERED_END)):
             return None
         found: tuple[int, int] | None = None

@@ -1,6 +1,6 @@
-"""Reading the fields of a request's header: each function returns a value of the right kind or refuses by name.
+"""Reads the fields of a request's header: each function returns a value of the right kind or refuses by name.
 
-All raise ProtocolError INVALID_PARAMETER, which says the field, what it must be and what it was.
+All raise ProtocolError INVALID_PARAMETER, which names the field, the expected value and the actual value.
 """
 
 from __future__ import annotations
@@ -76,12 +76,12 @@ def names(header: Header, field: str) -> list[str]:
 
 
 def limit(header: Header, most: int) -> int:
-    """How many entries a page may have; ``most`` when the request does not say, and never more."""
+    """The number of entries of a page: ``most`` unless the request asks for fewer."""
     return min(optional_integer(header, "limit", 1, _MAX_OFFSET) or most, most)
 
 
 def cursor(header: Header, *kinds: type) -> list[Any]:
-    """``after``, where a page begins: a list as the last page's ``next`` had it; empty when absent or null."""
+    """``after``, where a page begins: the list from the last page's ``next``; empty when absent or null."""
     value = header.get("after")
     if value is None:
         return []
@@ -91,7 +91,7 @@ def cursor(header: Header, *kinds: type) -> list[Any]:
 
 
 def part_cursor(header: Header) -> list[Any]:
-    """The same for ``group.describe``, whose pages are of members, queues or offsets."""
+    """Like :func:`cursor`, for ``group.describe``, whose pages are of members, queues or offsets."""
     value = header.get("after")
     if type(value) is list and value[:1] == ["members"]:
         return cursor(header, str, str)
@@ -165,7 +165,7 @@ def offsets(header: Header, field: str) -> list[tuple[str, int, int]]:
 
 
 def known_offsets(header: Header, field: str, count: int) -> list[int] | None:
-    """A list of ``count`` offsets, -1 for those that are not known; None when absent."""
+    """A list of ``count`` offsets, -1 for unknown ones; None when absent."""
     value = header.get(field)
     if value is None:
         return None

@@ -1,11 +1,11 @@
 """The coordinator's operations: headers in, fields of answers out, no sockets.
 
-Requests are handled in turns. :meth:`Service.handle` changes what is in memory and stages what must be durable;
-:meth:`Service.end_turn` writes it, one sync for all group commits of the turn, and only then the answers are made and
-sent. So many clients share the cost of a sync, and nobody hears of anything that a crash could still take back.
+Requests are handled in turns. :meth:`Service.handle` changes the state in memory and stages the durable changes.
+:meth:`Service.end_turn` writes them, with one sync for all group commits of the turn. Only then the answers are made
+and sent. So many clients share the cost of a sync, and no client learns of a change that a crash could still take back.
 
 A failed write refuses exactly the requests that depended on it (``SERVICE_NOT_AVAILABLE``); everything else goes on.
-What must be finished (a decided deletion, a journal that failed) is tried again every RETRY_MS.
+Work that must be finished (a decided deletion, a journal that failed) is tried again every RETRY_MS.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _PUBLISH_MS = 100  # between two lists of SQL92 subscriptions for the other work
 _SESSION_TIMEOUT_MIN_MS = 200
 _SESSION_TIMEOUT_MAX_MS = 30 * 60_000
 _MIN_HEARTBEAT_MS = 50
-# While queues change hands members come this much more often, so that a rebalance costs little over one interval.
+# While queues change hands members come this much more often, so that a rebalance takes little more than one interval.
 _REBALANCE_SPEEDUP = 10
 _MAX_GENERATION = _MAX_INCARNATION = (1 << 63) - 1
 
@@ -50,9 +50,9 @@ Fields = dict[str, Any]
 
 
 class Answer(NamedTuple):
-    """A positive answer; ``fields`` is called after the turn's writes, unless the part it ``needs`` failed.
+    """A positive answer. ``fields`` is called after the turn's writes, unless the part in ``needs`` failed.
 
-    ``after``: a topic and its incarnation whose deletion must be over first, see :meth:`Service.is_ending`.
+    ``after``: a topic and its incarnation whose deletion must finish first, see :meth:`Service.is_ending`.
     """
 
     fields: Callable[[], Fields]
@@ -61,7 +61,7 @@ class Answer(NamedTuple):
 
 
 class TopicNews(NamedTuple):
-    """What other workers must hear: changed topics as the protocol shows them; topics whose deletion was decided, with
+    """News for the other workers: changed topics as the protocol shows them; topics whose deletion was decided, with
     their incarnations; topics whose deletion is done, with their tombstones and incarnations.
     """
 
@@ -71,10 +71,10 @@ class TopicNews(NamedTuple):
 
 
 class Service:
-    """One a coordinator."""
+    """The operations of one coordinator."""
 
     def __init__(self, layout: StoreLayout, config: NodeConfig, control: ControlBlock, now_ms: int) -> None:
-        """Load the store's files and finish what a crash interrupted. Raises StoreError."""
+        """Load the store's files and finish work that a crash interrupted. Raises StoreError."""
         self._log = get_log("coordinator")
         self._config = config.groups
         self._memory_enabled = config.memory.enable
@@ -82,7 +82,7 @@ class Service:
         layout.own.mkdir(parents=True, exist_ok=True)
         layout.config.mkdir(parents=True, exist_ok=True)
         for folder in (layout.own, layout.config):
-            # What a predecessor renamed and did not live to sync is answered from now on as if it were durable.
+            # A predecessor may have renamed files and died before the sync. From now on answers treat them as durable.
             sync_folder(folder)
         self.offsets = GroupOffsets.open(layout)
         self.topics = Topics.load(
@@ -115,9 +115,9 @@ class Service:
         )
         self._faults: dict[Part, StoreError] = {}
         self._last_errors: dict[Part, StoreError] = {}
-        self._retry_ms: dict[Part, int] = {"topics": now_ms, "offsets": now_ms}  # no attempt before
+        self._retry_ms: dict[Part, int] = {"topics": now_ms, "offsets": now_ms}  # no attempt before this time
         self._mend_ms = now_ms
-        self._unwritten: set[str] = set()  # what of the groups' files waits for a disk that works
+        self._unwritten: set[str] = set()  # files of the groups that wait for a working disk
         self._offsets_pace = Pace(config.groups.offsets_interval_ms)
         self._operations: dict[str, Callable[[Header, int], Answer]] = {
             "topic.route": self._topic_route,
@@ -136,10 +136,11 @@ class Service:
         }
 
     def _begin_memory_topics(self) -> None:
-        """A new life of the node: what memory topics held is gone, and their queue offsets begin at 0 again.
+        """Begin a new life of the node: the messages of memory topics are gone, and their queue offsets begin at 0
+        again.
 
         So do the groups' offsets in them. A group that was at 500 would otherwise wait for message 500, or begin at the
-        end, past messages that it has never seen. Nothing can be sent to these topics before this process is ready.
+        end, past messages that it has never seen. No message can be sent to these topics before this process is ready.
         """
         for (topic, group), queues in sorted(self.offsets.table.offsets.items()):
             if self._is_memory(topic):
@@ -147,22 +148,22 @@ class Service:
         try:
             self.offsets.sync()
         except StoreError as error:
-            # A full disk, probably: readers send such a consumer to the first message there is.
+            # Probably a full disk. Readers send such a consumer to the first message of the queue.
             self._log.error("group offsets in memory topics could not be set to 0", error=str(error))
 
     # ------------------------------------------------------------ turns
 
     def handle(self, header: Header, now_ms: int) -> Answer:
-        """One request. Raises ProtocolError for the answer, StoreError when the disk refused."""
+        """Handle one request. Raises ProtocolError for the answer, StoreError when the disk refused."""
         operation = self._operations.get(header["op"])
         if operation is None:
             raise ProtocolError("UNKNOWN_OP", f"the coordinator has no operation {header['op']!r}")
         return operation(header, now_ms)
 
     def end_turn(self, now_ms: int) -> TopicNews | None:
-        """Write what the turn staged; returns what the other workers must hear. Never raises StoreError.
+        """Write the staged changes of the turn. Returns the news for the other workers. Never raises StoreError.
 
-        Afterwards :meth:`fault` says which parts failed, until the next call.
+        Afterwards :meth:`fault` names the parts that failed, until the next call.
         """
         names = self._write_deletions(now_ms)
         if self.offsets.failed and now_ms >= self._retry_ms["offsets"]:
@@ -188,20 +189,20 @@ class Service:
         return self._news(deleted)
 
     def _write_deletions(self, now_ms: int) -> list[str]:
-        """Tombstones and the topics file for deletions that the others have heard of; returns the names that got that far."""
+        """Write tombstones and the topics file for confirmed deletions. Returns the names whose steps 3 and 4 are done."""
         deletions = self.topics.deletions
         names = deletions.heard(self._heard())
         if not names and not deletions.is_doubtful:
             return []
         if now_ms < self._retry_ms["topics"]:
-            # The last attempt failed a moment ago: whatever depends on the files is refused for the same reason.
+            # The last attempt failed a moment ago: requests that depend on the files are refused for the same reason.
             self._faults["topics"] = self._last_errors["topics"]
             return []
         try:
             if deletions.is_doubtful:
                 deletions.settle()
             if names:
-                # Read after the others have said that they append no more.
+                # Read the log's end after the other processes have confirmed that they append no more.
                 self.topics.write_deletions(names, self._control.get(Word.WRITTEN))
         except StoreError as error:
             self._fail("topics", error, now_ms)
@@ -210,7 +211,7 @@ class Service:
         return names
 
     def _heard(self) -> int:
-        """The TOPICS_VERSION that all who take sends have heard of."""
+        """The TOPICS_VERSION that all processes that take sends have confirmed."""
         writer = self._control.get(Word.WRITER_TOPICS)
         return min(writer, self._control.get(Word.MEMORY_TOPICS)) if self._memory_enabled else writer
 
@@ -220,22 +221,22 @@ class Service:
 
     @property
     def awaits_writer(self) -> bool:
-        """True while a deletion waits for those who take sends to hear of it."""
+        """True while a deletion waits for the processes that take sends."""
         return bool(self.topics.deletions.endings)
 
     def tell(self, version: int) -> None:
-        """What has changed of topics up to now is known to the others with this TOPICS_VERSION."""
+        """Other processes learn of all topic changes so far with this TOPICS_VERSION."""
         self.topics.deletions.tell(version)
         self.topics.next_version = version + 1
 
     def _sync_offsets(self, now_ms: int) -> bool:
-        """Sync what is staged; False when that is refused."""
+        """Sync the staged changes. False when the disk refuses."""
         failed_before = self.offsets.failed
         try:
             self.offsets.sync()
         except StoreError as error:
             if failed_before:
-                # No new failure: it must neither put off the next attempt nor fill the log.
+                # This is no new failure: it must neither delay the next attempt nor fill the log.
                 self._faults["offsets"] = self._last_errors.get("offsets", error)
             else:
                 self._fail("offsets", error, now_ms)
@@ -247,14 +248,14 @@ class Service:
         return None if part is None else self._faults.get(part)
 
     def forget_faults(self) -> None:
-        """Begin a new turn: to be called once the answers of the last one are made."""
+        """Begin a new turn. Call it once the answers of the last one are made."""
         self._faults.clear()
 
     def tick(self, now_ms: int, *, expire_ms: int | None) -> None:
-        """What time brings: ended sessions, the snapshot of the offsets.
+        """Do the work that is due by time: ended sessions, the snapshot of the offsets.
 
-        ``expire_ms``: sessions that were over by then end. None: no session ends, because heartbeats may wait that were
-        sent while this process did not run.
+        ``expire_ms``: sessions that were over by then end. None: no session ends, because heartbeats that were sent
+        while this process did not run may still be waiting.
         """
         for group, member in self.groups.expire(expire_ms) if expire_ms is not None else ():
             self._log.info("session ended", group=group, member=member)
@@ -265,7 +266,9 @@ class Service:
         self.subscriptions.look()
 
     def write_snapshots(self, now_ms: int) -> None:
-        """Write ``consumerOffset.json`` and ``topics.json`` if it is time; with nothing staged, between two turns."""
+        """Write ``consumerOffset.json`` and ``topics.json`` if it is time. Call it with nothing staged, between two
+        turns.
+        """
         if not self.offsets.failed and self._offsets_pace.is_due(now_ms):
             with self._offsets_pace:
                 self.snapshot()
@@ -277,28 +280,28 @@ class Service:
             self._faults.pop("topics", None)
 
     def mend(self, now_ms: int) -> None:
-        """Begin a turn: a disk that failed may work again."""
-        # By a clock of its own: requests that are refused meanwhile must not put it off.
+        """Begin a turn: try again the files of a disk that failed."""
+        # This has a clock of its own: requests that are refused meanwhile must not delay it.
         if self.topics.failed and now_ms >= self._mend_ms:
             self._mend_ms = now_ms + RETRY_MS
             try:
                 self.topics.recover()
                 self._last_errors.pop("topics", None)
-                self._retry_ms["topics"] = now_ms  # what waited for it goes on at once
+                self._retry_ms["topics"] = now_ms  # deletions that waited for it go on at once
                 self._log.info("topics can be changed again")
             except StoreError as error:
                 self._fail("topics", error, now_ms)
                 self._faults.pop("topics", None)
 
     def snapshot(self) -> None:
-        """Write ``consumerOffset.json`` if needed; a failure is logged, the journal has everything."""
+        """Write ``consumerOffset.json`` if needed. A failure is logged; the journal has everything."""
         try:
             self.offsets.snapshot()
         except StoreError as error:
             self._log.error("consumerOffset.json could not be written", error=str(error))
 
     def next_ms(self) -> int | None:
-        """When something has to be done without a request; None: not soon."""
+        """When work is due without a request; None: not soon."""
         times = [self.groups.next_expiry_ms(), self.groups.next_write_ms(), self.subscriptions.next_write_ms()]
         if self.offsets.dirty:
             times.append(self._offsets_pace.next_ms)
@@ -310,7 +313,7 @@ class Service:
         return min((one for one in times if one is not None), default=None)
 
     def close(self) -> None:
-        """Leave the files as RocketMQ and the next coordinator want them."""
+        """Leave the files as RocketMQ and the next coordinator expect them."""
         if self.offsets.failed:
             self._recover_offsets(0)
         else:
@@ -340,7 +343,7 @@ class Service:
                 write()
                 self._unwritten.discard(name)
             except StoreError as error:
-                # Neither decides about an answer; both are written with a later turn.
+                # No answer depends on these files; both are written in a later turn.
                 if name not in self._unwritten:
                     self._log.error("groups could not be written", error=str(error))
                 self._unwritten.add(name)
@@ -415,7 +418,7 @@ class Service:
         try:
             ending = self.topics.delete(name, incarnation)
         except StoreError as error:
-            # Writing what was staged before it may have failed: those requests must hear of it too.
+            # Writing earlier staged changes may have failed: their requests must be refused too.
             self._fail("topics", error, now_ms)
             raise
         if ending is None:
@@ -458,7 +461,7 @@ class Service:
         return Answer(lambda: self._view(view, timeout_ms))
 
     def _view(self, view: View, session_timeout_ms: int) -> Fields:
-        # Three heartbeats fit a session, whatever the member chose, so that one lost one ends nothing.
+        # Three heartbeats fit into a session, whatever the member chose, so that one lost heartbeat ends nothing.
         interval_ms = max(_MIN_HEARTBEAT_MS, min(self._config.heartbeat_interval_ms, session_timeout_ms // 3))
         soon_ms = max(_MIN_HEARTBEAT_MS, interval_ms // _REBALANCE_SPEEDUP)
         return {
@@ -503,13 +506,14 @@ class Service:
         self.groups.check_member(group, member, requests.optional_text(header, "instance") or "")
         wanted: list[tuple[str, int, int]] = []
         refused: list[tuple[str, int, str, str]] = []
-        # All entries are checked before any is staged: a commit happens as a whole or not at all, unless it is said otherwise.
+        # All entries are checked before any is staged: a commit happens as a whole or not at all, except with
+        # ``partial``.
         for number, (topic, queue, offset) in enumerate(offsets):
             try:
-                # What somebody did in a topic that is gone says nothing of the next one of the name.
+                # A commit for a deleted topic says nothing about the next topic of the same name.
                 self.topics.check_incarnation(topic, incarnations.get(topic))
                 self.topics.check_queue(topic, queue)
-                if not begin or member is None:  # whoever is in the group may say where it begins
+                if not begin or member is None:  # any member of the group may set where it begins
                     self.groups.check_owner(group, member, (topic, queue), generation)
                 if known is not None:
                     self._check_known(group, topic, queue, known[number])
@@ -520,15 +524,15 @@ class Service:
                 continue
             wanted.append((topic, queue, self._within(topic, queue, offset)))
         self.groups.use(group)
-        # What may go back: where a reset says so; in memory topics, which begin anew with the node, so that a consumer that
-        # lived on is right to; and where more is committed than there is.
+        # Offsets may go back in three cases: when a reset asks for it; in memory topics, which begin again with the
+        # node, so that a consumer that lived on is right; and when the committed offset lies behind the queue's end.
         free = [one for one in wanted if reset or self._is_memory(one[0]) or self._is_ahead(group, *one[:2])]
         stored = self.offsets.stage(group, wanted, lower=[one[:2] for one in free], only_new=begin)
         return Answer(lambda: {"stored": stored, **({"refused": refused} if partial_ else {})}, "offsets")
 
     def _check_known(self, group: str, topic: str, queue: int, known: int) -> None:
-        """Raise FENCED when the group's offset lies below what the member knew of it: somebody has reset it since, and what
-        the member read after that must not undo it.
+        """Raise FENCED when the group's offset lies below the one that the member knew: a person has reset it since,
+        and messages that the member read after that must not undo the reset.
         """
         stored = self.offsets.staged_offset(group, topic, queue)
         if stored < known and not self._is_memory(topic):
@@ -538,13 +542,13 @@ class Service:
             )
 
     def _within(self, name: str, queue: int, offset: int) -> int:
-        """``offset``, or the queue's end when it lies behind it."""
+        """``offset``, or the queue's end when ``offset`` lies behind it."""
         topic = self.topics.get(name)
         end = self._ends.end(topic, queue, offset, self.topics.deletions.tombstones.get(name, 0))
         return offset if end is None else min(offset, end)
 
     def _is_ahead(self, group: str, topic: str, queue: int) -> bool:
-        """Whether more is committed than the queue has."""
+        """Whether the committed offset lies behind the queue's end."""
         stored = self.offsets.staged_offset(group, topic, queue)
         return stored > 0 and self._within(topic, queue, stored) < stored
 
@@ -556,7 +560,8 @@ class Service:
         group = requests.text(header, "group")
         check_name(group)
         queues = requests.queues(header, "queues")
-        # Read after the turn's sync: whoever sends a commit and a fetch without waiting gets what it committed.
+        # Read after the turn's sync: a client that sends a commit and a fetch without waiting gets the committed
+        # offset.
         return Answer(
             lambda: {
                 "offsets": [(topic, queue, self.offsets.fetch(group, topic, queue)) for topic, queue in queues],

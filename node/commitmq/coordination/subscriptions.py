@@ -1,20 +1,22 @@
-"""Which groups select messages by which SQL92 expression: ``config/consumerFilter.json`` (RocketMQ's), and what the
-ConsumeQueue dispatcher and the readers go by, ``run/subscriptions.json``.
+"""The SQL92 subscriptions of consumer groups, and the list of them for the ConsumeQueue dispatcher and the readers.
 
-A subscription gets bits in the bit maps of extension units (spec 3.8), so that readers can pass over messages that
-cannot match. That is only right for units that were written with the subscription known. So a change takes two steps:
-the new list is written and ``Word.SUBSCRIPTIONS_VERSION`` moved, which every batch of the dispatcher looks at before it
-begins; then ``from`` is the end of the log, because what is written later is dispatched later. Readers trust bit maps
-from there on, and look at the word after they took the bound of what may be shown: when the list changes, nothing that
-was dispatched without a subscription is judged as if it were with it. ``from`` is not kept: after a restart, bit maps
-count from the log's end again, whoever wrote the store in between.
+Files: ``config/consumerFilter.json`` (RocketMQ's), and ``run/subscriptions.json``, which the other processes read.
 
-A group that nobody is in any more is dead; its subscriptions go a day later, as in RocketMQ.
+A subscription gets bits in the bit maps of extension units (spec 3.8), so that readers can skip messages that cannot
+match. That is right only for units that were written with the subscription known. So a change takes two steps. First
+the new list is written and ``Word.SUBSCRIPTIONS_VERSION`` moved; the dispatcher looks at that word before each batch.
+Then ``from`` becomes the end of the log, because later records are dispatched later. Readers trust bit maps from there
+on, and look at the word after they took the bound of readable records. So when the list changes, no unit that was
+dispatched without a subscription is judged as if it had been dispatched with it. ``from`` is not kept: after a restart,
+bit maps count from the log's end again, whichever program wrote the store in between.
 
-Bit maps only spare looks, so nobody waits for these files: both are written at intervals, and never for more than a small
-share of the time, however many subscriptions there are. How many are kept, and how long their expressions may be, is
-limited by ``filter.max_subscriptions``, ``filter.max_kept_expression_bytes`` and ``filter.max_kept_bytes``; messages of
-the others are found without bit maps. One expression is kept once, however many groups use it.
+A group without members is dead; its subscriptions are dropped a day later, as in RocketMQ.
+
+Bit maps only save look-ups, so no process waits for these files: both are written at intervals, and never for more than
+a small share of the time, however many subscriptions there are. ``filter.max_subscriptions``,
+``filter.max_kept_expression_bytes`` and ``filter.max_kept_bytes`` limit how many subscriptions are kept, and how long
+their expressions may be; messages of the others are found without bit maps. One expression is kept once, however many
+groups use it.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ from commitmq.store.layout import StoreLayout
 from commitmq.store.metadata import json_config
 
 SQL: Final = "SQL92"
-# The Bloom filter is sized for this many groups with an expression on one topic; more of them get no bits.
+# The Bloom filter is sized for this many groups with an expression on one topic; further groups get no bits.
 MAX_PER_TOPIC: Final = 32
 _DEAD_FOR_MS: Final = 24 * 3_600_000
 
@@ -49,7 +51,7 @@ _log = get_log("coordinator")
 
 @dataclass(slots=True)
 class Subscription:
-    """One group's expression on one topic; times are wall-clock ms. ``since`` is its ``from``, None until it has one."""
+    """One group's expression on one topic; times are wall-clock ms. ``since`` is its ``from``, None until it is set."""
 
     group: str
     topic: str
@@ -75,7 +77,7 @@ class Subscription:
 
 
 class Subscriptions:
-    """All of them; the coordinator's. Nothing here decides about an answer: what cannot be written is tried again."""
+    """All subscriptions of the coordinator. No answer depends on them: a failed write is tried again."""
 
     def __init__(
         self,
@@ -93,10 +95,10 @@ class Subscriptions:
         self._config = config or FilterConfig()
         self._topics_of: dict[str, set[str]] = {}  # group -> topics it has an expression on
         self._uses: Counter[str] = Counter()  # expression -> subscriptions
-        self._texts: dict[str, str] = {}  # expression -> the one object that stands for it
+        self._texts: dict[str, str] = {}  # expression -> the one shared string
         self._kept_bytes = 0
         self._count = 0
-        self._dead: dict[tuple[str, str], int] = {}  # topic, group -> when; the longest dead first
+        self._dead: dict[tuple[str, str], int] = {}  # topic, group -> when it died; the longest dead first
         self._changed = True
         self._stale_file = False
         self._failed = False
@@ -112,9 +114,9 @@ class Subscriptions:
         publish_interval_ms: int = 0,
         file_interval_ms: int = 0,
     ) -> Subscriptions:
-        """From RocketMQ's file. One that cannot be read is put aside: it holds nothing that consumers do not say again.
+        """Load RocketMQ's file. An unreadable file is put aside: consumers repeat everything in it when they join.
 
-        The intervals are the least between two writings of what the other workers read, and of RocketMQ's file.
+        The intervals are the shortest times between two writes of ``run/subscriptions.json``, and of RocketMQ's file.
         """
         found = cls(layout, control, config, publish_interval_ms=publish_interval_ms, file_interval_ms=file_interval_ms)
         entries: list[Subscription] = []
@@ -146,7 +148,7 @@ class Subscriptions:
         return self._count
 
     def join(self, group: str, topics: Iterable[str], expression: str | None) -> None:
-        """A member of ``group`` joined that selects by ``expression``; None: not by SQL92, or everything."""
+        """A member of ``group`` joined that selects by ``expression``; None: not by SQL92, or all messages."""
         now = _now_ms()
         if expression is not None and len(expression.encode(errors="replace")) > self._config.max_kept_expression_bytes:
             expression = None
@@ -201,13 +203,13 @@ class Subscriptions:
             self._dead[one.topic, one.group] = now
 
     def group_ended(self, group: str) -> None:
-        """Nobody is in ``group`` any more: its subscriptions are dead."""
+        """The last member left ``group``: its subscriptions are dead."""
         now = _now_ms()
         for topic in self._topics_of.get(group, ()):
             self._bury(self.by_topic[topic][group], now)
 
     def look(self) -> None:
-        """Drop what was dead for a day."""
+        """Drop the subscriptions that were dead for a day."""
         now = _now_ms()
         while self._dead:
             (topic, group), dead_ms = next(iter(self._dead.items()))
@@ -219,9 +221,9 @@ class Subscriptions:
                 self._drop(one)
 
     def write(self, now_ms: int = 0, *, at_once: bool = False) -> None:
-        """Make changes known and durable, what is due of it at monotonic ``now_ms``, or all of it ``at_once``.
+        """Publish changes and make them durable: those due at monotonic ``now_ms``, or all of them ``at_once``.
 
-        A failure is logged, and tried again with a later call.
+        A failure is logged, and a later call tries again.
         """
         try:
             if self._changed and (at_once or self._publish_pace.is_due(now_ms)):

@@ -1,4 +1,4 @@
-"""What a topic may be called and be: names, attributes and their combinations, and which topics are nobody's."""
+"""The rules for topics: names, attributes and their combinations, and which topics belong to the system."""
 
 from __future__ import annotations
 
@@ -15,29 +15,30 @@ from commitmq.store.metadata.topic_config import (
 )
 from commitmq.store.metadata.topic_name import is_send_forbidden, validate_topic
 
-MAX_QUEUES: Final = 4_096  # of one topic; an assignment of them all must fit a header
+MAX_QUEUES: Final = 4_096  # of one topic; an assignment of all its queues must fit a header
 PERM_LIMIT: Final = 8  # RocketMQ's valid permissions are below its priority bit (spec 1.4)
 _SYSTEM_PREFIX: Final = "rmq_sys_"
 _SYSTEM_TOPICS: Final = frozenset({"TBW102", "BenchmarkTest", "RMQ_SYS_TRACE_TOPIC"})
 
-# Attributes that RocketMQ knows (spec 1.4), and one of our own, with the values that this node serves; None: any integer.
-# RocketMQ loads a topics.json with an attribute that it does not know and keeps it: to it, a memory topic is a topic
-# without messages.
+# RocketMQ's attributes (spec 1.4) and one of CommitMQ, with the values that this node serves; None: any integer.
+# RocketMQ loads a topics.json with an unknown attribute and keeps it: to RocketMQ, a memory topic is a topic without
+# messages.
 _ATTRIBUTES: Final[Mapping[str, frozenset[str] | None]] = {
     STORAGE_TYPE: frozenset({"log", STORAGE_MEMORY}),
     "queue.type": frozenset({QUEUE_TYPE_SIMPLE, QUEUE_TYPE_BATCH}),
     "cleanup.policy": frozenset({"DELETE"}),
-    # (Delayed and transactional messages would be refused, so a topic for them would promise what nobody keeps.)
+    # (Delayed and transactional messages would be refused, so a topic for them would promise what the node does not
+    # do.)
     "message.type": frozenset({"UNSPECIFIED", "NORMAL", "FIFO"}),
     "reserve.time": None,
 }
-# What a topic's messages are kept in and how cannot change under them: fixed when the topic is made, with the defaults.
+# How and where a topic's messages are kept cannot change later: fixed when the topic is created, with these defaults.
 FIXED_ATTRIBUTES: Final[Mapping[str, str]] = {
     STORAGE_TYPE: "log",
     QUEUE_TYPE: QUEUE_TYPE_SIMPLE,
     "cleanup.policy": "DELETE",
 }
-# What a memory topic can be besides: plain queues of plain messages.
+# The other attributes that a memory topic may have: plain queues of plain messages.
 _KEPT_IN_MEMORY: Final[Mapping[str, tuple[str, ...]]] = {
     QUEUE_TYPE: (QUEUE_TYPE_SIMPLE,),
     "message.type": ("NORMAL", "UNSPECIFIED", "FIFO"),
@@ -45,7 +46,7 @@ _KEPT_IN_MEMORY: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def is_system(name: str) -> bool:
-    """True for topics that the node or RocketMQ made for itself: nobody else creates or deletes them."""
+    """True for topics that the node or RocketMQ made for itself: clients cannot create or delete them."""
     return is_send_forbidden(name) or name.startswith(_SYSTEM_PREFIX) or name in _SYSTEM_TOPICS
 
 

@@ -1,13 +1,12 @@
-"""The topics of a node: ``config/topics.json`` (RocketMQ's), their limits, and what is staged of changes.
+"""The topics of a node: ``config/topics.json`` (RocketMQ's), their limits, and the staged changes.
 
 Creations of one turn of the coordinator's loop are staged and written together by :meth:`Topics.write`, to a journal: at
 100,000 topics ``topics.json`` is 25 MB, so it follows at intervals (:mod:`commitmq.store.metadata.topic_files`).
 
-Every topic that the node makes gets an *incarnation*, a number that no other topic of the store has or had (the attribute
-``storage.created``, see :mod:`commitmq.store.metadata.topic_config`): what was meant for a topic that is gone, a late
-commit or a deletion that is asked for once more, is told from what is meant for the next topic of the name. How a topic
-ends is in
-:mod:`commitmq.coordination.deletions`.
+Every topic that the node creates gets an *incarnation*, a number that no other topic of the store has or had (the
+attribute ``storage.created``, see :mod:`commitmq.store.metadata.topic_config`). It tells a request for a deleted topic,
+such as a late commit or a repeated deletion, from a request for the next topic of the same name.
+:mod:`commitmq.coordination.deletions` describes how a topic ends.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ from commitmq.store.metadata.topic_files import (
 
 _ENDING_RETRY_MS = 50
 _PREPARED_AT_ONCE = 1_000
-_MAX_JOURNAL_BYTES = 32 * 1024 * 1024  # a start reads it
+_MAX_JOURNAL_BYTES = 32 * 1024 * 1024  # a start reads all of it
 _log = get_log("coordinator")
 
 
@@ -86,15 +85,15 @@ class Topics:
         self._journal = journal
         self._pace = Pace(snapshot_interval_ms)
         self._unprepared = iter(list(table.topics.items()))
-        self._is_dirty = False  # the journal has what topics.json has not
-        self.next_version = 1  # the TOPICS_VERSION that the others hear of the next change with
+        self._is_dirty = False  # the journal has changes that topics.json lacks
+        self.next_version = 1  # the TOPICS_VERSION with which other processes learn of the next change
         self.deletions = Deletions.load(layout)
         self._max_deleted = max_deleted
         self._auto_create = auto_create
         self._default_queues = default_queues
         self._max_topics = max_topics
         self.changed: list[str] = []  # written since the coordinator last emptied this list
-        self._undo: dict[str, TopicConfig | None] = {}  # staged changes: name -> what was there before
+        self._undo: dict[str, TopicConfig | None] = {}  # staged changes: name -> the topic before the change
         self._old_version = replace(table.version)
 
     @classmethod
@@ -111,10 +110,9 @@ class Topics:
     ) -> Topics:
         """Load a store's topics. Raises StoreError for files that cannot be read in either generation.
 
-        A full disk is no error here: topics are served, and changes are refused until :meth:`recover` succeeds.
-
-        With ``lmq`` every light message queue (``%LMQ%…``) is served as a topic of one queue that can be read, without
-        being in the table.
+        A full disk is no error here: topics are served, and changes are refused until :meth:`recover` succeeds. With
+        ``lmq`` every light message queue (``%LMQ%…``) is served as a readable topic of one queue, without being in the
+        table.
         """
         table, base = load_snapshot(layout)
         path = journal_path(layout)
@@ -133,8 +131,8 @@ class Topics:
             if content.since(base) is None and content.changes:
                 _log.warning("topics journal laid over a topics.json that it does not know", turns=len(content.changes))
             replay(table, content, base)
-            # Its last record may have been read from the page cache of a machine whose disk never got it, and nothing
-            # durable may be appended behind such a record.
+            # The journal's last record may have been read from the page cache of a machine whose disk never got it, and
+            # no durable record may be appended behind such a record.
             journal.failed = bool(content.changes) or content.base != base
         topics = cls(
             layout,
@@ -159,7 +157,7 @@ class Topics:
     # ------------------------------------------------------------ reading
 
     def get(self, name: str) -> TopicConfig:
-        """The topic, or what an LMQ is as one; ProtocolError TOPIC_NOT_EXIST."""
+        """The topic, or an LMQ in the form of one; ProtocolError TOPIC_NOT_EXIST."""
         topic = self._find(name)
         if topic is None:
             raise ProtocolError("TOPIC_NOT_EXIST", f"there is no topic {name!r}")
@@ -179,7 +177,7 @@ class Topics:
         return sorted(self.table.topics)
 
     def readable_queues(self, name: str) -> range:
-        """Queue ids that consumers of the topic share; none when it does not exist or may not be read."""
+        """Queue ids that consumers of the topic share; empty when the topic does not exist or may not be read."""
         topic = self._find(name)
         return range(topic.read_queues if topic is not None and topic.perm & PERM_READ else 0)
 
@@ -195,21 +193,21 @@ class Topics:
             raise ProtocolError("INVALID_PARAMETER", f"topic {name} has queues 0..{count - 1}, not {queue}")
 
     def check_incarnation(self, name: str, incarnation: int | None) -> None:
-        """Raise FENCED unless the topic is the one that ``incarnation`` names; None names none."""
+        """Raise FENCED unless the topic is the one of ``incarnation``; None means any."""
         topic = self._find(name)
         if incarnation is not None and (topic is None or topic.incarnation != incarnation):
             now = "is deleted" if topic is None else f"was made anew (incarnation {topic.incarnation})"
             raise ProtocolError("FENCED", f"topic {name} of incarnation {incarnation} {now}")
 
     def incarnations(self, names: Iterable[str]) -> dict[str, int]:
-        """Those of the topics that exist."""
+        """The incarnations of those topics that exist."""
         found = {name: self._find(name) for name in names}
         return {name: topic.incarnation for name, topic in found.items() if topic is not None}
 
     # ------------------------------------------------------------ changing
 
     def route(self, name: str, *, create: bool) -> TopicConfig:
-        """The topic for a send or a pull; ``create`` makes an unknown one, if ``topics.auto_create`` is on.
+        """The topic for a send or a pull; ``create`` creates an unknown one, if ``topics.auto_create`` is on.
 
         ProtocolError INVALID_PARAMETER (bad name), TOPIC_NOT_EXIST, NO_PERMISSION (a system topic), LIMIT_EXCEEDED.
         """
@@ -239,9 +237,9 @@ class Topics:
     ) -> bool:
         """Create a topic; False when it exists with the same settings.
 
-        With ``update`` an existing one gets the settings: more or fewer queues, permission, attributes. Those that
-        cannot change (``storage.type``, ``queue.type``, ``cleanup.policy``) stay when they are not named. With
-        ``incarnation`` none is made, and only that one is updated: TOPIC_NOT_EXIST.
+        With ``update`` an existing topic gets the settings: more or fewer queues, permission, attributes. The
+        attributes that cannot change (``storage.type``, ``queue.type``, ``cleanup.policy``) stay when they are not
+        named. With ``incarnation`` no topic is created, and only that incarnation is updated: TOPIC_NOT_EXIST.
         ProtocolError INVALID_PARAMETER (name, number, permission, attribute, or it exists with other settings),
         NO_PERMISSION (a system topic), LIMIT_EXCEEDED.
         """
@@ -255,7 +253,7 @@ class Topics:
             )
         wanted = dict(attributes or {})
         existing = self.table.topics.get(name)
-        # What RocketMQ gave a topic may stay.
+        # An attribute that RocketMQ gave a topic may stay.
         had = {} if existing is None else existing.attributes
         check_attributes({key: value for key, value in wanted.items() if had.get(key) != value})
         check_combination(wanted)
@@ -312,7 +310,7 @@ class Topics:
         return topic
 
     def write(self) -> None:
-        """Make staged changes durable and note them in :attr:`changed`. StoreError: they are taken back."""
+        """Make staged changes durable and note them in :attr:`changed`. With a StoreError they are undone."""
         if self._undo:
             try:
                 self._append([])
@@ -338,19 +336,20 @@ class Topics:
         return self._pace.next_ms if self._is_dirty and not self.failed else None
 
     def snapshot(self, now_ms: int, *, at_once: bool = False) -> None:
-        """Write ``topics.json`` if something changed and it is time, and begin the journal anew. Raises StoreError.
+        """Write ``topics.json`` if something changed and it is time, and begin a new journal. Raises StoreError.
 
-        Call it with nothing staged: what is in the file is there after a crash.
+        Call it with nothing staged: the file's content must survive a crash.
         """
-        # After a start all texts have to be made, which would take a second at 100,000 topics: some of them each time.
+        # After a start all texts have to be encoded, which would take a second at 100,000 topics: each call encodes
+        # some.
         self.table.prepare(itertools.islice(self._unprepared, _PREPARED_AT_ONCE))
         is_due = self._pace.is_due(now_ms) or self._journal.size_bytes >= _MAX_JOURNAL_BYTES
         if self._is_dirty and not self.failed and (at_once or is_due):
             self.recover()
 
     def recover(self) -> None:
-        """Write both files anew from what is acknowledged. Raises StoreError; after a failure topics can be changed again
-        when it has succeeded.
+        """Write both files again from the acknowledged state. Raises StoreError. After a failure topics can be changed
+        again once it has succeeded.
         """
         with self._pace:
             data = json_config.encode(self.table.dumps())
@@ -358,7 +357,7 @@ class Topics:
         self._is_dirty = False
 
     def close(self) -> None:
-        """Leave ``topics.json`` as RocketMQ wants it. Raises StoreError; the journal has everything."""
+        """Leave ``topics.json`` as RocketMQ expects it. Raises StoreError; the journal has everything."""
         try:
             if self._is_dirty or self.failed:
                 self.recover()
@@ -374,7 +373,7 @@ class Topics:
         return name in self._undo
 
     def take_back(self) -> None:
-        """Undo what is staged. Who has seen it must look again, so the names count as changed."""
+        """Undo the staged changes. Processes that saw them must look again, so the names count as changed."""
         if not self._undo:
             return
         self.changed += self._undo
@@ -389,12 +388,13 @@ class Topics:
     # ------------------------------------------------------------ deleting
 
     def delete(self, name: str, incarnation: int | None = None) -> int | None:
-        """Decide that ``name`` is deleted; returns the incarnation whose deletion is now under way, None when it is over.
+        """Decide that ``name`` is deleted. Returns the incarnation whose deletion is now under way, None when it is
+        over.
 
-        With ``incarnation`` only that one is deleted, so that a request which is repeated because its answer was lost
-        never deletes the topic created since: whatever became of the name, that incarnation is gone.
-        ProtocolError TOPIC_NOT_EXIST, NO_PERMISSION, LIMIT_EXCEEDED; StoreError: nothing changed. A topic that was created
-        in the same turn is written first, so that taking it back later cannot revive it.
+        With ``incarnation`` only that one is deleted. So a request that is repeated because its answer was lost never
+        deletes the topic created since: that incarnation is gone in any case. ProtocolError TOPIC_NOT_EXIST,
+        NO_PERMISSION, LIMIT_EXCEEDED; with a StoreError nothing has changed. A topic that was created in the same turn
+        is written first, so that undoing the creation later cannot revive it.
         """
         check_name(name)
         ending = self.deletions.endings.get(name)
@@ -423,7 +423,7 @@ class Topics:
         return topic.incarnation
 
     def write_deletions(self, names: Iterable[str], log_end: int) -> None:
-        """Steps 3 and 4 for ``names``, which end at physical offset ``log_end``. Raises StoreError; do it again then."""
+        """Steps 3 and 4 for ``names``, which end at physical offset ``log_end``. Raises StoreError; then call it again."""
         names = list(names)
         self.deletions.bury(names, log_end)
         self._append([TopicChange(name, None, self.deletions.endings[name].incarnation) for name in names])

@@ -1,5 +1,5 @@
-"""What stands between clients and a process that listens: bounds for each connection, each client and the process.
+"""Bounds between clients and a listening process: for each connection, each client and the process.
 
-:mod:`.router` is the socket, :mod:`.gate` ends connections that break a bound, :mod:`.connection` is what is known of one,
-:mod:`.unsent` counts answers that nobody takes.
+:mod:`.router` is the socket, :mod:`.gate` ends connections that break a bound, :mod:`.connection` keeps the counts of
+one connection, :mod:`.unsent` counts answers that clients do not read.
 """

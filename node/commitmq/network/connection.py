@@ -1,10 +1,10 @@
-"""One connection that libzmq has accepted, as the kernel and the process see it.
+"""One connection that libzmq has accepted, with the byte counts of the kernel and of the process.
 
-The bytes that libzmq has taken off a connection are counted by the kernel: for TCP in ``TCP_INFO``, for a Unix socket by
-``SO_PEEK_OFF``, which every byte read moves back by one (socket(7)). Such an offset is set anew once a gigabyte and not at
-each look: the kernel reads and writes it in two steps, so a reader between them writes back what it was before it was set
-(seen with Linux 6.18), and all that had been counted would be counted once more. What the process has handled of them is
-counted where it receives. The difference is what lies in libzmq: requests that wait, and those that are not whole yet.
+The kernel counts the bytes that libzmq has read from a connection: for TCP in ``TCP_INFO``, for a Unix socket by
+``SO_PEEK_OFF``, which every byte read moves back by one (socket(7)). The offset is set again once per gigabyte and not
+at each look. The kernel reads and writes it in two steps, so a reader between these steps writes back the value from
+before it was set (seen with Linux 6.18), and all counted bytes would be counted once more. The receiving thread counts
+the bytes of the requests that it has handled. The difference is in libzmq: waiting requests, and incomplete ones.
 """
 
 from __future__ import annotations
@@ -16,25 +16,26 @@ import struct
 import time
 from typing import Final
 
-# linux/socket.h, and where tcpi_bytes_received stands in struct tcp_info (since Linux 4.1).
+# linux/socket.h, and the offset of tcpi_bytes_received in struct tcp_info (since Linux 4.1).
 _SO_PEEK_OFF: Final = 42
 _BYTES_RECEIVED_AT: Final = 128
 _TCP_INFO_BYTES: Final = _BYTES_RECEIVED_AT + 8
 _PEEK_BASE: Final = (1 << 31) - 1
 _PEEK_SPAN: Final = 1 << 30
-# What a peer may send besides requests: greeting and handshake once, and heartbeats.
+# The bytes a peer may send besides requests: greeting and handshake once, and heartbeats.
 _HANDSHAKE_BYTES: Final = 1_024
 _BYTES_A_SECOND: Final = 64
 
 
 class Connection:
-    """What is known of one. ``handled`` and ``identity`` are the receiving thread's, the rest is the gate's.
+    """The counts of one connection. The receiving thread sets ``handled`` and ``identity``, the gate sets the rest.
 
-    In bytes: ``received`` in all, ``grown`` since the look before, ``pending`` of it not handled, and ``unfinished`` of that
-    known to be of a request that is not whole. ``ended``: the gate has shut it down. ``closed``: libzmq has closed it, and
-    what came over it may still wait to be handled.
+    In bytes: ``received`` in all, ``grown`` since the look before, ``pending`` of them not handled, and ``unfinished``
+    of those known to belong to an incomplete request. ``ended``: the gate has shut the connection down. ``closed``:
+    libzmq has closed it, and requests from it may still wait to be handled.
 
-    It has a descriptor of its own, or what came just before libzmq closed the other one would be seen by nobody.
+    The connection has a descriptor of its own. Otherwise bytes that came just before libzmq closed the other descriptor
+    would not be counted.
     """
 
     __slots__ = (
@@ -58,7 +59,7 @@ class Connection:
 
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
-        self.client = ""  # who is behind it: an address, or on this host a process
+        self.client = ""  # the client: an address, or on this host a process
         self.accepted_s = time.monotonic()
         self.identity: bytes | None = None
         self.handled = 0
@@ -70,13 +71,13 @@ class Connection:
         self.closed = False
         self._received_before = 0
         self._is_unix = False
-        # SO_PEEK_OFF at the last look, and at the look that set it anew.
+        # SO_PEEK_OFF at the last look, and at the look that set it again.
         self._left = self._left_before_renewal = _PEEK_BASE
         self._socket: socket.socket | None = None
 
     def open(self) -> int:
-        """Look at the descriptor, which libzmq has just accepted; returns this object's own. Raises OSError: it is closed
-        again, or there is no descriptor left.
+        """Duplicate the descriptor, which libzmq has just accepted; returns the new descriptor. Raises OSError: the
+        connection is closed again, or no descriptor is left.
         """
         found = socket.socket(fileno=os.dup(self.descriptor))
         try:
@@ -100,11 +101,11 @@ class Connection:
 
     @property
     def is_local(self) -> bool:
-        """Whether it came over the node's own Unix socket, which only its account reaches."""
+        """Whether it came over the node's own Unix socket, which only the node's account reaches."""
         return self._is_unix
 
     def close(self) -> None:
-        """libzmq has closed its descriptor, or is about to. The peer hears of it when both are closed."""
+        """libzmq has closed its descriptor, or is about to. The peer sees the end when both descriptors are closed."""
         self.closed = True
         if self._socket is not None:
             with contextlib.suppress(OSError):
@@ -113,13 +114,13 @@ class Connection:
             self._socket = None
 
     def look(self) -> None:
-        """Count what has come since the last look. Raises OSError when the kernel does not say."""
+        """Count the bytes since the last look. Raises OSError when the kernel gives no count."""
         assert self._socket is not None
         if self._is_unix:
             left = self._socket.getsockopt(socket.SOL_SOCKET, _SO_PEEK_OFF)
             self.grown = self._left - left
             if self.grown >= _PEEK_SPAN:
-                # So much does not come between two looks: a reader has undone the renewal.
+                # So many bytes do not come between two looks: a reader has undone the renewal.
                 self.grown = max(0, self._left_before_renewal - left)
             self.received += self.grown
             self._left = left
@@ -131,17 +132,19 @@ class Connection:
             self.grown, self.received = received - self.received, received
 
     def _renew(self, left: int) -> None:
-        """Set SO_PEEK_OFF anew, before it reaches 0. What is read between two of these calls is not counted: microseconds."""
+        """Set SO_PEEK_OFF again before it reaches 0. Bytes read between the two calls, some microseconds, are not
+        counted.
+        """
         assert self._socket is not None
         self._socket.setsockopt(socket.SOL_SOCKET, _SO_PEEK_OFF, _PEEK_BASE)
         if self._socket.getsockopt(socket.SOL_SOCKET, _SO_PEEK_OFF) > left:
             self._left, self._left_before_renewal = _PEEK_BASE, left
 
     def judge(self, now_s: float, *, all_taken: bool) -> None:
-        """Work out what is held of it; to be called at each look, whether anything has come or not.
+        """Compute ``pending`` and ``unfinished``. Call it at each look, whether bytes have come or not.
 
-        ``all_taken``: since the last call the receiving thread found nothing left, so that what had come before it and is
-        not handled belongs to a request that is not whole.
+        ``all_taken``: since the last call the receiving thread found nothing left. So bytes that had come before and
+        are not handled belong to an incomplete request.
         """
         handled = self.handled
         over = handled + _HANDSHAKE_BYTES + int(_BYTES_A_SECOND * (now_s - self.accepted_s))
@@ -151,14 +154,14 @@ class Connection:
 
     @property
     def is_held(self) -> bool:
-        """Whether something of it waits. libzmq drops what is not whole when a connection has ended."""
+        """Whether bytes of it wait. libzmq drops an incomplete request when its connection has ended."""
         if self.closed:
             return self.pending > self.unfinished
         return self.pending > 0 and not self.ended
 
     def end(self) -> None:
-        """Shut it down; libzmq then drops what is not whole, and the descriptor. Never another one of the same number: what
-        was not opened stays as it is.
+        """Shut the connection down. libzmq then drops the incomplete request and the descriptor. Only this object's own
+        descriptor is shut down, never another connection with the same number.
         """
         self.ended = True
         if self._socket is not None:
@@ -166,7 +169,9 @@ class Connection:
                 self._socket.shutdown(socket.SHUT_RDWR)
 
     def refuse(self) -> None:
-        """Shut it down over libzmq's descriptor, when :meth:`open` got none; only while the gate hears of its arrival."""
+        """Shut it down over libzmq's descriptor, when :meth:`open` got none. Allowed only while the gate handles its
+        arrival.
+        """
         self.ended = True
         with contextlib.suppress(OSError):
             theirs = socket.socket(fileno=self.descriptor)

@@ -1,24 +1,28 @@
 """The gate behind a port: a thread that ends connections before they can harm the process or its other clients.
 
-libzmq bounds a frame and counts whole requests. It bounds neither the connections it accepts (without a descriptor left it
-aborts the process), nor a request that has no end, nor what a hundred connections hold together. So the gate hears of each
-connection from libzmq's monitor, counts what comes (see :mod:`.connection`), and shuts down the sockets of those that break
+libzmq bounds a frame and counts whole requests. It does not bound the connections that it accepts (without a free
+descriptor it aborts the process), a request without an end, or the bytes that a hundred connections hold together. So
+the gate learns of each connection from libzmq's monitor, counts its bytes (see :mod:`.connection`), and shuts down the
+sockets that break one of these bounds:
 
-* ``network.max_connections``, and the descriptors that this process may have: connections that never asked anything go first;
-* ``network.max_client_connections``: of one address, on this host of one process;
-* ``network.first_request_timeout_ms``: connected over TCP, and nothing asked;
-* the bytes of the longest request that this port takes: more came, the receiving thread had taken all that was whole, and
-  these were not among it;
-* ``network.max_pending_bytes``: taken in and not handled, by all connections; a single one may hold half of it. What ended
-  ones left behind counts, up to half of it, and a client that has left a quarter of it gets no connection until less is left:
-  or whoever connects again and again could have any number of requests wait;
-* ``network.max_growth_bytes``: what the process has grown by while requests were not whole, beyond twice the bytes that came
-  for them. Only this sees a request of millions of empty frames, which take thirty times as much.
+* ``network.max_connections``, and the descriptors that this process may have: connections that never sent a request go
+  first;
+* ``network.max_client_connections``: the connections of one address, on this host of one process;
+* ``network.first_request_timeout_ms``: a TCP connection without a request;
+* the bytes of the longest request that this port takes: more bytes came, the receiving thread had taken all complete
+  requests, and these bytes were not among them;
+* ``network.max_pending_bytes``: bytes of all connections that are received and not handled; a single connection may
+  hold half of it. The bytes of ended connections count, up to half of it. A client whose ended connections have left a
+  quarter of it gets no connection until less is left: otherwise a client that connects again and again could have any
+  number of requests wait;
+* ``network.max_growth_bytes``: the growth of the process while requests were incomplete, beyond twice the bytes
+  received for them. Only this bound catches a request of millions of empty frames, which take thirty times as much.
 
-Who takes part: the I/O thread only reads and writes; the receiving thread says what it handled (``Connection.handled``,
-``looks``, how often it found nothing left, and ``is_empty``, whether that was the last it found); the gate's thread does the
-rest. It sleeps while nothing comes, and looks every 25 ms while something does: each connection wakes it once, and is armed
-again by that look (``EPOLLONESHOT``). A connection that libzmq has closed is looked at once more.
+The threads: the I/O thread only reads and writes. The receiving thread publishes what it handled
+(``Connection.handled``, ``looks``, how often it found nothing left, and ``is_empty``, whether it found nothing the last
+time). The gate's thread does the rest. It sleeps while nothing comes, and looks every 25 ms while bytes come: each
+connection wakes it once, and that look arms it again (``EPOLLONESHOT``). A connection that libzmq has closed is looked
+at once more.
 """
 
 from __future__ import annotations
@@ -44,27 +48,28 @@ from commitmq.network import routing_ids
 from commitmq.network.connection import Connection
 
 _LOOK_S: Final = 0.025
-# A look at thousands of connections must not take the process's time: it pauses for so many times what it took of the
-# processor, and not for long, as a client sends more than a gigabyte a second.
+# A look at thousands of connections must not use up the process's time. So the gate pauses for this many times the
+# processor time of the look, but not for long, because a client sends more than a gigabyte a second.
 _REST: Final = 20
 _LONGEST_REST_S: Final = 0.1
 _LEFT_OF_CLIENT: Final = 4
 _PAGE_BYTES: Final = resource.getpagesize()
 _EVENTS: Final = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
 _ARMED: Final = select.EPOLLIN | select.EPOLLONESHOT
-# Descriptors that are not for connections: half of few, this many of many. libzmq accepts some before the gate hears of them,
-# and its listener of a Unix socket ends the process where none is left.
+# Descriptors kept for other uses than connections: half when there are few, this many when there are many. libzmq
+# accepts some connections before the gate learns of them, and its listener of a Unix socket ends the process when none
+# is left.
 _OTHER_FILES: Final = 512
 _NEWCOMER_S: Final = 1.0
 _SCAN: Final = 1_000
-# Automatic ids may be given out before the gate has heard of their connections.
+# libzmq may give out automatic ids before the gate has learnt of their connections.
 _UNHEARD: Final = 4_096
 _LOG_INTERVAL_S: Final = 1.0
 _TRIM_S: Final = 0.5
 
 
 def raise_descriptor_limit() -> int:
-    """Let this process have as many descriptors as the system allows it; returns that."""
+    """Raise this process's limit of descriptors as far as the system allows. Returns the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(ValueError, OSError):
@@ -74,7 +79,8 @@ def raise_descriptor_limit() -> int:
 
 
 class Gate:
-    """The connections of one ROUTER. ``max_request_bytes``: of the longest request that it takes, frames and all.
+    """The connections of one ROUTER. ``max_request_bytes``: the size of the longest request that it takes, all frames
+    included.
 
     ``first_number`` is the number of the first automatic id that clients can get.
     """
@@ -85,26 +91,27 @@ class Gate:
         self._config = config
         self._log = log
         self._max_request_bytes = max_request_bytes
-        # Whatever is configured: one connection must be able to send the longest request.
+        # Whatever the configuration says, one connection must be able to send the longest request.
         self._max_pending_bytes = max(config.max_pending_bytes, 2 * max_request_bytes)
         self._first_number = first_number
         descriptors = raise_descriptor_limit()
         used = len(os.listdir("/proc/self/fd"))
         reserve = min(_OTHER_FILES, descriptors // 2)
-        # Each takes two descriptors, libzmq's and the gate's.
+        # Each connection takes two descriptors, libzmq's and the gate's.
         self.max_connections = max(8, min(config.max_connections, (descriptors - used - reserve) // 2))
-        # The receiving thread's: who asked something, by routing id; how often it found nothing left to receive, and whether
-        # it did so last.
+        # Set by the receiving thread: connections that sent a request, by routing id; how often it found nothing left
+        # to receive, and whether it found nothing the last time.
         self.peers: dict[bytes, Connection] = {}
         self.looks = 0
         self.is_empty = True
         self.ended: Counter[str] = Counter()
         self._connections: dict[int, Connection] = {}
         self._watched: dict[int, Connection] = {}
-        # What is closed and not handled yet: by id, and how many bytes a client has so.
+        # Connections that are closed and not fully handled: by id; and their bytes by client.
         self._leaving: dict[bytes, Connection] = {}
         self._left: Counter[str] = Counter()
-        # Those that have asked something before the gate heard of them, by descriptor; with the lock, as both threads write.
+        # Connections with a request before the gate learnt of them, by descriptor. The lock is needed because both
+        # threads write.
         self._unheard: dict[int, Connection] = {}
         self._meeting = threading.Lock()
         self._held: set[Connection] = set()
@@ -125,7 +132,7 @@ class Gate:
         self._monitor.connect(address)
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._arrivals = select.epoll()
-        # libzmq's signal to the receiving thread: what is flushed to an empty queue sets it.
+        # libzmq's signal to the receiving thread: a message flushed to an empty queue sets it.
         self._signals = select.poll()
         self._signals.register(int(router.getsockopt(zmq.FD)), select.POLLIN)
         self._stopping = False
@@ -133,29 +140,32 @@ class Gate:
         self._thread.start()
 
     def __len__(self) -> int:
-        """Connections that there are."""
+        """Number of connections."""
         return len(self._connections)
 
     # ------------------------------------------------------------ the receiving thread's side
 
     def meet(self, identity: bytes, frame: zmq.Frame) -> tuple[Connection, str | None]:
-        """The connection that ``frame`` came over, the first of a peer not heard of yet; and why it must not have its id."""
+        """The connection of ``frame``, the first frame of an unknown peer; and why the peer must not have its id, or
+        None.
+        """
         descriptor = int(frame.get(zmq.SRCFD))
         fault = routing_ids.fault(identity, self._first_number, self._accepted + _UNHEARD)
         with self._meeting:
             found = self._connections.get(descriptor)
             leaving = self._leaving.get(identity)
-            # A client may have chosen the id that it had before; libzmq never gives one again.
+            # A client may have chosen its earlier id again; libzmq never gives an automatic id twice.
             if leaving is not None and identity[:1] == b"\0":
                 return leaving, None
             if found is None:
-                # A request may be faster than what the monitor tells. The gate then goes on with this object, or it would take
-                # the peer for one that asked nothing, and what was handled of it for a request without end.
+                # A request may be faster than the monitor's event. The gate then continues with this object. Otherwise
+                # it would take the peer for one without a request, and the handled bytes for a request without an end.
                 found = self._unheard.get(descriptor)
                 if found is None or found.identity != identity:
                     found = self._unheard[descriptor] = Connection(descriptor)
             if fault is None:
-                # The last one is right: requests of a peer that has left may come after its descriptor is another one's.
+                # The last connection is right: requests of a peer that has left may come after its descriptor belongs
+                # to another one.
                 if found.identity is not None and self.peers.get(found.identity) is found:
                     del self.peers[found.identity]
                 found.identity = identity
@@ -164,14 +174,14 @@ class Gate:
         return found, fault
 
     def end(self, connection: Connection, bound: str, why: str) -> None:
-        """Let the gate end ``connection`` a moment later, when it has got its answer."""
+        """Let the gate end ``connection`` a moment later, after the peer got its answer."""
         self._to_end.append((connection, bound, why))
         with contextlib.suppress(OSError):
             os.eventfd_write(self._wake, 1)
 
     def stop(self, router: zmq.Socket[bytes]) -> None:
         """End the thread; before ``router`` is closed."""
-        # First of all: the I/O thread would wait for a monitor that nobody reads.
+        # Do this first: the I/O thread would wait for a monitor that is not read.
         with contextlib.suppress(zmq.ZMQError):
             router.monitor(None, 0)
         self._stopping = True
@@ -190,7 +200,7 @@ class Gate:
         try:
             self._turns()
         except Exception as error:
-            # Without its gate the process would be open to everybody: whoever looks at the log must see it.
+            # Without its gate the process would be open to every client, so the log must show it.
             self._log.exception("the gate failed: this process's port is not guarded any more", error=repr(error))
 
     def _turns(self) -> None:
@@ -202,7 +212,7 @@ class Gate:
         look_at: float | None = None
         rest_s = _LOOK_S
         while not self._stopping:
-            # The monitor's descriptor only tells of changes: it is read until nothing is left, before each sleep.
+            # The monitor's descriptor only reports changes: read until nothing is left, before each sleep.
             self._hear()
             now = time.monotonic()
             if look_at is not None and now >= look_at:
@@ -239,7 +249,7 @@ class Gate:
         with self._meeting:
             connection = self._unheard.pop(descriptor, None)
             if connection is None or connection.accepted_s < time.monotonic() - _NEWCOMER_S:
-                connection = Connection(descriptor)  # or it would be what a peer left that came and went
+                connection = Connection(descriptor)  # an old object would belong to a peer that came and went
             self._connections[descriptor] = connection
             if connection.identity is not None:
                 self.peers[connection.identity] = connection
@@ -247,7 +257,7 @@ class Gate:
             own = connection.open()
             self._arrivals.register(own, _ARMED)
         except OSError as error:
-            # It has ended already, as the next event says; or nobody could guard it.
+            # The connection has ended already, as the next event will show; or no descriptor is left to guard it.
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 connection.refuse()
                 self._tell_end(connection, "max_connections", "no descriptor is left to guard it")
@@ -266,7 +276,7 @@ class Gate:
             self._make_room(connection)
 
     def _make_room(self, newest: Connection) -> None:
-        """End the one connected longest of those that asked nothing, or the newest."""
+        """End the oldest connection without a request, or else the newest one."""
         before = time.monotonic() - _NEWCOMER_S
         for one in itertools.islice(self._silent, _SCAN):
             if one.accepted_s > before:
@@ -282,7 +292,8 @@ class Gate:
             return
         own = connection.own
         if own is not None:
-            # Before it is closed: as long as libzmq's is open the kernel would go on telling of it.
+            # Unregister before the close: as long as libzmq's descriptor is open the kernel would go on reporting
+            # events.
             with contextlib.suppress(OSError):
                 self._arrivals.unregister(own)
             self._watched.pop(own, None)
@@ -313,13 +324,13 @@ class Gate:
         now = time.monotonic()
         self._trim_s = now + _TRIM_S
         if now >= self._next_line_s:
-            # One line a second: whoever breaks a bound a thousand times must not fill the log.
+            # One line a second: a client that breaks a bound a thousand times must not fill the log.
             self._next_line_s = now + _LOG_INTERVAL_S
             self._log.warning(
                 "connection ended", bound=bound, why=why, client=connection.client, in_all=sum(self.ended.values())
             )
 
-    # ------------------------------------------------------------ silent ones
+    # ------------------------------------------------------------ connections without a request
 
     def _silent_due_s(self) -> float | None:
         return self._silent[0].accepted_s + self._config.first_request_timeout_ms / 1000 if self._silent else None
@@ -329,17 +340,19 @@ class Gate:
         timeout_s = self._config.first_request_timeout_ms / 1000
         while silent and (silent[0].ended or silent[0].accepted_s + timeout_s <= now):
             one = silent.popleft()
-            # The node's own processes connect to each other before they have something to say.
+            # The node's own processes connect to each other before they have a request to send.
             if one.identity is None and not one.ended and not one.is_local:
                 self._end(one, "first_request_timeout_ms", f"nothing was asked for {timeout_s:g} s")
 
-    # ------------------------------------------------------------ what came
+    # ------------------------------------------------------------ received bytes
 
     def _look(self, now: float) -> bool:
-        """Count what came since the last look and end who holds too much; False when nothing came and nothing is held."""
+        """Count the bytes since the last look and end connections that hold too much. False when nothing came and
+        nothing is held.
+        """
         while self._to_end:
             one, bound, why = self._to_end.popleft()
-            # Perhaps its descriptor was not known of when it spoke.
+            # The descriptor may have been unknown when the receiving thread asked for the end.
             self._end(self._connections.get(one.descriptor, one), bound, why)
         began = time.thread_time()
         arrived = self._arrivals.poll(0, max(1, len(self._connections)))
@@ -348,7 +361,7 @@ class Gate:
             with contextlib.suppress(OSError):
                 connection.look()
                 self._arrivals.modify(own, _ARMED)
-        # What libzmq has read by now does not count as an arrival, and of those that hold something each byte counts.
+        # Bytes that libzmq has read by now are no new arrival. For connections that hold bytes each byte counts.
         for connection in self._held.difference(active.values()):
             connection.grown = 0
             if connection.own is not None:
@@ -391,7 +404,7 @@ class Gate:
         total = sum(one.pending for one in alive)
         for one in sorted(alive, key=lambda one: (one.unfinished, one.pending), reverse=True):
             if total > limit or one.pending > most:
-                self._end(one, "max_pending_bytes", f"{one.pending} of {total} bytes that wait to be handled are its")
+                self._end(one, "max_pending_bytes", f"it holds {one.pending} of {total} bytes that wait to be handled")
                 total -= one.pending
 
     def _bound_growth(self, now: float) -> None:
@@ -399,7 +412,7 @@ class Gate:
         unfinished = [one for one in self._held if one.unfinished and not one.ended]
         if not self._held:
             if self._trim_s and now >= self._trim_s:
-                # What libzmq gave back lies in the heap, and would count as growth.
+                # Memory that libzmq freed stays in the heap, and would count as growth.
                 self._trim_s = 0.0
                 ctypes.CDLL(None).malloc_trim(0)
                 private = self._private_bytes()

@@ -1,6 +1,6 @@
-"""The tcp ports of a node: a fixed block behind ``network.port``, one port for each process that clients talk to.
+"""The tcp ports of a node: a fixed block from ``network.port`` on, one port for each process that clients talk to.
 
-    +0         admin: what clients are given; the others they learn from it
+    +0         admin: the address that clients are given; it tells them the others
     +1         writer
     +2         coordinator
     +3         cleanup
@@ -8,10 +8,10 @@
     +7         reader-0; reader-1 to reader-15 take +8 to +22
     +23 ...    dispatchers of plugins, up to +35
 
-With ``network.port=0`` every process takes a free port, and the same one again after its death. It lies outside of the range
-from which the kernel serves outgoing connections: else one of those, even a client's that looks for this very process, could
-have it when the process comes back. Nodes whose blocks do not overlap run side by side; a node without plugins and with one
-reader needs the first eight.
+With ``network.port=0`` every process takes a free port, and the same port again after its death. The port lies outside
+the range from which the kernel serves outgoing connections: otherwise such a connection, even of a client that looks
+for this very process, could have it when the process comes back. Nodes whose blocks do not overlap run side by side; a
+node without plugins and with one reader needs the first eight.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import Final
 from commitmq.config import NodeConfig
 
 PORTS: Final = 36
-"""How many ports a block has."""
+"""Number of ports in a block."""
 
 _OFFSETS: Final = {"admin": 0, "writer": 1, "coordinator": 2, "cleanup": 3}
 _FIRST_DISPATCHER: Final = 4
@@ -38,7 +38,7 @@ _FIRST_PLUGIN_DISPATCHER: Final = 23
 _FREE_PORTS: Final = range(10_240, 60_000)
 _ATTEMPTS: Final = 64
 _PATIENCE_S: Final = 0.5
-_LISTENING: Final = "0A"  # in /proc/net/tcp
+_LISTENING: Final = "0A"  # the state "listening" in /proc/net/tcp
 
 
 def configured_port(role: str, config: NodeConfig, slot: int = 0) -> int:
@@ -58,14 +58,14 @@ def configured_port(role: str, config: NodeConfig, slot: int = 0) -> int:
 
 
 def port_of(role: str, config: NodeConfig, remembered: Mapping[str, int], slot: int = 0) -> int:
-    """The tcp port for ``role``: configured, else the free one it had before, else 0."""
+    """The tcp port for ``role``: the configured one, else its former free one, else 0."""
     return configured_port(role, config, slot) or remembered.get(role, 0)
 
 
 def candidates() -> list[int]:
-    """Ports to try, in the order in which to try them, where the configuration names none; empty: the kernel may choose.
+    """Ports to try, in this order, when the configuration names none; empty: the kernel may choose.
 
-    Drawn anew by each call, so that nodes that start together do not try the same ones.
+    Each call draws them anew, so that nodes that start together do not try the same ones.
     """
     try:
         with open("/proc/sys/net/ipv4/ip_local_port_range", encoding="ascii") as file:
@@ -86,7 +86,7 @@ def tcp_port(endpoints: Iterable[str]) -> int:
 
 
 def advertised(endpoints: Iterable[str], config: NodeConfig) -> list[str]:
-    """``endpoints`` as clients are to be told: with ``network.advertised_host`` where there is one."""
+    """``endpoints`` as clients get them: with ``network.advertised_host`` if it is set."""
     host = config.network.advertised_host
     if not host:
         return list(endpoints)
@@ -98,7 +98,7 @@ def advertised(endpoints: Iterable[str], config: NodeConfig) -> list[str]:
 
 
 def in_use(port: int, role: str, config: NodeConfig) -> str:
-    """The sentence for a port of the block that ``role`` needs and another program has."""
+    """The sentence for a port of the block that ``role`` needs and that another program has."""
     base = config.network.port
     place = "network.port itself" if port == base else f"network.port + {port - base}"
     who, needs = holder_of(port), "admin socket" if role == "admin" else role
@@ -110,9 +110,10 @@ def in_use(port: int, role: str, config: NodeConfig) -> str:
 
 
 def first_in_use(wanted: Iterable[tuple[str, int]], config: NodeConfig) -> str:
-    """The sentence for the lowest port that another program has of those of ``wanted``, roles and their slots; "" without one.
+    """The sentence for the lowest port of ``wanted`` (roles and their slots) that another program has; "" when all are
+    free.
 
-    A node that just ends is waited for.
+    A node that is just ending is waited for.
     """
     for port, role in sorted((configured_port(name, config, slot), name) for name, slot in wanted):
         deadline = time.monotonic() + _PATIENCE_S
@@ -124,15 +125,15 @@ def first_in_use(wanted: Iterable[tuple[str, int]], config: NodeConfig) -> str:
 
 
 def is_free(host: str, port: int) -> bool:
-    """Whether nothing listens on ``port`` of ``host`` right now; True where that cannot be told."""
+    """Whether no program listens on ``port`` of ``host`` right now; True where that is unknown."""
     return why_not(host, port) != errno.EADDRINUSE
 
 
 def why_not(host: str, port: int) -> int:
-    """The errno with which the system refuses to listen on ``port`` of ``host`` right now; 0 where it does not."""
+    """The errno with which the system refuses to listen on ``port`` of ``host`` right now; 0 when it does not refuse."""
     for family, kind, protocol, _, address in _addresses(host, port):
         with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as probe:
-            # As libzmq does: what is left of closed connections is in nobody's way.
+            # As libzmq does: the remains of closed connections do not block the port.
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
                 probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
@@ -146,7 +147,7 @@ def why_not(host: str, port: int) -> int:
 
 
 def holder_of(port: int) -> str:
-    """``process 4711 (nginx)``: who listens on ``port``, as far as the system lets us see; "" else."""
+    """``process 4711 (nginx)``: the process that listens on ``port``, as far as the system shows it; else ""."""
     inodes = set()
     for table in ("tcp", "tcp6"):
         with contextlib.suppress(OSError), open(f"/proc/net/{table}", encoding="ascii") as file:
@@ -167,7 +168,7 @@ def holder_of(port: int) -> str:
 def _addresses(
     host: str, port: int
 ) -> list[tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[object, ...]]]:
-    """Where ``network.host`` is, as far as it is an address or a name; an interface's name is libzmq's to understand."""
+    """The addresses of ``network.host`` when it is an address or a name; only libzmq understands an interface's name."""
     host = "0.0.0.0" if host == "*" else host
     try:
         return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)  # type: ignore[return-value]

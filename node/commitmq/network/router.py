@@ -1,11 +1,11 @@
 """The ROUTER behind each port of the node, with its gate.
 
-Its limits: a frame's bytes (libzmq ends the connection of a larger one), 64 whole requests that wait of one connection,
-frames of one request, answers that wait, and what :mod:`.gate` bounds.
+Its limits: the bytes of a frame (libzmq ends the connection that sends a larger one), 64 whole requests waiting per
+connection, the frames of one request, waiting answers, and the bounds of :mod:`.gate`.
 
-``ROUTER_HANDOVER`` is on: a connection that comes with the id of another one takes its place. Off, libzmq would ignore the
-newcomer and keep what it sent for ever, also after it has gone (4 connections and 60 requests of 1 MB each: 236 MB that
-nothing gives back), so that anybody could fill the process. What makes it safe is that an id cannot be guessed, see
+``ROUTER_HANDOVER`` is on: a connection that comes with the id of another one takes its place. With it off, libzmq would
+ignore the newcomer and keep its messages for ever, also after it has gone (4 connections and 60 requests of 1 MB each:
+236 MB that are never freed), so that any client could fill the process. It is safe because an id cannot be guessed, see
 :mod:`.routing_ids`. It also lets a client that lost its connection come back at once.
 """
 
@@ -28,9 +28,9 @@ from commitmq.network.unsent import UnsentAnswers
 from commitmq.protocol import wire
 
 MAX_FRAMES: Final = 1_024
-# What ZeroMQ writes before each frame.
+# The bytes that ZeroMQ writes before each frame.
 FRAME_HEAD_BYTES: Final = 9
-# Twice the longest header: a longer one is answered up to here, and ends the connection beyond.
+# Twice the longest header: a header that is too long is answered up to this size; a longer one ends the connection.
 _MAX_HEADER_FRAME_BYTES: Final = 2 * wire.MAX_HEADER_BYTES
 _BUSY_RETRY_MS: Final = 50
 _BACKLOG: Final = 1_024
@@ -45,7 +45,7 @@ class Router(zmq.Socket[bytes]):
     unsent: UnsentAnswers
 
     def recv_multipart(self, flags: int = 0, copy: bool = True, track: bool = False) -> list[Any]:
-        """The next request: routing id, header, payload. What is refused for its sender's id is never returned."""
+        """The next request: routing id, header, payload. A request refused because of its sender's id is never returned."""
         gate = self.gate
         while True:
             try:
@@ -78,7 +78,7 @@ class Router(zmq.Socket[bytes]):
     def send_multipart(
         self, msg_parts: Any, flags: int = 0, copy: bool = True, track: bool = False, **_: Any
     ) -> zmq.MessageTracker | None:
-        """Send an answer, ``[routing id, frame, …]``, and count it until it is out."""
+        """Send an answer, ``[routing id, frame, …]``, and count it until it has left."""
         client = msg_parts[0]
         if not self.unsent.wants_tracker(client, sum(map(len, msg_parts[1:]))):
             return super().send_multipart(msg_parts, flags, copy)
@@ -86,7 +86,9 @@ class Router(zmq.Socket[bytes]):
         return None
 
     def _refuse_busy(self, identity: bytes, header: bytes) -> None:
-        """Refuse one that does not take its answers; if those of others leave no room for it, the worst of them goes."""
+        """Refuse a client that does not read its answers. If other clients' answers leave no room for it, the worst of
+        them is ended.
+        """
         sentence = "too many answers were not taken off the connection yet"
         busy = wire.error(wire.request_id(header), "SYSTEM_BUSY", sentence, retry_after_ms=_BUSY_RETRY_MS)
         with contextlib.suppress(zmq.ZMQError):
@@ -97,7 +99,7 @@ class Router(zmq.Socket[bytes]):
             self.gate.end(one, "max_unsent_bytes", why)
 
     def meet(self, identity: bytes, first: zmq.Frame) -> Connection | None:
-        """The connection of a peer that ``gate.peers`` does not have. None: its request was refused, and is to be dropped."""
+        """The connection of a peer that ``gate.peers`` lacks. None: its request was refused, and must be dropped."""
         connection, fault = self.gate.meet(identity, first)
         if fault is None:
             return connection
@@ -107,14 +109,14 @@ class Router(zmq.Socket[bytes]):
         return None
 
     def skip_rest(self, identity: bytes, connection: Connection | None) -> None:
-        """Throw the rest of a request of too many frames away, and its connection."""
+        """Discard the rest of a request with too many frames, and end its connection."""
         while self.getsockopt(zmq.RCVMORE):
             self.recv(copy=False)
         if connection is not None:
             self.gate.end(connection, "frames", f"a request of more than {MAX_FRAMES} frames")
 
     def close(self, linger: int | None = None) -> None:
-        """End the gate, then the socket."""
+        """Stop the gate, then close the socket."""
         if not self.closed and hasattr(self, "gate"):
             self.gate.stop(self)
             del self.gate
@@ -132,10 +134,10 @@ def open_router(
     waiting_answers: int = 10_000,
     linger_ms: int = 500,
 ) -> tuple[Router, list[str]]:
-    """A ROUTER bound to ``ipc`` and to ``port`` of ``network.host`` (0: a free one); returns it and its endpoints.
+    """A ROUTER bound to ``ipc`` and to ``port`` of ``network.host`` (0: a free one). Returns it and its endpoints.
 
-    ``takes_payload``: requests have more than a header. ``waiting_answers``: further ones to a peer that takes none are
-    dropped, which can only hurt itself. Raises zmq.ZMQError when an address is taken.
+    ``takes_payload``: requests have more than a header. ``waiting_answers``: further answers to a peer that reads none
+    are dropped, which can only hurt that peer. Raises zmq.ZMQError when an address is taken.
     """
     routing_ids.seed()
     router = cast(Router, context.socket(zmq.ROUTER, socket_class=Router))
@@ -170,7 +172,7 @@ def open_router(
 
 
 def _bind_tcp(router: Router, host: str, port: int) -> None:
-    """Bind ``port``, or for 0 a free one that no outgoing connection of this machine will be given meanwhile."""
+    """Bind ``port``; for 0 a free port that the kernel gives to no outgoing connection of this machine."""
     if port == 0:
         for free in ports.candidates():
             try:
@@ -183,7 +185,7 @@ def _bind_tcp(router: Router, host: str, port: int) -> None:
 
 
 def _first_number(router: Router) -> int:
-    """The number after that of the first automatic id, which a peer within this process gets and gives back."""
+    """The number after the first automatic id, which a peer within this process gets and gives back."""
     address = f"inproc://first-{os.getpid()}-{next(_numbers)}"
     router.bind(address)
     with router.context.socket(zmq.DEALER) as peer:

@@ -1,11 +1,11 @@
-"""Answers that ZeroMQ still holds because their client does not read: counted, so that they can be bounded.
+"""Counts answers that ZeroMQ still holds because their client does not read, so that they can be bounded.
 
-A ROUTER must not block for one slow peer, and its queues count answers, not bytes; without this count a client that asks
-and never reads could make a node hold any amount of memory.
+A ROUTER must not block for one slow peer, and its queues count answers, not bytes. Without this count a client that
+asks and never reads could make a node hold any amount of memory.
 
-What tells that an answer has left is a tracker on its last frame, which costs a hand-over between threads. Answers to
-one client leave in order, so one tracker stands for everything sent before it: small answers are summed up until they
-are worth one.
+A tracker on the last frame tells that an answer has left; it costs a hand-over between threads. Answers to one client
+leave in order, so one tracker covers everything sent before it: the sizes of small answers are summed up until they are
+worth a tracker.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from zmq import MessageTracker
 
 _TRACK_BYTES: Final = 1024 * 1024
 _MAX_UNTRACKED_CLIENTS: Final = 4_096
-# One client gets a quarter of what there is at most, and no more than what is free: n clients that never read end up with
-# 1/(n+1) each, and so much is left for the others. Who has nothing yet may go beyond the whole by this share.
+# One client gets at most a quarter of the total, and no more than is free: n clients that never read end up with
+# 1/(n+1) each, and the same share is left for the others. A client without unsent answers may exceed the total by this
+# share.
 _CLIENT_SHARE: Final = 4
 _NEWCOMERS_SHARE: Final = 4
 
@@ -32,15 +33,16 @@ class UnsentAnswers:
         self._answers: dict[bytes, deque[tuple[MessageTracker, int]]] = {}
         self._bytes: dict[bytes, int] = {}
         self._total = 0
-        # Clients come and go: those that sent nothing for longest are forgotten with the little they may hold.
+        # Clients come and go: the entries of the longest silent clients are dropped, with the few bytes they may stand
+        # for.
         self._untracked: OrderedDict[bytes, int] = OrderedDict()
 
     def __len__(self) -> int:
-        """Bytes in all that have a tracker, as of the last look."""
+        """Bytes of all answers with a tracker, as of the last look."""
         return self._total
 
     def wants_tracker(self, client: bytes, size: int) -> bool:
-        """Count an answer of ``size`` bytes that is about to be sent; True when it must be sent with a tracker."""
+        """Count an answer of ``size`` bytes that is about to be sent. True when it must be sent with a tracker."""
         size += self._untracked.pop(client, 0)
         self._untracked[client] = size
         if len(self._untracked) > _MAX_UNTRACKED_CLIENTS:
@@ -48,7 +50,7 @@ class UnsentAnswers:
         return size >= _TRACK_BYTES
 
     def add(self, client: bytes, tracker: MessageTracker | None) -> None:
-        """``tracker`` stands for all that was counted for ``client`` since the last one."""
+        """``tracker`` covers all answers counted for ``client`` since the last tracker."""
         size = self._untracked.pop(client, 0)
         if tracker is None:
             return
@@ -58,7 +60,7 @@ class UnsentAnswers:
         self._total += size
 
     def is_over(self, client: bytes) -> bool:
-        """Whether ``client`` must read before it gets more."""
+        """Whether ``client`` must read before it gets more answers."""
         if not self._total:
             return False
         if self._breaks(client):
@@ -67,7 +69,7 @@ class UnsentAnswers:
         return self._breaks(client)
 
     def worst(self) -> bytes | None:
-        """The client that holds most; None when none holds anything."""
+        """The client that holds the most bytes; None when none holds any."""
         return max(self._bytes, key=self._bytes.__getitem__, default=None)
 
     def holds(self, client: bytes) -> int:

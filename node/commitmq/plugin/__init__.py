@@ -1,11 +1,11 @@
-"""All that a plugin's author imports.
+"""Everything that a plugin's author imports.
 
     from commitmq.plugin import ConfigSection, DispatcherSpec, hookimpl, setting           # the module with the hooks
     from commitmq.plugin import SqliteDispatcher, consumable                               # a dispatcher
     from commitmq.plugin import WorkerContext                                              # a worker
 
-What is named here keeps its meaning for as long as ``HOOK_API_VERSION`` is the same; modules behind it may move. Names are
-loaded when they are first used, so the module with the hooks stays as light as a node's start wants it.
+The names here keep their meaning for as long as ``HOOK_API_VERSION`` is the same; the modules behind them may move.
+Names are loaded when they are first used, so the module with the hooks stays as light as a node's start needs it.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""The contract with plugins (pluggy project name ``commitmq``), and what a dispatcher and a plugin's worker are.
+"""The contract with plugins (pluggy project name ``commitmq``): hooks, dispatchers, workers and filters.
 
-Every hook says when it fires, in which process, whether it can fire twice, and what raising does. Hooks grow by optional
-arguments (a plugin names only the ones it wants); ``HOOK_API_VERSION`` changes when a hook is removed or means something
-else. A plugin may say which version it was written for with ``COMMITMQ_HOOK_API = 1`` at its top level; one that names
-another version is left out with a sentence, instead of failing later.
+Every hook's docstring says when it fires, in which process, whether it can fire twice, and the effect of an exception.
+Hooks grow by optional arguments (a plugin names only the ones it wants). ``HOOK_API_VERSION`` changes when a hook is
+removed or changes its meaning. A plugin may declare the version it was written for with ``COMMITMQ_HOOK_API = 1`` at
+its top level; a plugin that names another version is left out with a sentence, instead of failing later.
 
 A plugin is a module (or any object) that the entry-point group ``commitmq`` names. It is imported in a process of its
-own when a node starts, and in the command line; its dispatchers, workers and filters are named as ``module:attribute``
+own when a node starts, and in the command line. Its dispatchers, workers and filters are named as ``module:attribute``
 and imported only in the process that runs them. So a plugin can break no process but its own.
 """
 
@@ -44,26 +44,27 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 @dataclass(frozen=True, slots=True)
 class DispatcherView:
-    """What a dispatcher may use of the node it runs in.
+    """The part of the node that a dispatcher may use.
 
-    ``position`` is where the node suggests it resumes (bytes of the log): behind the last durable record of the
-    dispatcher's former life, the log's first byte for a new one. ``settings`` is the plugin's own section of the
-    configuration (see :func:`commitmq_config`), None without one. ``folder`` is a place for its files that nobody else
-    uses; it is made at first use by the dispatcher.
+    ``position`` is the suggested resume offset (bytes of the log): behind the last durable record of the dispatcher's
+    former life, the log's first byte for a new one. ``settings`` is the plugin's own section of the configuration (see
+    :func:`commitmq_config`), None without one. ``folder`` is a place for its files that no other part uses; the
+    dispatcher creates it at first use.
 
     ``clean``: the dispatcher closed in order and so did the node. ``restarted``: only this process died and the node
-    lived on, so nothing of the page cache was lost. Both false: whatever was not synced may be gone. ``node_clean`` is the
-    node's half of ``clean``: whoever used the store last, RocketMQ perhaps, stopped in order. ``log_end`` is the end of the
-    log that recovery found at the start of the node; what points behind it was lost, unless it was written since.
+    lived on, so nothing of the page cache was lost. Both false: data that was not synced may be gone. ``node_clean`` is
+    the node's half of ``clean``: the last user of the store, RocketMQ perhaps, stopped in order. ``log_end`` is the end
+    of the log that recovery found at the start of the node. References behind it were lost, unless the records were
+    written since.
 
-    ``topic_attributes(topic)``: attributes of a topic (``queue.type`` and so on) as the topic table has them now; None
-    when it has no such topic, because it was deleted since the record was stored.
+    ``topic_attributes(topic)``: attributes of a topic (``queue.type`` and so on) in the present topic table; None when
+    the table has no such topic, because it was deleted since the record was stored.
 
-    ``durable`` is what the former process had last returned from ``flush``: what lies between it and ``position`` may be
-    in the page cache only, so it must be synced before a flush may return more.
+    ``durable`` is the last return value of the former process's ``flush``. Data between it and ``position`` may be only
+    in the page cache, so it must be synced before a flush may return more.
 
-    ``progress(phase, done, total, unit)``: to be called now and then by an ``open`` that takes long, from its own thread.
-    ``status`` shows it, and the node knows that this process does not hang.
+    ``progress(phase, done, total, unit)``: a slow ``open`` should call it now and then, from its own thread. ``status``
+    shows it, and the node knows that this process does not hang.
     """
 
     layout: StoreLayout
@@ -94,15 +95,16 @@ class DispatcherView:
 class Dispatcher(Protocol):
     """Sees every record of the log, in order, in a process of its own. All offsets are physical, in bytes.
 
-    Replay is at least once: after a crash records at or behind the returned position come again, so ``dispatch`` must be
-    idempotent by physical offset. Raising in any of these methods ends the process; it is started again with back-off. A
-    plugin's dispatcher that dies ``dispatch.park_after`` times on the same record is parked: it waits for ``commitmq
-    dispatcher retry`` or ``skip`` while everything else goes on.
+    Replay is at least once: after a crash records at or behind the returned position come again, so ``dispatch`` must
+    be idempotent by physical offset. An exception in any of these methods ends the process; it is started again with
+    back-off. A plugin's dispatcher that dies ``dispatch.park_after`` times on the same record is parked: it waits for
+    ``commitmq dispatcher retry`` or ``skip`` while everything else goes on.
 
-    Two more methods are optional. ``forget(topic: str) -> None``: the topic was deleted, and all its records so far have
-    been dispatched; it comes again when they do, and late when the dispatcher was dead or parked at the time.
-    ``query(request: dict) -> dict``: answer a question that came with ``Admin.dispatcher_query``, a dict of JSON values both
-    ways, ``network.max_frame_bytes`` at most, between two batches; raising fails the question, not the process.
+    Two more methods are optional. ``forget(topic: str) -> None``: the topic was deleted, and all its records so far
+    have been dispatched. The call is repeated when the records are, and comes late when the dispatcher was dead or
+    parked at the time. ``query(request: dict) -> dict``: answer a query from ``Admin.dispatcher_query``, between two
+    batches. Both are dicts of JSON values, ``network.max_frame_bytes`` at most. An exception fails the query, not the
+    process.
     """
 
     def open(self, view: DispatcherView) -> int:
@@ -115,25 +117,28 @@ class Dispatcher(Protocol):
         """
 
     def flush(self, *, thorough: bool) -> tuple[int, int]:
-        """Make what was dispatched durable. Returns (durable offset, store timestamp in ms of its newest record).
+        """Make the dispatched records durable. Returns (durable offset, store timestamp in ms of its newest record).
 
-        Called once a second, between two batches. The offset is one between two records, the end of the last batch at
-        most: anything but two int of that kind ends the process and is not remembered.
+        Called once a second, between two batches. The offset must lie between two records, at the end of the last batch
+        at most. Any other value, or anything but two ints, ends the process and is not stored.
 
-        Not ``thorough``: the dispatcher may leave small amounts for later. It is thorough once a minute and at the end; at
-        the end only for a dispatcher with an attribute ``spreads_flush`` that is true, which sees to it by itself that
-        nothing stays unsynced for long. One that syncs in a thread, so that dispatching goes on meanwhile, returns what is
-        durable so far; while its attribute ``is_flushing`` is true it is called again within a moment.
+        Not ``thorough``: the dispatcher may leave small amounts for later. The call is thorough once a minute and at
+        the end. For a dispatcher with a true attribute ``spreads_flush`` it is thorough only at the end; such a
+        dispatcher ensures by itself that nothing stays unsynced for long. A dispatcher that syncs in a thread, so that
+        dispatching goes on meanwhile, returns the durable offset so far; while its attribute ``is_flushing`` is true it
+        is called again within a moment.
         """
 
     def truncate(self, offset: int) -> None:
-        """Forget everything at or behind ``offset``; the next batch begins there.
+        """Drop everything at or behind ``offset``; the next batch begins there.
 
-        Raise NotImplementedError if that cannot be done: a reset to an earlier offset is refused then.
+        Raise NotImplementedError if that is impossible: a reset to an earlier offset is then refused.
         """
 
     def expire(self, min_offset: int) -> None:
-        """The log now starts at ``min_offset``: what points below may go. Called when it grew, and once after ``open``."""
+        """The log now starts at ``min_offset``: references below may be dropped. Called when it grew, and once after
+        ``open``.
+        """
 
     def close(self) -> None:
         """The process ends in good order; called after a last ``flush(thorough=True)``."""
@@ -141,11 +146,11 @@ class Dispatcher(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TopicStoreView:
-    """What a topic store may use of the node it runs in. Sizes in bytes.
+    """The part of the node that a topic store may use. Sizes in bytes.
 
-    ``folder`` is where its files go, outside ``store`` (the root of the node's store). ``life`` names this life of the
-    node: what a former process stored in the same life is taken over, anything else is gone. ``store_host`` is what its
-    records say of where they are stored: 4 or 16 address bytes and the port.
+    ``folder`` is the place of its files, outside ``store`` (the root of the node's store). ``life`` names this life of
+    the node: messages that a former process stored in the same life are taken over, all others are gone. ``store_host``
+    is the store host of its records: 4 or 16 address bytes and the port.
     """
 
     folder: Path
@@ -160,19 +165,19 @@ class TopicStoreView:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """``queue_offset`` is the first record's, the others follow; ``appended`` says where they lie."""
+    """``queue_offset`` is the first record's, the others follow; ``appended`` is their place."""
 
     queue_offset: int
     appended: Appended
 
 
 class TopicStore(Protocol):
-    """A dispatcher that keeps topics itself: what is sent to them never comes to the CommitLog.
+    """A dispatcher that keeps topics itself: messages sent to them never come to the CommitLog.
 
-    The node checks the sends, routes them by topic, answers and wakes readers; the store keeps the records, gives them
-    queue offsets, and lays them out as commitmq.store.memory.memory_files says, where readers find them. ``incarnation``
-    differs between a topic and a later one of the same name. One process calls these methods, one at a time. What they
-    raise beside the errors they name ends the process; it is started again.
+    The node checks the sends, routes them by topic, answers and wakes readers. The store keeps the records, gives them
+    queue offsets, and lays them out as commitmq.store.memory.memory_files says, where readers find them.
+    ``incarnation`` differs between a topic and a later one of the same name. One process calls these methods, one at a
+    time. An exception other than the named errors ends the process; it is started again.
     """
 
     def open(self, view: TopicStoreView) -> None:
@@ -184,16 +189,16 @@ class TopicStore(Protocol):
         """Keep one record (CommitLogAppender.encode); readable on return. Raises as append_run."""
 
     def append_run(self, topic: str, incarnation: int, queue: int, run: CheckedRun, born_host: bytes) -> Stored:
-        """Keep all of a run or nothing; readable on return. Raises MessageIllegalError, DiskFullError."""
+        """Keep the whole run or nothing; readable on return. Raises MessageIllegalError, DiskFullError."""
 
     def topics(self) -> dict[str, int]:
-        """Topics that something is kept of, with their incarnations."""
+        """Topics with kept messages, with their incarnations."""
 
     def forget(self, topic: str) -> None:
         """The topic was deleted."""
 
     def close(self, *, keep: bool) -> None:
-        """The process ends in good order; without ``keep`` the node does, and nothing needs to be left."""
+        """The process ends in good order. Without ``keep`` the node ends too, and nothing needs to be kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,9 +206,9 @@ class DispatcherSpec:
     """One dispatcher of a plugin. ``factory`` is ``module:attribute``, imported in the dispatcher's own process only.
 
     ``can_undo``: the dispatcher's ``truncate`` works, so it may see records before they are flushed (which a power cut
-    can take back; in synchronous mode nothing is dispatched before it is flushed anyway).
-    ``stores_topics``: it is a :class:`TopicStore` instead, for topics whose attribute ``storage.type`` is ``name``; only
-    the built-in one of memory topics is run so far.
+    can take back; in synchronous mode no record is dispatched before it is flushed anyway). ``stores_topics``: it is a
+    :class:`TopicStore` instead, for topics whose attribute ``storage.type`` is ``name``; so far only the built-in one
+    of memory topics is run.
     """
 
     name: str
@@ -230,7 +235,8 @@ class ConfigSection:
     """A plugin's own section ``[plugins.NAME]``: ``schema`` is a frozen dataclass whose fields all have defaults.
 
     Types come from the defaults (bool, int, float, str); limits from :func:`commitmq.config.setting`. If the dataclass
-    has a method ``check()``, it is called with the values in place and raises ValueError for what does not fit together.
+    has a method ``check()``, it is called with the values in place and raises ValueError for values that do not fit
+    together.
     """
 
     name: str
@@ -273,7 +279,7 @@ def commitmq_config() -> ConfigSection:  # type: ignore[empty-body]
     """The plugin's own section of the configuration, ``[plugins.NAME]`` in the file or ``--set plugins.NAME.key=value``.
 
     Fires in the discovery process, once at every start of a node, before ``commitmq_dispatchers``; it fires again in
-    every process that runs something of this plugin, and in ``commitmq plugins``. A value that does not fit refuses the
+    every process that runs a part of this plugin, and in ``commitmq plugins``. A value that does not fit refuses the
     start with exit code CONFIG_ERROR. Raising leaves the section out, named in ``status`` and ``commitmq plugins``.
     """
 
@@ -281,8 +287,8 @@ def commitmq_config() -> ConfigSection:  # type: ignore[empty-body]
 class CompiledFilter(Protocol):
     """One expression, ready to judge messages. It is shared by all consumers that use the expression: keep no state.
 
-    An attribute ``terms`` (int) may say how many tests it makes for each message, by default as many as it has properties:
-    the reader judges fewer messages in one turn, the more there are.
+    An attribute ``terms`` (int) may give the number of tests for each message, by default the number of its properties:
+    the more tests, the fewer messages the reader judges in one turn.
     """
 
     @property
@@ -293,8 +299,8 @@ class CompiledFilter(Protocol):
     def matches(self, batch: FilterBatch) -> NDArray[np.bool_]:
         """One boolean for each message of ``batch``: whether the consumer wants it.
 
-        Called on the way of every pull, in the reader's only thread: use the columns' tests, not a loop over messages.
-        A message is judged again whenever it is read again, so the answer must depend on the message alone.
+        Called in every pull, in the reader's only thread: use the columns' tests, not a loop over messages. A message
+        is judged again whenever it is read again, so the answer must depend on the message alone.
         """
         ...
 
@@ -303,7 +309,7 @@ class MessageFilter(Protocol):
     """Understands one type of expression."""
 
     def compile(self, expression: str) -> CompiledFilter:
-        """Make a filter of ``expression``, which may be anything a client sent: bound its length and nesting.
+        """Compile ``expression``, which may be any text from a client: bound its length and nesting.
 
         Raises FilterError with the ``position`` and the reason when the expression is wrong.
         """
@@ -312,10 +318,10 @@ class MessageFilter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FilterSpec:
-    """One type of filter expression, by the name that a pull gives as ``filter_type`` (``SQL92``).
+    """One type of filter expression, under the name that a pull gives as ``filter_type`` (``SQL92``).
 
-    ``factory`` is ``module:attribute`` of a :class:`MessageFilter`, or of what makes one when called without arguments.
-    It is imported in the readers only, at the first pull that asks for the type.
+    ``factory`` is ``module:attribute`` of a :class:`MessageFilter`, or of a callable that returns one without
+    arguments. It is imported in the readers only, at the first pull that asks for the type.
     """
 
     type: str
@@ -327,9 +333,10 @@ def commitmq_filters(config: NodeConfig) -> list[FilterSpec]:  # type: ignore[em
     """The types of message filters this plugin adds.
 
     Fires in the discovery process, once at every start of a node, before any worker runs; it fires again when the
-    supervisor itself is restarted, and in ``commitmq plugins``. Must not touch the store. A type that exists already, or
-    ``TAG``, is refused. Raising leaves this plugin's filters out, named in ``status`` and ``commitmq plugins``; the node
-    runs on. The filters run in the readers: one that cannot be imported, or raises while it compiles or matches, fails
-    that request with FILTER_FAILED, naming the plugin and the reason, and the reader goes on. Only what no process
-    survives (a crash in native code, a loop without end) costs the reader, which is then started again.
+    supervisor itself is restarted, and in ``commitmq plugins``. Must not touch the store. A type that exists already,
+    or ``TAG``, is refused. Raising leaves this plugin's filters out, named in ``status`` and ``commitmq plugins``; the
+    node runs on. The filters run in the readers. A filter that cannot be imported, or raises while it compiles or
+    matches, fails that request with FILTER_FAILED, naming the plugin and the reason, and the reader goes on. Only a
+    failure that no process survives (a crash in native code, a loop without end) costs the reader, which is then
+    started again.
     """

@@ -1,10 +1,12 @@
-"""Finding plugins: the built-in ones by module name, third parties by the entry-point group ``commitmq``, and those that
-somebody works on and has not installed by the variable ``COMMITMQ_PLUGINS="name=module,…"``.
+"""Finds and loads plugins.
 
-Each plugin is loaded by itself. One that cannot be imported, does not fit the hooks or raises in one is named with its
-distribution and traceback and left out (a hook that raises takes only that hook's part with it); the rest goes on.
-What this module cannot survive, an import that hangs or ends the process, is what :mod:`commitmq.supervision.discovery` is
-for.
+Built-in plugins are found by module name, third parties' by the entry-point group ``commitmq``, and plugins under
+development that are not installed by the variable ``COMMITMQ_PLUGINS="name=module,…"``.
+
+Each plugin is loaded by itself. A plugin that cannot be imported, does not fit the hooks or raises in one is reported
+with its distribution and traceback and left out (a hook that raises leaves out only that hook's part); the rest goes
+on. This module cannot survive an import that hangs or ends the process; :mod:`commitmq.supervision.discovery` handles
+that.
 """
 
 from __future__ import annotations
@@ -43,10 +45,10 @@ _MAX_TRACEBACK_CHARS = 8_000
 
 @dataclass(slots=True)
 class PluginReport:
-    """What became of one plugin.
+    """The result of loading one plugin.
 
-    ``failure`` is None, or the traceback (or sentence) of the first thing that went wrong, and ``failed_in`` is then
-    ``import``, ``registration`` or the hook's name.
+    ``failure`` is None, or the traceback (or sentence) of the first failure, and ``failed_in`` is then ``import``,
+    ``registration`` or the hook's name.
     """
 
     name: str
@@ -78,18 +80,18 @@ class PluginReport:
 
 @dataclass(slots=True)
 class Plugins:
-    """The loaded plugins and the report on every one that was found. ``before`` is told whose hook is called next."""
+    """The loaded plugins, with a report on every plugin that was found. ``before`` gets the plugin whose hook is called
+    next.
+    """
 
     manager: pluggy.PluginManager
     reports: list[PluginReport]
     before: Callable[[str], None] = lambda _name: None
 
     def call(self, hook: str, *, only: str = "", **arguments: Any) -> Iterator[tuple[PluginReport, list[Any]]]:
-        """``(plugin, what its implementation of hook returned, as a list)`` for each plugin that has one.
+        """``(plugin, the result of its implementation of hook, as a list)`` for each plugin that has one.
 
-        ``only`` names one plugin to ask.
-
-        A plugin that raises, or returns something that is no list, is reported and passed over.
+        ``only`` names one plugin to ask. A plugin that raises, or returns no list, is reported and skipped.
         """
         for implementation in getattr(self.manager.hook, hook).get_hookimpls():
             report = next(one for one in self.reports if one.name == implementation.plugin_name)
@@ -115,7 +117,7 @@ class Plugins:
         return self._named("commitmq_workers", WorkerSpec, config)
 
     def _named(self, hook: str, kind: type[Any], config: NodeConfig) -> list[Any]:
-        """Everything of ``kind`` that ``hook`` gives; names must be unique and fit for files and endpoints."""
+        """All objects of ``kind`` that ``hook`` returns. Names must be unique and fit for files and endpoints."""
         found: list[Any] = []
         for report, specs in self.call(hook, config=config):
             for spec in specs:
@@ -129,7 +131,8 @@ class Plugins:
                 elif any(other.name == spec.name for _, other in found):
                     trouble = f"something of the name {spec.name!r} exists already"
                 elif spec.name in OWN_DISPATCHERS and kind is DispatcherSpec and not report.is_built_in:
-                    # Also while ours is switched off: it would find another's position when it is switched on again.
+                    # Also while the node's own is switched off: it would find the other's position when it is switched
+                    # on again.
                     trouble = f"the name {spec.name!r} is taken by a dispatcher of the node's own"
                 elif getattr(spec, "stores_topics", False) and not report.is_built_in:
                     trouble = f"{spec.name!r} stores topics: only the node's own memory topics do so far"
@@ -140,7 +143,7 @@ class Plugins:
         return found
 
     def filters(self, config: NodeConfig) -> list[tuple[PluginReport, FilterSpec]]:
-        """All filter types. Their names go into requests only, so they need not look like those of processes."""
+        """All filter types. Their names occur only in requests, so they need not look like those of processes."""
         found: list[tuple[PluginReport, FilterSpec]] = []
         for report, specs in self.call("commitmq_filters", config=config):
             for spec in specs:
@@ -185,7 +188,7 @@ class Plugins:
         for name, values in config.plugins.items():
             section = sections.get(name)
             if section is None:
-                # The section of a plugin that could not be loaded is nobody's fault who wrote the file.
+                # The section of a plugin that could not be loaded is not the fault of the configuration's author.
                 if not broken:
                     known = ", ".join(sections) or "none"
                     troubles.append(f"no plugin has a section [plugins.{name}]; sections of plugins: {known}")
@@ -198,7 +201,7 @@ class Plugins:
 
 
 def is_name(name: object) -> bool:
-    """True for what may name a dispatcher or a worker: it becomes part of file and socket names."""
+    """True for a valid name of a dispatcher or a worker: it becomes part of file and socket names."""
     return (
         isinstance(name, str)
         and 0 < len(name) <= 40
@@ -227,7 +230,7 @@ class Candidate:
 def candidates() -> list[Candidate]:
     """The built-in plugins, those of ``COMMITMQ_PLUGINS`` and every entry point of the group, without importing any.
 
-    A plugin of the variable takes the place of an installed one of its name: whoever works on it means the newer code.
+    A plugin of the variable replaces an installed one of the same name: a developer means the newer code.
     """
     own = _own_version()
     found = [Candidate(name, OWN_DISTRIBUTION, own, partial(importlib.import_module, name)) for name in BUILT_IN]
@@ -306,7 +309,7 @@ def _register(manager: pluggy.PluginManager, report: PluginReport, plugin: objec
 
 
 def _forget(manager: pluggy.PluginManager, plugin: object) -> None:
-    """Take out what a registration that failed half-way has left."""
+    """Remove the remains of a registration that failed half-way."""
     for caller in list(vars(manager.hook).values()):
         if isinstance(caller, pluggy.HookCaller) and any(one.plugin is plugin for one in caller.get_hookimpls()):
             caller._remove_plugin(plugin)

@@ -1,6 +1,6 @@
-"""A new plugin as a project of its own: the template beside this module, under another name.
+"""Creates a project for a new plugin: the template beside this module, under another name.
 
-The template is a working project itself, called example-plugin; making one is replacing that name.
+The template is a working project itself, called example-plugin; creating a plugin means replacing that name.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NAME = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*", re.ASCII)
 
 
 class PluginProjectError(CommitMQError):
-    """No project can be made of this name, or at this place; nothing was written."""
+    """A project cannot be created with this name or at this place; nothing was written."""
 
 
 def check_name(name: str, verbs: set[str]) -> str:
@@ -43,9 +43,9 @@ def check_name(name: str, verbs: set[str]) -> str:
 
 
 def write(name: str, parent: Path, verbs: set[str]) -> Path:
-    """Write the project ``name`` into a new folder of that name in ``parent``; returns the folder.
+    """Write the project ``name`` into a new folder of that name in ``parent``. Returns the folder.
 
-    Raises PluginProjectError for a name that cannot be used and for a folder that exists.
+    Raises PluginProjectError for an unusable name and for a folder that exists.
     """
     module = check_name(name, verbs)
     dashed = module.replace("_", "-")
@@ -77,7 +77,7 @@ def write(name: str, parent: Path, verbs: set[str]) -> Path:
 
 
 def _template_files() -> list[Path]:
-    """The template's own files, without what tools left between them."""
+    """The template's own files, without files that tools left between them."""
     files = [path for path in TEMPLATE.rglob("*") if path.is_file()]
     parts = {path: path.relative_to(TEMPLATE).parts for path in files}
     return sorted(path for path in files if not any(part.startswith((".", "__pycache__")) for part in parts[path]))

@@ -1,7 +1,7 @@
 """A dispatcher whose state is a SQLite database, written in one transaction with the position that it reaches.
 
-Records come again after a crash. Because the position is committed together with what the records changed, what was taken is
-known by its offset and left out: nothing counts twice, and nothing is missing.
+Records come again after a crash. The position is committed together with the changes of its records. So records that
+were taken before are known by their offset and left out: nothing counts twice, and nothing is missing.
 """
 
 from __future__ import annotations
@@ -24,32 +24,33 @@ CREATE TABLE IF NOT EXISTS commitmq_progress (
 
 
 class SqliteDispatcher:
-    """To inherit from: give a ``schema``, and :meth:`take` what a batch means. See :class:`.hookspecs.Dispatcher`.
+    """A base class: give it a ``schema``, and let :meth:`take` write the data of a batch. See
+    :class:`.hookspecs.Dispatcher`.
 
-    Within ``take``, ``drop_topic`` and ``clear`` a transaction is open on ``self.database``: change what you like with
-    ``execute`` and ``executemany``, and leave BEGIN, COMMIT and ``executescript`` alone. What they raise undoes it.
-    A method ``query(request)`` of your own answers ``Admin.dispatcher_query``.
+    Within ``take``, ``drop_topic`` and ``clear`` a transaction is open on ``self.database``: use ``execute`` and
+    ``executemany``, and do not use BEGIN, COMMIT and ``executescript``. An exception undoes the transaction. A method
+    ``query(request)`` of your own answers ``Admin.dispatcher_query``.
     """
 
     schema: ClassVar[str] = ""
-    """SQL that makes your tables where they are missing (``CREATE TABLE IF NOT EXISTS …``); runs at every start."""
+    """SQL that creates your missing tables (``CREATE TABLE IF NOT EXISTS …``); it runs at every start."""
     file_name: ClassVar[str] = "state.db"
-    """In the dispatcher's folder."""
+    """The database's file name in the dispatcher's folder."""
 
     view: DispatcherView
     database: sqlite3.Connection
 
     def take(self, batch: DispatchBatch) -> None:
-        """Write what ``batch`` means; it is not empty, and has no record that was taken before."""
+        """Write the data of ``batch``. It is not empty, and has no record that was taken before."""
         raise NotImplementedError
 
     def drop_topic(self, topic: str) -> None:
-        """Forget what belongs to a topic that was deleted; nothing by default. Its records may come once more in a replay:
+        """Drop the data of a deleted topic; nothing by default. Its records may come once more in a replay:
         ``self.view.topics_deleted()`` says below which physical offset.
         """
 
     def clear(self) -> None:
-        """Forget everything, before the log is read once more from where it began: by default every row of your tables."""
+        """Drop all data, before the log is read again from its first record: by default every row of your tables."""
         tables = self.database.execute(
             "SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\'"
             " AND name != 'commitmq_progress'"
@@ -62,12 +63,12 @@ class SqliteDispatcher:
         """The database's file."""
         return Path(view.folder) / cls.file_name
 
-    # ------------------------------------------------------------ what the node calls
+    # ------------------------------------------------------------ called by the node
 
     def open(self, view: DispatcherView) -> int:
         self.view = view
         view.folder.mkdir(parents=True, exist_ok=True)
-        # Transactions are ours to begin and end; a commit is on the device when it returns.
+        # This class begins and ends the transactions; a commit is on the device when it returns.
         self.database = sqlite3.connect(self.path(view), isolation_level=None)
         self.database.execute("PRAGMA journal_mode = WAL")
         self.database.execute("PRAGMA synchronous = FULL")
@@ -91,7 +92,7 @@ class SqliteDispatcher:
         return self._position, self._timestamp
 
     def truncate(self, offset: int) -> None:
-        """Back to where it began, which means to begin anew: what lies between may not be told apart."""
+        """Go back to where the data began, which means to begin again: single records cannot be taken out of the data."""
         if offset >= self._position:
             return
         if offset > self._began:
@@ -100,7 +101,7 @@ class SqliteDispatcher:
             self.clear()
 
     def expire(self, min_offset: int) -> None:
-        """What was made of the messages outlives them, by default."""
+        """Keep the data of expired messages, by default."""
 
     def forget(self, topic: str) -> None:
         with self._transaction(self._began, self._position, self._timestamp):

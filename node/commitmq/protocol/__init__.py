@@ -1,1 +1,1 @@
-"""What clients and processes say to each other: headers, and the packets of the short way to the writer."""
+"""The protocol between clients and processes: headers, and the packets of the writer's Unix socket."""

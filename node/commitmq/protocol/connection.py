@@ -2,14 +2,14 @@
 
 * :func:`acquire_context` / :func:`release_context`: one ZeroMQ context (one I/O thread) for all clients of a process,
   ended when the last of them is closed.
-* :class:`Directory`: the node's admin address and what it said about the others (``metadata``).
-* :class:`Channel`: one DEALER socket to one process, with requests, answers, and losses noticed.
+* :class:`Directory`: the node's admin address and the addresses of the other processes from its ``metadata``.
+* :class:`Channel`: one DEALER socket to one process: requests, answers, and lost connections.
 
-A socket never holds a request back behind its user's back: it is connected with ``IMMEDIATE``, so a request is accepted
-only while the connection stands, and it is closed with ``LINGER`` 0 as soon as an answer is overdue or the connection
-is lost. Hence "the socket did not take it" means *not sent*, and "taken, no answer" means *unknown*.
+A socket never holds a request back unseen: it is connected with ``IMMEDIATE``, so a request is accepted only while the
+connection stands, and it is closed with ``LINGER`` 0 as soon as an answer is overdue or the connection is lost. So "the
+socket did not take it" means *not sent*, and "taken, no answer" means *unknown*.
 
-Losses are told by ZeroMQ's monitor. It is looked at only when an answer takes longer than one wait slice, or when the
+ZeroMQ's monitor reports lost connections. It is read only when an answer takes longer than one wait slice, or when the
 socket was idle that long before a request, so it costs a fast request nothing.
 """
 
@@ -60,7 +60,9 @@ _context_pid = 0
 
 
 def _forget_context() -> None:
-    """In a forked child: the context is the parent's, and the lock may be held by a thread that does not exist here."""
+    """In a forked child: the context belongs to the parent, and the lock may be held by a thread that does not exist
+    here.
+    """
     global _context_lock, _context
     _context_lock = threading.Lock()
     _context = None
@@ -74,7 +76,7 @@ def acquire_context() -> ZmqContext:
     global _context, _context_users, _context_pid
     with _context_lock:
         if _context is None or _context_pid != os.getpid():
-            # After a fork the parent's context is not ours: its I/O thread does not exist here.
+            # After a fork the parent's context is unusable: its I/O thread does not exist here.
             _context = zmq.Context(io_threads=1)
             _context_users = 0
             _context_pid = os.getpid()
@@ -83,10 +85,10 @@ def acquire_context() -> ZmqContext:
 
 
 def release_context() -> None:
-    """Give the context back; the last user ends it (all sockets must be closed by then)."""
+    """Give the context back. The last user ends it (all sockets must be closed by then)."""
     global _context, _context_users
     if sys.is_finalizing():
-        return  # the lock may be held by a thread that runs no more; the process's end closes everything
+        return  # a thread that no longer runs may hold the lock; the process's end closes everything
     with _context_lock:
         if _context_pid != os.getpid() or _context is None:
             return
@@ -132,12 +134,12 @@ def node_address(node: str | None) -> str:
 
 
 def new_routing_id() -> bytes:
-    """A name for one connection that nobody can guess: whoever chose the same would take its answers."""
+    """A name for one connection that cannot be guessed: another client with the same name would take its answers."""
     return b"c" + os.urandom(_ROUTING_ID_BYTES)
 
 
 def wants_ipv6(endpoint: str) -> bool:
-    """Whether the host of a tcp ``endpoint`` is, or has, an IPv6 address only; ZeroMQ uses IPv4 unless it is told."""
+    """Whether the host of a tcp ``endpoint`` has an IPv6 address only; ZeroMQ uses IPv4 by default."""
     if "[" in endpoint:
         return True
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
@@ -146,7 +148,7 @@ def wants_ipv6(endpoint: str) -> bool:
     try:
         families = {found[0] for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
     except (OSError, UnicodeError):
-        return False  # connecting tells what is wrong with the name
+        return False  # the connect reports what is wrong with the name
     return socket.AF_INET6 in families and socket.AF_INET not in families
 
 
@@ -156,8 +158,8 @@ class Channel:
     __slots__ = ("_connect_by", "_lost", "_monitor", "_next_id", "endpoint", "last_use", "receive", "send", "socket")
 
     def __init__(self, endpoint: str, patience_s: float = math.inf) -> None:
-        """Start to connect to ``endpoint``; a request waits for the connection, but never longer than ``patience_s``
-        from now: a node that was started again may be elsewhere.
+        """Start to connect to ``endpoint``. A request waits for the connection, but never longer than ``patience_s``
+        from now: a restarted node may be elsewhere.
         """
         self.endpoint = endpoint
         self._next_id = 0
@@ -195,10 +197,10 @@ class Channel:
         if self.endpoint.startswith("tcp"):
             if wants_ipv6(self.endpoint):
                 option(zmq.IPV6, 1)
-            # A node that vanished without a word (power, cable) is noticed by missing pongs.
+            # Missing pongs reveal a node that vanished without closing (power, cable).
             option(zmq.HEARTBEAT_IVL, 5_000)
             option(zmq.HEARTBEAT_TIMEOUT, 15_000)
-        # The methods below zmq.Socket's own Python: one call less for each frame of a single send.
+        # The methods below zmq.Socket's own Python code: one call less for each frame of a single send.
         self.send = super(zmq.Socket, self.socket).send
         self.receive = super(zmq.Socket, self.socket).recv
         self._monitor: zmq.Socket[bytes] = self.socket.get_monitor_socket(
@@ -213,7 +215,7 @@ class Channel:
             raise
 
     def close(self) -> None:
-        """Close now; nothing that was queued is sent any more."""
+        """Close now; queued requests are not sent any more."""
         if self.socket.closed:
             return
         self.socket.disable_monitor()
@@ -231,7 +233,7 @@ class Channel:
         return self._next_id
 
     def lost(self) -> bool:
-        """True once the connection has ended, even if ZeroMQ made a new one since; then close this channel."""
+        """True once the connection has ended, even if ZeroMQ has made a new one since; then close this channel."""
         while not self._lost:
             try:
                 event = self._monitor.recv_multipart(zmq.DONTWAIT)
@@ -265,7 +267,8 @@ class Channel:
                 if time.monotonic() >= min(deadline, self._connect_by):
                     raise NodeUnavailableError(f"no connection to {self.endpoint}") from None
             except BaseException:
-                # Interrupted: where it has more than one frame, the next request would go on behind half of this one.
+                # Interrupted: a request of more than one frame may be half sent, and the next one would continue behind
+                # that half.
                 self._lost |= len(frames) > 1
                 raise
 
@@ -276,7 +279,7 @@ class Channel:
                 return self.socket.recv()
             except zmq.Again:
                 if self.lost():
-                    # The answer may have come between the two, as the last word of a process that ends.
+                    # The answer may have come between the two looks, as the last message of a process that ends.
                     with contextlib.suppress(zmq.Again):
                         return self.socket.recv(zmq.NOBLOCK)
                     raise ConnectionLost(f"the connection to {self.endpoint} ended before its answer") from None
@@ -297,11 +300,11 @@ class Channel:
     def request(
         self, op: str, fields: dict[str, Any] | None = None, payload: Frames = (), *, timeout_s: float
     ) -> tuple[dict[str, Any], list[zmq.Frame]]:
-        """One request and its answer, answers to earlier requests of this channel being dropped.
+        """Send one request and return its answer. Answers to earlier requests of this channel are dropped.
 
-        Raises ProtocolError for a refusal, ConnectionLost without an answer, NodeUnavailableError if it was not sent.
-        What cannot be said in a request (a string that is no valid Unicode, as bytes of a command line may be; a number
-        beyond 64 bits) counts as refused.
+        Raises ProtocolError for a refusal, ConnectionLost without an answer, NodeUnavailableError if it was not sent. A
+        value that a request cannot carry (a string that is no valid Unicode, as bytes of a command line may be; a
+        number beyond 64 bits) counts as refused.
         """
         deadline = time.monotonic() + timeout_s
         identity = self.next_id()
@@ -327,7 +330,7 @@ class Channel:
 
 @dataclass(frozen=True, slots=True)
 class Metadata:
-    """What the node says about itself, and whether it is on this host."""
+    """The node's description of itself, and whether it is on this host."""
 
     node: str
     epoch: int
@@ -340,15 +343,17 @@ class Metadata:
 
     @property
     def store_id(self) -> str:
-        """What tells the store from every other one; empty from a node that does not say."""
+        """The id that tells the store from every other one; empty when the node sends none."""
         return str(self.raw.get("store_id", ""))
 
     def is_same_host_still(self) -> bool:
-        """``same_host``, looked at anew: a node that was stopped or started since has another token."""
+        """``same_host``, checked again: a node that was stopped or started since has another token."""
         return self.same_host and _token_matches(self.store, str(self.raw["token"]))
 
     def endpoint(self, role: str, index: int = 0) -> str:
-        """The best way to the ``index``-th process of ``role`` (modulo their number): ipc on the same host, else tcp."""
+        """The best endpoint of the ``index``-th process of ``role`` (modulo their number): ipc on the same host, else
+        tcp.
+        """
         choices = self.endpoints.get(role) or []
         if not choices:
             raise NodeUnavailableError(f"the node {self.node} has no {role} at the moment")
@@ -368,9 +373,10 @@ class Metadata:
 
 
 class _Silences(threading.local):
-    """For each address at which this thread found nobody: since when, and when it last did.
+    """For each address at which this thread got no answer: the first and the last time of that.
 
-    Not a directory's own: a batch asks for its topic's queues over one and connects to the writer over another, in turn.
+    It is not part of a directory: a batch asks for its topic's queues over one directory and connects to the writer
+    over another, in turn.
     """
 
     def __init__(self) -> None:
@@ -421,9 +427,9 @@ class Directory:
             raise
 
     def metadata(self, *, timeout_s: float, refresh: bool = False) -> Metadata:
-        """The node's metadata; asks unless it is known and ``refresh`` is false.
+        """The node's metadata; asks the node unless it is known and ``refresh`` is false.
 
-        A node that starts is waited for, also one that dies meanwhile and is started again. Raises NodeUnavailableError or
+        A starting node is waited for, also one that dies meanwhile and is started again. Raises NodeUnavailableError or
         ProtocolError at the end of ``timeout_s``.
         """
         began = time.monotonic()
@@ -448,12 +454,12 @@ class Directory:
     ) -> tuple[Channel, dict[str, Any]]:
         """A channel to a process of ``role``, trying until ``deadline`` (``time.monotonic()`` seconds).
 
-        With ``hello`` the process is asked ``hello`` and its answer is returned. A node that is restarting keeps its
-        addresses: if the supervisor does not answer, the last known address is tried too. Whoever asks without ``hello`` has
-        to connect again when the channel takes nothing: the address may have been that of a node that is no more.
+        With ``hello`` the process is asked ``hello`` and its answer is returned. A restarting node keeps its addresses:
+        if the supervisor does not answer, the last known address is tried too. A caller without ``hello`` has to
+        connect again when the channel takes nothing: the address may have belonged to a node that is gone.
         """
         problem: ProtocolError | None = None
-        silent = False  # it is the supervisor that does not answer
+        silent = False  # True when it is the supervisor that does not answer
         began = time.monotonic()
         while True:
             remaining = deadline - time.monotonic()
@@ -481,8 +487,8 @@ class Directory:
                 problem = error
                 if channel is not None:
                     channel.close()
-                # BAD_ANSWER: while nobody listens on a port of the system's own range, the kernel may connect a client to
-                # itself, and it then hears its own requests.
+                # BAD_ANSWER: while no process listens on a port of the system's own range, the kernel may connect a
+                # client to itself, and the client then receives its own requests.
                 if not isinstance(error, NodeUnavailableError) and error.code not in _WORTH_A_RETRY:
                     raise
             except BaseException:
@@ -492,7 +498,7 @@ class Directory:
             time.sleep(min(_RETRY_PAUSE_S, max(deadline - time.monotonic(), 0)))
 
     def _silent_for(self, began: float) -> float:
-        """For how long (seconds) nobody could be reached: whoever tries for a long time does so in short turns."""
+        """For how long (seconds) the node was unreachable: a caller that tries for a long time does so in short turns."""
         now = time.monotonic()
         since, last = _silences.of.get(self.address, (began, began))
         if began - last > _ONE_SILENCE_S:
@@ -504,7 +510,7 @@ class Directory:
         store = Path(answer["store"])
         endpoints: dict[str, list[list[str]]] = {}
         for role, value in answer["endpoints"].items():
-            # One process is given as [tcp, ipc], several of a role as a list of those.
+            # A single process is given as [tcp, ipc], several processes of a role as a list of such pairs.
             several = value if value and isinstance(value[0], list) else [value]
             endpoints[role] = [[self._reachable(one) for one in pair if one] for pair in several if pair]
         return Metadata(
@@ -519,7 +525,9 @@ class Directory:
         )
 
     def _reachable(self, endpoint: str) -> str:
-        """``endpoint`` with the host we know the node by, where the node only said that it listens everywhere."""
+        """``endpoint`` with the host under which this client knows the node, when the node only says that it listens
+        everywhere.
+        """
         for wildcard in ("tcp://0.0.0.0:", "tcp://[::]:", "tcp://*:"):
             if endpoint.startswith(wildcard) and self.address.startswith("tcp://"):
                 host = self.address.removeprefix("tcp://").rpartition(":")[0]
@@ -528,7 +536,7 @@ class Directory:
 
 
 def _token_matches(store: Path, token: str) -> bool:
-    """True when the store's token file can be read here and says what the node said: same host, same file system.
+    """True when the store's token file can be read here and equals the node's token: same host, same file system.
 
     The token is random for each start of the node, so a copy of the store on another host does not match.
     """

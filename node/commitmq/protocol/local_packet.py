@@ -1,7 +1,7 @@
-"""The client's end of the short way to a writer on the same host (see commitmq.workers.writer.local_sockets).
+"""The client's end of the writer's Unix socket on the same host (see commitmq.workers.writer.local_sockets).
 
-One request and its answer at a time; the owner serialises its use. "Not taken" means *not sent*, "taken, no answer" means
-*unknown*, as with a :class:`~commitmq.protocol.connection.Channel`.
+One request and its answer at a time; the owner serialises its use. "Not taken" means *not sent*, "taken, no answer"
+means *unknown*, as with a :class:`~commitmq.protocol.connection.Channel`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class LocalSocket:
     __slots__ = ("_socket", "path", "receive", "send")
 
     def __init__(self, path: str) -> None:
-        """Connect to the writer's socket. Raises OSError when nobody listens there, or it takes no more connections."""
+        """Connect to the writer's socket. Raises OSError when no writer listens there, or it takes no more connections."""
         self.path = path
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -42,7 +42,8 @@ class LocalSocket:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _SLICE)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _SLICE)
             self._socket.connect(path)
-            # Without it a request to a node that closes the connection at once would be of unknown fate.
+            # Wait for the greeting: without it the fate of a request to a node that closes the connection at once would
+            # be unknown.
             self._greeted(time.monotonic() + _GREETING_S)
         except BaseException:
             self._socket.close()
@@ -62,8 +63,8 @@ class LocalSocket:
     def request(self, header: bytes, body: bytes, deadline: float) -> bytes:
         """The answer to one request. ``deadline`` is in ``time.monotonic()`` seconds.
 
-        Raises NodeUnavailableError when it was not sent, ConnectionLost when it was and no answer came. After either, and
-        after an interruption, the connection is of no more use.
+        Raises NodeUnavailableError when it was not sent, ConnectionLost when it was sent and no answer came. After
+        either, and after an interruption, the connection is unusable.
         """
         packet = (len(header).to_bytes(HEADER_LENGTH, "big"), header, body)
         taken = False
@@ -92,7 +93,7 @@ class LocalSocket:
 
 
 def local_path(hello: dict[str, Any], endpoint: str) -> str:
-    """Where the writer that said ``hello`` at ``endpoint`` has its local socket; empty where it cannot be used from here."""
+    """The local socket of the writer that answered ``hello`` at ``endpoint``; empty when it cannot be used from here."""
     path = hello.get("local_socket")
     usable = type(path) is str and endpoint.startswith("ipc://") and os.access(path, os.W_OK)
     return str(path) if usable else ""

@@ -1,4 +1,4 @@
-"""Headers of the native protocol: one orjson object a message, packed and checked here for clients and workers alike.
+"""Headers of the native protocol: one orjson object per message, packed and checked here for clients and workers alike.
 
 The protocol itself is described in PROTOCOL.md beside this file. This module must stay light: orjson only.
 """
@@ -49,7 +49,7 @@ def parse_request(frame: bytes) -> dict[str, Any]:
 def request_id(frame: bytes) -> int | None:
     """The ``id`` of a header that :func:`parse_request` refused, if it has one: the error answer repeats it.
 
-    One that is too long is not read: what a parser makes of 60 MiB takes 2 GB and seconds.
+    A header that is too long is not parsed: parsing 60 MiB takes 2 GB and seconds.
     """
     if len(frame) > MAX_HEADER_BYTES:
         return None
@@ -67,9 +67,9 @@ def ok(identity: int, **fields: Any) -> bytes:
 
 
 def error(identity: int | None, code: str, sentence: str, **fields: Any) -> bytes:
-    """A refusal: a stable ``code``, a sentence for people, and what else helps (``outcome``, ``retry_after_ms``).
+    """A refusal: a stable ``code``, a sentence for people, and further help (``outcome``, ``retry_after_ms``).
 
-    A sentence may repeat what the client sent; beyond MAX_SENTENCE_CHARACTERS its middle is left out.
+    A sentence may repeat the client's input; beyond MAX_SENTENCE_CHARACTERS its middle is left out.
     """
     if len(sentence) > MAX_SENTENCE_CHARACTERS:
         half = MAX_SENTENCE_CHARACTERS // 2
@@ -78,7 +78,7 @@ def error(identity: int | None, code: str, sentence: str, **fields: Any) -> byte
 
 
 def parse_answer(frame: bytes | memoryview) -> dict[str, Any]:
-    """The header of an answer. Raises ProtocolError BAD_ANSWER when it is none: the peer is no CommitMQ node."""
+    """The header of an answer. Raises ProtocolError BAD_ANSWER when it is no header: the peer is no CommitMQ node."""
     try:
         header = orjson.loads(frame)
     except orjson.JSONDecodeError as error:

@@ -1,1 +1,1 @@
-"""The processes around the workers: keeper, supervisor, forkserver, and what ``commitmq start`` and ``status`` ask of them."""
+"""The processes around the workers (keeper, supervisor, forkserver), and code of ``commitmq start`` and ``status``."""

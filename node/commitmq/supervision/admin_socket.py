@@ -1,7 +1,7 @@
-"""The node's admin socket: requests in, answers out; what they mean is the supervisor's business.
+"""The node's admin socket: receives requests, sends answers; the supervisor's handlers do the work.
 
 Operations: ``metadata`` (where the workers listen, limits), ``status`` (processes, positions), ``stop`` (answered when
-everything is flushed and all workers are gone). See protocol/PROTOCOL.md.
+everything is flushed and all workers have ended). See protocol/PROTOCOL.md.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ LAST_WORD_S = 0.1
 
 
 class AddressInUseError(CommitMQError):
-    """Another program listens on an address of the node."""
+    """Another program listens on one of the node's addresses."""
 
 
 Answer = bytes | None
@@ -36,7 +36,7 @@ Handler = Callable[[bytes, dict[str, Any]], Answer]
 
 
 class AdminSocket:
-    """A ROUTER on tcp and ipc. A handler gets the peer's identity and the header; None means it answers later."""
+    """A ROUTER on tcp and ipc. A handler gets the peer's identity and the header; it returns None to answer later."""
 
     def __init__(self, config: NodeConfig, ipc: str, port: int, handlers: Mapping[str, Handler], log: Log) -> None:
         """Bind ``ipc`` and ``port`` (0: a free one) of ``network.host``. Raises AddressInUseError or CommitMQError."""
@@ -55,7 +55,7 @@ class AdminSocket:
             raise CommitMQError(f"cannot listen on {address}: {error.strerror}") from error
 
     def serve(self) -> None:
-        """Answer what has arrived, up to a bound, so that a flood of requests cannot keep the caller here."""
+        """Answer the requests that have arrived, up to a bound, so that a flood of requests cannot keep the caller here."""
         end_ns = time.monotonic_ns() + _MAX_TURN_NS
         for _ in range(_MAX_REQUESTS_A_TURN):
             if time.monotonic_ns() >= end_ns:
@@ -65,7 +65,7 @@ class AdminSocket:
             except zmq.Again:
                 return
             if len(frames) < 2:
-                continue  # an identity and nothing else: there is nothing to answer and no id to repeat
+                continue  # only an identity: there is nothing to answer and no id to repeat
             answer = self._answer(frames[0], frames[1], len(frames) - 2)
             if answer is not None:
                 self.send(frames[0], answer)
@@ -86,22 +86,23 @@ class AdminSocket:
             return handler(peer, header)
         except ProtocolError as error:
             return wire.error(header["id"], error.code, error.message)
-        except Exception as error:  # one request's trouble must not end the node
+        except Exception as error:  # the failure of one request must not end the node
             self._log.exception("admin request failed", op=header["op"], error=repr(error))
             return wire.error(header["id"], "SYSTEM_ERROR", f"the node failed to answer: {error!r}")
 
     def send(self, peer: bytes, answer: bytes) -> None:
-        """Answer ``peer``; dropped when it has gone or takes nothing in."""
+        """Answer ``peer``. The answer is dropped when the peer has gone or takes nothing in."""
         try:
             self.socket.send_multipart([peer, answer], zmq.NOBLOCK)
         except zmq.ZMQError as error:
             self._log.debug("answer dropped", error=str(error))
 
     def close(self, *, linger_ms: int = 1000, last_word: bool = False) -> None:
-        """Let answers out for at most ``linger_ms``, then close; with ``last_word`` not before a peer can have read its own.
+        """Let answers out for at most ``linger_ms``, then close; with ``last_word`` not before a peer can have read its
+        answer.
 
-        A DEALER with ZMQ_IMMEDIATE, which our clients are, loses an answer that libzmq has received but not handed over by
-        the time it sees the end of the connection; so the two must not arrive together.
+        A DEALER with ZMQ_IMMEDIATE, as CommitMQ's clients use, loses an answer that libzmq has received but not handed
+        over by the time it sees the end of the connection. So answer and end must not arrive together.
         """
         if last_word:
             time.sleep(LAST_WORD_S)
@@ -110,7 +111,7 @@ class AdminSocket:
 
 
 def is_loopback(host: str) -> bool:
-    """True when only programs of this machine can reach ``host``."""
+    """True when only programs on this machine can reach ``host``."""
     if host in ("localhost", "lo"):
         return True
     try:
@@ -120,7 +121,7 @@ def is_loopback(host: str) -> bool:
 
 
 def exposure_warning(host: str, port: int) -> str:
-    """What to say, loudly, when a node listens on something else than loopback."""
+    """The warning, to be shown loudly, when a node listens on another address than loopback."""
     return (
         f"this node listens on {host}:{port} WITHOUT AUTHENTICATION OR ENCRYPTION: everybody who can reach that "
         "address can read, write and delete everything in it. Use network.host=127.0.0.1 unless the network is closed."

@@ -1,7 +1,7 @@
-"""What a node in the foreground says to the person who started it: a few lines; everything else is in its log.
+"""The few lines that a node in the foreground prints for the person who started it; everything else is in its log.
 
-The keeper is the process that was started, and it passes two descriptors through: standard output, and what was standard
-error before the log took its place. A restarted supervisor says again that it is ready.
+The keeper is the process that was started. It passes two descriptors through: standard output, and the standard error
+of before the log took its place. A restarted supervisor prints again that it is ready.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ _BOLD, _RED, _PLAIN = "\033[1m", "\033[1;31m", "\033[0m"
 
 
 def console_report(errors_fd: int) -> Callable[[dict[str, Any]], None]:
-    """Takes the supervisor's reports and writes lines: to standard output, and what went wrong to ``errors_fd``."""
+    """A function that takes the supervisor's reports and writes lines: to standard output, and failures to
+    ``errors_fd``.
+    """
 
     def report(message: dict[str, Any]) -> None:
         for line, is_wrong in lines_of(message):
@@ -28,7 +30,7 @@ def console_report(errors_fd: int) -> Callable[[dict[str, Any]], None]:
 
 
 def lines_of(message: dict[str, Any]) -> list[tuple[str, bool]]:
-    """``(line, whether it is bad news)`` of one report, but for the last line of a node that is ready."""
+    """``(line, whether it is bad news)`` of one report, without the last line of a node that is ready."""
     event = message["event"]
     if event == "info":
         return [(str(message["message"]), False)]
@@ -46,7 +48,7 @@ def lines_of(message: dict[str, Any]) -> list[tuple[str, bool]]:
 
 
 def _write(fd: int, line: str, style: str) -> None:
-    # The terminal may be gone; that is no reason to fail.
+    # The terminal may be gone; that must not fail the node.
     with contextlib.suppress(OSError):
         if style and os.isatty(fd):
             line = f"{style}{line}{_PLAIN}"

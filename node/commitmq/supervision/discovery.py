@@ -1,9 +1,10 @@
-"""What plugins add to a node: asked in a process of its own, because importing somebody's code can do anything.
+"""Finds out what plugins add to a node, in a process of its own, because importing foreign code can do anything.
 
-:func:`discover` imports every plugin and calls the hooks that say what runs where. It says the name of each plugin before
-it touches it, so that when the process hangs or ends, whoever waits for it knows the culprit, and asks again without it.
-At a node's start that is the supervisor (role ``discovery``); for ``commitmq plugins`` it is :func:`discover_in_child`.
-No other process of a node imports a plugin's module, except the ones that run a part of that plugin.
+:func:`discover` imports every plugin and calls the hooks that declare dispatchers, workers and filters. It reports the
+name of each plugin before it touches the plugin. So when the process hangs or ends, its parent knows the culprit and
+asks again without it. At a node's start the parent is the supervisor (role ``discovery``); for ``commitmq plugins`` it
+is :func:`discover_in_child`. No other process of a node imports a plugin's module, except the processes that run a part
+of that plugin.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ _START_S = 60.0
 
 
 def discover(config: NodeConfig, leave_out: Mapping[str, str], say: Callable[[str], None]) -> dict[str, Any]:
-    """Load all plugins but ``leave_out`` and ask them; ``say`` is called with the name of each before it is imported, and
-    again before each of its hooks.
+    """Load all plugins except ``leave_out`` and call their hooks. ``say`` gets the name of each plugin before its
+    import, and again before each of its hooks.
 
-    Returns ``plugins`` (reports), ``dispatchers`` and ``workers`` (dicts with name, factory, plugin), ``filters`` (dicts
-    with type, factory, plugin), ``config_errors`` (sentences about ``[plugins.NAME]`` sections).
+    Returns ``plugins`` (reports), ``dispatchers`` and ``workers`` (dicts with name, factory, plugin), ``filters``
+    (dicts with type, factory, plugin), ``config_errors`` (sentences about ``[plugins.NAME]`` sections).
     """
     loaded = plugins.load_each(plugins.candidates(), before=lambda one: say(one.name), leave_out=leave_out)
     loaded.before = say
@@ -59,7 +60,7 @@ def discover(config: NodeConfig, leave_out: Mapping[str, str], say: Callable[[st
 
 
 def discover_in_child(config: NodeConfig, *, timeout_s: float) -> dict[str, Any]:
-    """:func:`discover` in a child process, again and again until no plugin ends it or holds it up for ``timeout_s``."""
+    """:func:`discover` in a child process, again and again until no plugin ends it or delays it for ``timeout_s``."""
     leave_out: dict[str, str] = {}
     for _ in range(_MAX_ATTEMPTS):
         found, culprit, why = _ask_child(config, leave_out, timeout_s)
@@ -80,9 +81,10 @@ def discover_in_child(config: NodeConfig, *, timeout_s: float) -> dict[str, Any]
 def _ask_child(
     config: NodeConfig, leave_out: Mapping[str, str], timeout_s: float
 ) -> tuple[dict[str, Any] | None, str, str]:
-    """One child: what it found, or None, the plugin it touched last, and what became of it.
+    """Run one child. Returns its result, or None, the plugin it touched last, and how the child ended.
 
-    The time runs anew with each plugin. How long Python and our own take on a slow machine is no plugin's fault.
+    The time starts again with each plugin. The time that Python and the built-in code take on a slow machine does not
+    count against a plugin.
     """
     with subprocess.Popen(
         [sys.executable, "-m", "commitmq.supervision.discovery"],
@@ -115,9 +117,9 @@ def _ask_child(
 
 
 def main() -> int:
-    """The child's side: a request on standard input, progress and result as JSON lines on standard output."""
+    """The child: a request on standard input, progress and result as JSON lines on standard output."""
     request = orjson.loads(sys.stdin.buffer.read())
-    # What a plugin prints while it is imported must not get between the lines.
+    # The output of a plugin's import must not mix with the lines.
     lines = os.dup(1)
     os.dup2(2, 1)
 

@@ -1,6 +1,7 @@
-"""What ``commitmq`` exits with: named, documented in its help, and never reused for another meaning.
+"""The exit codes of ``commitmq``: named, documented in its help, and never reused for another meaning.
 
-Where a worker's exit code (:class:`commitmq.workers.runtime.context.ExitCode`) ends the whole node, the number is the same.
+When a worker's exit code (:class:`commitmq.workers.runtime.context.ExitCode`) ends the whole node, the number is the
+same.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ class CliExit(IntEnum):
     OK = 0
     FAILURE = 1  # the node or the verb refused; the sentence on standard error says why
     USAGE = 2  # click's own: an unknown option, a missing argument
-    DAMAGE_FOUND = 65  # `store verify`, `repair`, `rebuild` did their work, and not all of the store is right
+    DAMAGE_FOUND = 65  # `store verify`, `repair`, `rebuild` finished, and the store is not right everywhere
     NODE_UNAVAILABLE = 69  # no node answers at the address, or none runs on the store
     CRASHED = 70  # an unexpected error; a bug worth reporting
     START_FAILED = 71  # a process of the node could not start
@@ -23,7 +24,7 @@ class CliExit(IntEnum):
     STORE_UNUSABLE = 74  # nothing was done: the store may not be entered, has other sizes, or is damaged
     UNCLEAN_STOP = 75  # the node is gone but did not end in order; the next start runs a recovery
     CONFIG_ERROR = 78  # an unknown key, a wrong type or a value out of range
-    INTERRUPTED = 130  # Ctrl-C, and of `produce` SIGTERM too
+    INTERRUPTED = 130  # Ctrl-C; for `produce` also SIGTERM
 
 
 MEANINGS = {

@@ -1,14 +1,14 @@
-"""The process all workers are forked from: it has loaded what they share, so each starts fast and costs little memory.
+"""The process that forks all workers: it has loaded their common modules, so each starts fast and costs little memory.
 
-``python -m commitmq.supervision.forkserver FD`` where FD is a SOCK_SEQPACKET socket to the supervisor. The first message says
-what to preload; then each ``{"role", "module", "params"}`` comes with the worker's end of its lifeline (SCM_RIGHTS)
-and is answered with ``{"pid"}``. End of file means the supervisor is dead, and ends this process.
+``python -m commitmq.supervision.forkserver FD`` where FD is a SOCK_SEQPACKET socket to the supervisor. The first
+message lists the modules to preload. Then each ``{"role", "module", "params"}`` comes with the worker's end of its
+lifeline (SCM_RIGHTS) and is answered with ``{"pid"}``. End of file means the supervisor is dead, and ends this process.
 
 A worker is forked twice: the process in between ends at once, which makes the supervisor (a child subreaper) the
-worker's parent. So the supervisor can wait for every worker and learn how it ended, whatever becomes of this process.
+worker's parent. So the supervisor can wait for every worker and learn how it ended, even after this process has died.
 The answer is sent after that hand-over, so its pid stays valid until the supervisor itself has waited for it.
 
-Everything heavy is imported inside functions: the supervisor imports this module for :class:`ForkServer`.
+All heavy modules are imported inside functions: the supervisor imports this module for :class:`ForkServer`.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class ForkServer:
     """The supervisor's handle of one forkserver process."""
 
     def __init__(self, layout: StoreLayout, config: NodeConfig, modules: Iterable[str]) -> None:
-        """Start the process; it is :attr:`ready` after the supervisor has read that from :attr:`socket`."""
+        """Start the process. It is :attr:`ready` after the supervisor has read that message from :attr:`socket`."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
@@ -71,16 +71,16 @@ class ForkServer:
         self.pid = self._process.pid
         self.pidfd = os.pidfd_open(self.pid)
         self.ready = False
-        self.ended = False  # its socket is closed; its exit is seen through the pidfd
+        self.ended = False  # its socket is closed; the pidfd reports its exit
         ours.setblocking(False)
         first = {"store": str(layout.root), "config": config.to_dict(), "modules": sorted(modules)}
-        with contextlib.suppress(OSError):  # it died already: its pidfd says so
+        with contextlib.suppress(OSError):  # it has died already, and its pidfd reports that
             self.socket.send(orjson.dumps(first))
-        # Only this module may wait for that child; Popen must not do so behind the supervisor's back when collected.
+        # Only this module may wait for that child. Popen must not wait for it when it is garbage-collected.
         self._process.returncode = 0
 
     def read_events(self) -> list[dict[str, Any]]:
-        """What the forkserver said since the last call (while it preloads); sets :attr:`ready`."""
+        """The forkserver's messages since the last call (while it preloads). Sets :attr:`ready`."""
         events: list[dict[str, Any]] = []
         while True:
             try:
@@ -97,9 +97,9 @@ class ForkServer:
                 self.ready = True
 
     def fork(self, role: str, module: str, params: Mapping[str, Any], lifeline: socket.socket) -> int:
-        """Fork a worker that gets ``lifeline``; returns its pid, already a child of the calling process.
+        """Fork a worker that gets ``lifeline``. Returns its pid, already a child of the calling process.
 
-        Raises ForkServerDied when no answer comes within five seconds; the caller must end this forkserver then.
+        Raises ForkServerDied when no answer comes within five seconds; the caller must then end this forkserver.
         """
         request = orjson.dumps({"role": role, "module": module, "params": dict(params)})
         self.socket.settimeout(_REQUEST_TIMEOUT_S)
@@ -122,7 +122,7 @@ class ForkServer:
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
 
     def reap(self) -> int | None:
-        """Exit code (negative: signal) if the process has ended, else None. To be called until it is not None."""
+        """Exit code (negative: signal) if the process has ended, else None. Call it until it is not None."""
         try:
             found = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG)
         except ChildProcessError:
@@ -137,7 +137,7 @@ class ForkServer:
         os.close(self.pidfd)
 
     def end(self, patience_s: float) -> None:
-        """Let it end by closing its socket, kill it after ``patience_s`` seconds, and wait for it."""
+        """Close its socket so that it ends, kill it after ``patience_s`` seconds, and wait for it."""
         self.socket.close()
         if not wait_for_exit(self.pidfd, patience_s):
             self.kill()
@@ -147,11 +147,11 @@ class ForkServer:
 
 
 def worker_environment() -> dict[str, str]:
-    """The environment of all node processes: ours, with what holds memory and threads down."""
+    """The environment of all node processes: this process's, with settings that limit memory and threads."""
     environment = dict(os.environ)
-    # glibc makes up to eight arenas a core, each of which keeps what was freed into it; a worker needs two at most.
+    # glibc makes up to eight arenas per core, each of which keeps the memory freed into it; a worker needs two at most.
     environment.setdefault("MALLOC_ARENA_MAX", "2")
-    # Thread pools of BLAS would start while numpy is imported, before the fork, and are of no use here.
+    # BLAS would start its thread pools while numpy is imported, before the fork, and they are of no use here.
     environment.setdefault("OPENBLAS_NUM_THREADS", "1")
     environment.setdefault("OMP_NUM_THREADS", "1")
     return environment
@@ -162,7 +162,8 @@ def worker_environment() -> dict[str, str]:
 
 def main(arguments: list[str]) -> int:
     """Preload, then fork on request until the supervisor is gone. Returns the exit code."""
-    for number in (signal.SIGINT, signal.SIGTERM):  # they may go to a whole group of processes; the supervisor decides
+    # the signals may go to a whole group of processes; the supervisor decides
+    for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     set_process_name("cmq-forkserver")
     failpoints.play("forkserver")
@@ -175,11 +176,11 @@ def main(arguments: list[str]) -> int:
     settings = orjson.loads(first)
     layout = StoreLayout(Path(settings["store"]))
     config = from_mapping(settings["config"])
-    # Held to the very end, by the kernel's hand: the next supervisor finds and ends a forkserver that hangs, and
-    # whoever waits for the lock waits for the end of the process.
+    # The kernel holds the lock until this process has fully ended: the next supervisor finds and ends a forkserver that
+    # hangs, and waiting for the lock is waiting for the end of the process.
     _lock(layout)
     try:
-        # A service account may have neither a home nor an installation that it can write to; a store it has.
+        # A service account may have neither a home nor a writable installation, but it always has a store.
         kernel_cache.use_store(layout.root)
         kernels = kernel_cache.choose()
         place = {"folder": str(kernels.folder), "origin": kernels.origin}
@@ -212,7 +213,9 @@ def _lock(layout: StoreLayout) -> None:
 
 
 def _preload(worker_modules: list[str]) -> float:
-    """Import what workers share; returns seconds. A worker module that does not import fails in its process only."""
+    """Import the modules that workers share. Returns seconds. A worker module with a failing import fails only in its
+    own process.
+    """
     started = time.perf_counter()
     for name in _SHARED_MODULES:
         importlib.import_module(name)
@@ -220,17 +223,18 @@ def _preload(worker_modules: list[str]) -> float:
 
     warm()
     for name in worker_modules:
-        # A broken module (a plugin's, say) must not stop the others: the worker imports it again and reports why.
+        # A broken module (a plugin's, say) must not stop the others: the worker imports it again and reports the
+        # reason.
         with contextlib.suppress(Exception):
             importlib.import_module(name)
-    # Frozen objects are never looked at by a collection, so a worker's collector does not copy the shared pages.
+    # A collection never visits frozen objects, so a worker's collector does not copy the shared pages.
     gc.collect()
     gc.freeze()
     return time.perf_counter() - started
 
 
 def _fork_twice(request: dict[str, Any], lifeline: int, layout: StoreLayout, config: NodeConfig) -> int:
-    """Fork the worker and give it away to the subreaper above us; returns its pid. Raises OSError."""
+    """Fork the worker and hand it over to the subreaper above this process. Returns its pid. Raises OSError."""
     read_end, write_end = os.pipe()
     between = os.fork()
     if between == 0:
@@ -260,7 +264,7 @@ def _fork_twice(request: dict[str, Any], lifeline: int, layout: StoreLayout, con
 
 
 def _become_worker(request: dict[str, Any], lifeline_fd: int, layout: StoreLayout, config: NodeConfig) -> int:
-    """In the worker: drop all it inherited but lifeline and standard streams, then run. Returns the exit code."""
+    """In the worker: close everything inherited except lifeline and standard streams, then run. Returns the exit code."""
     role = str(request["role"])
     os.closerange(3, lifeline_fd)
     os.closerange(lifeline_fd + 1, max(map(int, os.listdir("/proc/self/fd"))) + 1)
@@ -285,5 +289,5 @@ def _become_worker(request: dict[str, Any], lifeline_fd: int, layout: StoreLayou
 
 if __name__ == "__main__":
     exit_code = main(sys.argv[1:])
-    # Taking the interpreter and all it has loaded apart would only make every stop of a node longer.
+    # Tearing down the interpreter and its modules would only make every stop of a node longer.
     os._exit(exit_code)

@@ -1,22 +1,24 @@
-"""The small parent of a supervisor: starts it again when something killed it, and passes everything else through.
+"""The small parent of a supervisor: starts it again after a kill, and passes signals and exit codes through.
 
 ``python -m commitmq.supervision.keeper STORE CONFIG_FD READY_FD MODE`` is what ``commitmq start`` becomes (in the
 foreground) or leaves behind (in the background). It only waits in ``wait`` all its life and loads nothing but the standard
 library.
 
-``… MODE LIFE PID WORD_FD`` is what a supervisor starts in the background when its keeper was killed. That supervisor, PID, is
-our parent and not our child: WORD_FD is a pipe on which it says its exit code when it ends by itself, and which closes
-without a word when it was killed. Then we start the next one, which is our child, and from there on all is as usual. LIFE
-names the node's life (:func:`commitmq.supervision.node_files.node_life`), which begins with its first keeper.
+``… MODE LIFE PID WORD_FD`` is the command of a supervisor in the background when its keeper was killed. That
+supervisor, PID, is the new keeper's parent and not its child. WORD_FD is a pipe on which the supervisor writes its exit
+code when it ends by itself, and which closes without a word when it was killed. Then the keeper starts the next
+supervisor, which is its child, and from there on everything is as usual. LIFE names the node's life
+(:func:`commitmq.supervision.node_files.node_life`), which begins with its first keeper.
 
 * SIGTERM and SIGINT are passed to the supervisor as SIGTERM and remembered: a supervisor that dies after that is not
   started again, so a stop stays a stop even when it goes wrong.
-* A supervisor killed by any other signal is started again, after 100 ms at first, twice that each time up to 10 s, from
-  100 ms again after it ran for a minute. It recovers the store like after any crash.
+* A supervisor killed by any other signal is started again, after 100 ms at first, twice that each time up to 10 s, and
+  from 100 ms again after it ran for a minute. It recovers the store as after any crash.
 * An exit code is passed through.
 
-CONFIG_FD is a memory file with the configuration, read by every supervisor: a healed node runs with the very values
-it was started with. READY_FD (-1: none) is a pipe on which the supervisor tells a waiting ``start`` how it went.
+CONFIG_FD is a memory file with the configuration, read by every supervisor: a restarted supervisor runs with exactly
+the values that the node was started with. READY_FD (-1: none) is a pipe on which the supervisor reports its result to a
+waiting ``start``.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ from types import FrameType
 FIRST_PAUSE_S = 0.1
 LONGEST_PAUSE_S = 10.0
 WELL_AFTER_S = 60.0
-# The node died while it stopped (exit code CliExit.UNCLEAN_STOP, repeated here to import nothing).
+# Exit code CliExit.UNCLEAN_STOP: the node died while it stopped. Repeated here so that nothing is imported.
 UNCLEAN_STOP = 75
 
 _STOPPING = {"asked": False}
@@ -56,7 +58,7 @@ def main(arguments: list[str]) -> int:
     handled = {signal.SIGTERM, signal.SIGINT}
     for number in handled:
         signal.signal(number, pass_on)
-    # A closed terminal is no reason to kill what writes a log; in the foreground it ends the node in order.
+    # A closed terminal must not kill a process that writes a log; in the foreground it ends the node in order.
     signal.signal(signal.SIGHUP, signal.SIG_IGN if mode == "background" else pass_on)
     handled.add(signal.SIGHUP)
     _hit("keeper.begin")
@@ -93,12 +95,13 @@ def main(arguments: list[str]) -> int:
         if time.monotonic() - started >= WELL_AFTER_S:
             pause_s = FIRST_PAUSE_S
         _say(f"supervisor was killed by signal {killer}, starting it again in {pause_s:.1f} s")
-        time.sleep(pause_s)  # a stop during it is seen above: the handler has run, and no child is started
+        # the loop above sees a stop that comes during this sleep: the handler has run, and no child is started
+        time.sleep(pause_s)
         pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
 
 
 def _open_parent(pid: int) -> int:
-    """A pidfd of our parent ``pid``; -1 when that is gone, and its number may be another's."""
+    """A pidfd of the parent ``pid``; -1 when the parent is gone, so that its number may name another process."""
     try:
         found = os.pidfd_open(pid)
     except ProcessLookupError:
@@ -110,7 +113,7 @@ def _open_parent(pid: int) -> int:
 
 
 def _wait_for_word(fd: int) -> int:
-    """The exit code that the supervisor says on ``fd``; -1 when it ended without one."""
+    """The exit code that the supervisor writes to ``fd``; -1 when it ended without one."""
     try:
         word = os.read(fd, 1)
     finally:
@@ -119,7 +122,7 @@ def _wait_for_word(fd: int) -> int:
 
 
 def _hit(name: str) -> None:
-    if "COMMITMQ_FAILPOINTS" in os.environ:  # else nothing but the standard library is loaded
+    if "COMMITMQ_FAILPOINTS" in os.environ:  # else only the standard library is loaded
         from commitmq import failpoints
 
         failpoints.hit(name)
@@ -150,12 +153,12 @@ def _start(store: str, config_fd: str, ready_fd: str, mode: str, life: str) -> i
 
 
 def _wait_and_reap(child: int, handled: set[signal.Signals]) -> int:
-    """Wait for ``child``; reap whatever else ends here (as pid 1 of a container, orphans come to us).
+    """Wait for ``child``, and reap all other children that end (as pid 1 of a container, this process gets orphans).
 
-    Returns the wait status, with the ``handled`` signals blocked: the caller forgets the pid before it unblocks them.
+    Returns the wait status with the ``handled`` signals blocked: the caller forgets the pid before it unblocks them.
     """
     while True:
-        # Look without reaping first, so that the handler never signals a pid that is already free for reuse.
+        # Look first without reaping, so that the handler never signals a pid that is already free for reuse.
         ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
         assert ended is not None
         if ended.si_pid != child:

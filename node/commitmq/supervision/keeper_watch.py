@@ -1,7 +1,8 @@
-"""The supervisor's view of its keeper: whether it lives, and how another one is started when it does not.
+"""Watches the supervisor's keeper, and starts another one when it has died.
 
-The first keeper is the supervisor's parent. A later one is its child, which cannot wait for it; so it reads from a pipe whose
-other end only the supervisor holds: the exit code, when the supervisor ends by itself, and nothing when it was killed.
+The first keeper is the supervisor's parent. A later one is its child, which cannot wait for the supervisor. So that
+keeper reads from a pipe whose other end only the supervisor holds: it gets the exit code when the supervisor ends by
+itself, and nothing when the supervisor was killed.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ _WELL_AFTER_MS: Final = 60_000
 
 
 class KeeperWatch:
-    """One supervisor's keeper, and the ones after it. ``pid`` is 0 without any."""
+    """One supervisor's keeper, and its successors. ``pid`` is 0 when there is none."""
 
     def __init__(self, layout: StoreLayout, pid: int, config_fd: int, life: str) -> None:
-        """``config_fd`` is what a new keeper gives to its supervisors; with -1 no keeper is ever started."""
+        """A new keeper gives ``config_fd`` to its supervisors; with -1 no keeper is ever started."""
         self._layout = layout
         self._config_fd = config_fd
         self.pid = pid
@@ -36,7 +37,7 @@ class KeeperWatch:
         self._pidfd = open_process(pid, ticks) if pid else None
         self._gone = bool(pid) and self._pidfd is None
         self._told = not self._gone
-        self._word = -1  # our end of the pipe to a keeper that is our child
+        self._word = -1  # this process's end of the pipe to a keeper that is its child
         self._pause_ms = _FIRST_PAUSE_MS
         self._started_ms = 0
         self._due_ms = 0
@@ -77,18 +78,18 @@ class KeeperWatch:
     def _is_over(self) -> bool:
         assert self._pidfd is not None
         if not self._word < 0:
-            # Our own child: it is over as soon as it is a zombie, and we are the one to wait for it.
+            # A keeper that is this process's child is over as soon as it is a zombie; only this process can wait for it.
             with contextlib.suppress(ChildProcessError):
                 return os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG) is not None
             return True
         return os.getppid() != self.pid
 
     def is_due(self, now_ms: int) -> bool:
-        """Whether a new keeper is to be started now."""
+        """Whether a new keeper should be started now."""
         return self._gone and self.can_start and now_ms >= self._due_ms
 
     def start(self, now_ms: int) -> None:
-        """Start a keeper as our child, in a session of its own. Raises OSError; it is due again a moment later then."""
+        """Start a keeper as a child, in a session of its own. When it raises OSError, it is due again a moment later."""
         self._due_ms = now_ms + self._pause_ms
         theirs, ours = os.pipe()
         try:
@@ -111,13 +112,13 @@ class KeeperWatch:
         self.restarts += 1
 
     def tell_stop(self) -> None:
-        """Have it start no supervisor again: the node is being stopped."""
+        """Stop the keeper from starting another supervisor: the node is being stopped."""
         if self._pidfd is not None:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)
 
     def last_word(self, code: int) -> None:
-        """Tell a keeper that is our child our exit code, just before we end with it."""
+        """Report this process's exit code to a keeper that is its child, just before this process ends."""
         if self._word >= 0:
             with contextlib.suppress(OSError):
                 os.write(self._word, bytes([code & 0xFF]))

@@ -1,7 +1,8 @@
-"""Small files about the node itself: ``run/`` and what lies in it at start, ``run/node.json``, the token, the epoch.
+"""Small files about the node itself: the ``run/`` folder at start, ``run/node.json``, the token, the epoch.
 
-``run/node.json`` exists while a node runs (or died): ``pid`` and ``keeper_pid`` with their start times, ``admin``
-endpoints, ``token``, ``epoch``, and the tcp port of each role, which the next supervisor of a killed node takes again.
+``run/node.json`` exists while a node runs (or died). It has ``pid`` and ``keeper_pid`` with their start times,
+``admin`` endpoints, ``token``, ``epoch``, and the tcp port of each role, which the next supervisor of a killed node
+takes again.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ from commitmq.supervision.processes import lock_holder
 
 
 def write_atomically(path: Path, data: bytes, *, durable: bool = False, mode: int = 0o600) -> None:
-    """Replace ``path`` by ``data`` so that a reader sees the old or the new; ``durable``: also after a power cut.
+    """Replace ``path`` by ``data`` so that a reader sees the old or the new content; ``durable``: also after a power
+    cut.
 
-    ``mode`` is what the umask may leave of it.
+    ``mode`` is the file's mode before the umask.
     """
     temporary = path.with_name(path.name + ".new")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
@@ -54,11 +56,11 @@ def read_node_file(layout: StoreLayout) -> dict[str, Any]:
 
 
 def node_life(layout: StoreLayout) -> str:
-    """Names this life of the node: the same for all its processes, and after the death of any of them, until the node
-    is started anew. Empty when no node runs.
+    """A name for this life of the node. It is the same for all processes of the node, and after the death of any of
+    them, until the node is started anew. Empty when no node runs.
     """
     node = read_node_file(layout)
-    # A killed supervisor is started again by its keeper, and a killed keeper by its supervisor; that is the same life.
+    # A keeper restarts a killed supervisor, and a supervisor restarts a killed keeper: both stay in the same life.
     life = node.get("life") or (f"{node['pid']}/{node.get('started_ticks')}" if node.get("pid") else "")
     if not life:
         return ""
@@ -70,13 +72,13 @@ def node_life(layout: StoreLayout) -> str:
 
 
 def make_folders(layout: StoreLayout) -> None:
-    """Create what must exist before anything can be locked. Raises StoreError when the system refuses."""
+    """Create the folders that must exist before anything can be locked. Raises StoreError when the system refuses."""
     try:
         layout.root.mkdir(parents=True, exist_ok=True)
         layout.own.mkdir(exist_ok=True)
         sync_folder(layout.root)
         with contextlib.suppress(PermissionError):
-            # The store's own name. A parent that we may not read was not made by us.
+            # Make the store's own name durable. A parent that this account may not read was not created here.
             sync_folder(layout.root.parent)
         layout.run.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
@@ -84,15 +86,15 @@ def make_folders(layout: StoreLayout) -> None:
 
 
 def empty_run_folder(layout: StoreLayout) -> None:
-    """Remove everything a former node left in ``run/`` and in the folder of its sockets; make such a folder if it is needed.
+    """Remove all files of a former node in ``run/`` and in its socket folder. Create a socket folder if one is needed.
 
     All role locks must be free.
     """
-    # Whoever may enter run/ can read the node's token; to its sockets only the owner can connect.
+    # An account that may enter run/ can read the node's token; only the owner can connect to its sockets.
     close_own_folders(layout)
     sockets = layout.sockets
     if sockets != layout.run and sockets == _former_socket_folder(layout) and _is_private(sockets):
-        # Kept, because a supervisor that is started again has to be found at the same addresses.
+        # Kept, because clients must find a restarted supervisor at the same addresses.
         _remove_entries(sockets)
         _remove_entries(layout.run, keep=layout.sockets_note.name)
         return
@@ -102,16 +104,17 @@ def empty_run_folder(layout: StoreLayout) -> None:
 
 
 def clear_run_folder(layout: StoreLayout) -> None:
-    """Leave no socket, lock or page of a node that has ended; nothing in ``run/`` is of use to the next one."""
+    """Remove every socket, lock and page of an ended node. The next node uses nothing in ``run/``."""
     remove_socket_folder(layout)
     _remove_entries(layout.run)
 
 
 def _make_socket_folder(layout: StoreLayout) -> None:
-    """A folder with a short path, whose random name is noted in ``run/`` first: a node that dies leaves none unknown.
+    """A folder with a short path, whose random name is noted in ``run/`` first, so that a node that dies leaves no
+    unknown folder.
 
-    It lies where everybody may create; nobody can be there before us, and nobody else can enter it. The name that the store
-    had last is taken again, if it is free: clients that outlive a stop look there.
+    It lies in a folder where every account may create files. No other account can create it earlier or enter it. The
+    store's last name is taken again if it is free: clients that outlive a stop look there.
     """
     short = [Path(one) for one in (tempfile.gettempdir(), "/tmp") if fits_sockets(Path(one, "commitmq-" + "0" * 16))]
     if not short:
@@ -132,7 +135,7 @@ def _make_socket_folder(layout: StoreLayout) -> None:
 
 
 def _record_socket_folder(layout: StoreLayout, folder: Path) -> None:
-    """Write down that ``folder`` is this store's: in ``run/`` for as long as it exists, and for the lives to come."""
+    """Write down that ``folder`` belongs to this store: in ``run/`` for as long as it exists, and for later lives."""
     root = layout.root.stat()
     record = {"folder": str(folder), "device": root.st_dev, "inode": root.st_ino}
     write_atomically(layout.socket_record, json.dumps(record).encode())
@@ -140,19 +143,19 @@ def _record_socket_folder(layout: StoreLayout, folder: Path) -> None:
 
 
 def _former_socket_folder(layout: StoreLayout) -> Path | None:
-    """The folder that this very store had last; None for a copy of a store, which must leave that of the other alone."""
+    """This store's last socket folder; None for a copy of a store, which must not touch the original's folder."""
     try:
         record = json.loads(layout.socket_record.read_bytes())
         root = layout.root.stat()
         if (record["device"], record["inode"]) == (root.st_dev, root.st_ino):
             return Path(record["folder"])
     except (OSError, ValueError, KeyError, TypeError):
-        pass  # without it a new folder is as good
+        pass  # without the old name a new folder will do
     return None
 
 
 def remove_socket_folder(layout: StoreLayout) -> None:
-    """Leave nothing outside the store behind: the folder that the note in ``run/`` names, if it is ours alone."""
+    """Remove the folder outside the store that the note in ``run/`` names, if it belongs to this account alone."""
     folder = layout.sockets
     if folder == layout.run:
         return
@@ -162,7 +165,9 @@ def remove_socket_folder(layout: StoreLayout) -> None:
 
 
 def next_epoch(layout: StoreLayout) -> int:
-    """Count one more start of a node on this store; durable before it is used, so that no epoch is given out twice."""
+    """Count one more start of a node on this store. The number is durable before it is used, so no epoch is given out
+    twice.
+    """
     path = layout.own / "epoch"
     try:
         last = int(path.read_text(encoding="ascii"))
@@ -191,5 +196,5 @@ def _remove_entries(folder: Path, *, keep: str = "") -> None:
             if entry.is_dir(follow_symlinks=False):
                 shutil.rmtree(entry.path)
             elif not (entry.name.endswith(".lock") and lock_holder(Path(entry.path)) is not None):
-                # A lock that is held is all that tells the next node of a process that has not ended yet.
+                # A held lock is the only sign for the next node of a process that has not ended yet.
                 os.unlink(entry.path)

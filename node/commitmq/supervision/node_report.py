@@ -1,4 +1,4 @@
-"""The long answers of the admin socket: where clients find the workers, and what every process is doing."""
+"""The long answers of the admin socket: the endpoints of the workers, and the state of every process."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from commitmq.supervision.worker_process import Phase
 
 
 def endpoints(table: ProcessTable, config: NodeConfig) -> dict[str, Any]:
-    """Endpoints by kind of worker: ``[tcp, ipc]`` of writer, coordinator, cleanup, ``memory`` and each dispatcher, a list
-    of such pairs of the readers.
+    """Endpoints by kind of worker: ``[tcp, ipc]`` of writer, coordinator, cleanup, ``memory`` and each dispatcher, and
+    a list of such pairs for the readers.
 
-    A worker that is down keeps its last ones: it comes back at the same place. Hosts are those for clients.
+    A worker that is down keeps its last endpoints: it comes back at the same place. Hosts are those for clients.
     """
     told = {role: ports.advertised(worker.endpoints, config) for role, worker in table.workers.items()}
     found: dict[str, Any] = {role: told[role] for role in ("writer", "coordinator", "cleanup") if role in told}
@@ -31,7 +31,7 @@ def endpoints(table: ProcessTable, config: NodeConfig) -> dict[str, Any]:
 
 
 def disk_warnings(control: ControlBlock, config: NodeConfig, layout: StoreLayout) -> list[str]:
-    """Sentences about sends that are refused for want of disk space, or soon will be; none where all is well."""
+    """Sentences about sends that are refused, or soon will be, because the disk is full; empty when all is well."""
     segment_bytes = config.commit_log.segment_bytes
     flags, free = status.disk_flags(control), shutil.disk_usage(layout.root).free
     room = control.get(Word.ALLOCATED) - control.get(Word.WRITTEN)
@@ -53,7 +53,7 @@ def disk_warnings(control: ControlBlock, config: NodeConfig, layout: StoreLayout
 
 
 def settings(config: NodeConfig) -> dict[str, Any]:
-    """What a client must know of the configuration; sizes in bytes."""
+    """The settings that a client must know; sizes in bytes."""
     return {
         "segment_bytes": config.commit_log.segment_bytes,
         "file_bytes": config.consume_queue.file_bytes,
@@ -104,7 +104,7 @@ def worker_rows(
 
 
 def progress(table: ProcessTable) -> dict[str, Any] | None:
-    """What a worker that is starting says of how far it is: its role, and ``phase``, ``done``, ``total``, ``unit``."""
+    """The progress report of a worker that is starting: its role, and ``phase``, ``done``, ``total``, ``unit``."""
     for worker in table.workers.values():
         told = worker.info.get("progress")
         if worker.phase is Phase.STARTING and isinstance(told, dict):
@@ -113,9 +113,9 @@ def progress(table: ProcessTable) -> dict[str, Any] | None:
 
 
 def dispatcher_rows(table: ProcessTable, control: ControlBlock, config: NodeConfig) -> list[dict[str, Any]]:
-    """One row for each dispatcher: whose it is, how it is, where it is (bytes of the log), what it left out.
+    """One row for each dispatcher: its plugin, its state, its position (bytes of the log), its skipped ranges.
 
-    ``state`` is the process's, or ``parked``, ``catching up`` or ``running`` for one that is ready.
+    ``state`` is the process's state; for a ready process it is ``parked``, ``catching up`` or ``running``.
     """
     rows = []
     for worker in table.workers.values():
@@ -125,9 +125,9 @@ def dispatcher_rows(table: ProcessTable, control: ControlBlock, config: NodeConf
         words = {word.name.lower(): control.dispatcher(slot, word) for word in DispatcherWord}
         position, lag = position_and_lag(worker.role, control, config.sync_flush, slot)
         if not worker.spec.takes_batches:
-            lag = 0  # memory topics follow nothing that could get ahead of them
+            lag = 0  # memory topics follow no position that could get ahead of them
         state = str(worker.phase)
-        # Where it is parked is told a moment after the flag is set; a row says both or neither.
+        # The parked position arrives a moment after the flag is set. A row shows both or neither.
         if words["flags"] & DispatcherFlag.PARKED and worker.info.get("parked"):
             state = "parked"
         elif worker.phase is Phase.READY:

@@ -1,8 +1,8 @@
-"""The processes under the supervisor: forkserver and workers, kept alive, watched and forked again.
+"""The processes under the supervisor: starts, watches and restarts the forkserver and the workers.
 
-The supervisor decides who is wanted and when to stop; this module does the rest: it forks who is wanted and absent,
-listens to lifelines, waits for ends, spaces restarts, and kills who hangs. It never blocks longer than one fork
-takes.
+The supervisor decides which workers are wanted and when to stop. This module does the rest: it forks wanted workers
+that are absent, listens to lifelines, waits for ends, spaces restarts, and kills workers that hang. It never blocks
+longer than one fork takes.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ START_ATTEMPTS = 3
 CPU_SAMPLE_MS = 2_000
 _SLOW_PRELOAD_MS = 8_000
 _CLOSED_LIFELINE_MS = 5_000
-_SILENT_MS = 2_000  # of a start, before and between two sentences about it
+_SILENT_MS = 2_000  # silence at a start before the first sentence about it, and between two sentences
 _FORKSERVER_EXIT_S = 2.0
 
 
 class StartFailed(CommitMQError):
-    """The node cannot start; the sentence and the exit code are for the person who started it."""
+    """The node cannot start. The sentence and the exit code are for the person who started it."""
 
     def __init__(self, message: str, code: CliExit) -> None:
         super().__init__(message)
@@ -47,12 +47,14 @@ class StartFailed(CommitMQError):
 
 
 def _is_ours(plugin: object) -> bool:
-    """True for a built-in plugin, by its name: one that is slow to load shows a slow machine, and is never left out."""
+    """True for a built-in plugin, by its name: when a built-in plugin loads slowly the machine is slow, so it is never
+    left out.
+    """
     return isinstance(plugin, str) and plugin.startswith(("commitmq_dispatchers.", "commitmq_plugins."))
 
 
 class EventLoop:
-    """What to do when a descriptor or a socket can be read."""
+    """Calls handlers for readable descriptors and sockets."""
 
     def __init__(self) -> None:
         self._poller = zmq.Poller()
@@ -62,7 +64,7 @@ class EventLoop:
     def watch(self, source: Any, handler: Callable[[], None], *, last: bool = False) -> None:
         """Call ``handler`` from :meth:`wait` whenever ``source`` (a descriptor or a ZeroMQ socket) can be read.
 
-        ``last``: behind all others, which are not to wait for it.
+        ``last``: run after all other handlers, so that they do not wait for it.
         """
         self._handlers[source] = handler
         if last:
@@ -75,7 +77,7 @@ class EventLoop:
             self._poller.unregister(source)
 
     def wait(self, timeout_ms: float) -> None:
-        """Wait for the first event, ``timeout_ms`` at most, and run the handlers of all that have one."""
+        """Wait for the first event, ``timeout_ms`` at most, and run the handlers of all sources that have one."""
         events = self._poller.poll(max(0, int(timeout_ms)))
         for source, _ in sorted(events, key=lambda event: event[0] in self._last):
             handler = self._handlers.get(source)
@@ -84,7 +86,9 @@ class EventLoop:
 
 
 class ProcessTable:
-    """All processes that the supervisor starts. It reads them here, and sets ``judging`` and a worker's ``wanted``."""
+    """All processes that the supervisor starts. The supervisor reads their state, and sets ``judging`` and a worker's
+    ``wanted``.
+    """
 
     def __init__(
         self,
@@ -100,11 +104,11 @@ class ProcessTable:
         on_news: Callable[[str], None],
         log: Log,
     ) -> None:
-        """``roles`` come in start order; ``ports`` is shared with the caller and kept up.
+        """``roles`` come in start order. ``ports`` is shared with the caller and kept current.
 
-        ``on_new_port`` is called after a change of ``ports``, ``on_news`` with a sentence when the start takes long: because
-        kernels are compiled, or for what a worker says it does. ``was_clean`` is handed to workers: no ``abort`` was there
-        before.
+        ``on_new_port`` is called after a change of ``ports``. ``on_news`` is called with a sentence when the start
+        takes long: because kernels are compiled, or about a worker's progress. ``was_clean`` is passed to workers: true
+        when no ``abort`` file existed before.
         """
         self._layout, self._config, self._control, self._log = layout, config, control, log
         self._timing = config.supervisor
@@ -114,35 +118,35 @@ class ProcessTable:
         self._on_new_port = on_new_port
         self._on_news = on_news
         self._next_news_ms = 0
-        self.began_ms = monotonic_ms()  # of the node's start; its processes' times are told from here
+        self.began_ms = monotonic_ms()  # of the node's start; the start times of its processes count from here
         self.workers: dict[str, WorkerProcess] = {}
         for role in roles:
             self.add(role)
-        self.filters: list[dict[str, Any]] = []  # of plugins, for the readers
-        self.left_out: dict[str, str] = {}  # plugins that ended the discovery process, and how
-        self.judging = True  # the node starts: a death that trying again cannot cure raises StartFailed
+        self.filters: list[dict[str, Any]] = []  # the plugins' filters, for the readers
+        self.left_out: dict[str, str] = {}  # plugins that ended the discovery process, and how it ended
+        self.judging = True  # while the node starts: a death that a restart cannot cure raises StartFailed
         self.forkserver: ForkServer | None = None
         self.forkserver_deaths = 0
-        self.kernels: dict[str, str] = {}  # where the forkserver has compiled kernels: folder, origin
+        self.kernels: dict[str, str] = {}  # the forkserver's compiled kernels: folder, origin
         self.forkserver_cpu = CpuMeter()
         self._forkserver_backoff_ms = 0
-        self._forkserver_at_ms = 0  # when it was started, or is to be started next
+        self._forkserver_at_ms = 0  # when it was started, or will be started next
         self._said_compiling = False
         self._last_tick_ms = 0
         self._hang_floor_ms = 0
 
     def add(self, role: Role) -> WorkerProcess:
-        """Take in one more role, behind the others."""
+        """Add one more role behind the others."""
         worker = WorkerProcess(role)
         self.workers[role.name] = worker
         return worker
 
     def started(self) -> set[str]:
-        """Roles of which a process was ever started."""
+        """Roles of which a process was started at least once."""
         return {worker.role for worker in self.workers.values() if worker.started_ms}
 
     def due_in_ms(self, now_ms: int) -> float:
-        """Milliseconds until a worker is to be started; infinite when none waits for its time only."""
+        """Milliseconds until a worker is due to start; infinite when none waits only for its time."""
         if self.forkserver is None:
             return max(0, self._forkserver_at_ms - now_ms) if self._any_wanted() else float("inf")
         waits = [
@@ -156,10 +160,10 @@ class ProcessTable:
         return any(worker.wanted for worker in self.workers.values())
 
     def tick(self, now_ms: int) -> None:
-        """Start what is due and look for what hangs. Raises StartFailed while ``judging``."""
+        """Start the workers that are due and kill those that hang. Raises StartFailed while ``judging``."""
         if self._last_tick_ms and now_ms - self._last_tick_ms > 5 * self._timing.poll_interval_ms + 1_000:
-            # We were stopped ourselves (a paused machine, SIGSTOP), probably together with everybody: heartbeats count
-            # from here on.
+            # This process was stopped itself (a paused machine, SIGSTOP), probably together with its workers:
+            # heartbeats count from here on.
             self._hang_floor_ms = now_ms
         self._last_tick_ms = now_ms
         self._keep_forkserver(now_ms)
@@ -170,7 +174,7 @@ class ProcessTable:
                 self._launch(worker, now_ms)
 
     def sample(self, now_ms: int) -> None:
-        """Measure CPU use since the last sample, and wait for orphans that nobody knows."""
+        """Measure CPU use since the last sample, and wait for unknown orphans."""
         for worker in self.workers.values():
             worker.cpu.sample(worker.pid, now_ms)
             if worker.cpu.percent > 0:
@@ -189,7 +193,7 @@ class ProcessTable:
         self.forkserver = None
 
     def _reap_strays(self) -> None:
-        """Wait for orphans that became our children and that nobody knows, one at a time: they would stay zombies."""
+        """Wait for unknown orphans that became children of this process, one at a time: they would stay zombies."""
         try:
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
@@ -227,7 +231,8 @@ class ProcessTable:
             elif event.get("event") == "ready":
                 self._log.info("kernels are loaded", **self.kernels, seconds=event.get("preload_s"))
         if self.forkserver.ended:
-            # Its socket is closed; its pidfd follows. Polling a closed socket would return at once, every time.
+            # The forkserver's socket is closed and its pidfd follows. Polling a closed socket would return at once,
+            # every time.
             self._loop.unwatch(self.forkserver.socket.fileno())
 
     def _say_compiling(self) -> None:
@@ -269,7 +274,7 @@ class ProcessTable:
         forkserver = self.forkserver
         if forkserver is None or not forkserver.ready:
             return
-        # Our own child of this role is dead and waited for, so whoever holds the lock is a stray of a lost fork
+        # The last child of this role is dead and waited for, so the holder of the lock is a stray of a lost fork
         # request.
         stray = kill_lock_holder(self._layout.role_lock(worker.role))
         if stray is not None:
@@ -285,7 +290,7 @@ class ProcessTable:
         elif worker.role.startswith("reader-"):
             params["filters"] = self.filters
         elif worker.role == "dispatcher-consume_queue":
-            # Code of third parties has no place in the process that every message must pass.
+            # Third-party code must not run in the process that every message passes through.
             params["filters"] = [one for one in self.filters if one["built_in"]]
         try:
             worker.fork(forkserver, params, now_ms)
@@ -300,7 +305,7 @@ class ProcessTable:
         self._log.info("worker started", role=worker.role, pid=worker.pid, restarts=worker.restarts)
 
     def _who_needs_the_log(self) -> dict[str, Any]:
-        """For cleanup: slots of the workers that map segments, and of the node's own dispatchers behind the first."""
+        """For cleanup: slots of the workers that map segments, and of the node's own dispatchers after the first."""
         workers = self.workers.values()
         mapping = [one for one in workers if one.spec.takes_batches or one.role.startswith(("reader-", "reput"))]
         behind = [one.spec for one in workers if one.spec.takes_batches and not one.spec.plugin]
@@ -329,7 +334,7 @@ class ProcessTable:
             self._loop.unwatch(worker.lifeline.fileno())
 
     def _pass_on(self, worker: WorkerProcess, now_ms: int) -> None:
-        """Tell whoever waits for the start what takes so long."""
+        """Report a slow start to the program that waits for it."""
         if now_ms >= max(self._next_news_ms, worker.started_ms + _SILENT_MS):
             self._next_news_ms = now_ms + _SILENT_MS
             self._on_news(f"{worker.role}: {progress_sentence(worker.info.get('progress'))}")
@@ -351,7 +356,7 @@ class ProcessTable:
     def _worker_ended(self, worker: WorkerProcess) -> None:
         if not worker.pid:
             return
-        self._hear(worker)  # its last words arrived before its end
+        self._hear(worker)  # its last messages arrived before its end
         fds = [worker.pidfd, worker.lifeline.fileno() if worker.lifeline else -1]
         pid = worker.pid
         code = worker.reap()
@@ -359,10 +364,11 @@ class ProcessTable:
             return
         for fd in fds:
             self._loop.unwatch(fd)
-        # Nobody writes a dead worker's words any more, and peers must not take it for asleep or alive.
+        # No process writes a dead worker's words any more, and peers must not take it for asleep or alive.
         for word in (WorkerWord.PID, WorkerWord.STATE, WorkerWord.ASLEEP):
             self._control.put_worker(worker.slot, word, 0)
-        # A plugin may end the discovery with exit code 0 as well; only what said that it is done is done.
+        # A plugin may end the discovery with exit code 0 as well, so only a process that reported its result counts as
+        # done.
         if worker.one_shot and code == 0 and (worker.ready_ms or worker.role != "discovery"):
             worker.phase, worker.wanted = Phase.DONE, False
             return
@@ -377,7 +383,7 @@ class ProcessTable:
         self._restart_later(worker, pid, code)
 
     def _without_culprit(self, worker: WorkerProcess) -> bool:
-        """Ask again at once, without the plugin that ended the discovery process; False when none is to blame."""
+        """Ask again at once, without the plugin that ended the discovery process. False when no plugin is to blame."""
         culprit = str(worker.info.get("loading", ""))
         if not culprit or culprit in self.left_out or _is_ours(culprit):
             return False
@@ -401,7 +407,7 @@ class ProcessTable:
             now_ms, timing.restart_backoff_ms, timing.restart_backoff_max_ms, timing.restart_window_s * 1000
         )
         if self._config.network.port == 0 and "Address already in use" in worker.last_error and worker.restarts:
-            self._ports.pop(worker.role, None)  # somebody took the free port it had: it gets another
+            self._ports.pop(worker.role, None)  # another program took its free port: the worker gets another one
         worker.phase = Phase.WAITING
         worker.start_at_ms = now_ms + pause_ms
         worker.restarts += 1
@@ -413,7 +419,7 @@ class ProcessTable:
         )  # fmt: skip
 
     def _judge_start(self, worker: WorkerProcess, code: int) -> None:
-        """Raise StartFailed when trying again while the node starts is of no use."""
+        """Raise StartFailed when another try during the node's start is useless."""
         reason = worker.last_error or worker.last_exit
         if code == ExitCode.STORE_UNUSABLE:
             raise StartFailed(reason, CliExit.STORE_UNUSABLE)
@@ -426,14 +432,14 @@ class ProcessTable:
             raise StartFailed(f"the {worker.role} process cannot start: {reason}", CliExit.START_FAILED)
 
     def _check_alive(self, worker: WorkerProcess, now_ms: int) -> None:
-        """Kill a worker that hangs; its end and restart follow through the pidfd."""
+        """Kill a worker that hangs. Its pidfd then reports the end, and it is restarted."""
         if worker.killed_because:
             return
         heartbeat_ms = 0
         if self._control.worker(worker.slot, WorkerWord.PID) == worker.pid:
             heartbeat_ms = self._control.worker(worker.slot, WorkerWord.HEARTBEAT_MS)
         if worker.one_shot and worker.role != "discovery":
-            # A recovery is one long scan without a loop that could beat: work it does counts as life.
+            # A recovery is one long scan without a loop that could beat, so its CPU use counts as a heartbeat.
             heartbeat_ms = max(heartbeat_ms, worker.active_ms)
         silent_ms = now_ms - max(heartbeat_ms, worker.started_ms, self._hang_floor_ms)
         because = ""
@@ -450,7 +456,7 @@ class ProcessTable:
             because = "it closed its lifeline but lives"
         elif (
             worker.phase is Phase.STARTING
-            and not worker.one_shot  # a recovery takes as long as it takes
+            and not worker.one_shot  # a recovery may take any time
             and now_ms - max(worker.started_ms, self._hang_floor_ms) > self._timing.start_timeout_s * 1000
         ):
             because = f"not ready after {self._timing.start_timeout_s} s"

@@ -1,8 +1,8 @@
 """System calls about processes that the supervisor and the command line share: lock holders, pidfds, subreaper.
 
-Nothing here trusts a bare pid. A pid may be reused between looking and acting, so a process is first pinned by a
-pidfd and then checked again (it still holds the lock, it still has the start time we noted) before a signal goes
-through that pidfd. Linux only (kernel 5.4 or later for pidfds that can be waited for).
+No function trusts a bare pid. A pid may be reused between looking and acting. So a process is first pinned by a pidfd
+and then checked again (it still holds the lock, it still has the noted start time) before a signal goes through that
+pidfd. Linux only (kernel 5.4 or later for pidfds that can be waited for).
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def _prctl(option: int, argument: int | bytes) -> None:
 
 
 def lock_holder(path: Path) -> int | None:
-    """Pid of the process that holds a POSIX lock on ``path``; None when nobody does, 0 when the system hides it.
+    """Pid of the process that holds a POSIX lock on ``path``; None when no process does, 0 when the system hides it.
 
-    Must not be called by the holder itself: closing any descriptor of a file drops all of the process's locks on it.
+    The holder itself must not call this: closing any descriptor of a file drops all of the process's locks on it.
     """
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -61,7 +61,7 @@ def lock_holder(path: Path) -> int | None:
 
 
 def kill_lock_holder(path: Path) -> int | None:
-    """SIGKILL the process that holds ``path``, and no other; returns its pid, None when there was none to kill."""
+    """SIGKILL the process that holds ``path``, and no other. Returns its pid, None when there was none to kill."""
     pid = lock_holder(path)
     if not pid or pid == os.getpid():
         return None
@@ -70,7 +70,8 @@ def kill_lock_holder(path: Path) -> int | None:
     except ProcessLookupError:
         return None
     try:
-        # The pidfd pins whoever has this pid now; if the lock still names it, that is the holder and not a newcomer.
+        # The pidfd pins the process that has this pid now. If the lock still names the pid, that is the holder and no
+        # newcomer.
         if lock_holder(path) != pid:
             return None
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
@@ -83,7 +84,7 @@ def kill_lock_holder(path: Path) -> int | None:
 
 
 def free_locks(paths: Iterable[Path], patience_s: float) -> list[tuple[str, int]]:
-    """Wait until nobody holds any of ``paths``; SIGKILL who still does after ``patience_s`` seconds.
+    """Wait until no process holds any of ``paths``; SIGKILL the holders that are left after ``patience_s`` seconds.
 
     Returns ``(file name, pid)`` of each process killed. Raises BlockingIOError when a lock stays held even so (its
     holder is in another pid namespace, or in an uninterruptible system call).
@@ -111,12 +112,14 @@ def wait_for_exit(pidfd: int, timeout_s: float | None) -> bool:
 
 
 def start_time_ticks(pid: int) -> int | None:
-    """When ``pid`` started, in ticks since boot: with the pid it names one process for good. None if it is gone."""
+    """When ``pid`` started, in ticks since boot: pid and start time together name one process for good. None if it is
+    gone.
+    """
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
         return None
-    # The second field is the name in parentheses and may hold anything; what follows its last ')' is plain.
+    # The second field is the name in parentheses and may contain anything; the text behind its last ')' is plain.
     return int(stat[stat.rindex(b")") + 2 :].split()[19])
 
 

@@ -1,6 +1,6 @@
-"""What a node runs: the roles of its own, and those that plugins add, each with its place in the control block.
+"""The roles of a node: its own, and those that plugins add, each with its place in the control block.
 
-The supervisor's side of :mod:`commitmq.supervision.discovery`; plain data, nothing of a plugin is imported here.
+The supervisor's side of :mod:`commitmq.supervision.discovery`; plain data, no plugin is imported here.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ from commitmq.workers.runtime.context import DISPATCHER_BASE, WORKER_BASE, role_
 DISPATCHER_MODULE: Final = "commitmq.workers.dispatcher.process"
 PLUGIN_WORKER_MODULE: Final = "commitmq.workers.plugin_worker"
 CONSUME_QUEUE: Final = "consume_queue"
-# Slots of dispatchers that other processes look for; plugins get those behind, in the order of their discovery.
+# Slots of dispatchers that other processes look for. Plugins get the slots behind, in the order of their discovery.
 FIXED_DISPATCHER_SLOTS: Final[Mapping[str, int]] = {CONSUME_QUEUE: 0, "index": 1, "memory": 2}
 FIRST_PLUGIN_DISPATCHER_SLOT: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """One process to run. ``essential``: the node cannot start without it. ``plugin``: whose it is, empty for ours."""
+    """One process to run. ``essential``: the node cannot start without it. ``plugin``: its plugin, empty for the node's
+    own.
+    """
 
     name: str
     module: str
@@ -37,12 +39,14 @@ class Role:
 
     @property
     def takes_batches(self) -> bool:
-        """True for a dispatcher that reput hands its batches to; memory topics never reach the log."""
+        """True for a dispatcher that gets batches from reput; memory topics never reach the log."""
         return bool(self.dispatcher) and self.dispatcher != "memory"
 
 
 def own_role(name: str, module: str) -> Role:
-    """One of the node's own roles. The index's dispatcher catches up behind a node that serves already."""
+    """One of the node's own roles. The index dispatcher catches up while the node serves already, so it is not
+    essential.
+    """
     one_shot = name in ("recovery", "discovery")
     dispatcher = name.removeprefix("dispatcher-") if name.startswith("dispatcher-") else ""
     slot = FIXED_DISPATCHER_SLOTS.get(dispatcher, -1)
@@ -60,10 +64,10 @@ def own_role(name: str, module: str) -> Role:
 
 
 class Roster:
-    """What discovery found. ``reports`` is one dict for each plugin, as ``status`` shows it."""
+    """The result of discovery. ``reports`` has one dict for each plugin, as ``status`` shows it."""
 
     def __init__(self, found: Mapping[str, Any] | None = None) -> None:
-        """``found``: the ``info`` of the discovery process; without it a node runs only what is its own."""
+        """``found``: the ``info`` of the discovery process. Without it a node runs only its own roles."""
         found = found or {}
         self.reports: list[dict[str, Any]] = list(found.get("plugins", ()))
         self.config_errors: list[str] = list(found.get("config_errors", ()))
@@ -72,11 +76,11 @@ class Roster:
         self._workers: list[dict[str, Any]] = list(found.get("workers", ()))
 
     def own_dispatchers(self) -> list[dict[str, Any]]:
-        """Built-in dispatchers that are not the ConsumeQueue's (which runs whatever discovery says)."""
+        """Built-in dispatchers other than the ConsumeQueue's (which runs whatever discovery finds)."""
         return [one for one in self._dispatchers if one["built_in"] and one["name"] in FIXED_DISPATCHER_SLOTS]
 
     def plugin_roles(self) -> tuple[list[Role], list[Role]]:
-        """``(dispatchers, workers)`` of third parties; what does not fit into the control block is reported."""
+        """``(dispatchers, workers)`` of third parties. Those that do not fit into the control block are reported."""
         dispatchers, workers = [], []
         slot = FIRST_PLUGIN_DISPATCHER_SLOT
         for one in self._dispatchers:
@@ -128,7 +132,7 @@ class Roster:
 
 
 def start_order(config: NodeConfig) -> dict[str, str]:
-    """Module of each of the node's own roles, in the order in which they start; they stop in the reverse order."""
+    """Module of each of the node's own roles, in start order; they stop in the reverse order."""
     return {
         "recovery": "commitmq.workers.recovery.process",
         "coordinator": "commitmq.workers.coordinator",

@@ -1,7 +1,7 @@
-"""What ``status`` reports: processes with their CPU, memory, position and lag, and the positions of the node.
+"""The figures of ``status``: processes with their CPU, memory, position and lag, and the positions of the node.
 
-Memory is the proportional set size (PSS) without the mapped files of the store: pages that workers share count once in
-the sum, and the page cache of the log, which the kernel takes back at will, does not count at all.
+Memory is the proportional set size (PSS) without the mapped files of the store. So pages that workers share count once
+in the sum, and the page cache of the log, which the kernel may take back at any time, does not count at all.
 """
 
 from __future__ import annotations
@@ -20,13 +20,14 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 # A mapping's first line in smaps (address range, permissions, offset, device, inode, path), or its Pss line.
 _SMAPS = re.compile(rb"^(?:[0-9a-f]+-[0-9a-f]+ \S+ \S+ \S+ \S+ *([^\n]*)|Pss: +([0-9]+) kB)$", re.MULTILINE)
 
-# Of a gauge of memory: how much of the time it may look, how much of that it may save up, how many processes it knows.
+# Limits of a gauge of memory: its share of the time for measuring, how much of that time it may save up, how many
+# processes it knows.
 _LOOKING_SHARE = 0.1
 _MAX_SAVED_MS = 500.0
 _MAX_PROCESSES = 128
 _FORGOTTEN_MS = 60_000
 
-# What a worker's own position is, and what it follows: lag is the difference in bytes of the CommitLog.
+# A worker's own position, and the position it follows: lag is the difference in bytes of the CommitLog.
 _Position = Callable[[ControlBlock, bool], tuple[int, int]]
 _POSITIONS: dict[str, _Position] = {
     "writer": lambda control, _sync: (control.get(Word.WRITTEN), control.get(Word.WRITTEN)),
@@ -42,7 +43,7 @@ def position_and_lag(
 ) -> tuple[int | None, int | None]:
     """Position and lag of ``role`` in bytes; both None for a role that follows no position.
 
-    A dispatcher's is in its slot, and follows ``reput``.
+    A dispatcher's position is in its slot, and follows ``reput``.
 
     The two words are read one after the other, so a lag may be a moment old; it is never shown below zero.
     """
@@ -71,13 +72,15 @@ def positions(control: ControlBlock) -> dict[str, int]:
 
 
 def disk_flags(control: ControlBlock) -> list[str]:
-    """Names of the reasons for which sends are refused right now."""
+    """Names of the current reasons for refusing sends."""
     flags = control.get(Word.DISK_FLAGS)
     return [flag.name for flag in DiskFlag if flags & flag]
 
 
 def progress_sentence(progress: object) -> str:
-    """``checking the log, 45 % of 256.0 MiB``: what a worker told of its start; "" for what is no progress at all."""
+    """``checking the log, 45 % of 256.0 MiB``: a worker's report about its start; "" when ``progress`` is no such
+    report.
+    """
     if not isinstance(progress, dict) or not isinstance(progress.get("phase"), str):
         return ""
     phase, done, total = progress["phase"], progress.get("done"), progress.get("total")
@@ -101,7 +104,7 @@ def cpu_seconds(pid: int) -> float | None:
 
 
 def memory_bytes(pid: int, store: Path) -> int | None:
-    """PSS of ``pid`` without mappings of files under ``store``; None when it is gone or not ours to look at."""
+    """PSS of ``pid`` without mappings of files under ``store``; None when it is gone or this account may not look at it."""
     try:
         smaps = Path(f"/proc/{pid}/smaps").read_bytes()
     except OSError:
@@ -127,7 +130,7 @@ class CpuMeter:
     percent: float = 0.0
 
     def sample(self, pid: int, now_ms: int) -> None:
-        """Look again at ``pid`` at monotonic time ``now_ms``; a new pid starts from zero."""
+        """Measure ``pid`` again at monotonic time ``now_ms``; a new pid starts from zero."""
         seconds = cpu_seconds(pid) if pid else None
         if seconds is None:
             self.pid, self.percent = 0, 0.0
@@ -140,22 +143,22 @@ class CpuMeter:
 
 
 class MemoryGauge:
-    """Memory of processes, measured when somebody asks, and for a small share of the time.
+    """Memory of processes, measured on request, and for a small share of the time.
 
-    The kernel walks every page of a process to answer, which takes milliseconds each: who asks without a pause must not
-    keep the supervisor from its workers. Between two looks the last answer stands.
+    The kernel walks every page of a process to answer, which takes milliseconds each. A client that asks without a
+    pause must not keep the supervisor from its workers, so between two measurements the last answer stands.
     """
 
     def __init__(self, store: Path, age_ms: int) -> None:
-        """``age_ms``: how old an answer may be before the process is looked at again."""
+        """``age_ms``: the age from which an answer is measured again."""
         self._store = store
         self._age_ms = age_ms
         self._known: dict[int, tuple[int | None, float]] = {}  # pid -> bytes, when
-        self._saved_ms = _MAX_SAVED_MS  # for looking
+        self._saved_ms = _MAX_SAVED_MS  # time for measuring
         self._at_ms = _clock_ms()
 
     def of(self, pid: int) -> int | None:
-        """See :func:`memory_bytes`. A process that was never asked for is looked at in any case."""
+        """See :func:`memory_bytes`. A process is measured in any case when it is asked for the first time."""
         now_ms = _clock_ms()
         self._saved_ms = min(_MAX_SAVED_MS, self._saved_ms + (now_ms - self._at_ms) * _LOOKING_SHARE)
         self._at_ms = now_ms
@@ -177,7 +180,7 @@ def _clock_ms() -> float:
 def process_row(
     role: str, pid: int, state: str, restarts: int, cpu: CpuMeter, memory: MemoryGauge, **details: Any
 ) -> dict[str, Any]:
-    """What every process's row has in common; ``details`` adds position, lag, last error, endpoints."""
+    """The common fields of every process's row; ``details`` adds position, lag, last error, endpoints."""
     return {
         "role": role,
         "pid": pid or None,

@@ -1,29 +1,34 @@
-"""The process that starts, watches, restarts and stops all others, and that alone may call a store closed in order.
+"""The process that starts, watches, restarts and stops all others; only it may call a store closed in order.
 
 Owns the store's ``lock`` and ``abort`` files, ``run/node.json``, the admin socket, and the epoch and restart words of
 the control block. Reads the workers' heartbeats. It must stay small: no numpy, no numba.
 
 Start: take ``lock``; wait until no process of a former node holds a role lock (an orphan gets five seconds, then
-SIGKILL); empty ``run/``; make the control block anew; start the forkserver, run discovery and recovery; write ``abort``;
-start the workers one after the other, each when the one before is ready. Stop: the reverse, each worker draining;
-``abort`` is removed only if every worker ended with exit code 0 and everything written is flushed and dispatched.
+SIGKILL); empty ``run/``; create the control block anew; start the forkserver, run discovery and recovery; write
+``abort``; start the workers one after the other, each when the one before is ready. Stop: the reverse, each worker
+draining; ``abort`` is removed only if every worker ended with exit code 0 and everything written is flushed and
+dispatched.
 
-Until recovery has ended well the store is somebody else's: a start that fails or is interrupted before that, however,
-leaves ``abort``, checkpoint and sidecar as it found them. Then :meth:`Supervisor._claim` makes ``abort`` with a token of
-our own, and only from there on does anybody of this node write what a later recovery trusts.
+Until recovery has ended well the store still belongs to its former user: a start that fails or is interrupted before
+that, in whatever way, leaves ``abort``, checkpoint and sidecar as it found them. Then :meth:`Supervisor._claim` makes
+``abort`` with a token of this node. Only from there on does a process of this node write files that a later recovery
+trusts.
 
-Who dies, and what happens then:
+What happens when a process dies:
 
-* a worker: its pidfd wakes us; it is forked again after a back-off. A worker whose heartbeat stops is killed first.
-* the forkserver: workers are our own children (see :mod:`commitmq.supervision.forkserver`) and go on; a new one is started.
-* we: every lifeline closes, so every worker and the forkserver exit; the keeper starts a new supervisor.
-* the keeper: in the foreground the node stops in order, because whoever killed ``commitmq start`` meant the node; in
-  the background we start another one. It is our child, so it hears of our end by a pipe that only we hold open: when that
-  closes without a last word, we were killed, and it starts a supervisor again. Both at one moment is the next line.
-* all at once: the role and store locks are gone with their holders; the next start finds ``abort`` and recovers.
+* a worker: its pidfd wakes the supervisor, which forks it again after a back-off. A worker whose heartbeat stops is
+  killed first.
+* the forkserver: workers are the supervisor's own children (see :mod:`commitmq.supervision.forkserver`) and go on; a
+  new forkserver is started.
+* the supervisor: every lifeline closes, so every worker and the forkserver exit; the keeper starts a new supervisor.
+* the keeper: in the foreground the node stops in order, because a person who killed ``commitmq start`` meant the node.
+  In the background the supervisor starts another keeper. That keeper is its child, so it learns of the supervisor's end
+  by a pipe that only the supervisor holds open: when the pipe closes without a last word, the supervisor was killed,
+  and the keeper starts one again. The death of both at one moment is the next case.
+* all at once: the role and store locks end with their holders; the next start finds ``abort`` and recovers.
 
-One loop (:meth:`Supervisor._turn`) handles everything; start and stop are written as plain sequences that turn it
-while they wait. It wakes at every event, and ``supervisor.poll_interval_ms`` after the last one at the latest.
+One loop (:meth:`Supervisor._turn`) handles everything; start and stop are plain sequences that turn it while they wait.
+It wakes at every event, and ``supervisor.poll_interval_ms`` after the last one at the latest.
 """
 
 from __future__ import annotations
@@ -92,10 +97,10 @@ class Supervisor:
         config_fd: int = -1,
         life: str = "",
     ) -> None:
-        """``report`` is told how the start goes; ``modules`` (role to module, in start order) is for tests.
+        """``report`` gets the progress of the start. ``modules`` (role to module, in start order) is for tests.
 
-        ``config_fd`` and ``life`` (see :func:`commitmq.supervision.node_files.node_life`) are for a new keeper; without the
-        first there is none.
+        ``config_fd`` and ``life`` (see :func:`commitmq.supervision.node_files.node_life`) are for a new keeper; without
+        ``config_fd`` no keeper is started.
         """
         self._layout = StoreLayout(store.absolute())
         self._config = config
@@ -119,15 +124,15 @@ class Supervisor:
         self._cpu = {"supervisor": status.CpuMeter(), "keeper": status.CpuMeter()}
         self._owner = abort_file.new_token()
         self._claimed = False
-        # The same for each supervisor of a life, so that clients find it again, and another one for each life: libzmq removes
-        # the file of a socket when it closes, and must not remove that of the next node.
+        # All supervisors of a life use the same name, so that clients find the socket again. Each life uses another
+        # one: libzmq removes the file of a socket when it closes, and must not remove the file of the next node.
         self._admin_name = f"admin-{self._keeper.life.replace('/', '-') or os.getpid()}"
-        self._run_is_ours = False  # no process of a former node uses what is in run/ any more
+        self._run_is_ours = False  # no process of a former node uses the files in run/ any more
 
     # ------------------------------------------------------------ life
 
     def run(self) -> int:
-        """Start, serve until asked to stop, stop; returns the exit code (:class:`CliExit`)."""
+        """Start, serve until asked to stop, stop. Returns the exit code (:class:`CliExit`)."""
         self._catch_signals()
         try:
             self._open()
@@ -155,7 +160,7 @@ class Supervisor:
         return CliExit.OK if clean else CliExit.UNCLEAN_STOP
 
     def last_word(self, code: int) -> None:
-        """Let a keeper that we started know with which exit code we end: it is not our parent."""
+        """Report the exit code to a keeper that this supervisor started: it is not the parent."""
         self._keeper.last_word(code)
 
     def _refuse(self, sentence: str, code: CliExit) -> int:
@@ -166,7 +171,7 @@ class Supervisor:
         return code
 
     def _open(self) -> None:
-        """Everything up to the first child. Raises StoreError and CommitMQError; nothing is left locked then."""
+        """Do everything up to the first child. Raises StoreError and CommitMQError; then nothing is left locked."""
         layout = self._layout
         node_files.make_folders(layout)
         self._lock = StoreLock(layout.lock)
@@ -174,7 +179,7 @@ class Supervisor:
         try:
             self._open_locked()
         except BaseException:
-            # What we wrote into run/ describes a node that never was.
+            # The files written into run/ describe a node that never ran.
             self._leave()
             self._lock.release()
             raise
@@ -239,7 +244,7 @@ class Supervisor:
             failpoints.hit("supervisor.opened")
 
     def _fit(self) -> None:
-        """Take the store's sizes. Raises StoreError, before anything is touched, when others were asked for."""
+        """Take the store's sizes. Raises StoreError, before any change, when the configuration asks for others."""
         self._fitted = fit(self._layout, self._config)
         self._config = self._fitted.config
         if not self._config.index.enable:
@@ -249,14 +254,14 @@ class Supervisor:
             self._report({"event": "info", "message": note})
 
     def _remember_sizes(self) -> None:
-        """The store is recovered: what it was opened with is right, and the next start need not look for it."""
+        """Store the sizes after recovery: they are proven right, and the next start need not look for them."""
         try:
             self._fitted.remember(self._layout)
         except StoreError as error:
             self._log.warning("the sizes of the store's files are looked for again at the next start", why=str(error))
 
     def _check_ports(self) -> None:
-        """Raises AddressInUseError when somebody has a port that a process of the node will need."""
+        """Raises AddressInUseError when another program has a port that a process of the node will need."""
         wanted = [("admin", -1), *((role.name, role.dispatcher_slot) for role in self._roles)]
         if sentence := ports.first_in_use(wanted, self._config):
             raise AddressInUseError(sentence)
@@ -273,11 +278,11 @@ class Supervisor:
                 except AddressInUseError:
                     if monotonic_ms() >= deadline_ms:
                         raise
-                    time.sleep(0.02)  # the node before us has stopped and is just saying so
+                    time.sleep(0.02)  # the former node has stopped and is just reporting that
         except AddressInUseError:
             if self._config.network.port:
                 raise
-            # The free port of the node's former life was taken meanwhile: any other will do.
+            # Another program took the free port of the node's former life meanwhile: any other port will do.
             admin = AdminSocket(self._config, self._layout.ipc(self._admin_name), 0, handlers, self._log)
         self._ports["admin"] = ports.tcp_port(admin.endpoints) or port
         return admin
@@ -305,7 +310,8 @@ class Supervisor:
     def _start(self) -> None:
         """Bring all workers up in order. Returns early when asked to stop; raises StartFailed.
 
-        The node is ready when everything essential is: nobody waits for a plugin, or for an index that is behind.
+        The node is ready when all essential workers are: the start waits neither for a plugin nor for an index that is
+        behind.
         """
         table = self._table
         for role in self._roles:
@@ -341,7 +347,9 @@ class Supervisor:
         )
 
     def _claim(self) -> None:
-        """Make ``abort`` ours: the store is recovered, and from now on this node changes it. Raises StartFailed."""
+        """Write ``abort`` with this node's token: the store is recovered, and from now on this node changes it. Raises
+        StartFailed.
+        """
         try:
             if failpoints.ACTIVE:
                 failpoints.hit("supervisor.before_abort")
@@ -351,12 +359,12 @@ class Supervisor:
         self._claimed = True
 
     def _recovered(self) -> dict[str, Any]:
-        """What recovery said of its work; empty before."""
+        """Recovery's report of its work; empty before."""
         worker = self._table.workers.get("recovery")
         return {} if worker is None else worker.info
 
     def _bring_up(self, worker: WorkerProcess) -> bool:
-        """Have ``worker`` started, and wait until it is ready if it is essential; False when the node is to stop."""
+        """Start ``worker``, and wait until it is ready if it is essential. False when the node is to stop."""
         worker.wanted = True
         worker.phase = Phase.WAITING
         worker.start_at_ms = 0
@@ -367,7 +375,7 @@ class Supervisor:
         return True
 
     def _enlist(self, roster: Roster) -> None:
-        """Take in what plugins add: dispatchers before reput, which feeds them; workers behind all of the node's own."""
+        """Add the roles of plugins: dispatchers before reput, which feeds them; workers behind all of the node's own."""
         self._roster = roster
         if roster.config_errors:
             raise StartFailed("; ".join(roster.config_errors), CliExit.CONFIG_ERROR)
@@ -383,7 +391,7 @@ class Supervisor:
     # ------------------------------------------------------------ stop
 
     def _stop(self) -> bool:
-        """Drain and end everything; returns whether the store was closed in order (``abort`` is gone then)."""
+        """Drain and end everything. Returns whether the store was closed in order (``abort`` is gone then)."""
         self._stop_asked = True
         self._table.judging = False
         self._log.info("stopping")
@@ -400,8 +408,8 @@ class Supervisor:
                 failpoints.hit("supervisor.before_abort_unlink")
             abort_file.remove(self._layout.abort)
         self._table.end_forkserver()
-        # Whoever is told that the node is stopped may start it again at once: nothing but our port is in its way by then,
-        # and that for a moment only (see _bind_admin).
+        # A program that learns of the stop may start the node again at once: by then only this process's port is in its
+        # way, and that for a moment only (see _bind_admin).
         self._control.put_worker(self._slot, WorkerWord.STATE, WorkerState.STOPPED)
         self._control.close()
         self._leave()
@@ -410,7 +418,7 @@ class Supervisor:
             self._admin.send(peer, wire.ok(identity, clean=clean))
         self._admin.close(last_word=bool(self._stop_peers))
         self._stop_peers.clear()
-        if not self._starting:  # a start that ends says why by itself
+        if not self._starting:  # a failed start reports the reason itself
             self._report({"event": "stopped", "clean": clean})
         if not self._claimed:
             self._log.info("stopped before the store was opened, which is as it was found")
@@ -421,7 +429,9 @@ class Supervisor:
         return clean
 
     def _leave(self) -> None:
-        """Leave nothing but the store's own files, whatever became of the node. No other process of it lives by now."""
+        """Remove everything except the store's own files, however the node ended. No other process of the node lives by
+        now.
+        """
         if not self._run_is_ours:
             return
         try:
@@ -431,7 +441,7 @@ class Supervisor:
             self._log.warning("something of the node could not be removed", error=str(error))
 
     def _remove_pool(self) -> None:
-        """Give the memory of the transient store pool back, unless it holds what is not in the log's files."""
+        """Free the memory of the transient store pool, unless it holds records that are not in the log's files."""
         control = self._control
         if control.get(Word.POOL_BUFFERS) and control.get(Word.COMMITTED) == control.get(Word.WRITTEN):
             try:
@@ -440,7 +450,7 @@ class Supervisor:
                 self._log.warning("cannot remove the transient store pool", error=str(error))
 
     def _stop_order(self) -> list[WorkerProcess]:
-        """Plugins' workers first, which may be clients; their dispatchers last, when nothing more comes."""
+        """Plugins' workers first, which may be clients; their dispatchers last, when no more records come."""
         workers = list(self._table.workers.values())
         own = [worker for worker in workers if not worker.spec.plugin]
         dispatchers = [worker for worker in workers if worker.spec.plugin and worker.spec.dispatcher]
@@ -448,9 +458,10 @@ class Supervisor:
         return [*reversed(others), *reversed(own), *reversed(dispatchers)]
 
     def _confirm_queues(self) -> None:
-        """Let the checkpoint say what of ConsumeQueues and index is durable; flush wrote it last before their final flush.
+        """Bring the checkpoint up to the durable positions of ConsumeQueues and index; flush wrote it last before their
+        final flush.
 
-        All workers have ended, so there is no other writer of the file. Without this RocketMQ and our own recovery would
+        All workers have ended, so the file has no other writer. Without this RocketMQ and CommitMQ's recovery would
         begin further back than they must after a later crash.
         """
         control = self._control
@@ -471,10 +482,10 @@ class Supervisor:
             self._log.warning("cannot write the final checkpoint", error=str(error))
 
     def _stop_worker(self, worker: WorkerProcess) -> None:
-        """Ask ``worker`` to drain and wait for its end; one that does not listen is killed when its time is over."""
+        """Ask ``worker`` to drain and wait for its end. A worker that does not listen is killed when its time is over."""
         worker.wanted = False
         if not worker.pid:
-            # It died a moment ago and nobody will drain for it now.
+            # It died a moment ago and will not be restarted to drain.
             worker.unclean = worker.unclean or worker.phase is Phase.WAITING
             worker.phase = Phase.DONE if worker.phase is Phase.DONE else Phase.IDLE
             return
@@ -489,11 +500,11 @@ class Supervisor:
                 worker.kill(f"it did not stop within {patience_ms / 1000:g} s")
 
     def _is_closed_in_order(self) -> bool:
-        """Whether everything that this node wrote, or found when it recovered, is flushed and dispatched."""
-        # A plugin that does not end in order harms nothing but itself.
+        """Whether all records that this node wrote, or found when it recovered, are flushed and dispatched."""
+        # A plugin that does not end in order harms only itself.
         unclean = [worker.role for worker in self._table.workers.values() if worker.unclean and not worker.spec.plugin]
         written, flushed = self._control.get(Word.WRITTEN), self._control.get(Word.FLUSHED)
-        # Not what is dispatched only: after a failed sync the units may be in the page cache and nowhere else.
+        # The dispatched position alone is not enough: after a failed sync the units may be only in the page cache.
         dispatched = self._control.dispatcher(0, DispatcherWord.DISPATCHED)
         dispatched = min(dispatched, self._control.dispatcher(0, DispatcherWord.DURABLE))
         flush_errno = self._control.get(Word.FLUSH_ERRNO)
@@ -512,7 +523,7 @@ class Supervisor:
     # ------------------------------------------------------------ the loop
 
     def _turn(self, max_wait_ms: float = float("inf")) -> None:
-        """Wait for an event or the poll interval, handle what happened, do what is due. May raise StartFailed."""
+        """Wait for an event or the poll interval, handle the events, do what is due. May raise StartFailed."""
         self._loop.wait(min(max_wait_ms, self._timing.poll_interval_ms, self._table.due_in_ms(monotonic_ms())))
         now_ms = monotonic_ms()
         self._control.put_worker(self._slot, WorkerWord.HEARTBEAT_MS, now_ms)
@@ -547,7 +558,7 @@ class Supervisor:
         signal.set_wakeup_fd(wakeup_writer.fileno(), warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda received, _frame: self._ask_stop(signal.Signals(received).name))
-        # Not our business: a closed terminal is the keeper's, and writing to one must not stop a node behind it.
+        # A closed terminal is the keeper's business, and writing to one must not stop a node behind it.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.signal(signal.SIGTTOU, signal.SIG_IGN)
         self._loop.watch(self._wakeup.fileno(), self._drain_wakeups)
@@ -625,15 +636,15 @@ class Supervisor:
         return rows + node_report.worker_rows(self._table, self._control, self._config, memory)
 
     def _stop_requested(self, peer: bytes, header: dict[str, Any]) -> None:
-        """Answered at the very end, with whether the store was closed in order."""
+        """The answer comes at the very end, with whether the store was closed in order."""
         self._stop_peers.append((peer, header["id"]))
         self._ask_stop("request")
-        # The keeper must know too: should we be killed while we drain, it would start the node again.
+        # Tell the keeper first: if the supervisor is killed while it drains, the keeper would start the node again.
         self._keeper.tell_stop()
 
 
 def _with_a_way_out(sentence: str, layout: StoreLayout) -> str:
-    """``sentence``; when it says that the disk is full, also how to get space without a node."""
+    """``sentence``; when it reports a full disk, also how to free space without a node."""
     full = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
     if "store expire" in sentence or not any(words in sentence for words in full):
         return sentence
@@ -650,7 +661,7 @@ def read_config(fd: int) -> NodeConfig:
 
 
 def pipe_report(fd: int) -> Report:
-    """Reports as JSON lines to ``fd`` (-1: nowhere); a reader that has gone is no trouble."""
+    """Reports as JSON lines to ``fd`` (-1: nowhere). A reader that has gone is ignored."""
 
     def report(message: dict[str, Any]) -> None:
         if fd >= 0:
@@ -661,7 +672,7 @@ def pipe_report(fd: int) -> Report:
 
 
 def main(arguments: list[str]) -> int:
-    """``python -m commitmq.supervision.supervisor STORE CONFIG_FD READY_FD MODE KEEPER_PID LIFE``: what the keeper starts."""
+    """``python -m commitmq.supervision.supervisor STORE CONFIG_FD READY_FD MODE KEEPER_PID LIFE``: the keeper's command."""
     store, config_fd, ready_fd, mode, keeper_pid, life = arguments
     log_module.configure()
     set_process_name("cmq-supervisor")
@@ -683,7 +694,7 @@ def main(arguments: list[str]) -> int:
             life=life,
         )
         code = int(supervisor.run())
-    except Exception as error:  # the exit code must be right whatever happened, and the workers end with our lifelines
+    except Exception as error:  # the exit code must be right after any failure, and the workers end with the lifelines
         log_module.get_log("supervisor").exception("supervisor crashed", error=repr(error))
         report({"event": "failed", "error": f"the supervisor crashed: {error!r}", "code": int(CliExit.CRASHED)})
         code = int(CliExit.CRASHED)

@@ -22,10 +22,10 @@ _MAX_MESSAGE_BYTES = 1 << 17
 
 
 class Phase(StrEnum):
-    """Where a worker is in its life, as ``status`` shows it."""
+    """A worker's phase of life, as ``status`` shows it."""
 
-    IDLE = "idle"  # not started yet, or its turn to stop has come and gone
-    WAITING = "waiting"  # dead; started again when its back-off is over
+    IDLE = "idle"  # not started yet, or stopped already
+    WAITING = "waiting"  # dead; started again after its back-off
     STARTING = "starting"
     READY = "ready"
     STOPPING = "stopping"
@@ -34,11 +34,11 @@ class Phase(StrEnum):
 
 @dataclass
 class WorkerProcess:
-    """One role and, while it lives, the process that plays it. Times are CLOCK_MONOTONIC milliseconds."""
+    """One role and, while it lives, its process. Times are CLOCK_MONOTONIC milliseconds."""
 
     spec: Role
     phase: Phase = Phase.IDLE
-    wanted: bool = False  # keep it alive: a death leads to a restart
+    wanted: bool = False  # keep it alive: restart it after a death
     pid: int = 0
     pidfd: int = -1
     lifeline: socket.socket | None = None
@@ -46,11 +46,11 @@ class WorkerProcess:
     started_ms: int = 0
     ready_ms: int = 0
     start_at_ms: int = 0
-    active_ms: int = 0  # a one-shot worker was last seen to use the CPU
+    active_ms: int = 0  # when a one-shot worker was last seen to use the CPU
     restarts: int = 0
     backoff_ms: int = 0
     deaths_before_ready: int = 0
-    unclean: bool = False  # it did not end with exit code 0 after it was asked to stop
+    unclean: bool = False  # after the request to stop it ended with another exit code than 0
     killed_because: str = ""
     last_exit: str = ""
     last_error: str = ""
@@ -75,7 +75,7 @@ class WorkerProcess:
         return self.spec.one_shot
 
     def fork(self, forkserver: ForkServer, params: Mapping[str, Any], now_ms: int) -> None:
-        """Start the process. Raises ForkServerDied, and has changed nothing then.
+        """Start the process. When it raises ForkServerDied, nothing has changed.
 
         A child that exists in spite of that ends by itself, because its lifeline is closed here.
         """
@@ -93,7 +93,7 @@ class WorkerProcess:
         self.phase = Phase.STARTING
 
     def read_lifeline(self, now_ms: int) -> list[dict[str, Any]]:
-        """All messages that have arrived; notes when the worker's end is closed."""
+        """All messages that have arrived. Notes when the worker's end is closed."""
         messages: list[dict[str, Any]] = []
         while self.lifeline is not None and not self.lifeline_ended_ms:
             try:
@@ -105,7 +105,7 @@ class WorkerProcess:
             if not data:
                 self.lifeline_ended_ms = now_ms
                 break
-            # What a worker says must not be able to end the supervisor, whatever it is.
+            # No message of a worker may end the supervisor.
             with contextlib.suppress(orjson.JSONDecodeError):
                 message = orjson.loads(data)
                 if isinstance(message, dict):
@@ -113,14 +113,14 @@ class WorkerProcess:
         return messages
 
     def ask_to_stop(self) -> None:
-        """Send ``stop``; a worker that is dead or does not listen is the caller's to notice."""
+        """Send ``stop``. The caller must notice a worker that is dead or does not listen."""
         self.phase = Phase.STOPPING
         if self.lifeline is not None:
             with contextlib.suppress(OSError):
                 self.lifeline.send(orjson.dumps({"command": "stop"}))
 
     def kill(self, because: str) -> None:
-        """SIGKILL; its end is seen through the pidfd like any other."""
+        """SIGKILL the process. The pidfd reports its end like any other."""
         self.killed_because = because
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(self.pidfd, signal.SIGKILL)
@@ -128,12 +128,12 @@ class WorkerProcess:
     def reap(self) -> int | None:
         """Wait status in ``Popen.returncode`` style (negative: signal) if the process has ended, else None.
 
-        Closes the pidfd and the lifeline and forgets the pid: after this the pid may belong to anybody.
+        Closes the pidfd and the lifeline and forgets the pid: after this the pid may belong to another process.
         """
         try:
             ended = os.waitid(os.P_PIDFD, self.pidfd, os.WEXITED | os.WNOHANG)
         except ChildProcessError:
-            code = int(ExitCode.CRASHED)  # cannot be, unless somebody else waited for it
+            code = int(ExitCode.CRASHED)  # impossible, unless another part waited for it
         else:
             if ended is None:
                 return None
@@ -146,7 +146,7 @@ class WorkerProcess:
         return code
 
     def next_backoff(self, now_ms: int, first_ms: int, longest_ms: int, well_after_ms: int) -> int:
-        """Milliseconds to wait before the next start: doubles with each death, starts over after a good while."""
+        """Milliseconds to wait before the next start: doubles with each death, starts over after a long good run."""
         if self.backoff_ms == 0 or (self.ready_ms and now_ms - self.ready_ms >= well_after_ms):
             self.backoff_ms = first_ms
         else:

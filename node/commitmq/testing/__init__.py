@@ -1,9 +1,9 @@
-"""For the tests of plugins: a real node as a pytest fixture, and the tests that every dispatcher must pass.
+"""Test helpers for plugins: a real node as a pytest fixture, and the tests that every dispatcher must pass.
 
-* The fixtures ``commitmq_node``, ``commitmq_node_factory``, ``commitmq_shared_node`` and ``commitmq_topic`` are there wherever
-  CommitMQ is installed with pytest; see :mod:`commitmq.testing.pytest_plugin`.
+* The fixtures ``commitmq_node``, ``commitmq_node_factory``, ``commitmq_shared_node`` and ``commitmq_topic`` exist
+  wherever CommitMQ is installed with pytest; see :mod:`commitmq.testing.pytest_plugin`.
 * :class:`DispatcherContract` is a class of tests to inherit from; it needs hypothesis (the extra ``testing``).
-* :func:`start_node` gives a node outside of the fixtures, for instance one that a whole module shares.
+* :func:`start_node` gives a node outside the fixtures, for instance one that a whole module shares.
 
 Names are loaded when they are first used: pytest imports this package in every project that has CommitMQ installed.
 """

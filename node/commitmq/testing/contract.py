@@ -9,15 +9,16 @@
             with sqlite3.connect(view.folder / "counts.db") as database:
                 return database.execute("SELECT * FROM counts ORDER BY tag").fetchall()
 
-The yardstick is one straight run: all records, in order, no accident. Each test takes another way through the same log
-(killed and replayed, cut into other batches, with a power cut behind a flush …) and compares what is in the files at the end.
-A dispatcher that keeps nothing in files has nothing to compare; it still must not raise.
+The reference is one straight run: all records, in order, without an accident. Each test takes another way through the
+same log (killed and replayed, cut into other batches, with a power cut behind a flush …) and compares the content of
+the files at the end. A dispatcher that keeps nothing in files has nothing to compare; it still must not raise.
 
-The first tests call the dispatcher directly, on a log that holds something of everything; they take a few seconds. The last
-ones run it in a real node, kill it and the node under load, and compare with a straight run over the node's own log.
+The first tests call the dispatcher directly, on a log with all kinds of records; they take a few seconds. The last ones
+run it in a real node, kill it and the node under load, and compare with a straight run over the node's own log.
 
-What cannot be seen here: a ``flush`` that forgets fdatasync. A killed process loses nothing that it wrote; only a power cut
-does. The test of the power cut keeps the files as they were when ``flush`` returned, which finds what was not written yet.
+These tests cannot find a ``flush`` that forgets fdatasync. A killed process loses nothing that it wrote; only a power
+cut does. The test of the power cut keeps the files as they were when ``flush`` returned, which finds data that was not
+written yet.
 """
 
 from __future__ import annotations
@@ -66,17 +67,17 @@ class _UnreadableLog(CommitLog):
 
 
 def _copy_unless_gone(source: str, target: str) -> str:
-    """A dispatcher's thread may rename a file that it has written just now."""
+    """Copy, but skip a file that a thread of the dispatcher has just renamed."""
     with contextlib.suppress(FileNotFoundError):
         shutil.copy2(source, target)
     return target
 
 
 class Life:
-    """One life of a dispatcher on a store: from open to close, or to wherever it is left."""
+    """One life of a dispatcher on a store: from open to close, or to the point where it is left."""
 
     def __init__(self, contract: DispatcherContract, root: Path, sample: SampleLog) -> None:
-        """``root`` becomes a store with the log of ``sample``, unless it is one already."""
+        """``root`` becomes a store with the log of ``sample``, unless it already is one."""
         self.layout = StoreLayout(root)
         root.mkdir(parents=True, exist_ok=True)
         for folder in (self.layout.own, self.layout.run):
@@ -99,9 +100,9 @@ class Life:
         restarted: bool = False,
         deleted: Mapping[str, int] | None = None,
     ) -> Life:
-        """Open as the host does: ``position`` is what it knows to be durable.
+        """Open as the host does: ``position`` is the position that the host knows to be durable.
 
-        A node that starts anew, and not only this dispatcher (``restarted``), has emptied its ``run``.
+        A node that starts again, and not only this dispatcher (``restarted``), has emptied its ``run``.
         """
         if not restarted:
             shutil.rmtree(self.layout.run)
@@ -123,7 +124,7 @@ class Life:
         return self
 
     def feed(self, end: int, cuts: Iterable[int] = (), skip: tuple[int, int] = (0, 0)) -> Life:
-        """Dispatch from the position up to ``end``; records in ``skip`` are missing, as those a person skipped."""
+        """Dispatch from the position up to ``end``. Records in ``skip`` are missing, like those that a person skipped."""
         for batch in self._batches(end, cuts):
             offsets = batch.rows["physical_offset"]
             rows = batch.rows[(offsets < skip[0]) | (offsets >= skip[1])]
@@ -138,7 +139,7 @@ class Life:
             raise AssertionError(f"no record begins at {self.position}, where it resumes") from error
 
     def flush(self, *, thorough: bool = False) -> int:
-        """Flush; the durable position must be one, and must not go back."""
+        """Flush. The durable position must be valid, and must not go back."""
         found = self.dispatcher.flush(thorough=thorough)
         assert isinstance(found, tuple), f"flush() must return (durable offset, timestamp), not {found!r:.100}"
         assert [type(one) for one in found] == [int, int], f"flush() must return two integers, not {found!r:.100}"
@@ -155,12 +156,12 @@ class Life:
         return self._snapshot()
 
     def copy(self, root: Path) -> Life:
-        """The store as the kernel has it now, at another place: what a kill of the process leaves."""
+        """A copy of the store in the kernel's present state, at another place: the state after a kill of the process."""
         shutil.copytree(self.layout.root, root, symlinks=True, copy_function=_copy_unless_gone)
         return Life(self._contract, root, self._sample)
 
     def leave(self) -> None:
-        """Let go of its descriptors; what becomes of its files is of no interest any more."""
+        """Close its descriptors; its files are not used any more."""
         with contextlib.suppress(Exception):
             self.dispatcher.close()
         self.log.close()
@@ -171,33 +172,35 @@ class Life:
 
 
 class DispatcherContract:
-    """See the module's text. Attributes are for the subclass to set; only ``plugin``, ``name``, :meth:`snapshot` must be."""
+    """See the module. Subclasses set the attributes; only ``plugin``, ``name`` and :meth:`snapshot` are required."""
 
     plugin: ClassVar[str]
     """The plugin's module, as its entry point names it."""
     name: ClassVar[str]
-    """The dispatcher's name, as its DispatcherSpec says."""
+    """The dispatcher's name, as in its DispatcherSpec."""
     settings: ClassVar[Sequence[str]] = ()
-    """``section.key=value`` that it is tested with, in the node and directly."""
+    """``section.key=value`` for the tests, in the node and directly."""
     poison: ClassVar[Mapping[str, Any] | None] = None
-    """A message that the dispatcher raises on: ``body``, ``tags``, ``keys``, ``properties`` as for a producer."""
+    """A message on which the dispatcher raises: ``body``, ``tags``, ``keys``, ``properties`` as for a producer."""
     examples: ClassVar[int] = 8
-    """Random ways through the log that each of the replay tests takes."""
+    """Number of random ways through the log in each of the replay tests."""
     phases: ClassVar[Collection[Phase]] = (Phase.generate, Phase.shrink)
-    """What hypothesis does: a failing way is made shorter, which takes a while."""
+    """Hypothesis's phases: a failing way is made shorter, which takes a while."""
     in_node: ClassVar[bool] = True
     """False leaves out the tests with a node."""
 
     def snapshot(self, view: DispatcherView) -> Any:
-        """What is in the files under ``view.folder`` now, as something that ``==`` compares. The dispatcher is closed."""
+        """The present content of the files under ``view.folder``, as a value that ``==`` compares. The dispatcher is
+        closed.
+        """
         raise NotImplementedError("a subclass of DispatcherContract says what there is to compare")
 
-    # ------------------------------------------------------------ what the tests stand on
+    # ------------------------------------------------------------ helpers of the tests
 
     def loaded(self) -> tuple[DispatcherSpec, NodeConfig, Any]:
-        """The dispatcher's spec, the configuration and the plugin's own section, by way of its hooks."""
+        """The dispatcher's spec, the configuration and the plugin's own section, from its hooks."""
         config = load(None, self.settings)
-        # The node's own dispatchers pass this contract too, and only its distribution may use their names.
+        # The node's own dispatchers pass this contract too, and only the node's distribution may use their names.
         distribution = plugins.OWN_DISTRIBUTION if self.plugin in plugins.BUILT_IN else "tested"
         candidate = plugins.Candidate(self.plugin, distribution, "-", partial(importlib.import_module, self.plugin))
         found = plugins.load_each([candidate])
@@ -214,18 +217,18 @@ class DispatcherContract:
 
     @pytest.fixture
     def sample(self, tmp_path_factory: pytest.TempPathFactory) -> SampleLog:
-        """The log that the direct tests run over."""
+        """The log for the direct tests."""
         return write_sample_log(tmp_path_factory.mktemp("sample") / "commitlog")
 
     def _life(self, root: Path, sample: SampleLog) -> Life:
         return Life(self, root, sample)
 
     def _straight(self, root: Path, sample: SampleLog, end: int | None = None, skip: tuple[int, int] = (0, 0)) -> Any:
-        """The snapshot after all records below ``end`` but those in ``skip``, without an accident."""
+        """The snapshot after all records below ``end`` except those in ``skip``, without an accident."""
         return self._life(root, sample).open().feed(sample.end if end is None else end, skip=skip).close()
 
     def _explore(self, folder: Path, sample: SampleLog, check: Callable[[Path, st.DataObject], None]) -> None:
-        """Call ``check`` with random ways; a failure names the smallest that fails."""
+        """Call ``check`` with random ways; a failure shows the smallest failing one."""
         numbers = itertools.count()
 
         @settings(
@@ -259,7 +262,7 @@ class DispatcherContract:
         assert life.close() == expected
 
     def test_batches_without_records(self, sample: SampleLog, tmp_path: Path) -> None:
-        """A filler at a segment's end, and records that were skipped, leave batches with a range and no rows."""
+        """A filler at a segment's end, and skipped records, leave batches with a range and no rows."""
         first, behind = sample.offsets[10], sample.offsets[60]
         once = self._straight(tmp_path / "straight", sample, skip=(first, behind))
         cuts = range(10, 60)
@@ -267,7 +270,7 @@ class DispatcherContract:
         assert life.close() == once
 
     def test_nothing_at_all(self, sample: SampleLog, tmp_path: Path) -> None:
-        """Opened and closed without a record, twice, and used after that."""
+        """Open and close without a record, twice, and use it after that."""
         root = tmp_path / "store"
         for clean in (False, True):
             self._life(root, sample).open(clean=clean).close()
@@ -277,7 +280,7 @@ class DispatcherContract:
     # ------------------------------------------------------------ directly: positions
 
     def test_replay_after_a_kill(self, sample: SampleLog, tmp_path: Path) -> None:
-        """Killed somewhere behind a flush: what comes again must not count twice, what does not come must be there."""
+        """Kill it somewhere behind a flush: repeated records must not count twice, all others must be there."""
         expected = self._straight(tmp_path / "straight", sample)
 
         def check(root: Path, data: st.DataObject) -> None:
@@ -298,7 +301,7 @@ class DispatcherContract:
         self._explore(tmp_path, sample, check)
 
     def test_replay_after_a_power_cut(self, sample: SampleLog, tmp_path: Path) -> None:
-        """Only what was in the files when ``flush`` returned is left; the position it returned must be true of that."""
+        """Only the files' content of when ``flush`` returned is left; the returned position must be true of it."""
         expected = self._straight(tmp_path / "straight", sample)
 
         def check(root: Path, data: st.DataObject) -> None:
@@ -316,7 +319,7 @@ class DispatcherContract:
         self._explore(tmp_path, sample, check)
 
     def test_replay_from_the_beginning(self, sample: SampleLog, tmp_path: Path) -> None:
-        """The host's note of the position is lost: everything is offered again, once after a kill, once after a close."""
+        """The host's note of the position is lost: all records are offered again, once after a kill, once after a close."""
         expected = self._straight(tmp_path / "straight", sample)
         life = self._life(tmp_path / "a", sample).open().feed(sample.end)
         killed = life.copy(tmp_path / "b")
@@ -326,7 +329,7 @@ class DispatcherContract:
         assert closed.open(0).feed(sample.end, range(0, len(sample.offsets), 5)).close() == expected
 
     def test_close_and_reopen(self, sample: SampleLog, tmp_path: Path) -> None:
-        """Many short lives make the same as a long one."""
+        """Many short lives give the same result as a long one."""
         root = tmp_path / "store"
         durable = 0
         for number in (*range(20, len(sample.offsets), 20), None):
@@ -363,7 +366,7 @@ class DispatcherContract:
             assert life.close() == expected, f"after truncate({target})"
 
     def test_expire(self, sample: SampleLog, tmp_path: Path) -> None:
-        """The log loses its oldest segments: whether it did so before or after a record came makes no difference."""
+        """The log loses its oldest segments: whether before or after a record came makes no difference."""
         bases = range(sample.segment_bytes, sample.end - sample.segment_bytes, sample.segment_bytes)
         assert len(bases) > 2
         late = self._life(tmp_path / "late", sample).open().feed(sample.end)
@@ -396,7 +399,9 @@ class DispatcherContract:
     # ------------------------------------------------------------ directly: poison
 
     def test_a_record_that_cannot_be_read(self, sample: SampleLog, tmp_path: Path) -> None:
-        """It may raise on it; after the death and a skip all others are there. One that does not look sees nothing."""
+        """It may raise on the record; after the death and a skip all others are there. One that does not read it sees
+        nothing.
+        """
         number = 75
         life = self._life(tmp_path / "a", sample).open().feed(sample.offsets[50])
         durable = life.flush()
@@ -404,7 +409,7 @@ class DispatcherContract:
         self._die_and_skip(life, tmp_path, sample, number, durable, must_raise=False)
 
     def test_poison(self, tmp_path: Path) -> None:
-        """On the message of ``poison`` it raises, whatever is in the batch; after a skip all others are there, once."""
+        """It raises on the message of ``poison``, in any batch; after a skip all others are there, once."""
         if self.poison is None:
             pytest.skip("no message is known that it refuses")
         record = _poison_record(self.poison)
@@ -452,7 +457,9 @@ class DispatcherContract:
         return factory(settings=self.settings, plugins=modules)
 
     def test_in_a_node(self, commitmq_node_factory: Callable[..., CommitMQNode], tmp_path: Path) -> None:
-        """Killed, very slow, and its node killed, all under load: in the end it has what a straight run has."""
+        """It is killed, slowed down, and its node killed, all under load: in the end its files equal those of a
+        straight run.
+        """
         node, role = self._node(commitmq_node_factory), f"dispatcher-{self.name}"
         node.send_many("load", _messages(0))
         node.wait_until_dispatched(self.name)

@@ -1,7 +1,7 @@
 """A real node for the tests of a plugin: started by the command, used through the clients, killed with signals.
 
-Nothing here is simulated: the processes are those of any node, the store is a folder on disk. What makes it fit for tests is
-small segments (records of a few hundred KiB roll them), free ports, and that nothing is left behind.
+Nothing is simulated: the processes are those of any node, the store is a folder on disk. Small segments (a few hundred
+KiB of records roll them), free ports, and a complete clean-up make it fit for tests.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from commitmq.plugin.loading import ENTRY_POINT_GROUP, PLUGINS_VARIABLE
 from commitmq.supervision.exit_codes import CliExit
 from commitmq.testing.node_process import DEADLINE_S, NodeProcess, alive, eventually
 
-# A dispatcher that dies again and again is parked after a second, not after three.
+# A dispatcher that dies again and again is parked after one second, not after three.
 _QUICK = ("supervisor.restart_backoff_max_ms=200",)
 
 _live: list[CommitMQNode] = []
 
 
 class CommandResult:
-    """What one run of ``commitmq`` gave: ``code``, ``output`` (standard output) and ``errors`` (standard error)."""
+    """The result of one run of ``commitmq``: ``code``, ``output`` (standard output) and ``errors`` (standard error)."""
 
     def __init__(self, code: int, output: str, errors: str) -> None:
         self.code, self.output, self.errors = code, output, errors
@@ -42,7 +42,7 @@ class CommandResult:
 
 
 class DirectNodeProcess(NodeProcess):
-    """Its reports come over its socket, without a run of the command each."""
+    """Its reports come over its socket, without one run of the command each."""
 
     def report(self) -> dict[str, Any]:
         found: dict[str, Any] = {"node": {}, "processes": []}
@@ -54,18 +54,19 @@ class DirectNodeProcess(NodeProcess):
 
 
 class CommitMQNode:
-    """One node on ``store``. What it is asked to do it has done on return, or AssertionError says what went wrong.
+    """One node on ``store``. Every method has finished its work on return, or raises AssertionError with the reason.
 
     Roles, as :meth:`kill` takes them, are those of ``commitmq status``: ``writer``, ``reader-0``, ``dispatcher-NAME``,
-    ``worker-NAME``. Processes that die are started again by the node; :meth:`crash` and :meth:`stop` leave none.
+    ``worker-NAME``. The node restarts processes that die; :meth:`crash` and :meth:`stop` leave none.
     """
 
     def __init__(self, folder: Path, settings: Iterable[str] = (), plugins: Iterable[str] = ()) -> None:
-        """``folder`` gets the store. ``settings`` are ``section.key=value``, ``plugins`` modules that need not be installed.
+        """``folder`` gets the store. ``settings`` are ``section.key=value``, ``plugins`` modules that need not be
+        installed.
 
-        A plugin is known to the node by the name of its entry point, if it is installed, else by its module's last part;
-        ``name=module`` says otherwise. Whatever this process can import the node can import too; AssertionError says what it
-        cannot.
+        The node knows a plugin by the name of its entry point if it is installed, else by its module's last part;
+        ``name=module`` sets another name. The node can import every module that this process can import; AssertionError
+        names one that it cannot.
         """
         self.store = folder / "store"
         self._process = DirectNodeProcess(self.store, *_QUICK, *settings)
@@ -78,7 +79,7 @@ class CommitMQNode:
     # ------------------------------------------------------------ life
 
     def start(self) -> Self:
-        """Start it and wait until it is ready."""
+        """Start the node and wait until it is ready."""
         ended = self._process.start(**self._variables)
         if ended.returncode:
             raise AssertionError(f"the node does not start (exit code {ended.returncode}): {ended.stderr.strip()}")
@@ -87,31 +88,31 @@ class CommitMQNode:
         return self
 
     def stop(self) -> None:
-        """Stop it in order: everything written is flushed and dispatched, processes are gone."""
+        """Stop the node in order: everything written is flushed and dispatched, all processes have ended."""
         self._disconnect()
         ended = self._process.stop()
-        # Something else may have stopped it a moment ago; then there is no node to be found, and none may be left.
+        # Another program may have stopped it a moment ago; then no node is found, and none may be left.
         if ended.returncode and (ended.returncode != CliExit.NODE_UNAVAILABLE or self.is_running):
             raise AssertionError(f"the node does not stop (exit code {ended.returncode}): {ended.stderr.strip()}")
 
     def crash(self) -> None:
-        """SIGKILL to all processes at one moment; nothing is flushed or closed. :meth:`restart` recovers."""
+        """SIGKILL all processes at one moment; nothing is flushed or closed. :meth:`restart` recovers."""
         self._process.kill_all()
         self._disconnect()
 
     def restart(self) -> None:
-        """Start again on the same store; stops it first if it runs. The address may be another one."""
+        """Start again on the same store; stops the node first if it runs. The address may be another one."""
         if self.is_running:
             self.stop()
         self.start()
 
     @property
     def is_running(self) -> bool:
-        """True while its supervisor lives."""
+        """True while the supervisor lives."""
         return self._process.is_started and alive(self._process.supervisor_pid)
 
     def kill(self, role: str, number: signal.Signals = signal.SIGKILL) -> int:
-        """Send a signal to the process of ``role``; after SIGKILL it is gone on return. Returns its pid."""
+        """Send a signal to the process of ``role``; after SIGKILL it has ended on return. Returns its pid."""
         pid = self.pid(role)
         os.kill(pid, number)
         if number == signal.SIGKILL:
@@ -120,7 +121,7 @@ class CommitMQNode:
 
     @contextlib.contextmanager
     def paused(self, role: str) -> Iterator[int]:
-        """SIGSTOP the process of ``role`` for the length of the block: something very slow. Gives its pid."""
+        """SIGSTOP the process of ``role`` for the length of the block, to simulate a very slow process. Gives its pid."""
         pid = self.kill(role, signal.SIGSTOP)
         try:
             yield pid
@@ -129,7 +130,7 @@ class CommitMQNode:
                 os.kill(pid, signal.SIGCONT)
 
     def end(self) -> None:
-        """Leave nothing behind, whatever state it is in."""
+        """Clean up completely, whatever state the node is in."""
         self._disconnect()
         if self in _live:
             _live.remove(self)
@@ -142,19 +143,19 @@ class CommitMQNode:
         return self.producer.send(topic, body.encode() if isinstance(body, str) else body, **options)
 
     def send_many(self, topic: str, messages: Sequence[bytes | Message], **options: Any) -> BatchResult:
-        """Send many, as fast as it goes; options are those of :meth:`commitmq.Producer.send_batch`."""
+        """Send many messages as fast as possible; options are those of :meth:`commitmq.Producer.send_batch`."""
         return self.producer.send_batch(topic, messages, **options)
 
     @property
     def producer(self) -> Producer:
-        """A producer for this node, made at first use; closed when the node stops or crashes."""
+        """A producer for this node, created at first use; closed when the node stops or crashes."""
         if self._producer is None:
             self._producer = Producer(self.address)
         return self._producer
 
     @property
     def admin(self) -> Admin:
-        """An :class:`commitmq.Admin` for this node, made at first use; closed when the node stops or crashes."""
+        """An :class:`commitmq.Admin` for this node, created at first use; closed when the node stops or crashes."""
         if self._admin is None:
             self._admin = Admin(self.address)
         return self._admin
@@ -169,9 +170,9 @@ class CommitMQNode:
         return rows[name]
 
     def wait_until_dispatched(self, name: str, timeout_s: float = DEADLINE_S) -> dict[str, Any]:
-        """Wait until dispatcher ``name`` has seen everything that was written before this call. Returns its row.
+        """Wait until dispatcher ``name`` has seen all messages written before this call. Returns its row.
 
-        A dispatcher that is parked fails at once, with the error that it died of.
+        A parked dispatcher fails at once, with the error that it died of.
         """
         end = self.status()["positions"]["written"]
         deadline = time.monotonic() + timeout_s
@@ -195,27 +196,27 @@ class CommitMQNode:
         return dict(eventually(parked, f"dispatcher {name} is parked", timeout_s))
 
     def skip(self, name: str) -> dict[str, Any]:
-        """Have dispatcher ``name``, which is parked, go on without the record it is parked at. Returns the record."""
+        """Let the parked dispatcher ``name`` go on without the record it is parked at. Returns the record."""
         return self.admin.dispatcher_skip(name, self.wait_until_parked(name)["parked"]["physical_offset"])
 
     def retry(self, name: str) -> None:
-        """Have dispatcher ``name``, which is parked, try its record again."""
+        """Let the parked dispatcher ``name`` try its record again."""
         self.admin.dispatcher_retry(name)
 
     def query(self, name: str, request: dict[str, Any] | None = None) -> dict[str, Any]:
-        """What dispatcher ``name`` answers to ``request``."""
+        """The answer of dispatcher ``name`` to ``request``."""
         return self.admin.dispatcher_query(name, request or {})
 
-    # ------------------------------------------------------------ looking at it
+    # ------------------------------------------------------------ status, log and command
 
     def status(self) -> dict[str, Any]:
-        """What :meth:`commitmq.Admin.status` says."""
+        """The report of :meth:`commitmq.Admin.status`."""
         found = self.admin.status()
         self._process.note(found)
         return found
 
     def pid(self, role: str) -> int:
-        """The pid of the process of ``role``; waits for one that is being started."""
+        """The pid of the process of ``role``; waits for a process that is being started."""
 
         def found() -> int | None:
             rows = {row["role"]: row["pid"] for row in self.status()["processes"]}
@@ -227,7 +228,7 @@ class CommitMQNode:
 
     @property
     def address(self) -> str:
-        """The address that clients connect to; what ``COMMITMQ_NODE`` takes."""
+        """The address that clients connect to; a value for ``COMMITMQ_NODE``."""
         return self._process.address
 
     def run(self, *arguments: str) -> CommandResult:
@@ -240,7 +241,7 @@ class CommitMQNode:
 
     @property
     def settings(self) -> list[str]:
-        """Everything it was started with, as ``section.key=value``."""
+        """All its settings, as ``section.key=value``."""
         return list(self._process.settings)
 
     def log(self) -> str:
@@ -248,7 +249,7 @@ class CommitMQNode:
         return self._process.log()
 
     def log_tail(self) -> str:
-        """The last lines of it."""
+        """The last lines of ``node.log``."""
         return self._process.log_tail()
 
     def _failures(self) -> str:
@@ -265,10 +266,10 @@ class CommitMQNode:
 
 @contextlib.contextmanager
 def start_node(folder: Path, settings: Iterable[str] = (), plugins: Iterable[str] = ()) -> Iterator[CommitMQNode]:
-    """A node that is ready, on a store in ``folder``; nothing of it lives behind the block.
+    """A ready node on a store in ``folder``; all its processes have ended after the block.
 
-    For fixtures that share a node among tests: ``with start_node(tmp_path_factory.mktemp("node")) as node: yield node``.
-    Arguments as for :class:`CommitMQNode`. A stop that fails fails the test.
+    For fixtures that share a node among tests: ``with start_node(tmp_path_factory.mktemp("node")) as node: yield
+    node``. Arguments as for :class:`CommitMQNode`. A failing stop fails the test.
     """
     node = CommitMQNode(folder, settings, plugins)
     try:
@@ -280,12 +281,12 @@ def start_node(folder: Path, settings: Iterable[str] = (), plugins: Iterable[str
 
 
 def live_nodes() -> list[CommitMQNode]:
-    """Nodes of this process that were started and not ended."""
+    """Nodes of this process that were started and not yet ended."""
     return list(_live)
 
 
 def _can_import(module: str) -> bool:
-    """Whether there is such a module; one that fails when it is imported is the node's to report."""
+    """Whether the module exists; the node reports one that fails when it is imported."""
     try:
         return find_spec(module) is not None
     except ModuleNotFoundError as error:
@@ -295,7 +296,7 @@ def _can_import(module: str) -> bool:
 
 
 def _named(plugin: str) -> str:
-    """``name=module`` for what may be a module only."""
+    """``name=module`` for an argument that may be a module only."""
     name, equals, module = plugin.partition("=")
     if not equals:
         module = name

@@ -1,7 +1,7 @@
-"""The command in real processes on one store, and nothing of it left behind: what every test with a node builds upon.
+"""Runs the command in real processes on one store, and cleans up completely: the base of every test with a node.
 
-:class:`NodeProcess` starts, watches and kills; it judges nothing and returns what the command returned. Plugin authors
-use :class:`commitmq.testing.CommitMQNode`, which does judge.
+:class:`NodeProcess` starts, watches and kills; it judges nothing and returns the command's result. Plugin authors use
+:class:`commitmq.testing.CommitMQNode`, which does judge.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from commitmq.store.memory.shared_memory import recorded_folder
 from commitmq.supervision.node_files import remove_socket_folder
 
 SEGMENT_BYTES = 1 << 20
-# Index files of the default size take 24 MB of disk each, with the first message already.
+# Index files of the default size take 24 MB of disk each, from the first message on.
 SMALL_INDEX = ("index.hash_slots=1000", "index.max_items=20000")
 DEADLINE_S = 30.0
 _COMMAND_TIMEOUT_S = 60.0
@@ -33,7 +33,9 @@ _LOG_LINES = 60
 
 
 def environment(*paths: str | Path, **extra: str) -> dict[str, str]:
-    """This process's environment, with ``paths`` and all it can import importable in the node's processes too."""
+    """This process's environment, with ``paths`` and all modules that it can import importable in the node's processes
+    too.
+    """
     importable = [*map(str, paths), *(path for path in sys.path if path)]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(importable), **extra}
 
@@ -74,12 +76,12 @@ def eventually(condition: Callable[[], Any], what: str, timeout_s: float = DEADL
 
 
 class NodeProcess:
-    """A node on one store, driven by the command; remembers every pid it saw so that none is left behind."""
+    """A node on one store, driven by the command; it remembers every pid so that no process is left behind."""
 
     python: str = sys.executable
-    """The interpreter whose environment the node runs in."""
+    """The Python interpreter in whose environment the node runs."""
     command_timeout_s: float = _COMMAND_TIMEOUT_S
-    """How long a command may take."""
+    """The time limit of a command."""
 
     def __init__(self, store: Path, *settings: str) -> None:
         """``settings`` are ``section.key=value``, laid over free ports, small segments and small index files."""
@@ -90,7 +92,7 @@ class NodeProcess:
         self.settings = ["network.port=0", f"commit_log.segment_bytes={SEGMENT_BYTES}", *SMALL_INDEX, *settings]
 
     def environment(self, **extra: str) -> dict[str, str]:
-        """What the node's processes and the command run with."""
+        """The environment of the node's processes and of the command."""
         return environment(**extra)
 
     def run(self, *arguments: str, **extra: str) -> subprocess.CompletedProcess[str]:
@@ -100,7 +102,7 @@ class NodeProcess:
         )
 
     def arguments(self, *more: str) -> list[str]:
-        """The words behind ``commitmq`` that start this node; ``more`` are further settings."""
+        """The arguments of ``commitmq`` that start this node; ``more`` are further settings."""
         pairs = [part for setting in (*self.settings, *more) for part in ("--set", setting)]
         return ["start", "--store", str(self.store), *pairs]
 
@@ -133,11 +135,11 @@ class NodeProcess:
 
     @property
     def is_started(self) -> bool:
-        """True while there is a node, or one that died: its node file is removed by an orderly stop only."""
+        """True while there is a node, or one that died: only an orderly stop removes its node file."""
         return (self.store / "run" / "node.json").exists()
 
     def report(self) -> dict[str, Any]:
-        """What ``status --json`` says; without a node an empty one."""
+        """The report of ``status --json``; an empty one without a node."""
         ended = self.run("status", "--store", str(self.store), "--json")
         found: dict[str, Any] = json.loads(ended.stdout) if ended.returncode == 0 else {"node": {}, "processes": []}
         self.note(found)
@@ -148,11 +150,11 @@ class NodeProcess:
         self.seen |= {row["pid"] for row in report["processes"] if row["pid"]}
 
     def pids(self) -> dict[str, int]:
-        """The pid of each process that lives, by role."""
+        """The pid of each living process, by role."""
         return {row["role"]: row["pid"] for row in self.report()["processes"] if row["pid"]}
 
     def row(self, role: str) -> dict[str, Any]:
-        """What ``status`` says of one process; empty when there is none of that role."""
+        """The ``status`` row of one process; empty when there is none of that role."""
         return next((row for row in self.report()["processes"] if row["role"] == role), {})
 
     def healed(self, role: str, old_pid: int) -> bool:
@@ -171,12 +173,12 @@ class NodeProcess:
 
     @property
     def keeper_pid(self) -> int:
-        """The process that starts the supervisor again when it was killed."""
+        """The process that restarts a killed supervisor."""
         return int(self._node_file()["keeper_pid"])
 
     @property
     def supervisor_pid(self) -> int:
-        """The process that all others are children of."""
+        """The parent of all other processes."""
         return int(self._node_file()["pid"])
 
     def _node_file(self) -> dict[str, Any]:
@@ -195,22 +197,23 @@ class NodeProcess:
             return "(no node.log)"
 
     def kill_all(self, *, known: bool = False) -> None:
-        """SIGKILL every process at one moment: all are halted first, so that none sees another one go.
+        """SIGKILL every process at one moment: all are halted first, so that none sees another one die.
 
-        ``known`` takes the pids seen so far, for when the node could not answer now.
+        ``known`` takes the pids seen so far, for when the node cannot answer now.
         """
         pids = [pid for pid in self.seen if alive(pid) and self.is_ours(pid)] if known else list(self.pids().values())
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)
-        # Children first: the kernel wakes halted processes (SIGCONT) when the death of a parent leaves their group alone.
+        # Children first: the kernel wakes halted processes (SIGCONT) when the death of a parent orphans their process
+        # group.
         for pid in sorted(pids, key=_generation, reverse=True):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         eventually(lambda: not [pid for pid in pids if alive(pid)], "every process is gone")
 
     def end(self) -> None:
-        """Whatever a failed test left: by pid, the keeper first (it would start others again)."""
+        """Clean up after a failed test: by pid, the keeper first (it would restart others)."""
         if self.is_started:
             self.stop()
         for pid in sorted(self.seen):
@@ -219,7 +222,7 @@ class NodeProcess:
         if self.keeper is not None:
             self.keeper.wait(DEADLINE_S)
         if self.store.exists():
-            # What a killed node kept in memory waits for its next start, which a test's store does not have.
+            # A killed node's files in shared memory wait for its next start, which a test's store does not have.
             layout = StoreLayout(self.store)
             folder = recorded_folder(layout)
             if folder is not None:
@@ -227,7 +230,7 @@ class NodeProcess:
             remove_socket_folder(layout)
 
     def is_ours(self, pid: int) -> bool:
-        """Whether ``pid`` still is one of this node's, and no other program that got its number."""
+        """Whether ``pid`` still is a process of this node, and not another program with the same number."""
         try:
             return b"commitmq" in Path(f"/proc/{pid}/cmdline").read_bytes()
         except OSError:

@@ -1,8 +1,8 @@
 """The pytest plugin ``commitmq``: nodes as fixtures.
 
-    commitmq_node           a node that is ready, in a temporary folder, for one test
+    commitmq_node           a ready node, in a temporary folder, for one test
     commitmq_node_factory   makes them: commitmq_node_factory(settings=["topics.default_queues=1"], plugins=["my.module"])
-    commitmq_shared_node    one for all tests of a run, which takes its seconds once: use a topic of your own in it,
+    commitmq_shared_node    one for all tests of a run, so it starts only once: use a topic of your own in it,
     commitmq_topic          a new topic of four queues in the shared node, deleted after the test
 
 The marker ``commitmq`` gives ``commitmq_node`` its settings and its plugins, which need not be installed; several of them
@@ -11,8 +11,9 @@ The marker ``commitmq`` gives ``commitmq_node`` its settings and its plugins, wh
     @pytest.mark.commitmq(settings=["plugins.mine.depth=3"], plugins=["mine"])
     def test_mine(commitmq_node): ...
 
-A test that fails shows the end of the log of each node that lives at that moment. pytest loads this module in every
-project of an environment that has CommitMQ, so it imports nothing before a fixture is used; ``-p no:commitmq`` keeps it out.
+A failing test shows the end of the log of each node that lives at that moment. pytest loads this module in every
+project of an environment that has CommitMQ, so it imports nothing before a fixture is used; ``-p no:commitmq`` keeps it
+out.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 _NODE_MODULE = "commitmq.testing.node"
 _NUMBERS = itertools.count(1)
 
-# Its assertions fail in the projects of others, and should say as much there as they do here.
+# Its assertions fail in other projects, and should report as much there as they do here.
 pytest.register_assert_rewrite("commitmq.testing.contract")
 
 
@@ -46,7 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture
 def commitmq_node_factory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NodeFactory]:
-    """``commitmq_node_factory(settings=…, plugins=…)``: a node that is ready, each on a store of its own.
+    """``commitmq_node_factory(settings=…, plugins=…)``: a ready node, each on a store of its own.
 
     ``settings`` are ``section.key=value``; ``plugins`` are modules (or ``name=module``) that need not be installed. All
     nodes end with the test.
@@ -62,7 +63,7 @@ def commitmq_node_factory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture
 def commitmq_node(request: pytest.FixtureRequest, commitmq_node_factory: NodeFactory) -> CommitMQNode:
-    """A node that is ready; the marker ``commitmq`` gives it settings and plugins."""
+    """A ready node; the marker ``commitmq`` gives it settings and plugins."""
     settings: list[str] = []
     plugins: list[str] = []
     for marker in reversed(list(request.node.iter_markers("commitmq"))):
@@ -75,7 +76,7 @@ def commitmq_node(request: pytest.FixtureRequest, commitmq_node_factory: NodeFac
 
 @pytest.fixture(scope="session")
 def commitmq_shared_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommitMQNode]:
-    """A node that is ready and that all tests of this process share; without settings and plugins of its own."""
+    """A ready node that all tests of this process share; without settings and plugins of its own."""
     from commitmq.testing.node import start_node
 
     with start_node(tmp_path_factory.mktemp("cmq")) as node:
@@ -84,7 +85,7 @@ def commitmq_shared_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
 
 @pytest.fixture
 def commitmq_topic(request: pytest.FixtureRequest, commitmq_shared_node: CommitMQNode) -> Iterator[str]:
-    """The name of a topic in ``commitmq_shared_node`` that no other test has: it begins with the test's own."""
+    """The name of a topic in ``commitmq_shared_node`` that no other test uses: it begins with the test's own name."""
     own = re.sub(r"[^A-Za-z0-9_-]", "-", request.node.name)[:80]
     name = f"{own}-{next(_NUMBERS)}"
     commitmq_shared_node.admin.topic_create(name, 4)

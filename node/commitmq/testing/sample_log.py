@@ -1,4 +1,4 @@
-"""A CommitLog with something of everything that a dispatcher may meet, written by the node's own appender."""
+"""A CommitLog with all kinds of records that a dispatcher may meet, written by the node's own appender."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BORN_MS = 1_700_000_000_000
 _PREPARED, _ROLLED_BACK = 0x4, 0xC
 # Prepared, committed and rolled-back transactions, and no transaction most of the time.
 _TRANSACTIONS = (0x0, 0x0, 0x0, _PREPARED, 0x0, 0x8, 0x0, _ROLLED_BACK)
-# Words with one, two, three and four bytes a character, two of the same Java hash, and none.
+# Words with one, two, three and four bytes a character, two with the same Java hash, and none.
 _TAGS = ("drink", "", "grün", "标签", "🚀🚀", "Aa", "BB", "x" * 100)
 _KEYS = ("", "table-7", "a b c", "schlüssel 钥匙 🗝", "k" * 300)
 
@@ -40,9 +40,9 @@ class SampleLog:
     segment_bytes: int = SEGMENT_BYTES
 
     def batches(self, log: CommitLog, start: int, end: int, cuts: Collection[int] = ()) -> Iterator[DispatchBatch]:
-        """The stretch ``[start, end)`` as batches that also end at the records with the numbers in ``cuts``.
+        """The range ``[start, end)`` as batches that also end at the records with the numbers in ``cuts``.
 
-        They come as they do in a node: over the wire, their rows read-only.
+        They come as in a node: over the wire, with read-only rows.
         """
         walker = LogWalker(log, max_rows=4096, max_bytes=self.segment_bytes)
         stops = [self.offsets[number] for number in sorted(cuts) if start < self.offsets[number] < end]
@@ -63,8 +63,9 @@ class SampleLog:
 def write_sample_log(folder: Path, extra: Record | None = None) -> SampleLog:
     """Write the log into ``folder``, some segments long; ``extra`` is one more record, put in the middle.
 
-    In it: several topics and queues, keys and tags of all widths of UTF-8, records without properties or body, records that
-    wait for their delivery time, prepared and rolled-back transactions, both widths of hosts, a filler at each segment's end.
+    Its content: several topics and queues, keys and tags of all widths of UTF-8, records without properties or body,
+    records that wait for their delivery time, prepared and rolled-back transactions, both widths of hosts, a filler at
+    each segment's end.
     """
     folder.mkdir(parents=True, exist_ok=True)
     clock = [_BORN_MS]

@@ -1,1 +1,1 @@
-"""One module a process. A worker's docstring says what it owns, reads and advances, its sockets and exit codes."""
+"""The worker processes, one module each; its docstring lists owned files, reads, advances, sockets and exit codes."""

@@ -10,13 +10,13 @@ Advances: TOPICS_VERSION, SUBSCRIPTIONS_VERSION.
 Sockets: ROUTER ``coordinator`` (ipc and tcp) for requests; PUB ipc ``topics`` for what changed:
     ``[b"topics", {"version", "topics": {name: settings}, "ending": [[name, incarnation]],
     "deleted": [[name, physical offset, incarnation]]}]``.
-Exit codes: :class:`commitmq.workers.runtime.context.ExitCode`; STORE_UNUSABLE when a file of it is damaged.
+Exit codes: :class:`commitmq.workers.runtime.context.ExitCode`; STORE_UNUSABLE when one of its files is damaged.
 
-A change of topics is durable first, then counted in TOPICS_VERSION, then published. A worker that sees the word ahead
-of what it heard (a message was lost, or this process died between file and message) reads on in the files. A new
-coordinator advances the word at once, because it cannot know whether its predecessor still did.
+A change of topics is made durable first, then counted in TOPICS_VERSION, then published. A worker that sees the word
+ahead of the news it has taken (a message was lost, or this process died between file and message) reads the rest in the
+files. A new coordinator advances the word at once, because it cannot know whether its predecessor still did.
 
-The answer to a deletion waits, over many turns if need be, until those who take sends have ended the topic.
+The answer to a deletion waits, over many turns if need be, until the processes that take sends have ended the topic.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ ROLE = "coordinator"
 
 _MAX_WAIT_MS = 500  # a heartbeat for the supervisor at least this often
 # After a stall (this process was stopped, or a sync took seconds) no session ends for this long: the heartbeats of that
-# time are on their way through kernel and I/O thread, and an empty socket does not say that they are not.
+# time are still on their way through kernel and I/O thread, and an empty socket does not prove the opposite.
 _STALL_MS = 2 * _MAX_WAIT_MS
 _GRACE_MS = 500
-# A turn ends when nothing waits or at one of these limits, which bound its memory and the wait of its first answer.
+# A turn ends when no request waits or at one of these limits, which bound its memory and the wait of its first answer.
 _TURN_REQUESTS = 512
 _TURN_BYTES = 4 * 1024 * 1024
 _TURN_NS = 20_000_000
-# The socket takes its clients in turns, so whoever asks without a pause does not keep others' requests for longer than
-# this: sessions that are over by so much end, although requests wait.
+# The socket takes its clients in turns, so a client that sends without a pause delays the requests of others by less
+# than this. A session that is overdue by this much ends, although requests wait.
 _FLOODED_MS = 1_000
 
 
 _DELETION_LOOK_MS = 20
-_MAX_PARKED = 10_000  # answers that wait for the end of a topic; beyond it a request is refused at once
+_MAX_PARKED = 10_000  # answers that wait for the end of a topic; beyond this number a request is refused at once
 _STILL_ENDING = (
     "the topic is deleted, but the process that takes sends to it has not ended it yet (is it being restarted?); that goes on"
     " by itself, and this request may be repeated"
@@ -79,11 +79,12 @@ class Coordinator:
         self._version = context.control.get(Word.TOPICS_VERSION) + 1
         self._publisher: zmq.Socket[bytes] = context.zmq.socket(zmq.PUB)
         self._publisher.setsockopt(zmq.LINGER, 500)
-        # News for a subscriber that does not read may be lost: it sees TOPICS_VERSION and reads the file.
+        # News for a subscriber that does not read may be lost: it then sees TOPICS_VERSION ahead and reads the file.
         self._publisher.setsockopt(zmq.SNDHWM, 10_000)
         self._publisher.bind(context.layout.ipc("topics"))
         context.control.put(Word.TOPICS_VERSION, self._version)
-        # A deletion that a crash interrupted is known to the others with this version, too; it goes on when they say so.
+        # With this version the other processes also learn of a deletion that a crash interrupted. It goes on when they
+        # confirm it.
         self._service.tell(self._version)
         self._parked: list[_Parked] = []
         self._delete_timeout_ms = context.config.topics.delete_timeout_ms
@@ -91,7 +92,7 @@ class Coordinator:
         context.register(self._router)
 
     def serve(self) -> None:
-        """Turn until the supervisor says stop, then answer what has arrived and write everything."""
+        """Serve until the supervisor says stop, then answer the requests that have arrived and write everything."""
         context = self._context
         context.ready(endpoints=self._endpoints, topics=len(self._service.topics.table.topics))
         self._log.info("ready", topics=len(self._service.topics.table.topics), endpoints=",".join(self._endpoints))
@@ -109,12 +110,13 @@ class Coordinator:
         due_ms, now_ms = self._service.next_ms(), monotonic_ms()
         wait_ms = _MAX_WAIT_MS if due_ms is None else max(0, min(_MAX_WAIT_MS, due_ms - now_ms))
         if self._service.awaits_writer:
-            wait_ms = min(wait_ms, _DELETION_LOOK_MS)  # it rings, but a ring may be lost
-        # What is due may be a session that must not end yet; looking for it without a pause would burn the grace.
+            wait_ms = min(wait_ms, _DELETION_LOOK_MS)  # the process rings, but a ring may be lost
+        # The due item may be a session that must not end yet; looking for it without a pause would use up the grace
+        # time.
         return max(wait_ms, _GRACE_MS // 20) if now_ms < self._no_expiry_before_ms else wait_ms
 
     def _turn(self) -> bool:
-        """Take the requests that wait, write once, answer them all; False when none waited."""
+        """Take the waiting requests, write once, answer them all. False when none waited."""
         answers: list[tuple[bytes, int | None, Answer | bytes]] = []
         taken_bytes = 0
         drained = False
@@ -139,7 +141,7 @@ class Coordinator:
         return bool(answers)
 
     def _handle(self, frames: list[bytes]) -> tuple[int | None, Answer | bytes]:
-        """One request's id and its answer, or the bytes of its refusal. Nothing a client sends raises here."""
+        """One request's id and its answer, or the bytes of its refusal. No content of a request raises here."""
         header_frame = frames[0] if frames else b""
         identity: int | None = None
         try:
@@ -176,7 +178,9 @@ class Coordinator:
         service.forget_faults()
 
     def _must_wait(self, answer: Answer | bytes) -> bool:
-        """Whether an answer waits for the end of a topic. A disk that refuses the deletion's files is told at once."""
+        """Whether an answer waits for the end of a topic. When the disk refuses the deletion's files, the client learns
+        it at once.
+        """
         return (
             isinstance(answer, Answer)
             and answer.after is not None

@@ -1,7 +1,7 @@
-"""discovery: one-shot; imports the plugins and tells the supervisor what they add. The only such process of a node.
+"""discovery: one-shot; imports the plugins and reports to the supervisor what they add. A node has one such process.
 
-Owns, reads, advances: nothing of the store. Sockets: none. Exit codes: 0; or whatever a plugin's import does to the
-process, which the supervisor answers by asking again without that plugin (``params["leave_out"]``).
+Owns, reads, advances: nothing of the store. Sockets: none. Exit codes: 0, or any code when a plugin's import ends the
+process; the supervisor then starts it again without that plugin (``params["leave_out"]``).
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ def run(context: WorkerContext) -> None:
         context.heartbeat()
         context.tell(loading=name)
 
-    # What a plugin prints while it is imported must not get between the node's own lines.
+    # The output of a plugin's import must not mix with the node's own lines.
     with contextlib.redirect_stdout(sys.stderr):
         found = discover(context.config, dict(context.params.get("leave_out", {})), say)
     for name in ("plugins", "dispatchers", "workers", "filters", "config_errors"):
         for item in found[name]:
             context.tell_item(name, item)
     context.ready()
-    # A plugin may have started threads, or registered exit handlers that wait: none of that is ours to wait for.
+    # A plugin may have started threads, or registered exit handlers that wait. This process does not wait for them.
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.flush()
     os._exit(0)

@@ -1,4 +1,4 @@
-"""dispatcher-memory: takes sends to memory topics and hands them to the store of those topics.
+"""dispatcher-memory: takes sends to memory topics and passes them to the store of those topics.
 
 Owns       the folder of memory topics (commitmq.store.memory.memory_files): made at the first start of a node's life, removed
            when the node stops.
@@ -8,12 +8,12 @@ Sockets    ROUTER ``memory`` (ipc and tcp) for producers, with the writer's oper
            ``memory-changed``, which wakes readers; SUB ``topics`` (the coordinator).
 Exit       workers.runtime.context.ExitCode; 74 when the folder cannot be used.
 
-Producers send here directly: a hop through the writer would cost latency and, at high rates, the writer's time.
+Producers send here directly: a detour through the writer would cost latency and, at high rates, the writer's time.
 
-What is acknowledged lies in shared memory, complete and published; so a killed process loses nothing: the next one takes
-over and queue offsets go on. The same after the death of the supervisor. A node that is stopped or killed as a whole
-loses everything: the next life begins with an empty folder. An ack of ``flushed`` cannot be had; the answer says
-``memory``.
+Acknowledged messages lie in shared memory, complete and published. So a killed process loses nothing: the next one
+takes over and queue offsets go on. The same holds after the death of the supervisor. A node that is stopped or killed
+as a whole loses everything: its next life begins with an empty folder. An ack of ``flushed`` is impossible; the answer
+says ``memory``.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _POLL_MS = 500
 _ANNOUNCE_MS = 1  # a sender that waits for each answer must not wait for a wake-up of readers each time
 _TURN_REQUESTS = 256
 _TURN_BYTES = 8 * 1024 * 1024
-_BUDGET_SHARE = 0.75  # of the memory that is available
+_BUDGET_SHARE = 0.75  # of the available memory
 _FOLDER_SHARE = 0.9  # of the memory file system
 _LEAST_SEGMENT_BYTES = 256 * 1024
 _FULL_RETRY_MS = 1_000
@@ -69,7 +69,7 @@ _PAGE_BYTES = 4096
 
 
 class _NoFurtherQueues(FurtherQueues):
-    """LMQs have their units in ConsumeQueues, which a memory topic does not."""
+    """Refuses further queues: the units of LMQs are in ConsumeQueues, and a memory topic has none."""
 
     def assign(self, topic: str, properties: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
         raise SpecialSendError(
@@ -78,7 +78,7 @@ class _NoFurtherQueues(FurtherQueues):
 
 
 class MemorySends(SendRequests):
-    """Checks and answers as the writer's; what is stored goes to the topic store."""
+    """Checks and answers as the writer does, and stores in the topic store."""
 
     def __init__(
         self,
@@ -92,18 +92,18 @@ class MemorySends(SendRequests):
         super().__init__(context, checker, {}, topics, lambda: None)
         self._store = store
         self._further = _NoFurtherQueues(context.config, {})
-        # A run must fit into the budget beside what it cannot evict.
+        # A run must fit into the budget beside the segments that it cannot evict.
         self._max_run_bytes = min(self._max_run_bytes, budget // MEMORY_LEAST_SEGMENTS)
         self._max_message_bytes = checker.max_message_bytes
         self.changed: dict[tuple[str, int], None] = {}
-        self.storing = False  # true after a call of the store that raised what it should not
+        self.storing = False  # true after the store raised an unexpected exception
 
     def _check_place(self, name: str, topic: TopicView) -> None:
         if not topic.is_memory:
             raise Refusal(WRONG_ENDPOINT, f"topic {name!r} is kept in the log: send to the writer", endpoint="writer")
 
     def _refuse_when_unwritable(self) -> None:
-        """The disk is none of our business."""
+        """Accept always: memory topics do not use the disk."""
 
     def _store_record(self, topic: str, queue_id: int, record: bytearray, born_host_bytes: int) -> tuple[int, Appended]:
         incarnation = self._incarnation(topic)
@@ -225,7 +225,7 @@ class MemoryProcess:
                 continue
             connection.handled += sum(map(len, frames)) + FRAME_HEAD_BYTES * len(frames)
             answer = self._handle(identity, frames)
-            with contextlib.suppress(zmq.ZMQError):  # the peer went away; its answer is nobody's
+            with contextlib.suppress(zmq.ZMQError):  # the peer has gone, so its answer is dropped
                 router.send(identity, _SEND_MORE)
                 router.send(answer, _NOBLOCK)
             budget -= len(frames[-1])
@@ -234,7 +234,7 @@ class MemoryProcess:
         return more
 
     def _announce(self) -> None:
-        """Wake readers that wait for what changed: at once after a pause, else together with the next changes."""
+        """Wake readers that wait for a changed queue: at once after a pause, else together with the next changes."""
         changed = self._requests.changed
         with contextlib.suppress(zmq.Again):
             self._publisher.send_multipart([b"q", orjson.dumps(list(changed))], _NOBLOCK)
@@ -260,8 +260,8 @@ class MemoryProcess:
                 outcome="not_stored",
             )
         if self._topics.is_stale:
-            # The coordinator stores and counts a change before anybody is told of it: whoever knows a new topic may not be
-            # served by what is known here of an older one of the name.
+            # The coordinator stores and counts a change before it publishes it. A client may know a new topic already,
+            # and must not be served with the older topic of that name that this process knows.
             self._hear_news()
         header["ack"] = "memory" if header.get("ack", "flushed") == "flushed" else header["ack"]
         try:
@@ -287,7 +287,9 @@ class MemoryProcess:
         self._say_heard()
 
     def _say_heard(self) -> None:
-        """Let deletions go on that wait for this process: it takes no more for what ended."""
+        """Confirm the deletions of ended topics, so that the coordinator goes on: this process takes no more messages
+        for them.
+        """
         version = self._topics.version
         if version != self._context.control.get(Word.MEMORY_TOPICS):
             self._context.control.put(Word.MEMORY_TOPICS, version)
@@ -295,7 +297,7 @@ class MemoryProcess:
                 self._coordinator_bell.ring()
 
     def _forget_gone(self) -> None:
-        """Free what belongs to topics that were deleted, or deleted and made again."""
+        """Free the memory of topics that were deleted, or deleted and created again."""
         for name, incarnation in self._store.topics().items():
             topic = self._topics.get(name)
             if topic is None or not topic.is_memory or topic.incarnation != incarnation:
@@ -304,7 +306,7 @@ class MemoryProcess:
     # ------------------------------------------------------------ the end
 
     def drain(self) -> None:
-        """Take no more, answer what has arrived; the node stops, and with it everything is gone."""
+        """Take no more requests, answer those that have arrived. The node stops, and its memory topics end with it."""
         for name in self.endpoints:
             with contextlib.suppress(zmq.ZMQError):
                 self._router.unbind(name)
@@ -317,17 +319,17 @@ class MemoryProcess:
 
 
 def sizes_of_life(config: NodeConfig, folder: Path, life: str) -> tuple[int, int]:
-    """:func:`sizes`, but those that a former process of this life of the node found, if there was one.
+    """:func:`sizes` as a former process of this life of the node determined it, if there was one.
 
-    What it stored is not available memory any more: measured again, the budget would be smaller after each death, segments
-    perhaps too, and what was acknowledged would be evicted or be unreadable.
+    The messages stored by that process reduce the available memory: measured again, the budget would be smaller after
+    each death, perhaps the segments too, and acknowledged messages would be evicted or unreadable.
     """
     if not config.memory.budget_bytes and survives(folder, life):
         check_private(folder)
         try:
             page = node_page(folder)
         except (OSError, StoreError):
-            return sizes(config, folder)  # nothing in it can be read
+            return sizes(config, folder)  # the file is unreadable
         found = page.get(NodeWord.BUDGET), page.get(NodeWord.SEGMENT_BYTES)
         page.close()
         if all(found):
@@ -336,7 +338,7 @@ def sizes_of_life(config: NodeConfig, folder: Path, life: str) -> tuple[int, int
 
 
 def sizes(config: NodeConfig, folder: Path) -> tuple[int, int]:
-    """``(budget, segment)`` in bytes: as configured, or by what the machine has.
+    """``(budget, segment)`` in bytes: as configured, or derived from the machine's memory.
 
     Raises StoreError when the file system of ``folder`` cannot hold a configured budget.
     """
@@ -360,7 +362,7 @@ def sizes(config: NodeConfig, folder: Path) -> tuple[int, int]:
             )
         return memory.budget_bytes, memory.segment_bytes
     budget = int(min(available_bytes() * _BUDGET_SHARE, room * _FOLDER_SHARE))
-    # On a small machine smaller segments serve better than none; a budget is then too small for large messages.
+    # On a small machine smaller segments are better than none; such a budget is too small for large messages.
     segment_bytes = min(memory.segment_bytes, budget // MEMORY_LEAST_SEGMENTS // _PAGE_BYTES * _PAGE_BYTES)
     if segment_bytes < _LEAST_SEGMENT_BYTES:
         segment_bytes = _LEAST_SEGMENT_BYTES

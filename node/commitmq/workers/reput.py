@@ -1,17 +1,17 @@
-"""reput: walks what is visible and hands it to every dispatcher as DispatchBatches (spec section 7).
+"""reput: walks the visible part of the CommitLog and pushes it to every dispatcher as DispatchBatches (spec section 7).
 
-Owns: nothing on disk. Reads: the CommitLog, ``visible``. Advances: ``reput``. Sockets: one PUSH a dispatcher, connected to
-its ipc endpoint; doorbell (rung by flush, or by the writer in asynchronous mode, and by a reader in which somebody begins to
-wait). Exit codes: workers.runtime.context.ExitCode.
+Owns: nothing on disk. Reads: the CommitLog, ``visible``. Advances: ``reput``. Sockets: one PUSH per dispatcher,
+connected to its ipc endpoint; doorbell (rung by flush, or by the writer in asynchronous mode, and by a reader when its
+first pull begins to wait). Exit codes: workers.runtime.context.ExitCode.
 
-Small work is left lying for a moment, longer while nobody waits for messages (:mod:`commitmq.workers.runtime.coalescing`);
-this paces the dispatchers too, which wake up for each batch.
+Reput waits a moment to batch small appends, longer while no consumer waits for messages
+(:mod:`commitmq.workers.runtime.coalescing`). This paces the dispatchers too, which wake up for each batch.
 
-A PUSH has room for ``dispatch.queue_batches``; a dispatcher that does not take its batches misses them, and reads the gap
-from the log by itself. So neither a slow nor a dead dispatcher holds up reput or the others.
+A PUSH has room for ``dispatch.queue_batches``. A dispatcher that does not take its batches misses them, and reads the
+gap from the log itself. So neither a slow nor a dead dispatcher holds up reput or the other dispatchers.
 
-A record that cannot be parsed below the end of the log is corruption: reput stops there, says so, and looks again each
-second. It never skips: what it skipped would be acknowledged and invisible.
+A record that cannot be parsed below the end of the log is corruption: reput stops there, logs it, and looks again each
+second. It never skips: skipped records would be acknowledged and invisible.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _NAP_S = 0.001
 
 
 def dispatch_endpoint(context: WorkerContext, name: str) -> str:
-    """Where the dispatcher called ``name`` takes its batches."""
+    """The endpoint at which the dispatcher called ``name`` takes its batches."""
     return context.layout.ipc(f"dispatch-{name}")
 
 
 def run(context: WorkerContext) -> None:
-    """The loop: while there is something visible, walk and push; else sleep until rung."""
+    """The loop: walk and push while new records are visible, else sleep until rung."""
     config, control = context.config, context.control
     log = CommitLog(context.layout.commit_log, config.commit_log.segment_bytes, config.commit_log.max_mapped_segments)
     walker = LogWalker(log, max_rows=config.dispatch.batch_messages, max_bytes=config.dispatch.batch_bytes)
@@ -51,7 +51,7 @@ def run(context: WorkerContext) -> None:
         pusher: zmq.Socket[bytes] = context.zmq.socket(zmq.PUSH)
         pusher.setsockopt(zmq.LINGER, 0)
         pusher.setsockopt(zmq.SNDHWM, config.dispatch.queue_batches)
-        # Nothing is queued for a dispatcher that is not there: it will read the log from where it was.
+        # Queue nothing for a dispatcher that is not connected: it will read the log from its position.
         pusher.setsockopt(zmq.IMMEDIATE, 1)
         pusher.setsockopt(zmq.RECONNECT_IVL, 20)
         pusher.connect(dispatch_endpoint(context, name))
@@ -69,7 +69,7 @@ def run(context: WorkerContext) -> None:
         left_s = pauses.left_s()
         if position < limit:
             if left_s > 0 and limit - position < LITTLE_BYTES and not context.stopping:
-                # Under a stream of small sends one batch for several of them costs a fraction of one each.
+                # Under a stream of small sends one batch for several of them costs a fraction of one batch each.
                 if left_s >= _NAP_S:
                     context.wait(left_s * 1000, unless=pauses.is_late, nap=True)
                     continue
@@ -88,8 +88,8 @@ def run(context: WorkerContext) -> None:
                 continue
             pauses.done(batch.end - position)
             position = batch.end
-            # Before the batch leaves: a dispatcher takes nothing beyond REPUT, so one that was quicker than this store dropped
-            # the batch, and read it from the log up to 100 ms later.
+            # Publish REPUT before the batch leaves: a dispatcher takes nothing beyond REPUT. A dispatcher that was
+            # quicker than this store dropped the batch, and read it from the log up to 100 ms later.
             control.put(Word.REPUT, position)
             if failpoints.ACTIVE:
                 failpoints.hit("reput.before_push")
@@ -101,7 +101,7 @@ def run(context: WorkerContext) -> None:
             break
         walker.release_below(control.get(Word.MIN_OFFSET))
         expired.release()
-        # More is likely to come soon, and while nobody waits for it, not before the pause is over.
+        # More appends are likely soon, and while no consumer waits for them, not before the pause is over.
         naps = left_s > 0 or pauses.since_s() < _STAY_NEAR_S
         timeout_ms = max(1.0, left_s * 1000) if naps else context.poll_ms
         context.wait(timeout_ms, unless=_has_come(control, sync, position, pauses), nap=naps)

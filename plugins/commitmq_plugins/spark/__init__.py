@@ -3,7 +3,7 @@
     from commitmq_plugins.spark import session
     session("local[4]").read.format("commitmq").option("store", "/data/store").option("topics", "orders").load()
 
-Only Java and PySpark are heavy, and nothing of them is imported before it is used: this module is loaded by every node.
+Only Java and PySpark are heavy, and neither is imported before it is used: every node loads this module.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The columns of the source, and how records become Arrow arrays of them.
+"""The columns of the source, and the conversion of records to Arrow arrays.
 
-Everything is done by kernels on the mapped log: no object is made for a record. Columns that only a ConsumeQueue's units
-are needed for (:data:`OF_UNITS`) cost no look into the log at all.
+Kernels do everything on the mapped log: no object is created for a record. Columns that need only a ConsumeQueue's
+units (:data:`OF_UNITS`) do not read the log at all.
 """
 
 from __future__ import annotations
@@ -74,13 +74,13 @@ _ELEMENT_BYTES: Final = 22
 
 
 def default_schema(*, several_stores: bool, properties: bool) -> str:
-    """The DDL of what is read without a schema: all columns but sizes; ``store`` when there are several."""
+    """The DDL of a read without a schema: all columns but sizes; ``store`` when there are several."""
     wanted = {"store": several_stores, "properties": properties}
     return ", ".join(f"{name} {ddl}" for name, (ddl, _) in COLUMNS.items() if wanted.get(name, name not in _OPTIONAL))
 
 
 def check_schema(schema: StructType) -> list[str]:
-    """The names of a schema that somebody asked for. Raises ConfigError for columns that the source does not have."""
+    """The names of a user's schema. Raises ConfigError for columns that the source does not have."""
     names = []
     for field in schema.fields:
         if field.name not in COLUMNS:
@@ -100,8 +100,9 @@ def arrow_schema(names: Sequence[str]) -> pa.Schema:
 class Rows:
     """Records, or messages of inner batches, ready to become columns; one entry each in all arrays.
 
-    ``log`` is the memory that bodies and properties lie in, ``fields`` what :func:`commitmq.kernels.arrow.heads` found
-    there; ``hosts_log`` is the one that the store hosts lie in, if it is another.
+    ``log`` is the memory that holds bodies and properties, ``fields`` the result of
+    :func:`commitmq.kernels.arrow.heads` for it; ``hosts_log`` is the memory that holds the store hosts, if it is
+    another.
     """
 
     __slots__ = ("_hosts_log", "_log", "fields", "physical_offsets", "total_sizes")
@@ -125,7 +126,7 @@ class Rows:
 
     @property
     def queue_offsets(self) -> Numbers:
-        """What the records say of their number in their queue."""
+        """The queue offsets stored in the records."""
         return self._field(kernel.QUEUE_OFFSET)
 
     @property
@@ -144,7 +145,7 @@ class Rows:
         return field
 
     def take(self, chosen: Any) -> Rows:
-        """The rows of an index or a mask, in its order."""
+        """The rows selected by an index or a mask, in its order."""
         return Rows(
             self._log,
             np.ascontiguousarray(self.fields[:, chosen]),
@@ -154,9 +155,9 @@ class Rows:
         )
 
     def messages_inside(self) -> tuple[Rows, Numbers]:
-        """The messages in these rows, all of which are inner batches, and which row each of them is from.
+        """The messages in these rows, all of which are inner batches, and the row that each of them is from.
 
-        Raises CorruptRecordError for a batch that is none.
+        Raises CorruptRecordError for a row that is no inner batch.
         """
         log, starts, sizes = self._log, self._field(kernel.BODY), self._field(kernel.BODY_SIZE)
         if (self.sys_flags & SysFlag.COMPRESSED).any():
@@ -187,8 +188,8 @@ class Rows:
         return Rows(log, fields, self.physical_offsets[owners], total, self._hosts_log), owners
 
     def columns(self, names: Sequence[str], *, inflate: bool = False) -> dict[str, pa.Array]:
-        """The columns of ``names`` that only the records tell; the others are left out. ``inflate``: bodies that are
-        stored compressed are decompressed.
+        """The columns of ``names`` that need the records; the others are left out. ``inflate``: compressed bodies are
+        decompressed.
         """
         wanted = [name for name in names if name in _PROPERTIES]
         found = dict(zip(wanted, self.properties_named([_PROPERTIES[name] for name in wanted]), strict=True))
@@ -224,7 +225,7 @@ class Rows:
         )
 
     def _inflated(self, index: int) -> bytes | None:
-        """The body of one record; None where it is no such data as its sysFlag says: other rows are not to suffer."""
+        """The body of one record; None when it does not match its sysFlag, so that other rows are not affected."""
         try:
             return self.body(index)
         except CommitMQError as error:
@@ -233,7 +234,7 @@ class Rows:
             return None
 
     def property_spans(self, names: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Where the values of some properties begin and how many bytes they have: ``[len(names), rows]`` each."""
+        """Offset and size in bytes of the values of some properties: ``[len(names), rows]`` each."""
         encoded = [name.encode() for name in names]
         starts = np.empty((len(names), len(self)), np.int64)
         lengths = np.empty((len(names), len(self)), np.int64)
@@ -259,7 +260,7 @@ class Rows:
         ]
 
     def are_of(self, topic: str, queue_id: int) -> Flags:
-        """Which records say that they are of this queue."""
+        """Which records name this queue as their own."""
         name = np.frombuffer(topic.encode(), np.uint8)
         found = np.empty(len(self), np.bool_)
         starts, sizes = (np.ascontiguousarray(self._field(one)) for one in (kernel.TOPIC, kernel.TOPIC_SIZE))
@@ -313,10 +314,10 @@ def rows_at(
     crc_from: int = kernel.UNCHECKED,
     check_body: bool,
 ) -> tuple[Rows, Numbers]:
-    """The records at ``positions`` of ``log``, and for each 0 or the reason (:data:`commitmq.store.recovery.scan.REASONS`) why
-    there is none. The rows of those that are none hold nothing: take the others. ``check_body`` compares the
-    body's CRC. ``crc_from``: the physical offset from which on each record must have a ``__CRC32#``; it is compared wherever
-    a record has it.
+    """The records at ``positions`` of ``log``, and for each 0 or the reason
+    (:data:`commitmq.store.recovery.scan.REASONS`) why there is none. Rows with a reason have no content: take the
+    others. ``check_body`` compares the body's CRC. ``crc_from``: the physical offset from which on each record must
+    have a ``__CRC32#``; it is compared wherever a record has it.
     """
     fields = np.empty((kernel.FIELDS, len(sizes)), np.int64)
     why = np.empty(len(sizes), np.int64)
@@ -342,7 +343,7 @@ def gathered(
     *,
     absent: NDArray[np.bool_] | None = None,
 ) -> pa.Array:
-    """Stretches of the log as one array of ``kind`` (binary or string), null where ``absent``; one copy."""
+    """Ranges of the log as one array of ``kind`` (binary or string), null where ``absent``; one copy."""
     offsets = _offsets(sizes)
     out = np.empty(int(offsets[-1]), np.uint8)
     kernel.gather(log, np.ascontiguousarray(starts), np.ascontiguousarray(sizes), out)
@@ -350,7 +351,7 @@ def gathered(
 
 
 def _offsets(sizes: NDArray[np.int64]) -> NDArray[np.int32]:
-    """Arrow's offsets of values of these sizes. What is gathered at a time stays far below 2 GiB."""
+    """Arrow's offsets of values of these sizes. The bytes gathered at a time stay far below 2 GiB."""
     offsets = np.zeros(len(sizes) + 1, np.int32)
     np.cumsum(sizes, out=offsets[1:])
     return offsets
@@ -369,7 +370,7 @@ def _variable(
 
 
 def _as_text(array: pa.Array) -> pa.Array:
-    """``array`` of strings with everything that is no UTF-8 replaced, as every decoder of RocketMQ does; mostly as it is."""
+    """``array`` of strings with invalid UTF-8 replaced, as every decoder of RocketMQ does; mostly unchanged."""
     try:
         array.validate(full=True)
     except pa.ArrowInvalid:

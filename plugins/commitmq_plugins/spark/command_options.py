@@ -1,4 +1,4 @@
-"""What the verbs of ``commitmq pipeline`` share: arguments, and a session whose failures are sentences."""
+"""Shared by the verbs of ``commitmq pipeline``: arguments, and a session whose failures are sentences."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def sources_argument(function: _Function) -> _Function:
 
 
 def stores_argument(function: _Function) -> _Function:
-    """``DIRS``: folders of stores that nobody uses; the parameter is called ``folders``."""
+    """``DIRS``: folders of stores that no program uses; the parameter is called ``folders``."""
     kind = click.Path(exists=True, file_okay=False, path_type=Path)
     return click.argument("folders", metavar="DIRS...", nargs=-1, required=True, type=kind)(function)
 
@@ -59,10 +59,10 @@ def master_option(function: _Function) -> _Function:
 
 @contextlib.contextmanager
 def job_session(master: str, what: str, *, quiet: bool, sources: Sequence[str | Path] = ()) -> Iterator[SparkSession]:
-    """A session with a progress bar called ``what``; what Spark raises becomes a CommitMQError with one sentence.
+    """A session with a progress bar called ``what``. Spark's exceptions become a CommitMQError with one sentence.
 
-    ``sources``: raises StoreError for a folder among them that is no store, before Spark is started. Spark plans on this
-    machine, so a store has to be seen here, whoever reads it.
+    ``sources``: raises StoreError for a folder among them that is no store, before Spark is started. Spark plans on
+    this machine, so this machine must see a store, even when only executors read it.
     """
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
@@ -82,7 +82,9 @@ def job_session(master: str, what: str, *, quiet: bool, sources: Sequence[str | 
 
 
 def _folders(sources: Sequence[str | Path]) -> Iterator[Path]:
-    """Those of ``sources`` that are no addresses; commas stand between several, as in the options of the format."""
+    """The folders among ``sources``, without addresses; a source may list several with commas, as in the options of the
+    format.
+    """
     for source in sources:
         if isinstance(source, Path):
             yield source

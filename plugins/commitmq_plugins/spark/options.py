@@ -1,7 +1,7 @@
-"""What may be said with ``.option(name, value)``. Names are compared without case, as Spark does.
+"""The options of ``.option(name, value)``. Names are compared without case, as Spark does.
 
-Each kind of value has one reader here; a name that nobody knows is refused, because a misspelt ``endingOffsets`` would
-otherwise read everything.
+Each kind of value has one reader here. An unknown name is refused, because a misspelt ``endingOffsets`` would otherwise
+read everything.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _FALSE: Final = ("false", "0", "no", "off")
 _EDGES: Final = {-2: EARLIEST, -1: LATEST}
 
 Offsets = dict[str, dict[str, dict[int, int | str]]]
-"""Store -> topic -> queue -> offset, or one of EARLIEST and LATEST. The store "" stands for the only one."""
+"""Store -> topic -> queue -> offset, or one of EARLIEST and LATEST. The store "" stands for a single store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Bound:
     timestamp: int | None = None
 
     def of(self, store: str, topic: str, queue_id: int) -> int | str:
-        """The offset or edge of one queue, as far as it is not by time."""
+        """The offset or edge of one queue, unless the bound is a time."""
         if self.offsets is None:
             return self.edge
         topics = self.offsets.get(store) or self.offsets.get("") or {}
@@ -116,16 +116,16 @@ class SourceOptions:
 
     @property
     def several(self) -> bool:
-        """Whether more than one store is read as one."""
+        """Whether several stores are read as one."""
         return len(self.stores) + len(self.nodes) > 1
 
     @property
     def tag_filter(self) -> TagFilter | None:
-        """None when every tag is wanted."""
+        """The filter by tags; None when every tag is wanted."""
         return TagFilter.parse(self.tags)
 
     def wants(self, topic: str) -> bool:
-        """Whether a topic is to be read. Light message queues repeat messages of others, so they must be named."""
+        """Whether a topic is read. Light message queues repeat messages of other topics, so they must be named."""
         if self.topics:
             return topic in self.topics
         if self.topics_pattern:
@@ -146,8 +146,8 @@ def words(text: str) -> list[str]:
 
 
 def _some(name: str, values: Mapping[str, str]) -> tuple[str, ...]:
-    """The words of an option that chooses; none when it is not given. Raises ConfigError for one without a word, which
-    would choose nothing and read everything.
+    """The words of an option that selects; none when it is absent. Raises ConfigError for a value without a word, which
+    would select nothing and read everything.
     """
     found = tuple(words(values.get(name.lower(), "")))
     if name.lower() in values and not found:
@@ -185,7 +185,7 @@ def flag(name: str, values: Mapping[str, str], default: bool) -> bool:
 
 
 def positive(name: str, values: Mapping[str, str]) -> int | None:
-    """A number above 0, None without one; ``values`` has lower-case names. Raises ConfigError."""
+    """A number above 0; None when it is absent; ``values`` has lower-case names. Raises ConfigError."""
     text = values.get(name.lower())
     if text is None:
         return None
@@ -243,7 +243,7 @@ def _bound(prefix: str, values: Mapping[str, str], edge: str) -> Bound:
 
 
 def milliseconds(name: str, text: str) -> int:
-    """Milliseconds since 1970, or a time as ISO 8601 writes it, in UTC unless it says otherwise."""
+    """Milliseconds since 1970, or an ISO 8601 time, in UTC unless it says otherwise."""
     if re.fullmatch(r"-?[0-9]+", text.strip()):
         return int(text)
     try:

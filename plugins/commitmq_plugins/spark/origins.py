@@ -1,7 +1,7 @@
-"""Where messages come from: a store folder, or a node by its address. Both answer the same questions of a plan.
+"""The sources of messages: a store folder, or a node by its address. Both offer a plan the same methods.
 
-A node on this host is read like a folder, through its mapped files; one elsewhere sends its records. An origin is a
-snapshot: what was flushed when it was made. Make a new one to see more.
+A node on this host is read like a folder, through its mapped files; a node elsewhere sends its records. An origin is a
+snapshot of the messages that were flushed when it was created. Create a new one to see more.
 """
 
 from __future__ import annotations
@@ -29,23 +29,25 @@ _SHOWN: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class SourceTopic:
-    """What a store's configuration says of a topic. One that is not configured has the ``queues`` that have files."""
+    """A topic in a store's configuration. For a topic that is not configured ``queues`` counts the queues that have
+    files.
+    """
 
     queues: int
     in_memory: bool = False
 
 
 class Origin(Protocol):
-    """One store, as of the moment this was made."""
+    """One store, as of the moment this object was created."""
 
     @property
     def name(self) -> str:
-        """What it is called in the column ``store`` and in offsets: as the user wrote it."""
+        """The store's name in the column ``store`` and in offsets: as the user wrote it."""
         ...
 
     @property
     def identity(self) -> str:
-        """What tells the store from others, by whatever name it is read."""
+        """The id that tells the store from others, by whatever name it is read."""
         ...
 
     def topics(self) -> dict[str, SourceTopic]:
@@ -53,11 +55,11 @@ class Origin(Protocol):
         ...
 
     def slices(self, wants: Callable[[str], bool]) -> list[Slice]:
-        """What may be read of every queue of the wanted topics, empty ones included."""
+        """The readable range of every queue of the wanted topics, empty queues included."""
         ...
 
     def lost(self, wants: Callable[[str], bool]) -> list[Gap]:
-        """Messages of the wanted topics that are known to be there and cannot be read."""
+        """Messages of the wanted topics that are known to exist and cannot be read."""
         ...
 
     def offset_by_time(self, queue: Slice, timestamp: int) -> int:
@@ -69,15 +71,17 @@ class Origin(Protocol):
         ...
 
     def parts_of(self, slices: Sequence[Slice], *, least: int, max_bytes: int) -> int:
-        """How many partitions to make of the slices: ``least``, or more if one would hold over ``max_bytes`` of log."""
+        """The number of partitions for the slices: ``least``, or more if one would hold over ``max_bytes`` of log."""
         ...
 
     def partitions(self, slices: Sequence[Slice], parts: int) -> list[Partition]:
-        """The slices cut for Spark into about ``parts`` partitions: by them and the number alone, whatever the log gets."""
+        """The slices cut into about ``parts`` partitions for Spark. The cut depends only on both, not on later records
+        of the log.
+        """
         ...
 
     def close(self) -> None:
-        """Give back what is open."""
+        """Close the files and connections."""
         ...
 
 
@@ -85,7 +89,7 @@ class FolderOrigin:
     """A store folder, or the folder of a node on this host."""
 
     def __init__(self, name: str, root: Path, *, node: str = "", token: str = "") -> None:
-        """Raises StoreError when it is no store."""
+        """Raises StoreError when the folder is no store."""
         self.name = name
         self._node = node
         self._token = token
@@ -109,7 +113,7 @@ class FolderOrigin:
         return self._store.slices(self._floor, self._bound, wants)
 
     def lost(self, wants: Callable[[str], bool]) -> list[Gap]:
-        # A node that runs puts everything into its queues before it counts as shown.
+        # A running node puts every record into its queues before readers may see it.
         if self._is_live:
             return []
         why = "in the log, but not in its queue: start the node once, or run commitmq store rebuild"
@@ -142,7 +146,7 @@ class FolderOrigin:
 
 
 class NodeOrigin:
-    """A node whose files are out of sight: it is asked, and sends its records."""
+    """A node whose files are not on this host: it answers requests, and sends its records."""
 
     def __init__(self, name: str, admin: Admin, identity: str) -> None:
         self.name = name
@@ -175,7 +179,9 @@ class NodeOrigin:
         return []
 
     def _wait_until_flushed(self) -> None:
-        """In asynchronous mode a node shows messages that a power cut may take back: wait until those seen are safe."""
+        """In asynchronous mode a node shows messages that a power cut may take back. Wait until the messages seen are
+        flushed.
+        """
         positions = self._admin.status()["positions"]
         self._log_bytes = positions["written"] - positions["min_offset"]
         deadline = time.monotonic() + _FLUSH_WAIT_S
@@ -196,7 +202,7 @@ class NodeOrigin:
         return self._puller.within_bytes(queue, budget)
 
     def parts_of(self, slices: Sequence[Slice], *, least: int, max_bytes: int) -> int:
-        # How much of the log is theirs is not known from here; all of it is the most that can be.
+        # The slices' share of the log is unknown here; the whole log is the upper bound.
         return min(max(least, -(-self._log_bytes // max_bytes)), sum(one.count for one in slices))
 
     def partitions(self, slices: Sequence[Slice], parts: int) -> list[Partition]:
@@ -210,7 +216,7 @@ class NodeOrigin:
 def require_topics(origins: Sequence[Origin], wanted: Iterable[str], *, advice: str = "") -> None:
     """Raise ConfigError for a topic that none of ``origins`` has, and for one whose messages cannot be read there.
 
-    ``advice`` is what can be done about the former, for the end of its sentence.
+    ``advice`` for a missing topic ends its sentence.
     """
     wanted = list(wanted)
     if not wanted:
@@ -231,10 +237,10 @@ def require_topics(origins: Sequence[Origin], wanted: Iterable[str], *, advice: 
 
 
 def _others(topic: str, others: Collection[str]) -> str:
-    """Topics that may be meant by one that does not exist, else some of those there are."""
+    """Topics with a name similar to one that does not exist, else some of the existing topics."""
     if similar := get_close_matches(topic, sorted(others), _SHOWN):
         return f"similar topics are: {', '.join(similar)}"
-    # Those of the system and of consumer groups come last.
+    # Topics of the system and of consumer groups come last.
     names = sorted(others, key=lambda one: (one.startswith(("%", "RMQ_SYS")), one))
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return f"topics there are: {', '.join(names[:_SHOWN]) or 'none'}{more}"
@@ -247,13 +253,15 @@ def existing(origins: Sequence[Origin], wanted: Iterable[str]) -> list[str]:
 
 
 def queues_of(origin: Origin, topics: Iterable[str]) -> list[int]:
-    """How many queues each of ``topics`` has in ``origin``, whether they hold messages or not; 0 for one it does not have."""
+    """The number of queues of each of ``topics`` in ``origin``, empty queues included; 0 for a topic it does not have."""
     known = origin.topics()
     return [known[topic].queues if topic in known else 0 for topic in topics]
 
 
 def open_origins(options: SourceOptions) -> list[Origin]:
-    """Every store and node of ``options``, as they are now. Raises StoreError, NodeUnavailableError or ConfigError."""
+    """Every store and node of ``options``, in their present state. Raises StoreError, NodeUnavailableError or
+    ConfigError.
+    """
     found: list[Origin] = []
     try:
         for folder in options.stores:
@@ -299,7 +307,7 @@ def _of_node(address: str, transfer: str) -> Origin:
 
 
 def is_here(root: Path, token: str) -> bool:
-    """Whether the store in ``root`` is that of the node which gave ``token``: same host, same file system."""
+    """Whether the store in ``root`` belongs to the node that gave ``token``: same host, same file system."""
     try:
         return bool(token) and (root / "run" / "token").read_text(encoding="ascii").strip() == token
     except (OSError, UnicodeDecodeError):

@@ -1,8 +1,8 @@
-"""Cutting what is to be read into partitions: ranges of the log, each with a slice of every queue that lies in it.
+"""Cuts the messages to read into partitions: ranges of the log, each with a slice of every queue in it.
 
-A partition costs Spark some 25 ms, and a topic may have thousands of queues, so partitions are not queues. All wanted
-queues are cut at the same physical offsets instead: a partition reads one stretch of the log from front to back, and its
-slices are runs of queue offsets, so a queue's messages stay in order within it and across it.
+A partition costs Spark some 25 ms, and a topic may have thousands of queues, so partitions are not queues. Instead all
+wanted queues are cut at the same physical offsets. A partition reads one range of the log from front to back. Its
+slices are runs of queue offsets, so a queue's messages stay in order within a partition and across partitions.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pyspark.sql.datasource import InputPartition
 
 from commitmq_plugins.spark.stores import OpenStore, Sizes, Slice
 
-_TOLERANCE: Final = 16  # a part may have a sixteenth more or less than its share
+_TOLERANCE: Final = 16  # a part may differ from its share by a sixteenth
 
 
 @dataclass(frozen=True)
@@ -23,8 +23,8 @@ class FilePartition(InputPartition):
     """Slices of queues of one store folder, all below physical offset ``bound``; ``sizes`` are its files'. Each record
     at physical offset ``crc_from`` or behind it has a ``__CRC32#``.
 
-    ``name`` is what the store is called in the column and in offsets. With a ``node`` the folder is that node's, and an
-    executor that does not find it (or one whose ``token`` is another) asks the node for the records instead.
+    ``name`` is the store's name in the column and in offsets. With a ``node`` the folder is that node's, and an
+    executor that does not find it (or finds one with another ``token``) pulls the records from the node instead.
     """
 
     name: str
@@ -50,7 +50,7 @@ Partition = FilePartition | PullPartition
 
 
 def parts_of(store: OpenStore, slices: Sequence[Slice], bound: int, *, least: int, max_bytes: int) -> int:
-    """How many parts to make of ``slices``: ``least``, or more if one would hold over ``max_bytes`` of log."""
+    """The number of parts for ``slices``: ``least``, or more if one would hold over ``max_bytes`` of log."""
     slices = _real(store, slices, bound)
     if not slices:
         return 0
@@ -62,8 +62,8 @@ def parts_of(store: OpenStore, slices: Sequence[Slice], bound: int, *, least: in
 def cut(store: OpenStore, slices: Sequence[Slice], bound: int, parts: int) -> list[tuple[Slice, ...]]:
     """About ``parts`` parts of about equal numbers of messages.
 
-    They depend on the slices and ``parts`` alone, not on what the log got behind the slices: a micro-batch that is
-    repeated after a crash is cut as it was the first time, or its sink would not know its rows again.
+    They depend only on the slices and ``parts``, not on later records of the log. So a micro-batch that is repeated
+    after a crash is cut as it was the first time; otherwise its sink would not recognise its rows.
     """
     slices = _real(store, slices, bound)
     if not slices:
@@ -76,13 +76,15 @@ def cut(store: OpenStore, slices: Sequence[Slice], bound: int, parts: int) -> li
 
 
 def _real(store: OpenStore, slices: Sequence[Slice], bound: int) -> list[Slice]:
-    """``slices`` without empty ones, each ending behind its last message: places that never had one may follow it."""
+    """``slices`` without empty ones, each ending behind its last message: offsets that never had a message may follow
+    it.
+    """
     found = [replace(one, end=store.last_message(one, bound) + 1) for one in slices if one.count > 0]
     return [one for one in found if one.count > 0]
 
 
 def cut_evenly(slices: Sequence[Slice], parts: int) -> list[tuple[Slice, ...]]:
-    """``parts`` parts with an equal share of each slice: for a store whose files are out of sight."""
+    """``parts`` parts with an equal share of each slice: for a store whose files are not on this host."""
     slices = [one for one in slices if one.count > 0]
     cuts = [[one.first + one.count * number // parts for one in slices] for number in range(1, parts)]
     return parts_between(slices, cuts)
@@ -113,7 +115,7 @@ def _divide(
     parts: int,
     cuts: dict[int, list[int]],
 ) -> None:
-    """Find the cuts ``numbers`` of ``parts`` - 1, all of which lie in the physical offsets ``span``, the middle one first.
+    """Find the cuts ``numbers`` of ``parts`` - 1, all within the physical offsets ``span``, the middle one first.
 
     Cut ``k`` has about ``k / parts`` of all messages before it: for each slice the queue offset at which to cut.
     """

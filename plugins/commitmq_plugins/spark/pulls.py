@@ -1,4 +1,4 @@
-"""Records of a node that is not on this host: pulled over ZeroMQ, whole, and cut into places by a kernel."""
+"""Pulls records of a node on another host over ZeroMQ, as whole records, and finds their positions with a kernel."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _MAX_BYTES: Final = 8 * 1024 * 1024
 _LEAST_RECORD: Final = 91
 
 Pulled = tuple[Bytes, Numbers, Numbers, Numbers, list[tuple[int, int]]]
-"""Memory, positions of records in it, their sizes and places in the log, and the queue offsets that were missing before."""
+"""Memory, positions of records in it, their sizes and physical offsets, and the missing queue offsets before them."""
 
 
 class RecordPuller:
-    """One connection to a reader of the node at ``address``; ``tags`` are filtered there. Not thread-safe."""
+    """One connection to a reader of the node at ``address``; the node filters by ``tags``. Not thread-safe."""
 
     def __init__(self, address: str, tags: str = "") -> None:
         self._directory = Directory(address)
@@ -43,7 +43,7 @@ class RecordPuller:
     def records(self, one: Slice) -> Iterator[Pulled]:
         """All records of a slice, some at a time. Inner batches may begin before it or end behind it.
 
-        A node that is away is waited for a minute. Raises NodeUnavailableError, or ProtocolError when it refuses.
+        An unreachable node is waited for a minute. Raises NodeUnavailableError, or ProtocolError when it refuses.
         """
         at = one.first
         while at < one.end:
@@ -54,7 +54,7 @@ class RecordPuller:
                 skipped = following > at
                 if not skipped:
                     following = one.end
-                # A filter passes over messages; anything else that is passed over was lost.
+                # Messages skipped by a filter are not lost; all others that were skipped are.
                 if str(answer["status"]) != "NO_MATCHED_MESSAGE":
                     missing = [(at, min(following, one.end))]
                 at = following
@@ -68,7 +68,9 @@ class RecordPuller:
             at = following
 
     def within_bytes(self, one: Slice, budget: int) -> int:
-        """The queue offset up to which the slice's records take at most ``budget`` bytes together: its units tell."""
+        """The queue offset up to which the slice's records take at most ``budget`` bytes together, according to its
+        units.
+        """
         at = one.first
         while at < one.end:
             answer, frames = self._pull(one, at, mode="ranges")
@@ -77,7 +79,7 @@ class RecordPuller:
             sizes = np.frombuffer(frames[0].buffer, UNIT)["size"].astype(np.int64)
             fitting = int(np.searchsorted(np.cumsum(sizes), budget, side="right"))
             if fitting < len(sizes):
-                # Of a batch's messages, only all or none are counted.
+                # The messages of an inner batch count only all together.
                 return at if one.is_batch else min(at + fitting, one.end)
             budget -= int(sizes.sum())
             at = int(answer["next_offset"])

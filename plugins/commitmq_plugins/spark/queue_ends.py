@@ -1,9 +1,9 @@
-"""Where a queue of a store at rest begins and ends, when one of its units is damaged.
+"""Finds where a queue of a closed store begins and ends, even when one of its units is damaged.
 
-A reader finds the ends of a queue by bisection, because places ascend along it. One flipped bit in a unit may make the
-bisection end there, and all that lies beyond it would be left out without a word. So the units next to the ends are
-looked at: one that the log proves to be of this queue belongs to it, and so do those between. Reading them then tells what is
-wrong. Relics that RocketMQ left behind a queue's end are proven by nothing.
+A reader finds the ends of a queue by bisection, because physical offsets ascend along it. One flipped bit in a unit may
+make the bisection end there, and all units beyond it would silently be left out. So the units next to the ends are
+examined: a unit that the log proves to be of this queue belongs to it, and so do all units between. Reading them then
+reports the damage. The log proves none of the relics that RocketMQ left behind a queue's end.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ _NEXT: Final = 2
 
 
 class RawUnits:
-    """The units of one ConsumeQueue as its files have them."""
+    """The units of one ConsumeQueue as stored in its files."""
 
     def __init__(self, folder: Path, file_bytes: int) -> None:
         self._folder = folder
         self._file_bytes = file_bytes
 
     def at(self, offset: int, count: int) -> NDArray[np.void]:
-        """Up to ``count`` units from queue ``offset`` on, of one file; none where there is no file."""
+        """Up to ``count`` units from queue ``offset`` on, of one file; none when there is no file."""
         base, within = divmod(offset * UNIT_BYTES, self._file_bytes)
         try:
             with (self._folder / segment_name(base * self._file_bytes)).open("rb") as file:
@@ -48,8 +48,8 @@ def whole_span(
 ) -> tuple[int, int]:
     """``(first, end)`` of a queue, moved outwards over units that the log proves to be its own.
 
-    ``is_clean``: the store was closed in order by a node, which leaves nothing behind a queue's end; then whatever lies there
-    is a unit, or was one.
+    ``is_clean``: a node closed the store in order, which leaves nothing behind a queue's end; then every non-zero unit
+    there is a unit of the queue, or was one.
     """
 
     def proven(offset: int, unit: np.void) -> bool:
@@ -64,7 +64,7 @@ def whole_span(
     last = end
     for offset, unit in _from(units, end, None):
         if not any(unit.tobytes()):
-            # One whole unit of zeros may be damage too, where another one follows.
+            # One whole unit of zeros may be damage too, if a proven unit follows.
             if any(proven(at, one) for at, one in _from(units, offset + 1, offset + _NEXT)):
                 continue
             break
@@ -76,7 +76,7 @@ def whole_span(
 
 
 def _from(units: RawUnits, offset: int, end: int | None) -> Iterator[tuple[int, np.void]]:
-    """Units with their queue offsets, from ``offset`` up to ``end``, or to where there is no file."""
+    """Units with their queue offsets, from ``offset`` up to ``end``, or up to a missing file."""
     while end is None or offset < end:
         found = units.at(offset, _LOOK if end is None else end - offset)
         if not len(found):

@@ -1,9 +1,9 @@
-"""A driver that writes to standard error what the program or its user has to know, and nothing else.
+"""Silences a Spark driver: standard error gets only messages that the program or its user has to know.
 
-Three things speak otherwise: the JVM when it starts (its incubator module, log4j's profile and levels), py4j when a call is
-interrupted or the JVM is gone, and both at the end of the program, when one of them ends before the other. So the JVM is
-given a log4j configuration by the environment, which anything that is configured elsewhere overrules; and it is ended in
-order before the interpreter is.
+Three sources write otherwise: the JVM when it starts (its incubator module, log4j's profile and levels), py4j when a
+call is interrupted or the JVM is gone, and both at the end of the program, when one of them ends before the other. So
+the environment gives the JVM a log4j configuration, which any configuration elsewhere overrules; and the JVM is ended
+in order before the interpreter is.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
 LOG_VARIABLE: Final = "LOG4J_CONFIGURATION_FILE"
 _CONFIGURATION: Final = Path(__file__).with_name("log4j2.properties")
 _FORMS: Final = ("properties", "xml", "yaml", "yml", "json", "jsn")
-# What py4j logs by the root logger, beside the exception that it raises.
+# Messages that py4j logs through the root logger, beside the exception that it raises.
 _TOLD: Final = ("Exception while sending command.", "KeyboardInterrupt while sending command.")
 _END_S: Final = 20
 _CANCEL_S: Final = 5
 
 
 def log_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The variable that names our log4j configuration; nothing where a file of Spark's configuration folder or the
-    variable itself says what is to be logged. A Java option ``-Dlog4j2.configurationFile`` overrules the variable.
+    """The variable that names CommitMQ's log4j configuration; nothing when a file of Spark's configuration folder or
+    the variable itself configures logging. A Java option ``-Dlog4j2.configurationFile`` overrules the variable.
     """
     if environment.get(LOG_VARIABLE):
         return {}
@@ -58,7 +58,7 @@ def _configuration_folders(environment: Mapping[str, str]) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def orderly() -> Iterator[None]:
-    """For the making of a session: if that starts a JVM, see to its end, and to Ctrl-C."""
+    """For creating a session: if that starts a JVM, handle its end, and Ctrl-C."""
     from pyspark import SparkContext
 
     had_gateway, had_context = SparkContext._gateway is not None, SparkContext._active_spark_context is not None
@@ -74,10 +74,11 @@ def orderly() -> Iterator[None]:
 
 
 def quiet_daemon() -> None:
-    """For a worker of Spark's own daemon, which plans reads: let it end without a word where the JVM closed its connection.
+    """For a worker of Spark's own daemon, which plans reads: let it end silently when the JVM has closed its
+    connection.
 
-    The setting ``spark.python.daemon.module`` is not for these workers. The daemon writes the traceback of a BrokenPipeError
-    when the worker is done; by then nobody waits for anything of it.
+    The setting ``spark.python.daemon.module`` is not for these workers. The daemon writes the traceback of a
+    BrokenPipeError when the worker is done; by then no program waits for its output.
     """
     main = sys.modules.get("__main__")
     if getattr(getattr(main, "__spec__", None), "name", "") == "pyspark.daemon":
@@ -85,7 +86,7 @@ def quiet_daemon() -> None:
 
 
 class _Tracebacks:
-    """The module ``traceback``, but of a closed connection nothing is printed."""
+    """The module ``traceback``, except that nothing is printed for a closed connection."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(traceback, name)
@@ -100,9 +101,9 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 def _interrupted(number: int, frame: FrameType | None) -> None:
-    """Ctrl-C: cancel what runs, and raise KeyboardInterrupt.
+    """Ctrl-C: cancel running jobs, and raise KeyboardInterrupt.
 
-    Spark's handler asks for that by the connection on which the interrupted thread waits, which fails. A thread of its own
+    Spark's handler cancels over the connection on which the interrupted thread waits, which fails. A thread of its own
     has a connection of its own.
     """
     del number, frame
@@ -127,9 +128,10 @@ def _stop_streams(spark: SparkSession) -> None:
 
 
 def _end(gateway: Any, process_id: int) -> None:
-    """At the end of the program: stop what runs, then the JVM, and wait for it.
+    """At the end of the program: stop running queries, then the JVM, and wait for it.
 
-    Otherwise the JVM meets closed sockets of a Python that is gone, and writes about them behind the program's last line.
+    Otherwise the JVM meets closed sockets of a Python that is gone, and writes about them behind the program's last
+    line.
     """
     if os.getpid() != process_id:
         # A forked child has no JVM.

@@ -1,4 +1,4 @@
-"""Which part of each queue is wanted: options made into slices, and what is missing of what was asked for."""
+"""Turns options into the wanted slice of each queue, and reports missing messages of the requested range."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from commitmq_plugins.spark.stores import Slice
 
 
 def chosen(origin: Origin, options: SourceOptions, gaps: list[Gap]) -> list[Slice]:
-    """The slices that ``options`` ask for. What is missing of them is added to ``gaps``."""
+    """The slices that ``options`` select. Missing parts of them are added to ``gaps``."""
     found = origin.slices(options.wants)
     if options.end == Bound(LATEST):
         gaps += origin.lost(options.wants)
@@ -27,7 +27,7 @@ def chosen(origin: Origin, options: SourceOptions, gaps: list[Gap]) -> list[Slic
 
 
 def position(origin: Origin, one: Slice, bound: Bound, gaps: list[Gap]) -> int:
-    """The queue offset that ``bound`` means, within the slice. One outside is a gap."""
+    """The queue offset of ``bound``, within the slice. An offset outside the slice is a gap."""
     if bound.timestamp is not None:
         return origin.offset_by_time(one, bound.timestamp)
     wanted = bound.of(origin.name, one.topic, one.queue_id)
@@ -44,7 +44,7 @@ def position(origin: Origin, one: Slice, bound: Bound, gaps: list[Gap]) -> int:
 
 
 def unknown_queues(origin: Origin, bound: Bound, found: Sequence[Slice]) -> list[Gap]:
-    """Queues that ``bound`` names with an offset above 0, and that do not exist."""
+    """Queues that ``bound`` names with an offset above 0 and that do not exist."""
     known = {(one.topic, one.queue_id) for one in found}
     topics = (bound.offsets or {}).get(origin.name) or (bound.offsets or {}).get("") or {}
     return [

@@ -1,8 +1,8 @@
-"""Reading a partition: its messages as Arrow record batches, a bounded number of rows and bytes at a time.
+"""Reads a partition: its messages as Arrow record batches, a bounded number of rows and bytes at a time.
 
-A partition of a folder is read in the order of the log: the units of all its slices are merged, and records are looked at
-where they are mapped. One of a node out of sight is pulled, queue by queue. From there on both are the same: whatever is
-no record counts as missing, inner batches are unwrapped, filters applied, columns made.
+A partition of a folder is read in the order of the log: the units of all its slices are merged, and records are read
+from the mapped files. A partition of a node on another host is pulled, queue by queue. From there on both are the same:
+every place without a valid record counts as missing, inner batches are unwrapped, filters applied, columns built.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from commitmq_plugins.spark.stores import OpenStore, Slice
 
 MAX_ROWS: Final = 131_072
 MAX_BATCH_BYTES: Final = 16 * 1024 * 1024
-# Units held of all slices together, and of each at least: 20 bytes on disk, some 40 here.
+# Units held for all slices together, and for each at least: 20 bytes on disk, some 40 here.
 _UNITS_AHEAD: Final = 262_144
 _LEAST_AHEAD: Final = 64
 _NO_LIMIT: Final = 1 << 62
@@ -45,7 +45,7 @@ _REASONS: Final = {**REASONS, _FOREIGN: "the record there is of another topic, q
 
 @dataclass(slots=True)
 class Units:
-    """What queues say of messages: place, size, number in the queue, and which slice each is of."""
+    """The units of messages: physical offset, size, queue offset, and the slice of each."""
 
     physical: Numbers
     sizes: Numbers
@@ -57,7 +57,7 @@ class Units:
         return len(self.physical)
 
     def take(self, chosen: slice | Flags | Numbers) -> Units:
-        """Those of an index, a mask or a slice."""
+        """The units selected by an index, a mask or a slice."""
         return Units(
             self.physical[chosen], self.sizes[chosen], self.offsets[chosen], self.numbers[chosen], self.codes[chosen]
         )
@@ -104,8 +104,8 @@ class PartitionReader:
         )
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """All messages of the partition. Raises DataLossError for what is missing, unless gaps are passed over; then they
-        are reported at the end.
+        """All messages of the partition. Raises DataLossError for missing ones, unless gaps are allowed; then they are
+        reported at the end.
         """
         if isinstance(self._partition, FilePartition):
             with closing(_FileReader(self._partition, self._policy, self._gaps, self._tags)) as reader:
@@ -169,7 +169,7 @@ class PartitionReader:
                     part, owners = part.messages_inside()
                     piece = piece.take(owners)
                     piece.offsets, piece.sizes = part.queue_offsets, part.total_sizes
-                # A record may begin before the slice, or end behind it.
+                # An inner batch may begin before the slice, or end behind it.
                 wanted = (piece.offsets >= self._firsts[piece.numbers]) & (piece.offsets < self._ends[piece.numbers])
                 if not wanted.all():
                     part, piece = part.take(wanted), piece.take(wanted)
@@ -178,9 +178,10 @@ class PartitionReader:
             yield from self._filtered(rows, units)
 
     def _belong(self, rows: Rows, units: Units) -> Flags:
-        """Which records are those that their queue's units mean: of its topic, its number and their place in it.
+        """Which records are those that their queue's units refer to: of the queue's topic, its number and their queue
+        offset.
 
-        In a light message queue they are of another topic and have another place.
+        In a light message queue the records are of another topic and have another queue offset.
         """
         plain = (units.offsets >= 0) & ~self._in_batches[units.numbers]
         belong: Flags = ~plain | (rows.queue_offsets == units.offsets)
@@ -240,7 +241,7 @@ class PartitionReader:
 
 @dataclass(slots=True)
 class _Cursor:
-    """How far a slice was read, and the units that were read of it and not yet handed out."""
+    """The position reached in a slice, and the units that were read and not yet returned."""
 
     slice: Slice
     number: int
@@ -249,7 +250,7 @@ class _Cursor:
 
 
 class _FileReader:
-    """The units of a partition's slices, and the mapped segments that their records are in."""
+    """The units of a partition's slices, and the mapped segments of their records."""
 
     def __init__(self, partition: FilePartition, policy: GapPolicy, gaps: list[Gap], tags: TagFilter | None) -> None:
         self._partition = partition
@@ -263,7 +264,7 @@ class _FileReader:
         self._store.close()
 
     def units(self) -> Iterator[Units]:
-        """Units of all slices merged. What was read ahead of one slice is held until the others have come as far."""
+        """Units of all slices merged. Units read ahead of one slice are held until the others have come as far."""
         slices = self._partition.slices
         none = np.empty(0, np.int64)
         empty = Units(none, none, none, none, none)
@@ -278,7 +279,7 @@ class _FileReader:
                         self._read_plain(cursor, ahead)
             self._settle()
             cursors = [one for one in cursors if len(one.units)]
-            # Up to here all units are known: the least end of what was read of a slice that has more.
+            # Up to here all units are known: the least end of the units read, of all slices that have more.
             horizon = min(
                 (int(one.units.physical[-1]) for one in cursors if one.next_offset < one.slice.end), default=_FAR
             )
@@ -292,7 +293,9 @@ class _FileReader:
                 yield self._possible(_joined(taken))
 
     def _possible(self, units: Units) -> Units:
-        """Without those that cannot carry a wanted tag. Batches say 0 where their messages have tags of their own."""
+        """The units without those that cannot have a wanted tag. Inner batches have tag code 0 when their messages have
+        tags of their own.
+        """
         if self._tags is None:
             return units
         passed = self._tags.may_match(units, units.codes, None)
@@ -323,7 +326,8 @@ class _FileReader:
         readable = real & (sizes > 0) & (physical >= one.floor) & (physical + sizes <= self._partition.bound)
         for missing in offsets[real & ~readable].tolist():
             self._miss(one, missing, missing + 1, "its place in the queue is empty, or its record expired")
-        # The merge needs places that ascend; what does not is stale, and no record of this queue.
+        # The merge needs ascending physical offsets. A unit that does not ascend is stale, and refers to no record of
+        # this queue.
         codes = units["tags_code"].astype(np.int64)
         found = Units(physical, sizes, offsets, np.full(len(units), cursor.number, np.int64), codes).take(readable)
         rising = found.physical >= np.maximum.accumulate(found.physical) if len(found) else readable[:0]
@@ -356,7 +360,7 @@ class _FileReader:
         cursor.next_offset = behind
 
     def stretches(self, units: Units) -> Iterator[tuple[Bytes, Units]]:
-        """``units`` cut to what one batch may hold, each part with the segment that all of it is in."""
+        """``units`` cut to the size of one batch, each part with the one segment that holds it."""
         segments = units.physical // self.segment_bytes
         start = 0
         while start < len(units):

@@ -1,8 +1,8 @@
-"""Spark as the one who does the tasks of an offline job: see :mod:`commitmq.offline.runner`.
+"""Runs the tasks of an offline job on Spark: see :mod:`commitmq.offline.runner`.
 
-A task is a plain value, what it does a function of an installed module, so executors need the package and nothing else. What
-is told by an error of ours (a damaged log, a full disk) would be so at every try: it comes back as a result and is raised
-here; anything else is Spark's to retry.
+A task is a plain value, and its work is a function of an installed module, so executors need only the package. A
+CommitMQError (a damaged log, a full disk) would repeat at every try: it comes back as a result and is raised here.
+Spark retries every other failure.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 R = TypeVar("R")
 
-# Starting a task of Spark's takes about 25 ms and a piece of the log 80: some of ours are one of Spark's, unless they are few.
+# Starting a Spark task takes about 25 ms and a piece of the log 80: one Spark task takes several pieces, unless they
+# are few.
 _SLICES_A_CORE: Final = 4
 _TASKS_A_SLICE: Final = 8
 
@@ -35,7 +36,7 @@ class _Failure:
 
 
 class SparkRunner:
-    """Does tasks side by side on ``spark``; a :class:`commitmq.offline.runner.Runner`."""
+    """Runs tasks in parallel on ``spark``; a :class:`commitmq.offline.runner.Runner`."""
 
     def __init__(self, spark: SparkSession) -> None:
         self._context = spark.sparkContext

@@ -1,4 +1,4 @@
-"""A Spark session that is ready: Java found, workers run this Python, the source registered, nothing said but errors."""
+"""Starts a Spark session: Java is found, workers run this Python, the source is registered, only errors are printed."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ DEFAULTS: Final = {
     "spark.ui.enabled": "false",
     "spark.sql.session.timeZone": "UTC",
 }
-# For a driver whose executors are on this machine: nothing has to be found by name.
+# For a driver with executors on this machine: no name has to be resolved.
 LOOPBACK: Final = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
-# Unix sockets are quicker than TCP; our daemon imports once what its workers need.
+# Unix sockets are quicker than TCP; CommitMQ's daemon imports once the modules that its workers need.
 LOCAL: Final = {
     **LOOPBACK,
     "spark.python.unix.domain.socket.enabled": "true",
@@ -43,7 +43,7 @@ _PACKAGES: Final = ("commitmq", "commitmq_dispatchers", "commitmq_plugins", "pys
 
 
 class SparkMissingError(MissingExtraError):
-    """PySpark, or what else the extra ``spark`` brings, is not installed."""
+    """PySpark, or another package of the extra ``spark``, is not installed."""
 
 
 def session(
@@ -51,13 +51,13 @@ def session(
 ) -> SparkSession:
     """A Spark session on ``master``; ``config`` are Spark's own settings: ``session(**{"spark.driver.memory": "2g"})``.
 
-    It writes only errors to standard error, and with ``progress`` Spark's bar of tasks. What a log4j configuration of
-    yours says, or ``spark.log.level``, counts instead. At the end of the program it is stopped, if that was not done.
+    It writes only errors to standard error, and with ``progress`` Spark's bar of tasks. A log4j configuration of yours,
+    or ``spark.log.level``, overrules this. At the end of the program the session is stopped, if that was not done.
 
-    Workers run this Python and import commitmq from where this process has it. On other machines of a cluster it has to be
-    installed; their Python is ``PYSPARK_PYTHON``, else a program at the path of this one. One that exists already in this
-    process is used, with ``config`` applied as far as Spark can. Raises SparkMissingError or JavaMissingError with what to
-    install.
+    Workers run this Python and import commitmq from the same place as this process. On other machines of a cluster it
+    has to be installed; their Python is ``PYSPARK_PYTHON``, else a program at the path of this one. A session that
+    exists already in this process is used, with ``config`` applied as far as Spark can. Raises SparkMissingError or
+    JavaMissingError with the packages to install.
     """
     try:
         need("a Spark session", "spark", SPARK_MODULES)
@@ -83,7 +83,7 @@ def session(
     with _environment(is_cluster=not is_local, is_here=is_here), orderly():
         found = builder.getOrCreate()
     tell_plainly()
-    # Spark finds it by itself where its workers can import pyspark_commitmq, and warns of a second registration.
+    # Spark finds the source by itself when its workers can import pyspark_commitmq, and warns of a second registration.
     manager = found._jsparkSession.sessionState().dataSourceManager()
     if not manager.dataSourceExists(CommitMQSource.name()):
         found.dataSource.register(CommitMQSource)
@@ -91,7 +91,7 @@ def session(
 
 
 def _of_cluster(master: str) -> dict[str, object]:
-    """What executors in processes of their own need in addition."""
+    """Further settings for executors in processes of their own."""
     found: dict[str, object] = dict(LOOPBACK) if _is_loopback(master) else {}
     if folders := _import_folders():
         found[_WORKERS_PATH] = os.pathsep.join(folders)
@@ -99,7 +99,7 @@ def _of_cluster(master: str) -> dict[str, object]:
 
 
 def _is_loopback(master: str) -> bool:
-    """Whether ``spark://HOST:PORT`` can be reached from this machine only, and so can have no executor elsewhere."""
+    """Whether only this machine can reach ``spark://HOST:PORT``, so that no executor runs elsewhere."""
     try:
         host = urlsplit(master).hostname or ""
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
@@ -108,9 +108,9 @@ def _is_loopback(master: str) -> bool:
 
 
 def _import_folders() -> list[str]:
-    """From where a new Python finds what this process has imported: of a checkout its folders, and PYTHONPATH.
+    """The folders from which a new Python can import the modules of this process: a checkout's folders, and PYTHONPATH.
 
-    What is installed is not named: an executor's Python has a folder of its own for that.
+    Installed packages are not listed: an executor's Python has a folder of its own for them.
     """
     installed = {Path(sysconfig.get_path(name)).resolve() for name in ("purelib", "platlib")}
     folders: dict[str, None] = {}
@@ -129,15 +129,15 @@ def _import_folders() -> list[str]:
 
 @contextlib.contextmanager
 def _environment(*, is_cluster: bool, is_here: bool) -> Iterator[None]:
-    """What Spark takes from the environment when it starts its JVM, and only then."""
+    """The environment that Spark reads when it starts its JVM, set only for that time."""
     from commitmq_plugins.spark.quiet import log_environment
 
     wanted = {"JAVA_HOME": str(quiet_home(find_java())), "PYSPARK_PYTHON": sys.executable, **log_environment()}
     if is_cluster and os.environ.get("PYSPARK_PYTHON"):
-        # Somebody knows what Python is called on the machines of the cluster.
+        # The user has named Python's path on the machines of the cluster.
         del wanted["PYSPARK_PYTHON"]
     if is_here:
-        # Otherwise it looks for another address of this host and warns about what it finds.
+        # Otherwise Spark looks for another address of this host and warns about the one it finds.
         wanted["SPARK_LOCAL_IP"] = "127.0.0.1"
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)

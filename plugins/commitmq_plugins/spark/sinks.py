@@ -1,20 +1,20 @@
 """``df.write.format("commitmq")`` and ``writeStream``: rows become messages of a topic, each stored once.
 
-Columns: ``body`` (binary or string), and where wanted ``topic`` (else the option), ``tags``, ``keys`` (a string, or an array
-of several), ``properties``, ``flag``, ``queue_id`` and ``sharding_key``. Columns of the source that say where a message was
-are passed over. A row goes to its ``queue_id``, else to the queue that the hash of its sharding key or keys picks, else to
-the next in turn.
+Columns: ``body`` (binary or string), and optionally ``topic`` (else the option), ``tags``, ``keys`` (a string, or an
+array of several), ``properties``, ``flag``, ``queue_id`` and ``sharding_key``. Columns of the source that describe a
+message's place are ignored. A row goes to its ``queue_id``, else to the queue chosen by the hash of its sharding key or
+keys, else to the next queue in turn.
 
-**Once.** Each task is an idempotent producer of its own: its id is the sink's id and the partition's number, its epoch the
-micro-batch's number (a batch write has one). An attempt that is repeated, by Spark's retries and speculation or by a driver
-that starts again, sends the same rows in the same order, and the node stores what it does not have yet. A driver that was
-believed dead and still sends is refused by its old epoch.
+**Once.** Each task is an idempotent producer of its own: its id is the sink's id and the partition's number, its epoch
+the micro-batch's number (a batch write has one). A repeated attempt, by Spark's retries and speculation or by a driver
+that starts again, sends the same rows in the same order, and the node stores only messages that it does not have yet. A
+driver that was believed dead and still sends is refused because of its old epoch.
 
-**Never lost.** That holds while a repeated micro-batch is cut into the same partitions. Spark sees to it for the same plan
-and checkpoint; somebody may change the plan between a crash and the restart. So the ids of messages are made from what they
-hold, and where the node answers that a number is stored already, the stored message's id must be the expected one: else the
-task fails before anything is passed over, and says so. Going on then takes a new ``sinkId``, which stores the micro-batch
-again.
+**Never lost.** That holds while a repeated micro-batch is cut into the same partitions. Spark ensures it for the same
+plan and checkpoint; but a person may change the plan between a crash and the restart. So the ids of messages are
+derived from their content. When the node answers that a number is stored already, the stored message's id must be the
+expected one. Otherwise the task fails before any row is skipped, and says so. Continuing then takes a new ``sinkId``,
+which stores the micro-batch again.
 """
 
 from __future__ import annotations
@@ -69,16 +69,17 @@ NOT_CARRIED: Final = frozenset(
         "TIMER_DEL_UNIQKEY", Property.INNER_MULTI_DISPATCH, Property.INNER_MULTI_QUEUE_OFFSET,
     )
 )  # fmt: skip
-"""Properties that say how a message was sent, stored or delivered: they are no part of a message that is sent anew."""
+"""Properties that describe how a message was sent, stored or delivered: a message that is sent again does not get them.
+"""
 
 
 class SinkError(CommitMQError):
-    """A task would have taken other rows for ones that are stored; nothing was passed over."""
+    """A task would have taken other rows for stored ones; no row was skipped."""
 
 
 @dataclass(frozen=True, slots=True)
 class SinkOptions:
-    """Options of ``write`` and ``writeStream``, checked. ``sink_id`` is empty when it was not given."""
+    """Options of ``write`` and ``writeStream``, checked. ``sink_id`` is empty when it is absent."""
 
     node: str | None = None
     topic: str = ""
@@ -122,7 +123,7 @@ def _number(name: str, values: Mapping[str, str], default: int) -> int:
 
 @dataclass(frozen=True)
 class Stored(WriterCommitMessage):
-    """What one task did: ``repeated`` messages were stored by an earlier attempt, ``empty`` rows were left out."""
+    """The result of one task: an earlier attempt had stored ``repeated`` messages, ``empty`` rows were left out."""
 
     messages: int
     repeated: int
@@ -130,8 +131,9 @@ class Stored(WriterCommitMessage):
 
 
 class BatchSink(DataSourceArrowWriter):
-    """For ``df.write``. With a given ``sinkId`` the same write can be repeated by another program; ``epoch`` tells writes of
-    one sink apart, and must grow."""
+    """For ``df.write``. With a given ``sinkId`` another program can repeat the same write; ``epoch`` distinguishes
+    writes of one sink, and must grow.
+    """
 
     def __init__(self, options: SinkOptions, schema: StructType) -> None:
         """Raises ConfigError for columns that a message does not have."""
@@ -167,7 +169,7 @@ class StreamSink(DataSourceStreamArrowWriter):
 
 
 def check_columns(schema: StructType, options: SinkOptions) -> None:
-    """Raise ConfigError for columns that mean nothing here, or that are missing."""
+    """Raise ConfigError for columns that have no meaning here, or that are missing."""
     names = schema.fieldNames()
     if "body" not in names:
         raise ConfigError("there is no column body: it is what a message holds")
@@ -191,9 +193,10 @@ def send_partition(
     pace: Callable[[int], None] | None = None,
     as_stored: bool = False,
 ) -> Stored:
-    """Send all rows of one partition, in their order, in the task that calls. ``pace(n)`` is called before n rows are sent;
-    ``as_stored``: the rows are messages of a store, so one with an empty body and a key is a tombstone, and one without
-    either, or with a body that cannot be decoded, is left out. Else these are errors: a message needs at least one byte.
+    """Send all rows of one partition, in their order, in the calling task. ``pace(n)`` is called before n rows are
+    sent. ``as_stored``: the rows are messages of a store, so one with an empty body and a key is a tombstone, and one
+    without either, or with a body that cannot be decoded, is left out. Otherwise these are errors: a message needs at
+    least one byte.
 
     Raises InvalidMessageError, SendError, or SinkError.
     """
@@ -218,25 +221,25 @@ def send_partition(
 
 
 def _sendable(batch: pa.RecordBatch) -> pa.Array:
-    """For each row of a store whether there is a body, or a key whose value it deletes."""
+    """For each row of a store, whether it has a body, or a key whose value it deletes."""
     size = pc.binary_length(batch.column("body"))
     has_key = pc.greater(pc.binary_length(batch.column("keys")).fill_null(0), 0)
     return pc.if_else(pc.equal(size, 0).fill_null(False), has_key, pc.is_valid(size))
 
 
 class _ContentIds:
-    """Unique ids that a repetition makes again, in place of a producer's own."""
+    """Unique ids that a repetition produces again, in place of a producer's own."""
 
     def __init__(self) -> None:
         self._prefix = ""
         self._counter = 0
 
     def begin(self, prefix: str) -> None:
-        """The ids of the messages to come begin so, and count from 0."""
+        """The ids of the following messages begin with ``prefix``, and count from 0."""
         self._prefix, self._counter = prefix, 0
 
     def block(self, count: int) -> tuple[bytes, int]:
-        """As :meth:`commitmq.store.log.unique_ids.UniqueIds.block`."""
+        """Like :meth:`commitmq.store.log.unique_ids.UniqueIds.block`."""
         first = self._counter
         self._counter += count
         return self._prefix.encode(), first
@@ -254,7 +257,7 @@ class _Sender:
         self._turn = partition
         self._queue_counts: dict[str, int] = {}
         self._sent: dict[tuple[str, int], int] = {}
-        # Queues whose last message was stored before, by whether it is known to be this very message.
+        # Queues whose last message was stored before; the value: whether it is known to be the same message.
         self._before: dict[tuple[str, int], bool] = {}
         known: dict[str, Any] = {}
         if options.idempotent:
@@ -268,7 +271,7 @@ class _Sender:
         self._producer.close()
 
     def groups(self, batch: pa.RecordBatch) -> Iterator[tuple[str, int, pa.RecordBatch]]:
-        """The rows of ``batch`` by topic and queue, in the order that they have in it."""
+        """The rows of ``batch`` by topic and queue, in the batch's order."""
         count = batch.num_rows
         if not count:
             return
@@ -293,10 +296,10 @@ class _Sender:
             yield topics[key >> 32], key & 0xFFFFFFFF, part
 
     def _picked(self, topic: str, batch: pa.RecordBatch, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Queues of rows that do not name one."""
+        """Queues of rows without a ``queue_id``."""
         count = self._queue_count(topic)
         texts: list[Any] = [None] * len(rows)
-        for name in ("keys", "sharding_key"):  # the later one wins
+        for name in ("keys", "sharding_key"):  # the later column wins
             if name in batch.schema.names:
                 found = batch.column(name).take(pa.array(rows)).to_pylist()
                 texts = [one or before for one, before in zip(found, texts, strict=True)]
@@ -333,11 +336,11 @@ class _Sender:
             self._check(topic, queue, result)
 
     def _content(self, topic: str, queue: int, first: int, rows: pa.RecordBatch) -> str:
-        """What the ids of these messages begin with: the same for the same rows at the same place only."""
+        """The prefix of these messages' ids: the same only for the same rows at the same place."""
         digest = hashlib.blake2b(digest_size=_PREFIX_BYTES)
         digest.update(f"{self._identity}\n{self._epoch}\n{topic}\n{queue}\n{first}\n{rows.num_rows}\n".encode())
         taken = rows.select([name for name in _TAKEN if name in rows.schema.names])
-        # A copy without offset, so that its buffers hold these rows and nothing else.
+        # A copy without offset, so that its buffers hold only these rows.
         packed = taken.take(pa.array(np.arange(rows.num_rows)))
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, packed.schema.remove_metadata()) as stream:
@@ -346,7 +349,7 @@ class _Sender:
         return digest.hexdigest().upper()
 
     def _check(self, topic: str, queue: int, result: BatchResult) -> None:
-        """Compare what was stored before with what should have been. Raises SinkError."""
+        """Compare the messages stored before with this attempt's rows. Raises SinkError."""
         key = (topic, queue)
         for ack in result.acks:
             before = len(ack.answer.get("stored_before") or ())
@@ -363,12 +366,12 @@ class _Sender:
                 self._settle(key)
 
     def _settle(self, key: tuple[str, int]) -> None:
-        """What follows is new: the last message before it must be known to be the right one."""
+        """The next messages are new: the last stored one before them must be known to be the right one."""
         if not self._before.pop(key, True):
             raise self._differs(key)
 
     def check_end(self) -> None:
-        """All is sent. Raises SinkError when what was stored before this attempt cannot be told to be the same."""
+        """All rows are sent. Raises SinkError when the messages stored before cannot be shown to equal this attempt's."""
         for key in list(self._before):
             self._settle(key)
 
@@ -382,7 +385,9 @@ class _Sender:
 
 
 def _messages(rows: pa.RecordBatch, tombstones: bool) -> tuple[Sequence[bytes | Message], dict[str, Any]]:
-    """The messages of ``rows``, and what ``send_batch`` takes beside them. ``tombstones``: an empty body is no mistake."""
+    """The messages of ``rows``, and the further arguments of ``send_batch``. ``tombstones``: an empty body is no
+    mistake.
+    """
     names = rows.schema.names
     body = rows.column("body")
     if body.null_count:
@@ -427,13 +432,15 @@ def _messages(rows: pa.RecordBatch, tombstones: bool) -> tuple[Sequence[bytes | 
 
 
 def _pairs(properties: pa.MapArray) -> int:
-    """How many pairs all maps hold together."""
+    """The number of pairs in all maps together."""
     offsets = properties.offsets
     return int(offsets[-1].as_py()) - int(offsets[0].as_py())
 
 
 def queue_count(node: str | None, topic: str) -> int:
-    """How many queues ``topic`` has, which is made first if the node makes topics by itself. Raises CommitMQError."""
+    """The number of queues of ``topic``; the node creates the topic first if it does so automatically. Raises
+    CommitMQError.
+    """
     with Admin(node) as admin:
         if all(one["name"] != topic for one in admin.topics()):
             admin.topic_create(topic)

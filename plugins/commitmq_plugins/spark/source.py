@@ -1,7 +1,7 @@
 """``spark.read.format("commitmq")`` and ``readStream``: the data source that Spark calls.
 
-Spark makes these objects in Python workers of its own: :class:`CommitMQSource` and the planning of partitions run in one
-beside the driver, ``read`` in one of each executor. They travel pickled, so they hold plain values only.
+Spark creates these objects in Python workers of its own: :class:`CommitMQSource` and the planning of partitions run in
+one beside the driver, ``read`` in one of each executor. They travel pickled, so they hold plain values only.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FORMAT: Final = "commitmq"
 _log = get_log("spark")
 _ADVICE: Final = ". With missingTopics=ignore it counts as empty"
 _MOST_PARTITIONS: Final = 32
-# Whatever process imports this to plan a read.
+# For whatever process imports this module to plan a read.
 quiet_daemon()
 _STREAM_ONLY: Final = (
     ("maxOffsetsPerTrigger", "max_offsets_per_trigger"),
@@ -60,7 +60,7 @@ class CommitMQSource(DataSource):
         return columns.default_schema(several_stores=options.several, properties=options.include_properties)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """For ``spark.read``. Raises ConfigError for options that mean nothing there."""
+        """For ``spark.read``. Raises ConfigError for options that have no meaning there."""
         options = SourceOptions.parse(self.options)
         for name, attribute in _STREAM_ONLY:
             if getattr(options, attribute):
@@ -76,7 +76,7 @@ class CommitMQSource(DataSource):
         return StreamReader(SourceOptions.parse(self.options), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
-        """For ``df.write``. Raises ConfigError: a log is only added to."""
+        """For ``df.write``. Raises ConfigError for an overwrite: a log can only be appended to."""
         from commitmq_plugins.spark.sinks import BatchSink, SinkOptions
 
         if overwrite:
@@ -92,11 +92,11 @@ class CommitMQSource(DataSource):
 
 
 class BatchReader(DataSourceReader):
-    """Plans and reads what is there when it plans.
+    """Plans and reads the messages that exist when it plans.
 
-    It has no ``pushFilters``. Spark plans the partitions of a frame once and uses them for every question to that frame, so a
-    plan that one question's filters had cut would answer the next question wrongly. (Spark also refuses a reader with
-    that method while push-down is off, which is its default.)
+    It has no ``pushFilters``. Spark plans the partitions of a frame once and uses them for every query on that frame. A
+    plan that one query's filters had cut would answer the next query wrongly. (Spark also refuses a reader with that
+    method while push-down is off, which is its default.)
     """
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
@@ -106,8 +106,8 @@ class BatchReader(DataSourceReader):
         self._schema = schema
 
     def partitions(self) -> list[InputPartition]:
-        """Ranges of the log; see :mod:`commitmq_plugins.spark.plan`. Raises DataLossError for messages that are missing, and
-        ConfigError for a topic that is.
+        """Ranges of the log; see :mod:`commitmq_plugins.spark.plan`. Raises DataLossError for missing messages, and
+        ConfigError for a missing topic.
         """
         options = self._options
         gaps: list[Gap] = []
@@ -136,7 +136,7 @@ class BatchReader(DataSourceReader):
 
 
 def least_partitions(options: SourceOptions, origins: int) -> int:
-    """How many partitions of one of ``origins`` stores to make at least: one a core unless it is said."""
+    """The least number of partitions for one of ``origins`` stores: one per core unless the option says otherwise."""
     wanted = options.min_partitions or min(max(2, os.cpu_count() or 1), _MOST_PARTITIONS)
     return -(-wanted // origins)
 
@@ -144,7 +144,7 @@ def least_partitions(options: SourceOptions, origins: int) -> int:
 def record_batches(
     partition: InputPartition | None, schema: StructType, options: SourceOptions
 ) -> Iterator[pa.RecordBatch]:
-    """Read one partition. Spark gives None when there was no partition at all."""
+    """Read one partition. Spark passes None when there was no partition at all."""
     if not isinstance(partition, FilePartition | PullPartition):
         return
     from commitmq_plugins.spark.reading import PartitionReader

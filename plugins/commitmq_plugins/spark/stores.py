@@ -1,7 +1,7 @@
-"""A store folder as the source reads it: which queues there are, and which of their messages may be shown.
+"""A store folder as the source reads it: its queues, and the range of messages that may be shown.
 
-Looks only, never locks: the node may run meanwhile. While it runs, its control block says what is flushed and in the
-ConsumeQueues; of a store that nobody uses the end of the log is found as a recovery finds it, without changing anything.
+Only reads, never locks: the node may run meanwhile. While it runs, its control block gives the flushed and dispatched
+positions. For a store without a node the end of the log is found as a recovery finds it, without changing anything.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _WALK_BYTES: Final = 4 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Bytes of each kind of file, as the store's files have them."""
+    """Bytes of each kind of file, from the store's own files."""
 
     segment: int
     queue_file: int
@@ -52,9 +52,9 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Slice:
-    """Queue offsets ``[first, end)`` of one queue; records below physical offset ``floor`` belong to nobody.
+    """Queue offsets ``[first, end)`` of one queue; records below physical offset ``floor`` belong to no topic.
 
-    ``incarnation`` tells topics of one name apart: a topic that is deleted and made anew has another one.
+    ``incarnation`` distinguishes topics of one name: a topic that is deleted and created again has another one.
     """
 
     topic: str
@@ -67,15 +67,15 @@ class Slice:
 
     @property
     def count(self) -> int:
-        """Messages, as far as offsets tell."""
+        """Number of messages, judged by the offsets."""
         return self.end - self.first
 
 
 class OpenStore:
-    """The store in ``root``, opened to read. Not thread-safe."""
+    """The store in ``root``, opened for reading. Not thread-safe."""
 
     def __init__(self, root: Path, sizes: Sizes | None = None) -> None:
-        """Raises StoreError when it is no store. ``sizes``: known already, so that the folder need not be searched."""
+        """Raises StoreError when it is no store. ``sizes``: the known sizes, so that the folder need not be searched."""
         self.layout = StoreLayout(root.absolute())
         require_store(self.layout)
         self.sizes = sizes or found_sizes(self.layout)
@@ -87,7 +87,7 @@ class OpenStore:
         self._topics: dict[str, TopicConfig] | None = None
 
     def close(self) -> None:
-        """Give back descriptors and maps."""
+        """Close descriptors and mappings."""
         self.queues.close()
         self.batches.close()
         self._proof.close()
@@ -103,7 +103,7 @@ class OpenStore:
         if self.is_live:
             control = ControlBlock(self.layout.control)
             try:
-                # The floor first: it may only be older than the bound.
+                # Read the floor first: it may only be older than the bound.
                 floor = control.get(Word.MIN_OFFSET)
                 return floor, min(control.get(Word.FLUSHED), control.dispatcher(0, DispatcherWord.DISPATCHED))
             finally:
@@ -128,9 +128,11 @@ class OpenStore:
         return known if known >= 0 else NO_CRC_NEEDED
 
     def _end_at_rest(self) -> int:
-        """Where the log ends when nobody uses the store: behind the last whole record, and not below what a node flushed.
+        """The log's end when no node uses the store: behind the last whole record, and not below the last flushed
+        position.
 
-        A record that was flushed and is damaged now does not end the log: its queue leads to it, and reading it tells.
+        A flushed record that is damaged now does not end the log: its queue leads to it, and reading it reports the
+        damage.
         """
         start = next((base for base in reversed(self.log.segments()) if any(self.log.read(base, 8))), None)
         if start is None:
@@ -138,15 +140,15 @@ class OpenStore:
         known = Sidecar.load(self.layout.sidecar)
         flushed = known.flushed if known is not None and start < known.flushed < self.log.end_offset else 0
         if flushed and has_record_before(self.log, flushed):
-            # What lies below was checked by the node that flushed it.
+            # The node that flushed the part below has checked it.
             start = flushed
         return max(scan_to_end(self.log, start).end, flushed)
 
     def unqueued(self, bound: int) -> list[tuple[str, int, int]]:
         """``(topic, queue, queue offset)`` of messages at the end of the log that are in no ConsumeQueue.
 
-        A crash may leave some, until the next start of a node puts them there. What is looked at is the log behind the
-        last record that any queue has; a queue that lost more than others is for ``store verify`` to find.
+        A crash may leave some, until the next start of a node adds them. Only the log behind the last record of any
+        queue is searched; ``store verify`` finds a queue that lost more than others.
         """
         ends = {(one.topic, one.queue_id): one for one in self.slices(0, bound)}
         last = max(
@@ -171,7 +173,9 @@ class OpenStore:
         return max(floor, int(self._deleted.get(topic, 0)))
 
     def identity(self) -> str:
-        """What tells this store from others, by whatever name it is read: its id, else the log's folder on this machine."""
+        """The id that tells this store from others, by whatever name it is read: its store id, else the log's folder on
+        this machine.
+        """
         known = store_id(self.layout.root)
         if known is not None:
             return known
@@ -179,7 +183,7 @@ class OpenStore:
         return f"{facts.st_dev}:{facts.st_ino}"
 
     def queue_counts(self) -> dict[str, int]:
-        """How many queues each topic has that has files: one more than the highest number."""
+        """The number of queues of each topic that has files: one more than the highest number."""
         found: dict[str, int] = {}
         for folder in (self.layout.consume_queue, self.layout.batch_consume_queue):
             for topic, queue_id in _folders(folder, lambda _topic: True):
@@ -187,7 +191,7 @@ class OpenStore:
         return found
 
     def configured_topics(self) -> dict[str, TopicConfig]:
-        """The topics by name, as they were when this was first asked. Raises StoreError when they cannot be read."""
+        """The topics by name, as of the first call. Raises StoreError when they cannot be read."""
         if self._topics is None:
             reader = TopicReader(self.layout)
             try:
@@ -197,12 +201,14 @@ class OpenStore:
         return self._topics
 
     def incarnation(self, topic: str) -> str:
-        """Which topic of this name the store has now. One that RocketMQ made is known by where its namesake ended."""
+        """The incarnation of the present topic of this name. A topic made by RocketMQ is identified by where its
+        predecessor ended.
+        """
         known = self.configured_topics().get(topic)
         return str((known.incarnation if known is not None else 0) or self._deleted.get(topic, 0))
 
     def place(self, queue: Slice, offset: int, bound: int) -> int:
-        """Physical offset of the first message at or behind queue ``offset``; ``bound`` without one."""
+        """Physical offset of the first message at or behind queue ``offset``; ``bound`` when there is none."""
         found = self._reader(queue).read(
             queue.topic, queue.queue_id, offset, bound=bound, floor=queue.floor, max_messages=1, max_bytes=1
         )
@@ -211,8 +217,8 @@ class OpenStore:
     def last_message(self, queue: Slice, bound: int) -> int:
         """Queue offset of the slice's last message; one less than its first offset when it has none.
 
-        Pre-blank units (spec 3.3) may follow it: places that never had a message. What is missing counts as a message, so
-        that whoever reads it tells.
+        Pre-blank units (spec 3.3) may follow it: places that never had a message. A missing message counts as a
+        message, so that reading it reports the loss.
         """
         at, count = queue.end, _FEW_UNITS
         while not queue.is_batch and at > queue.first:
@@ -223,7 +229,7 @@ class OpenStore:
             if found_at != first or len(found) < at - first:
                 if at - first == 1:
                     break
-                count = 1  # a file ends here, or something is missing: one at a time
+                count = 1  # a file ends here, or a unit is missing: read one at a time
                 continue
             real = np.flatnonzero(found["size"] != PREBLANK_SIZE)
             if len(real):
@@ -232,7 +238,9 @@ class OpenStore:
         return at - 1
 
     def offset_at(self, queue: Slice, physical: int, bound: int) -> int:
-        """First queue offset in the slice whose record begins at or behind ``physical``; its end without one."""
+        """First queue offset in the slice whose record begins at or behind ``physical``; the slice's end when there is
+        none.
+        """
         found = self._reader(queue).offset_at(queue.topic, queue.queue_id, physical, bound=bound, floor=queue.floor)
         return queue.end if found is None else min(max(found, queue.first), queue.end)
 
@@ -262,7 +270,7 @@ class OpenStore:
         return queue.end if found is None else min(max(found, queue.first), queue.end)
 
     def slices(self, floor: int, bound: int, wants: Callable[[str], bool] = lambda _topic: True) -> list[Slice]:
-        """All queues of wanted topics as far as they may be shown, by topic and number; also those that are empty."""
+        """The readable range of all queues of wanted topics, by topic and number; empty queues included."""
         found = []
         is_live = self.is_live
         is_clean = not is_live and not self.layout.abort.exists() and Sidecar.load(self.layout.sidecar) is not None
@@ -282,7 +290,7 @@ class OpenStore:
 
 
 def found_sizes(layout: StoreLayout) -> Sizes:
-    """The store's own sizes; a node's where there is no file yet."""
+    """The store's own sizes; a node's default when there is no file yet."""
     sizes = {**sizes_of(NodeConfig()), **look(layout, index=False).sizes}
     return Sizes(sizes[SEGMENT], sizes[QUEUE_FILE], sizes[BATCH_FILE])
 

@@ -1,15 +1,15 @@
-"""How far a stream has come: what Spark writes into its checkpoint before a micro-batch, and reads again after a crash.
+"""The offset of a stream: Spark writes it into its checkpoint before a micro-batch, and reads it again after a crash.
 
     {"version": 2,
      "positions": {STORE: {TOPIC: {QUEUE: the next queue offset}}},
      "incarnations": {STORE: {TOPIC: which topic of that name}},
      "parts": {STORE: how many partitions the micro-batch that ends here is cut into}}
 
-``incarnations``: a topic that is deleted and made anew has queue offsets that begin again, so an offset means nothing
-without its topic's incarnation. ``parts``: an attempt that is repeated is cut as the first one was, also when the program was
-started with other settings or on other machines in between; the sink tells stored rows by task and order.
+``incarnations``: a topic that is deleted and created again has queue offsets that begin at 0 again, so an offset means
+nothing without its topic's incarnation. ``parts``: a repeated attempt is cut like the first one, also when the program
+was restarted with other settings or on other machines in between; the sink identifies stored rows by task and order.
 
-Version 1 was the positions alone. Such a checkpoint goes on: its topics are taken for those of now.
+Version 1 had only the positions. Such a checkpoint can be continued: its topics are taken for the present ones.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class StreamOffset:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> StreamOffset:
-        """Raises ConfigError for one of a later version."""
+        """Raises ConfigError for an offset of a later version."""
         if _VERSION not in data:
             return cls(_copied(data))
         if data[_VERSION] != VERSION:
@@ -60,15 +60,15 @@ class StreamOffset:
         }
 
     def position(self, store: str, topic: str, queue_id: int) -> int | None:
-        """The next queue offset of a queue; None for one that was not seen yet."""
+        """The next queue offset of a queue; None for a queue that was not seen yet."""
         return self.positions.get(store, {}).get(topic, {}).get(str(queue_id))
 
     def incarnation(self, store: str, topic: str) -> str | None:
-        """Which topic of this name the positions are of; None when that is not known."""
+        """The incarnation of the topic that the positions belong to; None when it is unknown."""
         return self.incarnations.get(store, {}).get(topic)
 
     def put(self, store: str, topic: str, incarnation: str, queue_id: int, position: int) -> None:
-        """Set a queue's position. Queues of another incarnation of its topic are forgotten."""
+        """Set a queue's position. Queues of another incarnation of its topic are dropped."""
         known = self.incarnation(store, topic)
         if known is not None and known != incarnation:
             self.positions.get(store, {}).pop(topic, None)
@@ -76,7 +76,7 @@ class StreamOffset:
         self.positions.setdefault(store, {}).setdefault(topic, {})[str(queue_id)] = position
 
     def ahead(self) -> StreamOffset:
-        """A copy to be moved on, of a micro-batch that is not cut yet."""
+        """A copy to move forward, for a micro-batch that is not cut yet."""
         incarnations = {store: dict(topics) for store, topics in self.incarnations.items()}
         return StreamOffset(_copied(self.positions), incarnations)
 

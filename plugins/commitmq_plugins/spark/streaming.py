@@ -1,8 +1,8 @@
 """``spark.readStream.format("commitmq")``: micro-batches from one set of queue offsets to the next.
 
-An offset (:mod:`commitmq_plugins.spark.stream_offset`) says where reading goes on in each queue. Spark writes it down before a
-micro-batch runs and reads the same range again after a crash, so nothing is lost or doubled on this side. Queues and topics
-that appear are read from their first message; a topic that was deleted and made anew is another topic. Only flushed
+An offset (:mod:`commitmq_plugins.spark.stream_offset`) has the next position of each queue. Spark stores it before a
+micro-batch runs and reads the same range again after a crash, so the source loses and repeats nothing. New queues and
+topics are read from their first message; a topic that was deleted and created again is another topic. Only flushed
 messages count, so an offset never has to go back.
 """
 
@@ -39,17 +39,17 @@ if TYPE_CHECKING:
 
 _Found = TypeVar("_Found")
 
-# Below this many messages a micro-batch is one task: a task costs more than reading them.
+# A micro-batch below this many messages is one task: a task costs more than reading them.
 _FEW_MESSAGES: Final = 20_000
 _ADVICE: Final = ". With missingTopics=wait, the default of a stream, the query waits for it"
 _log = get_log("spark")
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Lives in a Python worker beside the driver for as long as the query runs; ``read`` runs in the executors'."""
+    """Lives in a Python worker beside the driver for as long as the query runs; ``read`` runs in the executors' workers."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
-        """Raises ConfigError for options and columns that cannot be used."""
+        """Raises ConfigError for unusable options and columns."""
         columns.check_schema(schema)
         if options.end.offsets or options.end.timestamp is not None or options.end.edge != "latest":
             raise ConfigError("a stream has no end: endingOffsets and endingTimestamp are for read")
@@ -66,7 +66,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # ------------------------------------------------------------ offsets
 
     def initialOffset(self) -> dict[str, Any]:
-        """Where a query without a checkpoint begins. Raises DataLossError."""
+        """The offset at which a query without a checkpoint begins. Raises DataLossError."""
 
         def look(origins: Sequence[Origin]) -> StreamOffset:
             gaps: list[Gap] = []
@@ -83,7 +83,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._looking(look).to_json()
 
     def latestOffset(self, start: Mapping[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """How far the next micro-batch goes. Everything before ``start`` was processed."""
+        """The end of the next micro-batch. Everything before ``start`` was processed."""
         self.commit(start)
         begin = StreamOffset.from_json(start)
 
@@ -102,14 +102,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if found.positions != begin.positions or found.incarnations != begin.incarnations:
                 found.parts = {one.name: self._parts(one, cut.get(one.name, []), len(origins)) for one in origins}
                 return found
-            return begin  # word for word: another offset would be another micro-batch
+            return begin  # exactly the same: another offset would be another micro-batch
 
         found = self._looking(look)
         return dict(start) if found is begin else found.to_json()
 
     def _look_for_topics(self, origins: Sequence[Origin]) -> None:
-        """Tell once of each topic that is waited for. Raises ConfigError for a memory topic in a folder, and with
-        ``missingTopics=fail`` for a topic that does not exist when the query starts or goes on.
+        """Log each missing topic once while the query waits for it. Raises ConfigError for a memory topic in a folder,
+        and with ``missingTopics=fail`` for a topic that does not exist when the query starts or resumes.
         """
         wanted = self._options.topics
         if not wanted:
@@ -127,7 +127,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._awaited = missing
 
     def _ahead(self, origin: Origin, start: StreamOffset) -> Iterator[tuple[Slice, int, int]]:
-        """Each queue with where reading goes on and where it ends now."""
+        """Each queue with its next position and its present end."""
         anew: list[Gap] = []
         found: list[tuple[Slice, int, int]] = []
         for one in origin.slices(self._options.wants):
@@ -150,13 +150,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         yield from found
 
     def _parts(self, origin: Origin, slices: Sequence[Slice], origins: int) -> int:
-        """How many partitions to make of what a micro-batch reads of one store."""
+        """The number of partitions for the messages that a micro-batch reads of one store."""
         few = sum(one.count for one in slices) < _FEW_MESSAGES and not self._options.min_partitions
         least = 1 if few else least_partitions(self._options, origins)
         return origin.parts_of(slices, least=least, max_bytes=self._options.max_bytes_per_partition)
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """From maxOffsetsPerTrigger and maxBytesPerTrigger."""
+        """The limit from maxOffsetsPerTrigger and maxBytesPerTrigger."""
         if self._options.max_offsets_per_trigger:
             return ReadMaxRows(self._options.max_offsets_per_trigger)
         if self._options.max_bytes_per_trigger:
@@ -178,13 +178,13 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._looking(look)
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """From now on the stream ends where the queues end now."""
+        """Fix the end of the stream: the present ends of the queues."""
         self._target = self._ends()
 
     # ------------------------------------------------------------ reading
 
     def partitions(self, start: Mapping[str, Any], end: Mapping[str, Any]) -> list[InputPartition]:
-        """The tasks of a micro-batch. Raises DataLossError for what is missing."""
+        """The tasks of a micro-batch. Raises DataLossError for missing messages."""
         begin, stop = StreamOffset.from_json(start), StreamOffset.from_json(end)
 
         def look(origins: Sequence[Origin]) -> list[InputPartition]:
@@ -235,7 +235,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # ------------------------------------------------------------ progress
 
     def commit(self, end: Mapping[str, Any]) -> None:
-        """Everything before ``end`` was processed: tell the nodes, for the group of option ``group``."""
+        """Everything before ``end`` was processed: commit that to the nodes, for the group of option ``group``."""
         if not self._options.group:
             return
         positions = StreamOffset.from_json(end).positions
@@ -252,14 +252,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 with Admin(address) as admin:
                     admin.commit_offsets(self._options.group, offsets)
             except CommitMQError as error:
-                # Spark's checkpoint is what counts; the next commit tells it all again.
+                # Spark's checkpoint is the authority; the next commit repeats everything for the node.
                 _log.warning("the progress could not be told to the node", node=address, error=str(error))
                 continue
             for topic, queue, offset in offsets:
                 self._committed.setdefault(address, {}).setdefault(topic, {})[str(queue)] = offset
 
     def stop(self) -> None:
-        """Nothing is held between two calls."""
+        """Do nothing: no resource is held between two calls."""
 
     def _looking(self, work: Callable[[Sequence[Origin]], _Found]) -> _Found:
         origins = open_origins(self._options)
@@ -271,10 +271,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _limited(wanted: Sequence[tuple[Origin, Slice]], limit: ReadLimit) -> list[int]:
-    """For each slice where it ends so that together they keep ``limit``; at least one message, if there is any."""
+    """The end of each slice, so that all slices together keep ``limit``; at least one message, if there is any."""
     total = sum(one.count for _, one in wanted)
     if isinstance(limit, ReadMaxRows) and total > limit.max_rows:
-        # In proportion to what each has, what rounding leaves going to the first ones.
+        # Shares are in proportion to the slices' messages; the first slices get the remainder of the rounding.
         shares = [one.count * limit.max_rows // total for _, one in wanted]
         left = limit.max_rows - sum(shares)
         for index, (_, one) in enumerate(wanted):

@@ -1,14 +1,14 @@
 """Judges messages by a parsed expression, a batch at a time: every part of the tree becomes an array of states.
 
 A state is FALSE, TRUE, NULL or FAILED. NULL is SQL's unknown, and comes from properties that a message does not have.
-FAILED is what an exception is in RocketMQ: a property that must be a number and is none (``size > 10`` with the value
-``big``, but also ``5.5`` against an integer: write ``10.0`` to compare with decimals). It ends the evaluation there, so
-here it wins over every state that comes later in AND and OR, and over none that came before. A message matches when the
-whole is TRUE.
+FAILED stands for an exception in RocketMQ: a property that must be a number and is none (``size > 10`` with the value
+``big``, but also ``5.5`` against an integer: write ``10.0`` to compare with decimals). The exception ends RocketMQ's
+evaluation. So here FAILED wins over every later state in AND and OR, and over no earlier one. A message matches when
+the whole expression is TRUE.
 
-The rules are RocketMQ's to the letter, because a subscription must select the same messages on both. The ones that
-surprise: ``5 = a`` without ``a`` is FALSE although ``a = 5`` is NULL; two missing properties are equal; ``TRUE = a``
-fails although ``a = TRUE`` reads the property as a truth value.
+The rules are exactly RocketMQ's, because a subscription must select the same messages on both. Some of them surprise:
+``5 = a`` without ``a`` is FALSE although ``a = 5`` is NULL; two missing properties are equal; ``TRUE = a`` fails
+although ``a = TRUE`` reads the property as a truth value.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TRUE: Final = 1
 NULL: Final = 2
 FAILED: Final = 3
 
-# Row: the state so far. Column: the next operand's.
+# Row: the state so far. Column: the next operand's state.
 _AND: Final = np.array([[0, 0, 0, 0], [0, 1, 2, 3], [0, 2, 2, 3], [3, 3, 3, 3]], np.int8)
 _OR: Final = np.array([[0, 1, 2, 3], [1, 1, 1, 1], [2, 1, 2, 3], [3, 3, 3, 3]], np.int8)
 _NOT: Final = np.array([1, 0, 2, 3], np.int8)
@@ -61,7 +61,7 @@ class CompiledSql:
         self.terms = tree.terms(node)
 
     def matches(self, batch: FilterBatch) -> Flags:
-        """Which messages the expression is TRUE for."""
+        """For each message, whether the expression is TRUE."""
         value = _value(self._node, batch)
         states = value if isinstance(value, np.ndarray) else _spread(_as_state(value), len(batch))
         return np.asarray(states == TRUE, np.bool_)
@@ -69,7 +69,7 @@ class CompiledSql:
 
 @dataclass(frozen=True, slots=True)
 class _Scalar:
-    """A constant. ``is_long``: an integer that Java holds in 64 bits, so that texts are read as such to compare."""
+    """A constant. ``is_long``: an integer that Java holds in 64 bits, so that texts are read as such for a comparison."""
 
     value: tree.Constant
     is_long: bool = False
@@ -131,7 +131,7 @@ def _states(node: tree.Node, batch: FilterBatch) -> States:
 
 def _fold(table: States, operands: tuple[tree.Node, ...], batch: FilterBatch) -> States:
     states = _states(operands[0], batch)
-    # What decides AND is FALSE, what decides OR is TRUE; a failure decides both.
+    # FALSE decides AND, TRUE decides OR; a failure decides both.
     decided = FALSE if table is _AND else TRUE
     for operand in operands[1:]:
         if ((states == decided) | (states == FAILED)).all():
@@ -180,7 +180,7 @@ def _failures(value: _Value) -> Any:
 
 
 def _equal_present(left: _Value, right: _Value, count: int) -> States:
-    """Equality where both sides are known; what it says elsewhere does not count."""
+    """Equality when both sides are known; the result for other messages does not count."""
     if isinstance(left, PropertyColumn):
         return _column_equals(left, right, turned=False)
     if isinstance(right, PropertyColumn):
@@ -197,7 +197,7 @@ def _equal_present(left: _Value, right: _Value, count: int) -> States:
 
 
 def _truth_is(states: States, value: tree.Constant) -> States:
-    """Where ``states`` are ``value``; a truth value equals no number."""
+    """TRUE for messages whose state equals ``value``; a truth value equals no number."""
     return _flags(states == int(value)) if isinstance(value, bool) else np.zeros_like(states)
 
 
@@ -206,7 +206,7 @@ def _flags(found: Any) -> States:
 
 
 def _column_equals(column: PropertyColumn, other: _Value, *, turned: bool) -> States:
-    """Equality of a property and something; ``turned``: the property is on the right."""
+    """Equality of a property and another value; ``turned``: the property is on the right."""
     if isinstance(other, PropertyColumn):
         return _flags(column.equals(other))
     if isinstance(other, np.ndarray) or isinstance(other.value, bool):
@@ -224,7 +224,7 @@ def _column_equals(column: PropertyColumn, other: _Value, *, turned: bool) -> St
 
 
 def _reads_true(column: PropertyColumn) -> Flags:
-    """Where the value is "true" in any case."""
+    """Whether the value is "true" in upper or lower case."""
     short = np.flatnonzero(column.lengths == len("true")).tolist()
     found = np.zeros(len(column), np.bool_)
     for index in short:
@@ -257,7 +257,9 @@ def _constants_equal(left: _Scalar, right: _Scalar) -> int:
 
 
 def _order(symbol: str, left: _Value, right: _Value, count: int) -> States:
-    """``left symbol right``: unknown on either side is NULL, and the right side is not looked at if the left one is."""
+    """``left symbol right``: unknown on either side is NULL, and the right side is not evaluated if the left one is
+    unknown.
+    """
     comparison, valid = _compare(left, right, count)
     match symbol:
         case "<":
@@ -276,7 +278,7 @@ def _order(symbol: str, left: _Value, right: _Value, count: int) -> States:
 
 
 def _compare(left: _Value, right: _Value, count: int) -> tuple[NDArray[np.int8], Flags]:
-    """Signs of left - right where both are known, and where that could be told."""
+    """Signs of left - right when both are known, and whether the comparison was possible."""
     if isinstance(left, PropertyColumn) and isinstance(right, PropertyColumn):
         one, one_valid = left.decimal_numbers()
         other, other_valid = right.decimal_numbers()
@@ -293,7 +295,7 @@ def _compare(left: _Value, right: _Value, count: int) -> tuple[NDArray[np.int8],
 
 
 def _against_number(column: PropertyColumn, number: _Scalar) -> tuple[NDArray[np.int8], Flags]:
-    """Signs of column - number, and where the value is a number of that kind."""
+    """Signs of column - number, and whether the value is a number of that kind."""
     value = number.value
     if isinstance(value, float):
         decimals, valid = column.decimal_numbers()
@@ -333,7 +335,7 @@ def _read(text: str, number: _Scalar) -> int | float | None:
 
 
 def _text_test(how: str, value: _Value, text: str, negated: bool, count: int) -> States:
-    """FALSE, negated or not, for an empty ``text`` and for what is no string."""
+    """FALSE, negated or not, for an empty ``text`` and for a value that is no string."""
     failed = _failures(value) if text else False
     if not text or not isinstance(value, PropertyColumn | _Scalar):
         return np.where(failed, FAILED, _spread(FALSE, count)).astype(np.int8)

@@ -1,4 +1,4 @@
-"""Reads SQL92 filter expressions (spec 12.7) by recursive descent, and refuses what RocketMQ refuses.
+"""Parses SQL92 filter expressions (spec 12.7) by recursive descent, and refuses the expressions that RocketMQ refuses.
 
     or          = and { OR and }
     and         = equality { AND equality }
@@ -10,12 +10,12 @@
     unary       = "+" unary | "-" unary | NOT unary | primary
     primary     = string | integer | decimal | TRUE | FALSE | NULL | identifier | "(" or ")"
 
-NOT binds tighter than a comparison: ``NOT a = 1`` is ``(NOT a) = 1``, there as here. A library would bring another
+NOT binds tighter than a comparison: ``NOT a = 1`` is ``(NOT a) = 1``, as in RocketMQ. A library would bring another
 dialect's rules; the whole grammar is the ten lines above.
 
-Three things are handled more kindly, or more strictly, than by RocketMQ 5.4, where users only lose by its way: what
-follows a complete expression is an error instead of being ignored (``a = 1 b = 2`` there means ``a = 1``); a comment that
-begins with ``--`` may end with the text; a decimal literal may be zero (``price > 0.0``).
+Three things are more lenient, or stricter, than in RocketMQ 5.4, where its way only hurts users. Text behind a complete
+expression is an error instead of being ignored (in RocketMQ ``a = 1 b = 2`` means ``a = 1``). A comment that begins
+with ``--`` may end with the text. A decimal literal may be zero (``price > 0.0``).
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ _CONSTANTS: Final[dict[str, Constant]] = {"TRUE": True, "FALSE": False, "NULL": 
 _TEXT_TESTS: Final = ("CONTAINS", "STARTSWITH", "ENDSWITH")
 _ORDERS: Final = ("<", "<=", ">", ">=")
 
-# The longest alternative of each kind comes first. A number is not followed by a letter in any sensible expression, but
-# RocketMQ's scanner does not ask for a gap, and what comes next is then judged as the next token.
+# The longest alternative of each kind comes first. In a sensible expression no letter follows a number, but RocketMQ's
+# scanner does not require a gap: it then reads the letters as the next token.
 _TOKEN: Final = re.compile(
     r"""
     (?P<blank>[ \t\n\r\f]+ | --[^\n\r]* | /\*(?:[^*]|\*(?!/))*\*/)
@@ -77,7 +77,7 @@ class Token(NamedTuple):
 
 
 def parse(expression: str) -> Node:
-    """The tree of ``expression``, which has a truth value. Raises FilterError with position and reason."""
+    """The tree of ``expression``, whose root has a truth value. Raises FilterError with position and reason."""
     if len(expression) > MAX_EXPRESSION_CHARACTERS:
         raise FilterError(
             f"the expression has {len(expression)} characters, at most {MAX_EXPRESSION_CHARACTERS} are allowed"

@@ -1,7 +1,7 @@
-"""The parts of a parsed expression. ``is_boolean`` says which of them have truth values.
+"""The nodes of a parsed expression. ``is_boolean`` says which of them have truth values.
 
-RocketMQ tells three kinds of parts apart, and so do the rules about what may be compared with what: constants as they
-stand in the text, properties, and everything made of others. A negated number is of the third kind.
+RocketMQ distinguishes three kinds of nodes, and so do the rules about comparisons: constants in the text, properties,
+and everything composed of others. A negated number is of the third kind.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Negative:
 
 @dataclass(frozen=True, slots=True)
 class AsBoolean:
-    """A property where a truth value is wanted: FALSE when the message has it, for it is a string, else NULL."""
+    """A property in the place of a truth value: FALSE when the message has it, because it is a string, else NULL."""
 
     operand: Property
 
@@ -85,7 +85,7 @@ class In:
 
 @dataclass(frozen=True, slots=True)
 class TextTest:
-    """``operand [NOT] CONTAINS | STARTSWITH | ENDSWITH text``; FALSE for whatever is no string, negated or not."""
+    """``operand [NOT] CONTAINS | STARTSWITH | ENDSWITH text``; FALSE for every value that is no string, negated or not."""
 
     how: str
     operand: Node
@@ -127,12 +127,12 @@ def properties(node: Node) -> list[str]:
     return list(found)
 
 
-# So many texts of an IN cost as much as one test.
+# This many texts of an IN cost as much as one test.
 _TEXTS_A_TERM = 16
 
 
 def terms(node: Node) -> int:
-    """Tests that judging a message by ``node`` takes at most."""
+    """The most tests that judging a message by ``node`` takes."""
     count = 0
     waiting: list[Node] = [node]
     while waiting:

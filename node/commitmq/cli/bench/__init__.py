@@ -1,5 +1,7 @@
-"""``commitmq bench produce|consume|latency|memory|all|rolls|restart|stations``: measurements of a running node (the last
-three: of nodes of their own), printed or as JSON; kept as a baseline, or compared with one.
+"""``commitmq bench``: measurements of a running node; ``rolls``, ``restart`` and ``stations`` run nodes of their own.
+
+The others are ``produce``, ``consume``, ``latency``, ``memory`` and ``all``. Results are printed or written as JSON;
+they can be saved as a baseline, or compared with one.
 """
 
 from __future__ import annotations
@@ -14,15 +16,16 @@ from commitmq.cli.bench.sends import latency, memory, produce
 
 @click.group()
 def bench() -> None:
-    """Measure a node: produce, consume, latency, and a memory topic beside a durable one; or, with nodes of its own, what
-    the end of a segment costs, a start after kill -9, and where the time of a send goes.
+    """Measure a node: produce, consume, latency, and a memory topic beside a durable one. With nodes of its own: the
+    cost of a segment's end, a start after kill -9, and where the time of a send goes.
 
     Each measurement uses a topic of its own, which is deleted afterwards; its messages take room in the log until their
     segments expire.
 
-    --save FILE keeps what a measurement found, with the raw speed of the machine at that moment (a bare ZeroMQ echo,
-    fdatasync, a memory copy, a Python loop). --compare FILE shows how a later one compares, as it is and corrected by what
-    the machine itself has become faster or slower; with --fail-below RATIO it exits with 1 when a figure fell below that.
+    --save FILE keeps the figures of a measurement, with the raw speed of the machine at that moment (a bare ZeroMQ
+    echo, fdatasync, a memory copy, a Python loop). --compare FILE shows how a later measurement compares, as measured
+    and corrected by how much the machine itself became faster or slower; with --fail-below RATIO it exits with 1 when a
+    figure fell below that.
     """
 
 

@@ -1,4 +1,4 @@
-"""``--save``, ``--compare`` and ``--fail-below``: keeping a measurement, and comparing with one that was kept."""
+"""``--save``, ``--compare`` and ``--fail-below``: saving a measurement, and comparing with a saved one."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 def figure(name: str, unit: str, value: Spread, floor: str) -> Figure:
-    """A figure of a baseline; of rates more is better, of times less."""
+    """A figure of a baseline; for rates more is better, for times less."""
     from commitmq.bench.baseline import Figure
 
     return Figure(name, unit, value, unit.endswith("/s"), floor)
 
 
 class AgainstBaseline:
-    """One measurement's baseline: floors before and after it, the file it goes to, the one it is compared with."""
+    """One measurement's baseline: floors before and after it, the file to write, the baseline to compare with."""
 
     def __init__(self, save: Path | None, compare: Path | None, fail_below: float | None) -> None:
         if fail_below is not None and compare is None:
@@ -57,7 +57,7 @@ class AgainstBaseline:
         self._floors = measure_floors(node)
 
     def end(self, machine: dict[str, Any], figures: Sequence[Figure]) -> dict[str, Any]:
-        """Save and compare; what a report in JSON says of it."""
+        """Save and compare. Returns the fields for the JSON report."""
         if self._floors is None:
             return {}
         from commitmq.bench.baseline import Baseline, compare
@@ -82,7 +82,7 @@ class AgainstBaseline:
         return more
 
     def tell(self) -> None:
-        """The comparison as a table."""
+        """Print the comparison as a table."""
         if self._before is None:
             return
         click.echo(f"compared with {self._compare} of {self._before.taken}; above 1 is better")
@@ -103,7 +103,7 @@ class AgainstBaseline:
         )
 
     def leave(self) -> None:
-        """Exit with 1 when a figure is below ``--fail-below``: by the corrected ratio, where there is one."""
+        """Exit with 1 when a figure is below ``--fail-below``: by the corrected ratio, if there is one."""
         from commitmq.supervision.exit_codes import CliExit
 
         if self._fail_below is None:

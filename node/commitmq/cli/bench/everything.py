@@ -1,4 +1,4 @@
-"""``commitmq bench all``: every measurement of a running node in one table, beside what it should be."""
+"""``commitmq bench all``: every measurement of a running node in one table, beside its goal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from commitmq.bench.goals import Outcome
 
 
-@click.command(cls=NodeVerb, name="all", short_help="Everything in one table, beside what it should be.")
+@click.command(cls=NodeVerb, name="all", short_help="Everything in one table, beside its goal.")
 @click.option(
     "--count", type=click.IntRange(1, 10**9), default=4000, show_default=True, help="Sends of each ack level."
 )
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def all_(
     count: int, messages: int, repeat: int, seconds: float, as_json: bool, node: str, baseline: AgainstBaseline
 ) -> None:
-    """Everything with 1 KiB bodies, in one table, beside what it should be."""
+    """Everything with 1 KiB bodies, in one table, beside its goal."""
     from commitmq.bench.figures import machine, to_json
     from commitmq.bench.goals import measure_all
 

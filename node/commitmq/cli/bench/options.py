@@ -14,7 +14,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def common_options(function: _Function) -> _Function:
-    """What every measurement of a running node takes."""
+    """The options of every measurement of a running node."""
     for decorate in (
         node_option,
         json_option,

@@ -110,9 +110,10 @@ def restart(
     overrides: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """How long a node takes to serve again after kill -9, beside the same with hardly any log.
+    """How long a node takes to serve again after kill -9, beside a node with hardly any log.
 
-    Runs nodes of its own on stores of its own, which are removed. What is acknowledged must be there after each start.
+    Runs nodes of its own on stores of its own, which are removed. Every acknowledged message must be there after each
+    start.
     """
     from commitmq.bench.figures import machine, to_json
     from commitmq.bench.restart import measure_restart
@@ -173,8 +174,8 @@ def restart(
 def stations(body: int, count: int, ack: str, folder: Path | None, settings: tuple[str, ...], as_json: bool) -> None:
     """Where the time of a single synchronous send goes: client, socket, writer, flush, and the way back.
 
-    Starts a node of its own that notes when a send passes each station. Noting takes a few microseconds itself, so this
-    tells shares; `bench latency` tells how long a send takes.
+    Starts a node of its own that notes when a send passes each station. Noting takes a few microseconds itself, so the
+    result shows shares; `bench latency` measures how long a send takes.
     """
     from commitmq.bench.figures import machine, to_json
     from commitmq.bench.stations import measure_stations

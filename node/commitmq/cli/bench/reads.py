@@ -51,7 +51,7 @@ def consume(
 ) -> None:
     """Messages a second of one consumer that catches up from the beginning.
 
-    Reads what it has written itself, and checks it; with --topic what is there, untouched.
+    Reads the messages that it has written itself, and checks them; with --topic the existing messages, unchanged.
     """
     from commitmq.bench.consume import fill, measure_consume
     from commitmq.bench.figures import Spread, machine, to_json

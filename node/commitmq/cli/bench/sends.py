@@ -151,7 +151,7 @@ def produce(
             for _ in range(repeat)
         ]
     rate = Spread.of([run.messages_per_s for run in runs])
-    # What each way of sending lives on: copies, the interpreter, round trips.
+    # The floor that each way of sending depends on: copies, the interpreter, round trips.
     floor = {"batch": COPY, "async": PYTHON, "sync": ECHO_RATE}[mode]
     more = baseline.end(host, [figure(f"produce ({mode}), ack {ack}", "messages/s", rate, floor)])
     if as_json:

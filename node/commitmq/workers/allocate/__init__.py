@@ -1,1 +1,1 @@
-"""allocate: makes CommitLog segments before the writer needs them."""
+"""allocate: creates CommitLog segments before the writer needs them."""

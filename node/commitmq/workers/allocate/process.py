@@ -1,17 +1,18 @@
-"""allocate: makes CommitLog segments before the writer needs them.
+"""allocate: creates CommitLog segments before the writer needs them.
 
-Owns: files being made under ``run/``, unused segments ahead of the tail. Reads: ``written``, ``segment_wanted``. Advances:
-``allocated``, and the disk flags that make the writer refuse sends. Sockets: none but the lifeline. Exit codes:
-workers.runtime.context.ExitCode.
+Owns: segment files in creation under ``run/``, unused segments ahead of the tail. Reads: ``written``,
+``segment_wanted``. Advances: ``allocated``, and the disk flags that make the writer refuse sends. Sockets: only the
+lifeline. Exit codes: workers.runtime.context.ExitCode.
 
-A segment is made as ``run/segment.new``, fallocated in full (a store into an unallocated page of a mapped file on a full
-disk is SIGBUS, not an error code), synced, renamed into ``commitlog/`` and the folder synced; only then ``allocated`` moves,
-and the writer uses nothing that ends behind it. Killed anywhere, or refused by the device anywhere, it leaves either nothing,
-or ``run/segment.new`` (made anew), or a whole all-zero segment, which the next try finds, syncs and publishes as it is.
+A segment is created as ``run/segment.new`` and fallocated in full (a store into an unallocated page of a mapped file on
+a full disk is SIGBUS, not an error code). Then it is synced, renamed into ``commitlog/``, and the folder is synced.
+Only then ``allocated`` moves, and the writer uses no segment that ends behind it. Killed anywhere, or refused by the
+device anywhere, the process leaves nothing, or ``run/segment.new`` (created again later), or a whole all-zero segment,
+which the next try finds, syncs and publishes as it is.
 
-Invariants: ``allocated`` is the end of the last segment that exists in full, under a name that is durable; segments in
-``commitlog/`` follow each other without a gap. No file in ``commitlog/`` is ever replaced or cut here: its name is taken, or
-it is free. On stop the segments behind the tail go again, as RocketMQ does (spec 8.6).
+Invariants: ``allocated`` is the end of the last segment that exists in full, under a durable name; segments in
+``commitlog/`` follow each other without a gap. This process never replaces or cuts a file in ``commitlog/``: the name
+is taken, or it is free. On stop it deletes the segments behind the tail, as RocketMQ does (spec 8.6).
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ from commitmq.workers.allocate.segment_memory import SegmentMemory
 from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
 
 ROLE = "allocate"
-_POLL_MS = 100  # the pages ahead of the tail must last that long under the fastest senders, so it is never longer
+_POLL_MS = 100  # the pages ahead of the tail must last for this time under the fastest senders, so never longer
 
 
 class SegmentAllocator:
-    """The work without the loop."""
+    """Creates and removes segments; the loop is :func:`run`."""
 
     def __init__(self, context: WorkerContext) -> None:
         self._control = context.control
@@ -54,16 +55,16 @@ class SegmentAllocator:
         found = file_system_of(context.layout.commit_log)
         if found in COPY_ON_WRITE:
             self._log.warning(
-                "the log is on a file system that writes elsewhere what is overwritten: no space is kept for that, so a full"
-                " disk can kill the writer (SIGBUS), which loses nothing that was acknowledged",
+                "the log is on a copy-on-write file system: no space is reserved for overwrites, so a full disk can"
+                " kill the writer (SIGBUS), which loses nothing that was acknowledged",
                 file_system=found,
                 disk_full_from_percent=round(context.config.disk.warning_ratio * 100, 1),
             )
             context.tell(file_system=found)
 
     def _look_at_folder(self) -> None:
-        """Publish what is there. Raises OSError, and has published nothing then."""
-        # Who made these may have died, or have been refused, before their names were durable.
+        """Publish the end of the existing segments. When it raises OSError, it has published nothing."""
+        # The process that made these segments may have died, or got an error, before their names were durable.
         disk.sync_folder(self._layout.commit_log, "segment")
         bases = list_segments(self._layout.commit_log, self._segment_bytes)
         self._control.put(Word.ALLOCATED, bases[-1] + self._segment_bytes if bases else self._tail_base())
@@ -74,14 +75,14 @@ class SegmentAllocator:
         return written - written % self._segment_bytes
 
     def wanted_end(self) -> int:
-        """Where ``allocated`` should be: the tail's own segment and ``preallocate_segments`` behind it, or what the writer
-        waits for.
+        """The target of ``allocated``: the tail's own segment and ``preallocate_segments`` behind it, or the segment
+        that the writer waits for.
         """
         ahead = self._tail_base() + (1 + self._config.commit_log.preallocate_segments) * self._segment_bytes
         return max(ahead, self._control.get(Word.SEGMENT_WANTED) + self._segment_bytes)
 
     def work(self) -> None:
-        """Look at the disk when it is time, and make at most one segment."""
+        """Look at the disk when it is time, and create at most one segment."""
         now = monotonic_ms()
         if now >= self._next_disk_check_ms:
             self._next_disk_check_ms = now + self._config.disk.check_interval_ms
@@ -109,7 +110,7 @@ class SegmentAllocator:
         self._set(DiskFlag.DISK_FULL, full)
 
     def _allocate(self) -> None:
-        """Publish one more segment, or say why there is none."""
+        """Create and publish one more segment, or log why that fails."""
         try:
             if not self._has_looked:
                 self._look_at_folder()
@@ -130,7 +131,7 @@ class SegmentAllocator:
         self._writer.ring()
 
     def _make(self, final: Path) -> None:
-        """The segment ``final``, whole and durable, unless a former try has left it. Raises OSError."""
+        """Create the segment ``final``, whole and durable, unless a former try has left it. Raises OSError."""
         if not final.exists() or final.stat().st_size == 0:  # RocketMQ leaves an empty one when it dies at this point
             final.unlink(missing_ok=True)
             new = self._layout.run / "segment.new"
@@ -164,9 +165,10 @@ class SegmentAllocator:
             self._writer.ring()
 
     def remove_unused(self) -> None:
-        """Delete the segments that hold nothing, the last one first; only after the writer has stopped.
+        """Delete the unused segments, the last one first; only after the writer has stopped.
 
-        One that was made and never published is among them: it would lie behind a hole, or be the beginning of the log.
+        A segment that was made and never published is deleted as well: it would lie behind a hole, or be the beginning
+        of the log.
         """
         written = self._control.get(Word.WRITTEN)
         base = self._tail_base()
@@ -179,14 +181,14 @@ class SegmentAllocator:
                 disk.sync_folder(self._layout.commit_log, "segment")
                 self._control.put(Word.ALLOCATED, base)
         except OSError as error:
-            # They hold nothing, and the next start uses them as they are.
+            # They are empty, and the next start uses them as they are.
             self._log.warning(
                 "unused segments stay", first=segment_name(base), error=os.strerror(error.errno or errno.EIO)
             )
 
 
 def run(context: WorkerContext) -> None:
-    """The loop: one look every 100 ms or when the writer rings at a roll."""
+    """The loop: it looks every 100 ms, and when the writer rings at a roll."""
     allocator = SegmentAllocator(context)
     memory = SegmentMemory(context)
     allocator.work()

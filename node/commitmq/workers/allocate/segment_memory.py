@@ -1,20 +1,21 @@
-"""The page cache under the next appends: pages made before the writer meets them, and on request locked into memory.
+"""Warms the page cache ahead of the log's tail, and locks segments into memory on request.
 
-Owns nothing, changes nothing in a file: pages are made through read-only mappings, so none becomes dirty (a whole segment
-populated for writing made the next fdatasync of 256 MiB take 75 ms instead of 0.2).
+Owns nothing and changes nothing in a file: pages are read in through read-only mappings, so none becomes dirty (a whole
+segment populated for writing made the next fdatasync of 256 MiB take 75 ms instead of 0.2).
 
-Why: the writer's first store into a page that is not in the cache makes the kernel read around it. Of a fresh segment there
-is nothing to read, but all those pages are zeroed while the writer waits: with 8 MiB of read-ahead a first store took 1.4 to
-22 ms, and 20 microseconds after another process had read the pages in (``MADV_POPULATE_READ``, Linux 5.14). The writer still
-maps its own window for writing (see ``populate_ahead`` in :mod:`commitmq.store.log.append`); with the pages there that
-takes half the time, and a 256 KiB piece of it 0.3 ms at most instead of 5.
+Why: the writer's first store into a page that is not in the cache makes the kernel read around it. A fresh segment has
+nothing to read, but the kernel zeroes all those pages while the writer waits: with 8 MiB of read-ahead a first store
+took 1.4 to 22 ms, and 20 microseconds after another process had read the pages in (``MADV_POPULATE_READ``, Linux 5.14).
+The writer still maps its own window for writing (see ``populate_ahead`` in :mod:`commitmq.store.log.append`). With the
+pages in the cache that takes half the time, and a 256 KiB piece takes 0.3 ms at most instead of 5.
 
-A window ahead of the tail and not the whole segment: it bounds the memory, and what is made too early may be gone again.
+Only a window ahead of the tail is read in, not the whole segment: the window bounds the memory, and pages read in too
+early may be evicted again.
 
-No huge pages: ``MADV_HUGEPAGE`` on segments was tried and left out. It quartered the time of bulk stores into cold pages, as
-reading in does too. But each small append that is flushed then dirties 2 MiB: 3,000 flushed appends of 1,100 bytes had the
-device write 2 MiB each instead of 5 KiB, and an fdatasync took 470 instead of 96 microseconds (ext4, Linux 6.18). On pages
-that were read in before it changed nothing.
+No huge pages: ``MADV_HUGEPAGE`` on segments was tried and left out. It quartered the time of bulk stores into cold
+pages, but reading the pages in does that too. Each small append that is flushed then dirties 2 MiB: for 3,000 flushed
+appends of 1,100 bytes the device wrote 2 MiB each instead of 5 KiB, and an fdatasync took 470 instead of 96
+microseconds (ext4, Linux 6.18). On pages that were read in before it changed nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _STEP_BYTES: Final = 4 << 20
 
 
 class SegmentMemory:
-    """What the allocate process does for the segments from the tail on."""
+    """Warms and locks the segments from the tail on, for the allocate process."""
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
@@ -53,7 +54,7 @@ class SegmentMemory:
         self._locked: dict[int, mmap.mmap] = {}
 
     def work(self) -> None:
-        """Look where the tail is now."""
+        """Follow the tail: read in, write back, lock."""
         if self._window_bytes:
             self._warm()
         if self._locks or self._locked:
@@ -68,11 +69,11 @@ class SegmentMemory:
         self._locked.clear()
 
     def _warm(self) -> None:
-        """Read in what is not yet of the window behind ``written``."""
+        """Read in the missing part of the window behind ``written``."""
         written = self._control.get(Word.WRITTEN)
         start = max(self._warm_end, written)
         end = min(written + self._window_bytes, self._control.get(Word.ALLOCATED))
-        # In steps worth a mapping, but never stopping short of a segment's end.
+        # Read in steps large enough for a mapping, but never stop short of a segment's end.
         if end - start < min(_STEP_BYTES, self._window_bytes // 2) and end % self._segment_bytes:
             return
         while start < end:
@@ -87,23 +88,24 @@ class SegmentMemory:
                 finally:
                     segment.try_close()
             except (StoreError, OSError) as error:
-                # An older kernel, or little memory: the writer's stores fault one by one instead.
+                # An older kernel, or little memory: the writer's stores then fault page by page.
                 self._context.log.warning("the pages ahead of the log cannot be read in", error=str(error))
                 self._window_bytes = 0
                 return
             self._warm_end = start = stop
 
     def _write_back(self) -> None:
-        """Have the device take what the writer has populated of the next segment, once its window reaches there.
+        """Make the device write the pages that the writer has populated in the next segment, once its window reaches
+        there.
 
-        Populated pages are dirty. Within a segment each flush finds a few of them; at a roll the first one would find the
-        whole window, and the send that rolled would wait for all of it.
+        Populated pages are dirty. Within a segment each flush finds a few of them. At a roll the first flush would find
+        the whole window, and the send that rolled would wait for all of it.
         """
         written = self._control.get(Word.WRITTEN)
         following = written - written % self._segment_bytes + self._segment_bytes
         if written + self._populated_bytes <= following or self._control.get(Word.ALLOCATED) <= following:
             return
-        # Errors do not matter here: there is nothing in these pages, and flush syncs them when there is.
+        # Errors do not matter here: these pages hold no records yet, and flush syncs them when they do.
         with contextlib.suppress(OSError):
             fd = os.open(self._folder / segment_name(following), os.O_RDWR | os.O_CLOEXEC)
             try:
@@ -112,7 +114,7 @@ class SegmentMemory:
                 os.close(fd)
 
     def _lock(self) -> None:
-        """Lock the segments from the tail to the last that is there; let go of those that are flushed."""
+        """Lock the segments from the tail to the last existing one; unlock those that are flushed."""
         flushed = self._control.get(Word.FLUSHED)
         for base in [base for base in self._locked if base + self._segment_bytes <= flushed]:
             self._locked.pop(base).close()
@@ -125,7 +127,7 @@ class SegmentMemory:
             try:
                 self._locked[base] = lock_file(self._folder / segment_name(base))
             except OSError as error:
-                # Only speed is lost. What is locked stays, so that a limit that allows some of it is used.
+                # Only speed is lost. Locked segments stay locked, so that a limit that allows some of them is used.
                 self._context.log.warning(
                     "segments cannot be locked into memory: see the limit of locked memory (ulimit -l)",
                     segment=segment_name(base),
@@ -136,14 +138,14 @@ class SegmentMemory:
 
 
 def lock_file(path: os.PathLike[str]) -> mmap.mmap:
-    """A read-only mapping of a file all of whose pages are in memory and stay there while it is mapped. Raises OSError."""
+    """A read-only mapping of a file. All its pages are in memory and stay there while it is mapped. Raises OSError."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         mapping = mmap.mmap(fd, 0, prot=mmap.PROT_READ)
     finally:
         os.close(fd)
     library = ctypes.CDLL(None, use_errno=True)
-    # numpy tells the address of a read-only buffer, ctypes does not.
+    # numpy gives the address of a read-only buffer, ctypes does not.
     if library.mlock(ctypes.c_void_p(np.frombuffer(mapping, np.uint8).ctypes.data), ctypes.c_size_t(len(mapping))):
         number = ctypes.get_errno()
         with contextlib.suppress(BufferError):

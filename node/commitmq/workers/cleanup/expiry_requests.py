@@ -2,9 +2,10 @@
 
     expire {before?, keep_bytes?, dry_run?}
 
-``before``: what was stored before this time (milliseconds since 1970) goes; ``keep_bytes``: what lies further than this many
-bytes behind the log's end goes; both: what both allow. Neither: what is expired by age goes now, whatever the hour. Whole
-segments only. The answer comes when it is done. Repeating a request is harmless.
+``before``: delete what was stored before this time (milliseconds since 1970). ``keep_bytes``: delete what lies further
+than this many bytes behind the log's end. With both, delete only what both allow. With neither, delete now what is
+expired by age, whatever the hour. Only whole segments are deleted. The answer comes when the deletion is done.
+Repeating a request is harmless.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _MOST: Final = 1 << 62
 
 @dataclass(frozen=True, slots=True)
 class ByHand:
-    """What a person asked for."""
+    """The parameters of an expiry by hand."""
 
     before_ms: int | None = None
     keep_bytes: int | None = None

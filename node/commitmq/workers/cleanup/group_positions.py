@@ -1,4 +1,4 @@
-"""Asks the coordinator where every consumer group stands; for cleanup, which must not delete what is unread."""
+"""Asks the coordinator for the positions of all consumer groups; cleanup must not delete unread messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PATIENCE_S: Final = 10.0
 
 
 def group_positions(context: WorkerContext) -> list[GroupPosition]:
-    """Committed offsets of all groups, and offset 0 of the queues that a member reads without having committed any.
+    """Committed offsets of all groups, and offset 0 for queues that a member reads without having committed.
 
     Raises NodeUnavailableError when the coordinator does not answer in time, ProtocolError when it refuses.
     """

@@ -2,17 +2,17 @@
 
 Owns       deletion of segments, ``commitmq/min_offset``.
 Reads      the disk's use, the files' times; flushed, dispatched and durable positions; through the coordinator, with
-           ``retention.keep_unconsumed``, where the consumer groups are.
-Advances   MIN_OFFSET (recovery sets its first value). DISK_FULL is not its word: refusing sends is allocate's.
+           ``retention.keep_unconsumed``, the positions of the consumer groups.
+Advances   MIN_OFFSET (recovery sets its first value). DISK_FULL is not its word: allocate makes the writer refuse sends.
 Sockets    ROUTER ``cleanup`` (ipc and tcp) for expiry by hand; DEALER to the coordinator; rings readers.
 Exit       :class:`commitmq.workers.runtime.context.ExitCode`.
 
-A round: decide (:mod:`commitmq.store.log.retention`), have the writer's knowledge of idempotent producers written down up
-to the new minimum, make that durable, publish it, wait until the workers that map segments have let go (HOLDERS_MS at most:
-a mapping of an unlinked file is harmless), then unlink one segment after the other. Nothing is ever truncated. ConsumeQueue
-and index files follow: their dispatchers see that the minimum grew.
+A round: decide (:mod:`commitmq.store.log.retention`), wait until the writer has a durable snapshot of its producer
+table up to the new minimum, make the minimum durable, publish it, wait until the workers have unmapped the segments
+(HOLDERS_MS at most: a mapping of an unlinked file is harmless), then unlink one segment after the other. Nothing is
+ever truncated. ConsumeQueue and index files follow: their dispatchers see that the minimum grew.
 
-Killed anywhere, it leaves segments below the minimum at worst; its successor, or recovery, deletes them first.
+Killed anywhere, it leaves at worst segments below the minimum; its successor, or recovery, deletes them first.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _NAP_MS: Final = 50
 
 
 class Cleaner:
-    """The work without the loop."""
+    """Decides, deletes and reports; the loop is :func:`run`."""
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
@@ -70,28 +70,30 @@ class Cleaner:
         self._durable = expiry.MinOffsetFile(layout)
         self._holders: dict[str, int] = context.params.get("holders", {})
         self._behind: dict[str, int] = context.params.get("dispatchers", {})
-        self._beside_bytes = 0  # what the store takes beside its segments, as of the last measurement
+        self._beside_bytes = 0  # size of the store's other files, as of the last measurement
         self._measure_at_ms = 0
         self._last_round: dict[str, Any] | None = None
         self._overrode: dict[str, Any] | None = None
         self._told: dict[str, Any] = {}
         self._complained = ""
 
-    # ------------------------------------------------------------ what is so
+    # ------------------------------------------------------------ the present state
 
     @property
     def min_offset(self) -> int:
         return self._control.get(Word.MIN_OFFSET)
 
     def delete_leftovers(self) -> int:
-        """Delete what lies below the minimum: a predecessor was killed, or the system refused. Returns how many."""
+        """Delete segments below the minimum: a predecessor was killed, or the system refused. Returns how many."""
         bases = expiry.list_bases(self._layout.commit_log)
         below = [base for base in bases if base + self._segment_bytes <= self.min_offset]
         self._unlink([(base, 0) for base in below], patient=False)
         return len(below)
 
     def _limit(self) -> Claim:
-        """What may go at most: never the segment that is written to, nor what a crash would still need."""
+        """The upper bound of any deletion: never the segment that is written to, nor bytes that a start after a crash
+        needs.
+        """
         control = self._control
         written = control.get(Word.WRITTEN)
         tail = max(0, written - 1)
@@ -106,7 +108,7 @@ class Cleaner:
         return min(claims, key=lambda claim: claim.offset)
 
     def _wanted_from(self) -> Claim | None:
-        """What the node's other dispatchers still have to read."""
+        """The lowest position that the node's other dispatchers still have to read."""
         claims = [
             Claim(self._control.dispatcher(slot, DispatcherWord.DISPATCHED), f"dispatcher {name}, which is behind")
             for name, slot in self._behind.items()
@@ -114,7 +116,7 @@ class Cleaner:
         return min(claims, key=lambda claim: claim.offset, default=None)
 
     def situation(self, by_hand: ByHand | None = None) -> tuple[Situation, DiskUse]:
-        """Everything that :func:`decide` has to know, but the groups' positions."""
+        """Everything that :func:`decide` needs, except the groups' positions."""
         segments = expiry.look_at_segments(self._layout.commit_log, self._segment_bytes)
         segments = tuple(one for one in segments if one.end > self.min_offset)
         disk = self._watch.look(monotonic_ms(), self.rules.clean_ratio)
@@ -148,7 +150,7 @@ class Cleaner:
         return min(ends)
 
     def _store_bytes(self, segments_bytes: int) -> int:
-        """What the store takes on the disk. Other files than segments are counted once a minute: there may be many."""
+        """The store's bytes on the disk. Files other than segments are measured once a minute: there may be many."""
         if not self.rules.store_bytes:
             return segments_bytes
         now = monotonic_ms()
@@ -159,7 +161,7 @@ class Cleaner:
         return segments_bytes + self._beside_bytes
 
     def plan(self, situation: Situation) -> Plan:
-        """What to delete now. The groups are asked only if there is something to ask about."""
+        """What to delete now. The groups are asked only if there is something to delete."""
         plan = decide(self.rules, situation)
         if plan.segments and self.rules.keep_unconsumed:
             plan = decide(self.rules, replace(situation, unconsumed=self._unconsumed()))
@@ -179,7 +181,7 @@ class Cleaner:
     # ------------------------------------------------------------ a round
 
     def look(self) -> None:
-        """One look at age, disk and budget, and the round of deletions that comes of it."""
+        """One look at age, disk and budget, followed by the deletions it finds."""
         try:
             self.delete_leftovers()
             situation, disk = self.situation()
@@ -196,7 +198,7 @@ class Cleaner:
                 self._context.tell(expiry={**self._told, "error": str(error)})
 
     def carry_out(self, plan: Plan) -> None:
-        """Delete what ``plan`` says. Raises StoreError, with the deletion begun or not."""
+        """Delete the segments of ``plan``. When it raises StoreError, the deletion may have begun or not."""
         self._say_loudly(plan)
         self._wait_for_producers(plan.min_offset)
         if failpoints.ACTIVE:
@@ -206,8 +208,8 @@ class Cleaner:
         except StoreError as error:
             if Reason.FORCED not in plan.reasons:
                 raise
-            # A disk without a free byte: without the note a crash at this moment may bring back what is deleted now. Without
-            # the record of where the log began no start takes that for lost.
+            # A disk without a free byte: without the durable minimum a crash at this moment may bring back the segments
+            # deleted now. The record of where the log began is removed, so that no start takes that for a loss.
             self._log.warning("the new minimum is not durable", error=str(error))
             queue_ends.forget(self._layout.queue_ends)
         self._control.put(Word.MIN_OFFSET, plan.min_offset)
@@ -249,8 +251,9 @@ class Cleaner:
             }
 
     def _wait_for_producers(self, minimum: int) -> None:
-        """Have the writer write down what it knows of idempotent producers, which the log will not tell any more. Raises
-        StoreError when it does not, except on a full disk, where deleting may be what it waits for.
+        """Wait until the writer has saved a snapshot of its producer table, because the log will not have those records
+        any more. Raises StoreError when it does not, except on a full disk, where the snapshot may wait for this
+        deletion.
         """
         control = self._control
         control.put(Word.PRODUCERS_WANTED, minimum)
@@ -258,15 +261,15 @@ class Cleaner:
         deadline = monotonic_ms() + PRODUCERS_MS
         while control.get(Word.PRODUCERS_KNOWN) < minimum:
             if monotonic_ms() >= deadline or self._context.stopping:
-                sentence = "what is known of idempotent producers is not written down up to the new minimum"
+                sentence = "the snapshot of idempotent producers does not reach the new minimum"
                 if not control.get(Word.DISK_FLAGS):
-                    raise StoreError(f"{sentence}: nothing is deleted before it is", path=self._layout.producers)
+                    raise StoreError(f"{sentence}: nothing is deleted before it does", path=self._layout.producers)
                 self._log.error(f"{sentence}: messages that are sent again may be stored again", min_offset=minimum)
                 return
             self._pause(20)
 
     def _wait_for_holders(self, minimum: int) -> None:
-        """Give everybody who maps segments the time to let go, so that unlinking frees the space at once."""
+        """Give all workers that map segments the time to unmap them, so that unlinking frees the space at once."""
         for role in self._holders:
             if role.startswith("reader-"):
                 self._context.ringer(role).ring()
@@ -283,7 +286,7 @@ class Cleaner:
             self._pause(20)
 
     def _unlink(self, segments: list[tuple[int, int]], *, patient: bool) -> None:
-        """Unlink ``(base, bytes on disk)``, with pauses if ``patient``; when the node stops, without."""
+        """Unlink ``(base, bytes on disk)``, with pauses if ``patient``; without pauses once the node stops."""
         for base, disk_bytes in segments:
             free = self._watch.free_bytes()
             file = expiry.delete_segment(self._layout, base)
@@ -294,7 +297,7 @@ class Cleaner:
             sync_folder(self._layout.commit_log)
 
     def _pause(self, pause_ms: int) -> None:
-        """Sleep, still hearing the supervisor. Requests that come meanwhile wait in their socket."""
+        """Sleep, still listening to the supervisor. Requests that come meanwhile wait in their socket."""
         end = monotonic_ms() + pause_ms
         while not self._context.stopping and (left := end - monotonic_ms()) > 0:
             self._context.wait(0)
@@ -303,7 +306,7 @@ class Cleaner:
     # ------------------------------------------------------------ by hand
 
     def expire(self, by_hand: ByHand) -> dict[str, Any]:
-        """Delete what ``by_hand`` says, all rounds of it at once; returns what a person wants to know."""
+        """Delete what ``by_hand`` allows, in one go. Returns the report for a person."""
         names: list[str] = []
         disk_bytes = 0
         while True:
@@ -339,7 +342,7 @@ class Cleaner:
     # ------------------------------------------------------------ status
 
     def _tell(self, situation: Situation, disk: DiskUse, plan: Plan) -> None:
-        """Let ``status`` show why nothing is deleted, when something will be, and what was."""
+        """Let ``status`` show why nothing is deleted, when something will be, and what was deleted."""
         oldest = situation.segments[0] if situation.segments else None
         next_ms = None
         if oldest is not None and oldest.end <= situation.limit.offset:
@@ -362,7 +365,7 @@ class Cleaner:
 
 
 def run(context: WorkerContext) -> None:
-    """The loop: a look each interval, requests as they come."""
+    """The loop: a look at each interval, requests as they come."""
     cleaner = Cleaner(context)
     try:
         cleaner.delete_leftovers()

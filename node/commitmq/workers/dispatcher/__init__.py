@@ -1,1 +1,1 @@
-"""The process of one dispatcher."""
+"""The process that hosts one dispatcher."""

@@ -1,18 +1,19 @@
-"""One dispatcher inside its process: where it is, what it missed, how often it failed, and what it is kept from.
+"""Hosts one dispatcher: position, catch-up, crash counting, parking, skipped ranges.
 
-The position is the host's: a batch that starts behind it means something was missed (the queue was full, this process was
-dead), and the host reads the log itself up to where the batch starts; rows that it has are trimmed. If no batch comes
-although ``reput`` moved on, it reads the log as well. So a lost batch costs time, never records. ``dispatched`` is stored
-only after ``dispatch`` returned, and readers are woken after that.
+The host keeps the position. A batch that starts behind the position means that batches were missed (the queue was full,
+this process was dead); the host then reads the log itself up to the batch's start. It trims rows that it has already
+dispatched. If no batch comes although ``reput`` moved on, it reads the log as well. So a lost batch costs time, never
+records. ``dispatched`` is stored only after ``dispatch`` returned, and readers are woken after that.
 
-**Poison.** Before a batch the host counts a death in the control block, after it takes that back; so what its successor
-finds there is how often the dispatcher died in the batch behind its position, whatever killed it. With each death the
-batches of that stretch get smaller, down to single records; at ``dispatch.park_after`` deaths the one record is known,
-and the dispatcher is parked: nothing is imported or opened, the process only answers requests. Counting begins anew when
-the node starts, because the plugin may have been mended meanwhile. The node's own dispatchers are never parked.
+**Poison.** The host counts a death in the control block before each batch and takes it back after the batch. So its
+successor finds there how often the dispatcher died in the batch behind its position, whatever killed it. With each
+death the batches of that range get smaller, down to single records. At ``dispatch.park_after`` deaths the single record
+is known, and the dispatcher is parked: nothing is imported or opened, the process only answers requests. Counting
+begins at zero when the node starts, because the plugin may have been repaired meanwhile. The node's own dispatchers are
+never parked.
 
-**What a person decided.** ``skip`` and a reset to a later position add stretches to the dispatcher's state; their records
-are taken out of every batch from then on, also when the dispatcher goes back to an older position of its own.
+**Ranges skipped by a person.** ``skip`` and a reset to a later position add ranges to the dispatcher's state. From then
+on their records are taken out of every batch, also when the dispatcher goes back to an older position of its own.
 """
 
 from __future__ import annotations
@@ -68,23 +69,24 @@ class DispatcherHost:
         self._tombstones = WatchedTable(context.layout.tombstones)
         self._checked: dict[str, int] | None = None
         self._deleted = dict(self._tombstones.load())
-        self._told = dict(self._deleted)  # deletions that the dispatcher knows of, or will when it comes there:
+        self._told = dict(self._deleted)  # deletions that the dispatcher knows of, or will when it reaches their offset
         self._to_forget: list[
             tuple[int, str, int]
         ] = []  # (offset, topic, a version that did not have it yet), ascending
         self._flags = 0
-        self._topics_version = -1  # whose deletions are known
-        self._views: TopicViews | None = None  # made when the dispatcher first asks: most do not
+        self._topics_version = -1  # the TOPICS_VERSION up to which deletions are known
+        self._views: TopicViews | None = None  # created when the dispatcher first asks: most do not
         self._min_offset = self._control.get(Word.MIN_OFFSET)
         self.dispatcher: Dispatcher | None = None
         self.state: DispatchState | None = None
         self._control.put_dispatcher(self.slot, DispatcherWord.FLAGS, 0)
         self.position = self._control.dispatcher(self.slot, DispatcherWord.DISPATCHED)
         if name != CONSUME_QUEUE:
-            # The ConsumeQueue's position is recovery's to find; everybody else's is remembered.
+            # Recovery finds the ConsumeQueue's position. The other dispatchers store theirs.
             self.state = DispatchState.load(context.layout.own / "dispatchers" / f"{name}.json")
             self.position = self.state.position if self.state.position >= 0 else self._min_offset
-        # Where its predecessor was when it died; it may have to go back from there to what is durable.
+        # The predecessor's position when it died. The dispatcher may have to go back from there to its durable
+        # position.
         self._reached = self._control.dispatcher(self.slot, DispatcherWord.DISPATCHED)
         self._deaths = self._control.dispatcher(self.slot, DispatcherWord.DEATHS) if self.is_plugin else 0
         self._suspect_end = self._control.dispatcher(self.slot, DispatcherWord.SUSPECT_END)
@@ -109,13 +111,14 @@ class DispatcherHost:
         return self._deaths >= self._context.config.dispatch.park_after
 
     def open(self) -> None:
-        """Import and open the dispatcher. Whatever that raises ends this process."""
+        """Import and open the dispatcher. Any exception ends this process."""
         context, state = self._context, self.state
         epoch = self._control.get(Word.EPOCH)
         restarted = state is not None and state.epoch == epoch
         factory: Any = plugins.resolve(self._factory())
         if self.lost_its_place:
-            # The node's own saw everything before it was deleted; what a crash took from them had expired.
+            # The node's own dispatchers saw everything before it was deleted; the units that a crash took from them had
+            # expired.
             if self.is_plugin:
                 self._report_gap(self.position, self._min_offset)
             self.position = self._min_offset
@@ -153,7 +156,7 @@ class DispatcherHost:
         if type(position) is not int or position < 0:
             raise ValueError(f"open() must return the offset to resume from, not {position!r:.100}")
         if position > end:
-            # A power cut took records that were never flushed and this dispatcher had seen.
+            # A power cut took records that were never flushed and that this dispatcher had seen.
             context.log.warning("the log ends before the dispatcher's position", position=position, end=end)
             dispatcher.truncate(end)
             position = end
@@ -164,26 +167,28 @@ class DispatcherHost:
         self._set_position(position if self.is_plugin else max(position, self._min_offset))
         skipped, gaps = (state.skipped, state.gaps) if state is not None else ([], [])
         context.tell(state="running", parked=None, skipped=skipped, gaps=gaps)
-        # What expired while this dispatcher was dead, or parked, or not yet told when the node ended.
+        # Records that expired while this dispatcher was dead, or parked, or before it was told of them when the node
+        # ended.
         self._min_offset = 0
         self.check_min()
 
     def _is_to_be_told(self, deleted_at: int, position: int) -> bool:
-        """Whether the dispatcher, opened at ``position``, must yet be told of a topic that was deleted at ``deleted_at``.
+        """Whether the dispatcher, opened at ``position``, must yet be told of a topic that was deleted at
+        ``deleted_at``.
 
-        What lies behind ``position`` comes again, deletions as well as records, or was never told because the process was
-        dead or parked. An offset that is no record's any more names a log that was cut since.
+        Everything behind ``position`` comes again, deletions as well as records, or was never told because the process
+        was dead or parked. An offset at which no record begins any more dates from a log that was cut since.
         """
         return position <= deleted_at <= self._control.get(Word.WRITTEN) and self._begins_a_record(deleted_at)
 
     def _check_place(self, said_by: str, offset: int) -> None:
-        """Raise ValueError for an offset of a dispatcher's that is not between two records."""
+        """Raise ValueError for a dispatcher's offset that is not between two records."""
         if not self._begins_a_record(offset):
             raise ValueError(f"{said_by} returned the offset {offset}, where no record begins")
 
     def _begins_a_record(self, offset: int) -> bool:
-        """True also at the end of the log, below what is left of it, and where it cannot be read yet: what names such an
-        offset then is the writer's own end of the log at some time.
+        """True also at the end of the log, below its beginning, and where it cannot be read yet: such an offset was the
+        writer's own end of the log at some time.
         """
         end = self._control.committed()
         if end <= offset <= self._control.get(Word.WRITTEN) or offset < self._control.get(Word.MIN_OFFSET):
@@ -204,11 +209,11 @@ class DispatcherHost:
         raise ImportError(f"no built-in plugin has the dispatcher {self.name}: {[one.failure for one in own.reports]}")
 
     def park(self) -> None:
-        """Give up on the record behind the position until a person decides."""
+        """Stop at the record behind the position until a person decides."""
         self._set_position(max(self._reached, self._min_offset))
         self._control.put_dispatcher(self.slot, DispatcherWord.FLAGS, DispatcherFlag.PARKED)
         suspect = self.suspect()
-        self._set_position(suspect["physical_offset"])  # behind a filler, if there was one
+        self._set_position(suspect["physical_offset"])  # behind a filler, if there is one
         parked = {"deaths": self._deaths, **suspect}
         self._context.log.error("dispatcher is parked", dispatcher=self.name, **parked)
         skipped, gaps = (self.state.skipped, self.state.gaps) if self.state is not None else ([], [])
@@ -233,7 +238,7 @@ class DispatcherHost:
         return {"physical_offset": self.position}
 
     def forgive(self) -> None:
-        """Count deaths from zero again, and call nothing parked that is about to go on."""
+        """Count deaths from zero again, and clear the parked flag of a dispatcher that goes on."""
         self._deaths = 0
         flags = self._control.dispatcher(self.slot, DispatcherWord.FLAGS)
         self._control.put_dispatcher(self.slot, DispatcherWord.FLAGS, flags & ~DispatcherFlag.PARKED)
@@ -248,16 +253,17 @@ class DispatcherHost:
         return reput if self._sees_unflushed else min(reput, self._control.get(Word.FLUSHED))
 
     def take(self, frames: list[Any]) -> None:
-        """Dispatch one batch, reading first what was missed before it."""
-        # A record of a topic that was deleted and made anew is stored after the deletion is known. Its unit must not be
-        # appended to the old queue, which goes as soon as this process hears of that.
+        """Dispatch one batch, after reading the records missed before it."""
+        # Check topics first: a record of a topic that was deleted and created again is stored after the deletion is
+        # known. Its unit must not be appended to the old queue, which is removed as soon as this process hears of the
+        # deletion.
         self.check_topics()
         self.check_min()
         batch = DispatchBatch.from_frames(frames, self.log)
         if batch.end <= self.position or self._deaths or batch.end > self.limit():
-            return  # known already; or the log is read instead, in pieces that fit
+            return  # known already; or the log is read instead, in smaller pieces
         if batch.start > self.position and not self.read_log(batch.start, most=BATCHES_A_TURN):
-            return  # too far behind: the loop reads on, and answers in between
+            return  # too far behind: the loop reads on, and serves requests in between
         while self._to_forget and self._to_forget[0][0] < batch.end:
             if not self.read_log(self._to_forget[0][0], most=BATCHES_A_TURN):
                 return
@@ -269,7 +275,7 @@ class DispatcherHost:
             self.check_min()
             self.check_topics()
             if self.position >= limit:
-                break  # the log now begins behind it
+                break  # the log now begins behind the position
             most -= 1
             stop = min(limit, self._to_forget[0][0]) if self._to_forget else limit
             walker = self._walker
@@ -278,7 +284,7 @@ class DispatcherHost:
             try:
                 batch = walker.walk(self.position, stop)
             except CorruptRecordError as error:
-                if self._unreadable != self.position:  # it is tried again and again: once is enough
+                if self._unreadable != self.position:  # it is tried again and again: one log line is enough
                     self._context.log.error("the log cannot be read", error=str(error))
                 self._unreadable = self.position
                 return False
@@ -288,7 +294,7 @@ class DispatcherHost:
         return self.position >= limit
 
     def _suspicious_rows(self) -> int:
-        """Fewer rows with each death: all of them at none, one at the last chance before parking."""
+        """Rows in a batch, fewer with each death: all of them at no death, one at the last chance before parking."""
         dispatch = self._context.config.dispatch
         share = 1 - self._deaths / (dispatch.park_after - 1)
         return max(1, int(dispatch.batch_messages ** max(0.0, share)))
@@ -324,7 +330,7 @@ class DispatcherHost:
             except StoreError as error:
                 if self.is_plugin:
                     raise
-                # An I/O error: sends are refused meanwhile, because what is stored now could not be consumed.
+                # An I/O error. Sends are refused meanwhile, because messages stored now could not be consumed.
                 self._retry_later(DispatcherFlag.STORE_ERROR, error)
         self._flag(0, "")
 
@@ -343,7 +349,7 @@ class DispatcherHost:
         self._control.put_dispatcher(self.slot, DispatcherWord.DISPATCHED, position)
 
     def _retry_later(self, flag: DispatcherFlag, error: StoreError) -> None:
-        """Say why nothing is dispatched and wait a moment. A stop does not wait: recovery dispatches the rest."""
+        """Publish why nothing is dispatched and wait a moment. A stop does not wait: recovery dispatches the rest."""
         self._flag(flag, str(error))
         if self._context.stopping:
             raise error
@@ -362,11 +368,11 @@ class DispatcherHost:
 
     @property
     def is_flushing(self) -> bool:
-        """Whether the dispatcher syncs in a thread now, and has more to say of it soon."""
+        """Whether the dispatcher is syncing in a thread, and will report a new durable position soon."""
         return bool(getattr(self.dispatcher, "is_flushing", False))
 
     def flush(self, *, force: bool = False) -> None:
-        """Flush when an interval is over; publish and remember how far it is durable."""
+        """Flush when an interval is over; publish and store the durable position."""
         now = monotonic_ms()
         if self.dispatcher is None or (not force and now < self._next_flush_ms):
             return
@@ -393,7 +399,7 @@ class DispatcherHost:
         self._control.put_dispatcher(self.slot, DispatcherWord.DURABLE, durable)
 
     def _check_flushed(self, flushed: object) -> None:
-        """Raise ValueError for an answer of ``flush`` that must not be remembered: the next start would rest on it."""
+        """Raise ValueError for an answer of ``flush`` that must not be stored, because the next start would rely on it."""
         if not isinstance(flushed, tuple) or [type(one) for one in flushed] != [int, int]:
             raise ValueError(f"flush() must return (durable offset, store timestamp), two of int, not {flushed!r:.100}")
         durable, stamp = flushed
@@ -413,10 +419,10 @@ class DispatcherHost:
             # Only the next start begins further back.
             self._context.log.warning("cannot remember the position", error=str(error))
 
-    # ------------------------------------------------------------ what goes from the log
+    # ------------------------------------------------------------ deletions from the log
 
     def check_min(self) -> None:
-        """Follow the log's beginning: tell the dispatcher, and move up if its place in the log is gone."""
+        """Follow the log's beginning: tell the dispatcher, and move the position up if it was deleted."""
         min_offset = self._control.get(Word.MIN_OFFSET)
         self._walker.release_below(min_offset)
         self._expired.release()
@@ -431,7 +437,9 @@ class DispatcherHost:
 
     @property
     def lost_its_place(self) -> bool:
-        """True when what is behind the position was deleted: for a parked dispatcher, the record that it was parked at."""
+        """True when the record behind the position was deleted: for a parked dispatcher, the record that it was parked
+        at.
+        """
         return self.position < self._control.get(Word.MIN_OFFSET)
 
     def _report_gap(self, start: int, end: int) -> None:
@@ -444,7 +452,7 @@ class DispatcherHost:
             self._context.tell(gaps=self.state.gaps)
 
     def hear_topics(self, socket: zmq.Socket[bytes]) -> None:
-        """Take the coordinator's news; deletions are what matters here."""
+        """Take the coordinator's news; only deletions matter here."""
         with contextlib.suppress(zmq.Again):
             while True:
                 frame = socket.recv_multipart(zmq.NOBLOCK)[1]
@@ -455,12 +463,12 @@ class DispatcherHost:
                     self._delete_topic(topic, offset, int(news["version"]) - 1)
 
     def check_topics(self) -> None:
-        """News may be lost: compare versions now and then, and read the tombstones when they moved."""
+        """Compare versions, because news may be lost, and read the tombstones when the version moved."""
         self._forget_due()
         version = self._control.get(Word.TOPICS_VERSION)
         if version == self._topics_version:
             return
-        # Read before the version counts as known: a file that cannot be read is tried again.
+        # Read before the version counts as known, so that an unreadable file is tried again.
         tombstones = self._tombstones.load()
         if tombstones is not self._checked:
             for topic, offset in tombstones.items():
@@ -470,9 +478,10 @@ class DispatcherHost:
         self._say_carried_out()
 
     def _delete_topic(self, topic: str, offset: int, before: int) -> None:
-        """The dispatcher hears of it between what was stored before the deletion, below ``offset``, and what follows.
+        """Tell the dispatcher of the deletion after the records stored before it, below ``offset``, and before later
+        ones.
 
-        It may be far behind, so the log is read up to there in the loop's own time.
+        The dispatcher may be far behind, so the log is read up to ``offset`` in the loop's own time.
         """
         if self.dispatcher is None or self._told.get(topic, -1) >= offset:
             return
@@ -481,7 +490,7 @@ class DispatcherHost:
         self._forget_due()
 
     def _forget_due(self) -> None:
-        """Tell the dispatcher of the deletions that it has come to."""
+        """Tell the dispatcher of the deletions whose offset it has reached."""
         while self._to_forget and self._to_forget[0][0] <= self.position:
             offset, topic, _ = self._to_forget.pop(0)
             self._deleted[topic] = offset
@@ -492,8 +501,9 @@ class DispatcherHost:
             self._say_carried_out()
 
     def _say_carried_out(self) -> None:
-        """Tell up to which TOPICS_VERSION nothing is left of deleted topics: readers may trust the queues of new ones then,
-        and tombstones may go when the log holds nothing below them any more.
+        """Publish the TOPICS_VERSION up to which deleted topics are fully removed. From then on readers may trust the
+        queues of new topics of the same names, and tombstones may be dropped when the log holds nothing below them any
+        more.
         """
         if self.dispatcher is not None:
             version = min((before for _, _, before in self._to_forget), default=self._topics_version)
@@ -501,20 +511,20 @@ class DispatcherHost:
                 self._control.put_dispatcher(self.slot, DispatcherWord.TOPICS, version)
 
     def _topic_attributes(self, topic: str) -> dict[str, str] | None:
-        """See DispatcherView. A topic is in the table's file before a message of it can be in the log."""
+        """See DispatcherView. The topic table's file has a topic before a message of it can be in the log."""
         if self._views is None:
             self._views = TopicViews(self._context.layout, self._control)
         view = self._views.get(topic)
-        # A topic that was made anew under an old name may be of another kind than what is known here.
+        # A topic that was created again under an old name may be of another kind than the known one.
         if (view is None or topic in self._deleted) and self._views.is_stale:
             self._views.reload()
             view = self._views.get(topic)
         return None if view is None else dict(view.attributes)
 
-    # ------------------------------------------------------------ what a person asks for
+    # ------------------------------------------------------------ requests of a person
 
     def skip_suspect(self) -> dict[str, Any]:
-        """Leave out, for ever, the record that the dispatcher was parked at. Returns it. Raises StoreError."""
+        """Skip for ever the record that the dispatcher was parked at. Returns it. Raises StoreError."""
         assert self.state is not None
         suspect = self.suspect()
         start = suspect["physical_offset"]
@@ -526,10 +536,10 @@ class DispatcherHost:
         return suspect
 
     def move(self, to: int) -> None:
-        """Continue at ``to``, a record's offset: forwards by leaving out what is between, backwards by ``truncate``.
+        """Continue at ``to``, a record's offset: forwards by skipping the range between, backwards by ``truncate``.
 
-        Raises NotImplementedError when the dispatcher cannot go back, StoreError when its state cannot be written; what
-        the dispatcher raises means that this process must end.
+        Raises NotImplementedError when the dispatcher cannot go back, StoreError when its state cannot be written. Any
+        exception of the dispatcher means that this process must end.
         """
         assert self.state is not None
         if to >= self.position:
@@ -547,11 +557,12 @@ class DispatcherHost:
             self.dispatcher.truncate(to)
         except Exception as error:
             if was_parked or not isinstance(error, NotImplementedError):
-                # Nobody knows what is left of it: as after a crash, the next process opens it again, or is parked again.
+                # The dispatcher's state is unknown: as after a crash, the next process opens it again, or is parked
+                # again.
                 self.dispatcher = None
                 self._set_position(before)
             raise
-        # What was skipped behind is wanted again: whoever goes back means all of it.
+        # Skipped records behind ``to`` are wanted again: going back means all of them.
         self.state.skipped = [(start, min(end, to)) for start, end in self.state.skipped if start < to]
         self.state.position = to
         self.state.save()

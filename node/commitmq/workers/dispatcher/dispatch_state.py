@@ -1,12 +1,12 @@
-"""What a node remembers of a dispatcher: ``commitmq/dispatchers/NAME.json``, written by that dispatcher's process only.
+"""The stored state of a dispatcher: ``commitmq/dispatchers/NAME.json``, written only by that dispatcher's process.
 
     position    physical offset below which everything is durable in the dispatcher's own files
     timestamp   store time (ms) of the newest record below it
     epoch       start of the node in which the file was opened last: the same epoch means that only the process died
     clean       closed in order
-    skipped     [[start, end], …]: stretches of the log that a person had the dispatcher leave out; kept, because a
+    skipped     [[start, end], …]: ranges of the log that a person had the dispatcher skip; kept, because a
                 dispatcher may go back to a position of its own after any crash
-    gaps        [[start, end], …]: stretches that were gone from the log before the dispatcher came to them
+    gaps        [[start, end], …]: ranges that were deleted from the log before the dispatcher reached them
 
 Lists keep their newest hundred entries. Each write replaces the file durably (write beside, fsync, rename, fsync).
 """
@@ -29,7 +29,7 @@ _MOST_RANGES: Final = 100
 
 @dataclass(slots=True)
 class DispatchState:
-    """See the module's text."""
+    """See the module."""
 
     path: Path
     position: int = -1
@@ -41,7 +41,7 @@ class DispatchState:
 
     @classmethod
     def load(cls, path: Path) -> DispatchState:
-        """The state in ``path``; a new one without a file. Raises StoreError for a file that is none."""
+        """The state in ``path``; a new one when there is no file. Raises StoreError for a file that holds no such state."""
         try:
             data: dict[str, Any] = orjson.loads(path.read_bytes())
             return cls(
@@ -62,7 +62,7 @@ class DispatchState:
             ) from error
 
     def save(self) -> None:
-        """Replace the file, durably. Raises StoreError, and the old file is still there."""
+        """Replace the file, durably. When it raises StoreError, the old file is unchanged."""
         data = {
             "position": self.position,
             "timestamp": self.timestamp,
@@ -78,7 +78,7 @@ class DispatchState:
             raise StoreError(f"cannot write the dispatcher's state: {error.strerror}", path=self.path) from error
 
     def without_skipped(self, batch: DispatchBatch) -> DispatchBatch:
-        """``batch`` without the records that were skipped; its range stays."""
+        """``batch`` without the skipped records; its range stays."""
         overlapping = [one for one in self.skipped if one[0] < batch.end and one[1] > batch.start]
         if not overlapping:
             return batch

@@ -1,13 +1,13 @@
-"""What people and programs ask of one dispatcher, over a ROUTER of its own: questions, and the verbs on its position.
+"""The requests to one dispatcher, over a ROUTER of its own: queries, and the operations on its position.
 
     query {request}            the dispatcher's answer; only while it is not parked
-    retry {}                   a parked dispatcher starts anew, with its code imported again
-    restart {}                 the same of one that is not parked: after its plugin was replaced
-    skip {at}                  the same, without the record it was parked at (its physical offset, so that a request that
-                               is repeated skips nothing else)
+    retry {}                   start a parked dispatcher again, with its code imported again
+    restart {}                 the same for a dispatcher that is not parked: after its plugin was replaced
+    skip {at}                  as retry, without the record it was parked at (its physical offset, so that a repeated
+                               request skips nothing else)
     reset {to} or {timestamp}  continue at the beginning, the end, a record's physical offset or a store time
 
-A request never ends the process, whatever is in it; a question that raises fails alone.
+A request never ends the process, whatever it contains. A query that raises fails alone.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ class DispatcherRequests:
             raise ProtocolError("UNKNOWN_OP", f"dispatcher {self._host.name} answers no queries")
         try:
             result = query(request)
-        except SystemExit as error:  # a library for commands, perhaps: still only this question's failure
+        except SystemExit as error:  # a library for commands, perhaps: even so only this query fails
             raise ProtocolError("SYSTEM_ERROR", f"{self._host.name} failed on this request: {error!r:.1000}") from error
         if not isinstance(result, dict):
             raise ProtocolError("SYSTEM_ERROR", f"the answer of {self._host.name} must be a dict, not {result!r:.100}")
         most = self._context.config.network.max_frame_bytes
         try:
-            # Text is measured first: packing what the process has no memory for ends in a signal, not in an exception.
+            # Measure text first: packing more than the process has memory for ends in a signal, not in an exception.
             size = _text_size(result)
             if size <= most:
                 size = len(orjson.dumps(result))
@@ -154,7 +154,7 @@ class DispatcherRequests:
         return False
 
     def _offset_by_time(self, timestamp: int, low: int, high: int) -> int:
-        """Physical offset of the first record stored at ``timestamp`` or later, ``high`` without one."""
+        """Physical offset of the first record stored at ``timestamp`` or later; ``high`` when there is none."""
         start = low
         for base in self._host.log.segments():
             if low < base < high:
@@ -178,7 +178,7 @@ class DispatcherRequests:
 
 
 def _text_size(value: object, depth: int = 0) -> int:
-    """Characters of all texts in a JSON value. What is nested deeper than JSON may be is left for the packer to refuse."""
+    """Characters of all texts in a JSON value. Values nested deeper than JSON allows are left for the packer to refuse."""
     if isinstance(value, str):
         return len(value)
     if depth > _MAX_DEPTH or not isinstance(value, dict | list | tuple):

@@ -1,12 +1,14 @@
 """dispatcher-NAME: hosts one dispatcher, built-in or a plugin's.
 
-Owns: what its dispatcher owns, ``commitmq/dispatchers/NAME.json``. Reads: DispatchBatches, the CommitLog. Advances: the
-words of its dispatcher slot. Sockets: PULL bound to ``dispatch-NAME`` (ipc); ROUTER ``dispatcher-NAME`` (ipc and tcp) for
-questions and verbs; SUB ``topics`` of the coordinator (deleted topics); PUB ``queues-changed`` for the ConsumeQueue
-dispatcher, which wakes readers. Exit codes: workers.runtime.context.ExitCode; RESTART after a verb that wants a fresh process.
+Owns: the files of its dispatcher, ``commitmq/dispatchers/NAME.json``. Reads: DispatchBatches, the CommitLog. Advances:
+the words of its dispatcher slot. Sockets: PULL bound to ``dispatch-NAME`` (ipc); ROUTER ``dispatcher-NAME`` (ipc and
+tcp) for queries and operations; SUB ``topics`` of the coordinator (deleted topics); PUB ``queues-changed`` for the
+ConsumeQueue dispatcher, which wakes readers. Exit codes: workers.runtime.context.ExitCode; RESTART after an operation
+that needs a new process.
 
-A plugin's dispatcher runs with lower priority and bounded memory, and does not catch up when the node stops: it goes on
-where it was at the next start. See :mod:`commitmq.workers.dispatcher.dispatch_host` for positions, missed batches and parking.
+A plugin's dispatcher runs with lower priority and bounded memory, and does not catch up when the node stops: the next
+start continues at its position. See :mod:`commitmq.workers.dispatcher.dispatch_host` for positions, missed batches and
+parking.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ INDEX = "index"
 
 
 def run(context: WorkerContext) -> None:
-    """The loop: batches as they come, the log where they do not, a flush each interval."""
+    """The loop: batches as they come, the log where batches are missing, a flush at each interval."""
     name = context.role.removeprefix("dispatcher-")
     host = DispatcherHost(context, name)
     requests = DispatcherRequests(context, host)
@@ -49,7 +51,7 @@ def run(context: WorkerContext) -> None:
         _dispatch(context, host, requests, _pull_socket(context, name))
     host.close()
     if requests.restart_wanted and not context.stopping:
-        # The answer leaves before the process does, and long enough before for its reader (see AdminSocket.close).
+        # The answer leaves before the process ends, early enough for its reader (see AdminSocket.close).
         time.sleep(LAST_WORD_S)
         context.close()
         raise RestartWanted
@@ -81,7 +83,7 @@ def _dispatch(
     topics.connect(context.layout.ipc("topics"))
     context.register(topics, quiet=True)
     idle_since = monotonic_ms()
-    # An index that was only begun on an old log goes on where it was at the next start.
+    # An index that was only begun on an old log continues at its position at the next start.
     patience_ms = context.config.supervisor.stop_timeout_s * 1000 // 2
     stop_by = 0
     readable: set[Any] = set()
@@ -89,7 +91,8 @@ def _dispatch(
         took = False
         before = host.position
         if int(topics.getsockopt(_EVENTS)) & _POLLIN:
-            # Before the records that rest on them: else the topic table's file would be read for every new topic.
+            # Take the news before the records of new topics: else the topic table's file would be read for every new
+            # topic.
             host.hear_topics(topics)
         for _ in range(BATCHES_A_TURN):
             if not int(pull.getsockopt(_EVENTS)) & _POLLIN:
@@ -121,7 +124,7 @@ def _dispatch(
 
 
 def _limit_memory(more_bytes: int) -> None:
-    """Let this process take ``more_bytes`` of private memory beyond what it has; past that an allocation fails.
+    """Let this process take ``more_bytes`` of private memory beyond its present use; past that an allocation fails.
 
     RLIMIT_DATA counts private writable mappings and the heap, not the store's files, which are mapped shared.
     """

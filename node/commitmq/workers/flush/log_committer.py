@@ -1,15 +1,16 @@
-"""Copies what the writer appended to the transient store pool into the log's files; part of the flush process.
+"""Copies records from the transient store pool into the log's files; part of the flush process.
 
-Only with ``commit_log.transient_store_pool``. When it commits (spec 6.4): everything written so far, at once when a sender
-waits for a flush, when the writer went on to another segment, and before the end; else when at least
-``commit_least_pages`` pages have come, and whatever there is after ``commit_thorough_interval_ms``. The writer's rings
-wake it (RocketMQ's ``wakeCommitWhenPutMessage``); while something is left it only naps, so that the writer need not ring.
+Used only with ``commit_log.transient_store_pool``. Commit rules (spec 6.4): commit everything written so far at once
+when a sender waits for a flush, when the writer went on to another segment, and before the end. Otherwise commit when
+at least ``commit_least_pages`` pages are pending, and everything after ``commit_thorough_interval_ms``. The writer's
+rings wake the committer (RocketMQ's ``wakeCommitWhenPutMessage``); while something is pending it only naps, so that the
+writer need not ring.
 
-A commit writes a range of records from its second 8 bytes on, then the first 8: killed in between, it leaves nothing that
-anybody takes for a record. Then ``COMMITTED`` moves, then the range is zeroed in the pool.
+A commit writes a range of records from its second 8 bytes on, then the first 8: killed in between, it leaves nothing
+that a reader takes for a record. Then ``COMMITTED`` moves, then the range is zeroed in the pool.
 
-A write that fails is tried again: unlike after a failed sync, everything is still in the pool. Until it works nothing more
-becomes visible or durable, and when the pool is full sends are refused.
+A failed write is tried again: unlike after a failed sync, everything is still in the pool. Until a write succeeds
+nothing more becomes visible or durable, and sends are refused once the pool is full.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
 _PAGE_BYTES = 4096
 _HEAD_BYTES = 8
 _RETRY_MS = 500
-_LAST_TRIES = 10  # of a node that stops, as RocketMQ does
+_LAST_TRIES = 10  # tries of a node that stops, as in RocketMQ
 _NAP_MS = 5
 _STAY_NEAR_MS = 10
 
@@ -40,10 +41,10 @@ def attach_pool(context: WorkerContext) -> TransientPool:
 
 
 class LogCommitter:
-    """The work without the loop."""
+    """Decides when to commit, and commits; the loop is in workers.flush.process."""
 
     def __init__(self, context: WorkerContext, file_of: Callable[[int], int]) -> None:
-        """``file_of(base)``: a descriptor of the segment at ``base``; it may raise OSError."""
+        """``file_of(base)``: returns a descriptor of the segment at ``base``; it may raise OSError."""
         self._control = context.control
         self._context = context
         self._config = context.config.commit_log
@@ -68,11 +69,11 @@ class LogCommitter:
 
     @property
     def gave_up(self) -> bool:
-        """True for a node that stops and cannot write; what is in the pool stays there."""
+        """True when a stopping node cannot write: the rest stays in the pool."""
         return self._context.stopping and self._tries >= _LAST_TRIES
 
     def work(self, now_ms: int, *, hurry: bool) -> bool:
-        """Commit if it is time to, ``hurry``: if there is anything; True when something was committed."""
+        """Commit when it is due, or with ``hurry`` when anything is pending. True when something was committed."""
         pending = self.pending_bytes
         if pending <= 0:
             self._last_thorough_ms = now_ms
@@ -93,7 +94,7 @@ class LogCommitter:
         return self._control.get(Word.COMMITTED) > before
 
     def wait_ms(self, now_ms: int) -> float:
-        """How long the loop may sleep as far as this work goes."""
+        """How long the loop may sleep without missing a commit."""
         if self._tries:
             return max(1, self._retry_at_ms - now_ms)
         if self.pending_bytes > 0:
@@ -119,7 +120,7 @@ class LogCommitter:
 
     def _commit(self) -> None:
         control = self._control
-        # The timestamp first: it may then be older than the newest record covered, never newer (spec 1.6).
+        # Read the timestamp first: it may then be older than the newest record covered, never newer (spec 1.6).
         stamp = control.get(Word.WRITTEN_TIMESTAMP)
         target = control.get(Word.WRITTEN)
         start = control.get(Word.COMMITTED)
@@ -156,7 +157,7 @@ class LogCommitter:
             _write_all(fd, view[start:head], start)
 
     def _tidy(self, start: int, end: int) -> None:
-        """Zero what is committed from ``start`` up to ``end``, and give back the buffers of whole segments."""
+        """Zero the committed range from ``start`` to ``end``, and give back the buffers of whole segments."""
         for base, buffer in self._pool.in_use():
             if base >= end:
                 break

@@ -1,22 +1,22 @@
 """flush: makes the CommitLog durable; one fdatasync acknowledges everything written before it began.
 
-Owns: fdatasync of the CommitLog, ``checkpoint`` and the sidecar beside it; with the transient store pool the log's files too
-(:mod:`commitmq.workers.flush.log_committer`). Reads: ``written``, ``flush_wanted``, the dispatchers' durable positions.
-Advances: ``flushed``, ``committed``. Sockets: doorbell (rung by the writer, and by a reader in which somebody begins to
-wait), rings writer and reput. Exit codes: workers.runtime.context.ExitCode.
+Owns: fdatasync of the CommitLog, ``checkpoint`` and the sidecar beside it; with the transient store pool the log's
+files too (:mod:`commitmq.workers.flush.log_committer`). Reads: ``written``, ``flush_wanted``, the dispatchers' durable
+positions. Advances: ``flushed``, ``committed``. Sockets: doorbell (rung by the writer, and by a reader when its first
+pull begins to wait), rings writer and reput. Exit codes: workers.runtime.context.ExitCode.
 
-Synchronous mode: flushes at once when a sender waits, otherwise a moment later, so that sends with ack=memory share one
-fdatasync; the moment is longer while nobody waits for messages (:mod:`commitmq.workers.runtime.coalescing`). Asynchronous
-mode: RocketMQ's rules (spec 6.3: every 500 ms, at least 4 pages, everything after 10 s), and at once when a sender asked
-for ack=flushed all the same.
+Synchronous mode: flush syncs at once when a sender waits, otherwise a moment later, so that sends with ack=memory share
+one fdatasync; the moment is longer while no consumer waits for messages (:mod:`commitmq.workers.runtime.coalescing`).
+Asynchronous mode: RocketMQ's rules (spec 6.3: every 500 ms, at least 4 pages, everything after 10 s), and at once when
+a sender asked for ack=flushed all the same.
 
-The writer syncs by itself what a sender waits for alone (:mod:`commitmq.workers.writer.writer_sync`); it publishes that in
-``writer_synced``, and this process makes it ``flushed`` at its next look.
+The writer itself syncs for a sender that waits alone (:mod:`commitmq.workers.writer.writer_sync`). It publishes the
+position in ``writer_synced``, and this process copies it to ``flushed`` at its next look.
 
-A failed fdatasync is never retried: the kernel has marked the pages clean and the next call would lie. The errno goes to
-``flush_errno``, which makes the store read-only until the node is started again. A segment that cannot be opened, for want of
-descriptors, is tried again: nothing was asked of the device. ``flushing`` tells a successor that this process died in a sync
-whose outcome nobody knows (:mod:`commitmq.workers.runtime.failed_sync`).
+A failed fdatasync is never retried: the kernel has marked the pages clean, so the next call would report success
+wrongly. The errno goes to ``flush_errno``, which makes the store read-only until the node is started again. Opening a
+segment is tried again when descriptors are short: the device was not asked for anything. ``flushing`` tells a successor
+that this process died in a sync of unknown outcome (:mod:`commitmq.workers.runtime.failed_sync`).
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ _STAY_NEAR_S = 0.010
 
 
 class LogFlusher:
-    """The work without the loop. ``answers_somebody``: whether a sender waited for what the last flush reached."""
+    """Syncs the log and saves the checkpoint; the loop is :func:`run`. ``answers_somebody``: whether a sender waited
+    for the last flush.
+    """
 
     def __init__(self, context: WorkerContext) -> None:
         self._control = context.control
@@ -80,7 +82,7 @@ class LogFlusher:
 
     @property
     def is_late(self) -> bool:
-        """True from a flush that could not begin to the time of the next try."""
+        """True after a flush could not begin, until the time of the next try."""
         return monotonic_ms() < self.retry_at_ms
 
     def pending_bytes(self) -> int:
@@ -94,9 +96,9 @@ class LogFlusher:
         return written // _PAGE_BYTES - flushed // _PAGE_BYTES >= max(1, least_pages)
 
     def flush(self) -> bool:
-        """Sync everything that is in the files now; False (and read-only from then on) when the device refuses."""
+        """Sync everything that is in the files now. False when the device refuses; the store is read-only from then on."""
         control = self._control
-        # The timestamp first: it may then be older than the newest record covered, never newer (spec 1.6).
+        # Read the timestamp first: it may then be older than the newest record covered, never newer (spec 1.6).
         stamp = control.get(self._stamp_word)
         target = control.committed()
         start = control.get(Word.FLUSHED)
@@ -105,7 +107,8 @@ class LogFlusher:
             self.settle()
             fds = [self.file(base) for base in bases]
         except OSError as error:
-            # Nothing was asked of the device yet. A segment that is gone or cannot be read is another matter.
+            # The device was not asked for anything yet, so a retry is safe. A segment that is gone or unreadable is a
+            # failure.
             if error.errno in (errno.ENOENT, errno.EIO):
                 self._fail(error)
             else:
@@ -125,15 +128,16 @@ class LogFlusher:
         if self.writer_failed():
             return False
         if target // self._segment_bytes > start // self._segment_bytes:
-            # With this on the disk a recovery knows that what it finds torn in a former segment was flushed, and does not
-            # take damage for a torn tail. It is made at once, but whoever waits for the flush does not wait for this too:
-            # what is acknowledged is durable without it.
+            # With this checkpoint on the disk a recovery knows that torn records in a former segment had been flushed,
+            # and does not take damage for a torn tail. It is written at once, but a waiting sender does not wait for
+            # it: acknowledged records are durable without it.
             self._next_checkpoint_ms = 0
         control.put(Word.FLUSHED, target)
         control.put(Word.FLUSHING, 0)
-        # Who waited for less than the former end was rung then. The look comes behind the store above, because the writer does
-        # it the other way round: it says what it waits for and then, before it sleeps, looks how far the flush is. So one of
-        # the two sees the other; a ring that is lost all the same costs the writer's bound of 20 ms.
+        # Senders that waited for less than the former end were rung then. This look must follow the store above. The
+        # writer works in the opposite order: it stores ``flush_wanted`` and then, before it sleeps, looks how far the
+        # flush is. So at least one of the two sees the other's store. A ring that is lost all the same costs at most
+        # the writer's bound of 20 ms.
         self.answers_somebody = control.get(Word.FLUSH_WANTED) > start
         self._flushed_timestamp = stamp
         self._checkpoint.physic_msg_timestamp = stamp or self._checkpoint.physic_msg_timestamp
@@ -160,8 +164,8 @@ class LogFlusher:
             self._log.error("the log cannot be flushed now", error=reason)
 
     def settle(self) -> None:
-        """Make dirty what a process that was killed in a sync, our predecessor or the writer, may have left clean without its
-        being on the device. Raises OSError.
+        """Dirty again the pages that a process killed in a sync (a former flush or the writer) may have left clean
+        without their being on the device. Raises OSError.
         """
         control = self._control
         writer_died = control.get(Word.WRITER_SYNC) == WriterSync.SYNCING and not self._writer_lives()
@@ -176,9 +180,9 @@ class LogFlusher:
         return os.path.exists(f"/proc/{self._control.worker(role_slot('writer'), WorkerWord.PID)}")
 
     def take_over(self) -> bool:
-        """Publish what the writer has synced itself; True when that was something new."""
+        """Publish the position that the writer has synced to. True when that is new."""
         control = self._control
-        # As in flush: the timestamp first.
+        # As in flush: read the timestamp first.
         stamp = control.get(Word.WRITER_SYNCED_TIMESTAMP)
         synced = control.get(Word.WRITER_SYNCED)
         if synced <= control.get(Word.FLUSHED) or self.failed:
@@ -190,8 +194,8 @@ class LogFlusher:
         return True
 
     def keep_open(self) -> None:
-        """Have the segment open that is written to: of an error that another process meets, the kernel tells only those
-        descriptors that were open then.
+        """Keep the segment open that is being written to. The kernel reports an error met by another process only to
+        the descriptors that were open at that time.
         """
         flushed = self._control.get(Word.FLUSHED)
         with contextlib.suppress(OSError):
@@ -199,8 +203,9 @@ class LogFlusher:
         self._drop_files_below(flushed)
 
     def writer_failed(self) -> bool:
-        """After a sync of ours: whether one of the writer's failed. While it is in one, that is not known yet: it may have
-        taken the error, and with it the pages, that ours then did not see.
+        """After a sync here: whether a sync of the writer failed. This waits while the writer is in a sync, because its
+        outcome is not known yet: the writer may have consumed the write error, so that this process's sync of the same
+        pages did not see it.
         """
         control = self._control
         while control.get(Word.WRITER_SYNC) == WriterSync.SYNCING and self._writer_lives():
@@ -215,7 +220,7 @@ class LogFlusher:
         return number > 0
 
     def save_checkpoint(self, *, force: bool = False) -> None:
-        """Write sidecar and ``checkpoint`` when they changed and a second is over, or at once with ``force``."""
+        """Write sidecar and ``checkpoint`` when they changed and a second has passed, or at once with ``force``."""
         now = monotonic_ms()
         if not force and now < self._next_checkpoint_ms:
             return
@@ -223,12 +228,12 @@ class LogFlusher:
         self._save(self._control.get(Word.FLUSHED), self._flushed_timestamp)
 
     def _save(self, flushed: int, stamp: int) -> bool:
-        """Write sidecar and checkpoint unless they are as they must be; False when the device refuses."""
+        """Write sidecar and checkpoint unless they are up to date. False when the device refuses."""
         point, control = self._checkpoint, self._control
-        # Both may fall: the clock had been wrong (commit_log.max_clock_lead_ms).
+        # Both may go back: the clock had been wrong (commit_log.max_clock_lead_ms).
         logics = control.dispatcher(0, DispatcherWord.DURABLE_TIMESTAMP)
         point.logics_msg_timestamp = logics or point.logics_msg_timestamp
-        # May fall: an index file that had been durable was cut, because the log lost its end.
+        # May go back: an index file that had been durable was cut, because the log lost its end.
         index = control.dispatcher(1, DispatcherWord.DURABLE_TIMESTAMP)
         point.index_msg_timestamp = index or point.index_msg_timestamp
         sidecar = Sidecar(
@@ -255,7 +260,7 @@ class LogFlusher:
             if failpoints.ACTIVE:
                 failpoints.hit("flush.after_checkpoint")
         except OSError as error:
-            # Old ones only make the next recovery start earlier; they are written again a second later.
+            # Old files only make the next recovery start earlier. They are written again a second later.
             self._log.warning("cannot write the checkpoint", error=os.strerror(error.errno or 5))
             return False
         self._on_disk = values
@@ -281,12 +286,14 @@ class LogFlusher:
 
 
 def _is_wanted(control: ControlBlock) -> bool:
-    """Whether a sender waits for what is not flushed yet."""
+    """Whether a sender waits for bytes that are not flushed yet."""
     return control.get(Word.FLUSH_WANTED) > control.get(Word.FLUSHED)
 
 
 def _has_come(control: ControlBlock, empty: LogFlusher | None, pauses: Pauses) -> Callable[[], bool]:
-    """Asked after ASLEEP was published, because who is awake is not rung. ``empty``: it had nothing to flush."""
+    """A check to run after ASLEEP was published, because an awake process is not rung. ``empty``: it had nothing to
+    flush.
+    """
 
     def has_come() -> bool:
         return _is_wanted(control) or pauses.is_late() or (empty is not None and empty.pending_bytes() > 0)
@@ -295,7 +302,7 @@ def _has_come(control: ControlBlock, empty: LogFlusher | None, pauses: Pauses) -
 
 
 def run(context: WorkerContext) -> None:
-    """The loop; see the module's text for when it flushes."""
+    """The loop; the module says when it flushes."""
     flusher = LogFlusher(context)
     committer = LogCommitter(context, flusher.file) if context.control.get(Word.POOL_BUFFERS) else None
     writer, reput = context.ringer("writer"), context.ringer("reput")
@@ -304,7 +311,7 @@ def run(context: WorkerContext) -> None:
     pauses = Pauses(control, context.config, least_s=_LEAST_PAUSE_S)
     last_flush_ms = last_thorough_ms = monotonic_ms()
     flusher.keep_open()
-    with contextlib.suppress(OSError):  # flush will try again, and say why it cannot
+    with contextlib.suppress(OSError):  # flush will try again, and reports why it cannot
         flusher.settle()
     stations.watch(ROLE, (flusher, "flush", Station.F_SYNC, Station.F_SYNCED))
     context.ready()
@@ -347,7 +354,7 @@ def run(context: WorkerContext) -> None:
             last_thorough_ms = now
             left_s = pauses.left_s()
             if sync and (left_s > 0 or pauses.since_s() < _STAY_NEAR_S):
-                # More is likely to come, and a nap costs the writer less than a ring.
+                # More appends are likely soon, and a nap costs the writer less than a ring.
                 wait_ms, naps = min(wait_ms, max(1, left_s * 1000)), True
             elif committer is None:
                 wait_ms = context.poll_ms

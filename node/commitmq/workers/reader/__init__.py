@@ -1,1 +1,1 @@
-"""The readers: pulls, long polls and look-ups."""
+"""The reader processes: pulls, long polls and look-ups."""

@@ -1,7 +1,7 @@
-"""The filters of a reader: which expression types there are, and the expressions that pulls use, compiled once.
+"""The filters of a reader: the known expression types, and the compiled expressions of pulls.
 
-A plugin's filter is imported at the first pull that asks for its type. Whatever it does wrong, short of ending the
-process, fails that one request and names the plugin.
+A plugin's filter is imported at the first pull that asks for its type. Any failure of the plugin, except one that ends
+the process, fails only that one request, and the error names the plugin.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from commitmq.store.queues.tag_filter import TagFilter
 TAG: Final = "TAG"
 INVALID: Final = "INVALID_PARAMETER"
 FAILED: Final = "FILTER_FAILED"
-# Neither what a client sends nor what a plugin makes of it may grow without bound; no filter needs more than this.
+# Neither a client's expression nor a plugin's compiled filter may grow without bound; no filter needs more than this.
 MAX_EXPRESSION_CHARACTERS: Final = 65_536
-# Shorter tag expressions are made anew: that costs less than to look for them.
+# Shorter tag expressions are compiled each time: that costs less than to look them up.
 _SHARED_FROM_CHARACTERS: Final = 64
 
 
 class ExpressionFilter:
-    """A compiled filter of a plugin as the reader of queues uses it. Every failure of the plugin becomes a FilterError."""
+    """A compiled filter of a plugin, for the reader of queues. Every failure of the plugin becomes a FilterError."""
 
     __slots__ = ("_compiled", "_names", "expression", "kind", "plugin", "terms")
 
     def __init__(self, kind: str, expression: str, plugin: str, compiled: CompiledFilter) -> None:
-        """Raises FilterError when ``compiled`` does not say which properties it wants."""
+        """Raises FilterError when ``compiled`` does not name the properties that it wants."""
         self.kind = kind
         self.expression = expression
         self.plugin = plugin
@@ -54,7 +54,7 @@ class ExpressionFilter:
         self.terms = max(1, terms)
 
     def may_match(self, units: object, codes: NDArray[np.int64], extensions: object) -> Flags:
-        """Nothing can be told from a unit: the properties decide."""
+        """Every unit may match: only the properties decide."""
         return np.ones(len(codes), np.bool_)
 
     def judge(
@@ -68,7 +68,7 @@ class ExpressionFilter:
         batch = FilterBatch(data, positions, sizes, self._names)
         try:
             matches: Any = np.asarray(self._compiled.matches(batch))
-        except BaseException as error:  # SystemExit too: whatever a plugin raises, this process goes on
+        except BaseException as error:  # SystemExit too: no exception of a plugin ends this process
             raise self._failure(f"it raised {error!r:.500}") from error
         if matches.dtype != np.bool_ or matches.shape != (len(batch),):
             raise self._failure(
@@ -101,15 +101,15 @@ class Filters:
         return len(self._compiled)
 
     def keep_only(self, wanted: Container[tuple[str, str]]) -> None:
-        """Forget every compiled expression but those of ``wanted``, by type and expression."""
+        """Drop every compiled expression except ``wanted``, by type and expression."""
         for key in [key for key in self._compiled if key not in wanted]:
             del self._compiled[key]
 
     def get(self, kind: str | None, expression: str | None) -> RecordFilter | None:
-        """The filter for a pull; None when it wants everything.
+        """The filter for a pull; None when the pull wants all messages.
 
         Raises ProtocolError: INVALID_PARAMETER for an unknown type or a wrong expression, FILTER_FAILED when the plugin
-        is at fault.
+        failed.
         """
         if kind is None or kind == TAG:
             return self._tags(expression)
@@ -132,7 +132,7 @@ class Filters:
         return found
 
     def _tags(self, expression: str | None) -> TagFilter | None:
-        """Pulls that wait share what is made of the same expression, as long as any of them does."""
+        """The compiled tag filter. Waiting pulls with the same expression share it, as long as any of them waits."""
         found = None if expression is None else self._parsed.get(expression)
         if found is None:
             try:
@@ -157,7 +157,7 @@ class Filters:
             ) from error
 
     def _factory(self, kind: str, spec: Mapping[str, Any]) -> Any:
-        """The plugin's filter. One that could not be imported is tried again at the next pull that asks for it."""
+        """The plugin's filter. A filter that could not be imported is tried again at the next pull that asks for it."""
         if kind not in self._factories:
             made: Any = resolve(str(spec["factory"]))
             self._factories[kind] = made() if isinstance(made, type) or not hasattr(made, "compile") else made

@@ -1,10 +1,10 @@
-"""Requests for messages by key, unique key or tag; part of the reader process (op ``query``).
+"""Answers requests for messages by key, unique key or tag (op ``query``); part of the reader process.
 
-Reads the index files (:mod:`commitmq.store.index.index_reader`) and the records they lead to. ``complete`` is the promise that
-no message is missing among the newer ones: it is false while the index, or what may be shown, is behind the log's end (so
-also while the index is built again after a crash), and when the work that one request may cost was used up before enough
-was found. The index dispatcher's position is read before the search and after it, because one that dies in between may
-go back.
+Reads the index files (:mod:`commitmq.store.index.index_reader`) and the records that they point to. ``complete``
+promises that no message is missing among the newer ones. It is false while the index, or the bound of readable records,
+is behind the log's end (so also while the index is built again after a crash), and when the work allowed for one
+request was used up before enough messages were found. The index dispatcher's position is read before the search and
+after it, because a dispatcher that dies in between may go back.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ _NO_END: Final = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True)
 class QueryRequest:
-    """One request; ``up_to`` cuts what is looked at to the log below that offset, ``start`` goes on behind an answer."""
+    """One request. ``up_to`` limits the search to the log below that offset; ``start`` continues behind an earlier
+    answer.
+    """
 
     query: KeyQuery
     max_messages: int
@@ -45,7 +47,7 @@ class QueryRequest:
 
 
 def parse_query(header: dict[str, Any], limits: ReaderConfig) -> QueryRequest:
-    """The query that ``header`` asks for, its wishes cut down to ``limits``. Raises ProtocolError INVALID_PARAMETER."""
+    """The query that ``header`` asks for, its values cut down to ``limits``. Raises ProtocolError INVALID_PARAMETER."""
     topic, key = text_field(header, "topic"), text_field(header, "key")
     kind = _KINDS.get(header.get("type", "key")) if isinstance(header.get("type", "key"), str) else None
     if kind is None:
@@ -78,7 +80,8 @@ class KeyQueries:
     def answer(self, request: QueryRequest, floor: Callable[[], int]) -> tuple[dict[str, Any], list[Any]]:
         """``(header fields, frames)`` of the answer; the frames are whole records by rising offset.
 
-        ``floor`` is where what may be shown of the topic begins in the log. Raises ProtocolError when there is no index.
+        ``floor`` returns the log offset at which the topic's readable records begin. Raises ProtocolError when there is
+        no index.
         """
         if not self._config.index.enable:
             raise ProtocolError(
@@ -97,7 +100,7 @@ class KeyQueries:
                 break
             except OffsetOutOfRangeError:
                 if attempt == 2:
-                    raise  # a segment went between the look at its records and now, and that three times
+                    raise  # three times a segment was deleted between the look at its records and the read
         whole = found.is_whole and indexed >= end
         fields = {
             "count": len(found.offsets),
@@ -138,5 +141,5 @@ class KeyQueries:
         self._index.names()
 
     def close(self) -> None:
-        """Let go of the files."""
+        """Close the files."""
         self._index.close()

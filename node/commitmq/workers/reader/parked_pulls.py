@@ -1,7 +1,7 @@
-"""Pull requests, and those that wait (long polls): by queue for wake-ups, by deadline for time-outs, counted by client.
+"""Pull requests, and parked pulls (long polls): by queue for wake-ups, by deadline for time-outs, counted by client.
 
-A pull that was answered leaves its heap entry behind; the heap is rebuilt when such entries outnumber the live ones, so
-memory follows what is parked and not what ever was.
+An answered pull leaves its heap entry behind. The heap is rebuilt when such entries outnumber the live ones, so memory
+follows the number of parked pulls, not of all pulls ever parked.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ QueueKey = tuple[str, int]
 _COARSE_FROM_MS = 1_000
 _COARSE_STEP_MS = 200
 _LIMIT = 1 << 63
-# A filter takes this much, and for each character of its expression.
+# A filter takes this many bytes, and more for each character of its expression.
 _FILTER_BYTES = 1_024
 _CHARACTER_BYTES = 4
-# One client may park this share of what the reader parks at all, so that one cannot keep the others from waiting.
+# One client may park this share of all pulls that the reader parks, so that one client cannot keep others from waiting.
 _CLIENT_SHARE = 4
 
 
 @dataclass(slots=True, eq=False)
 class Pull:
-    """One pull request. ``offset`` moves on over messages that the filter rejects; ``asked`` is what was asked for."""
+    """One pull request. ``offset`` moves on over messages that the filter rejects; ``asked`` is the requested offset."""
 
     client: bytes
     request: int
@@ -44,14 +44,14 @@ class Pull:
     wait_ms: int
     ranges: bool
     wanted: RecordFilter | None
-    in_memory: bool = False  # of a memory topic, as the last read found it
+    in_memory: bool = False  # the last read found a memory topic
     group: str | None = None
-    incarnation: int | None = None  # of the topic that is meant; None: whichever there is
+    incarnation: int | None = None  # of the wanted topic; None: any incarnation
     deadline_ms: int = 0
     done: bool = False
-    awaits_log: bool = False  # of what was parked: not of a memory topic then
-    filter_bytes: int = 0  # what its filter takes at most
-    is_woken: bool = False  # it is about to be looked at again
+    awaits_log: bool = False  # a parked pull for a topic in the log, not for a memory topic
+    filter_bytes: int = 0  # upper bound of its filter's memory
+    is_woken: bool = False  # it will be looked at again in this or the next turn
 
     @property
     def key(self) -> QueueKey:
@@ -59,9 +59,9 @@ class Pull:
 
 
 def parse_pull(client: bytes, header: dict[str, Any], limits: ReaderConfig, filters: Filters) -> Pull:
-    """The pull that ``header`` asks for, its wishes cut down to ``limits``.
+    """The pull that ``header`` asks for, its values cut down to ``limits``.
 
-    Raises ProtocolError: INVALID_PARAMETER, or FILTER_FAILED for a plugin's fault.
+    Raises ProtocolError: INVALID_PARAMETER, or FILTER_FAILED for a plugin's failure.
     """
     mode = header.get("mode", "bytes")
     if mode not in ("bytes", "ranges"):
@@ -93,7 +93,7 @@ def parse_pull(client: bytes, header: dict[str, Any], limits: ReaderConfig, filt
 def integer_field(header: dict[str, Any], name: str, default: int | None = None, least: int | None = None) -> int:
     """An integer of a request, ``default`` when it is absent. Raises ProtocolError INVALID_PARAMETER.
 
-    All of them are offsets, times (ms), sizes or counts, which have 63 bits everywhere in the store.
+    All such integers are offsets, times (ms), sizes or counts, which have 63 bits everywhere in the store.
     """
     value = header.get(name)
     if value is None and default is not None:
@@ -108,7 +108,7 @@ def integer_field(header: dict[str, Any], name: str, default: int | None = None,
 
 
 def incarnation_field(header: dict[str, Any]) -> int | None:
-    """The incarnation of a topic that a request names, if it does. Raises ProtocolError INVALID_PARAMETER."""
+    """The incarnation of a topic that a request names, or None. Raises ProtocolError INVALID_PARAMETER."""
     return None if header.get("incarnation") is None else integer_field(header, "incarnation", least=0)
 
 
@@ -122,7 +122,9 @@ def text_field(header: dict[str, Any], name: str) -> str:
 
 @dataclass(slots=True)
 class ParkedPulls:
-    """The pulls of one reader that wait, ``limit`` in all with filters of ``limit_bytes``; of one client a quarter of it."""
+    """The parked pulls of one reader: at most ``limit``, with filters of ``limit_bytes``; a quarter of both for one
+    client.
+    """
 
     limit: int
     limit_bytes: int
@@ -141,7 +143,7 @@ class ParkedPulls:
 
     @property
     def awaits_log(self) -> bool:
-        """Whether somebody waits for messages of the log (those of memory topics do not go through reput)."""
+        """Whether any pull waits for messages of the log (messages of memory topics do not go through reput)."""
         return self._log_count > 0
 
     def has_room(self, pull: Pull) -> bool:
@@ -188,7 +190,7 @@ class ParkedPulls:
         return [] if found is None else list(found)
 
     def queues(self) -> list[QueueKey]:
-        """Queues that somebody waits for."""
+        """Queues that a pull waits for."""
         return list(self._by_queue)
 
     def remove(self, pull: Pull) -> None:

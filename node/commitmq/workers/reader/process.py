@@ -1,19 +1,18 @@
 """reader-N: answers pulls, long polls, and look-ups of offsets and single messages.
 
 Owns       nothing on disk.
-Reads      CommitLog and ConsumeQueue files (of BatchCQ topics too); dispatcher(0, DISPATCHED), the bound of what may
-           be shown; MIN_OFFSET; the topic table; the files of memory topics (store.memory.memory_files), which have bounds of
-           their own.
-Advances   nothing; says in AWAITED_UNTIL_MS of its slot whether somebody waits here.
+Reads      CommitLog and ConsumeQueue files (of BatchCQ topics too); dispatcher(0, DISPATCHED), the upper bound of
+           readable records; MIN_OFFSET; the topic table; the files of memory topics (store.memory.memory_files),
+           which have bounds of their own.
+Advances   nothing; publishes in AWAITED_UNTIL_MS of its slot whether a pull waits here.
 Sockets    ROUTER ``reader-N`` (ipc and tcp) for clients; SUB ``queues-changed`` (the ConsumeQueue dispatcher: which
-           queues grew) and ``memory-changed`` (the memory dispatcher, the same), SUB ``topics`` (the coordinator: which
-           topics changed). They only say "look": a sweep and a version in the control block cover what they lose.
-           Rings flush and reput when somebody begins to wait.
-Exit       0 after ``stop``: parked pulls are answered empty first. 74 when topics or segments cannot be used as they
-           are.
+           queues grew), SUB ``memory-changed`` (the memory dispatcher: the same), SUB ``topics`` (the coordinator:
+           which topics changed). These are only hints to look: a sweep and a version in the control block cover
+           lost ones. Rings flush and reput when the first pull begins to wait.
+Exit       0 after ``stop``: parked pulls are answered empty first. 74 when topics or segments are unusable.
 
-One loop, never blocked by a client: requests are answered as they come, answers leave through ZeroMQ's own queues, and
-what one client, or all, may leave unread there is bounded (SYSTEM_BUSY beyond).
+One loop, never blocked by a client: requests are answered as they come, and answers leave through ZeroMQ's own queues.
+The unread answers of one client, and of all clients, are bounded there (SYSTEM_BUSY beyond).
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ ROLE = "reader"
 
 
 class _Place(NamedTuple):
-    """Where a topic's messages are; a message may be shown when it lies in [floor, bound) of ``log``."""
+    """Where a topic's messages are. A message may be shown when it lies in [floor, bound) of ``log``."""
 
     queues: QueueReader | BatchQueueReader
     log: CommitLog
@@ -69,16 +68,17 @@ class _Place(NamedTuple):
 
 
 _REQUESTS_A_TURN: Final = 256
-# A turn gives so much to requests, to pulls that were woken and to those whose time is up: none of them waits for many of the
-# others, and the supervisor sees the loop turn.
+# A turn gives this time each to requests, to woken pulls and to pulls whose time is up. So none of them waits for many
+# of the others, and the supervisor sees the loop turn.
 _PART_NS: Final = 20_000_000
 _SWEEP_QUEUES: Final = 2_000
 _HEARTBEAT_MS: Final = 1_000
-# A consumer asks again when it has worked off what it got. So long it is expected back, and the node does not slow down.
+# A consumer pulls again when it has processed its messages. It is expected back for this long, and meanwhile the node
+# does not slow down.
 _EXPECTED_BACK_MS: Final = 100
 _NO_END_MS: Final = 1 << 62
 _EVICTION_RETRIES: Final = 3
-# Deleted ConsumeQueue files are looked for this often, this long after the log's minimum grew.
+# Deleted ConsumeQueue files are looked for at this interval, for this long after the log's minimum grew.
 _DROP_INTERVAL_MS: Final = 2_000
 _EXPIRY_MS: Final = 60_000
 _NO_QUEUE: Final = (PullStatus.NO_MATCHED_LOGIC_QUEUE, PullStatus.NO_MESSAGE_IN_QUEUE)
@@ -87,7 +87,7 @@ _LMQ: Final = TopicView(1, 1, PERM_READ)
 
 
 class _NoSuchQueueError(ProtocolError):
-    """The topic has not so many queues; the answer says how many it has."""
+    """The topic has fewer queues; the answer says how many it has."""
 
     def __init__(self, topic: str, read_queues: int, queue: int) -> None:
         super().__init__("INVALID_PARAMETER", f"topic {topic!r} has the queues 0 to {read_queues - 1}, not {queue}")
@@ -134,7 +134,7 @@ class Reader:
         self._expired.release()
         self._drop_files_until_ms = self._next_drop_ms = 0
         self._memory = MemoryTopics(memory_folder(ctx.layout))
-        # Answers for a memory topic that nothing was stored in.
+        # Answers for a memory topic that holds no messages.
         self._nothing = QueueReader(self._log, self._memory.folder / "nothing", UNIT_FILE_BYTES)
         self._changes = self._subscribe("queues-changed", *(("memory-changed",) if config.memory.enable else ()))
         self._topic_changes = self._subscribe("topics")
@@ -142,7 +142,8 @@ class Reader:
         self._parked = ParkedPulls(self._limits.max_parked_pulls, self._limits.max_parked_bytes)
         self._woken: deque[Pull] = deque()
         self._is_awaited = False
-        ctx.control.put_worker(ctx.slot, WorkerWord.AWAITED_UNTIL_MS, 0)  # whoever waited in a predecessor asks again
+        # a pull that waited in the predecessor is sent again
+        ctx.control.put_worker(ctx.slot, WorkerWord.AWAITED_UNTIL_MS, 0)
         self._ringers = [ctx.ringer("flush"), ctx.ringer("reput")]
         self._subscriptions = SubscriptionView(ctx.layout, ctx.control)
         self._filters = Filters(ctx.params.get("filters", ()), limit=config.filter.max_compiled)
@@ -159,7 +160,7 @@ class Reader:
         }
         self._router, self.endpoints = ctx.bind_router(ctx.role)
         self._unsent = self._router.unsent
-        # Whether a frame is copied is decided here, not by pyzmq's own threshold.
+        # This code decides whether a frame is copied, not pyzmq's own threshold.
         self._router.copy_threshold = 0
         ctx.register(self._router)
 
@@ -173,7 +174,7 @@ class Reader:
         return sock
 
     def close(self) -> None:
-        # A subscription that no publisher has taken yet would hold up the end for as long as answers may linger.
+        # A subscription that no publisher has taken yet would delay the end for as long as answers may linger.
         self._ctx.control.put_worker(self._ctx.slot, WorkerWord.AWAITED_UNTIL_MS, 0)
         for ringer in self._ringers:
             ringer.close()
@@ -188,7 +189,7 @@ class Reader:
     # ------------------------------------------------------------ the loop
 
     def turn(self) -> None:
-        """Wait for something to do, and do it."""
+        """Wait for events, and handle them."""
         readable = self._ctx.wait(self._timeout_ms())
         if self._topic_changes in readable:
             self._hear_topics()
@@ -204,7 +205,7 @@ class Reader:
         for pull in self._parked.due(now):
             self._guarded(pull.client, pull.request, self._time_up, pull)
             if monotonic_ns() >= end_ns:
-                break  # the next turn comes at once: their time is up
+                break  # the next turn comes at once: the remaining pulls are due
         self._look_again()
         if now >= self._next_sweep_ms:
             self._next_sweep_ms = now + self._limits.sweep_interval_ms
@@ -218,9 +219,11 @@ class Reader:
             self._publish_awaited(now)
 
     def _publish_awaited(self, now: int) -> None:
-        """Somebody begins or ceases to wait; the first one ends the long pauses of those who bring messages here.
+        """Publish that a pull begins to wait or that none waits any more. The first one ends the long pauses of flush
+        and reput.
 
-        Also when everything that is written can be read: the next message, too, would lie there until they are over.
+        It rings them even when everything written can be read: the next message, too, would be delayed until the pauses
+        are over.
         """
         control, slot = self._ctx.control, self._ctx.slot
         self._is_awaited = self._parked.awaits_log
@@ -234,7 +237,7 @@ class Reader:
                 ringer.ring()
 
     def _let_go(self, now: int) -> None:
-        """Unmap and close what expires, between two requests: no answer that is being made loses what it is made of."""
+        """Unmap and close expired files between two requests, so that no answer loses its data while it is built."""
         if self._expired.release():
             self._drop_files_until_ms = now + _EXPIRY_MS
         if self._next_drop_ms <= now < self._drop_files_until_ms:
@@ -245,7 +248,7 @@ class Reader:
             self._key_queries.drop_deleted_files()
 
     def drain(self) -> None:
-        """Answer what has arrived and what is parked, without waiting for messages."""
+        """Answer the requests that have arrived and the parked pulls, without waiting for messages."""
         self._serve()
         for key in self._parked.queues():
             for pull in self._parked.waiting(key):
@@ -294,7 +297,7 @@ class Reader:
             self._guarded(client, header["id"], operation, client, header)
 
     def _guarded(self, client: bytes, request: int, work: Callable[..., None], *arguments: Any) -> None:
-        """Do ``work``; whatever goes wrong becomes the answer to this one request."""
+        """Do ``work``. Any failure becomes the answer to this one request."""
         try:
             work(*arguments)
         except FilterError as error:
@@ -313,7 +316,7 @@ class Reader:
             self._send(client, wire.error(request, "SYSTEM_ERROR", f"unexpected: {error!r}"))
 
     def _send(self, client: bytes, header: bytes, frames: list[Any] | None = None) -> None:
-        """Answer ``client``; one that is gone costs nothing, the ROUTER drops what cannot be routed."""
+        """Answer ``client``. A client that has gone costs nothing: the ROUTER drops messages that it cannot route."""
         if not frames:
             self._router.send_multipart([client, header])
             return
@@ -328,7 +331,7 @@ class Reader:
         else:
             send(last, copy=len(last) < VIEW_BYTES)
 
-    # ------------------------------------------------------------ what may be shown
+    # ------------------------------------------------------------ the readable range
 
     def _bound(self) -> int:
         return self._ctx.control.dispatcher(0, DispatcherWord.DISPATCHED)
@@ -344,7 +347,7 @@ class Reader:
         found = self._memory.get(name, topic.incarnation)
         if found is None:
             return _Place(self._nothing, self._log, 0, 0, in_memory=True)
-        # The bound first: a floor that is read later cannot be the older of the two.
+        # Read the bound first: a floor that is read later cannot be the older of the two.
         bound = found.bound
         return _Place(found.queues, found.log, bound, found.floor, in_memory=True)
 
@@ -358,7 +361,7 @@ class Reader:
                 self._topics_changed(self._topics.reload)
             topic = self._topics.get(name)
         if topic is None and self._lmq_enabled and name.startswith(LMQ_PREFIX) and "/" not in name:
-            # A light message queue exists by being named in messages.
+            # A light message queue (LMQ) exists as soon as messages name it.
             return _LMQ
         if topic is None:
             raise ProtocolError("TOPIC_NOT_EXIST", f"there is no topic {name!r:.300}")
@@ -395,7 +398,7 @@ class Reader:
             raise ProtocolError("NO_PERMISSION", f"topic {pull.topic!r} may not be read")
         self._checked_queue(pull.topic, topic, pull.queue)
         if not topic.is_memory and not self._topics.is_cleared(pull.topic):
-            # What lies there is of a topic that was deleted; of this one nothing has come there yet.
+            # The units there belong to a deleted topic. The new topic has no messages there yet.
             return PullResult(PullStatus.OFFSET_OVERFLOW_ONE, pull.offset, 0, pull.offset, NO_UNITS)
         place = self._place(pull.topic, topic)
         result = place.queues.read(
@@ -411,7 +414,8 @@ class Reader:
         pull.in_memory = place.in_memory
         if place.in_memory:
             if result.status is PullStatus.OFFSET_OVERFLOW_BADLY:
-                # Only a node that was started anew has fewer messages than a consumer has seen: begin with the first.
+                # Only a node that was started anew has fewer messages than a consumer has seen: begin with the first
+                # message.
                 result.next_offset = result.min_offset
         elif pull.offset > result.max_offset and place.bound < self._ctx.control.get(Word.RECOVERED_END):
             # After a crash the dispatcher catches up with the log. Messages above this queue's end may have been shown
@@ -421,9 +425,9 @@ class Reader:
         return result
 
     def _wanted(self, pull: Pull) -> RecordFilter | None:
-        """The pull's filter, helped by bit maps if its group is known for just this expression.
+        """The pull's filter, with bit maps if its group is known for exactly this expression.
 
-        To be called after the bound was taken: see :mod:`commitmq.coordination.subscriptions`.
+        Call it after the bound was taken: see :mod:`commitmq.coordination.subscriptions`.
         """
         wanted = pull.wanted
         if pull.group is None or not isinstance(wanted, ExpressionFilter):
@@ -453,8 +457,8 @@ class Reader:
                 try:
                     frames = self._queues.frames(result.units)
                 except OffsetOutOfRangeError:
-                    # The segment went between the look at the units and now. The minimum grew before that, so another
-                    # look passes over exactly what is gone.
+                    # The segment was deleted between the look at the units and now. The minimum grew before that, so
+                    # another look skips exactly the deleted records.
                     result = self._read(pull)
                     try:
                         frames = self._queues.frames(result.units) if result.count else []
@@ -474,7 +478,7 @@ class Reader:
         self._send(pull.client, header, frames)
 
     def _memory_frames(self, pull: Pull, result: PullResult) -> tuple[PullResult, list[Any]]:
-        """The records of ``result``; when they are evicted under our hands, what is there now."""
+        """The records of ``result``. When they are evicted during the read, the records that are there now."""
         for _ in range(_EVICTION_RETRIES):
             place = self._place(pull.topic, self._topic(pull.topic))
             assert isinstance(place.queues, QueueReader)  # a memory topic has plain queues
@@ -487,7 +491,7 @@ class Reader:
         return result, []
 
     def _retry(self, pull: Pull) -> None:
-        """Answer a parked pull if there is something to say now."""
+        """Answer a parked pull if it has a result now."""
         try:
             result = self._read(pull)
         except BaseException:
@@ -512,7 +516,7 @@ class Reader:
                 self._woken.append(pull)
 
     def _look_again(self) -> None:
-        """Answer pulls that were woken; those that this turn has no time for are the next one's first."""
+        """Answer woken pulls. Those that this turn has no time for come first in the next one."""
         woken = self._woken
         end_ns = monotonic_ns() + _PART_NS
         while woken:
@@ -526,7 +530,7 @@ class Reader:
     # ------------------------------------------------------------ changes
 
     def _listen(self) -> None:
-        """Take part in wake-ups again. What came while nobody waited is thrown away: look at the queue afterwards."""
+        """Listen for wake-ups again, and discard those that came while no pull waited. Look at the queue afterwards."""
         self._ctx.register(self._changes)
         self._is_listening = True
         with contextlib.suppress(zmq.Again):
@@ -540,7 +544,7 @@ class Reader:
             except zmq.Again:
                 return
             if not len(self._parked):
-                continue  # nobody waits: what changed will be seen by the next pull
+                continue  # no pull waits: the next pull will see the change
             for topic, queue in orjson.loads(frames[-1]):
                 self._wake((topic, queue))
 
@@ -553,11 +557,11 @@ class Reader:
             self._topics_changed(partial(self._topics.hear, frame))
 
     def _topics_changed(self, update: Callable[[], set[str]]) -> None:
-        """Bring the topic table up to date; what is cached of the topics that changed goes."""
+        """Bring the topic table up to date, and drop the cached data of changed topics."""
         try:
             changed = update()
         except StoreError as error:
-            # Old knowledge is better than none; the next turn tries again because the version is still ahead.
+            # The old table is better than none. The next turn tries again because the version is still ahead.
             self._ctx.log.error("cannot read the topics again", error=str(error))
             return
         for name in changed:
@@ -568,7 +572,7 @@ class Reader:
                 self._wake(key)
 
     def _sweep_some(self) -> None:
-        """Look at parked queues as if a wake-up had come, some of them each time."""
+        """Look at parked queues as if a wake-up had come, some of them in each sweep."""
         if not self._sweep:
             bounds = self._bound(), self._memory.stored()
             if bounds == self._sweep_bound:
@@ -625,7 +629,7 @@ class Reader:
         self._send(client, wire.ok(header["id"], **fields), frames)
 
     def _memory_use(self, client: bytes, header: dict[str, Any]) -> None:
-        """What memory topics use: of the budget in all, and of one topic if the request names it."""
+        """The memory that memory topics use: of the whole budget, and of one topic if the request names it."""
         page = self._memory.page()
         words = (NodeWord.BUDGET, NodeWord.USED, NodeWord.SEGMENT_BYTES, NodeWord.EVICTED, NodeWord.TOPICS)
         budget, used, segment, evicted, topics = (0,) * 5 if page is None else (page.get(word) for word in words)

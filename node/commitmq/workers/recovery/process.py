@@ -1,10 +1,11 @@
 """recovery: one-shot; brings the store into a state from which all other processes can start.
 
-Owns, while it runs alone: everything under the store. Advances: the initial values of all positions in the control block.
-Sockets: none. Exit codes: 0 when the store is ready, STORE_UNUSABLE with a sentence when a person has to decide.
+Owns, while it runs alone: everything under the store. Advances: the initial values of all positions in the control
+block. Sockets: none. Exit codes: 0 when the store is ready, STORE_UNUSABLE with a sentence when a person has to decide.
 
-``params["clean"]`` says whether the last stop was clean (no ``abort`` file before this start), ``params["previous"]``
-which token that file has, ``params["owner"]`` which one the supervisor puts there when this process has ended well.
+``params["clean"]`` says whether the last stop was clean (no ``abort`` file before this start). ``params["previous"]``
+is the token in that file. ``params["owner"]`` is the token that the supervisor writes there when this process has ended
+well.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from commitmq.workers.runtime.context import WorkerContext
 from commitmq.workers.runtime.start_progress import StartProgress
 
 ROLE = "recovery"
-_CUTS_TOLD = 10  # a message to the supervisor has its limit
+_CUTS_TOLD = 10  # the size of a message to the supervisor is limited
 
 
 def run(context: WorkerContext) -> None:
@@ -45,7 +46,7 @@ def run(context: WorkerContext) -> None:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        # Trying again would not help; the sentence reaches whoever waits for the start.
+        # Trying again would not help. The supervisor passes the sentence to the person who waits for the start.
         raise DiskFullError(f"the store cannot be recovered: {error}", path=context.layout.root) from error
 
 
@@ -97,7 +98,7 @@ def _run(context: WorkerContext) -> None:
 
 
 def _cuts(context: WorkerContext, found: Recovered) -> dict[str, Any]:
-    """What this start cut, and what else of the log lies in ``commitmq/cut``, for whoever asks the node."""
+    """For status requests: the bytes that this start cut, and the other cut pieces of the log in ``commitmq/cut``."""
     layout = context.layout
     kept = [cut for cut in cut_record.load(layout) if not cut.restored]
     return {
@@ -108,7 +109,7 @@ def _cuts(context: WorkerContext, found: Recovered) -> dict[str, Any]:
 
 
 def _make_pool(context: WorkerContext, found: Recovered) -> None:
-    """The transient store pool, if the node is to have one; a former one was taken over. Raises StoreError."""
+    """Create the transient store pool if it is configured; a former pool was taken over already. Raises StoreError."""
     config, control = context.config, context.control
     if not config.commit_log.transient_store_pool:
         return
@@ -134,9 +135,10 @@ def _make_pool(context: WorkerContext, found: Recovered) -> None:
 
 
 def _first_producers(context: WorkerContext, found: Recovered) -> None:
-    """A store that no node has served yet has no idempotent producers below its end, and nobody has to read its log for them.
+    """Write an empty producer snapshot for a store that no node has served yet: no idempotent producers are below its
+    end, so no writer has to read its log for them.
 
-    Written before ``commitmq/store.json``, so that from there on a snapshot that is missing was lost.
+    It is written before ``commitmq/store.json``. So once that file exists, a missing snapshot means that it was lost.
     """
     layout = context.layout
     if may_have_producers(layout):
@@ -150,7 +152,7 @@ def _first_producers(context: WorkerContext, found: Recovered) -> None:
 
 
 def _stored_before(context: WorkerContext, offset: int) -> int:
-    """A store time (ms) that no record at or behind ``offset`` is older than; 0 where none is known."""
+    """A store timestamp (ms) such that no record at or behind ``offset`` is older; 0 when none is known."""
     segment_bytes = context.config.commit_log.segment_bytes
     log = CommitLog(context.layout.commit_log, segment_bytes)
     try:
@@ -162,7 +164,7 @@ def _stored_before(context: WorkerContext, offset: int) -> int:
 
 
 def _remember(context: WorkerContext, found: Recovered) -> None:
-    """Write down what this recovery made sure of, so that one after a crash in the next second need not do it again."""
+    """Write down the result of this recovery, so that a recovery after a crash in the next second need not repeat it."""
     control, layout = context.control, context.layout
     sidecar = Sidecar(
         found.end,
@@ -171,27 +173,27 @@ def _remember(context: WorkerContext, found: Recovered) -> None:
         control.get(Word.CRC_FROM),
         context.config.commit_log.segment_bytes,
         int(context.params.get("owner", NO_TOKEN)),
-        # Until ``abort`` has the owner's token this is what a start finds there.
+        # Until ``abort`` has the owner's token, a start finds this one there.
         int(context.params.get("previous") or NO_TOKEN) if found.by_sidecar else NO_TOKEN,
     )
     former, checkpoint = Sidecar.load(layout.sidecar), Checkpoint.load(layout.checkpoint)
     if found.allowed:
-        # What it promised is given up; a later recovery must not ask for it again.
+        # The log was cut below what the checkpoint promised. A later recovery must not ask for it again.
         for name in ("physic_msg_timestamp", "logics_msg_timestamp", "index_msg_timestamp"):
             setattr(checkpoint, name, min(getattr(checkpoint, name), found.last_timestamp))
     if found.redispatch_from < found.end:
-        # The queues are cut there, and what was durable of them is no more, until it is dispatched again. RocketMQ begins
-        # where the checkpoint says, so that has to say so too.
+        # The queues are cut there, and the units behind it are not durable again until they are dispatched again.
+        # RocketMQ begins at the checkpoint's timestamp, so the checkpoint must say so too.
         stored = _stored_before(context, found.redispatch_from)
         checkpoint.logics_msg_timestamp = min(checkpoint.logics_msg_timestamp, stored)
     try:
         sidecar.save_with(layout.sidecar, checkpoint, layout.checkpoint)
     except OSError as error:
         if former is not None and former.queues_durable > found.redispatch_from:
-            # What is there says more than will be true in a moment.
+            # The checkpoint on disk promises more than will be true in a moment.
             raise StoreError(
                 f"cannot write down that the ConsumeQueues hold only what lies below {found.redispatch_from}"
                 f" ({error.strerror}); nothing of them was changed",
                 path=layout.sidecar,
             ) from error
-        context.log.warning("cannot write down what was recovered", error=os.strerror(error.errno or 5))
+        context.log.warning("cannot write the result of the recovery", error=os.strerror(error.errno or 5))

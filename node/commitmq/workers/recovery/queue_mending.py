@@ -1,7 +1,8 @@
-"""Part of the recovery process: ConsumeQueues that are not what they were are made anew before anything rests on them.
+"""Rebuilds damaged ConsumeQueues from the log before other processes use them; part of the recovery process.
 
-:mod:`commitmq.offline.queue_check` says which; then all queues are made from the log, as ``commitmq store rebuild`` does it,
-and what was there is kept in ``commitmq/before-rebuild-TIME``. It is told in the log of the node, and at the end of the start.
+:mod:`commitmq.offline.queue_check` finds the damaged queues. Then all queues are rebuilt from the log, as ``commitmq
+store rebuild`` does it, and the old files are kept in ``commitmq/before-rebuild-TIME``. The node's log and the report
+at the end of the start mention the rebuild.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _NAMED: Final = 20
 
 
 def mend_queues(context: WorkerContext, found: Recovered, progress: StartProgress) -> tuple[Recovered, dict[str, Any]]:
-    """``found`` with where dispatchers begin when the queues are as they must be, and what was done, for the report.
+    """``found`` with the offset at which dispatchers begin once the queues are right, and the report of the rebuild.
 
     Raises StoreError: the log cannot be read from its beginning, or there is no room.
     """
@@ -39,39 +40,37 @@ def mend_queues(context: WorkerContext, found: Recovered, progress: StartProgres
     ends = _ends_of_last_use(context, found)
     if not bases or found.end <= found.min_offset:
         return found, {}
-    # Sizes are the configuration's here: recovery has refused others.
+    # Recovery has refused other sizes, so the configuration's sizes are the files' sizes.
     store = HeldStore(layout.root, config)
     store.config = config
     losses = find_losses(StoreView.of(store, bases), ends, found.redispatch_from, progress)
     if not losses:
         if ends is not None and ends.position < found.redispatch_from:
-            # Nobody knows where queues ended behind the record: those units are written once more.
+            # The ends of queues behind the record are unknown: those units are dispatched again.
             found = replace(found, redispatch_from=max(found.min_offset, ends.position))
         return found, {}
     for loss in losses[:_NAMED]:
-        context.log.error("a queue is not what it was", topic=loss.topic, queue=loss.queue_id, why=loss.why)
-    context.log.warning("the ConsumeQueues are made anew from the log", damaged_queues=len(losses))
+        context.log.error("a ConsumeQueue is damaged", topic=loss.topic, queue=loss.queue_id, why=loss.why)
+    context.log.warning("rebuilding the ConsumeQueues from the log", damaged_queues=len(losses))
     try:
         done = rebuild(
             store, ("queues",), lambda at, total: progress("rebuilding queues", at, total), ends=ends or QueueEnds(-1)
         )
     except DiskFullError as error:
-        raise StoreError(f"{_told(losses)}, and there is no room to make them anew from the log: {error}") from error
-    context.log.info(
-        "ConsumeQueues made anew", records=done.records, seconds=round(done.seconds, 3), kept=str(done.kept)
-    )
+        raise StoreError(f"{_told(losses)}, and there is no room to rebuild them from the log: {error}") from error
+    context.log.info("ConsumeQueues rebuilt", records=done.records, seconds=round(done.seconds, 3), kept=str(done.kept))
     rebuilt = {"queues": [str(loss) for loss in losses[:_NAMED]], "damaged": len(losses), "kept": str(done.kept)}
     return replace(found, redispatch_from=found.end), {"rebuilt": rebuilt}
 
 
 def _ends_of_last_use(context: WorkerContext, found: Recovered) -> QueueEnds | None:
-    """The record of where queues ended; None where somebody else used the store since, and after a person allowed the log to
-    end earlier. Raises StoreError.
+    """The record of queue ends from the last use; None when another program used the store since, and after a person
+    allowed the log to end earlier. Raises StoreError.
     """
     path = context.layout.queue_ends
     if found.by_sidecar:
         return QueueEnds.load(path)
-    # A start that dies from here on leaves a sidecar of its own, and the next one would take the record for as new.
+    # A start that dies from here on leaves a sidecar of its own, and the next start would take the record for current.
     if path.exists():
         queue_ends.forget(path)
     return None
@@ -79,13 +78,14 @@ def _ends_of_last_use(context: WorkerContext, found: Recovered) -> QueueEnds | N
 
 def _told(losses: list[Loss]) -> str:
     more = f" and {len(losses) - 1} more" if len(losses) > 1 else ""
-    return f"queues are not what they were: {losses[0]}{more}"
+    return f"ConsumeQueues are damaged: {losses[0]}{more}"
 
 
 def _compare_topics(context: WorkerContext) -> None:
-    """Topics of which there are queues must be in ``config/topics.json``, else nobody can read them.
+    """Topics that have queues must be in ``config/topics.json``, else no consumer can read them.
 
-    Raises StoreError when that file is missing. Single topics are told only: RocketMQ deletes a topic's queues later.
+    Raises StoreError when that file is missing. Single missing topics are only logged: RocketMQ deletes a topic's
+    queues later.
     """
     layout = context.layout
     path = layout.config / "topics.json"

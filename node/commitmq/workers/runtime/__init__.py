@@ -1,1 +1,1 @@
-"""What every worker process has in common."""
+"""Code that every worker process uses."""

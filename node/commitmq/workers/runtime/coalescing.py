@@ -1,12 +1,13 @@
-"""How long reput and flush leave a little work lying, so that one turn of theirs does what many small sends left.
+"""Coalescing delay: how long flush and reput wait to batch small writes, so that one turn handles many small sends.
 
-Each turn costs every process behind the writer a wake-up, and on a small machine each wake-up takes the processor away from
-the writer and its clients. What it buys is that a message can be read earlier, which matters to somebody only while a pull is
-parked. So readers publish until when someone waits (``WorkerWord.AWAITED_UNTIL_MS``), and the pause between two turns is
+Each turn costs every process behind the writer a wake-up, and on a small machine each wake-up takes the processor away
+from the writer and its clients. A turn makes messages readable earlier, which matters only while a pull is parked. So
+readers publish until when a pull waits (``WorkerWord.AWAITED_UNTIL_MS``). The pause between two turns is
 ``dispatch.coalesce_us`` until then and ``dispatch.unawaited_coalesce_us`` otherwise.
 
-A long pause lets no backlog grow: it is no longer than ``LITTLE_BYTES`` take to come at the rate of the last turn, and nobody
-makes one who finds more than that. Nor does it delay who begins to wait: the reader rings, which ends it.
+A long pause lets no backlog grow: it is no longer than the time in which ``LITTLE_BYTES`` arrive at the rate of the
+last turn, and there is none when more than ``LITTLE_BYTES`` are waiting. It does not delay a pull that begins to wait
+either: the reader rings, which ends the pause.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ _AWAITED_UNTIL_MS = int(WorkerWord.AWAITED_UNTIL_MS)
 
 
 class Pauses:
-    """The pauses of one worker's loop."""
+    """The coalescing delay of one worker's loop."""
 
     def __init__(self, control: ControlBlock, config: NodeConfig, *, least_s: float = 0.0) -> None:
-        """``least_s``: no pause is shorter."""
+        """``least_s``: the shortest pause."""
         self._control = control
         self._slots = [role_slot(f"reader-{number}") for number in range(config.reader.count)]
         self._short_s = max(least_s, config.dispatch.coalesce_us / 1e6)
@@ -36,7 +37,7 @@ class Pauses:
         self._is_awaited = True
 
     def look(self) -> None:
-        """See whether someone waits for messages; once a turn."""
+        """Look whether a pull waits for messages; once per turn."""
         self._is_awaited = self._someone_waits()
 
     def _someone_waits(self) -> bool:
@@ -44,21 +45,21 @@ class Pauses:
         return any(self._control.worker(slot, _AWAITED_UNTIL_MS) > now for slot in self._slots)
 
     def is_late(self) -> bool:
-        """Whether someone has begun to wait since :meth:`look`: to be asked after ASLEEP was published."""
+        """Whether a pull has begun to wait since :meth:`look`. Ask after ASLEEP was published."""
         return not self._is_awaited and self._someone_waits()
 
     def done(self, work_bytes: int) -> None:
-        """A turn did ``work_bytes`` and is over now."""
+        """Record the end of a turn that handled ``work_bytes``."""
         now = time.monotonic()
         self._fills_s = (now - self._last_s) * LITTLE_BYTES / max(1, work_bytes)
         self._last_s = now
 
     def since_s(self) -> float:
-        """How long ago the last turn was over."""
+        """Seconds since the end of the last turn."""
         return time.monotonic() - self._last_s
 
     def left_s(self, waiting_bytes: int = 0) -> float:
-        """What is left of the pause while ``waiting_bytes`` lie there; 0 or less when it is over."""
+        """The rest of the pause while ``waiting_bytes`` are pending; 0 or less when it is over."""
         pause_s = self._short_s
         if not self._is_awaited and waiting_bytes < LITTLE_BYTES:
             pause_s = max(pause_s, min(self._long_s, self._fills_s))

@@ -1,12 +1,12 @@
-"""What every worker process has in common: its context, its lifeline to the supervisor, and one way to wait.
+"""The common part of every worker process: its context, its lifeline to the supervisor, and one way to wait.
 
 A worker module has ``ROLE`` and ``run(context)``; ``run`` returns when it has drained after ``context.stopping`` became
-true. The forkserver calls :func:`main`, which holds the role's lock, sets up logging and maps every end of a worker to a
-named exit code.
+true. The forkserver calls :func:`main`, which holds the role's lock, sets up logging and maps every end of a worker to
+a named exit code.
 
-The lifeline is one end of a Unix socket pair; the supervisor holds the other. ``stop`` on it asks the worker to drain. End
-of file means the supervisor is dead: the worker exits at once, without draining, because a new supervisor may already be
-waiting for its lock and recovery is made for exactly that.
+The lifeline is one end of a Unix socket pair; the supervisor holds the other. ``stop`` on it asks the worker to drain.
+End of file means the supervisor is dead: the worker then exits at once, without draining, because a new supervisor may
+already be waiting for its lock, and recovery is made for exactly that.
 """
 
 from __future__ import annotations
@@ -43,26 +43,27 @@ Context: TypeAlias = zmq.Context[zmq.Socket[bytes]]
 
 
 class ExitCode(IntEnum):
-    """How a worker ended; shown by ``status`` and documented for service managers."""
+    """Why a worker ended; shown by ``status`` and documented for service managers."""
 
     CLEAN = 0
     CRASHED = 70  # an unexpected exception; its traceback is in the log
-    STORE_UNUSABLE = 74  # the store's files cannot be used as they are; restarting will not help
+    STORE_UNUSABLE = 74  # the store's files are unusable as they are; restarting will not help
     SUPERVISOR_GONE = 75
     ROLE_TAKEN = 76  # another process of this role still holds its lock
     FAILPOINT = 77
-    RESTART = 79  # it wants to begin anew: a person changed something that only a new process sees
+    RESTART = 79  # the worker asks for a new process: a person changed something that only a new process sees
 
 
-# Plain ints, because this is on the way of every message and an enum's look-ups and operators are slow.
+# Plain ints, because every message uses them and an enum's look-ups and operators are slow.
 _EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
 _HEARTBEAT, _ASLEEP = int(WorkerWord.HEARTBEAT_MS), int(WorkerWord.ASLEEP)
 _POLL_MS, _IDLE_POLL_MS = 100, 500
 _IDLE_AFTER_MS = 1000
-_NAP_MS = 5  # waits up to this long are naps, which only urgent rings end, unless the caller says so of a longer one
+_NAP_MS = 5  # waits up to this long are naps, which only urgent rings end; a caller may declare a longer wait a nap
 
-# One slot of the control block a role. Of the dispatchers only the ConsumeQueue's is there by name: the others are
-# DISPATCHER_BASE and their dispatcher slot, and plugins' workers follow from WORKER_BASE on; the supervisor says which.
+# One slot of the control block per role. Of the dispatchers only the ConsumeQueue's has a name here: the others have
+# DISPATCHER_BASE plus their dispatcher slot. Plugins' workers follow from WORKER_BASE on; the supervisor assigns their
+# slots.
 DISPATCHER_BASE = 28
 WORKER_BASE = 44
 ROLE_SLOTS = {
@@ -76,7 +77,7 @@ ROLE_SLOTS = {
     "writer": 7,
     "cleanup": 8,
     "discovery": 9,
-    "reader-0": 12,  # reader-i is 12 + i, up to 16 readers share slots 12..27 with nobody
+    "reader-0": 12,  # reader-i is 12 + i: up to 16 readers have the slots 12..27 for themselves
     "dispatcher-index": DISPATCHER_BASE + 1,
     "dispatcher-memory": DISPATCHER_BASE + 2,
 }
@@ -94,7 +95,7 @@ class SupervisorGone(Exception):
 
 
 class RestartWanted(Exception):
-    """The worker has put everything in order and wants to run again in a new process."""
+    """The worker has closed its files in order and asks to run again in a new process."""
 
 
 class RoleTaken(BlockingIOError):
@@ -108,7 +109,7 @@ def monotonic_ms() -> int:
 
 @dataclass
 class WorkerContext:
-    """All a worker gets from outside."""
+    """Everything that a worker gets from outside."""
 
     role: str
     layout: StoreLayout
@@ -136,25 +137,25 @@ class WorkerContext:
 
     @property
     def zmq(self) -> Context:
-        """The process's ZeroMQ context, made at first use (never before the fork)."""
+        """The process's ZeroMQ context, created at first use (never before the fork)."""
         if self._zmq is None:
             self._zmq = zmq.Context(io_threads=1)
         return self._zmq
 
     @property
     def address(self) -> str:
-        """The node's admin address, which is what clients take: ``Producer(context.address)``."""
+        """The node's admin address, as clients take it: ``Producer(context.address)``."""
         return str(read_node_file(self.layout)["admin"][0])
 
     def ringer(self, role: str) -> Ringer:
-        """A way to wake the worker of ``role``."""
+        """A Ringer that wakes the worker of ``role``."""
         return Ringer(self.layout.doorbell(role), self.control, role_slot(role))
 
     def bind_router(self, name: str, *, takes_payload: bool = False) -> tuple[Router, list[str]]:
-        """A guarded ROUTER bound to ``ipc`` and ``tcp`` as the supervisor asked; returns it and its endpoints.
+        """A guarded ROUTER bound to ``ipc`` and ``tcp`` as the supervisor asked. Returns it and its endpoints.
 
-        ``params["port"]`` is the tcp port: 0 takes a free one, which the supervisor hands to every later incarnation.
-        Limits: see :mod:`commitmq.network.router`; frames as large as ``network.max_frame_bytes`` with ``takes_payload``.
+        ``params["port"]`` is the tcp port: 0 takes a free one, which the supervisor passes to every later incarnation.
+        Limits: see :mod:`commitmq.network.router`; with ``takes_payload`` frames may have ``network.max_frame_bytes``.
         """
         router, endpoints = open_router(
             self.zmq,
@@ -170,9 +171,9 @@ class WorkerContext:
     def register(self, sock: Socket | int, *, quiet: bool = False) -> None:
         """Let :meth:`wait` also return when ``sock`` (or a plain file descriptor) can be read.
 
-        A ZeroMQ socket's descriptor only signals that something changed, and any call on the socket may take the signal.
-        So before it sleeps, ``wait`` asks each socket (about 1.5 us). ``quiet`` leaves that out: for sockets that are read
-        until Again whenever they are reported, and are not sent on (or whose sender looks by itself).
+        A ZeroMQ socket's descriptor (ZMQ_FD) is edge-triggered, and any call on the socket may consume the event. So
+        before it sleeps, ``wait`` asks each socket (about 1.5 us). ``quiet`` leaves that out. It is for sockets that
+        are read until Again whenever they are reported, and are not sent on (or whose sender looks by itself).
         """
         if isinstance(sock, int):
             fd = sock
@@ -191,16 +192,16 @@ class WorkerContext:
         self._watched = [one for one in self._watched if one is not sock]
 
     def ready(self, **info: Any) -> None:
-        """Tell the supervisor that this worker serves; ``info`` (endpoints …) becomes part of its status."""
+        """Report to the supervisor that this worker serves. ``info`` (endpoints …) becomes part of its status."""
         self.control.put_worker(self.slot, WorkerWord.STATE, WorkerState.READY)
         self._tell({"event": "ready", **info})
 
     def tell(self, **info: Any) -> None:
-        """Send the supervisor something worth showing in ``status`` (a reason, a state, a gap)."""
+        """Report information for ``status`` to the supervisor (a reason, a state, a gap)."""
         self._tell({"event": "info", **info})
 
     def tell_item(self, name: str, item: dict[str, Any] | str) -> None:
-        """Send the supervisor one item of the list ``name``; for what may be too long for one message."""
+        """Report one item of the list ``name`` to the supervisor; for lists that may be too long for one message."""
         self._tell({"event": "item", "list": name, "item": item})
 
     def _tell(self, message: dict[str, Any]) -> None:
@@ -210,26 +211,25 @@ class WorkerContext:
             raise SupervisorGone from error
 
     def heartbeat(self) -> None:
-        """Show the supervisor that this loop turns; :meth:`wait` does it by itself."""
+        """Show the supervisor that this loop turns. :meth:`wait` does it by itself."""
         self.control.put_worker(self.slot, WorkerWord.HEARTBEAT_MS, monotonic_ms())
 
     @property
     def poll_ms(self) -> int:
-        """How long a loop that found nothing to do may sleep at most; longer when nothing has woken it for a second.
+        """How long an idle loop may sleep at most; longer when nothing has woken it for a second.
 
-        It bounds what a lost ring costs, and what an idle node does: each look takes 200 us of a processor that has to
-        fetch everything from memory.
+        The limit bounds the cost of a lost ring, and the work of an idle node: each look takes 200 us of a processor
+        that has to fetch everything from memory.
         """
         return _IDLE_POLL_MS if monotonic_ms() - self._woken_ms >= _IDLE_AFTER_MS else _POLL_MS
 
     def wait(self, timeout_ms: float, unless: Callable[[], bool] | None = None, *, nap: bool = False) -> set[Any]:
         """Sleep until a registered socket, the doorbell or the lifeline has something, or ``timeout_ms`` is over.
 
-        ``unless`` is evaluated after this worker has published that it sleeps: true means there is work already, and
-        the wait becomes a look. That closes the race with a peer that moved a position but saw us awake.
-        ``nap``: only urgent rings end this wait, however long it is.
-        Returns the sockets (and descriptors) to look at; one may turn out to have nothing, so read with NOBLOCK. Handles
-        the lifeline itself; raises SupervisorGone at its end.
+        ``unless`` is evaluated after this worker has published ASLEEP: true means there is work already, and the wait
+        becomes a look. That closes the race with a peer that moved a position but saw this worker awake. ``nap``: only
+        urgent rings end this wait, however long it is. Returns the sockets (and descriptors) to look at; one may turn
+        out to have nothing, so read with NOBLOCK. Handles the lifeline itself; raises SupervisorGone at its end.
         """
         control = self.control
         control.put_worker(self.slot, _HEARTBEAT, monotonic_ms())
@@ -251,7 +251,7 @@ class WorkerContext:
         return readable
 
     def command(self) -> dict[str, Any] | None:
-        """The oldest command of the supervisor other than ``stop`` that was not taken yet."""
+        """The oldest command of the supervisor, other than ``stop``, that was not taken yet."""
         return self._commands.pop(0) if self._commands else None
 
     def _read_lifeline(self) -> None:
@@ -280,11 +280,11 @@ class WorkerContext:
 
 
 def acquire_role_lock(path: Path) -> int:
-    """Take the POSIX lock of a role, without waiting; returns the descriptor that holds it.
+    """Take the POSIX lock of a role, without waiting. Returns the descriptor that holds it.
 
     POSIX and not flock: ``F_GETLK`` names the holder's pid, so a supervisor can end exactly the orphan that holds it.
-    Raises RoleTaken when another process has it. The descriptor must stay open, and the process must not open and
-    close the same file again: closing any descriptor of it would drop the lock.
+    Raises RoleTaken when another process has it. The descriptor must stay open, and the process must not open and close
+    the same file again: closing any descriptor of it would drop the lock.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -306,8 +306,8 @@ def main(
     """Run one worker from lock to exit code. Called in the forked child; never raises."""
     from commitmq.errors import StoreError
 
-    # Ctrl-C goes to the whole terminal group, a service manager's SIGTERM to the whole control group: only the
-    # supervisor acts on them, or workers would be gone before they were asked to drain.
+    # Ctrl-C goes to the whole terminal group, a service manager's SIGTERM to the whole control group. Only the
+    # supervisor acts on them, or workers would end before they were asked to drain.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     log = get_log(role)
@@ -352,8 +352,9 @@ def main(
 def _check_supervisor(lifeline: socket.socket) -> None:
     """Raise SupervisorGone if the supervisor died before this worker had its lock.
 
-    A new supervisor waits for the locks it finds, so it cannot have seen ours; but if the old one lives now, with the
-    lock already held, then every later one will.
+    A new supervisor waits for the locks that it finds. It cannot have seen this worker's lock if it looked before the
+    lock was taken. But if the old supervisor is alive now, with the lock already held, then every later supervisor will
+    see the lock.
     """
     try:
         ended = lifeline.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""

@@ -1,12 +1,13 @@
-"""Wake-ups between processes of one node: one Unix datagram socket a role, an empty datagram a ring.
+"""Wake-ups between processes of one node: one Unix datagram socket per role; an empty datagram is a ring.
 
-Coordination and data between processes are ZeroMQ; only the wake-ups on the way of a message (writer -> flush -> writer,
-flush -> reput) are this, because they sit on the latency of every send: a ring and its wake-up cost about 15 microseconds
-each way against 50 for a ZeroMQ PAIR over ipc (a round trip measured at 31 against 100 on two cores).
+Coordination and data between processes use ZeroMQ. Only the wake-ups on the path of a message (writer -> flush ->
+writer, flush -> reput) use this socket, because they add to the latency of every send: a ring and its wake-up cost
+about 15 microseconds each way against 50 for a ZeroMQ PAIR over ipc (a round trip measured at 31 against 100 on two
+cores).
 
-A ring carries nothing and may be lost (the peer is dead, restarting, or its queue is full): positions live in the control
-block, and every loop polls it at a bounded interval. So losing one costs latency, never correctness. A peer that is awake
-is not rung at all: it publishes ``ASLEEP`` before it looks at the positions a last time and waits.
+A ring carries no data and may be lost (the peer is dead, restarting, or its queue is full): positions are in the
+control block, and every loop polls it at a bounded interval. So a lost ring costs latency, never correctness. An awake
+peer is not rung at all: a peer publishes ``ASLEEP`` before it looks at the positions a last time and waits.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ NAPPING = 2
 
 
 class Doorbell:
-    """The receiving end; one a worker. Its file descriptor can be polled."""
+    """The receiving end; one per worker. Its file descriptor can be polled."""
 
     def __init__(self, path: Path) -> None:
-        """Bind ``path``, replacing what a dead predecessor left. The role's lock must be held."""
+        """Bind ``path``, replacing the socket of a dead predecessor. The role's lock must be held."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
@@ -56,9 +57,10 @@ class Ringer:
         self._connected = False
 
     def ring(self, *, urgent: bool = True) -> None:
-        """Wake the peer if it sleeps; never blocks, never fails.
+        """Wake the peer if it sleeps. Never blocks, never fails.
 
-        Not ``urgent``: a peer that only naps (it looks again within milliseconds, see workers.runtime.coalescing) is left
+        Without ``urgent`` a peer that only naps is not woken (it looks again within milliseconds, see
+        workers.runtime.coalescing).
         alone.
         """
         asleep = self._control.worker(self._slot, WorkerWord.ASLEEP)
@@ -73,7 +75,8 @@ class Ringer:
             except BlockingIOError:
                 pass  # its queue of rings is full: it will wake anyway
             except OSError:
-                # The peer has bound anew, then the second try reaches it; or it died, and its successor looks by itself.
+                # Either the peer has bound anew, then the second try reaches it; or it died, and its successor looks by
+                # itself.
                 self._connected = False
                 continue
             return

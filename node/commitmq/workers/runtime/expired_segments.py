@@ -1,7 +1,8 @@
-"""How a worker that maps the CommitLog follows its minimum: cleanup publishes it, then waits a moment, then unlinks.
+"""Unmaps expired segments in a worker: cleanup publishes the CommitLog's new minimum, waits a moment, then unlinks.
 
-A mapping of an unlinked file keeps its space, so everybody unmaps first and says so in ``RELEASED`` of its slot. Nobody
-waits for one who does not: reading on in a mapping of a deleted file is harmless, it only costs space.
+A mapping of an unlinked file keeps its space. So every worker unmaps first and publishes that in ``RELEASED`` of its
+slot. Cleanup does not wait long for a worker that does not: reading on in a mapping of a deleted file is harmless, it
+only costs space.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from commitmq.workers.runtime.context import WorkerContext
 
 
 class ExpiredSegments:
-    """One worker's log, and how far it has let go."""
+    """One worker's log, and the offset below which it has unmapped."""
 
     def __init__(self, context: WorkerContext, log: CommitLog) -> None:
         self._control = context.control
@@ -22,7 +23,7 @@ class ExpiredSegments:
         self._released = -1
 
     def release(self) -> bool:
-        """Unmap what is going to be deleted; to be called in every turn of the loop. True when the minimum grew."""
+        """Unmap the segments to be deleted; call it in every turn of the loop. True when the minimum grew."""
         minimum = self._control.get(Word.MIN_OFFSET)
         if self._released == minimum:
             return False

@@ -1,9 +1,10 @@
-"""What a failed fdatasync of the CommitLog leaves behind: a note for the next recovery, and doubt about a sync that died.
+"""After a failed or interrupted fdatasync of the CommitLog: a note for the next recovery, and pages made dirty again.
 
-After a failure the kernel counts the pages as clean, so a later fdatasync would succeed without them being on the device. It
-tells of it once: to the descriptors that were open then. So the page cache cannot be believed any more when the process
-that asked for a sync was killed in it, by the supervisor because the device hung, or by whoever: the error, if there was
-one, went with it. Its successor makes the pages dirty again, by writing what they hold, before it calls anything durable.
+After a failure the kernel counts the pages as clean, so a later fdatasync would succeed without them being on the
+device. The kernel reports the error once: to the descriptors that were open then. A process may be killed in its sync,
+by the supervisor because the device hung, or by anybody. Then an error, if there was one, is lost with the process, and
+the page cache cannot be trusted any more. The successor makes the pages dirty again, by writing their content, before
+it calls anything durable.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 def leave_note(note: Path, error: OSError, log: Log) -> None:
-    """Write the file ``note`` (one of StoreLayout.failed_syncs), as durably as the device lets us; never raises."""
+    """Write the file ``note`` (one of StoreLayout.failed_syncs), as durably as the device allows. Never raises."""
     try:
         with disk.opened(note, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, "flush_failed") as fd:
             write_all(fd, os.strerror(error.errno or errno.EIO).encode(), 0)
@@ -39,10 +40,10 @@ def leave_note(note: Path, error: OSError, log: Log) -> None:
 def write_again(
     layout: StoreLayout, start: int, end: int, segment_bytes: int, alive: Callable[[], None] = lambda: None
 ) -> None:
-    """Write what the log holds in [``start``, ``end``), whole records that nobody changes any more, over itself.
+    """Write the log's bytes in [``start``, ``end``) over themselves: whole records that no process changes any more.
 
-    ``alive`` is called again and again. Raises OSError; an EIO when the kernel has given up the pages and what is on the
-    device is no log.
+    ``alive`` is called again and again. Raises OSError; an EIO when the kernel has given up the pages and the bytes on
+    the device are no log.
     """
     at = start
     while at < end:

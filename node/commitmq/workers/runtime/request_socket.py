@@ -1,4 +1,4 @@
-"""A worker's socket for a few requests of one frame each, where every request is answered and none ends the process."""
+"""A worker's socket for a few one-frame requests. Every request is answered, and none ends the process."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from commitmq.workers.runtime.context import WorkerContext
 _REQUESTS_A_TURN: Final = 64
 
 Operation = Callable[[dict[str, Any]], dict[str, Any]]
-"""Takes a request's header, returns the fields of its answer; raising becomes the answer."""
+"""Takes a request's header, returns the fields of its answer. An exception becomes the answer."""
 
 
 class RequestSocket:

@@ -1,5 +1,7 @@
-"""What a worker does before it is ready, told while it does it: to the supervisor, which shows it in ``status`` and to whoever
-waits for the start, and to the log when it takes long.
+"""Reports a worker's progress before it is ready.
+
+The supervisor gets the reports and shows them in ``status`` and to the program that waits for the start; the log gets
+them when the start takes long.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ _LOG_MS = 2_000
 
 
 class StartProgress:
-    """Called again and again with how far something is; telling it shows that this worker lives, too."""
+    """Called again and again with the progress. A report also shows that this worker lives."""
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
@@ -21,7 +23,7 @@ class StartProgress:
         self._next_log_ms = monotonic_ms() + _LOG_MS
 
     def __call__(self, phase: str, done: int, total: int, unit: str = "bytes") -> None:
-        """``done`` of ``total`` in ``unit`` (``bytes`` of the log, ``queues``); a total of 0 is one that nobody knows."""
+        """``done`` of ``total`` in ``unit`` (``bytes`` of the log, ``queues``); a total of 0 is unknown."""
         now = monotonic_ms()
         if phase == self._phase and now < self._next_tell_ms:
             return
@@ -34,7 +36,7 @@ class StartProgress:
             self._context.log.info(f"starting: {progress_sentence(progress)}", done=done, total=total, unit=unit)
 
     def over(self) -> None:
-        """Nothing is in progress any more."""
+        """Report that the work is finished."""
         if self._phase:
             self._phase = ""
             self._context.tell(progress=None)

@@ -1,7 +1,7 @@
-"""What the ConsumeQueue dispatcher and the readers know of SQL92 subscriptions (see commitmq.coordination.subscriptions).
+"""SQL92 subscriptions in the ConsumeQueue dispatcher and the readers (see commitmq.coordination.subscriptions).
 
-The list is read again whenever ``Word.SUBSCRIPTIONS_VERSION`` moved. When it cannot be read, nothing is known of any: a
-message then gets no bits and no unit is passed over.
+The list is read again whenever ``Word.SUBSCRIPTIONS_VERSION`` moved. When it cannot be read, no subscription is known:
+a message then gets no bits and no unit is skipped.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _NEVER = 1 << 62
 
 
 class Known(NamedTuple):
-    """One subscription: its expression, its bits, and where (bytes of the log) the bit maps begin that know of it."""
+    """One subscription: its expression, its bits, and the log offset at which bit maps begin to include it."""
 
     kind: str
     expression: str
@@ -45,8 +45,8 @@ class SubscriptionView:
         self._known: dict[str, dict[str, Known]] = {}
 
     def refresh(self) -> bool:
-        """Read the list again if it changed; True when it was."""
-        # The version is taken first: a change in between is then read once more, not missed.
+        """Read the list again if it changed. True when it was read."""
+        # Take the version first: a change in between is then read once more, not missed.
         version = self._control.get(Word.SUBSCRIPTIONS_VERSION)
         if version == self._version:
             return False
@@ -82,18 +82,18 @@ class SubscriptionView:
 class CompiledSubscriptions:
     """For the dispatcher: the filters of a topic's subscriptions, each with its bits. Only the node's own filter types.
 
-    An expression is compiled once, when a message of its topic comes first, and kept as long as a subscription has it.
+    An expression is compiled once, when the first message of its topic comes, and kept as long as a subscription has it.
     """
 
     def __init__(self, layout: StoreLayout, control: ControlBlock, specs: Iterable[Mapping[str, Any]]) -> None:
         self._view = SubscriptionView(layout, control)
-        # Every subscription on a topic is used for every message of it, so none must be compiled again and again.
+        # Every subscription on a topic is evaluated for every message of it, so none may be compiled again and again.
         self._filters = Filters(specs, limit=_NEVER)
         self._wrong: set[tuple[str, str]] = set()
         self._of_topic: dict[str, list[tuple[bytes, RecordFilter]]] = {}
 
     def __call__(self, topic: str) -> list[tuple[bytes, RecordFilter]]:
-        """``(bits, filter)`` of each subscription on ``topic``, as of now."""
+        """``(bits, filter)`` of each current subscription on ``topic``."""
         if self._view.refresh():
             self._of_topic.clear()
             expressions = self._view.expressions()
@@ -109,14 +109,14 @@ class CompiledSubscriptions:
                     compiled = self._filters.get(one.kind, one.expression)
                 except ProtocolError:
                     self._wrong.add((one.kind, one.expression))
-                    continue  # its consumers get that error with every pull, so nothing is ever passed over for them
+                    continue  # its consumers get that error with every pull, so no unit is ever skipped for them
                 if compiled is not None:
                     found.append((one.mask, compiled))
         return found
 
 
 class BitMapFilter:
-    """A pull's filter that first asks the bit maps. ``wanted`` decides about every message that they do not rule out."""
+    """A pull's filter that first looks at the bit maps. ``wanted`` decides about every message that they do not exclude."""
 
     def __init__(self, wanted: RecordFilter, known: Known) -> None:
         self._wanted = wanted
@@ -126,7 +126,7 @@ class BitMapFilter:
         self.terms = wanted.terms
 
     def may_match(self, units: Units, codes: NDArray[np.int64], extensions: Extensions | None) -> NDArray[np.bool_]:
-        """Which units can belong to wanted messages. Bit maps older than the subscription say nothing."""
+        """Which units can belong to wanted messages. Bit maps older than the subscription exclude nothing."""
         possible = self._wanted.may_match(units, codes, extensions)
         if extensions is None:
             return possible

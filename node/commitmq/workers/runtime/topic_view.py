@@ -1,12 +1,12 @@
-"""What the writer and readers know of topics: the store's topics and the deleted ones, kept fresh by the coordinator's news.
+"""The topic table of the writer and the readers: existing and deleted topics, kept current by the coordinator's news.
 
-The coordinator stores its changes, then moves ``Word.TOPICS_VERSION``, then publishes them. News may be lost or late, so
-a version that is ahead of what was heard, or news that skip one, mean: read on in the files
-(:class:`commitmq.store.metadata.topic_files.TopicReader`), which takes as long as what changed is large. Every change names
-the topics it touched, because what is cached of their queues must go.
+The coordinator stores its changes, then moves ``Word.TOPICS_VERSION``, then publishes them. News may be lost or late.
+So when the version is ahead of the news taken, or news skip a version, the rest is read in the files
+(:class:`commitmq.store.metadata.topic_files.TopicReader`), in a time proportional to the changes. Every change names
+its topics, because the cached data of their queues must be dropped.
 
-A topic that is ending (:mod:`commitmq.coordination.deletions`) is no topic here any more. What comes late of an incarnation
-that ended, an answer about it that crossed the news on the way, does not bring it back.
+A topic that is ending (:mod:`commitmq.coordination.deletions`) is no topic here any more. Late information about an
+ended incarnation, such as an answer that crossed the news on the way, does not bring it back.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from commitmq.store.metadata.topic_files import TopicChange, TopicReader
 
 _IN_MEMORY = (STORAGE_TYPE, STORAGE_MEMORY)
 _BATCH = (QUEUE_TYPE, QUEUE_TYPE_BATCH)
-_REMEMBERED = 65_536  # ended incarnations; what could come late of one comes within seconds
+_REMEMBERED = 65_536  # ended incarnations; late information about one comes within seconds
 
 
 class TopicView(NamedTuple):
-    """What sends and pulls need to know of a topic; small, for there may be a hundred thousand."""
+    """The settings of a topic that sends and pulls need; small, for there may be a hundred thousand topics."""
 
     read_queues: int
     write_queues: int
@@ -51,7 +51,7 @@ class TopicView(NamedTuple):
     def of(
         cls, read_queues: int, write_queues: int, perm: int, attributes: Mapping[str, str], incarnation: int = 0
     ) -> TopicView:
-        """From what topics.json, ``topic.route`` and the news all have; ``attributes`` are those that somebody chose."""
+        """From the fields that topics.json, ``topic.route`` and the news share. ``attributes`` are those set explicitly."""
         return cls(
             read_queues, write_queues, perm, tuple(sorted(attributes.items())) if attributes else (), incarnation
         )
@@ -62,7 +62,7 @@ class TopicView(NamedTuple):
 
     @property
     def is_memory(self) -> bool:
-        """True for a topic whose messages are kept by the memory dispatcher and never reach the CommitLog."""
+        """True for a topic whose messages the memory dispatcher keeps; they never reach the CommitLog."""
         return _IN_MEMORY in self.attributes
 
     @property
@@ -85,9 +85,9 @@ class TopicView(NamedTuple):
 
 
 class TopicViews:
-    """Topics by name, and the tombstones of deleted ones: records below them belong to nobody.
+    """Topics by name, and the tombstones of deleted ones: records below a tombstone belong to no topic.
 
-    ``ended`` has the names of topics that the last :meth:`reload` or :meth:`hear` found to have ended.
+    ``ended`` has the names of topics that ended in the last :meth:`reload` or :meth:`hear`.
     """
 
     def __init__(self, layout: StoreLayout, control: ControlBlock) -> None:
@@ -97,7 +97,8 @@ class TopicViews:
         self._topics: dict[str, TopicView] = {}
         self._tombstones: dict[str, int] = {}
         self._endings: dict[str, int] = {}  # name -> incarnation
-        self._hidden: dict[str, TopicView] = {}  # what the files have of endings: a deletion that failed brings it back
+        # the files' entries for ending topics: a deletion that failed restores them
+        self._hidden: dict[str, TopicView] = {}
         self._files = TopicReader(layout)
         self._endings_file = WatchedTable(layout.endings)
         self._tombstones_file = WatchedTable(layout.tombstones)
@@ -124,8 +125,8 @@ class TopicViews:
         return self._version
 
     def is_cleared(self, name: str) -> bool:
-        """Whether the ConsumeQueue dispatcher has removed the queues of deleted topics of this name: what is found there
-        now is today's topic's.
+        """Whether the ConsumeQueue dispatcher has removed the queues of deleted topics of this name: units found there
+        now belong to the present topic.
         """
         version = self._buried.get(name)
         if version is None:
@@ -142,16 +143,17 @@ class TopicViews:
 
     @property
     def is_stale(self) -> bool:
-        """True when the coordinator is ahead of what is known here."""
+        """True when the coordinator's version is ahead of this table."""
         return self._control.get(Word.TOPICS_VERSION) > self._version
 
     def reload(self) -> set[str]:
-        """Read what the files got; returns the names whose entry or tombstone changed. Raises StoreError, and can be called
-        again then.
+        """Read the changes in the files. Returns the names whose entry or tombstone changed. Raises StoreError, and can
+        be called again then.
         """
-        # The version is taken before the files are read: a change in between is then read once more, not missed.
+        # Take the version before the files are read: a change in between is then read once more, not missed.
         version = self._control.get(Word.TOPICS_VERSION)
-        # The endings before the topics: a topic that is made when its predecessor has ended is not taken for that one.
+        # Read the endings before the topics: a topic created after its predecessor ended is not taken for that
+        # predecessor.
         endings, tombstones = self._endings_file.load(), self._tombstones_file.load()
         changes = self._files.changes(version) if self._version >= 0 else None
         if changes is None:
@@ -164,7 +166,7 @@ class TopicViews:
         return changed
 
     def _bury(self, tombstones: dict[str, int], version: int) -> set[str]:
-        """Take over the tombstones; returns the names that got another one."""
+        """Take over the tombstones. Returns the names whose tombstone changed."""
         if tombstones is self._tombstones:
             return set()
         buried = {name for name, _ in tombstones.items() ^ self._tombstones.items()}
@@ -174,7 +176,7 @@ class TopicViews:
         return buried
 
     def _take(self, changes: list[TopicChange], endings: dict[str, int]) -> set[str]:
-        """Take over what the files got since the last time."""
+        """Take over the changes of the files since the last time."""
         changed: set[str] = set()
         self.ended = set()
         for name, incarnation in endings.items():
@@ -190,12 +192,12 @@ class TopicViews:
         for one in changes:
             if _is_folder(one.name) and self._take_one(one, endings):
                 changed.add(one.name)
-        # What began since is a topic like any other, whatever the older of the two files says.
+        # A topic that began since is a normal topic, although the older endings file still lists its name.
         self._endings = {name: incarnation for name, incarnation in endings.items() if name not in self._topics}
         return changed
 
     def _take_one(self, change: TopicChange, endings: dict[str, int]) -> bool:
-        """Take over one change; False when it was known, or is older than what is known."""
+        """Take over one change. False when it was known, or is older than the known state."""
         name, known = change.name, self._topics.get(change.name)
         if change.topic is None:
             self._hidden.pop(name, None)
@@ -215,18 +217,18 @@ class TopicViews:
         return True
 
     def _hide(self, name: str, incarnation: int) -> None:
-        """The deletion of this incarnation is decided, and it may yet fail."""
+        """Hide this incarnation: its deletion is decided, and may yet fail."""
         known = self._topics.get(name)
         if known is not None and known.incarnation <= incarnation:
             self._hidden[name] = known
         self._end(name, incarnation)
 
     def _take_all(self, table: TopicTable, endings: dict[str, int]) -> set[str]:
-        """Take over everything that the files have."""
+        """Take over the complete content of the files."""
         there = {name: _view_of(one) for name, one in table.topics.items() if _is_folder(name)}
         topics = {name: one for name, one in there.items() if one.incarnation > endings.get(name, -1)}
         hidden = {name: there[name] for name in endings if name in there and name not in topics}
-        # What began since is a topic like any other, whatever the older of the two files says.
+        # A topic that began since is a normal topic, although the older endings file still lists its name.
         endings = {name: incarnation for name, incarnation in endings.items() if name not in topics}
         changed = {name for name, _ in topics.items() ^ self._topics.items()}
         changed |= {name for name, _ in endings.items() ^ self._endings.items()}
@@ -242,7 +244,9 @@ class TopicViews:
         return changed
 
     def hear(self, frame: bytes) -> set[str]:
-        """Take one piece of news; returns the names it changed. Raises StoreError when the files had to be read."""
+        """Take one message of news. Returns the names it changed. Raises StoreError when the files had to be read and
+        could not be.
+        """
         news: dict[str, Any] = orjson.loads(frame)
         version = int(news["version"])
         self.ended = set()
@@ -273,7 +277,7 @@ class TopicViews:
         return changed
 
     def learn(self, name: str, route: dict[str, Any]) -> bool:
-        """Take over one topic as ``topic.route`` and the news describe it; False for one that has ended since."""
+        """Take over one topic as ``topic.route`` and the news describe it. False for one that has ended since."""
         incarnation = int(route.get("incarnation", 0))
         if incarnation <= self._gone.get(name, -1):
             return False
@@ -287,7 +291,7 @@ class TopicViews:
         return True
 
     def _end(self, name: str, incarnation: int) -> None:
-        """An incarnation has ended, and all before it; a topic of the name that began since goes on."""
+        """Record that this incarnation and all before it have ended. A topic of the name that began since goes on."""
         known = self._topics.get(name)
         if known is not None and known.incarnation > incarnation:
             return
@@ -303,5 +307,7 @@ def _view_of(one: TopicConfig) -> TopicView:
 
 
 def _is_folder(name: str) -> bool:
-    """A topic's name becomes a folder's; one that would lead elsewhere is not served, whoever put it into the file."""
+    """A topic's name becomes a folder's name. A name that would lead elsewhere is not served, whoever put it into the
+    file.
+    """
     return bool(name) and "/" not in name and "\0" not in name and name not in (".", "..")

@@ -1,20 +1,21 @@
-"""The short way to the writer for a client on the same host: a Unix socket for single sends, beside the ZeroMQ one.
+"""Unix socket for single sends from clients on the same host: faster than the ZeroMQ socket beside it.
 
-Why: a ZeroMQ round trip passes two I/O threads, so four wake-ups; this one has two (measured on two cores, 1 KiB: a bare
-echo of 67 against 138 microseconds). Everything else goes over ZeroMQ: runs are larger than a packet, and its I/O threads copy
-them while the writer works.
+Why: a ZeroMQ round trip passes two I/O threads, so it needs four wake-ups; this socket needs two (measured on two
+cores, 1 KiB: a bare echo takes 67 instead of 138 microseconds). Everything else goes over ZeroMQ: runs are larger than
+a packet, and ZeroMQ's I/O threads copy them while the writer works.
 
-One packet (``SOCK_SEQPACKET``, at most :data:`~commitmq.protocol.local_packet.MAX_PACKET_BYTES`) is one request or one answer;
-protocol/PROTOCOL.md has the bytes. A client asks where the socket is with ``hello`` and may always use ZeroMQ instead.
+One packet (``SOCK_SEQPACKET``, at most :data:`~commitmq.protocol.local_packet.MAX_PACKET_BYTES`) is one request or one
+answer; protocol/PROTOCOL.md defines the bytes. A client learns the socket's path from ``hello`` and may always use
+ZeroMQ instead.
 
-What can go wrong, and what then happens:
+Failures and their effect:
 
-* more connections than ``network.max_local_connections`` or the process's descriptors allow: further ones get no greeting, so
-  their clients have sent nothing yet and stay with ZeroMQ;
-* a client that sends a packet that is too long or no request: it is told so, and its connection is closed;
-* a client that does not read its answers: its connection is closed when the socket takes no more;
-* a client that ends: its connection goes, and answers to it are nobody's;
-* the writer ends: the kernel closes all connections; what was not answered is of unknown fate, as with ZeroMQ.
+* More connections than ``network.max_local_connections`` or the process's descriptors allow: further connections get no
+  greeting, so their clients have sent nothing yet and stay with ZeroMQ.
+* A client sends a packet that is too long or is no request: the writer answers with an error and closes the connection.
+* A client does not read its answers: the writer closes the connection when the socket takes no more.
+* A client ends: the writer drops its connection and the answers to it.
+* The writer ends: the kernel closes all connections. The fate of unanswered requests is unknown, as with ZeroMQ.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Payload:
-    """One part of a packet, with what the writer uses of a zmq.Frame."""
+    """One part of a packet, with the methods of zmq.Frame that the writer uses."""
 
     __slots__ = ("buffer",)
 
@@ -54,12 +55,12 @@ class Payload:
         return len(self.buffer)
 
     def get(self, option: str) -> str:
-        """No metadata: the peer has no address. Raises KeyError, as a frame does."""
+        """Raises KeyError for every option, as a frame does: the peer of a Unix socket has no address."""
         raise KeyError(option)
 
 
 class LocalSockets:
-    """The listening socket and its connections, each known by a number that is never used again."""
+    """The listening socket and its connections. Each connection has a number that is never used again."""
 
     def __init__(
         self,
@@ -69,10 +70,10 @@ class LocalSockets:
         unwatch: Callable[[int], None],
         log: Log,
     ) -> None:
-        """Listen at ``path``, replacing what a dead predecessor left (the role's lock must be held).
+        """Listen at ``path``, replacing the socket of a dead predecessor (the role's lock must be held).
 
-        ``watch`` and ``unwatch`` add and remove a descriptor to wait for. With ``most`` 0, or where the path is too long for
-        a socket, nothing listens and ``path`` is None.
+        ``watch`` and ``unwatch`` add and remove a descriptor to wait for. With ``most`` 0, or where the path is too
+        long for a socket, nothing listens and ``path`` is None.
         """
         self.path: Path | None = None
         self._most = affordable_files(2 * most) // 2 if most else 0  # each client has a ZeroMQ connection too
@@ -80,7 +81,7 @@ class LocalSockets:
         self._log = log
         self._next_number = 0
         self._listener: socket.socket | None = None
-        self._rests_until = 0.0  # the listener is not watched: there was no room
+        self._rests_until = 0.0  # until then the listener is not watched: there were no free descriptors
         self._numbers: dict[int, int] = {}  # by descriptor
         self._connections: dict[int, socket.socket] = {}  # by number
         if not most:
@@ -103,7 +104,7 @@ class LocalSockets:
         return len(self._connections)
 
     def requests(self, readable: Collection[object]) -> list[tuple[int, list[Payload]]]:
-        """``(connection, [header, payload])`` of what has arrived at the descriptors among ``readable``, one each."""
+        """``(connection, [header, payload])`` for each descriptor among ``readable`` that has a request."""
         listener = self._listener
         if listener is not None:
             if self._rests_until and time.monotonic() >= self._rests_until:
@@ -122,7 +123,9 @@ class LocalSockets:
         return requests
 
     def last(self) -> list[tuple[int, list[Payload]]]:
-        """Take no new connections and wait for no more requests; those that came before. Answers can still be sent."""
+        """Stop listening and stop watching connections; return the requests that have arrived. Answers can still be
+        sent.
+        """
         self._stop_listening()
         requests = self.requests(list(self._numbers))
         for fd in self._numbers:
@@ -154,7 +157,7 @@ class LocalSockets:
         return [Payload(view[HEADER_LENGTH:header_end]), Payload(view[header_end:])]
 
     def answer(self, number: int, answer: bytes) -> None:
-        """Send an answer; a connection that is gone, or takes no more, loses it."""
+        """Send an answer. It is lost when the connection is gone or takes no more."""
         connection = self._connections.get(number)
         if connection is None:
             return
@@ -171,7 +174,7 @@ class LocalSockets:
                 return
             except OSError as error:
                 if error.errno in _NO_ROOM:
-                    # It would be reported again at once and for ever.
+                    # The kernel would report it again at once, without end.
                     self._log.warning("no room for a local connection", error=str(error))
                     self._unwatch(listener.fileno())
                     self._rests_until = time.monotonic() + _REST_S
@@ -180,7 +183,7 @@ class LocalSockets:
                 connection.close()
                 continue
             connection.setblocking(False)
-            with contextlib.suppress(OSError):  # it went away already
+            with contextlib.suppress(OSError):  # the client has disconnected already
                 connection.send(GREETING)
             self._next_number += 1
             number = self._next_number

@@ -1,24 +1,26 @@
-"""writer: the only process that appends to the CommitLog, and the address producers talk to.
+"""writer: the only process that appends to the CommitLog; producers send to its address.
 
-Owns: the CommitLog's tail, queue offsets, what is known of idempotent producers (workers.writer.producers). Reads: the topic
-table, ``flushed``, disk flags, the ConsumeQueue dispatcher's flags. Advances: ``written``, ``written_timestamp``,
-``flush_wanted``, ``writer_topics``, ``writer_synced`` (:mod:`commitmq.workers.writer.writer_sync`). Sockets: ROUTER (ipc
-and tcp) for producers, a Unix socket for single sends (:mod:`commitmq.workers.writer.local_sockets`); DEALER to the
-coordinator (unknown topics are created there); SUB ``topics``; doorbell (rung by flush and allocate); rings flush and the
-coordinator, and in asynchronous mode reput. Exit codes: workers.runtime.context.ExitCode.
+Owns: the CommitLog's tail, queue offsets, the table of idempotent producers (workers.writer.producers). Reads: the
+topic table, ``flushed``, disk flags, the ConsumeQueue dispatcher's flags. Advances: ``written``, ``written_timestamp``,
+``flush_wanted``, ``writer_topics``, ``writer_synced`` (:mod:`commitmq.workers.writer.writer_sync`). Sockets: ROUTER
+(ipc and tcp) for producers, a Unix socket for single sends (:mod:`commitmq.workers.writer.local_sockets`); DEALER to
+the coordinator (which creates unknown topics); SUB ``topics``; doorbell (rung by flush and allocate); rings flush and
+the coordinator, and in asynchronous mode reput. Exit codes: workers.runtime.context.ExitCode.
 
-Start: the tail is scanned from min(flushed, dispatched), what recovery checked left out, and never ends below ``written``;
-what lies behind it is zeroed; queue offsets are the ConsumeQueue ends (units below ``dispatched``; BatchCQ topics and LMQs
-have theirs) plus the records from there on, producers their snapshot plus the records behind it. That is the whole state,
-so a writer may die between any two lines: a record is published or it is not, and only published ones are acknowledged.
+Start: the writer scans the log from min(flushed, dispatched), skips what recovery has checked, and finds the tail,
+which never lies below ``written``. It zeroes the bytes behind the tail. Queue offsets are the ConsumeQueue ends (units
+below ``dispatched``; BatchCQ topics and LMQs have their own files) plus the records from there on. The producer table
+is its snapshot plus the records behind it. That is the whole state, so a writer may die between any two lines: a record
+is published or it is not, and only published records are acknowledged.
 
-With the transient store pool it appends to the pool, and only the flush process writes the log's files. Then a start waits
-until all that was published is in the files, and gives up what was complete but not published.
+With the transient store pool the writer appends to the pool, and only the flush process writes the log's files. A start
+then waits until all published records are in the files, and gives up complete records that were not published.
 
-Queue offsets of a topic that was deleted begin at 0 again: neither records below its tombstone count, nor queues that have
-such records only, whose folders the dispatcher has not removed yet. A topic ends when this process hears of it, before the
-coordinator reads where (:mod:`commitmq.coordination.deletions`): it takes no more for it, forgets its queue offsets, and then
-says in ``writer_topics`` that it has heard. It says nothing before its own start has published what the log has.
+Queue offsets of a deleted topic begin at 0 again: records below its tombstone do not count, and neither do queues that
+hold only such records and whose folders the dispatcher has not removed yet. A topic ends when this process hears of the
+deletion, before the coordinator reads the log's end for the tombstone (:mod:`commitmq.coordination.deletions`): the
+writer takes no more messages for the topic, forgets its queue offsets, and then confirms the deletion in
+``writer_topics``. It confirms nothing before its own start has published the log's end.
 """
 
 from __future__ import annotations
@@ -82,12 +84,12 @@ _MAX_WAITING_BYTES = 64 * 1024 * 1024
 _DRAIN_MS = 10_000
 _FINISH_MS = 2_000
 _COMMIT_PATIENCE_MS = 30_000
-_FEW_FILES = 8  # each queue is looked at once
+_FEW_FILES = 8  # each queue is opened only once
 _QUEUES_A_REPORT = 64
 
 
 class Writer:
-    """The loop's state: sockets, what waits for a flush, what waits for a topic."""
+    """The loop's state: sockets, sends that wait for a flush, sends that wait for a topic."""
 
     def __init__(self, context: WorkerContext) -> None:
         self._context = context
@@ -124,7 +126,7 @@ class Writer:
         self._control.put(Word.WRITER_GENERATION, self._control.get(Word.WRITER_GENERATION) + 1)
         self._publish()
         self.router, self.endpoints = context.bind_router("writer", takes_payload=True)
-        # Every turn ends with a look for requests, and nothing touches the socket between that and the wait.
+        # Every turn ends with a look for requests, and nothing touches the socket between that look and the wait.
         context.register(self.router, quiet=True)
         self.local = LocalSockets(
             context.layout.local_socket,
@@ -142,13 +144,14 @@ class Writer:
         self._coordinator.connect(context.layout.ipc("coordinator"))
         context.register(self._coordinator, quiet=True)
         context.register(self._news, quiet=True)
-        # Whether something may have come over ZeroMQ: it says so once, and any call on the socket may be what hears it, so no
-        # turn ends with a wait while this is true. Asking costs two system calls, which turns for the local sockets leave out.
+        # True when a message may be waiting on the ZeroMQ socket. ZMQ_FD is edge-triggered: any call on the socket may
+        # consume the event, so no turn ends with a wait while this is true. Asking costs two system calls, which turns
+        # for the local sockets leave out.
         self._look = True
         self._arrived: list[tuple[int, list[Payload]]] = []
         self._waiting: deque[Waiting] = deque()
         self._last_waiting: Peer = b""
-        self._requests = 0  # handled since the last sync of our own was thought of
+        self._requests = 0  # handled since the last decision about an own sync
         self._for_topic: dict[str, list[tuple[Peer, dict[str, Any], Frames]]] = {}
         self._for_topic_count = self._for_topic_bytes = 0
         self._topic_deadlines: dict[str, int] = {}
@@ -159,10 +162,11 @@ class Writer:
         self._say_heard()
 
     def _open_segment(self, base: int) -> mmap.mmap | None:
-        """What to append the segment at ``base`` to; None while it is not allocated. Raises StoreError, PoolFullError.
+        """The mapping or pool buffer that takes the appends of the segment at ``base``; None while it is not allocated.
+        Raises StoreError, PoolFullError.
 
-        A file that is there is not enough: until ``allocated`` says so, a power cut may take its name away. What is in the
-        pool must have a place to go to as well, or a full disk would show too late.
+        An existing file is not enough: until ``allocated`` covers it, a power cut may remove its name. A pool buffer
+        needs an allocated segment as well, or a full disk would show too late.
         """
         segment_bytes = self._context.config.commit_log.segment_bytes
         if base + segment_bytes > self._control.get(Word.ALLOCATED):
@@ -175,7 +179,7 @@ class Writer:
         return buffer
 
     def _publish(self) -> None:
-        """Make what was appended known; the timestamp first, so that it never belongs to a newer record."""
+        """Publish the appended records; the timestamp first, so that it never belongs to a newer record."""
         if failpoints.ACTIVE:
             failpoints.hit("writer.before_publish")
         if self.appender.position > self._control.get(_WRITTEN):
@@ -189,7 +193,7 @@ class Writer:
             failpoints.hit("writer.after_publish")
 
     def _tell_clock(self, ahead_ms: int) -> None:
-        """Records before this one were stamped by a clock that was ahead by so much."""
+        """Log that the clock stamped the records before this one ``ahead_ms`` too far in the future."""
         self._context.log.error(
             "the clock was ahead: store timestamps go back with it",
             ahead_ms=ahead_ms,
@@ -248,7 +252,7 @@ class Writer:
         if wanted and not more and self._sync_alone():
             self.answer_flushed()
             wanted = 0
-            more = self._look  # the answer may have heard what came over ZeroMQ meanwhile
+            more = self._look  # sending the answer may have consumed the event of a new message
         if wanted:
             self._control.put(_FLUSH_WANTED, wanted)
         if self.appender.position != before:
@@ -256,7 +260,7 @@ class Writer:
         return more
 
     def _sync_alone(self) -> bool:
-        """Sync here what the only sender of late waits for; False when it is left to flush."""
+        """Sync here when one sender alone waits, as it did last time; False when the sync is left to flush."""
         waiting, position = self._waiting, self.appender.position
         before, self._last_waiting = self._last_waiting, waiting[-1].identity
         requests, self._requests = self._requests, 0
@@ -269,7 +273,7 @@ class Writer:
         )
 
     def _wake_followers(self, *, urgent: bool) -> None:
-        """Tell flush and allocate. Not urgent: nobody waits for the flush, so only a flush that sleeps long is woken."""
+        """Ring flush and allocate. Not urgent: no sender waits for the flush, so flush is woken only from a long sleep."""
         self._flush.ring(urgent=urgent)
         if not self._context.config.sync_flush:
             self._reput.ring(urgent=False)
@@ -289,7 +293,7 @@ class Writer:
         try:
             return self._dispatch(identity, header, frames)
         except Exception as error:
-            # A bug must not stop the node; whether the message was stored is then not known.
+            # A bug must not stop the node. Whether the message was stored is then unknown.
             self._context.log.exception("a request failed", op=header["op"], error=repr(error))
             return wire.error(
                 header["id"], "SYSTEM_ERROR", f"the node failed on this request: {error!r}", outcome="unknown"
@@ -326,7 +330,7 @@ class Writer:
             self.local.answer(identity, answer)
             return
         self._look = True
-        with contextlib.suppress(zmq.ZMQError):  # the peer went away; its answer is nobody's
+        with contextlib.suppress(zmq.ZMQError):  # the peer has gone, so its answer is dropped
             self.router.send(identity, _SEND_MORE)
             self.router.send(answer, _NOBLOCK)
 
@@ -397,7 +401,7 @@ class Writer:
         return None
 
     def hear_coordinator(self) -> None:
-        """Answers about topics, and news of changed ones."""
+        """Take the coordinator's answers about topics, and the news of changed topics."""
         with contextlib.suppress(zmq.Again):
             while True:
                 reply = orjson.loads(self._coordinator.recv(zmq.NOBLOCK))
@@ -407,7 +411,7 @@ class Writer:
                 if reply.get("ok") and self._topics.learn(topic, reply["topic"]):
                     self._release(topic, None)
                 elif reply.get("ok"):
-                    # It was deleted while this answer was on its way.
+                    # The topic was deleted while this answer was on its way.
                     sentence = f"topic {topic} is just being deleted"
                     refusal = {"code": "SERVICE_NOT_AVAILABLE", "error": sentence, "retry_after_ms": _DELETED_RETRY_MS}
                     self._release(topic, refusal)
@@ -436,13 +440,15 @@ class Writer:
         self._say_heard()
 
     def _forget_ended(self) -> None:
-        """Nothing was appended since these topics went from the table: the log's end is behind all of their records."""
+        """Forget the topics that ended. Nothing was appended since they left the table, so the log's end is behind all
+        their records.
+        """
         for topic in self._topics.ended:
             self.requests.forget_topic(topic)
             self._producers.forget_topic(topic, self.appender.position)
 
     def _say_heard(self) -> None:
-        """Let deletions go on that wait for this process."""
+        """Confirm the deletions that this process has heard of, so that the coordinator goes on with them."""
         version = self._topics.version
         if version == self._control.get(Word.WRITER_TOPICS):
             return
@@ -478,7 +484,7 @@ class Writer:
     # ------------------------------------------------------------ the end
 
     def drain(self) -> None:
-        """Take no more; wait until what is acknowledged as flushed is flushed."""
+        """Take no more requests; wait until every message acknowledged as flushed is flushed."""
         for name in self.endpoints:
             with contextlib.suppress(zmq.ZMQError):
                 self.router.unbind(name)
@@ -498,7 +504,7 @@ class Writer:
         self.appender.close()
 
     def _finish_producers(self) -> None:
-        """Wait a moment for the flush of what was acknowledged without one, for a snapshot must not be ahead of it."""
+        """Wait a moment for the flush of messages acknowledged without one: a snapshot must not be ahead of ``flushed``."""
         position = self.appender.position
         deadline = monotonic_ms() + _FINISH_MS
         while self._control.get(_FLUSHED) < position and monotonic_ms() < deadline:
@@ -511,7 +517,7 @@ class Writer:
         """One turn of the loop."""
         more = self.take_requests(self._arrived)
         while not more and self.appender.populate_ahead():
-            # Between requests the kernel maps pages for the next ones, a piece at a time.
+            # Between requests the kernel maps the next pages to append to, a piece at a time.
             more = self._look = bool(int(self.router.getsockopt(_EVENTS)) & _POLLIN)
         timeout_ms = 0 if more else 20 if self._waiting or self._topic_deadlines else _POLL_MS
         readable = self._context.wait(timeout_ms, self._flush_done)
@@ -524,7 +530,7 @@ class Writer:
             self.hear_coordinator()
         if self._news in readable or self._topics.is_stale:
             self._hear_news()
-        # A look at every word takes a call: while local requests follow each other, one turn of many does for this one.
+        # Looking at every word costs a call: while local requests follow each other, only one turn in 64 looks.
         self._turns += 1
         if not (self._arrived and self._turns & 63):
             self._wanted = self._control.get(_PRODUCERS_WANTED)
@@ -547,10 +553,10 @@ def recover_tail(
     pool: TransientPool | None = None,
     deleted: Mapping[str, int] | None = None,
 ) -> tuple[dict[tuple[str, int], int], int, int]:
-    """Queue offsets by (topic, queue), the log's end and the newest store timestamp; see the module's text.
+    """Queue offsets by (topic, queue), the log's end and the newest store timestamp; see the module.
 
-    ``producers`` is made to know the log up to its end. ``deleted``: below which physical offset a topic's records do not
-    count, by the same knowledge of topics that sends are then checked by.
+    ``producers`` is brought up to the log's end. ``deleted`` has for each deleted topic the physical offset below which
+    its records do not count; it must come from the same topic table that sends are checked against later.
     """
     config, control, layout = context.config, context.control, context.layout
     segment_bytes = config.commit_log.segment_bytes
@@ -560,7 +566,8 @@ def recover_tail(
     if pool is not None:
         published = _committed(context, pool)
     log = CommitLog(layout.commit_log, segment_bytes, config.commit_log.max_mapped_segments)
-    # What recovery has checked need not be checked again, however far behind the ConsumeQueues are.
+    # Recovery has checked the log up to here. The scan need not begin earlier, however far behind the ConsumeQueues
+    # are.
     start = max(control.get(Word.RECOVERED_END), min(published, control.get(Word.FLUSHED), dispatched))
     position, stamp = writer_tail(log, segment_bytes, start=start, published=published)
     segment = layout.commit_log / segment_name(position - position % segment_bytes)
@@ -568,7 +575,7 @@ def recover_tail(
         zero_behind(segment, position % segment_bytes)
     following = layout.commit_log / segment_name(position - position % segment_bytes + segment_bytes)
     if following.exists() and pool is None:
-        # A dead writer may have got as far as the next segment before it published anything of it.
+        # A dead writer may have stored records in the next segment before it published any of them.
         zero_behind(following, 0)
     if deleted is None:
         deleted = TopicViews(layout, control).tombstones()
@@ -580,7 +587,7 @@ def recover_tail(
         if number % _QUEUES_A_REPORT == 0:
             progress("looking at the ends of queues", number, len(queues), "queues")
         queue = ConsumeQueue(folder, config.consume_queue.file_bytes, fds)
-        # No proof is needed: the dispatcher opened before this process, and cleared away what was behind the ends.
+        # No proof is needed: the dispatcher opened before this process, and cleared the units behind the ends.
         if queue.refresh(dispatched, proof=lambda *_unit: True) and not (
             topic in deleted and queue.last_offset_below(deleted[topic]) == queue.max_offset
         ):
@@ -618,10 +625,11 @@ def recover_tail(
 
 
 def _committed(context: WorkerContext, pool: TransientPool) -> int:
-    """Wait until all that was published is in the log's files, and zero what was not published; the end of the log.
+    """Wait until all published records are in the log's files, and zero the unpublished ones; returns the log's end.
 
-    After a failed flush nothing is committed any more, and a node that stops commits after this process has ended: then
-    it is what the files have so far. Nothing can be appended there, because sends are refused, and nothing is zeroed.
+    After a failed flush nothing is committed any more, and a node that stops commits after this process has ended. In
+    both cases the end is what the files have so far: sends are refused, so nothing is appended there, and nothing is
+    zeroed.
     """
     control = context.control
     deadline = monotonic_ms() + _COMMIT_PATIENCE_MS
@@ -636,9 +644,9 @@ def _committed(context: WorkerContext, pool: TransientPool) -> int:
 
 
 def _count_rows(batch: DispatchBatch, deleted: Mapping[str, int], offsets: dict[tuple[str, int], int]) -> None:
-    """Raise ``offsets`` to behind the batch's last record of each queue; those of a deleted topic do not count."""
+    """Raise ``offsets`` to behind the batch's last record of each queue. Records of a deleted topic do not count."""
     rows = batch.rows[consumable(batch.rows)]
-    # Log order is queue order, so the last row of each queue decides: the first one of the columns turned around.
+    # Log order is queue order, so the last row of each queue decides. It is the first one in the reversed columns.
     keys = rows["topic"][::-1].astype(np.int64) << 32 | rows["queue_id"][::-1]
     _, last = np.unique(keys, return_index=True)
     for row in rows[::-1][last]:

@@ -1,11 +1,12 @@
-"""The writer's knowledge of idempotent producers: the table, its snapshots, and the places that a repetition is told.
+"""The writer's table of idempotent producers, its snapshots, and the look-up of places for repeated sends.
 
-Owns ``commitmq/producers``. What is known and why it is right after any crash is in commitmq.store.producers.producer_table
-and commitmq.store.producers.producer_snapshot. Sends that are not idempotent meet nothing of this.
+Owns ``commitmq/producers``. commitmq.store.producers.producer_table and commitmq.store.producers.producer_snapshot
+describe the table and why it is right after any crash. Sends that are not idempotent use nothing of this module.
 
-A snapshot is packed between two requests (a few milliseconds for tens of thousands of entries), kept until what it tells is
-flushed, and written and synced by a thread of its own, which touches nothing else. The log's beginning is deleted only below
-a snapshot that is on the device (``durable``): whoever reads the log from the snapshot on must find all of it.
+The writer packs a snapshot between two requests (a few milliseconds for tens of thousands of entries) and keeps it
+until the records it covers are flushed. A thread of its own writes and syncs it, and touches nothing else. The log's
+beginning is deleted only below a snapshot that is on the device (``durable``): a start that reads the log from the
+snapshot on must find all of it.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _TELL_FORGOTTEN_MS: Final = 60_000
 
 
 class Numbered(NamedTuple):
-    """What the header of an idempotent send says; ``mark`` without the sequence."""
+    """The producer fields in the header of an idempotent send; ``mark`` is the producer without the sequence."""
 
     producer_id: str
     epoch: int
@@ -45,11 +46,11 @@ class Numbered(NamedTuple):
 
 
 class ProducersUnusableError(CommitMQError):
-    """What is known of producers cannot be made durable, so nothing may be promised."""
+    """The producer table cannot be made durable, so the writer must not promise idempotence."""
 
 
 def numbered(header: Mapping[str, Any]) -> Numbered:
-    """The three fields of an idempotent send. Raises ValueError with the sentence that says what is wrong."""
+    """The three producer fields of an idempotent send. Raises ValueError with a sentence that says what is wrong."""
     name, epoch, sequence = header["producer_id"], header.get("producer_epoch", -1), header.get("sequence", -1)
     if not is_producer_id(name):
         raise ValueError(f"producer_id must be 1 to {MAX_ID_CHARACTERS} letters, digits and ._-/@+=")
@@ -61,7 +62,7 @@ def numbered(header: Mapping[str, Any]) -> Numbered:
 
 
 class Producers:
-    """See the module. :meth:`open` comes first, then the records from where it says, through :meth:`replay`."""
+    """See the module. Call :meth:`open` first, then :meth:`replay` with the records from the offset that it returns."""
 
     def __init__(self, layout: StoreLayout, config: NodeConfig, log: Log) -> None:
         self._layout = layout
@@ -72,12 +73,12 @@ class Producers:
         self._usable = True
         self._position = 0  # of the last snapshot that was taken
         self.durable = 0
-        """Position of the snapshot that is on the device; 0 for none that can be used."""
+        """Position of the snapshot that is on the device; 0 when none can be used."""
         self._due_ms = 0
         self._taken: ProducerSnapshot | None = None
         self._saving: threading.Thread | None = None
         self._problem: OSError | None = None
-        self._written = 0  # the thread's: position of the snapshot it has saved
+        self._written = 0  # set by the thread: position of the snapshot it has saved
         self._told_forgotten = 0
         self._tell_ms = 0
 
@@ -88,7 +89,7 @@ class Producers:
     # ------------------------------------------------------------ the start
 
     def open(self, log: CommitLog, end: int, deleted: Mapping[str, int]) -> int:
-        """Load the snapshot; returns from where on records must be replayed, at most ``end``, the log's.
+        """Load the snapshot; returns the physical offset to replay records from, at most ``end``, the log's end.
 
         ``deleted``: see :func:`commitmq.store.producers.producer_replay.replay`.
         """
@@ -100,27 +101,32 @@ class Producers:
             self.table.load_bytes(found.table, deleted)
             self._check(log, found.position, end)
         except (StoreError, OSError) as error:
-            # Never an empty table instead: what was answered as stored would be stored again.
+            # Do not start with an empty table instead: messages answered as stored would be stored again.
             self.table = self._empty()
-            self._log.warning("producers are made from the whole log", reason=str(error), bytes=end - log.min_offset)
+            self._log.warning(
+                "the table of idempotent producers is rebuilt from the whole log",
+                reason=str(error),
+                bytes=end - log.min_offset,
+            )
             return min(log.min_offset, end)
         self._position = self.durable = found.position
         self._due_ms = monotonic_ms() + self._settings.snapshot_interval_ms
         return max(found.position, min(log.min_offset, end))
 
     def replay(self, batch: DispatchBatch, deleted: Mapping[str, int]) -> None:
-        """The next records behind those that are known."""
+        """Take the next records, which lie behind those already known."""
         replay(self.table, batch, deleted)
 
     def _without_snapshot(self, log: CommitLog, end: int) -> int:
-        """The file is missing. Recovery made one when it took the store over, so that one was deleted, or there was no room
-        for it: the whole log tells. What is durable here is of no producers where the log begins, which is right, too.
+        """Rebuild from the whole log: the snapshot's file is missing. Recovery made one when it took the store over, so
+        somebody deleted the file, or there was no room for it. The snapshot made durable here is empty and stands at
+        the log's beginning, which is right, too.
         """
         begin = min(log.min_offset, end)
         if begin < end:
             self._log.warning(
-                "producers are made from the whole log",
-                reason=f"their file is missing [{self._layout.producers}]",
+                "the table of idempotent producers is rebuilt from the whole log",
+                reason=f"the snapshot is missing [{self._layout.producers}]",
                 bytes=end - begin,
             )
         self._position = begin
@@ -129,12 +135,15 @@ class Producers:
             self.durable = begin
         except OSError as error:
             self._usable = False
-            self._log.warning("idempotent sends are refused until this works", error=os.strerror(error.errno or 5))
+            self._log.warning(
+                "idempotent sends are refused until the snapshot of producers can be written",
+                error=os.strerror(error.errno or 5),
+            )
         return begin
 
     def _check(self, log: CommitLog, position: int, end: int) -> None:
         if position > end:
-            raise StoreError(f"the log ends at {end}, the snapshot of producers knows it up to {position}")
+            raise StoreError(f"the log ends at {end}, before {position}, where the snapshot of producers was taken")
         if log.min_offset < position and not has_record_before(log, position):
             raise StoreError(f"no record ends at {position}, where the snapshot of producers was taken")
         newest = self.table.newest()
@@ -142,18 +151,18 @@ class Producers:
             return
         name, epoch, _, _, sequence, place = newest
         if place.physical_offset >= log.min_offset and UNKNOWN in find_stored(log, [place], name, epoch, sequence, 1):
-            raise StoreError(f"the log has another record before {place.end} than the snapshot of producers knows")
+            raise StoreError(f"the log's record before {place.end} is not the one in the snapshot of producers")
 
     # ------------------------------------------------------------ sends
 
     def judge(self, sender: Numbered, topic: str, queue: int, count: int) -> int:
         """How many of the messages are stored already. Raises SequenceRefusedError, or ProducersUnusableError."""
         if not self._usable:
-            raise ProducersUnusableError("what is known of producers cannot be written to the disk")
+            raise ProducersUnusableError("the snapshot of idempotent producers cannot be written to the disk")
         return self.table.judge(sender.producer_id, sender.epoch, topic, queue, sender.sequence, count)
 
     def note(self, sender: Numbered, topic: str, queue: int, before: int, queue_offset: int, done: Appended) -> None:
-        """The messages of ``sender`` behind the first ``before`` were stored from ``queue_offset`` on."""
+        """Record that the messages of ``sender`` behind the first ``before`` were stored from ``queue_offset`` on."""
         sequence = sender.sequence + before
         for part in done.parts:
             place = Place(
@@ -164,9 +173,11 @@ class Producers:
             queue_offset += part.count
 
     def find(self, sender: Numbered, topic: str, queue: int, count: int) -> tuple[list[StoredRecord], int]:
-        """Where the first ``count`` messages of ``sender`` lie, and the end of the newest record of it in this queue."""
+        """Where the first ``count`` messages of ``sender`` are stored, and the end of the sender's newest record in
+        this queue.
+        """
         places = self.table.places(sender.producer_id, topic, queue)
-        # Made anew each time: repetitions are rare, and a mapping would keep segments on the disk that expire.
+        # Opened anew each time: repetitions are rare, and a lasting mapping would keep expired segments on the disk.
         log = CommitLog(self._layout.commit_log, self._segment_bytes, _FEW_SEGMENTS)
         try:
             stored = find_stored(log, places, sender.producer_id, sender.epoch, sender.sequence, count)
@@ -175,14 +186,15 @@ class Producers:
         return stored, self.table.end(sender.producer_id, topic, queue)
 
     def forget_topic(self, topic: str, below: int) -> None:
-        """A topic was deleted; its records below ``below`` are no more."""
+        """Drop the records of a deleted topic below ``below``."""
         self.table.forget_topic(topic, below)
 
     # ------------------------------------------------------------ snapshots
 
     def turn(self, position: int, flushed: int, wanted: int = 0) -> int:
-        """Once a turn of the writer's loop. ``position`` is the log's end, ``flushed`` as far as it is durable; up to
-        ``wanted`` the log is to be deleted. Returns up to where it should be flushed soon, 0 when that does not matter.
+        """Run once per turn of the writer's loop. ``position`` is the log's end, ``flushed`` the end of what is
+        durable; the log is to be deleted up to ``wanted``. Returns the offset that should be flushed soon, 0 when that
+        does not matter.
         """
         if self._saving is not None:
             if not self._saving.is_alive():
@@ -200,7 +212,7 @@ class Producers:
         return 0
 
     def finish(self, position: int, flushed: int) -> None:
-        """The writer stops in order: leave a snapshot of the end if all is flushed, so that the next start reads nothing."""
+        """The writer stops in order: save a snapshot of the end if all is flushed, so that the next start reads nothing."""
         if self._saving is not None:
             self._saving.join()
             self._saved()
@@ -235,8 +247,11 @@ class Producers:
         if self._problem is None:
             self._usable, self.durable = True, self._written
             return
-        # The old snapshot is still right; the next one is tried soon, and a start reads a little more meanwhile.
-        self._log.warning("cannot write down what is known of producers", error=os.strerror(self._problem.errno or 5))
+        # The old snapshot is still right. The writer tries the next one soon, and a start reads a little more
+        # meanwhile.
+        self._log.warning(
+            "cannot write the snapshot of idempotent producers", error=os.strerror(self._problem.errno or 5)
+        )
         self._position = -1
         self._due_ms = monotonic_ms() + _RETRY_MS
 

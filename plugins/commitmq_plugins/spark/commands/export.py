@@ -24,7 +24,7 @@ _MIB = 1024 * 1024
 )
 @click.option("--keep-body", is_flag=True, help="Also keep the bytes of bodies that are parsed.")
 @click.option("--file-mib", type=Quantity("mib", low=1), default=128, show_default=True, help="How large files grow.")
-@click.option("--allow-data-loss", is_flag=True, help="Pass over what expired or is damaged, and report it.")
+@click.option("--allow-data-loss", is_flag=True, help="Skip messages that expired or are damaged, and report them.")
 @master_option
 @json_option
 def export(
@@ -40,10 +40,10 @@ def export(
     master: str,
     as_json: bool,
 ) -> None:
-    """Write what is new in SOURCES to Parquet files below DIR, by topic and day, each message once.
+    """Write new messages of SOURCES to Parquet files below DIR, by topic and day, each message once.
 
-    The next run adds what came since. One that was interrupted, in whatever way, is simply run again. The manifest in
-    DIR/_commitmq/commits names the files that count.
+    The next run adds the messages stored since. A run that was interrupted, in whatever way, is simply run again. The
+    manifest in DIR/_commitmq/commits names the files that count.
     """
     from commitmq_plugins.spark.jobs.export import Form
     from commitmq_plugins.spark.jobs.export import export as work

@@ -20,7 +20,7 @@ from commitmq_plugins.spark.command_options import job_session, master_option
     "--state",
     metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="What the import remembers; for a single --topic.  [default: beside the manifest]",
+    help="The import's state file; for a single --topic.  [default: beside the manifest]",
 )
 @node_option
 @master_option
@@ -30,7 +30,7 @@ def import_(
 ) -> None:
     """Send the messages of the export in DIR to topics of a node, each once.
 
-    Queues keep their numbers and their order. Importing again adds what was exported since.
+    Queues keep their numbers and their order. Importing again adds the messages exported since.
     """
     if (target or state) and len(topics) != 1:
         raise click.UsageError("--to and --state are for a single --topic")

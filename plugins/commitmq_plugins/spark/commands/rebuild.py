@@ -30,7 +30,7 @@ def rebuild(
     master: str,
     as_json: bool,
 ) -> None:
-    """Make the ConsumeQueues and the index of the stores in DIRS anew from their CommitLogs, side by side.
+    """Rebuild the ConsumeQueues and the index of the stores in DIRS from their CommitLogs, in parallel.
 
     The nodes must be stopped, and executors must see the folders by the same paths. The old files are kept beside the new
     ones. Afterwards the stores are compared as `pipeline verify` does it; exits 65 when something is not right.

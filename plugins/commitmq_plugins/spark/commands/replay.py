@@ -12,14 +12,14 @@ from commitmq_plugins.spark.command_options import job_session, master_option, s
 
 @click.command()
 @sources_argument
-@click.option("--topic", required=True, metavar="NAME", help="What is sent again.")
+@click.option("--topic", required=True, metavar="NAME", help="The topic to send again.")
 @click.option("--to", "target", required=True, metavar="NAME", help="The topic that gets it.")
 @click.option(
     "--state",
     required=True,
     metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="What the job remembers. With the same file an interrupted run goes on, and a finished one sends nothing.",
+    help="The job's state file. With the same file an interrupted run goes on, and a finished one sends nothing.",
 )
 @click.option(
     "--from", "start", metavar="TIME", help="Stored from then on: ISO 8601 (UTC), or milliseconds since 1970."
@@ -28,7 +28,7 @@ from commitmq_plugins.spark.command_options import job_session, master_option, s
 @click.option("--tags", default="", metavar="'A || B'", help="With one of these tags.")
 @click.option("--key", "keys", multiple=True, metavar="KEY", help="With this key; repeatable.")
 @click.option("--rate", type=click.FloatRange(0, min_open=True), metavar="N", help="At most so many messages a second.")
-@click.option("--allow-data-loss", is_flag=True, help="Pass over what expired or is damaged.")
+@click.option("--allow-data-loss", is_flag=True, help="Skip messages that expired or are damaged.")
 @node_option
 @master_option
 @json_option

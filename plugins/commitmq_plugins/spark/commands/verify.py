@@ -19,7 +19,7 @@ from commitmq_plugins.spark.command_options import config_options, job_session, 
 def verify(
     folders: tuple[Path, ...], config_file: Path | None, overrides: tuple[str, ...], master: str, as_json: bool
 ) -> None:
-    """Compare log, ConsumeQueues and index of the stores in DIRS, side by side; finds what `store verify` finds.
+    """Compare log, ConsumeQueues and index of the stores in DIRS in parallel; finds the same damage as `store verify`.
 
     Changes nothing; exits 65 for damage. The nodes must be stopped, and executors must see the folders by the same paths.
     """

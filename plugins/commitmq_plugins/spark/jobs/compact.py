@@ -1,9 +1,9 @@
-"""The newest message of each key, in a new topic.
+"""Sends the newest message of each key to a new topic.
 
-The rules are those of RocketMQ's compaction topics (spec 12.12): a key is the whole of ``KEYS``; each queue is compacted by
-itself; an empty body deletes its key; a message without a key is dropped there, and here unless it is to be kept or refused.
-Which messages count is decided when the job begins, and remembered in its state; a run that died is repeated, and stores
-nothing twice.
+The rules are those of RocketMQ's compaction topics (spec 12.12): a key is the whole of ``KEYS``; each queue is
+compacted by itself; an empty body deletes its key. RocketMQ drops a message without a key; this job drops it too,
+unless it is told to keep or refuse it. The job decides when it begins which messages count, and stores that in its
+state; a run that died is repeated, and stores nothing twice.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ _NARROW: Final = ("store", "queue_id", "queue_offset", "store_timestamp", "keys"
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """``read`` messages: of ``keys`` keys the newest were sent, ``deleted`` keys had an empty body last, ``without_key``
-    messages had no key. All 0 but ``sent`` when the job had been finished before."""
+    """The counts of a run: ``read`` messages were read; of ``keys`` keys the newest were sent; ``deleted`` keys had an
+    empty body last; ``without_key`` messages had no key. All 0 but ``sent`` when the job had been finished before.
+    """
 
     sent: Sent
     read: int = 0
@@ -62,8 +63,9 @@ def compact(
 ) -> Compacted:
     """Send the newest message of each key of ``topic`` in ``sources`` to the topic ``target`` of ``node``.
 
-    Newest is the highest queue offset; of the same queue in several stores, the one stored last. ``across_queues``: one
-    message of a key in the whole topic, the one stored last. Raises StateError, InvalidMessageError, SendError, SinkError.
+    Newest means the highest queue offset; of the same queue in several stores, the one stored last. ``across_queues``:
+    one message of a key in the whole topic, the one stored last. Raises StateError, InvalidMessageError, SendError,
+    SinkError.
     """
     if without_key not in WITHOUT_KEY:
         raise ConfigError(f"messages without a key: {', '.join(WITHOUT_KEY)}, not {without_key!r}")
@@ -98,7 +100,7 @@ def compact(
 
 
 def _newest(frame: DataFrame, by_time: bool, across_queues: bool) -> DataFrame:
-    """For each key (null: those without one) how many messages it has, and which is the newest."""
+    """For each key (null: messages without one) the number of its messages, and the newest of them."""
     from pyspark.sql import functions as sql
 
     key = sql.when(sql.length(sql.trim("keys")) > 0, sql.col("keys"))
@@ -128,7 +130,7 @@ def _counts(newest: DataFrame) -> Compacted:
 
 
 def _kept(frame: DataFrame, newest: DataFrame, *, keep_keyless: bool) -> DataFrame:
-    """The rows of ``frame`` that ``newest`` names, without those that delete."""
+    """The rows of ``frame`` in ``newest``, without those that delete."""
     from pyspark.sql import functions as sql
 
     wanted = newest.where(sql.col("key").isNotNull() & (sql.col("body_size") > 0))

@@ -1,10 +1,10 @@
-"""Messages as Parquet files, exactly once: each run adds what is new, and a run that was killed is simply repeated.
+"""Exports messages as Parquet files, exactly once: each run adds new messages, and a killed run is simply repeated.
 
-Work goes in steps of a few partitions a core. A step's tasks write files under names that no reader takes for data; when all
-are done, one commit (:mod:`commitmq_plugins.spark.jobs.manifest`) makes the files and the positions behind their last messages
-part of the export at once. What dies before has changed nothing that counts.
+Work is done in steps of a few partitions per core. A step's tasks write files under names that no reader takes for
+data. When all are done, one commit (:mod:`commitmq_plugins.spark.jobs.manifest`) adds the files and the positions
+behind their last messages to the export at once. A run that dies before that has changed nothing that counts.
 
-The folder must be one that the driver and every executor see under the same path.
+The driver and every executor must see the folder under the same path.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ _REPORT: Final = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What the rows look like. ``body``: one of :data:`BODIES`; ``schema``: DDL of parsed bodies.
+    """The form of the rows. ``body``: one of :data:`BODIES`; ``schema``: DDL of parsed bodies.
 
-    A parsed body is the struct ``value``. The column ``body`` is then null, except of bodies that are no such JSON or CSV, and
-    of all with ``keep_body``. ``parser``: options of Spark's from_json or from_csv.
+    A parsed body is the struct ``value``. The column ``body`` is then null, except for bodies that are no such JSON or
+    CSV, and for all bodies with ``keep_body``. ``parser``: options of Spark's from_json or from_csv.
     """
 
     body: str = "raw"
@@ -63,7 +63,7 @@ class Form:
     parser: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Raises ConfigError for what does not go together."""
+        """Raises ConfigError for settings that do not go together."""
         if self.body not in BODIES:
             raise ConfigError(f"bodies are exported as {', '.join(BODIES)}, not {self.body!r}")
         if (self.body == "raw") == bool(self.schema):
@@ -74,7 +74,7 @@ class Form:
 
     @property
     def ddl(self) -> str:
-        """Spark's schema of the exported rows, the partition columns ``topic`` and ``date`` at its end."""
+        """Spark's schema of the exported rows, with the partition columns ``topic`` and ``date`` at its end."""
         rows = [f"{name} {kind}" for name, (kind, _) in COLUMNS.items() if name != "topic"]
         value = [f"value struct<{_members(self.schema)}>"] if self.schema else []
         return ", ".join([*rows, *value, "topic string", "date string"])
@@ -82,7 +82,7 @@ class Form:
 
 @dataclass(slots=True)
 class Exported:
-    """What a run added. ``gaps``: messages that were missing; ``malformed``: bodies that could not be parsed."""
+    """The counts of a run. ``gaps``: missing messages; ``malformed``: bodies that could not be parsed."""
 
     commits: int = 0
     messages: int = 0
@@ -115,9 +115,9 @@ def export(
 ) -> Exported:
     """Add to ``target`` every message of ``sources`` that it does not have yet.
 
-    ``topics``: only these; without, all but light message queues, whose messages are others' too. Files grow to
-    ``max_file_bytes``, up to a row group more. Raises DataLossError for messages that expired or are damaged, unless
-    they are to be passed over; ExportError when ``target`` has another form, or another run works on it.
+    ``topics``: only these; by default all except light message queues, whose messages belong to other topics too. Files
+    grow to ``max_file_bytes``, up to a row group more. Raises DataLossError for messages that expired or are damaged,
+    unless they may be skipped; ExportError when ``target`` has another form, or another run works on it.
     """
     target = target.absolute()
     form = form or Form()
@@ -171,7 +171,7 @@ def export(
 
 
 def exported(spark: SparkSession, root: Path, *, topics: Sequence[str] = (), commits: Sequence[int] = ()) -> DataFrame:
-    """The messages of an export, by its manifest: never a file that is not finished, none twice.
+    """The messages of an export, by its manifest: no file that is unfinished, and no message twice.
 
     ``topics`` and ``commits``: only these. Raises ExportError when there is no export.
     """
@@ -188,7 +188,7 @@ def exported(spark: SparkSession, root: Path, *, topics: Sequence[str] = (), com
     form = Form(**manifest.form)
     if not paths:
         return spark.createDataFrame([], form.ddl)
-    # A manifest's files are there; looking at their folders again would only cost.
+    # A manifest's files exist; listing their folders again would only cost time.
     return spark.read.schema(form.ddl).option("basePath", str(root)).parquet(*paths)
 
 
@@ -201,7 +201,7 @@ def _written(
     number: int,
     max_file_bytes: int,
 ) -> list[Row]:
-    """Let tasks write ``partitions`` into files that no commit names yet; returns their reports."""
+    """Let tasks write ``partitions`` into files that no commit names yet. Returns their reports."""
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         writer = FileWriter(target, number, max_file_bytes)
@@ -223,7 +223,7 @@ def _written(
 def _whole_json(frame: DataFrame) -> DataFrame:
     """``frame`` with the column ``_whole``: whether nothing follows the first JSON value of a body.
 
-    Spark's from_json takes the first value and passes over the rest without a word.
+    Spark's from_json takes the first value and silently ignores the rest.
     """
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -236,7 +236,7 @@ def _whole_json(frame: DataFrame) -> DataFrame:
 
 
 def is_whole_json(body: bytes) -> bool:
-    """False when something follows the first JSON value of ``body``. What is no strict JSON at all is for Spark to judge."""
+    """False when something follows the first JSON value of ``body``. Spark judges bodies that are no strict JSON at all."""
     try:
         orjson.loads(body)
     except orjson.JSONDecodeError:
@@ -297,6 +297,6 @@ def _commit(
 
 
 def _reported(folder: Path) -> list[Gap]:
-    """The gaps that tasks have met. One that was tried several times may have met some several times."""
+    """The gaps that tasks have reported. A task that was tried several times may have reported some several times."""
     lines = [line for path in sorted(folder.glob("*.jsonl")) for line in path.read_text(encoding="utf-8").splitlines()]
     return [Gap(**json.loads(line)) for line in lines]

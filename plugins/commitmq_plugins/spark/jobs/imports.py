@@ -1,7 +1,7 @@
-"""An export sent back into topics: bodies, keys, tags, properties and flags as they were, each message once.
+"""Sends an export back into topics: bodies, keys, tags, properties and flags unchanged, each message once.
 
-Each commit of the export's manifest is a step, so importing again adds what was exported since. What has been imported is
-remembered in a state beside the manifest, or where the caller wants it.
+Each commit of the export's manifest is a step, so importing again adds the messages exported since. A state file beside
+the manifest, or at the caller's path, records the imported steps.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ def import_export(
     node: str | None = None,
     state: Path | None = None,
 ) -> Replayed:
-    """Send what ``root`` has of ``topic`` to the topic ``target`` (default: the same name) of ``node``.
+    """Send the messages of ``topic`` in ``root`` to the topic ``target`` (default: the same name) of ``node``.
 
-    Queues keep their numbers and their order; ``target`` is made with as many if it does not exist. Messages without a
-    body are left out and counted. Raises ExportError when bodies were not kept; StateError, SendError, SinkError.
+    Queues keep their numbers and their order; ``target`` is created with as many queues if it does not exist. Messages
+    without a body are left out and counted. Raises ExportError when bodies were not kept; StateError, SendError,
+    SinkError.
     """
     root = root.absolute()
     target = target or topic

@@ -1,21 +1,20 @@
-"""The manifest of an export: which files belong to it, and how far of each queue they go.
+"""The manifest of an export: the files that belong to it, and the exported position of each queue.
 
-    ROOT/_commitmq/lock                              held by the export that runs
-    ROOT/_commitmq/commits/00000000000000000001.json one for each step that was finished, in order
+    ROOT/_commitmq/lock                              held by the running export
+    ROOT/_commitmq/commits/00000000000000000001.json one for each finished step, in order
     ROOT/topic=orders/date=2026-11-21/part-….parquet the data
 
-A commit says files and positions at once, and appears as a whole: it is written and synced under another name and then linked
-to its own, which fails if somebody else was first. Whatever dies before that has exported nothing, and leaves files that no
-commit names, which the next export deletes. Data files are whole and synced before their commit appears, so who reads
-what the manifest names never meets a part of a file.
+A commit holds files and positions together, and appears as a whole: it is written and synced under another name and
+then linked to its own name, which fails if another process was first. A run that dies before that has exported nothing.
+It leaves files that no commit names, and the next export deletes them. Data files are complete and synced before their
+commit appears, so a reader of the manifest's files never sees an incomplete file.
 
-A commit is JSON: ``version`` (1), ``number``, ``made_ms``, ``form`` (what columns and bodies look like; the same in all),
+A commit is JSON: ``version`` (1), ``number``, ``made_ms``, ``form`` (columns and bodies; the same in all commits),
 ``files`` (``path`` below ROOT, ``topic``, ``date``, ``rows``, ``bytes``, ``first_ms``, ``last_ms``), ``positions``
-(store, topic, queue: the offset behind the last message that is exported; only of queues that changed), ``gaps``
-(messages that were missing), ``bounds`` (store: the physical offset below which its messages were looked at),
-``incarnations`` (store, topic: which topic of that name the positions are of), ``queues`` (topic: how many it has) and
-``stores`` (a store's identity: the name that its positions have here). The last three are missing in what earlier versions
-wrote.
+(store, topic, queue: the offset behind the last exported message; only of queues that changed), ``gaps`` (missing
+messages), ``bounds`` (store: the physical offset below which its messages were read), ``incarnations`` (store, topic:
+the incarnation of the topic that the positions belong to), ``queues`` (topic: its number of queues) and ``stores`` (a
+store's identity: the name of the store in this manifest). Commits of earlier versions lack the last three.
 """
 
 from __future__ import annotations
@@ -39,11 +38,11 @@ PART_PREFIX: Final = "part-"
 UNFINISHED_PREFIX: Final = ".part-"
 
 Positions = dict[tuple[str, str, int], int]
-"""(store, topic, queue) -> the queue offset behind the last message that is exported."""
+"""(store, topic, queue) -> the queue offset behind the last exported message."""
 
 
 class ExportError(CommitMQError):
-    """An export cannot go on where it is asked to; the sentence says why and what to do."""
+    """An export cannot continue in this folder; the sentence says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +59,16 @@ class DataFile:
 
     @property
     def unfinished_path(self) -> str:
-        """Its name until it is committed: one that no reader of the folder takes for data."""
+        """Its name until it is committed: no reader of the folder takes it for data."""
         folder, _, name = self.path.rpartition("/")
         return f"{folder}/{UNFINISHED_PREFIX}{name.removeprefix(PART_PREFIX)}"
 
 
 @dataclass(frozen=True, slots=True)
 class StoreFacts:
-    """What stores say of themselves. ``incarnations``: store, topic: which topic of that name it is; ``queues``: topic: how
-    many queues it has, whether they hold messages or not; ``stores``: a store's identity: its name in an export, which stays
-    when it is read by another one.
+    """Facts about the stores. ``incarnations``: store, topic: the topic's incarnation; ``queues``: topic: its number of
+    queues, empty ones included; ``stores``: a store's identity: its name in an export, which stays when it is read by
+    another name.
     """
 
     incarnations: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -77,7 +76,7 @@ class StoreFacts:
     stores: dict[str, str] = field(default_factory=dict)
 
     def update(self, other: StoreFacts) -> None:
-        """What ``other`` says is newer."""
+        """Take over the facts of ``other``, which are newer."""
         for store, topics in other.incarnations.items():
             self.incarnations.setdefault(store, {}).update(topics)
         self.queues.update(other.queues)
@@ -86,7 +85,7 @@ class StoreFacts:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """One step of an export, as its file has it."""
+    """One step of an export, with the fields of its file."""
 
     number: int
     made_ms: int
@@ -117,7 +116,7 @@ class Commit:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Commit:
-        """Raises ExportError for one of a later version; KeyError and TypeError for what is none."""
+        """Raises ExportError for a commit of a later version; KeyError and TypeError for other data."""
         if data["version"] != VERSION:
             raise ExportError(f"the manifest has version {data['version']}; this program knows {VERSION}")
         return cls(
@@ -138,10 +137,10 @@ class Commit:
 
 
 class Manifest:
-    """The commits below ``root``, in order. Reading needs no lock; :meth:`commit` and :meth:`clean` do."""
+    """The commits below ``root``, in order. Reading needs no lock; :meth:`commit` and :meth:`clean` need it."""
 
     def __init__(self, root: Path) -> None:
-        """Raises ExportError for commits that cannot be read or are not all there. No folder is an empty manifest."""
+        """Raises ExportError for unreadable or missing commits. A missing folder is an empty manifest."""
         self.root = root
         self._folder = root / FOLDER / "commits"
         self.commits: list[Commit] = []
@@ -156,7 +155,7 @@ class Manifest:
 
     @property
     def form(self) -> dict[str, Any] | None:
-        """How the data looks; None before the first commit."""
+        """The form of the data; None before the first commit."""
         return self.commits[0].form if self.commits else None
 
     @property
@@ -166,7 +165,7 @@ class Manifest:
 
     @property
     def positions(self) -> Positions:
-        """How far each queue is exported."""
+        """The exported position of each queue."""
         found: Positions = {}
         for commit in self.commits:
             found.update(commit.positions)
@@ -174,7 +173,7 @@ class Manifest:
 
     @property
     def bounds(self) -> dict[str, int]:
-        """How far each store's log was looked at."""
+        """The physical offset up to which each store's log was read."""
         found: dict[str, int] = {}
         for commit in self.commits:
             found.update(commit.bounds)
@@ -182,7 +181,7 @@ class Manifest:
 
     @property
     def facts(self) -> StoreFacts:
-        """What is known of the stores."""
+        """The known facts about the stores."""
         found = StoreFacts()
         for commit in self.commits:
             found.update(commit.facts)
@@ -190,7 +189,7 @@ class Manifest:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Be the only export here. Raises ExportError when another one is. The lock ends with the process."""
+        """Lock the export. Raises ExportError when another export has the lock. The lock ends with the process."""
         make_folder(self._folder)
         descriptor = os.open(self.root / FOLDER / "lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -203,7 +202,7 @@ class Manifest:
             os.close(descriptor)
 
     def clean(self) -> int:
-        """Delete data files that no commit names, and what was left half-written; returns how many data files."""
+        """Delete data files that no commit names, and half-written files. Returns the number of data files."""
         known = {one.path for one in self.files}
         deleted = 0
         for path in [
@@ -226,7 +225,7 @@ class Manifest:
         bounds: Mapping[str, int] | None = None,
         facts: StoreFacts | None = None,
     ) -> Commit:
-        """Make ``files``, which are there under their unfinished names, and ``positions`` part of the export."""
+        """Add ``files``, which exist under their unfinished names, and ``positions`` to the export."""
         for file in files:
             if failpoints.ACTIVE:
                 failpoints.hit("export.before_rename")
@@ -248,7 +247,7 @@ class Manifest:
 
 
 def publish(path: Path, data: Any) -> None:
-    """Write JSON so that ``path`` is either not there or whole, also after a power cut. Raises FileExistsError."""
+    """Write JSON so that ``path`` is either absent or complete, also after a power cut. Raises FileExistsError."""
     unfinished = path.parent / f".{path.name}.{os.getpid()}"
     with unfinished.open("w", encoding="utf-8") as file:
         json.dump(data, file, separators=(",", ":"))
@@ -262,7 +261,7 @@ def publish(path: Path, data: Any) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make it and its parents, so that a power cut does not take back their names."""
+    """Create the folder and its parents, so that a power cut does not remove their names."""
     missing = []
     at = folder
     while not at.is_dir():

@@ -1,7 +1,7 @@
-"""Writing messages into Parquet files of bounded size, one folder for each topic and day.
+"""Writes messages into Parquet files of bounded size, one folder for each topic and day.
 
-This runs in Spark's Python workers. Memory is bounded: rows wait until a row group of their file is full, and the largest
-heap of them is written when all together become too many.
+This runs in Spark's Python workers. Memory is bounded: rows wait until a row group of their file is full, and when all
+waiting rows together become too many, the file with the most is written.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ REPORT_SCHEMA: Final = (
     "path string, topic string, date string, rows bigint, bytes bigint, "
     "first_ms bigint, last_ms bigint, malformed bigint"
 )
-"""What a task says of each of its files; ``malformed`` is how many bodies could not be parsed."""
+"""A task's report of each of its files; ``malformed`` is the number of bodies that could not be parsed."""
 
 
 def date_of(day: int) -> str:
@@ -41,12 +41,12 @@ def date_of(day: int) -> str:
 
 
 def folder_of(topic: str, date: str) -> str:
-    """The folder of a topic's day, as Hive names partitions: what is special in a path is written ``%XX``."""
+    """The folder of a topic's day, in Hive's naming of partitions: special characters of a path are written as ``%XX``."""
     return f"topic={quote(topic, safe='-_.~ ')}/date={date}"
 
 
 class _File:
-    """One file that is being written: rows that wait, and the writer once there is a row group."""
+    """One file in progress: waiting rows, and the writer once there is a row group."""
 
     __slots__ = ("data", "first_ms", "last_ms", "malformed", "rows", "sink", "waiting", "waiting_bytes", "writer")
 
@@ -60,10 +60,10 @@ class _File:
 
 
 class FileWriter:
-    """Takes record batches that have the columns ``topic`` and ``store_timestamp``; every other goes into the files."""
+    """Takes record batches with the columns ``topic`` and ``store_timestamp``; all other columns go into the files."""
 
     def __init__(self, root: Path, number: int, max_bytes: int) -> None:
-        """``number``: the commit that the files are for; ``max_bytes``: a file ends at the first row group beyond it."""
+        """``number``: the commit of the files; ``max_bytes``: a file ends at the first row group beyond it."""
         self._root = root
         self._number = number
         self._max_bytes = max_bytes
@@ -72,11 +72,11 @@ class FileWriter:
         self._finished: list[dict[str, Any]] = []
 
     def take(self, batch: pa.RecordBatch) -> None:
-        """Write ``batch`` where its rows belong."""
+        """Write the rows of ``batch`` into the files of their topics and days."""
         for (topic, day), part in _by_folder(batch):
             key = (topic, day)
             file = self._open.pop(key, None) or self._new(topic, day)
-            self._open[key] = file  # the one used last is the last
+            self._open[key] = file  # keeps the files in order of last use
             self._put(file, part)
             if file.waiting_bytes >= min(_ROW_GROUP_BYTES, self._max_bytes):
                 self._write(file)
@@ -88,14 +88,14 @@ class FileWriter:
                 self._finish(next(iter(self._open)))
 
     def close(self) -> list[dict[str, Any]]:
-        """Finish all files; returns what they are, as :data:`REPORT_SCHEMA` says."""
+        """Finish all files. Returns their reports, in the form of :data:`REPORT_SCHEMA`."""
         for key in list(self._open):
             self._finish(key)
         return self._finished
 
     def _new(self, topic: str, day: int) -> _File:
         date = date_of(day)
-        # The name is new with every attempt: of several attempts at a task the files of one are committed.
+        # Every attempt uses a new name: of several attempts at a task only the files of one are committed.
         name = f"{PART_PREFIX}{self._number:08}-{secrets.token_hex(8)}.parquet"
         return _File(DataFile(f"{folder_of(topic, date)}/{name}", topic, date, 0, 0, 0, 0))
 
@@ -108,7 +108,7 @@ class FileWriter:
             file.malformed += part.column("value").null_count
         file.rows += part.num_rows
         rest = part.drop_columns(["topic"])
-        # What is held is a copy of the rows, not the batch they are a part of.
+        # Hold a copy of the rows, not the batch that they are a part of.
         file.waiting.append(rest)
         file.waiting_bytes += rest.nbytes
         self._waiting_bytes += rest.nbytes
@@ -154,11 +154,11 @@ class FileWriter:
 
 
 def _by_folder(batch: pa.RecordBatch) -> Iterator[tuple[tuple[str, int], pa.RecordBatch]]:
-    """The rows of ``batch`` by topic and day of storing, in the order they have in it."""
+    """The rows of ``batch`` by topic and day of storing, in the batch's order."""
     if not batch.num_rows:
         return
     topics = batch.column("topic").dictionary_encode()
-    # A time before 1970 is nobody's clock; it counts as the first day.
+    # No real clock is before 1970; such a time counts as the first day.
     days = np.maximum(np.asarray(batch.column("store_timestamp").cast(pa.int64())), 0) // _DAY_US
     groups = np.asarray(topics.indices).astype(np.int64) * (1 << 32) + days
     found, which = np.unique(groups, return_inverse=True)

@@ -1,4 +1,4 @@
-"""What is new since a position in every queue of several stores, cut into partitions for Spark."""
+"""Finds the messages behind a position in every queue of several stores, and cuts them into partitions for Spark."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ ANEW: Final = "the topic was deleted and made anew"
 
 @dataclass(slots=True)
 class News:
-    """Partitions of what is new, in the order of each store's log; ``gaps`` is what is missing of it.
+    """Partitions of new messages, in the order of each store's log; ``gaps`` lists the missing ones.
 
-    ``passed``: where queues begin behind a gap, for those that have one. ``bounds``: store -> the physical offset below
-    which its messages were looked at, where that is known.
+    ``passed``: where queues begin behind a gap, for queues that have one. ``bounds``: store -> the physical offset
+    below which its messages were read, if it is known.
     """
 
     partitions: list[Partition] = field(default_factory=list)
@@ -43,7 +43,7 @@ class News:
 
 
 def split_sources(sources: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """``(folders, addresses)`` of what a user wrote; folders become absolute. Raises ConfigError for nothing."""
+    """``(folders, addresses)`` of a user's sources; folders become absolute. Raises ConfigError for an empty list."""
     if not sources:
         raise ConfigError("say what to read: a store's folder or a node's address")
     folders = tuple(os.path.abspath(one) for one in sources if "://" not in one)
@@ -60,11 +60,11 @@ def news(
     least: int,
     max_bytes: int,
 ) -> News:
-    """All messages behind ``positions``, from the first that is there of queues without one.
+    """All messages behind ``positions``; for queues without a position all messages from the first one.
 
-    A queue that was made anew because its topic was deleted is read from its beginning, and a gap says so. It is known by its
-    topic's incarnation; where ``known`` does not have that, by its end, or by its records: all of them lie behind ``bounds``,
-    though it begins before its position.
+    A queue whose topic was deleted and created again is read from its beginning, and a gap reports it. Such a queue is
+    recognised by its topic's incarnation. When ``known`` lacks the incarnation, it is recognised by its end, or by its
+    records: all of them lie behind ``bounds``, although the queue begins before its position.
     """
     found = News()
     origins = open_origins(options)
@@ -83,7 +83,8 @@ def news(
                 key = (store, one.topic, one.queue_id)
                 was = incarnations.get(one.topic)
                 if was is not None and was != one.incarnation:
-                    # No position of the former topic counts, also not those of queues that this one does not have (yet).
+                    # No position of the former topic counts, also not those of queues that the new topic does not have
+                    # (yet).
                     for other, position in positions.items():
                         if other[:2] == key[:2] and other not in found.passed:
                             found.gaps.append(Gap(*other, max(position - 1, 0), max(position, 1), ANEW))
@@ -103,7 +104,8 @@ def news(
                     continue
                 if anew:
                     found.gaps.append(Gap(*key, min(one.first, at), max(at, 1), ANEW))
-                    # The former topic may have had more queues; those that this one gets later begin at their beginning.
+                    # The former topic may have had more queues. Queues that the new topic gets later start at their
+                    # beginning.
                     found.passed.update(
                         {other: 0 for other in positions if other[:2] == key[:2] and other not in found.passed}
                     )
@@ -127,7 +129,7 @@ def news(
 
 
 def behind(partitions: Sequence[Partition], names: Mapping[str, str]) -> Positions:
-    """The positions once ``partitions`` are read, those of each queue in order. ``names``: of stores in the export."""
+    """The positions after ``partitions`` are read, each queue's in order. ``names``: the stores' names in the export."""
     return {
         (names.get(partition.name, partition.name), one.topic, one.queue_id): one.end
         for partition in partitions
@@ -144,7 +146,7 @@ def schema_of(names: Sequence[str]) -> tuple[str, pa.Schema]:
 def frame_of(
     spark: SparkSession, partitions: Sequence[Partition], names: Sequence[str], options: SourceOptions
 ) -> DataFrame:
-    """The messages of ``partitions``, each of which becomes a partition of the frame."""
+    """The messages of ``partitions``; each one becomes a partition of the frame."""
     ddl, schema = schema_of(names)
     return over(spark, partitions, lambda one: read_partition(one, schema, options), ddl)
 
@@ -155,7 +157,7 @@ def over(
     work: Callable[[Partition], Iterator[pa.RecordBatch]],
     ddl: str,
 ) -> DataFrame:
-    """What ``work`` makes of each of ``partitions``, in tasks of their own."""
+    """The results of ``work`` for each of ``partitions``, in tasks of their own."""
     several = list(partitions)
 
     def each(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

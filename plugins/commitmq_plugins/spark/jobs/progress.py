@@ -1,4 +1,4 @@
-"""How far Spark is with a job's tasks: a bar on standard error while a verb runs."""
+"""Shows the progress of a job's tasks: a bar on standard error while a verb runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ _INTERVAL_S: Final = 0.25
 
 @contextlib.contextmanager
 def task_progress(spark: SparkSession, what: str, *, quiet: bool) -> Iterator[None]:
-    """Shows the tasks of all Spark jobs that this thread starts meanwhile; none when ``quiet`` or without :func:`can_draw`."""
+    """Shows the tasks of all Spark jobs that this thread starts meanwhile; nothing when ``quiet`` or without
+    :func:`can_draw`.
+    """
     if quiet or not can_draw():
         yield
         return
@@ -43,7 +45,7 @@ def task_progress(spark: SparkSession, what: str, *, quiet: bool) -> Iterator[No
             tracker = context.statusTracker()
             while not ended.wait(_INTERVAL_S):
                 done = total = 0
-                # Jobs that are over are forgotten some time later; what they did stays counted as long as Spark knows.
+                # Spark forgets finished jobs some time later; their tasks stay counted as long as Spark knows them.
                 for job in tracker.getJobIdsForGroup(group):
                     info = tracker.getJobInfo(job)
                     for stage in info.stageIds if info else ():

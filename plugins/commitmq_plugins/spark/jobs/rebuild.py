@@ -1,4 +1,4 @@
-"""``pipeline rebuild``: :mod:`commitmq.offline.rebuild_parallel` with Spark; the files are those of ``store rebuild``."""
+"""``pipeline rebuild``: :mod:`commitmq.offline.rebuild_parallel` with Spark; the files equal those of ``store rebuild``."""
 
 from __future__ import annotations
 
@@ -27,10 +27,12 @@ def rebuild(
     into: str | Path | None = None,
     piece_bytes: int = PIECE_BYTES,
 ) -> Mapping[Path, Rebuilt]:
-    """Make ``kinds`` of files of all ``stores`` anew (folders that executors see by the same paths; nobody may use them).
+    """Rebuild ``kinds`` of files of all ``stores``. Executors must see the folders by the same paths, and no other
+    program may use them.
 
-    ``into`` is an empty folder, or one to be made, for the files of a single store, which then stays as it is. Raises
-    StoreError, StoreLockedError; CorruptRecordError when a log is damaged; ValueError for several stores with ``into``.
+    ``into`` is an empty folder, or one to be created, for the files of a single store, which then stays unchanged.
+    Raises StoreError, StoreLockedError; CorruptRecordError when a log is damaged; ValueError for several stores with
+    ``into``.
     """
     if into is not None and len(stores) != 1:
         raise ValueError("only one store can be rebuilt into a folder")

@@ -1,8 +1,8 @@
-"""Messages of one topic, of a time or with a tag or key, sent to another at a bounded rate.
+"""Sends messages of one topic, selected by time, tag or key, to another topic at a bounded rate.
 
-What is to be sent is decided when the job begins, and remembered in its state (:mod:`commitmq_plugins.spark.jobs.state`) as
-steps: stretches of each store's log, one after the other. So messages of a queue keep their order, and a run that was
-interrupted goes on at the step it was in.
+When the job begins it decides what to send, and stores that in its state (:mod:`commitmq_plugins.spark.jobs.state`) as
+steps: ranges of each store's log, one after the other. So messages of a queue keep their order, and an interrupted run
+continues at the step it was in.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MOST_TASKS: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """What one run sent, of ``steps`` steps of which ``begun_at`` were done before."""
+    """The result of one run: what it sent, of ``steps`` steps of which ``begun_at`` were done before."""
 
     sent: Sent
     steps: int
@@ -60,11 +60,13 @@ def replay(
     step_bytes: int = DEFAULT_STEP_BYTES,
     fail_on_data_loss: bool = True,
 ) -> Replayed:
-    """Send the messages of ``topic`` in ``sources`` to the topic ``target`` of ``node``, each to the queue of its number.
+    """Send the messages of ``topic`` in ``sources`` to the topic ``target`` of ``node``, each to the queue of the same
+    number.
 
-    Those stored from ``start_ms`` on and before ``end_ms`` (milliseconds since 1970), with a tag of ``tags`` (``a || b``)
-    and one of ``keys``. ``target`` is made with as many queues if it does not exist. Repeating the job with the same
-    ``state`` sends what is missing; when all is sent, nothing. Raises StateError, DataLossError, SendError or SinkError.
+    Selected are messages stored from ``start_ms`` on and before ``end_ms`` (milliseconds since 1970), with a tag of
+    ``tags`` (``a || b``) and one of ``keys``. ``target`` is created with as many queues if it does not exist. Repeating
+    the job with the same ``state`` sends the missing messages; when all are sent, nothing. Raises StateError,
+    DataLossError, SendError or SinkError.
     """
     if per_second is not None and per_second <= 0:
         raise ConfigError(f"a rate is above 0 messages a second, not {per_second}")
@@ -105,7 +107,7 @@ def replay(
 
 
 def _plan(options: SourceOptions, target: str, node: str | None, step_bytes: int) -> dict[str, Any]:
-    """What is there now, in steps."""
+    """The present messages, in steps."""
     gaps: list[Gap] = []
     steps: list[dict[str, Any]] = []
     most_queues = 1
@@ -127,7 +129,7 @@ def _plan(options: SourceOptions, target: str, node: str | None, step_bytes: int
 
 
 def _partitions(spark: SparkSession, options: SourceOptions, step: dict[str, Any]) -> list[Partition]:
-    """The messages of one step, as the store is now."""
+    """The messages of one step, in the store's present state."""
     name = str(step["store"])
     only = (
         replace(options, stores=(name,), nodes=())

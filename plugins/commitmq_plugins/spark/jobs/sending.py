@@ -1,8 +1,8 @@
-"""What the jobs that send messages share: the target topic, the way of rows to their queues, and the sending.
+"""Shared by the jobs that send messages: the target topic, the assignment of rows to queues, and the sending.
 
-A job's rows must come in the same order to the same tasks when it is repeated. So they are shuffled by target queue into a
-number of partitions that the job remembers, and sorted there by where they were: two reads of the same messages give the
-same partitions, whatever the cluster looks like. A queue's messages keep their order, and those of one store come before
+When a job is repeated, its rows must come to the same tasks in the same order. So they are shuffled by target queue
+into a number of partitions that the job's state keeps, and sorted there by their origin: two reads of the same messages
+give the same partitions, on any cluster. A queue's messages keep their order, and the messages of one store come before
 those of the next.
 """
 
@@ -23,15 +23,16 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 SENT_COLUMNS: Final = ("store", "topic", "queue_id", "queue_offset", "tags", "keys", "properties", "flag", "body")
-"""What of a message is needed to send it again."""
+"""The columns that are needed to send a message again."""
 _REPORT: Final = "messages bigint, repeated bigint, empty bigint"
 _LEAST_RATE: Final = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """What was sent; ``repeated`` of these messages had been stored by an earlier attempt. ``empty``: had neither a body
-    nor a key, or a body that cannot be decoded, and were left out."""
+    """The counts of a run. ``repeated`` of these messages had been stored by an earlier attempt. ``empty`` rows had
+    neither a body nor a key, or a body that cannot be decoded, and were left out.
+    """
 
     messages: int = 0
     repeated: int = 0
@@ -42,7 +43,7 @@ class Sent:
 
 
 def ensure_topic(node: str | None, topic: str, queues: int) -> int:
-    """Make ``topic`` with ``queues`` queues unless it exists; returns how many it has. Raises CommitMQError."""
+    """Create ``topic`` with ``queues`` queues unless it exists. Returns the number of its queues. Raises CommitMQError."""
     with Admin(node) as admin:
         if all(one["name"] != topic for one in admin.topics()):
             admin.topic_create(topic, queues)
@@ -52,7 +53,7 @@ def ensure_topic(node: str | None, topic: str, queues: int) -> int:
 def by_queue(frame: DataFrame, queues: int, partitions: int) -> DataFrame:
     """``frame`` (with :data:`SENT_COLUMNS`) with its target queue in ``queue_id``, cut and sorted as the module says.
 
-    A queue beyond the target's is folded onto one of those.
+    A queue number beyond the target's queues is mapped to one of them.
     """
     from pyspark.sql import functions as sql
 
@@ -67,11 +68,11 @@ def by_queue(frame: DataFrame, queues: int, partitions: int) -> DataFrame:
 
 
 def shares(spark: SparkSession, messages: Mapping[int, int], queues: int, partitions: int) -> list[float]:
-    """Which part of ``messages`` (source queue to count) each partition of :func:`by_queue` gets; together 1."""
+    """The share of ``messages`` (source queue to count) in each partition of :func:`by_queue`; the sum is 1."""
     from pyspark.sql import functions as sql
 
     frame = spark.createDataFrame([(queue % queues, count) for queue, count in messages.items()], "queue int, n bigint")
-    # What repartition() does with a column: Spark's hash of it, modulo the partitions.
+    # As repartition() does with a column: Spark's hash of it, modulo the partitions.
     rows = frame.groupBy(sql.pmod(sql.hash("queue"), sql.lit(partitions)).alias("part")).agg(sql.sum("n").alias("n"))
     counts = {int(row["part"]): int(row["n"]) for row in rows.collect()}
     total = max(1, sum(counts.values()))
@@ -86,8 +87,8 @@ def send(
     per_second: float | None = None,
     parts: Sequence[float] = (),
 ) -> Sent:
-    """Send the rows of ``frame``, each of its partitions by one task; at most ``per_second`` messages a second over all, of
-    which each task may take its share of ``parts``.
+    """Send the rows of ``frame``, each of its partitions by one task. All tasks together send at most ``per_second``
+    messages a second; each may take its share from ``parts``.
     """
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -109,7 +110,7 @@ def send(
 
 
 class _Pace:
-    """Holds a task back to a rate, from its first row on."""
+    """Slows a task down to a rate, from its first row on."""
 
     def __init__(self, per_second: float) -> None:
         self._per_second = per_second

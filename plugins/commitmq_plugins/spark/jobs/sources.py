@@ -1,4 +1,4 @@
-"""What a job reads: the messages of several stores as one frame."""
+"""The input of a job: the messages of several stores as one frame."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ def messages(
     topics: Sequence[str] = (),
     options: Mapping[str, str] | None = None,
 ) -> DataFrame:
-    """The columns ``names`` of the messages of all ``sources``; ``topics``: only these; ``options``: further ones of the
-    format. Raises ConfigError without a source."""
+    """The columns ``names`` of the messages of all ``sources``; ``topics``: only these; ``options``: further options of
+    the format. Raises ConfigError without a source.
+    """
     folders = [one for one in sources if "://" not in one]
     nodes = [one for one in sources if "://" in one]
     if not sources:

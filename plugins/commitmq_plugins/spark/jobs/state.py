@@ -1,12 +1,12 @@
-"""What a job that sends remembers, so that it can be interrupted anywhere and be run again: one JSON file.
+"""The state of a job that sends messages, as one JSON file: the job can be interrupted anywhere and run again.
 
-    what     what it was asked to do; another request with the same file is refused
-    sink_id  of its producers: the same in every run, so that the node knows what it has
-    plan     what was decided at the beginning: the messages it is about, cut into steps
+    what     the request; another request with the same file is refused
+    sink_id  the id of its producers: the same in every run, so that the node recognises stored messages
+    plan     the decision at the beginning: the messages to send, cut into steps
     done     how many steps are finished
 
-The file is replaced as a whole and synced before a step begins, so a run that dies repeats at most the step it was in; the
-node stores nothing of that twice.
+The file is replaced as a whole and synced before a step begins, so a run that dies repeats at most the step it was in;
+the node stores no message of that step twice.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class StateError(CommitMQError):
 
 
 class JobState:
-    """The state of one job; made by :func:`opened`."""
+    """The state of one job; created by :func:`opened`."""
 
     def __init__(self, path: Path, what: dict[str, Any], sink_id: str, plan: dict[str, Any], done: int) -> None:
         self.path = path
@@ -51,7 +51,7 @@ class JobState:
         sync_folder(self.path.parent)
 
     def finish_step(self) -> None:
-        """One more step is done."""
+        """Count one more step as done."""
         if failpoints.ACTIVE:
             failpoints.hit("job.before_step_done")
         self.done += 1
@@ -60,9 +60,10 @@ class JobState:
 
 @contextlib.contextmanager
 def opened(path: Path, what: dict[str, Any], plan: Callable[[], dict[str, Any]]) -> Iterator[JobState]:
-    """The state in ``path``, with ``plan()`` if there is none. Nobody else can have it meanwhile.
+    """The state in ``path``; a new one with ``plan()`` if the file does not exist. No other process can have it
+    meanwhile.
 
-    Raises StateError when it is of another request than ``what``.
+    Raises StateError when it belongs to another request than ``what``.
     """
     path = path.absolute()
     make_folder(path.parent)

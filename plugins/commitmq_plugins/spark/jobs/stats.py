@@ -1,8 +1,8 @@
-"""What is in a store: counts, bytes, percentiles of size and delay, and distinct keys, by topic, queue, tag and hour.
+"""Statistics of a store: counts, bytes, percentiles of size and delay, distinct keys; by topic, queue, tag and hour.
 
 One pass over the log. Spark counts every group of :data:`GROUPINGS` at once; percentiles and distinct keys are
-approximate: see :data:`ERRORS`. Plots want steps of time that fit how long the messages took (:data:`STEPS_MS`); where that is
-not an hour, they take a second pass.
+approximate: see :data:`ERRORS`. Plots need time steps that fit the time span of the messages (:data:`STEPS_MS`); when
+that is not an hour, they take a second pass.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ ERRORS: Final = (
     f"{APPROXIMATE}: approximate. The rank of a percentile is off by at most {1 / _ACCURACY:.1%} of the messages; a number of "
     f"keys by less than {_KEYS_DEVIATION:.0%} in two cases of three, by less than {3 * _KEYS_DEVIATION:.0%} nearly always."
 )
-"""How far figures with a ``≈`` may be off."""
+"""The possible error of figures with a ``≈``."""
 STEPS_MS: Final = (
     (2 * 60_000, 1_000), (20 * 60_000, 10_000), (2 * _HOUR_MS, 60_000), (12 * _HOUR_MS, 5 * 60_000), (14 * _DAY_MS, _HOUR_MS),
     (90 * _DAY_MS, 6 * _HOUR_MS), (2 * 365 * _DAY_MS, _DAY_MS),
 )  # fmt: skip
-"""Up to which span of time (ms) a plot has which step (ms); beyond the last one 30 days."""
+"""The step (ms) of a plot by its time span (ms); beyond the last span 30 days."""
 _LONGEST_STEP_MS: Final = 30 * _DAY_MS
 _NAMES: Final = ("topic", "queue_id", "tags", "keys", "store_timestamp", "born_timestamp", "body_size", "total_size")
 
@@ -49,8 +49,8 @@ _NAMES: Final = ("topic", "queue_id", "tags", "keys", "store_timestamp", "born_t
 class Group:
     """Figures of the messages that share ``of`` (a grouping's columns; an hour is its beginning in ISO 8601, UTC).
 
-    Bytes are those of records in the log and of bodies as stored; delays are milliseconds from born to stored (a
-    producer's clock may be ahead: then they are negative); times are milliseconds since 1970.
+    Bytes are those of records in the log and of stored bodies. Delays are milliseconds from born to stored (a
+    producer's clock may be ahead: then they are negative). Times are milliseconds since 1970.
     """
 
     of: dict[str, Any]
@@ -81,7 +81,7 @@ class Group:
 
 @dataclass(slots=True)
 class Stats:
-    """The answer of :func:`stats`: for each grouping its groups, in the order of their columns.
+    """The result of :func:`stats`: for each grouping its groups, in the order of their columns.
 
     ``steps`` is for plots: by topic and ``step``, the beginning in milliseconds of each ``step_ms`` that has messages.
     """
@@ -107,7 +107,7 @@ class Stats:
 
 
 def stats(spark: SparkSession, sources: Sequence[str], *, topics: Sequence[str] = (), plots: bool = False) -> Stats:
-    """Figures of all messages of ``sources``, or of those of ``topics``; with ``plots`` also by steps of time.
+    """Figures of all messages of ``sources``, or only of ``topics``; with ``plots`` also by steps of time.
 
     Raises ConfigError, StoreError.
     """
@@ -154,7 +154,7 @@ def stats(spark: SparkSession, sources: Sequence[str], *, topics: Sequence[str] 
 
 
 def step_of(span_ms: int) -> int:
-    """The step (ms) of a plot over ``span_ms``: some hundreds of them at most."""
+    """The step (ms) of a plot over ``span_ms``: a plot has some hundreds of steps at most."""
     return next((step for most, step in STEPS_MS if span_ms <= most), _LONGEST_STEP_MS)
 
 
@@ -164,9 +164,9 @@ def _as_step(hour: Group) -> dict[str, Any]:
 
 
 def _beginning(step_ms: int) -> Column:
-    """Of the step in which a message was stored, in milliseconds.
+    """The beginning of the step in which a message was stored, in milliseconds.
 
-    By arithmetic: Spark truncates a timestamp in the session's time zone, and an hour here is one of UTC.
+    Computed by arithmetic: Spark truncates a timestamp in the session's time zone, and an hour here is one of UTC.
     """
     from pyspark.sql import functions as sql
 
@@ -219,7 +219,7 @@ def _sortable(value: Any) -> tuple[bool, Any]:
 
 
 def about(shown: object) -> str:
-    """A figure that is approximate, as it is shown."""
+    """The text of an approximate figure."""
     return f"{APPROXIMATE} {shown}"
 
 

@@ -1,4 +1,4 @@
-"""Small plots as SVG text, for reports that are one file and need nothing from anywhere."""
+"""Small plots as SVG text, for reports that are one file without external resources."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class TimeAxis:
         return cls(first - first % step_ms, last - last % step_ms + step_ms, step_ms)
 
     def x(self, time_ms: float) -> float:
-        """Where a time lies."""
+        """The x coordinate of a time."""
         return _LEFT + (_WIDTH - _LEFT) * (time_ms - self.start) / (self.end - self.start)
 
     @property
@@ -68,7 +68,7 @@ class TimeAxis:
         return [int(one * 1000) for one in times if first.timestamp() <= one <= last.timestamp()]
 
     def label(self, time_ms: int) -> str:
-        """A time as exactly as the axis is, with its date."""
+        """A time with its date, as precise as the axis."""
         return _utc(time_ms, "%Y-%m-%d %H:%M:%S" if self.step_ms < _MINUTE_MS else "%Y-%m-%d %H:%M")
 
 
@@ -79,7 +79,7 @@ def _utc(time_ms: int, form: str) -> str:
 def columns_chart(
     axis: TimeAxis, times: Sequence[int], values: Sequence[float], *, show: Show, colour: str = COLOURS[0]
 ) -> str:
-    """One upright bar for each of ``values``, over the step that begins at its time. ``show`` writes a value."""
+    """One upright bar for each of ``values``, over the step that begins at its time. ``show`` formats a value."""
     top = nice_ceiling(max(values, default=0))
     parts = _axis(top, show)
     for time_ms, value in zip(times, values, strict=True):
@@ -111,13 +111,13 @@ def lines_chart(axis: TimeAxis, times: Sequence[int], series: Mapping[str, Seque
         ]
         x = _LEFT + 8 + number * 80
         parts.append(f'<rect class="legend" x="{x}" y="1" width="10" height="10" fill="{colour}"/>')
-        # As a style: the page's own style for text goes before an attribute.
+        # Set as a style: the page's own style for text has priority over an attribute.
         parts.append(f'<text class="legend" x="{x + 14}" y="10" style="fill:{colour}">{escape(name)}</text>')
     return _figure(parts + _time_ticks(axis), _TOP + _PLOT + _BOTTOM)
 
 
 def rows_chart(labels: Sequence[str], values: Sequence[float], *, show: Show, colour: str = COLOURS[0]) -> str:
-    """One lying bar for each of ``values``, with its label before and its value behind it."""
+    """One horizontal bar for each of ``values``, with its label before and its value behind it."""
     top = max(max(values, default=0), 1e-9)
     room = _WIDTH - _NAMES - 90
     parts = []
@@ -134,7 +134,7 @@ def rows_chart(labels: Sequence[str], values: Sequence[float], *, show: Show, co
 
 
 def nice_ceiling(value: float) -> float:
-    """The least of 1, 2, 2.5, 5 and 10 times a power of ten that is not below ``value``; 1 for what is not above 0."""
+    """The least of 1, 2, 2.5, 5 and 10 times a power of ten that is not below ``value``; 1 for a value of 0 or less."""
     if value <= 0:
         return 1.0
     power = 10.0 ** floor(log10(value))
@@ -156,7 +156,7 @@ def _axis(top: float, show: Show) -> list[str]:
 
 
 def _time_ticks(axis: TimeAxis) -> list[str]:
-    """Round times below the plot; their date below the first one and wherever it is another one."""
+    """Round times below the plot; a date below the first one and below every one with another date."""
     parts, shown, bottom = [], "", _TOP + _PLOT
     ticks = axis.ticks()
     apart = min((later - one for one, later in pairwise(ticks)), default=_MINUTE_MS)

@@ -1,4 +1,4 @@
-"""``pipeline verify``: :mod:`commitmq.offline.verify` with its pieces checked side by side; the report is the same."""
+"""``pipeline verify``: :mod:`commitmq.offline.verify` with its pieces checked in parallel; the report is the same."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def verify(
     config: NodeConfig | None = None,
     piece_bytes: int = PIECE_BYTES,
 ) -> Mapping[Path, Report]:
-    """Read all of ``stores`` (folders that executors see by the same paths; nobody may use them) and compare log, queues
-    and index. Raises StoreError or StoreLockedError.
+    """Read all of ``stores`` and compare log, queues and index. Executors must see the folders by the same paths, and
+    no other program may use them. Raises StoreError or StoreLockedError.
     """
     runner = SparkRunner(spark)
     reports = {}
