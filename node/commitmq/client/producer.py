@@ -11,7 +11,6 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -34,6 +33,7 @@ from commitmq.client.message import (
 )
 from commitmq.client.results import BatchResult, BatchSendError, SendResult
 from commitmq.client.routes import not_stored, unknown
+from commitmq.client.sending.delivery import AtMostOnce, Numbered, Sequences
 from commitmq.client.sending.run_encoder import encode_user_properties
 from commitmq.client.sending.send_core import SendCore, too_large
 from commitmq.client.sending.send_future import SendFuture
@@ -48,8 +48,8 @@ from commitmq.protocol.local_packet import LocalSocket
 from commitmq.store.log.unique_ids import UniqueIds
 
 if TYPE_CHECKING:
+    from commitmq.client.sending.batch import Batch
     from commitmq.client.sending.batch_plan import BatchPlan
-    from commitmq.client.sending.idempotent import IdempotentCore, Sequences
 
 _ACKS: Final = ("flushed", "memory")
 _MAX_STARTS: Final = 10_000
@@ -158,14 +158,11 @@ class Producer:
             "linger_s": linger_ms / 1000,
             "ids": self._ids,
         }
+        delivery = AtMostOnce()
         if idempotent:
-            from commitmq.client.sending.idempotent import IdempotentCore
-            from commitmq.client.sending.idempotent import Sequences as Numbers
-
-            self._sequences = Numbers(producer_id, producer_epoch)
-            self._core: SendCore = IdempotentCore(node, self._sequences, **limits)
-        else:
-            self._core = SendCore(node, **limits)
+            self._sequences = Sequences(producer_id, producer_epoch)
+            delivery = Numbered(self._sequences)
+        self._core = SendCore(node, **limits, delivery=delivery)
         self._pid = self._core.pid
         self._starts: dict[tuple[str, str | None], str] = {}
         self._closed = False
@@ -420,64 +417,40 @@ class Producer:
         keys, sharding_keys = _keys_of_batch(key, keys, sharding_keys, messages)
         about: dict[str, Any] = {"tags": tags, "keys": keys, "properties": properties, "sharding_keys": sharding_keys}
         self._check_may_wait()
+        ack = self._ack if ack is None else _check_ack(ack)
+        deadline = _monotonic() + limit
         try:
-            return self._send_whole_batch(topic, messages, about, queue, limit, ack)
+            self._flush_before(messages, queue, sharding_keys, deadline)
+            while True:
+                plan, inner = self._plan(topic, messages, about, queue, deadline)
+                batch = self._submit_batch(plan, inner, queue, limit, ack, deadline)
+                try:
+                    return batch.wait()
+                except BatchSendError as error:
+                    # Nothing is stored where the topic is of another kind than was known: all of it goes the other way.
+                    if not (
+                        self._core.routes.guessed_wrong(topic, error, deadline) or self._core.corrected(topic, error)
+                    ):
+                        raise
         except BatchSendError:
             raise
         except SendError as error:
             raise _nothing_stored(error, len(messages)) from error
 
-    def _send_whole_batch(
+    def _flush_before(
         self,
-        topic: str,
         messages: Sequence[bytes | Message],
-        about: dict[str, Any],
         queue: int | None,
-        limit: float,
-        ack: str | None,
-    ) -> BatchResult:
-        """Raises SendError for what went wrong before the first run was sent, BatchSendError for the rest."""
-        deadline = time.monotonic() + limit
-        # Messages this thread sent before must come before this batch in their queue.
+        sharding_keys: Sequence[str | None] | None,
+        deadline: float,
+    ) -> None:
+        """Messages that this thread sent before a batch must come before it in their queue. Raises SendError."""
         if (
             self._core.all_in_flight()
-            and (queue is not None or about["sharding_keys"] is not None or _has_sharding_keys(messages))
+            and (queue is not None or sharding_keys is not None or _has_sharding_keys(messages))
             and not self._core.flush(deadline)
         ):
             raise not_stored("CLIENT_BUSY", "messages that were sent before the batch are still pending")
-        if self._sequences is not None:
-            return self._send_numbered_batch(topic, messages, about, queue, limit, self._ack if ack is None else ack)
-        ack = self._ack if ack is None else _check_ack(ack)
-        plan, inner = self._plan(topic, messages, about, deadline)
-        while True:
-            core = self._core.core_for(topic, min(deadline, time.monotonic() + 1.0))
-            send = partial(self._send_plan, core, plan, inner, queue, limit, ack, deadline)
-            try:
-                return core.in_turn(send, deadline)
-            except BatchSendError as error:
-                if self._core.routes.guessed_wrong(topic, error, deadline):
-                    plan, inner = self._plan(topic, messages, about, deadline)
-                    continue
-                # Deleted and made again as the other kind: nothing is stored, so all of it goes to the other process.
-                if plan.order is not None or not self._core.corrected(topic, error):
-                    raise
-
-    def _send_plan(
-        self,
-        core: SendCore,
-        plan: BatchPlan,
-        inner: bool,
-        queue: int | None,
-        limit: float,
-        ack: str,
-        deadline: float,
-    ) -> BatchResult:
-        """Send a batch over the connection that this thread owns."""
-        from commitmq.client.sending.batch_sender import BatchSender
-
-        core.connected(deadline)
-        plan.check_sizes(core.max_message_bytes, inner=inner)
-        return BatchSender(core, plan, self._ids, ack=ack, limit_s=limit, inner=inner).send(queue)
 
     def send_batch_async(
         self,
@@ -498,7 +471,7 @@ class Producer:
         The future gets a BatchResult or a BatchSendError (InvalidMessageError for a body larger than the node allows).
         Batches are stored in the order of the calls, unless one fails; between batches and single sends there is no order
         without a :meth:`flush`. Raises InvalidMessageError at once for what no node takes. Blocks while ``max_pending``
-        messages are pending. An idempotent producer sends one batch after the other, so there this waits for the result.
+        messages are pending; an idempotent producer's batch also waits for the single messages that were sent before it.
         """
         self._check_usable()
         limit = self._limit(timeout_s)
@@ -507,19 +480,17 @@ class Producer:
         if messages:
             keys, sharding_keys = _keys_of_batch(key, keys, sharding_keys, messages)
         about: dict[str, Any] = {"tags": tags, "keys": keys, "properties": properties, "sharding_keys": sharding_keys}
-        if self._sequences is not None or not messages:
+        if not messages:
             done: Future[BatchResult] = Future()
-            try:
-                done.set_result(self.send_batch(topic, messages, **about, queue=queue, timeout_s=limit, ack=ack))
-            except SendError as error:
-                done.set_exception(error)
+            done.set_result(BatchResult([]))
             return done
         if queue is not None:
             queue = _check_queue(queue)
-        from commitmq.client.sending.pending_batch import PendingBatch
-
+        if self._sequences is not None:
+            # Numbers count in the order of the calls.
+            self._flush_before(messages, queue, sharding_keys, deadline)
         # This asks for the topic's queues, so that the producer's thread need not wait for the coordinator.
-        plan, inner = self._plan(topic, messages, about, deadline)
+        plan, inner = self._plan(topic, messages, about, queue, deadline)
         if self._core.routes.is_guess(topic):
             # Nobody could correct it later.
             try:
@@ -528,14 +499,16 @@ class Producer:
                 failed: Future[BatchResult] = Future()
                 failed.set_exception(_nothing_stored(error, len(messages)))
                 return failed
-            plan, inner = self._plan(topic, messages, about, deadline)
-        core = self._core.core_for(topic, min(deadline, time.monotonic() + 1.0))
-        batch = PendingBatch(core, plan, self._ids, ack=ack, limit_s=limit, inner=inner, queue=queue)
-        core.submit_batch(batch)
-        return batch.future
+            plan, inner = self._plan(topic, messages, about, queue, deadline)
+        return self._submit_batch(plan, inner, queue, limit, ack, deadline, is_async=True).future
 
     def _plan(
-        self, topic: str, messages: Sequence[bytes | Message], about: dict[str, Any], deadline: float
+        self,
+        topic: str,
+        messages: Sequence[bytes | Message],
+        about: dict[str, Any],
+        queue: int | None,
+        deadline: float,
     ) -> tuple[BatchPlan, bool]:
         """The batch with its properties, and whether it goes as inner batches. Raises InvalidMessageError.
 
@@ -545,61 +518,43 @@ class Producer:
         from commitmq.client.sending.batch_plan import plan_batch
 
         inner = self._core.routes.takes_inner_batches(check_topic(topic), deadline)
-        compressed = None if self._compress is None or inner else self._compressed
-        return plan_batch(topic, messages, **about, compressed=compressed), inner
-
-    def _send_numbered_batch(
-        self,
-        topic: str,
-        messages: Sequence[bytes | Message],
-        about: dict[str, Any],
-        queue: int | None,
-        limit: float,
-        ack: str,
-    ) -> BatchResult:
-        from commitmq.client.sending.idempotent import IdempotentCore
-
-        core, deadline = self._core, time.monotonic() + limit
-        assert isinstance(core, IdempotentCore)
-        if core.routes.takes_inner_batches(check_topic(topic), deadline):
+        if inner and self._sequences is not None:
             raise InvalidMessageError(f"topic {topic!r} has queue.type=BatchCQ, which takes no idempotent sends")
-        core.core_for(topic, min(deadline, time.monotonic() + 1.0))
-        send = partial(self._send_numbered_plan, core, topic, messages, about, queue, limit, _check_ack(ack), deadline)
-        return core.in_turn(send, deadline)
+        compressed = None if self._compress is None or inner else self._compressed
+        plan = plan_batch(topic, messages, **about, compressed=compressed)
+        if (
+            queue is None
+            and self._sequences is not None
+            and not self._sequences.is_own
+            and (plan.sharding_keys is None or not all(plan.sharding_keys))
+        ):
+            raise _needs_queue()
+        return plan, inner
 
-    def _send_numbered_plan(
+    def _submit_batch(
         self,
-        core: IdempotentCore,
-        topic: str,
-        messages: Sequence[bytes | Message],
-        about: dict[str, Any],
+        plan: BatchPlan,
+        inner: bool,
         queue: int | None,
         limit: float,
         ack: str,
         deadline: float,
-    ) -> BatchResult:
-        """Send a numbered batch over the connection that this thread owns."""
-        from commitmq.client.sending.batch_plan import plan_batch
-        from commitmq.client.sending.idempotent_batch import NumberedBatchSender
+        *,
+        is_async: bool = False,
+    ) -> Batch:
+        """Give a batch to the pump. Raises SendError (not stored) while too much is pending, or for a producer at its end."""
+        from commitmq.client.sending.batch import Batch
 
-        for last in (False, True):
-            compressed = None if self._compress is None else self._compressed
-            plan = plan_batch(topic, messages, **about, compressed=compressed)
-            if (
-                queue is None
-                and not core.sequences.is_own
-                and (plan.sharding_keys is None or not all(plan.sharding_keys))
-            ):
-                raise _needs_queue()
-            core.sequences.check()
-            core.connected(deadline)
-            plan.check_sizes(core.max_message_bytes)
-            try:
-                return NumberedBatchSender(core, plan, self._ids, ack=ack, limit_s=limit).send(queue)
-            except BatchSendError as error:
-                if last or not core.is_behind(error):
-                    raise
-        raise AssertionError("the second attempt returns or raises")
+        patience = min(deadline, time.monotonic() + 1.0)
+        if self._sequences is None:
+            core = self._core.core_for(plan.topic, patience)
+        else:
+            self._sequences.check()
+            self._check_takes_numbers(plan.topic, patience)
+            core = self._core
+        batch = Batch(core, plan, ack=ack, limit_s=limit, inner=inner, queue=queue, is_async=is_async)
+        core.submit_batch(batch)
+        return batch
 
     # ------------------------------------------------------------ the end
 
@@ -724,7 +679,10 @@ class Producer:
         if queue is None and not sharding_key and not self._sequences.is_own:
             raise _needs_queue()
         self._sequences.check()
-        if self._core.routes.is_memory(topic, min(deadline, time.monotonic() + 1.0)):
+        self._check_takes_numbers(topic, min(deadline, time.monotonic() + 1.0))
+
+    def _check_takes_numbers(self, topic: str, deadline: float) -> None:
+        if self._core.routes.is_memory(topic, deadline):
             raise InvalidMessageError(f"topic {topic!r} is kept in memory: memory topics take no idempotent sends")
 
     def _send_to_further_queues(

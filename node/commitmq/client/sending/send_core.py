@@ -3,8 +3,7 @@
 Who owns the connection (whose ticket is the first in ``line``, see :mod:`commitmq.client.sending.line`):
 
 * the calling thread of a synchronous send, for the time of its round trip: no thread hop is on that path;
-* the calling thread of a batch, for the time of the batch;
-* the pump thread, while asynchronous sends are pending. Synchronous sends that find the connection taken become pending
+* the pump thread, while asynchronous sends or batches are pending. Synchronous sends that find the connection taken become pending
   ones, so that many sending threads coalesce into runs like asynchronous sends do.
 
 The pump sends the first pending message at once. While runs are in flight, what arrives is collected: the next run goes
@@ -18,9 +17,9 @@ The window is wide enough that the node always has the next runs to store while 
 ``max_pending_bytes`` is small it is narrower, so that the copies in flight never take more than that (or than
 :data:`LEAST_WINDOW` runs).
 
-What happens to pending sends when the connection ends: those handed to it are of *unknown* fate and fail at once (an
-idempotent producer repeats them, see commitmq.client.sending.idempotent); those not handed over stay pending, are sent on
-the next connection, and fail as *not stored* when their time is over.
+When the connection ends, sends that were handed to it go as the delivery policy says
+(:mod:`commitmq.client.sending.delivery`): they fail as of *unknown* fate, or an idempotent producer repeats them. Sends that
+were not handed over stay pending, are sent on the next connection, and fail as *not stored* when their time is over.
 """
 
 from __future__ import annotations
@@ -38,11 +37,12 @@ import orjson
 import zmq
 
 from commitmq.client.bell import Bell
-from commitmq.client.results import RunAck
 from commitmq.client.routes import Routes, not_stored, unknown
+from commitmq.client.sending.delivery import LEAST_WINDOW, AtMostOnce, no_answer
 from commitmq.client.sending.line import Line, Ticket, wake_all
+from commitmq.client.sending.run import NEVER_S, MakeError, MessagesRun, NotYet, Run
 from commitmq.client.sending.run_encoder import RunLayout, encode_messages
-from commitmq.client.sending.send_future import SendFuture, fail_all, finish_run, run_callbacks
+from commitmq.client.sending.send_future import SendFuture, fail_all, run_callbacks
 from commitmq.errors import (
     CommitMQError,
     InvalidMessageError,
@@ -58,10 +58,8 @@ from commitmq.protocol.local_packet import LocalSocket, local_path
 from commitmq.store.log.unique_ids import UniqueIds
 
 if TYPE_CHECKING:
-    from commitmq.client.sending.pending_batch import PendingBatch
+    from commitmq.client.sending.batch import Batch
 
-WINDOW: Final = 16
-LEAST_WINDOW: Final = 4
 FULL_RUN_BYTES: Final = 256 * 1024
 MAX_PUMP_RUN_BYTES: Final = 1024 * 1024
 MAX_PUMP_RUN_MESSAGES: Final = 4096
@@ -98,28 +96,6 @@ class NoRoom(Exception):
         self.pending = pending
 
 
-class InFlight:
-    """One run on its way."""
-
-    __slots__ = ("ack", "futures", "queue", "sizes", "topic", "unique")
-
-    def __init__(
-        self,
-        topic: str,
-        queue: int,
-        ack: str,
-        futures: list[SendFuture],
-        sizes: list[int],
-        unique: tuple[bytes, int],
-    ) -> None:
-        self.topic = topic
-        self.queue = queue
-        self.ack = ack
-        self.futures = futures
-        self.sizes = sizes
-        self.unique = unique
-
-
 class SendCore:
     """See the module. Methods that say "connection owned" must be called by its owner."""
 
@@ -132,6 +108,7 @@ class SendCore:
         max_pending_bytes: int,
         linger_s: float = 0.0,
         ids: UniqueIds | None = None,
+        delivery: AtMostOnce | None = None,
         primary: SendCore | None = None,
     ) -> None:
         """The primary core sends to the writer. One made with a ``primary`` sends memory topics to the memory process."""
@@ -147,7 +124,8 @@ class SendCore:
         self.max_pending_bytes = max_pending_bytes
         self.linger_s = linger_s
         # (Runs of batches have up to twice the bytes of the pump's own.)
-        self.window = max(LEAST_WINDOW, min(WINDOW, max_pending_bytes // (2 * MAX_PUMP_RUN_BYTES)))
+        self.delivery = delivery or AtMostOnce()
+        self.window = max(LEAST_WINDOW, min(self.delivery.window, max_pending_bytes // (2 * MAX_PUMP_RUN_BYTES)))
         self.line = Line()
         # One lock for both cores: a message must not be overtaken while its topic changes over. (One that can be taken
         # again: concurrent.futures' helpers take the condition of each future that they wait for, which is this one.)
@@ -160,8 +138,6 @@ class SendCore:
         self.max_message_bytes = 0
         self.outstanding = 0  # messages pending or in flight; lock held to change
         self.closed = False
-        self.mark = b""  # what records of an idempotent producer carry
-        self._repeating = False  # such a producer sends something again, and nothing else until that is answered
         self._outstanding_bytes = 0
         self._waiting: list[Ticket] = []  # of threads that wait for space or for a flush; lock held to wake them
         # Of the primary, for whoever must not wait for space: called, in whatever thread, with the lock held, when
@@ -171,9 +147,9 @@ class SendCore:
         self.hurried: set[Ticket] = set()  # of threads that wait for a result
         self._groups: dict[_Group, deque[SendFuture]] = {}
         self._pending_bytes = 0
-        self._flying: dict[int, InFlight] = {}
-        self._batches: deque[PendingBatch] = deque()  # that have something to send; lock held to change
-        self._flying_batches: dict[int, PendingBatch] = {}  # whose run it is, by request id
+        self._flying: dict[int, Run] = {}  # by request id
+        self._flying_messages = 0  # runs of single messages among them
+        self._batches: deque[Batch] = deque()  # that have something to send; lock held to change
         self._singles_next = True
         self._earliest = float("inf")
         self._thread: threading.Thread | None = None  # the pump, since it runs
@@ -280,9 +256,13 @@ class SendCore:
                 born_v6=bool(hello["born_host"]["v6"]),
                 store_v6=bool(hello["store_host"]["v6"]),
                 properties_crc=bool(hello["properties_crc"]),
-                mark=self.mark,
+                mark=self.delivery.mark,
             )
         return layout
+
+    def forget_layouts(self) -> None:
+        """Records will carry another mark from now on."""
+        self._layouts.clear()
 
     def in_turn(self, work: Callable[[], _T], deadline: float) -> _T:
         """Do ``work`` as the owner of the connection; the pump steps aside when what it has in flight is answered.
@@ -400,7 +380,7 @@ class SendCore:
                     raise NoRoom(core.outstanding)
             core._wait_for_space(deadline)
 
-    def submit_batch(self, batch: PendingBatch) -> None:
+    def submit_batch(self, batch: Batch) -> None:
         """Add a batch to what the pump sends. Blocks while too much is pending; raises SendError when that lasts."""
         while True:
             with self.lock:
@@ -582,7 +562,7 @@ class SendCore:
             return 0.0
         if self.hurried or self._waiting or self.primary.hurried or self.primary._waiting:
             return 0.0
-        if self._batches or self._flying_batches:
+        if self._batches or len(self._flying) > self._flying_messages:
             return 0.0  # the connection is in use, and nobody would look when the time is over
         return min(self._gathered_at + self.linger_s, self._earliest) - time.monotonic()
 
@@ -591,34 +571,38 @@ class SendCore:
         line = self.line
         owed = True  # those that come behind it without an end must not keep the pump from its turn
         while not self.closed:
-            if owed or len(line) < 2 or self._repeating:
+            if owed or len(line) < 2 or self.delivery.is_repeating:
                 self._fill()
                 owed = False
             with self.lock:
-                if not self._in_flight():
+                if not self._flying:
                     nothing = not (self._groups or self._batches) or self._linger_left_s() > 0
-                    if not self._repeating and (nothing or len(line) > 1):
+                    if not self.delivery.is_repeating and (nothing or len(line) > 1):
                         break
                     continue
                 self._wakes_at = _NEVER
-                if self._in_flight() < self.window and len(line) < 2:
-                    self._wakes_at = FULL_RUN_BYTES if self._flying else _ANY
+                if len(self._flying) < self.window and len(line) < 2:
+                    self._wakes_at = FULL_RUN_BYTES if self._flying_messages else _ANY
             self._receive()
             if time.monotonic() >= self._earliest:
                 self._expire()
         if time.monotonic() >= self._earliest:
             self._expire()
 
-    def _in_flight(self) -> int:
-        return len(self._flying) + len(self._flying_batches)
+    @property
+    def is_flying(self) -> bool:
+        """Whether a run was handed over and not answered (connection owned)."""
+        return bool(self._flying)
 
     def _fill(self) -> None:
-        while (flying := self._in_flight()) < self.window:
-            singles = bool(self._groups) and (not self._flying or self._pending_bytes >= FULL_RUN_BYTES)
+        if not self.delivery.may_send(self):
+            return
+        while len(self._flying) < self.window:
+            singles = bool(self._groups) and (not self._flying_messages or self._pending_bytes >= FULL_RUN_BYTES)
             singles = singles and self._linger_left_s() <= 0
             if not singles and not self._batches:
                 return
-            if flying and self.channel is not None and self.channel.lost():
+            if self._flying and self.channel is not None and self.channel.lost():
                 self._lose("the connection ended before the answer")
                 return
             now = time.monotonic()
@@ -632,7 +616,7 @@ class SendCore:
                 return
             if not self._groups and not self._batches:
                 return  # the connection was found lost meanwhile, and they with it
-            if self._batches and not (singles and self._singles_next):
+            if self._batches and not (singles and self._singles_next and not self.delivery.in_submission_order):
                 self._singles_next = True
                 if not self._send_batch(channel, now + 0.5):
                     return
@@ -692,7 +676,7 @@ class SendCore:
             if waiting:
                 self._groups[group] = waiting  # at the end: other topics and queues have their turn first
         if refused:
-            self._fail(
+            self.fail(
                 refused, lambda: not_stored("MESSAGE_ILLEGAL", f"the body is larger than the {limit} bytes allowed")
             )
         return futures
@@ -700,60 +684,85 @@ class SendCore:
     def _send_run(
         self, channel: Channel, topic: str, queue: int, ack: str, group: _Group, futures: list[SendFuture]
     ) -> None:
-        unique = self.ids.block(len(futures))
-        try:
-            sizes, data = encode_messages(self.layout(topic), queue, futures, unique)
-        except Exception as error:
-            # What a message may be was checked when it was sent. Should one get this far, its run ends with it, and no more.
-            reason = f"the messages cannot be encoded: {error!r}"
-            self._fail(futures, lambda: not_stored("CLIENT_ERROR", reason))
-            return
-        identity = channel.next_id()
-        header = {
+        fields = {
             "v": wire.PROTOCOL_VERSION,
             "op": "append",
-            "id": identity,
             "topic": topic,
             "queue": queue,
             "count": len(futures),
             "ack": ack,
         }
+        unique = self.ids.block(len(futures))
         try:
-            channel.put([orjson.dumps(header), data], time.monotonic() + 0.5)
-        except NodeUnavailableError as error:
-            # Not taken: these wait for the next connection, before those that came after them.
-            with self.lock:
-                for one in futures:
-                    one._state = "PENDING"
-                    self._pending_bytes += one.size_bytes
-                waiting = self._groups.get(group)
-                if waiting is None:
-                    waiting = self._groups[group] = deque()
-                waiting.extendleft(reversed(futures))
-            self._lose(error.message)
+            with self.delivery.numbered(topic, queue, fields) as sequence:
+                sizes, data = encode_messages(self.layout(topic), queue, futures, unique, sequence)
+        except SendError as error:
+            # (Bound: the name goes with the except block.)
+            code, sentence = error.code, error.message
+            self.fail(futures, lambda: not_stored(code, sentence))
             return
-        self._flying[identity] = InFlight(topic, queue, ack, futures, sizes, unique)
+        except Exception as error:
+            # What a message may be was checked when it was sent. Should one get this far, its run ends with it, and no more.
+            reason = f"the messages cannot be encoded: {error!r}"
+            self.fail(futures, lambda: not_stored("CLIENT_ERROR", reason))
+            return
+        run = MessagesRun(self, group, queue, futures, sizes, unique, fields, data)
+        run.sequence = sequence
+        self._hand_over(channel, run)
 
     def _send_batch(self, channel: Channel, put_deadline: float) -> bool:
         """Send the next run of the first batch that waits; False when there is no use in going on at once."""
-        from commitmq.client.sending.pending_batch import NotYet
-
         batch = self._batches[0]
         try:
-            identity = batch.send_next(channel, put_deadline)
-        except NodeUnavailableError as error:
-            self._lose(error.message)
-            return False
+            run = batch.next_run(put_deadline)
         except NotYet as error:
             self._fail_batches(False, "NODE_UNAVAILABLE", str(error))
             return False
-        if identity is not None:
-            self._flying_batches[identity] = batch
-        self._finish_batch(batch)
+        if run is not None and not self._hand_over(channel, run):
+            return False
+        self.finish_batch(batch)
         return self.channel is channel
 
-    def _finish_batch(self, batch: PendingBatch) -> None:
-        """Let go of a batch that has nothing more to send, and of its future when all of it is answered."""
+    def _hand_over(self, channel: Channel, run: Run) -> bool:
+        """Send ``run``; one that the connection does not take waits for the next one, before what came after it."""
+        try:
+            self.put(channel, run)
+        except NodeUnavailableError as error:
+            self.delivery.not_taken(run)
+            self._lose(error.message)
+            return False
+        self.delivery.handed_over(run)
+        return True
+
+    def put(self, channel: Channel, run: Run) -> None:
+        """Hand ``run`` to the connection (connection owned). Raises NodeUnavailableError: it did not take it."""
+        identity = channel.next_id()
+        channel.put([orjson.dumps({**run.fields, "id": identity}), run.data], time.monotonic() + 0.5)
+        self._flying[identity] = run
+        self._flying_messages += isinstance(run, MessagesRun)
+
+    def put_back(self, group: _Group, futures: list[SendFuture]) -> None:
+        """Messages of a run that is certainly not stored wait again, before those that came after them."""
+        with self.lock:
+            waiting = self._groups.setdefault(group, deque())
+            for one in reversed(futures):
+                if one._state == "RUNNING":
+                    one._state = "PENDING"
+                    self._pending_bytes += one.size_bytes
+                    self._earliest = min(self._earliest, one.deadline)
+                    waiting.appendleft(one)
+            if not waiting:
+                del self._groups[group]
+
+    def put_back_batch(self, batch: Batch) -> None:
+        """A run of ``batch`` is to be sent again, before other batches'."""
+        with self.lock:
+            if batch not in self._batches:
+                self._batches.appendleft(batch)
+                self._earliest = min(self._earliest, batch.deadline)
+
+    def finish_batch(self, batch: Batch) -> None:
+        """Let go of a batch that has nothing more to send, and tell its outcome when all of it has one."""
         if batch.more:
             return
         with self.lock, contextlib.suppress(ValueError):
@@ -761,17 +770,12 @@ class SendCore:
         if not batch.in_flight:
             batch.finish()
 
-    def settle_batch(self, batch: PendingBatch) -> None:
-        """Its future is done or cancelled: it takes no room any more."""
+    def settle_batch(self, batch: Batch) -> None:
+        """It has its outcome or was cancelled: it takes no room any more."""
         with self.lock:
-            if not batch.settled:
-                batch.settled = True
+            if not batch.is_settled:
+                batch.is_settled = True
                 self._settle(len(batch), batch.size_bytes)
-
-    def _lose_batches(self, batches: list[PendingBatch], error: SendError) -> None:
-        for batch in dict.fromkeys(batches):
-            batch.lose(error)
-            self._finish_batch(batch)
 
     def _receive(self) -> None:
         """Wait for answers, a ring of the bell or one tick; take all answers that are there."""
@@ -798,80 +802,67 @@ class SendCore:
             except ProtocolError as error:
                 self._lose(error.message)
                 return
-            identity = answer.get("id", -1)
-            batch = self._flying_batches.pop(identity, None)
-            if batch is not None:
-                batch.answered(identity, answer)
-                if answer.get("code") == WRONG_ENDPOINT and not self.is_primary:
-                    self.primary.restore(batch.topic)
-                self._finish_batch(batch)
-                if not self._in_flight():
-                    return
-                continue
-            run = self._flying.pop(identity, None)
+            run = self._flying.pop(answer.get("id", -1), None)
             if run is None:
                 if not answer["ok"] and answer.get("id") is None:
                     self._lose(f"the node could not read a request: {answer.get('error')}")
                     return
                 continue
-            self._answered(run, answer)
-            if not self._in_flight():
+            self._flying_messages -= isinstance(run, MessagesRun)
+            if answer["ok"]:
+                run.stored(answer)
+            else:
+                self.delivery.refused(self, run, answer)
+            if not self._flying:
                 return
 
-    def _answered(self, run: InFlight, answer: dict[str, Any]) -> None:
-        if not answer["ok"]:
-            self.routes.forget(run.topic)
-            if answer.get("code") == WRONG_ENDPOINT and not self.is_primary:
-                self.primary.restore(run.topic)
-            self._fail(run.futures, lambda: wire.send_refusal(answer))
-            return
-        futures = run.futures
+    def refuse(self, run: Run, answer: dict[str, Any]) -> None:
+        """The node has refused ``run`` for good (connection owned)."""
+        self.routes.forget(run.topic)
+        if answer.get("code") == WRONG_ENDPOINT and not self.is_primary:
+            self.primary.restore(run.topic)
+        run.failed(lambda: wire.send_refusal(answer), answer)
+
+    def resolve(
+        self,
+        futures: list[SendFuture],
+        finish: Callable[[list[SendFuture]], tuple[list[SendFuture], list[SendFuture]]],
+    ) -> None:
+        """Resolve the futures of a stored run by ``finish``, which returns as send_future.finish_run."""
         size_bytes = sum([one.size_bytes for one in futures])
-        prefix, counter = run.unique
-        ack = RunAck(run.topic, run.queue, run.ack, run.sizes, (prefix.decode(), counter), answer)
         with self.lock:
             # Some may have run out of time before: they are settled already.
-            called, before = finish_run(futures, ack)
+            called, before = finish(futures)
             self._settle(len(futures) - len(before), size_bytes - sum([one.size_bytes for one in before]))
         if called:
             run_callbacks(called)
 
     def _lose(self, sentence: str) -> None:
-        """The connection is of no more use: everything in flight is of unknown fate."""
+        """The connection is of no more use; the delivery policy says what becomes of the runs in flight."""
         self.disconnect()
-        flying, self._flying = self._flying, {}
-        for run in flying.values():
-            self._fail(run.futures, lambda: unknown(sentence))
-        batches, self._flying_batches = list(self._flying_batches.values()), {}
-        self._lose_batches(batches, unknown(sentence))
+        self.delivery.lost(self._take_flying(), sentence)
+
+    def _take_flying(self) -> list[Run]:
+        flying, self._flying, self._flying_messages = self._flying, {}, 0
+        return list(flying.values())
 
     def _give_up(self, sentence: str) -> None:
         """Nothing that is in flight will be asked about again."""
-        self._lose(sentence)
+        self.disconnect()
+        self.delivery.give_up(self._take_flying(), sentence)
 
     def _expire(self) -> None:
         """Fail what is out of time; a run of which nobody waits any more takes the connection with it."""
         now = time.monotonic()
         self._fail_pending(False, "TIMEOUT", "not sent in time")
         self._fail_batches(False, "TIMEOUT", "not sent in time")
-        earliest = float("inf")
-        stuck = False
-        for run in list(self._flying.values()):
-            late = [one for one in run.futures if one._state == "RUNNING" and one.deadline <= now]
-            self._fail(late, lambda: unknown("no answer in time", "TIMEOUT"))
-            left = [one.deadline for one in run.futures if one._state == "RUNNING"]
-            stuck |= not left
-            earliest = min(left, default=earliest)
-        late_batches = [batch for batch in self._flying_batches.values() if batch.deadline <= now]
-        if late_batches:
-            stuck = True
-            self._flying_batches = {at: one for at, one in self._flying_batches.items() if one.deadline > now}
-            self._lose_batches(late_batches, unknown("no answer in time", "TIMEOUT"))
-        if stuck:
+        deadlines = [run.expire(now, no_answer) for run in list(self._flying.values())]
+        if NEVER_S in deadlines:
             self._lose("no answer in time")
+        earliest = min([*deadlines, self.delivery.expire(now)], default=NEVER_S)
         with self.lock:
-            pending = min((one.deadline for waiting in self._groups.values() for one in waiting), default=float("inf"))
-            batches = min((one.deadline for one in (*self._batches, *self._flying_batches.values())), default=earliest)
+            pending = min((one.deadline for waiting in self._groups.values() for one in waiting), default=NEVER_S)
+            batches = min((one.deadline for one in self._batches), default=NEVER_S)
             self._earliest = min(earliest, pending, batches)
 
     def _fail_pending(self, everything: bool, code: str, sentence: str) -> None:
@@ -896,13 +887,15 @@ class SendCore:
                     one._state = "RUNNING"
                     self._pending_bytes -= one.size_bytes
                 failed += late
-        self._fail(failed, lambda: not_stored(code, sentence))
+        self.fail(failed, lambda: not_stored(code, sentence))
 
     def _fail_batches(self, everything: bool, code: str, sentence: str) -> None:
         """As :meth:`_fail_pending`, for batches none of whose runs is in flight (connection owned)."""
         now = time.monotonic()
-        late = [one for one in list(self._batches) if not one.in_flight and (everything or one.deadline <= now)]
-        self._lose_batches(late, not_stored(code, sentence))
+        for batch in list(self._batches):
+            if not batch.in_flight and (everything or batch.deadline <= now):
+                batch.fail(not_stored(code, sentence))
+                self.finish_batch(batch)
 
     def _fail_group(self, group: _Group, error: SendError) -> None:
         with self.lock:
@@ -910,12 +903,13 @@ class SendCore:
             for one in waiting:
                 one._state = "RUNNING"
                 self._pending_bytes -= one.size_bytes
-        self._fail(
+        self.fail(
             waiting,
             lambda: send_error(error.code, error.message, error.outcome, error.retry_after_ms),
         )
 
-    def _fail(self, futures: list[SendFuture], make_error: Any) -> None:
+    def fail(self, futures: list[SendFuture], make_error: MakeError) -> None:
+        """Fail messages, each with an error of its own; those that are done already stay as they are."""
         # In small steps: whoever sends, an event loop perhaps, waits for the lock.
         for start in range(0, len(futures), _FAIL_STEP):
             with self.lock:
