@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from commitmq import Admin, BatchSendError, Consumer, InvalidMessageError, Message, Outcome, Producer
-from commitmq.client.sending.send_core import WINDOW
+from commitmq.client.sending.delivery import WINDOW
 from messages_stored import read_all, while_the_writer_dies
 from nodes import Node, start_node
 

@@ -32,7 +32,8 @@ from commitmq import (
     Producer,
     SendError,
 )
-from commitmq.client.sending.send_core import MAX_PUMP_RUN_MESSAGES, WINDOW
+from commitmq.client.sending.delivery import WINDOW
+from commitmq.client.sending.send_core import MAX_PUMP_RUN_MESSAGES
 from commitmq.format.java import java_string_hash
 from messages_stored import read_all, while_the_writer_dies
 from nodes import Node, environment, eventually, free_ports, start_node

@@ -4,7 +4,7 @@ The pump sends batches in the order of their submission, each once all runs of t
 batches to one queue are stored in that order unless the first one fails. A run that a connection did not take is sent on the
 next one. A batch of which a run was lost sends no further one.
 
-The outcome goes to a sink: a :class:`BatchFuture` for an asynchronous send, a :class:`BatchWait` for a thread that waits. The
+The outcome goes to a :class:`BatchFuture` for an asynchronous send, and to a :class:`BatchWait` for a thread that waits. The
 latter is no future, because an exception from outside can leave a future's condition locked
 (:mod:`commitmq.client.sending.line`), and the pump needs it.
 """
@@ -43,7 +43,7 @@ def shard(sharding_key: str, queues: int) -> int:
 
 
 class BatchFuture(Future[BatchResult]):
-    """The sink of an asynchronous batch. It gives the batch's room back before its callbacks run: they may send the next one."""
+    """The outcome of an asynchronous batch. The batch's room is free before callbacks run, because they may send the next one."""
 
     def __init__(self, batch: Batch) -> None:
         super().__init__()

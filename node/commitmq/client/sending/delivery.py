@@ -1,8 +1,9 @@
-"""Delivery policies: what happens to a run when it is refused, or when its answer does not come.
+"""Delivery policies: they decide about a run that the node refuses, or that gets no answer.
 
-:class:`AtMostOnce` fails it: as the node says, or as of unknown fate. :class:`Numbered` is idempotent sending: each message gets
-the next sequence of its queue (:mod:`commitmq.store.producers.producer_table`). The node stores each once and answers a
-repetition with its place. So a run without an answer is repeated on the next connection, with the same numbers and the same
+:class:`AtMostOnce` fails such a run, as not stored or as of unknown fate.
+
+:class:`Numbered` is idempotent sending: each message gets the next sequence of its queue
+(:mod:`commitmq.store.producers.producer_table`). The node stores each once and answers a repetition with its place. So a run without an answer is repeated on the next connection, with the same numbers and the same
 bytes, until it is answered or the time of its messages is over.
 
 While something is repeated nothing new is sent, because the node takes a queue's numbers in their order:

@@ -3,8 +3,8 @@
 Who owns the connection (whose ticket is the first in ``line``, see :mod:`commitmq.client.sending.line`):
 
 * the calling thread of a synchronous send, for the time of its round trip: no thread hop is on that path;
-* the pump thread, while asynchronous sends or batches are pending. Synchronous sends that find the connection taken become pending
-  ones, so that many sending threads coalesce into runs like asynchronous sends do.
+* the pump thread, while asynchronous sends or batches are pending. Synchronous sends that find the connection taken become
+  pending ones, so that many sending threads coalesce into runs like asynchronous sends do.
 
 The pump sends the first pending message at once. While runs are in flight, what arrives is collected: the next run goes
 when an answer comes back, or when :data:`FULL_RUN_BYTES` are there and fewer than :data:`WINDOW` runs are in flight. So
@@ -802,19 +802,21 @@ class SendCore:
             except ProtocolError as error:
                 self._lose(error.message)
                 return
-            run = self._flying.pop(answer.get("id", -1), None)
-            if run is None:
-                if not answer["ok"] and answer.get("id") is None:
-                    self._lose(f"the node could not read a request: {answer.get('error')}")
-                    return
-                continue
-            self._flying_messages -= isinstance(run, MessagesRun)
-            if answer["ok"]:
-                run.stored(answer)
-            else:
-                self.delivery.refused(self, run, answer)
+            self._take_answer(answer)
             if not self._flying:
                 return
+
+    def _take_answer(self, answer: dict[str, Any]) -> None:
+        run = self._flying.pop(answer.get("id", -1), None)
+        if run is None:
+            if not answer["ok"] and answer.get("id") is None:
+                self._lose(f"the node could not read a request: {answer.get('error')}")
+            return
+        self._flying_messages -= isinstance(run, MessagesRun)
+        if answer["ok"]:
+            run.stored(answer)
+        else:
+            self.delivery.refused(self, run, answer)
 
     def refuse(self, run: Run, answer: dict[str, Any]) -> None:
         """The node has refused ``run`` for good (connection owned)."""

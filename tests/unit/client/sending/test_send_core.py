@@ -13,15 +13,14 @@ from typing import Any
 import pytest
 
 from commitmq.client.results import BatchSendError
+from commitmq.client.sending.batch import Batch, BatchRun
 from commitmq.client.sending.batch_plan import plan_batch
-from commitmq.client.sending.idempotent import IdempotentCore, Sequences
+from commitmq.client.sending.delivery import LEAST_WINDOW, WINDOW, AtMostOnce, Numbered, Sequences
 from commitmq.client.sending.line import Line
-from commitmq.client.sending.pending_batch import PendingBatch
-from commitmq.client.sending.send_core import FULL_RUN_BYTES, LEAST_WINDOW, MAX_PUMP_RUN_BYTES, WINDOW, SendCore
+from commitmq.client.sending.send_core import FULL_RUN_BYTES, MAX_PUMP_RUN_BYTES, SendCore
 from commitmq.client.sending.send_future import SendFuture
 from commitmq.errors import InvalidMessageError, NodeUnavailableError, Outcome, SendError
 from commitmq.format.record import decode_record
-from commitmq.store.log.unique_ids import UniqueIds
 
 HELLO: dict[str, Any] = {
     "max_message_bytes": 1 << 22,
@@ -62,11 +61,11 @@ def waiting(core: SendCore, body: bytes) -> SendFuture:
     return core.submit("topic", 0, "memory", body, None, time.monotonic() + 60)
 
 
-@pytest.fixture(params=[SendCore, IdempotentCore])
+@pytest.fixture(params=[AtMostOnce, Numbered])
 def core(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
     limits = {"timeout_s": 60.0, "max_pending": 1000, "max_pending_bytes": 1 << 30}
-    plain = request.param is SendCore
-    made = SendCore(None, **limits) if plain else IdempotentCore(None, Sequences("test", 0), **limits)
+    delivery = AtMostOnce() if request.param is AtMostOnce else Numbered(Sequences("test", 0))
+    made = SendCore(None, **limits, delivery=delivery)
     monkeypatch.setattr(made.routes, "is_memory", lambda topic, deadline: False)
     made._thread = threading.current_thread()  # this test does what the thread would
     yield made
@@ -89,11 +88,11 @@ def test_runs_of_a_lost_connection_are_not_forgotten_when_more_waits(
         core._fill()
     known = {id(one) for run in core._flying.values() for one in run.futures}
     known |= {id(one) for group in core._groups.values() for one in group}
-    known |= {id(one) for run in getattr(core, "_again", ()) for one in run.futures}
+    known |= {id(one) for run in getattr(core.delivery, "_again", ()) for one in run.futures}
     for one in first + second:
         assert one.done() or id(one) in known, "nobody would ever tell its outcome"
     assert core.outstanding == sum(not one.done() for one in first + second)
-    if type(core) is SendCore:
+    if type(core.delivery) is AtMostOnce:
         for one in first:
             with pytest.raises(SendError) as caught:
                 one.result(0)
@@ -117,9 +116,8 @@ def test_counts_and_ids_are_right_where_some_of_a_run_drop_out(plain: Any, monke
         large.result(0)
     (run,) = plain._flying.values()
     assert len(run.futures) == 599
-    plain._fail([futures[5]], lambda: SendError("TIMEOUT", "late", outcome=Outcome.UNKNOWN))
-    plain._flying.clear()
-    plain._answered(run, {**OK, "msg_id": "A" * 32})
+    plain.fail([futures[5]], lambda: SendError("TIMEOUT", "late", outcome=Outcome.UNKNOWN))
+    plain._take_answer({"id": 1, **OK, "msg_id": "A" * 32})
     assert (plain.outstanding, plain._outstanding_bytes, plain._pending_bytes) == (0, 0, 0)
     data = frames[0][1]
     for one in futures[:3] + futures[6:]:
@@ -141,10 +139,10 @@ def test_a_body_that_is_known_to_be_too_large_is_refused_at_once(plain: Any) -> 
 # ---------------------------------------------------------------- pending batches
 
 
-def pending(core: SendCore, *bodies: bytes, limit_s: float = 60) -> PendingBatch:
+def pending(core: SendCore, *bodies: bytes, limit_s: float = 60) -> Batch:
     nothing: dict[str, Any] = dict.fromkeys(("tags", "keys", "properties", "sharding_keys", "compressed"))
     plan = plan_batch("topic", list(bodies), **nothing)
-    batch = PendingBatch(core, plan, UniqueIds(), ack="memory", limit_s=limit_s, inner=False, queue=0)
+    batch = Batch(core, plan, ack="memory", limit_s=limit_s, inner=False, queue=0, is_async=True)
     core.submit_batch(batch)
     return batch
 
@@ -168,10 +166,7 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def answer(core: Any, identity: int, **fields: Any) -> None:
-    """What ``_receive`` does with one answer."""
-    batch = core._flying_batches.pop(identity)
-    batch.answered(identity, {"id": identity, **fields})
-    core._finish_batch(batch)
+    core._take_answer({"id": identity, **fields})
 
 
 OK = {
@@ -211,7 +206,8 @@ def test_batches_and_messages_take_turns(plain: Any) -> None:
         pending(plain, b"batch")
         waiting(plain, b"m" * FULL_RUN_BYTES * 4)  # a run of its own each
     plain._fill()
-    assert len(plain._flying) == len(plain._flying_batches) == 2
+    assert [isinstance(run, BatchRun) for run in plain._flying.values()].count(True) == 2
+    assert len(plain._flying) == 4
 
 
 def test_a_lost_connection_fails_the_batches_on_it_and_no_others(plain: Any) -> None:
@@ -304,7 +300,7 @@ def test_a_batch_that_cannot_be_encoded_is_its_own_end_only(plain: Any) -> None:
     plain._fill()
     with pytest.raises(TypeError):
         bad.future.result(0)
-    answer(plain, max(plain._flying_batches), **OK)
+    answer(plain, max(plain._flying), **OK)
     assert good.future.result(0)
     assert plain.outstanding == 0
 
@@ -312,7 +308,7 @@ def test_a_batch_that_cannot_be_encoded_is_its_own_end_only(plain: Any) -> None:
 def test_a_callback_has_the_room_of_its_batch(plain: Any) -> None:
     plain.max_pending = 2
     first = pending(plain, b"a", b"b")
-    sent: list[PendingBatch] = []
+    sent: list[Batch] = []
     first.future.add_done_callback(lambda _: sent.append(pending(plain, b"c", b"d")))
     plain._fill()
     answer(plain, 1, **OK)
