@@ -4,9 +4,8 @@ The pump sends batches in the order of their submission, each once all runs of t
 batches to one queue are stored in that order unless the first one fails. A run that a connection did not take is sent on the
 next one. A batch of which a run was lost sends no further one.
 
-The outcome goes to a :class:`BatchFuture` for an asynchronous send, and to a :class:`BatchWait` for a thread that waits. The
-latter is no future, because an exception from outside can leave a future's condition locked
-(:mod:`commitmq.client.sending.line`), and the pump needs it.
+The outcome goes to a :class:`BatchFuture` for an asynchronous send, and to a :class:`commitmq.client.sending.wait.Wait` for a
+thread that waits.
 """
 
 from __future__ import annotations
@@ -16,24 +15,23 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from commitmq.client.heap import keep_freed_memory
 from commitmq.client.results import BatchResult, BatchSendError, RunAck
 from commitmq.client.sending.batch_plan import BatchPlan, PlannedRun
 from commitmq.client.sending.inner_batch import encode_batch
-from commitmq.client.sending.line import Line
 from commitmq.client.sending.run import NEVER_S, MakeError, NotYet, Run
 from commitmq.client.sending.run_encoder import EncodedRun, encode_run
+from commitmq.client.sending.wait import Wait
 from commitmq.errors import Outcome, SendError
 from commitmq.format.constants import Property
 from commitmq.format.java import java_string_hash
 from commitmq.protocol import wire
 
 if TYPE_CHECKING:
-    from commitmq.client.sending.send_core import SendCore
+    from commitmq.client.sending.pump import Pump
 
-_LOOK_S: Final = 1.0
 _log = logging.getLogger("commitmq.client")
 
 
@@ -43,7 +41,7 @@ def shard(sharding_key: str, queues: int) -> int:
 
 
 class BatchFuture(Future[BatchResult]):
-    """The outcome of an asynchronous batch. The batch's room is free before callbacks run, because they may send the next one."""
+    """The outcome of an asynchronous batch. The batch's room is free before its callbacks run: they may send more."""
 
     def __init__(self, batch: Batch) -> None:
         super().__init__()
@@ -66,40 +64,6 @@ class BatchFuture(Future[BatchResult]):
                 self.set_result(result)
         except BaseException:  # of a callback; the other batches must have their outcomes too
             _log.exception("a callback of a batch failed", extra={"fields": {}})
-
-
-class BatchWait:
-    """The sink of a batch for which a thread waits."""
-
-    def __init__(self, batch: Batch) -> None:
-        self._batch = batch
-        self._ticket = Line.ticket()
-        self._result: BatchResult | None = None
-        self._error: Exception | None = None
-        self._is_done = False
-        self._is_withdrawn = False
-
-    def start(self) -> bool:
-        return not self._is_withdrawn
-
-    def done_with(self, result: BatchResult | None, error: Exception | None) -> None:
-        self._batch.settle()
-        self._result, self._error = result, error
-        self._is_done = True
-        self._ticket.release()
-
-    def wait(self) -> BatchResult:
-        """The result, or the error raised. An interruption withdraws a batch of which nothing was sent."""
-        try:
-            while not self._is_done:
-                self._ticket.acquire(timeout=_LOOK_S)
-        except BaseException:
-            self._is_withdrawn = True
-            raise
-        if self._error is not None:
-            raise self._error
-        assert self._result is not None
-        return self._result
 
 
 class BatchRun(Run):
@@ -148,7 +112,7 @@ class Batch:
 
     def __init__(
         self,
-        core: SendCore,
+        pump: Pump,
         plan: BatchPlan,
         *,
         ack: str,
@@ -157,13 +121,15 @@ class Batch:
         queue: int | None,
         is_async: bool = False,
     ) -> None:
-        self._sink: BatchFuture | BatchWait = BatchFuture(self) if is_async else BatchWait(self)
+        self._sink: BatchFuture | Wait[BatchResult] = BatchFuture(self) if is_async else Wait(self.settle)
         self.is_settled = False
         """Its room is given back; the core's lock is held to read and to set it."""
         self.size_bytes = int(plan.body_sizes.sum())
         self.in_flight = 0
         """Runs that were handed over and have no outcome yet."""
-        self._core = core
+        self.pump = pump
+        self._lane = pump.lane
+        self._outbox = pump.outbox
         self._plan = plan
         self._ack = ack
         self._limit_s = limit_s
@@ -197,7 +163,7 @@ class Batch:
 
     def wait(self) -> BatchResult:
         """Of a synchronous batch: its outcome, once it is there. Raises BatchSendError or InvalidMessageError."""
-        assert isinstance(self._sink, BatchWait)
+        assert isinstance(self._sink, Wait)
         return self._sink.wait()
 
     @property
@@ -207,7 +173,7 @@ class Batch:
 
     def settle(self) -> None:
         """Give the batch's room back."""
-        self._core.settle_batch(self)
+        self._outbox.settle_batch(self)
 
     # ------------------------------------------------------------ its runs
 
@@ -242,9 +208,9 @@ class Batch:
         assert self._left is not None
         self._left.appendleft(run.number)
         if self.more:
-            self._core.put_back_batch(self)
+            self._outbox.put_back_batch(self)
         else:
-            self._core.finish_batch(self)
+            self._outbox.finish_batch(self)
 
     def note_stored(self, run: BatchRun, answer: dict[str, Any]) -> None:
         """The node has stored ``run``."""
@@ -252,7 +218,7 @@ class Batch:
         self._acks[run.number] = run.encoded.acknowledged(self._ack, answer)
         self._stored += run.count
         self._extend()
-        self._core.finish_batch(self)
+        self._outbox.finish_batch(self)
 
     def note_failed(self, run: BatchRun, error: SendError, answer: dict[str, Any] | None) -> None:
         """``run`` has failed: no further one is sent."""
@@ -265,7 +231,7 @@ class Batch:
         elif error.outcome is Outcome.UNKNOWN:
             self._unknown += run.count
         self._extend()
-        self._core.finish_batch(self)
+        self._outbox.finish_batch(self)
 
     def fail(self, error: SendError) -> None:
         """Nothing more of it will be sent."""
@@ -301,7 +267,7 @@ class Batch:
         if not self._run():
             self._left = deque()
             return False
-        self._plan.check_sizes(self._core.max_message_bytes, inner=self._inner)
+        self._plan.check_sizes(self._lane.max_message_bytes, inner=self._inner)
         self._planned = list(self._runs(deadline))
         self._left = deque(range(len(self._planned)))
         return True
@@ -309,19 +275,19 @@ class Batch:
     def _runs(self, deadline: float) -> Iterator[PlannedRun]:
         """The batch in runs, each of one queue and of a size that the node takes. Raises SendError."""
         keep_freed_memory()
-        core, plan = self._core, self._plan
+        lane, plan = self._lane, self._plan
         groups = [(-1 if self._queue is None else self._queue, 0, len(plan))]
         if self._queue is None and plan.sharding_keys is not None:
-            count = core.routes.queues(plan.topic, deadline)
+            count = lane.routes.queues(plan.topic, deadline)
             groups = plan.sort_by_queue([shard(key, count) if key else -1 for key in plan.sharding_keys])
         if self._inner:
-            return plan.inner_batches(groups, core.max_message_bytes)
-        return plan.runs(core.layout(plan.topic), groups, int(core.hello["max_run_bytes"]))
+            return plan.inner_batches(groups, lane.max_message_bytes)
+        return plan.runs(lane.layout(plan.topic), groups, int(lane.hello["max_run_bytes"]))
 
     def _encoded(self, number: int, deadline: float) -> BatchRun:
         """Run ``number`` as this connection wants it. Raises SendError when the queues are not known or no number is left."""
-        core, topic, planned = self._core, self._plan.topic, self._planned[number]
-        queue = planned.queue if planned.queue >= 0 else core.routes.next_queue(topic, deadline)
+        lane, topic, planned = self._lane, self._plan.topic, self._planned[number]
+        queue = planned.queue if planned.queue >= 0 else lane.routes.next_queue(topic, deadline)
         part = self._plan.slice(planned)
         fields: dict[str, Any] = {
             "v": wire.PROTOCOL_VERSION,
@@ -333,14 +299,14 @@ class Batch:
         }
         if self._inner:
             del part["sys_flags"]  # a batch says nothing about single bodies, so they are not compressed
-            data, unique = encode_batch(unique_ids=core.ids, **part)
+            data, unique = encode_batch(unique_ids=lane.ids, **part)
             fields.update(born=self._born, properties=self._record_properties(planned))
             # They share one record, so the way from one to the next is 0 bytes.
             encoded = EncodedRun(topic, queue, data, [0] * (planned.stop - planned.start), unique)
             return BatchRun(self, number, planned, encoded, fields)
-        with core.delivery.numbered(topic, queue, fields) as sequence:
+        with lane.delivery.numbered(topic, queue, fields) as sequence:
             encoded = encode_run(
-                core.layout(topic), queue, unique_ids=core.ids, born=self._born, sequence=sequence, **part
+                lane.layout(topic), queue, unique_ids=lane.ids, born=self._born, sequence=sequence, **part
             )
         run = BatchRun(self, number, planned, encoded, fields)
         run.sequence = sequence
@@ -349,7 +315,7 @@ class Batch:
     def _record_properties(self, planned: PlannedRun) -> dict[str, str]:
         """The properties of the record itself: an id, and the tag of its messages if they share one, for the tag filter."""
         tag = self._plan.common_tag(planned)
-        return {Property.UNIQUE_KEY: self._core.ids.next(), **({Property.TAGS: tag} if tag else {})}
+        return {Property.UNIQUE_KEY: self._lane.ids.next(), **({Property.TAGS: tag} if tag else {})}
 
     def _order(self) -> list[tuple[int, int]] | None:
         """(run, index within it) of each message of the caller, where sharding sorted them; else None."""

@@ -3,8 +3,9 @@
 :class:`AtMostOnce` fails such a run, as not stored or as of unknown fate.
 
 :class:`Numbered` is idempotent sending: each message gets the next sequence of its queue
-(:mod:`commitmq.store.producers.producer_table`). The node stores each once and answers a repetition with its place. So a run without an answer is repeated on the next connection, with the same numbers and the same
-bytes, until it is answered or the time of its messages is over.
+(:mod:`commitmq.store.producers.producer_table`). The node stores each once and answers a repetition with its place. So a
+run without an answer is repeated on the next connection, with the same numbers and the same bytes, until it is answered or
+the time of its messages is over.
 
 While something is repeated nothing new is sent, because the node takes a queue's numbers in their order:
 
@@ -25,16 +26,15 @@ import secrets
 import time
 from bisect import insort
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
-from commitmq.client.routes import not_stored, unknown
+from commitmq.client.routes import Routes, not_stored, unknown
+from commitmq.client.sending.line import Line
 from commitmq.client.sending.run import NEVER_S, Run
 from commitmq.errors import NodeUnavailableError, Outcome, SendError
 from commitmq.format.producer_mark import MAX_EPOCH, MAX_ID_CHARACTERS, is_producer_id, mark_prefix
 from commitmq.protocol import wire
-
-if TYPE_CHECKING:
-    from commitmq.client.sending.send_core import SendCore
+from commitmq.protocol.connection import Channel
 
 WINDOW: Final = 16
 LEAST_WINDOW: Final = 4
@@ -45,6 +45,20 @@ UNKNOWN_PRODUCER: Final = "UNKNOWN_PRODUCER_ID"
 LATER: Final = frozenset(("SERVICE_NOT_AVAILABLE", "SYSTEM_BUSY", "CREATE_MAPPED_FILE_FAILED", "NODE_UNAVAILABLE"))
 PAUSE_S: Final = 0.05
 _MAX_PAUSE_S: Final = 1.0
+
+
+class Way(Protocol):
+    """The lane, as far as a policy uses it."""
+
+    routes: Routes
+    line: Line
+    flying: dict[int, Run]
+
+    def connect(self, deadline: float) -> Channel: ...
+    def put(self, channel: Channel, run: Run) -> None: ...
+    def disconnect(self) -> None: ...
+    def forget_layouts(self) -> None: ...
+    def refuse(self, run: Run, answer: dict[str, Any]) -> None: ...
 
 
 def no_answer() -> SendError:
@@ -73,7 +87,7 @@ class AtMostOnce:
         """
         yield 0
 
-    def may_send(self, core: SendCore) -> bool:
+    def may_send(self, lane: Way) -> bool:
         """Whether new runs may go now. Repeats what must be repeated before."""
         return True
 
@@ -84,9 +98,9 @@ class AtMostOnce:
         """The connection did not take ``run``: it is nobody's."""
         run.give_back()
 
-    def refused(self, core: SendCore, run: Run, answer: dict[str, Any]) -> None:
+    def refused(self, lane: Way, run: Run, answer: dict[str, Any]) -> None:
         """The node has refused ``run``."""
-        core.refuse(run, answer)
+        lane.refuse(run, answer)
 
     def lost(self, runs: list[Run], sentence: str) -> None:
         """Nobody will answer these runs over the connection that took them."""
@@ -186,16 +200,16 @@ class Numbered(AtMostOnce):
             sequences.rewind(topic, queue, first)
             raise
 
-    def may_send(self, core: SendCore) -> bool:
+    def may_send(self, lane: Way) -> bool:
         if self._again or self._refused or self._is_lost:
-            if core.is_flying:
+            if lane.flying:
                 return False
             if self._again:
-                self._send_again(core)
+                self._send_again(lane)
                 return False
-            self._close_gap(core)
+            self._close_gap(lane)
         self._is_repeating = False
-        return len(core.line) < 2  # somebody waits for the connection
+        return len(lane.line) < 2  # somebody waits for the connection
 
     def handed_over(self, run: Run) -> None:
         if not run.order:
@@ -207,10 +221,10 @@ class Numbered(AtMostOnce):
         self.sequences.rewind(run.topic, run.queue, run.sequence)
         run.give_back()
 
-    def refused(self, core: SendCore, run: Run, answer: dict[str, Any]) -> None:
+    def refused(self, lane: Way, run: Run, answer: dict[str, Any]) -> None:
         error = wire.send_refusal(answer)
         if error.outcome is Outcome.STORED:
-            core.refuse(run, answer)
+            lane.refuse(run, answer)
             return
         self._is_repeating = True
         if error.outcome is Outcome.UNKNOWN or (run.in_doubt and error.code in LATER):
@@ -229,7 +243,7 @@ class Numbered(AtMostOnce):
             run.refused_sequence = True
             self._refused.append(run)
             return
-        core.routes.forget(run.topic)
+        lane.routes.forget(run.topic)
         if run.in_doubt:
             # Refused now for another reason; the first time it may have been stored.
             self._is_lost = True
@@ -259,7 +273,7 @@ class Numbered(AtMostOnce):
     def _repeat(self, run: Run) -> None:
         insort(self._again, run, key=lambda one: one.order)
 
-    def _send_again(self, core: SendCore) -> None:
+    def _send_again(self, lane: Way) -> None:
         """Repeat the oldest run that nobody answered; or give it up, when nobody waits for it any more."""
         run = self._again[0]
         now = time.monotonic()
@@ -271,15 +285,15 @@ class Numbered(AtMostOnce):
             time.sleep(min(self._pause_until - now, PAUSE_S))
             return
         try:
-            channel = core.connected(now + 0.5)
-            core.put(channel, run)
+            channel = lane.connect(now + 0.5)
+            lane.put(channel, run)
         except (SendError, NodeUnavailableError):
-            core.disconnect()
+            lane.disconnect()
             self._pause_until = time.monotonic() + PAUSE_S
             return
         del self._again[0]
 
-    def _close_gap(self, core: SendCore) -> None:
+    def _close_gap(self, lane: Way) -> None:
         """Nothing is in flight: make sending possible again, or refuse it from now on; send anew what came behind a gap."""
         refused, self._refused = self._refused, []
         lost, self._is_lost = self._is_lost, False
@@ -289,7 +303,7 @@ class Numbered(AtMostOnce):
             sequences.problem = reason
         if sequences.is_own:
             sequences.new_epoch()
-            core.forget_layouts()
+            lane.forget_layouts()
         else:
             self._rewind(refused, lost, reason)
         for run in reversed(refused):

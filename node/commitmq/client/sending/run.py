@@ -8,21 +8,68 @@ the connection, the numbering of idempotent producers and the pump treat all run
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final, Protocol
 
 from commitmq.client.results import RunAck
 from commitmq.client.sending.send_future import SendFuture, finish_run
 from commitmq.errors import SendError
 
-if TYPE_CHECKING:
-    from commitmq.client.sending.send_core import SendCore
-
 NEVER_S: Final = float("inf")
+MAX_RUN_BYTES: Final = 1024 * 1024
+"""Of a run of single messages."""
+Group = tuple[str, int, str]
+"""Topic, queue or -1, ack: single messages of one group may travel in one run."""
 MakeError = Callable[[], SendError]
+Finish = Callable[[list[SendFuture]], tuple[list[SendFuture], list[SendFuture]]]
+
+
+class Messages(Protocol):
+    """Gets the outcomes of single messages: the outbox."""
+
+    def resolve(self, futures: list[SendFuture], finish: Finish) -> None:
+        """Resolve the futures of a stored run."""
+
+    def fail(self, futures: list[SendFuture], make_error: MakeError) -> None:
+        """Fail those that are not done."""
+
+    def put_back(self, group: Group, futures: list[SendFuture]) -> None:
+        """They wait again."""
 
 
 class NotYet(Exception):
     """Nobody tells the topic's queues, because the node does not answer. The next try may succeed."""
+
+
+class Job(Protocol):
+    """Something that waits in the outbox as a whole and leaves as runs: a batch, or a message that travels alone."""
+
+    is_settled: bool
+    """Its room is given back; the outbox's lock is held to read and to set it."""
+    deadline: float
+    """Monotonic seconds until which something must happen: its first run sent, or an answer come."""
+
+    @property
+    def size_bytes(self) -> int: ...
+    @property
+    def in_flight(self) -> int:
+        """Runs that were handed over and have no outcome yet."""
+
+    @property
+    def more(self) -> bool:
+        """Whether a run of it is to be sent yet."""
+
+    def __len__(self) -> int:
+        """Messages."""
+        ...
+
+    def next_run(self, put_deadline: float) -> Run | None:
+        """The next run; None when there turned out to be none. Raises NotYet."""
+
+    def fail(self, error: SendError) -> None:
+        """Nothing more of it will be sent."""
+
+    def finish(self) -> None:
+        """Tell the outcome: nothing is in flight, and nothing more will be sent."""
 
 
 class Run:
@@ -65,12 +112,12 @@ class Run:
 class MessagesRun(Run):
     """A run of single messages, each of which has a future. ``group`` is where they waited: topic, queue or -1, ack."""
 
-    __slots__ = ("core", "futures", "group", "sizes", "unique")
+    __slots__ = ("futures", "group", "outbox", "sizes", "unique")
 
     def __init__(
         self,
-        core: SendCore,
-        group: tuple[str, int, str],
+        outbox: Messages,
+        group: Group,
         queue: int,
         futures: list[SendFuture],
         sizes: list[int],
@@ -79,7 +126,7 @@ class MessagesRun(Run):
         data: bytes,
     ) -> None:
         super().__init__(group[0], queue, len(futures), fields, data)
-        self.core = core
+        self.outbox = outbox
         self.group = group
         self.futures = futures
         self.sizes = sizes
@@ -88,16 +135,16 @@ class MessagesRun(Run):
     def stored(self, answer: dict[str, Any]) -> None:
         prefix, counter = self.unique
         ack = RunAck(self.topic, self.queue, self.group[2], self.sizes, (prefix.decode(), counter), answer)
-        self.core.resolve(self.futures, lambda futures: finish_run(futures, ack))
+        self.outbox.resolve(self.futures, lambda futures: finish_run(futures, ack))
 
     def failed(self, make_error: MakeError, answer: dict[str, Any] | None = None) -> None:
-        self.core.fail(self.futures, make_error)
+        self.outbox.fail(self.futures, make_error)
 
     def expire(self, now: float, make_error: MakeError) -> float:
         late = [one for one in self.futures if one._state == "RUNNING" and one.deadline <= now]
         if late:
-            self.core.fail(late, make_error)
+            self.outbox.fail(late, make_error)
         return min([one.deadline for one in self.futures if one._state == "RUNNING"], default=NEVER_S)
 
     def give_back(self) -> None:
-        self.core.put_back(self.group, self.futures)
+        self.outbox.put_back(self.group, self.futures)
