@@ -254,8 +254,8 @@ def test_a_client_that_cannot_see_the_store_uses_tcp(node: Node) -> None:
     try:
         with Producer(node.address) as far:
             far.send("far", b"0", queue=0)
-            assert far._core.channel is not None
-            assert far._core.channel.endpoint.startswith("tcp://")
+            assert far._lanes.writer.lane.channel is not None
+            assert far._lanes.writer.lane.channel.endpoint.startswith("tcp://")
             far.send_batch("far", [b"%d" % number for number in range(1, 3000)], queue=0)
             far.send_async("far", b"3000", queue=0).result(10)
         for group in (None, "far"):

@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from commitmq import Admin, Producer, SendResult
-from commitmq.client.sending.send_core import FULL_RUN_BYTES
+from commitmq.client.sending.outbox import FULL_RUN_BYTES
+from commitmq.client.sending.run import Run
 from nodes import Node, start_node
 
 pytestmark = pytest.mark.timeout(120)
@@ -59,13 +60,14 @@ def done_within(*futures: Future[SendResult]) -> float:
 def runs_of(producer: Producer, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Messages in each run that ``producer`` sends from now on."""
     counts: list[int] = []
-    real = producer._core._send_run
+    lane = producer._lanes.writer.lane
+    real = lane.send
 
-    def counting(*arguments: Any) -> None:
-        counts.append(len(arguments[-1]))
-        real(*arguments)
+    def counting(channel: Any, run: Run) -> bool:
+        counts.append(run.count)
+        return real(channel, run)
 
-    monkeypatch.setattr(producer._core, "_send_run", counting)
+    monkeypatch.setattr(lane, "send", counting)
     return counts
 
 
@@ -100,7 +102,7 @@ def test_who_waits_for_a_result_does_not_linger(slow: Producer) -> None:
     for _ in range(5):
         slow.send_async("linger", b"x").result(30)
     assert time.monotonic() - began < AT_ONCE_S
-    assert not slow._core.hurried
+    assert not slow._outbox.hurried
     late = slow.send_async("linger", b"x")
     threading.Timer(0.05, lambda: late.result(30)).start()
     assert done_within(late) < AT_ONCE_S, "the wait began while the pump lingered"
@@ -110,7 +112,7 @@ def test_a_wait_that_is_over_hurries_nobody(slow: Producer) -> None:
     future = slow.send_async("linger", b"x")
     with contextlib.suppress(TimeoutError):
         future.result(0)
-    assert not slow._core.hurried
+    assert not slow._outbox.hurried
     assert done_within(future) < 2 * LONG_MS / 1000
 
 
@@ -159,7 +161,7 @@ def test_a_cancelled_message_is_not_sent_and_the_next_one_is(slow: Producer) -> 
     future = slow.send_async("linger", b"never")
     assert future.cancel()
     assert done_within(slow.send_async("linger", b"x")) < 2 * LONG_MS / 1000
-    assert slow._core.outstanding == slow._core._pending_bytes == 0
+    assert slow._outbox.outstanding == slow._outbox.pending_bytes == 0
 
 
 def test_a_flush_ends_the_linger_of_memory_topics_too(node: Node) -> None:

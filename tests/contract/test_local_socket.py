@@ -42,7 +42,7 @@ def own_node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 
 
 def local_of(producer: Producer) -> LocalSocket | None:
-    return producer._core.local
+    return producer._lanes.writer.lane.local
 
 
 def path_of(node: Node) -> str:
@@ -190,8 +190,8 @@ def test_over_tcp_it_is_not_used(node: Node, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("commitmq.protocol.connection._token_matches", lambda *_arguments: False)
     with Producer(node.address) as producer:
         producer.send("tcp", b"x")
-        assert producer._core.channel is not None
-        assert producer._core.channel.endpoint.startswith("tcp")
+        assert producer._lanes.writer.lane.channel is not None
+        assert producer._lanes.writer.lane.channel.endpoint.startswith("tcp")
         assert local_of(producer) is None
 
 
@@ -268,7 +268,7 @@ def test_a_child_does_not_keep_the_connection(node: Node) -> None:
         producer.send("fork", b"x")
         pid = os.fork()
         if pid == 0:
-            os._exit(0 if producer._core.local is None else 1)
+            os._exit(0 if producer._lanes.writer.lane.local is None else 1)
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         assert producer.send("fork", b"y").queue_offset == 1
 

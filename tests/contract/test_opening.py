@@ -226,7 +226,7 @@ def test_nodes_share_a_machine_by_their_blocks_of_ports(tmp_path: Path) -> None:
             assert {row["role"] for row in status["processes"] if row["state"] == "ready"} >= {"writer", "reader-0"}
         with Producer(second.address) as producer:
             assert producer.send("t", b"by the advertised host").queue_offset == 0
-            told = producer._core.directory.metadata(timeout_s=5).raw["endpoints"]
+            told = producer._lanes.writer.lane.directory.metadata(timeout_s=5).raw["endpoints"]
         assert told["writer"][0] == f"tcp://localhost:{base + 9}"
         assert told["reader"][0][0] == f"tcp://localhost:{base + 15}"
         third = commitmq("start", "--background", "--store", str(tmp_path / "c"), "--set", f"network.port={base + 5}")

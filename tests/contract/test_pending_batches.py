@@ -9,11 +9,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import Any
 
 import pytest
 
 from commitmq import Admin, BatchSendError, Consumer, InvalidMessageError, Message, Outcome, Producer
-from commitmq.client.sending.send_core import WINDOW
+from commitmq.client.sending.delivery import WINDOW
 from messages_stored import read_all, while_the_writer_dies
 from nodes import Node, start_node
 
@@ -94,11 +96,16 @@ def test_bad_input_is_told_at_once_or_by_the_future(node: Node) -> None:
     assert [one.body for one in read_all(node, "fine")] == [b"z"]
 
 
-def test_an_idempotent_producer_sends_them_one_after_the_other(node: Node) -> None:
+def test_an_idempotent_producer_numbers_them_in_the_order_of_the_calls(node: Node) -> None:
+    """Single messages among them, too: what a program sends again must get the same numbers."""
     with Producer(node.address, idempotent=True) as producer:
-        futures = [producer.send_batch_async("numbered", [b"a", b"b"]) for _ in range(3)]
-        assert all(one.done() and len(one.result()) == 2 for one in futures)
-    assert len(read_all(node, "numbered")) == 6
+        futures: list[Future[Any]] = []
+        for number in range(20):
+            futures.append(producer.send_batch_async("numbered", [b"%d a" % number, b"%d b" % number], queue=0))
+            futures.append(producer.send_async("numbered", b"%d c" % number, queue=0))
+        assert all(one.result(30) for one in futures)
+    bodies = [one.body for one in sorted(read_all(node, "numbered"), key=lambda one: one.queue_offset)]
+    assert bodies == [b"%d %c" % (number, letter) for number in range(20) for letter in b"abc"]
 
 
 def test_every_batch_has_an_outcome_when_the_writer_is_killed(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -32,7 +32,8 @@ from commitmq import (
     Producer,
     SendError,
 )
-from commitmq.client.sending.send_core import MAX_PUMP_RUN_MESSAGES, WINDOW
+from commitmq.client.sending.delivery import WINDOW
+from commitmq.client.sending.outbox import MAX_RUN_MESSAGES
 from commitmq.format.java import java_string_hash
 from messages_stored import read_all, while_the_writer_dies
 from nodes import Node, environment, eventually, free_ports, start_node
@@ -361,7 +362,7 @@ def test_every_send_has_an_outcome_when_the_writer_is_killed(own_node: Node) -> 
         if error.outcome is Outcome.NOT_STORED:
             assert body not in stored
     assert outcomes["acknowledged"] > 0, outcomes
-    assert outcomes[Outcome.UNKNOWN] <= WINDOW * MAX_PUMP_RUN_MESSAGES * 3, "only what was in flight"
+    assert outcomes[Outcome.UNKNOWN] <= WINDOW * MAX_RUN_MESSAGES * 3, "only what was in flight"
 
 
 @pytest.mark.parametrize("kind", ["SimpleCQ", "BatchCQ"])

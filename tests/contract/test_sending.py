@@ -101,7 +101,7 @@ def test_a_bad_argument_fails_alone(producer: Producer, bad: dict[str, Any]) -> 
     after = [producer.send_async("alone", b"x", ack="memory") for _ in range(50)]
     assert {one.result(20).topic for one in (*before, *after)} == {"alone"}
     producer.flush(10)
-    assert producer._core.all_in_flight() == 0
+    assert producer._lanes.all_in_flight() == 0
 
 
 @pytest.mark.parametrize("bad", BAD_MESSAGES, ids=str)
@@ -116,7 +116,7 @@ def test_a_bad_message_fails_alone(producer: Producer, bad: dict[str, Any]) -> N
     after = [producer.send_async("alone", b"x", ack="memory") for _ in range(50)]
     assert {one.result(20).topic for one in (*before, *after)} == {"alone"}
     producer.flush(10)
-    assert producer._core.all_in_flight() == 0
+    assert producer._lanes.all_in_flight() == 0
 
 
 def test_integers_of_numpy_are_queues(producer: Producer) -> None:
@@ -402,7 +402,7 @@ def test_a_program_ends_though_a_thread_that_runs_no_more_holds_the_lock(node: N
         held = threading.Event()
 
         def hold():
-            with producer._core.lock, connection._context_lock:
+            with producer._lanes.lock, connection._context_lock:
                 held.set()
                 time.sleep(3600)
 
@@ -592,6 +592,6 @@ def test_exceptions_from_outside_leave_the_producer_usable(node: Node, way: str)
             producer.flush()
             producer.send("interrupted", b"last")
             assert len(producer.send_batch("interrupted", [b"last", b"last"])) == 2
-            assert not producer._core.outstanding
+            assert not producer._lanes.writer.outbox.outstanding
     finally:
         signal.signal(signal.SIGUSR1, before)

@@ -144,7 +144,7 @@ def run(address: str, topic: str, folder: Path, pids: dict[str, int]) -> None:
 
     body = os.urandom(BODY_BYTES)
     with Producer(address) as producer, Producer(address) as pipelining:
-        control = ControlBlock(StoreLayout(producer._core.directory.metadata(timeout_s=10).store).control)
+        control = ControlBlock(StoreLayout(producer._lanes.writer.lane.directory.metadata(timeout_s=10).store).control)
         counting = Counting(folder, pids, lambda: control.get(Word.WRITTEN))
 
         def single(ack: str, count: int) -> None:

@@ -113,7 +113,8 @@ def _follow(home: Path, ack: str, body: bytes, count: int, settings: Sequence[st
         for _ in range(_WARM):
             producer.send(_TOPIC, body)
         recorder = stations.Recorder(events, "client")
-        local, channel = producer._core.local, producer._core.channel
+        lane = producer._lanes.writer.lane
+        local, channel = lane.local, lane.channel
         assert channel is not None
         if local is not None and len(body) <= local.MAX_BODY_BYTES:
             recorder.around(local, "send", Station.ENCODED, Station.HANDED_OVER)

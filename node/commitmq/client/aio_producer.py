@@ -21,7 +21,7 @@ from commitmq.client.message import Message, check_topic
 from commitmq.client.producer import Producer
 from commitmq.client.results import BatchResult, SendResult
 from commitmq.client.routes import not_stored
-from commitmq.client.sending.send_core import NoRoom
+from commitmq.client.sending.outbox import NoRoom
 from commitmq.errors import CommitMQError, SendError
 
 _R = TypeVar("_R")
@@ -116,7 +116,7 @@ class AsyncProducer:
 
     def __init__(self, node: str | None = None, **settings: Any) -> None:
         self._producer = Producer(node, **{"linger_ms": 0.0, **settings})
-        self._producer._core.room = self._has_room
+        self._producer._lanes.waiters.room = self._has_room
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="commitmq-aio-producer")
         self._asking = ThreadPoolExecutor(1, thread_name_prefix="commitmq-aio-routes")
         self._arrivals: _Arrivals | None = None
@@ -169,7 +169,7 @@ class AsyncProducer:
         limit = self._producer._timeout_s if timeout_s is None else timeout_s
         deadline = time.monotonic() + limit
         if not await self._lines_empty(deadline):
-            waiting = sum(map(len, self._lines.values())) + self._producer._core.all_in_flight()
+            waiting = sum(map(len, self._lines.values())) + self._producer._lanes.all_in_flight()
             raise TimeoutError(f"{waiting} messages are still pending after {limit} s")
         await self._run(partial(self._producer.flush, max(deadline - time.monotonic(), 0)))
 
@@ -286,7 +286,7 @@ class AsyncProducer:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
                 loop.call_soon_threadsafe(answered.set)
 
-        asked = self._asking.submit(self._producer._core.routes.queues, topic, time.monotonic() + longest_s)
+        asked = self._asking.submit(self._producer._lanes.routes.queues, topic, time.monotonic() + longest_s)
         asked.add_done_callback(tell)
         await answered.wait()
         try:

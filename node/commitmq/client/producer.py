@@ -11,12 +11,10 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
 import orjson
-import zmq
 
 from commitmq.client import checks
 from commitmq.client.message import (
@@ -34,35 +32,33 @@ from commitmq.client.message import (
 )
 from commitmq.client.results import BatchResult, BatchSendError, SendResult
 from commitmq.client.routes import not_stored, unknown
+from commitmq.client.sending.delivery import AtMostOnce, Numbered, Sequences
+from commitmq.client.sending.lane import Lane
+from commitmq.client.sending.lanes import Lanes
+from commitmq.client.sending.outbox import too_large
 from commitmq.client.sending.run_encoder import encode_user_properties
-from commitmq.client.sending.send_core import SendCore, too_large
 from commitmq.client.sending.send_future import SendFuture
-from commitmq.errors import CommitMQError, InvalidMessageError, NodeUnavailableError, SendError
+from commitmq.errors import CommitMQError, InvalidMessageError, SendError
 from commitmq.format.compression import compress, compression_flags
 from commitmq.format.constants import Property
 from commitmq.format.java import java_string_hash
 from commitmq.format.producer_mark import MAX_MARK_BYTES
 from commitmq.protocol import wire
-from commitmq.protocol.connection import WAIT_SLICE_S, Channel, ConnectionLost, check_fork
-from commitmq.protocol.local_packet import LocalSocket
+from commitmq.protocol.connection import WAIT_SLICE_S, check_fork
 from commitmq.store.log.unique_ids import UniqueIds
 
 if TYPE_CHECKING:
+    from commitmq.client.sending.batch import Batch
     from commitmq.client.sending.batch_plan import BatchPlan
-    from commitmq.client.sending.idempotent import IdempotentCore, Sequences
 
 _ACKS: Final = ("flushed", "memory")
 _MAX_STARTS: Final = 10_000
 MAX_LINGER_MS: Final = 1_000
+_MAX_CORRECTIONS: Final = 4
 _MAX_QUEUE: Final = (1 << 31) - 1
 
-_LOCAL_HEADER: Final = LocalSocket.MAX_HEADER_BYTES
-_LOCAL_BODY: Final = LocalSocket.MAX_BODY_BYTES
-
-_loads = orjson.loads
 _dumps = orjson.dumps
 _monotonic = time.monotonic
-_taken: Final[dict[str, Any]] = {}  # in place of an answer
 _time_ns = time.time_ns
 
 _live: weakref.WeakSet[Producer] = weakref.WeakSet()
@@ -72,7 +68,7 @@ def _disown() -> None:
     """In a forked child: its producers are the parent's. Marking them here keeps the check out of every send."""
     for producer in _live:
         producer._closed = True
-        producer._core.disown()
+        producer._lanes.disown()
 
 
 os.register_at_fork(after_in_child=_disown)
@@ -158,15 +154,13 @@ class Producer:
             "linger_s": linger_ms / 1000,
             "ids": self._ids,
         }
+        delivery = AtMostOnce()
         if idempotent:
-            from commitmq.client.sending.idempotent import IdempotentCore
-            from commitmq.client.sending.idempotent import Sequences as Numbers
-
-            self._sequences = Numbers(producer_id, producer_epoch)
-            self._core: SendCore = IdempotentCore(node, self._sequences, **limits)
-        else:
-            self._core = SendCore(node, **limits)
-        self._pid = self._core.pid
+            self._sequences = Sequences(producer_id, producer_epoch)
+            delivery = Numbered(self._sequences)
+        self._lanes = Lanes(node, **limits, delivery=delivery)
+        self._outbox = self._lanes.writer.outbox
+        self._pid = self._lanes.pid
         self._starts: dict[tuple[str, str | None], str] = {}
         self._closed = False
         _live.add(self)
@@ -202,123 +196,100 @@ class Producer:
             timeout_s = checks.seconds("timeout_s", timeout_s)
         if key is not None:
             keys, sharding_key = both_keys(key, keys, sharding_key)
-        if multi_dispatch is not None:
-            return self._send_to_further_queues(
-                topic, body, tags, keys, properties, sharding_key, queue, flag, multi_dispatch, timeout_s, ack
-            )
-        # Everything here is on the latency of every send, so it is written out: what is called costs, and what is not
-        # in the processor's caches after the wait for the last answer costs several times as much.
         now = _monotonic()
-        core = self._core
+        deadline = now + (timeout_s or self._timeout_s)
         if self._closed:
             self._check_usable()
+        if multi_dispatch is not None:
+            return self._send_to_further_queues(
+                topic, body, tags, keys, properties, sharding_key, queue, flag, multi_dispatch, deadline, ack
+            )
         if queue is None and (sharding_key or type(body) is not bytes):
             # Before the connection is taken: nobody else should wait for the coordinator.
-            queue = self._queue_of_key(topic, body, sharding_key, now + (timeout_s or self._timeout_s))
-        if core.elsewhere:
-            core = core.elsewhere.get(topic, core)
-        line, ticket = core.line, object()
-        if line or core.outstanding or self._sequences is not None:
-            # Others are sending. Joining their runs is faster than taking turns. (And numbering is the pump's.)
-            deadline = now + (timeout_s or self._timeout_s)
-            return self._send_along(topic, body, tags, keys, properties, sharding_key, queue, flag, ack, deadline)
-        try:
-            line.append(ticket)
-            if line[0] is not ticket:
-                raise _Taken
-            channel = core.channel
-            if channel is None or (now - channel.last_use > WAIT_SLICE_S and channel.lost()):
-                channel = core.connected(now + (timeout_s or self._timeout_s))
-            channel.last_use = now
-            if type(body) is not bytes or not body:
-                if isinstance(body, Message):
-                    check_alone(tags, keys, properties, sharding_key, None, flag)
-                    body, properties, flag = content_of(body)
-                    own = _json_members(properties)
-                else:
-                    own = _json_members(build_properties(tags, keys, properties, sharding_key))
-                    body = check_body(body)
-            elif tags is None and keys is None and properties is None and sharding_key is None:
-                own = ""
+            queue = self._queue_of_key(topic, body, sharding_key, deadline)
+        lanes = self._lanes
+        pump = lanes.writer
+        if lanes.elsewhere:
+            pump = lanes.elsewhere.get(topic, pump)
+        lane = pump.lane
+        line = lane.line
+        if not (line or pump.outbox.outstanding or self._sequences is not None):
+            ticket = object()
+            try:
+                line.append(ticket)
+                if line[0] is ticket:
+                    result = self._send_alone(
+                        lane, topic, body, tags, keys, properties, sharding_key, queue, flag, ack, now, deadline
+                    )
+                    if result is not None:
+                        return result
+            except SendError as error:
+                if not lanes.corrected(topic, error, pump):
+                    raise  # else nothing is stored: another process takes this topic
+            finally:
+                line.remove(ticket)  # nothing may stand before it: an exception from outside would come between
+                if line:
+                    line.wake()
+        # Others are sending, and joining their runs is faster than taking turns; or numbering is the pump's; or there is no
+        # connection at the moment, and the pump makes one.
+        return self._send_along(topic, body, tags, keys, properties, sharding_key, queue, flag, ack, deadline)
+
+    def _send_alone(
+        self,
+        lane: Lane,
+        topic: str,
+        body: bytes | Message,
+        tags: str | None,
+        keys: Keys | None,
+        properties: Mapping[str, str] | None,
+        sharding_key: str | None,
+        queue: int | None,
+        flag: int,
+        ack: str | None,
+        now: float,
+        deadline: float,
+    ) -> SendResult | None:
+        """Send one message in the calling thread, which owns the connection; None when the connection did not take it.
+
+        Everything here is on the latency of every send, so it is written out: a call costs, and code that is not in the
+        processor's caches after the wait for the last answer costs several times as much.
+        """
+        channel = lane.channel
+        if channel is None or (now - channel.last_use > WAIT_SLICE_S and channel.lost()):
+            channel = lane.connect(deadline)
+        channel.last_use = now
+        if type(body) is not bytes or not body:
+            if isinstance(body, Message):
+                check_alone(tags, keys, properties, sharding_key, None, flag)
+                body, properties, flag = content_of(body)
+                own = _json_members(properties)
             else:
                 own = _json_members(build_properties(tags, keys, properties, sharding_key))
-            more = ""
-            if flag:
-                more = f',"flag":{check_flag(flag)}'
-            if self._compress is not None:
-                body, sys_flag = self._compressed(body)
-                more += f',"sys_flag":{sys_flag}'
-            if len(body) > core.max_message_bytes:
-                raise too_large(len(body), core.max_message_bytes)
-            if queue is not None:
-                more += f',"queue":{_check_queue(queue)}'
-            start = self._starts.get((topic, ack))
-            if start is None:
-                start = self._start_of(topic, ack)
-            born = _time_ns() // 1_000_000
-            unique_id = self._ids.at(born)
-            fields = f'{start},"born":{born},"properties":{{{own}"UNIQ_KEY":"{unique_id}"}}{more}'
-            identity = channel.next_id()
-            sent: bytes = body
-            taken = False
-            way: Channel | None = channel
-            try:
-                header = f'{fields},"id":{identity}}}'.encode()
-                local = core.local
-                if local is None and core.local_path:
-                    local = core.open_local()
-                if local is not None and len(body) <= _LOCAL_BODY and len(header) <= _LOCAL_HEADER:
-                    way = None
-                    answer = _loads(local.request(header, body, now + (timeout_s or self._timeout_s)))
-                else:
-                    channel.send(header, zmq.SNDMORE)
-                    channel.send(body)
-                    taken = True
-                    answer = _loads(channel.receive())
-                if answer["id"] != identity or answer["ok"] is not True:
-                    raise _Unusual(answer)
-            except ConnectionLost as error:
-                core.disconnect()
-                raise unknown(error.message) from error
-            except NodeUnavailableError:  # the local socket did not take it
-                core.disconnect()
-                deadline = now + (timeout_s or self._timeout_s)
-                answer = core.exchange(lambda number: f'{fields},"id":{number}}}'.encode(), body, deadline)
-            except zmq.Again:
-                deadline = now + (timeout_s or self._timeout_s)
-                if taken:
-                    answer = core.answer(channel, identity, deadline)
-                else:
-                    # There is no connection at the moment. What the socket has of the request goes with it.
-                    core.disconnect()
-                    answer = core.exchange(lambda number: f'{fields},"id":{number}}}'.encode(), body, deadline)
-            except _Unusual as reason:
-                answer = self._unusual(core, way, identity, reason.answer, now + (timeout_s or self._timeout_s))
-            except (ValueError, TypeError, KeyError) as error:
-                core.disconnect()
-                raise unknown("the peer does not speak this protocol", "BAD_ANSWER") from error
-            except BaseException:
-                core.disconnect()  # interrupted: the answer on its way must not meet the next send
-                raise
-        except SendError as error:
-            if not self._core.corrected(topic, error):
-                raise
-            answer = None  # nothing is stored: another process takes this topic
-        except _Taken:
-            answer = _taken  # by another thread in this moment
-        finally:
-            line.remove(ticket)  # nothing may stand before it: an exception from outside would come between
-            if line:
-                line.wake()
+                body = check_body(body)
+        elif tags is None and keys is None and properties is None and sharding_key is None:
+            own = ""
+        else:
+            own = _json_members(build_properties(tags, keys, properties, sharding_key))
+        more = ""
+        if flag:
+            more = f',"flag":{check_flag(flag)}'
+        if self._compress is not None:
+            body, sys_flag = self._compressed(body)
+            more += f',"sys_flag":{sys_flag}'
+        if len(body) > lane.max_message_bytes:
+            raise too_large(len(body), lane.max_message_bytes)
+        if queue is not None:
+            more += f',"queue":{_check_queue(queue)}'
+        start = self._starts.get((topic, ack))
+        if start is None:
+            start = self._start_of(topic, ack)
+        born = _time_ns() // 1_000_000
+        unique_id = self._ids.at(born)
+        answer = lane.call(
+            channel, f'{start},"born":{born},"properties":{{{own}"UNIQ_KEY":"{unique_id}"}}{more}', body, deadline
+        )
         if answer is None:
-            deadline = now + (timeout_s or self._timeout_s)
-            other = self._core.elsewhere.get(topic, self._core)
-            answer = other.in_turn(
-                lambda: other.exchange(lambda number: f'{fields},"id":{number}}}'.encode(), sent, deadline), deadline
-            )
-        elif answer is _taken:
-            deadline = now + (timeout_s or self._timeout_s)
-            return self._send_along(topic, body, tags, keys, properties, sharding_key, queue, flag, ack, deadline)
+            return None
         return SendResult(
             topic,
             answer["queue"],
@@ -373,7 +344,7 @@ class Producer:
         # The same for a message that is only a body: what is asked above need not be asked again.
         check_topic(topic)
         queue = -1 if queue is None else _check_queue(queue)
-        return self._core.submit(topic, queue, self._ack, body, None, deadline)
+        return self._outbox.submit(topic, queue, self._ack, body, None, deadline)
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until every asynchronous send is done (its future resolved, for good or bad).
@@ -383,8 +354,8 @@ class Producer:
         self._check_usable()
         self._check_may_wait()
         limit = self._timeout_s if timeout_s is None else checks.seconds("timeout_s", timeout_s, zero=True)
-        if not self._core.flush(time.monotonic() + limit):
-            raise TimeoutError(f"{self._core.all_in_flight()} messages are still pending after {limit} s")
+        if not self._lanes.flush(time.monotonic() + limit):
+            raise TimeoutError(f"{self._lanes.all_in_flight()} messages are still pending after {limit} s")
 
     # ------------------------------------------------------------ batches
 
@@ -420,64 +391,43 @@ class Producer:
         keys, sharding_keys = _keys_of_batch(key, keys, sharding_keys, messages)
         about: dict[str, Any] = {"tags": tags, "keys": keys, "properties": properties, "sharding_keys": sharding_keys}
         self._check_may_wait()
+        ack = self._ack if ack is None else _check_ack(ack)
+        deadline = _monotonic() + limit
         try:
-            return self._send_whole_batch(topic, messages, about, queue, limit, ack)
+            self._flush_before(messages, queue, sharding_keys, deadline)
+            corrections = 0
+            while True:
+                plan, inner = self._plan(topic, messages, about, queue, deadline)
+                batch = self._submit_batch(plan, inner, queue, limit, ack, deadline)
+                try:
+                    return batch.wait()
+                except BatchSendError as error:
+                    # Nothing is stored where the topic is of another kind than was known: all of it goes the other way.
+                    corrections += 1
+                    if corrections > _MAX_CORRECTIONS or not (
+                        self._lanes.routes.guessed_wrong(topic, error, deadline)
+                        or self._lanes.corrected(topic, error, batch.pump)
+                    ):
+                        raise
         except BatchSendError:
             raise
         except SendError as error:
             raise _nothing_stored(error, len(messages)) from error
 
-    def _send_whole_batch(
+    def _flush_before(
         self,
-        topic: str,
         messages: Sequence[bytes | Message],
-        about: dict[str, Any],
         queue: int | None,
-        limit: float,
-        ack: str | None,
-    ) -> BatchResult:
-        """Raises SendError for what went wrong before the first run was sent, BatchSendError for the rest."""
-        deadline = time.monotonic() + limit
-        # Messages this thread sent before must come before this batch in their queue.
+        sharding_keys: Sequence[str | None] | None,
+        deadline: float,
+    ) -> None:
+        """Messages that this thread sent before a batch must come before it in their queue. Raises SendError."""
         if (
-            self._core.all_in_flight()
-            and (queue is not None or about["sharding_keys"] is not None or _has_sharding_keys(messages))
-            and not self._core.flush(deadline)
+            self._lanes.all_in_flight()
+            and (queue is not None or sharding_keys is not None or _has_sharding_keys(messages))
+            and not self._lanes.flush(deadline)
         ):
             raise not_stored("CLIENT_BUSY", "messages that were sent before the batch are still pending")
-        if self._sequences is not None:
-            return self._send_numbered_batch(topic, messages, about, queue, limit, self._ack if ack is None else ack)
-        ack = self._ack if ack is None else _check_ack(ack)
-        plan, inner = self._plan(topic, messages, about, deadline)
-        while True:
-            core = self._core.core_for(topic, min(deadline, time.monotonic() + 1.0))
-            send = partial(self._send_plan, core, plan, inner, queue, limit, ack, deadline)
-            try:
-                return core.in_turn(send, deadline)
-            except BatchSendError as error:
-                if self._core.routes.guessed_wrong(topic, error, deadline):
-                    plan, inner = self._plan(topic, messages, about, deadline)
-                    continue
-                # Deleted and made again as the other kind: nothing is stored, so all of it goes to the other process.
-                if plan.order is not None or not self._core.corrected(topic, error):
-                    raise
-
-    def _send_plan(
-        self,
-        core: SendCore,
-        plan: BatchPlan,
-        inner: bool,
-        queue: int | None,
-        limit: float,
-        ack: str,
-        deadline: float,
-    ) -> BatchResult:
-        """Send a batch over the connection that this thread owns."""
-        from commitmq.client.sending.batch_sender import BatchSender
-
-        core.connected(deadline)
-        plan.check_sizes(core.max_message_bytes, inner=inner)
-        return BatchSender(core, plan, self._ids, ack=ack, limit_s=limit, inner=inner).send(queue)
 
     def send_batch_async(
         self,
@@ -498,7 +448,7 @@ class Producer:
         The future gets a BatchResult or a BatchSendError (InvalidMessageError for a body larger than the node allows).
         Batches are stored in the order of the calls, unless one fails; between batches and single sends there is no order
         without a :meth:`flush`. Raises InvalidMessageError at once for what no node takes. Blocks while ``max_pending``
-        messages are pending. An idempotent producer sends one batch after the other, so there this waits for the result.
+        messages are pending; an idempotent producer's batch also waits for the single messages that were sent before it.
         """
         self._check_usable()
         limit = self._limit(timeout_s)
@@ -507,35 +457,35 @@ class Producer:
         if messages:
             keys, sharding_keys = _keys_of_batch(key, keys, sharding_keys, messages)
         about: dict[str, Any] = {"tags": tags, "keys": keys, "properties": properties, "sharding_keys": sharding_keys}
-        if self._sequences is not None or not messages:
+        if not messages:
             done: Future[BatchResult] = Future()
-            try:
-                done.set_result(self.send_batch(topic, messages, **about, queue=queue, timeout_s=limit, ack=ack))
-            except SendError as error:
-                done.set_exception(error)
+            done.set_result(BatchResult([]))
             return done
         if queue is not None:
             queue = _check_queue(queue)
-        from commitmq.client.sending.pending_batch import PendingBatch
-
+        if self._sequences is not None:
+            # Numbers count in the order of the calls.
+            self._flush_before(messages, queue, sharding_keys, deadline)
         # This asks for the topic's queues, so that the producer's thread need not wait for the coordinator.
-        plan, inner = self._plan(topic, messages, about, deadline)
-        if self._core.routes.is_guess(topic):
+        plan, inner = self._plan(topic, messages, about, queue, deadline)
+        if self._lanes.routes.is_guess(topic):
             # Nobody could correct it later.
             try:
-                self._core.routes.queues(topic, deadline)
+                self._lanes.routes.queues(topic, deadline)
             except SendError as error:
                 failed: Future[BatchResult] = Future()
                 failed.set_exception(_nothing_stored(error, len(messages)))
                 return failed
-            plan, inner = self._plan(topic, messages, about, deadline)
-        core = self._core.core_for(topic, min(deadline, time.monotonic() + 1.0))
-        batch = PendingBatch(core, plan, self._ids, ack=ack, limit_s=limit, inner=inner, queue=queue)
-        core.submit_batch(batch)
-        return batch.future
+            plan, inner = self._plan(topic, messages, about, queue, deadline)
+        return self._submit_batch(plan, inner, queue, limit, ack, deadline, is_async=True).future
 
     def _plan(
-        self, topic: str, messages: Sequence[bytes | Message], about: dict[str, Any], deadline: float
+        self,
+        topic: str,
+        messages: Sequence[bytes | Message],
+        about: dict[str, Any],
+        queue: int | None,
+        deadline: float,
     ) -> tuple[BatchPlan, bool]:
         """The batch with its properties, and whether it goes as inner batches. Raises InvalidMessageError.
 
@@ -544,62 +494,41 @@ class Producer:
         # Only batches need numpy: a producer of single messages starts without it.
         from commitmq.client.sending.batch_plan import plan_batch
 
-        inner = self._core.routes.takes_inner_batches(check_topic(topic), deadline)
-        compressed = None if self._compress is None or inner else self._compressed
-        return plan_batch(topic, messages, **about, compressed=compressed), inner
-
-    def _send_numbered_batch(
-        self,
-        topic: str,
-        messages: Sequence[bytes | Message],
-        about: dict[str, Any],
-        queue: int | None,
-        limit: float,
-        ack: str,
-    ) -> BatchResult:
-        from commitmq.client.sending.idempotent import IdempotentCore
-
-        core, deadline = self._core, time.monotonic() + limit
-        assert isinstance(core, IdempotentCore)
-        if core.routes.takes_inner_batches(check_topic(topic), deadline):
+        inner = self._lanes.routes.takes_inner_batches(check_topic(topic), deadline)
+        if inner and self._sequences is not None:
             raise InvalidMessageError(f"topic {topic!r} has queue.type=BatchCQ, which takes no idempotent sends")
-        core.core_for(topic, min(deadline, time.monotonic() + 1.0))
-        send = partial(self._send_numbered_plan, core, topic, messages, about, queue, limit, _check_ack(ack), deadline)
-        return core.in_turn(send, deadline)
+        compressed = None if self._compress is None or inner else self._compressed
+        plan = plan_batch(topic, messages, **about, compressed=compressed)
+        if (
+            queue is None
+            and self._sequences is not None
+            and not self._sequences.is_own
+            and (plan.sharding_keys is None or not all(plan.sharding_keys))
+        ):
+            raise _needs_queue()
+        return plan, inner
 
-    def _send_numbered_plan(
+    def _submit_batch(
         self,
-        core: IdempotentCore,
-        topic: str,
-        messages: Sequence[bytes | Message],
-        about: dict[str, Any],
+        plan: BatchPlan,
+        inner: bool,
         queue: int | None,
         limit: float,
         ack: str,
         deadline: float,
-    ) -> BatchResult:
-        """Send a numbered batch over the connection that this thread owns."""
-        from commitmq.client.sending.batch_plan import plan_batch
-        from commitmq.client.sending.idempotent_batch import NumberedBatchSender
+        *,
+        is_async: bool = False,
+    ) -> Batch:
+        """Give a batch to the pump. Raises SendError (not stored) while too much is pending, or for a producer at its end."""
+        from commitmq.client.sending.batch import Batch
 
-        for last in (False, True):
-            compressed = None if self._compress is None else self._compressed
-            plan = plan_batch(topic, messages, **about, compressed=compressed)
-            if (
-                queue is None
-                and not core.sequences.is_own
-                and (plan.sharding_keys is None or not all(plan.sharding_keys))
-            ):
-                raise _needs_queue()
-            core.sequences.check()
-            core.connected(deadline)
-            plan.check_sizes(core.max_message_bytes)
-            try:
-                return NumberedBatchSender(core, plan, self._ids, ack=ack, limit_s=limit).send(queue)
-            except BatchSendError as error:
-                if last or not core.is_behind(error):
-                    raise
-        raise AssertionError("the second attempt returns or raises")
+        if self._sequences is not None:
+            self._sequences.check()
+            self._check_takes_numbers(plan.topic, min(deadline, time.monotonic() + 1.0))
+        pump = self._lanes.of(plan.topic, deadline)
+        batch = Batch(pump, plan, ack=ack, limit_s=limit, inner=inner, queue=queue, is_async=is_async)
+        pump.outbox.submit_batch(batch)
+        return batch
 
     # ------------------------------------------------------------ the end
 
@@ -613,7 +542,7 @@ class Producer:
         if self._closed:
             return
         self._closed = True
-        self._core.close(time.monotonic() + limit)
+        self._lanes.close(time.monotonic() + limit)
 
     def __enter__(self) -> Self:
         return self
@@ -630,7 +559,7 @@ class Producer:
                 self.close(timeout_s=0)
 
     def __repr__(self) -> str:
-        return f"Producer({self._core.directory.address!r}, ack={self._ack!r})"
+        return f"Producer({self._lanes.writer.lane.directory.address!r}, ack={self._ack!r})"
 
     # ------------------------------------------------------------ steps
 
@@ -651,7 +580,7 @@ class Producer:
             return None
         if type(sharding_key) is not str:
             raise InvalidMessageError(f"sharding_key must be a string, not {type(sharding_key).__name__}")
-        return _shard(sharding_key, self._core.routes.queues(check_topic(topic), deadline))
+        return _shard(sharding_key, self._lanes.routes.queues(check_topic(topic), deadline))
 
     def _would_ask(self, topic: str, body: bytes | Message, fields: Mapping[str, Any]) -> bool:
         """Whether ``send_async`` of this would ask the coordinator, and so wait for it."""
@@ -662,10 +591,10 @@ class Producer:
                 return False
             if isinstance(body, Message) and not body.sharding_key:
                 return False
-        return not self._core.routes.fresh(topic)
+        return not self._lanes.routes.fresh(topic)
 
     def _check_may_wait(self) -> None:
-        if self._core.in_pump():
+        if self._lanes.in_pump():
             raise CommitMQError("a callback of a send must not wait for a send; use send_async")
 
     def _compressed(self, body: bytes) -> tuple[bytes, int]:
@@ -714,7 +643,7 @@ class Producer:
             body, sys_flag = self._compressed(body)
         about = (encoded, flag, sys_flag) if encoded or flag or sys_flag else None
         queue = -1 if queue is None else queue
-        return self._core.submit(topic, queue, self._ack if ack is None else _check_ack(ack), body, about, deadline)
+        return self._outbox.submit(topic, queue, self._ack if ack is None else _check_ack(ack), body, about, deadline)
 
     def _check_numbered(
         self, topic: str, queue: int | None, sharding_key: str | None, properties_bytes: int, deadline: float
@@ -724,7 +653,10 @@ class Producer:
         if queue is None and not sharding_key and not self._sequences.is_own:
             raise _needs_queue()
         self._sequences.check()
-        if self._core.routes.is_memory(topic, min(deadline, time.monotonic() + 1.0)):
+        self._check_takes_numbers(topic, min(deadline, time.monotonic() + 1.0))
+
+    def _check_takes_numbers(self, topic: str, deadline: float) -> None:
+        if self._lanes.routes.is_memory(topic, deadline):
             raise InvalidMessageError(f"topic {topic!r} is kept in memory: memory topics take no idempotent sends")
 
     def _send_to_further_queues(
@@ -738,16 +670,13 @@ class Producer:
         queue: int | None,
         flag: int,
         names: Iterable[str],
-        timeout_s: float | None,
+        deadline: float,
         ack: str | None,
     ) -> SendResult:
-        """A send by itself: runs cannot carry what such a record needs. Sends under way go first."""
+        """A run of its own: it goes behind what was sent before it."""
         if self._sequences is not None:
             raise InvalidMessageError("an idempotent producer's messages cannot go to further queues")
-        self._check_usable()
         self._check_may_wait()
-        core = self._core
-        deadline = time.monotonic() + (timeout_s or self._timeout_s)
         if isinstance(body, Message):
             check_alone(tags, keys, properties, sharding_key, None, flag)
             body, own, flag = content_of(body)
@@ -756,10 +685,10 @@ class Producer:
             own = build_properties(tags, keys, properties, sharding_key)
             body = check_body(body)
         own[Property.INNER_MULTI_DISPATCH] = join_queue_names(names)
-        unique_id = own[Property.UNIQUE_KEY] = self._ids.next()
+        own[Property.UNIQUE_KEY] = self._ids.next()
         body, sys_flag = self._compressed(body)
         if queue is None and sharding_key:
-            queue = _shard(sharding_key, core.routes.queues(topic, deadline))
+            queue = _shard(sharding_key, self._lanes.routes.queues(topic, deadline))
         fields = {
             "v": wire.PROTOCOL_VERSION,
             "op": "send",
@@ -771,26 +700,13 @@ class Producer:
             "sys_flag": sys_flag,
             "queue": -1 if queue is None else _check_queue(queue),
         }
-        if core.outstanding:
-            core.flush(deadline)
+        from commitmq.client.sending.lone import LoneMessage
 
-        def exchange() -> dict[str, Any]:
-            core.connected(deadline)
-            if len(body) > core.max_message_bytes:
-                raise too_large(len(body), core.max_message_bytes)
-            return core.exchange(lambda number: _dumps({**fields, "id": number}), body, deadline)
-
-        answer = core.in_turn(exchange, deadline)
-        return SendResult(
-            topic,
-            answer["queue"],
-            answer["queue_offset"],
-            answer["physical_offset"],
-            answer["store_timestamp"],
-            answer["msg_id"],
-            unique_id,
-            answer["ack"],
-        )
+        if self._lanes.all_in_flight():
+            self._lanes.flush(deadline)
+        lone = LoneMessage(self._lanes.writer, fields, body, deadline)
+        self._outbox.submit_batch(lone)
+        return lone.wait()
 
     def _send_along(self, *arguments: Any) -> SendResult:
         """A synchronous send while others are under way: as a pending one, waited for."""
@@ -811,21 +727,6 @@ class Producer:
             future.cancel()
             raise
 
-    def _unusual(
-        self, core: SendCore, channel: Channel | None, identity: int, answer: dict[str, Any], deadline: float
-    ) -> dict[str, Any]:
-        """An answer that is a refusal, or to an earlier request that was interrupted. ``channel`` is None where it came over
-        the local socket, which no request outlives.
-        """
-        if answer["id"] is None:
-            core.disconnect()  # the node could not read the request
-        elif answer["id"] != identity:
-            if channel is not None:
-                return core.answer(channel, identity, deadline)
-            core.disconnect()
-            raise unknown("the answer is to another request", "BAD_ANSWER")
-        raise wire.send_refusal(answer)
-
     def _start_of(self, topic: str, ack: str | None) -> str:
         """How the header of every send to ``topic`` begins."""
         check_topic(topic)
@@ -835,16 +736,6 @@ class Producer:
             self._starts.clear()
         self._starts[topic, ack] = start
         return start
-
-
-class _Taken(Exception):
-    """Another thread has taken the connection in this moment."""
-
-
-class _Unusual(Exception):
-    def __init__(self, answer: dict[str, Any]) -> None:
-        super().__init__()
-        self.answer = answer
 
 
 def _json_members(properties: Mapping[str, str]) -> str:

@@ -1,0 +1,345 @@
+"""A batch: messages that were given at once, on their way as runs, and the account of each run's outcome.
+
+The pump sends batches in the order of their submission, each once all runs of the one before it were handed over. So two
+batches to one queue are stored in that order unless the first one fails. A run that a connection did not take is sent on the
+next one. A batch of which a run was lost sends no further one.
+
+The outcome goes to a :class:`BatchFuture` for an asynchronous send, and to a :class:`commitmq.client.sending.wait.Wait` for a
+thread that waits.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+from commitmq.client.heap import keep_freed_memory
+from commitmq.client.results import BatchResult, BatchSendError, RunAck
+from commitmq.client.sending.batch_plan import BatchPlan, PlannedRun
+from commitmq.client.sending.inner_batch import encode_batch
+from commitmq.client.sending.run import NEVER_S, MakeError, NotYet, Run
+from commitmq.client.sending.run_encoder import EncodedRun, encode_run
+from commitmq.client.sending.wait import Wait
+from commitmq.errors import Outcome, SendError
+from commitmq.format.constants import Property
+from commitmq.format.java import java_string_hash
+from commitmq.protocol import wire
+
+if TYPE_CHECKING:
+    from commitmq.client.sending.pump import Pump
+
+_log = logging.getLogger("commitmq.client")
+
+
+def shard(sharding_key: str, queues: int) -> int:
+    """The queue for a sharding key: as RocketMQ's hash selector, so that programs of both kinds agree."""
+    return abs(java_string_hash(sharding_key)) % queues
+
+
+class BatchFuture(Future[BatchResult]):
+    """The outcome of an asynchronous batch. The batch's room is free before its callbacks run: they may send more."""
+
+    def __init__(self, batch: Batch) -> None:
+        super().__init__()
+        self._batch = batch
+
+    def _invoke_callbacks(self) -> None:
+        self._batch.settle()
+        super()._invoke_callbacks()  # type: ignore[misc]
+
+    def start(self) -> bool:
+        """The batch's first run is about to be sent; False when nobody wants that any more."""
+        return self.set_running_or_notify_cancel()
+
+    def done_with(self, result: BatchResult | None, error: Exception | None) -> None:
+        """Exactly one of both is not None."""
+        try:
+            if result is None:
+                self.set_exception(error)
+            else:
+                self.set_result(result)
+        except BaseException:  # of a callback; the other batches must have their outcomes too
+            _log.exception("a callback of a batch failed", extra={"fields": {}})
+
+
+class BatchRun(Run):
+    """One run of a batch; ``number`` is its place in the batch."""
+
+    __slots__ = ("batch", "encoded", "is_open", "number", "planned")
+
+    def __init__(
+        self, batch: Batch, number: int, planned: PlannedRun, encoded: EncodedRun, fields: dict[str, Any]
+    ) -> None:
+        super().__init__(encoded.topic, encoded.queue, encoded.count, fields, encoded.data)
+        self.batch = batch
+        self.number = number
+        self.planned = planned
+        self.encoded = encoded
+        self.is_open = True
+
+    def stored(self, answer: dict[str, Any]) -> None:
+        if self._close():
+            self.batch.note_stored(self, answer)
+
+    def failed(self, make_error: MakeError, answer: dict[str, Any] | None = None) -> None:
+        if self._close():
+            self.batch.note_failed(self, make_error(), answer)
+
+    def expire(self, now: float, make_error: MakeError) -> float:
+        if self.is_open and self.batch.deadline <= now:
+            self.failed(make_error)
+        return self.batch.deadline if self.is_open else NEVER_S
+
+    def give_back(self) -> None:
+        if self._close():
+            self.batch.take_back(self)
+
+    def _close(self) -> bool:
+        was_open, self.is_open = self.is_open, False
+        return was_open
+
+
+class Batch:
+    """See the module. Everything belongs to the owner of the connection once the batch is submitted.
+
+    ``inner``: the topic's queues count batches, so messages travel and are stored as inner batches instead of records.
+    ``queue`` None lets sharding keys or the turn decide. ``limit_s`` is how long the node may take for the next answer.
+    """
+
+    def __init__(
+        self,
+        pump: Pump,
+        plan: BatchPlan,
+        *,
+        ack: str,
+        limit_s: float,
+        inner: bool,
+        queue: int | None,
+        is_async: bool = False,
+    ) -> None:
+        self._sink: BatchFuture | Wait[BatchResult] = BatchFuture(self) if is_async else Wait(self.settle)
+        self.is_settled = False
+        """Its room is given back; the core's lock is held to read and to set it."""
+        self.size_bytes = int(plan.body_sizes.sum())
+        self.in_flight = 0
+        """Runs that were handed over and have no outcome yet."""
+        self.pump = pump
+        self._lane = pump.lane
+        self._outbox = pump.outbox
+        self._plan = plan
+        self._ack = ack
+        self._limit_s = limit_s
+        self._inner = inner
+        self._queue = queue
+        self._born = time.time_ns() // 1_000_000
+        self._planned: list[PlannedRun] = []
+        self._left: deque[int] | None = None  # numbers of runs to be sent; None until it is planned
+        self._acks: dict[int, RunAck] = {}
+        self._stored = 0
+        self._unknown = 0
+        self._problem: SendError | None = None
+        self._refusal: Exception | None = None
+        self._is_running: bool | None = None
+        self.deadline = 0.0
+        """Seconds of ``time.monotonic()`` until which something must happen: its first run sent, or an answer come."""
+        self._extend()
+
+    def __len__(self) -> int:
+        return len(self._plan)
+
+    @property
+    def topic(self) -> str:
+        return self._plan.topic
+
+    @property
+    def future(self) -> BatchFuture:
+        """Of an asynchronous batch: its outcome."""
+        assert isinstance(self._sink, BatchFuture)
+        return self._sink
+
+    def wait(self) -> BatchResult:
+        """Of a synchronous batch: its outcome, once it is there. Raises BatchSendError or InvalidMessageError."""
+        assert isinstance(self._sink, Wait)
+        return self._sink.wait()
+
+    @property
+    def more(self) -> bool:
+        """Whether a run of it is to be sent yet."""
+        return self._problem is None and self._refusal is None and (self._left is None or bool(self._left))
+
+    def settle(self) -> None:
+        """Give the batch's room back."""
+        self._outbox.settle_batch(self)
+
+    # ------------------------------------------------------------ its runs
+
+    def next_run(self, put_deadline: float) -> BatchRun | None:
+        """The next run, encoded for this connection; None when there turned out to be none.
+
+        Raises NotYet when nobody says which queues there are. A fault of the batch itself is its own end only.
+        """
+        try:
+            if self._left is None and not self._begin(put_deadline):
+                return None
+            if not self._left:
+                return None
+            number = self._left[0]
+            run = self._encoded(number, put_deadline)
+        except SendError as error:
+            if error.code == "NODE_UNAVAILABLE":
+                raise NotYet(error.message) from error
+            self._problem = error
+            return None
+        except Exception as error:
+            self._refusal = error
+            return None
+        self._left.popleft()
+        self.in_flight += 1
+        self._extend()
+        return run
+
+    def take_back(self, run: BatchRun) -> None:
+        """``run`` is certainly not stored: it is the next one again, unless the batch has failed meanwhile."""
+        self.in_flight -= 1
+        assert self._left is not None
+        self._left.appendleft(run.number)
+        if self.more:
+            self._outbox.put_back_batch(self)
+        else:
+            self._outbox.finish_batch(self)
+
+    def note_stored(self, run: BatchRun, answer: dict[str, Any]) -> None:
+        """The node has stored ``run``."""
+        self.in_flight -= 1
+        self._acks[run.number] = run.encoded.acknowledged(self._ack, answer)
+        self._stored += run.count
+        self._extend()
+        self._outbox.finish_batch(self)
+
+    def note_failed(self, run: BatchRun, error: SendError, answer: dict[str, Any] | None) -> None:
+        """``run`` has failed: no further one is sent."""
+        self.in_flight -= 1
+        self._problem = self._problem or error
+        if error.outcome is Outcome.STORED:
+            self._stored += run.count
+            if answer is not None and "queue_offset" in answer:
+                self._acks[run.number] = run.encoded.acknowledged("memory", answer)
+        elif error.outcome is Outcome.UNKNOWN:
+            self._unknown += run.count
+        self._extend()
+        self._outbox.finish_batch(self)
+
+    def fail(self, error: SendError) -> None:
+        """Nothing more of it will be sent."""
+        self._problem = self._problem or error
+
+    def finish(self) -> None:
+        """Tell the sink: nothing is in flight, and nothing more will be sent."""
+        if not self._run() or self.is_settled:
+            return
+        result: BatchResult | None = None
+        error = self._refusal
+        if error is None and self._problem is not None:
+            error = self._account(self._problem)
+        if error is None:
+            result = BatchResult([self._acks[number] for number in range(len(self._planned))], self._order())
+        self._sink.done_with(result, error)
+
+    # ------------------------------------------------------------ steps
+
+    def _extend(self) -> None:
+        self.deadline = time.monotonic() + self._limit_s
+
+    def _run(self) -> bool:
+        """From now on it cannot be cancelled; False when it was."""
+        if self._is_running is None:
+            self._is_running = self._sink.start()
+            if not self._is_running:
+                self.settle()
+        return self._is_running
+
+    def _begin(self, deadline: float) -> bool:
+        """Plan the runs for this connection; False when it was cancelled. Raises SendError and InvalidMessageError."""
+        if not self._run():
+            self._left = deque()
+            return False
+        self._plan.check_sizes(self._lane.max_message_bytes, inner=self._inner)
+        self._planned = list(self._runs(deadline))
+        self._left = deque(range(len(self._planned)))
+        return True
+
+    def _runs(self, deadline: float) -> Iterator[PlannedRun]:
+        """The batch in runs, each of one queue and of a size that the node takes. Raises SendError."""
+        keep_freed_memory()
+        lane, plan = self._lane, self._plan
+        groups = [(-1 if self._queue is None else self._queue, 0, len(plan))]
+        if self._queue is None and plan.sharding_keys is not None:
+            count = lane.routes.queues(plan.topic, deadline)
+            groups = plan.sort_by_queue([shard(key, count) if key else -1 for key in plan.sharding_keys])
+        if self._inner:
+            return plan.inner_batches(groups, lane.max_message_bytes)
+        return plan.runs(lane.layout(plan.topic), groups, int(lane.hello["max_run_bytes"]))
+
+    def _encoded(self, number: int, deadline: float) -> BatchRun:
+        """Run ``number`` as this connection wants it. Raises SendError when the queues are not known or no number is left."""
+        lane, topic, planned = self._lane, self._plan.topic, self._planned[number]
+        queue = planned.queue if planned.queue >= 0 else lane.routes.next_queue(topic, deadline)
+        part = self._plan.slice(planned)
+        fields: dict[str, Any] = {
+            "v": wire.PROTOCOL_VERSION,
+            "op": "batch" if self._inner else "append",
+            "topic": topic,
+            "queue": queue,
+            "count": planned.stop - planned.start,
+            "ack": self._ack,
+        }
+        if self._inner:
+            del part["sys_flags"]  # a batch says nothing about single bodies, so they are not compressed
+            data, unique = encode_batch(unique_ids=lane.ids, **part)
+            fields.update(born=self._born, properties=self._record_properties(planned))
+            # They share one record, so the way from one to the next is 0 bytes.
+            encoded = EncodedRun(topic, queue, data, [0] * (planned.stop - planned.start), unique)
+            return BatchRun(self, number, planned, encoded, fields)
+        with lane.delivery.numbered(topic, queue, fields) as sequence:
+            encoded = encode_run(
+                lane.layout(topic), queue, unique_ids=lane.ids, born=self._born, sequence=sequence, **part
+            )
+        run = BatchRun(self, number, planned, encoded, fields)
+        run.sequence = sequence
+        return run
+
+    def _record_properties(self, planned: PlannedRun) -> dict[str, str]:
+        """The properties of the record itself: an id, and the tag of its messages if they share one, for the tag filter."""
+        tag = self._plan.common_tag(planned)
+        return {Property.UNIQUE_KEY: self._lane.ids.next(), **({Property.TAGS: tag} if tag else {})}
+
+    def _order(self) -> list[tuple[int, int]] | None:
+        """(run, index within it) of each message of the caller, where sharding sorted them; else None."""
+        places = self._plan.order
+        if places is None:
+            return None
+        order: list[tuple[int, int]] = [(0, 0)] * len(places)
+        for number, run in enumerate(self._planned):
+            for within, at in enumerate(range(run.start, run.stop)):
+                order[places[at]] = (number, within)
+        return order
+
+    def _account(self, problem: SendError) -> BatchSendError:
+        prefix = 0
+        if self._plan.order is None:
+            for number, run in enumerate(self._planned):
+                if number not in self._acks:
+                    break
+                prefix = run.stop
+        return BatchSendError(
+            problem,
+            acks=[self._acks[number] for number in sorted(self._acks)],
+            stored=self._stored,
+            unknown=self._unknown,
+            total=len(self._plan),
+            stored_prefix=prefix,
+        )

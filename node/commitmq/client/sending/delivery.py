@@ -1,0 +1,334 @@
+"""Delivery policies: they decide about a run that the node refuses, or that gets no answer.
+
+:class:`AtMostOnce` fails such a run, as not stored or as of unknown fate.
+
+:class:`Numbered` is idempotent sending: each message gets the next sequence of its queue
+(:mod:`commitmq.store.producers.producer_table`). The node stores each once and answers a repetition with its place. So a
+run without an answer is repeated on the next connection, with the same numbers and the same bytes, until it is answered or
+the time of its messages is over.
+
+While something is repeated nothing new is sent, because the node takes a queue's numbers in their order:
+
+    again      runs in flight when the connection ended; repeated one by one, in the order of their first sending
+    refused    runs that are certainly not stored, and runs behind them in the same queue: their numbers are a gap
+
+A gap is closed when nothing is in flight any more. A producer that made its own id leaves the gap behind with a new epoch, in
+which every queue begins at 0. It does so too where a run's fate stayed unknown, because the node refuses the old epoch from
+then on, so nothing of it can come in late. A producer with a given id must not do that, because another attempt with the
+same id and epoch counts on the numbers: it uses the free ones again. Where the fate of some is not known, or the node does not
+agree about them, it refuses every further send, and the program has to make a new producer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from bisect import insort
+from collections.abc import Iterator
+from typing import Any, Final, Protocol
+
+from commitmq.client.routes import Routes, not_stored, unknown
+from commitmq.client.sending.line import Line
+from commitmq.client.sending.run import NEVER_S, Run
+from commitmq.errors import NodeUnavailableError, Outcome, SendError
+from commitmq.format.producer_mark import MAX_EPOCH, MAX_ID_CHARACTERS, is_producer_id, mark_prefix
+from commitmq.protocol import wire
+from commitmq.protocol.connection import Channel
+
+WINDOW: Final = 16
+LEAST_WINDOW: Final = 4
+FENCED: Final = "PRODUCER_FENCED"
+OUT_OF_ORDER: Final = "OUT_OF_ORDER_SEQUENCE"
+UNKNOWN_PRODUCER: Final = "UNKNOWN_PRODUCER_ID"
+# A repetition refused with one of these may do better a moment later; what it repeats may be stored all the same.
+LATER: Final = frozenset(("SERVICE_NOT_AVAILABLE", "SYSTEM_BUSY", "CREATE_MAPPED_FILE_FAILED", "NODE_UNAVAILABLE"))
+PAUSE_S: Final = 0.05
+_MAX_PAUSE_S: Final = 1.0
+
+
+class Way(Protocol):
+    """The lane, as far as a policy uses it."""
+
+    routes: Routes
+    line: Line
+    flying: dict[int, Run]
+
+    def connect(self, deadline: float) -> Channel: ...
+    def put(self, channel: Channel, run: Run) -> None: ...
+    def disconnect(self) -> None: ...
+    def forget_layouts(self) -> None: ...
+    def refuse(self, run: Run, answer: dict[str, Any]) -> None: ...
+
+
+def no_answer() -> SendError:
+    """The error of a run whose messages ran out of time while nobody knew its fate."""
+    return unknown("no answer in time", "TIMEOUT")
+
+
+class AtMostOnce:
+    """Each run is handed over once. All methods belong to the owner of the connection."""
+
+    window = WINDOW
+    mark = b""
+    in_submission_order = False
+    """Whether single messages and batches leave in the order of the calls."""
+
+    @property
+    def is_repeating(self) -> bool:
+        """Whether something is sent again, and nothing else until that is answered."""
+        return False
+
+    @contextlib.contextmanager
+    def numbered(self, topic: str, queue: int, fields: dict[str, Any]) -> Iterator[int]:
+        """Number the ``fields["count"]`` messages of a run, and sign its header; yields the first number.
+
+        The numbers are free again when the block raises. Raises SendError (not stored) when there are none any more.
+        """
+        yield 0
+
+    def may_send(self, lane: Way) -> bool:
+        """Whether new runs may go now. Repeats what must be repeated before."""
+        return True
+
+    def handed_over(self, run: Run) -> None:
+        """``run`` is on its way."""
+
+    def not_taken(self, run: Run) -> None:
+        """The connection did not take ``run``: it is nobody's."""
+        run.give_back()
+
+    def refused(self, lane: Way, run: Run, answer: dict[str, Any]) -> None:
+        """The node has refused ``run``."""
+        lane.refuse(run, answer)
+
+    def lost(self, runs: list[Run], sentence: str) -> None:
+        """Nobody will answer these runs over the connection that took them."""
+        for run in runs:
+            run.failed(lambda: unknown(sentence))
+
+    def give_up(self, runs: list[Run], sentence: str) -> None:
+        """As :meth:`lost`, for good: nothing is repeated."""
+        self.lost(runs, sentence)
+
+    def expire(self, now: float) -> float:
+        """Fail whatever of the runs that are not in flight is out of time; returns the next deadline."""
+        return NEVER_S
+
+
+class Sequences:
+    """The numbers of one producer. Used by the owner of the connection only."""
+
+    def __init__(self, producer_id: str | None, epoch: int) -> None:
+        """Without an id the producer makes its own. Raises ValueError."""
+        if producer_id is not None and not is_producer_id(producer_id):
+            raise ValueError(
+                f"producer_id must be 1 to {MAX_ID_CHARACTERS} letters, digits and ._-/@+=, not {producer_id!r}"
+            )
+        if type(epoch) is not int or not 0 <= epoch <= MAX_EPOCH:
+            raise ValueError(f"producer_epoch must be an integer from 0 to {MAX_EPOCH}, not {epoch!r}")
+        self.is_own = producer_id is None
+        self.producer_id = producer_id or secrets.token_urlsafe(12)
+        self.epoch = epoch
+        self.problem: SendError | None = None
+        self._next: dict[tuple[str, int], int] = {}
+
+    @property
+    def mark(self) -> bytes:
+        """The part of each record's mark before the sequence."""
+        return mark_prefix(self.producer_id, self.epoch)
+
+    def take(self, topic: str, queue: int, count: int) -> int:
+        """The first of ``count`` sequences for messages to a queue."""
+        first = self._next.get((topic, queue), 0)
+        self._next[topic, queue] = first + count
+        return first
+
+    def rewind(self, topic: str, queue: int, first: int) -> None:
+        """Sequences from ``first`` on are not stored: they are given out again."""
+        self._next[topic, queue] = min(first, self._next.get((topic, queue), 0))
+
+    def new_epoch(self) -> None:
+        """All queues begin at 0; nothing of the old epoch may be in flight."""
+        self.epoch += 1
+        self._next.clear()
+
+    def check(self) -> None:
+        """Raise SendError (not stored) when this producer can send nothing any more."""
+        if self.problem is not None:
+            raise not_stored(
+                self.problem.code,
+                f"this idempotent producer cannot go on, make a new one: {self.problem.message}",
+            )
+
+
+class Numbered(AtMostOnce):
+    """Idempotent sending; see the module."""
+
+    # The node tells the place of a repeated run only while it remembers that many runs of the queue (producers.window), and
+    # repetitions go one by one: more in flight is more to do after the death of a node.
+    window = LEAST_WINDOW
+    in_submission_order = True
+
+    def __init__(self, sequences: Sequences) -> None:
+        self.sequences = sequences
+        self._again: list[Run] = []  # in the order of their first sending
+        self._refused: list[Run] = []  # certainly not stored, failed or to be sent anew
+        self._is_lost = False  # a run's fate stayed unknown
+        self._is_repeating = False
+        self._reason: SendError | None = None
+        self._runs_sent = 0
+        self._pause_until = 0.0
+
+    @property
+    def mark(self) -> bytes:  # type: ignore[override]
+        return self.sequences.mark
+
+    @property
+    def is_repeating(self) -> bool:
+        return self._is_repeating
+
+    @contextlib.contextmanager
+    def numbered(self, topic: str, queue: int, fields: dict[str, Any]) -> Iterator[int]:
+        sequences = self.sequences
+        sequences.check()
+        first = sequences.take(topic, queue, fields["count"])
+        fields.update(producer_id=sequences.producer_id, producer_epoch=sequences.epoch, sequence=first)
+        try:
+            yield first
+        except BaseException:
+            sequences.rewind(topic, queue, first)
+            raise
+
+    def may_send(self, lane: Way) -> bool:
+        if self._again or self._refused or self._is_lost:
+            if lane.flying:
+                return False
+            if self._again:
+                self._send_again(lane)
+                return False
+            self._close_gap(lane)
+        self._is_repeating = False
+        return len(lane.line) < 2  # somebody waits for the connection
+
+    def handed_over(self, run: Run) -> None:
+        if not run.order:
+            self._runs_sent += 1
+            run.order = self._runs_sent
+
+    def not_taken(self, run: Run) -> None:
+        assert run.sequence is not None
+        self.sequences.rewind(run.topic, run.queue, run.sequence)
+        run.give_back()
+
+    def refused(self, lane: Way, run: Run, answer: dict[str, Any]) -> None:
+        error = wire.send_refusal(answer)
+        if error.outcome is Outcome.STORED:
+            lane.refuse(run, answer)
+            return
+        self._is_repeating = True
+        if error.outcome is Outcome.UNKNOWN or (run.in_doubt and error.code in LATER):
+            run.in_doubt = True
+            self._repeat(run)
+            pause_s = PAUSE_S if error.retry_after_ms is None else error.retry_after_ms / 1000
+            self._pause_until = time.monotonic() + min(pause_s, _MAX_PAUSE_S)
+            return
+        if error.code == OUT_OF_ORDER and any(
+            one.topic == run.topic and one.queue == run.queue and one.order < run.order for one in self._again
+        ):
+            self._repeat(run)  # it is the next once the one before is stored
+            return
+        self._reason = error
+        if error.code == OUT_OF_ORDER or (error.code == UNKNOWN_PRODUCER and not run.in_doubt):
+            run.refused_sequence = True
+            self._refused.append(run)
+            return
+        lane.routes.forget(run.topic)
+        if run.in_doubt:
+            # Refused now for another reason; the first time it may have been stored.
+            self._is_lost = True
+            run.failed(lambda: unknown(error.message, error.code))
+        else:
+            self._refused.append(run)
+            run.failed(lambda: wire.send_refusal(answer), answer)
+
+    def lost(self, runs: list[Run], sentence: str) -> None:
+        for run in runs:
+            run.in_doubt = True
+            self._repeat(run)
+        self._is_repeating = bool(self._again or self._refused or self._is_lost)
+
+    def give_up(self, runs: list[Run], sentence: str) -> None:
+        self.lost(runs, sentence)
+        for run in (*self._again, *self._refused):
+            run.failed(lambda: unknown(sentence))
+        self._is_lost |= bool(self._again)
+        self._again.clear()
+
+    def expire(self, now: float) -> float:
+        return min([run.expire(now, no_answer) for run in self._again], default=NEVER_S)
+
+    # ------------------------------------------------------------ steps
+
+    def _repeat(self, run: Run) -> None:
+        insort(self._again, run, key=lambda one: one.order)
+
+    def _send_again(self, lane: Way) -> None:
+        """Repeat the oldest run that nobody answered; or give it up, when nobody waits for it any more."""
+        run = self._again[0]
+        now = time.monotonic()
+        if run.expire(now, no_answer) == NEVER_S:
+            del self._again[0]
+            self._is_lost = True
+            return
+        if now < self._pause_until:
+            time.sleep(min(self._pause_until - now, PAUSE_S))
+            return
+        try:
+            channel = lane.connect(now + 0.5)
+            lane.put(channel, run)
+        except (SendError, NodeUnavailableError):
+            lane.disconnect()
+            self._pause_until = time.monotonic() + PAUSE_S
+            return
+        del self._again[0]
+
+    def _close_gap(self, lane: Way) -> None:
+        """Nothing is in flight: make sending possible again, or refuse it from now on; send anew what came behind a gap."""
+        refused, self._refused = self._refused, []
+        lost, self._is_lost = self._is_lost, False
+        reason, self._reason = self._reason or no_answer(), None
+        sequences = self.sequences
+        if reason.code == FENCED:
+            sequences.problem = reason
+        if sequences.is_own:
+            sequences.new_epoch()
+            lane.forget_layouts()
+        else:
+            self._rewind(refused, lost, reason)
+        for run in reversed(refused):
+            if run.refused_sequence:
+                if sequences.problem is None:
+                    run.give_back()
+                else:
+                    run.failed(self._problem)
+
+    def _rewind(self, refused: list[Run], lost: bool, reason: SendError) -> None:
+        """Use the numbers of ``refused``, in the order of their sending, again."""
+        sequences = self.sequences
+        gone: set[tuple[str, int]] = set()
+        for run in refused:
+            if run.refused_sequence and (run.topic, run.queue) not in gone:
+                sequences.problem = sequences.problem or reason
+            gone.add((run.topic, run.queue))
+            assert run.sequence is not None
+            sequences.rewind(run.topic, run.queue, run.sequence)
+        if lost:
+            sequences.problem = sequences.problem or reason
+
+    def _problem(self) -> SendError:
+        try:
+            self.sequences.check()
+        except SendError as error:
+            return error
+        return not_stored("CLIENT_ERROR", "the producer cannot go on")

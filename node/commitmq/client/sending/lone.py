@@ -1,0 +1,129 @@
+"""A message that travels alone: the writer makes its record itself, because a run cannot carry the record's properties.
+
+So it is with a message for further queues (``INNER_MULTI_DISPATCH``, spec 3.10). It waits in the outbox among the batches.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from commitmq.client.results import SendResult
+from commitmq.client.sending.run import NEVER_S, MakeError, Run
+from commitmq.client.sending.wait import Wait
+from commitmq.errors import SendError
+from commitmq.format.constants import Property
+
+if TYPE_CHECKING:
+    from commitmq.client.sending.pump import Pump
+
+
+class LoneRun(Run):
+    """The request of a lone message."""
+
+    __slots__ = ("is_open", "message")
+
+    def __init__(self, message: LoneMessage, fields: dict[str, Any], body: bytes) -> None:
+        super().__init__(fields["topic"], fields["queue"], 1, fields, body)
+        self.message = message
+        self.is_open = True
+
+    def stored(self, answer: dict[str, Any]) -> None:
+        if self._close():
+            self.message.end(answer, None)
+
+    def failed(self, make_error: MakeError, answer: dict[str, Any] | None = None) -> None:
+        if self._close():
+            self.message.end(None, make_error())
+
+    def expire(self, now: float, make_error: MakeError) -> float:
+        if self.is_open and self.message.deadline <= now:
+            self.failed(make_error)
+        return self.message.deadline if self.is_open else NEVER_S
+
+    def give_back(self) -> None:
+        if self._close():
+            self.message.take_back()
+
+    def _close(self) -> bool:
+        was_open, self.is_open = self.is_open, False
+        return was_open
+
+
+class LoneMessage:
+    """See the module. ``fields`` is the header of its request without the id. ``deadline`` is in monotonic seconds."""
+
+    def __init__(self, pump: Pump, fields: dict[str, Any], body: bytes, deadline: float) -> None:
+        self.is_settled = False
+        self.size_bytes = len(body)
+        self.deadline = deadline
+        self.in_flight = 0
+        self._lane = pump.lane
+        self._outbox = pump.outbox
+        self._fields = fields
+        self._body = body
+        self._is_sent = False
+        self._answer: dict[str, Any] | None = None
+        self._error: Exception | None = None
+        self._wait: Wait[SendResult] = Wait(lambda: pump.outbox.settle_batch(self))
+
+    def __len__(self) -> int:
+        return 1
+
+    @property
+    def more(self) -> bool:
+        """Whether it is to be sent yet."""
+        return not self._is_sent and self._error is None
+
+    def wait(self) -> SendResult:
+        """Its place. Raises SendError, or InvalidMessageError for a body that is larger than the node allows."""
+        return self._wait.wait()
+
+    def next_run(self, put_deadline: float) -> LoneRun | None:
+        """Its request; None when there is none to send."""
+        from commitmq.client.sending.outbox import too_large
+
+        if len(self._body) > self._lane.max_message_bytes:
+            self._error = too_large(len(self._body), self._lane.max_message_bytes)
+            return None
+        self._is_sent = True
+        if not self._wait.start():
+            self._outbox.settle_batch(self)
+            return None
+        self.in_flight = 1
+        return LoneRun(self, self._fields, self._body)
+
+    def take_back(self) -> None:
+        """The connection did not take it: it is the next one again."""
+        self.in_flight = 0
+        self._is_sent = False
+        self._outbox.put_back_batch(self)
+
+    def end(self, answer: dict[str, Any] | None, error: SendError | None) -> None:
+        """The node has answered, or nobody will."""
+        self.in_flight = 0
+        self._answer, self._error = answer, error
+        self._outbox.finish_batch(self)
+
+    def fail(self, error: SendError) -> None:
+        """It will not be sent."""
+        self._error = self._error or error
+
+    def finish(self) -> None:
+        """Tell its outcome."""
+        if self.is_settled:
+            return
+        if self._answer is None:
+            self._wait.done_with(None, self._error)
+            return
+        answer, fields = self._answer, self._fields
+        result = SendResult(
+            fields["topic"],
+            answer["queue"],
+            answer["queue_offset"],
+            answer["physical_offset"],
+            answer["store_timestamp"],
+            answer["msg_id"],
+            fields["properties"][Property.UNIQUE_KEY],
+            answer["ack"],
+        )
+        self._wait.done_with(result, None)

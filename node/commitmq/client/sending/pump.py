@@ -1,0 +1,307 @@
+"""The pump: the thread that moves runs from an outbox to its lane, and answers back to those who wait.
+
+It sends the first pending message at once. While runs are in flight, messages gather: the next run goes when an answer comes
+back, or when FULL_RUN_BYTES are there and the lane's window is open. So a lone message waits for nobody, and a stream of
+messages travels in runs. Batches are runs already: each goes as soon as the window is open, in turn with the single messages'.
+
+Sends that were not handed over when a connection ends stay in the outbox, go on the next connection, and fail as *not stored*
+when their time is over.
+
+Synchronous sends take the lane themselves while nothing is pending. Those that find it taken become pending ones, so that many
+sending threads coalesce into runs like asynchronous sends do.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+import zmq
+
+from commitmq.client.bell import Bell
+from commitmq.client.routes import not_stored
+from commitmq.client.sending.delivery import no_answer
+from commitmq.client.sending.lane import Lane
+from commitmq.client.sending.line import Line
+from commitmq.client.sending.outbox import ANY_BYTES, FULL_RUN_BYTES, NO_WAKE, Outbox, Waiters
+from commitmq.client.sending.run import NEVER_S, Group, MessagesRun, NotYet
+from commitmq.client.sending.run_encoder import encode_messages
+from commitmq.client.sending.send_future import SendFuture
+from commitmq.errors import SendError
+from commitmq.protocol import wire
+from commitmq.protocol.connection import Channel, check_fork
+
+_TICK_MS: Final = 50
+_CONNECT_S: Final = 0.5
+_log = logging.getLogger("commitmq.client")
+
+
+class Pump:
+    """One lane with its outbox and its thread, which begins with the first pending send.
+
+    ``redirects`` says whether a topic is another lane's by now; it has moved what is pending of it then.
+    """
+
+    def __init__(
+        self,
+        node: str | None,
+        role: str,
+        waiters: Waiters,
+        *,
+        pid: int,
+        max_pending: int,
+        max_pending_bytes: int,
+        linger_s: float,
+        in_pump: Callable[[], bool],
+        redirects: Callable[[str, float], bool],
+        elsewhere: Mapping[str, Pump] | None = None,
+        **lane: Any,
+    ) -> None:
+        """``lane``: further arguments of :class:`Lane`."""
+        self.outbox = Outbox(
+            waiters,
+            max_pending=max_pending,
+            max_pending_bytes=max_pending_bytes,
+            linger_s=linger_s,
+            wake=self._wake,
+            in_pump=in_pump,
+            elsewhere=elsewhere,
+        )
+        self.lane = Lane(node, role, max_pending_bytes=max_pending_bytes, connected=self._note_limit, **lane)
+        self.thread: threading.Thread | None = None
+        """The thread, since it runs."""
+        self._pid = pid
+        self._role = role
+        self._redirects = redirects
+        self._bell = Bell()
+        self._messages_next = True
+
+    def _note_limit(self, max_message_bytes: int) -> None:
+        self.outbox.max_message_bytes = max_message_bytes
+
+    def _wake(self) -> None:
+        """Have a thread, and one that is awake (lock held)."""
+        self._bell.ring()
+        if not self.outbox.has_pump:
+            check_fork(self._pid, "producer")
+            # Whoever is interrupted in here may have started one, or not: the first that runs is the pump.
+            threading.Thread(target=self._run, name=f"commitmq-producer-{self._role}", daemon=True).start()
+            self.outbox.has_pump = True
+
+    # ------------------------------------------------------------ the thread
+
+    def _run(self) -> None:
+        outbox, lane = self.outbox, self.lane
+        with outbox.lock:
+            if self.thread is not None or outbox.closed:
+                return  # there is one: who started this one was interrupted before it could know
+            self.thread = threading.current_thread()
+            outbox.has_pump = True
+        line, ticket = lane.line, Line.ticket()
+        poller = zmq.Poller()
+        poller.register(self._bell.fd, zmq.POLLIN)
+        while True:
+            with outbox.lock:
+                idle = outbox.is_empty
+                if outbox.closed and not outbox.groups:
+                    return
+                outbox.wakes_at = ANY_BYTES if idle else NO_WAKE
+            if idle:
+                poller.poll()
+                self._bell.clear()
+                continue
+            outbox.linger(batches_in_flight=lane.has_batches_in_flight)
+            try:
+                line.append(ticket)
+                if line[0] is not ticket:
+                    line.wait(ticket, NEVER_S)
+                self.drive()
+            except Exception as error:
+                # Nothing here should raise; if it does, no future may be left hanging.
+                _log.exception("the producer's sending thread failed", extra={"fields": {}})
+                lane.give_up(f"the client failed: {error!r}")
+                outbox.fail_all("CLIENT_ERROR", f"the client failed: {error!r}")
+            finally:
+                line.remove(ticket)
+                if line:
+                    line.wake()
+
+    def drive(self) -> None:
+        """Send and receive until nothing is in flight and nothing may be sent now (connection owned)."""
+        outbox, lane = self.outbox, self.lane
+        line, delivery = lane.line, lane.delivery
+        owed = True  # those that come behind it without an end must not keep the pump from its turn
+        while not outbox.closed:
+            if owed or len(line) < 2 or delivery.is_repeating:
+                self.fill()
+                owed = False
+            with outbox.lock:
+                if not lane.flying:
+                    nothing = outbox.is_empty or outbox.linger_left_s(batches_in_flight=False) > 0
+                    if not delivery.is_repeating and (nothing or len(line) > 1):
+                        break
+                    continue
+                outbox.wakes_at = NO_WAKE
+                if len(lane.flying) < lane.window and len(line) < 2:
+                    outbox.wakes_at = FULL_RUN_BYTES if lane.flying_messages else ANY_BYTES
+            self._receive()
+            if time.monotonic() >= outbox.earliest:
+                self.expire()
+        if time.monotonic() >= outbox.earliest:
+            self.expire()
+
+    def fill(self) -> None:
+        """Send whatever may be sent now (connection owned)."""
+        outbox, lane = self.outbox, self.lane
+        if not lane.delivery.may_send(lane):
+            return
+        while len(lane.flying) < lane.window:
+            messages = bool(outbox.groups) and (not lane.flying_messages or outbox.pending_bytes >= FULL_RUN_BYTES)
+            messages = messages and outbox.linger_left_s(batches_in_flight=lane.has_batches_in_flight) <= 0
+            if not messages and not outbox.batches:
+                return
+            if lane.flying and lane.channel is not None and lane.channel.lost():
+                lane.lose("the connection ended before the answer")
+                return
+            now = time.monotonic()
+            try:
+                channel = lane.connect(now + _CONNECT_S)
+            except SendError as error:
+                # Stay pending: the node may come back within their time.
+                if error.code in ("NODE_UNAVAILABLE", "SERVICE_NOT_AVAILABLE"):
+                    outbox.fail_late(error.code, error.message)
+                else:
+                    outbox.fail_all(error.code, error.message)
+                return
+            # (The connection may have been found lost meanwhile, and what was in the outbox with it.)
+            if outbox.batches and not (messages and self._messages_next and not lane.delivery.in_submission_order):
+                self._messages_next = True
+                if not self._send_batch(channel, now):
+                    return
+            elif outbox.groups:
+                self._messages_next = False
+                if not self._send_messages(channel, now):
+                    return
+            else:
+                return
+
+    def _send_messages(self, channel: Channel, now: float) -> bool:
+        """Send a run of the group whose turn it is; False when there is no use in going on at once."""
+        outbox, lane = self.outbox, self.lane
+        group = outbox.next_group()
+        topic, queue, ack = group
+        if self._redirects(topic, now + 1.0):
+            return True
+        if queue < 0:
+            try:
+                queue = lane.routes.next_queue(topic, now + 1.0)
+            except SendError as error:
+                if error.code == "NODE_UNAVAILABLE":
+                    outbox.fail_late(error.code, error.message)
+                else:
+                    outbox.fail_group(group, error)
+                return True
+        futures = outbox.take(group)
+        if futures:
+            run = self._encoded(topic, queue, ack, group, futures)
+            if run is not None:
+                lane.send(channel, run)
+        return lane.channel is channel
+
+    def _encoded(self, topic: str, queue: int, ack: str, group: Group, futures: list[SendFuture]) -> MessagesRun | None:
+        """``futures`` as a run; None when that failed, and they with it."""
+        outbox, lane = self.outbox, self.lane
+        fields = {
+            "v": wire.PROTOCOL_VERSION,
+            "op": "append",
+            "topic": topic,
+            "queue": queue,
+            "count": len(futures),
+            "ack": ack,
+        }
+        unique = lane.ids.block(len(futures))
+        try:
+            with lane.delivery.numbered(topic, queue, fields) as sequence:
+                sizes, data = encode_messages(lane.layout(topic), queue, futures, unique, sequence)
+        except SendError as error:
+            code, sentence = error.code, error.message
+            outbox.fail(futures, lambda: not_stored(code, sentence))
+            return None
+        except Exception as error:
+            # What a message may be was checked when it was sent. Should one get this far, its run ends with it, and no more.
+            reason = f"the messages cannot be encoded: {error!r}"
+            outbox.fail(futures, lambda: not_stored("CLIENT_ERROR", reason))
+            return None
+        run = MessagesRun(outbox, group, queue, futures, sizes, unique, fields, data)
+        run.sequence = sequence
+        return run
+
+    def _send_batch(self, channel: Channel, now: float) -> bool:
+        """Send the next run of the first batch that waits; False when there is no use in going on at once."""
+        outbox, lane = self.outbox, self.lane
+        batch = outbox.batches[0]
+        try:
+            run = batch.next_run(now + _CONNECT_S)
+        except NotYet as error:
+            outbox.fail_late("NODE_UNAVAILABLE", str(error))
+            return False
+        if run is not None and not lane.send(channel, run):
+            return False
+        outbox.finish_batch(batch)
+        return lane.channel is channel
+
+    def _receive(self) -> None:
+        """Wait for answers, a ring of the bell or one tick; take all answers that are there."""
+        channel = self.lane.channel
+        assert channel is not None
+        poller = zmq.Poller()
+        poller.register(channel.socket, zmq.POLLIN)
+        poller.register(self._bell.fd, zmq.POLLIN)
+        ready = {sock for sock, _ in poller.poll(_TICK_MS)}
+        if self._bell.fd in ready:
+            self._bell.clear()
+        if not ready and channel.lost():
+            self.lane.lose("the connection ended before the answer")
+        elif channel.socket in ready:
+            self.lane.receive()
+
+    def expire(self) -> None:
+        """Fail what is out of time; a run for which nobody waits any more takes the connection with it (connection owned)."""
+        outbox, lane = self.outbox, self.lane
+        now = time.monotonic()
+        outbox.fail_late("TIMEOUT", "not sent in time")
+        deadlines = [run.expire(now, no_answer) for run in list(lane.flying.values())]
+        if NEVER_S in deadlines:
+            lane.lose("no answer in time")
+        outbox.note_deadlines(min([*deadlines, lane.delivery.expire(now)], default=NEVER_S))
+
+    # ------------------------------------------------------------ the end
+
+    def close(self, timeout_s: float) -> None:
+        """Fail what is left, end the thread, close every socket; ``timeout_s`` bounds a send that is under way."""
+        outbox, lane, thread = self.outbox, self.lane, self.thread
+        with outbox.lock:
+            outbox.closed = True
+            self._bell.ring()
+        sentence = "the producer was closed before the message was sent"
+        outbox.fail_messages("CLIENT_CLOSED", sentence)
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(1.0)
+        ticket = Line.ticket()
+        try:
+            lane.line.append(ticket)
+            # Another thread's send may wait for its answer until its time is over, and a socket must not be closed meanwhile.
+            if not lane.line.wait(ticket, time.monotonic() + timeout_s + 1.0):
+                _log.warning("the producer was closed while a send was under way", extra={"fields": {}})
+                return
+            lane.give_up("the producer was closed before the answer")
+            outbox.fail_all("CLIENT_CLOSED", "the producer was closed before the batch was sent")
+            lane.close()
+            if thread is None or not thread.is_alive():
+                self._bell.close()
+        finally:
+            lane.line.remove(ticket)
+            lane.line.wake()

@@ -1,0 +1,150 @@
+"""A run: one request with the records of one topic and queue, on its way to a process of the node.
+
+A run knows its outcome's receivers, and the connection does not: :class:`MessagesRun` has single messages, each with a future;
+the run of a batch is in :mod:`commitmq.client.sending.batch`. Both are answered, lost, expired and given back in one way, so
+the connection, the numbering of idempotent producers and the pump treat all runs alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+from commitmq.client.results import RunAck
+from commitmq.client.sending.send_future import SendFuture, finish_run
+from commitmq.errors import SendError
+
+NEVER_S: Final = float("inf")
+MAX_RUN_BYTES: Final = 1024 * 1024
+"""Of a run of single messages."""
+Group = tuple[str, int, str]
+"""Topic, queue or -1, ack: single messages of one group may travel in one run."""
+MakeError = Callable[[], SendError]
+Finish = Callable[[list[SendFuture]], tuple[list[SendFuture], list[SendFuture]]]
+
+
+class Messages(Protocol):
+    """Gets the outcomes of single messages: the outbox."""
+
+    def resolve(self, futures: list[SendFuture], finish: Finish) -> None:
+        """Resolve the futures of a stored run."""
+
+    def fail(self, futures: list[SendFuture], make_error: MakeError) -> None:
+        """Fail those that are not done."""
+
+    def put_back(self, group: Group, futures: list[SendFuture]) -> None:
+        """They wait again."""
+
+
+class NotYet(Exception):
+    """Nobody tells the topic's queues, because the node does not answer. The next try may succeed."""
+
+
+class Job(Protocol):
+    """Something that waits in the outbox as a whole and leaves as runs: a batch, or a message that travels alone."""
+
+    is_settled: bool
+    """Its room is given back; the outbox's lock is held to read and to set it."""
+    deadline: float
+    """Monotonic seconds until which something must happen: its first run sent, or an answer come."""
+
+    @property
+    def size_bytes(self) -> int: ...
+    @property
+    def in_flight(self) -> int:
+        """Runs that were handed over and have no outcome yet."""
+
+    @property
+    def more(self) -> bool:
+        """Whether a run of it is to be sent yet."""
+
+    def __len__(self) -> int:
+        """Messages."""
+        ...
+
+    def next_run(self, put_deadline: float) -> Run | None:
+        """The next run; None when there turned out to be none. Raises NotYet."""
+
+    def fail(self, error: SendError) -> None:
+        """Nothing more of it will be sent."""
+
+    def finish(self) -> None:
+        """Tell the outcome: nothing is in flight, and nothing more will be sent."""
+
+
+class Run:
+    """See the module. All methods belong to the owner of the connection.
+
+    ``fields`` is the request's header without its id, ``data`` its payload. ``sequence`` is the number of the first message in
+    its queue, for an idempotent producer; ``order`` counts the first sending of its runs.
+    """
+
+    __slots__ = ("count", "data", "fields", "in_doubt", "order", "queue", "refused_sequence", "sequence", "topic")
+
+    def __init__(self, topic: str, queue: int, count: int, fields: dict[str, Any], data: bytes) -> None:
+        self.topic = topic
+        self.queue = queue
+        self.count = count
+        self.fields = fields
+        self.data = data
+        self.sequence: int | None = None
+        self.order = 0
+        self.in_doubt = False  # the connection took it once, and no answer came
+        self.refused_sequence = False  # the node refused its numbers, and not its messages
+
+    def stored(self, answer: dict[str, Any]) -> None:
+        """The node has stored it and says where."""
+        raise NotImplementedError
+
+    def failed(self, make_error: MakeError, answer: dict[str, Any] | None = None) -> None:
+        """It has failed for good. ``answer`` is the node's refusal, where there is one. A second call changes nothing."""
+        raise NotImplementedError
+
+    def expire(self, now: float, make_error: MakeError) -> float:
+        """Fail whatever is out of time; returns the next deadline, NEVER_S when nobody waits for this run any more."""
+        raise NotImplementedError
+
+    def give_back(self) -> None:
+        """It is certainly not stored: its messages wait again, before those that came after them."""
+        raise NotImplementedError
+
+
+class MessagesRun(Run):
+    """A run of single messages, each of which has a future. ``group`` is where they waited: topic, queue or -1, ack."""
+
+    __slots__ = ("futures", "group", "outbox", "sizes", "unique")
+
+    def __init__(
+        self,
+        outbox: Messages,
+        group: Group,
+        queue: int,
+        futures: list[SendFuture],
+        sizes: list[int],
+        unique: tuple[bytes, int],
+        fields: dict[str, Any],
+        data: bytes,
+    ) -> None:
+        super().__init__(group[0], queue, len(futures), fields, data)
+        self.outbox = outbox
+        self.group = group
+        self.futures = futures
+        self.sizes = sizes
+        self.unique = unique
+
+    def stored(self, answer: dict[str, Any]) -> None:
+        prefix, counter = self.unique
+        ack = RunAck(self.topic, self.queue, self.group[2], self.sizes, (prefix.decode(), counter), answer)
+        self.outbox.resolve(self.futures, lambda futures: finish_run(futures, ack))
+
+    def failed(self, make_error: MakeError, answer: dict[str, Any] | None = None) -> None:
+        self.outbox.fail(self.futures, make_error)
+
+    def expire(self, now: float, make_error: MakeError) -> float:
+        late = [one for one in self.futures if one._state == "RUNNING" and one.deadline <= now]
+        if late:
+            self.outbox.fail(late, make_error)
+        return min([one.deadline for one in self.futures if one._state == "RUNNING"], default=NEVER_S)
+
+    def give_back(self) -> None:
+        self.outbox.put_back(self.group, self.futures)
