@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parent.parent
-SOURCES = ["node", "plugins", "dispatchers", "tests", "scripts"]
+SOURCES = ["node", "plugins", "dispatchers", "tests", "scripts", "examples"]
 
 
 def main(arguments: list[str]) -> int:
