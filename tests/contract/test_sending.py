@@ -336,7 +336,11 @@ def test_a_stopped_coordinator_holds_up_who_needs_it_and_nobody_else(node: Node)
             assert thread.is_alive()
             assert longest < 1.0
         thread.join()
-        assert failed == [] or isinstance(failed[0], NodeUnavailableError)
+    # The coordinator is back after a moment: the send that waited for it is stored, unless the machine took 6 s for the rest.
+    if failed:
+        assert isinstance(failed[0], NodeUnavailableError)
+    else:
+        assert [one.body for one in read_all(node, "nobody-knows")] == [b"x"]
 
 
 @pytest.mark.xfail(

@@ -162,6 +162,7 @@ def test_the_legend_has_each_line_s_colour_and_approximate_figures_say_so(found:
         assert titles
         assert all(re.fullmatch(r"p\d\d, [-\d]+ [:\d]+: ≈ .+", one) for one in titles)
     rows = [row for row in document.getElementsByTagName("tr") if row.getElementsByTagName("td")]
+    assert rows
     for row in rows:
         cells = [text_of(one) for one in row.getElementsByTagName("td")]
         assert all(one.startswith("≈ ") for one in cells[3:9])

@@ -224,6 +224,7 @@ def test_what_is_kept(tmp_path: Path) -> None:
     }
     assert list(kept["filterDataByTopic"]) == ["T", "U"]
     again = Subscriptions.load(node.store.layout, node.control)
+    assert len(again) == 2
     assert all(one.dead_ms for of_topic in again.by_topic.values() for one in of_topic.values())
     again.join("g1", ["T"], "a > 5 AND b = 'x'")
     assert not again.by_topic["T"]["g1"].dead_ms
