@@ -493,10 +493,11 @@ def test_the_end_of_the_node_leaves_nothing(memory: Memory, folder: Path) -> Non
 
 def test_another_life_begins_with_nothing(memory: Memory) -> None:
     memory.run("t", [b"x"])
+    assert memory.reader.get("t", MADE) is not None
     other = memory.restarted(life="another")
     assert other.store.topics() == {}
     memory.reader.release_evicted()
-    assert memory.reader.get("t", MADE) is None
+    assert memory.reader.get("t", MADE) is None, "a reader of the first life has the topic no more"
     assert other.run("t", [b"y"])[0] == 0
     assert other.bodies("t") == [b"y"]
 
