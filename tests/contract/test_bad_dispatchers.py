@@ -66,7 +66,7 @@ class Patient:
             if row["state"] == "parked":
                 with Admin(self.node.address) as admin, contextlib.suppress(ProtocolError):
                     admin.dispatcher_retry("misbehaving")
-            return row["state"] == "running" and row["lag_bytes"] == 0
+            return bool(row["state"] == "running" and row["lag_bytes"] == 0)
 
         eventually(is_well, "it is well and has caught up")
 
@@ -282,7 +282,7 @@ def test_killed_while_slow_it_goes_on_where_it_was(patient: Patient) -> None:
         patient.send(100)
         pid = patient.node.pids()["dispatcher-misbehaving"]
         os.kill(pid, signal.SIGKILL)
-        eventually(lambda pid=pid: patient.node.pids().get("dispatcher-misbehaving", pid) != pid, "it runs again")
+        eventually(lambda pid=pid: patient.node.pids().get("dispatcher-misbehaving", pid) != pid, "it runs again")  # type: ignore[misc]
 
 
 @pytest.mark.slow

@@ -42,7 +42,7 @@ def counts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
         pytest.skip(reason)
     warm()
     found = tmp_path_factory.mktemp("steps") / "counts.json"
-    program = [sys.executable, HERE / "kernel_steps.py", str(BODY_BYTES)]
+    program = [sys.executable, str(HERE / "kernel_steps.py"), str(BODY_BYTES)]
     subprocess.run(
         [sys.executable, ptrace.__file__, "steps", found, *program],
         env={**environment(), "PYTHONHASHSEED": "0"},

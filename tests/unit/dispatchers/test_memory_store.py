@@ -90,7 +90,7 @@ class Memory:
 
     def bounds(self, topic: str, queue: int = 0) -> tuple[int, int] | None:
         found = self.reader.get(topic, MADE)
-        return found and found.queues.bounds(topic, queue, bound=found.bound, floor=found.floor)
+        return None if found is None else found.queues.bounds(topic, queue, bound=found.bound, floor=found.floor)
 
     def read(self, topic: str, queue: int = 0) -> list[Record]:
         """Everything that a consumer of the queue can read, checked against its place."""
@@ -194,7 +194,7 @@ def test_what_was_stored_is_read_in_order_with_its_tags(memory: Memory) -> None:
 
 def test_queues_and_logs_go_on_over_many_files(folder: Path) -> None:
     memory = Memory(folder, budget=1 << 24)
-    expected = []
+    expected: list[bytes] = []
     for number in range(24):
         bodies = [b"%d/%d" % (number, index) for index in range(523)]
         assert memory.run("t", bodies)[0] == len(expected)

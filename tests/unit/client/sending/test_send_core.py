@@ -64,7 +64,7 @@ def waiting(core: SendCore, body: bytes) -> SendFuture:
 
 @pytest.fixture(params=[SendCore, IdempotentCore])
 def core(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    limits = {"timeout_s": 60.0, "max_pending": 1000, "max_pending_bytes": 1 << 30}
+    limits: dict[str, Any] = {"timeout_s": 60.0, "max_pending": 1000, "max_pending_bytes": 1 << 30}
     plain = request.param is SendCore
     made = SendCore(None, **limits) if plain else IdempotentCore(None, Sequences("test", 0), **limits)
     monkeypatch.setattr(made.routes, "is_memory", lambda topic, deadline: False)
@@ -151,7 +151,7 @@ def pending(core: SendCore, *bodies: bytes, limit_s: float = 60) -> PendingBatch
 
 @pytest.fixture
 def plain(monkeypatch: pytest.MonkeyPatch) -> Any:
-    made = SendCore(None, timeout_s=60, max_pending=100, max_pending_bytes=1 << 30)
+    made: Any = SendCore(None, timeout_s=60, max_pending=100, max_pending_bytes=1 << 30)
     monkeypatch.setattr(made.routes, "is_memory", lambda topic, deadline: False)
     made._thread = threading.current_thread()
     made.window = 4

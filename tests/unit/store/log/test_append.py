@@ -11,6 +11,7 @@ import itertools
 import os
 import struct
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -300,7 +301,7 @@ def test_marks_of_the_node_are_refused(tmp_path: Path, name: str) -> None:
 
 def test_limits_name_the_number(tmp_path: Path) -> None:
     log = Log(tmp_path / "log")
-    arguments = {"sys_flag": 0, "flag": 0, "born_timestamp": 1, "born_host": HOST}
+    arguments: dict[str, Any] = {"sys_flag": 0, "flag": 0, "born_timestamp": 1, "born_host": HOST}
     with pytest.raises(MessageIllegalError, match="16385 bytes"):
         log.appender.encode(b"T", 0, bytes(16_385), b"", **arguments)
     with pytest.raises(MessageIllegalError) as caught:
