@@ -118,6 +118,7 @@ def main() -> None:
         result = admin.query(topic, key="order-7")
         assert [message.body for message in result] == [b"one", LONG, b""]
         first = next(iter(result))
+        assert first.msg_id is not None
         assert admin.message(first.msg_id).body == b"one"
         assert admin.status()["node"]["state"] == "ready"
         admin.topic_update(topic, perm=4)

@@ -61,7 +61,7 @@ class Patient:
 
         def has_all() -> bool:
             row = self.row()
-            return row["state"] == "running" and row["lag_bytes"] == 0 and row["position"] >= self.end_offset
+            return bool(row["state"] == "running" and row["lag_bytes"] == 0 and row["position"] >= self.end_offset)
 
         eventually(has_all, "it has caught up")
 
@@ -74,7 +74,7 @@ class Patient:
             if row["state"] == "parked":
                 with Admin(self.node.address) as admin, contextlib.suppress(ProtocolError):
                     admin.dispatcher_retry("misbehaving")
-            return row["state"] == "running" and row["lag_bytes"] == 0
+            return bool(row["state"] == "running" and row["lag_bytes"] == 0)
 
         eventually(is_well, "it is well and has caught up")
 
@@ -290,7 +290,7 @@ def test_killed_while_slow_it_goes_on_where_it_was(patient: Patient) -> None:
         patient.send(100)
         pid = patient.node.pids()["dispatcher-misbehaving"]
         os.kill(pid, signal.SIGKILL)
-        eventually(lambda pid=pid: patient.node.pids().get("dispatcher-misbehaving", pid) != pid, "it runs again")
+        eventually(lambda pid=pid: patient.node.pids().get("dispatcher-misbehaving", pid) != pid, "it runs again")  # type: ignore[misc]
 
 
 @pytest.mark.slow

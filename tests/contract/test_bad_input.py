@@ -588,10 +588,34 @@ def test_numbers_at_the_edge_of_64_bits_get_an_answer_about_the_request(victim: 
 # ---------------------------------------------------------------- anything at all
 
 # "stop" is left out: it is no bad input.
-OPS = ("metadata", "status", "hello", "send", "append", "topic.route", "topic.create", "topic.list", "topic.describe")
+OPS: tuple[str, ...] = ()
+OPS += (
+    "metadata",
+    "status",
+    "hello",
+    "send",
+    "append",
+    "topic.route",
+    "topic.create",
+    "topic.list",
+    "topic.describe",
+)
 OPS += ("topic.delete", "group.join", "group.heartbeat", "group.leave", "group.list", "group.describe")
 OPS += ("offset.commit", "offset.fetch", "pull", "offsets", "view", "query")
-FIELDS = ("topic", "queue", "queues", "offset", "offsets", "group", "member", "topics", "owned", "generation", "count")
+FIELDS: tuple[str, ...] = ()
+FIELDS += (
+    "topic",
+    "queue",
+    "queues",
+    "offset",
+    "offsets",
+    "group",
+    "member",
+    "topics",
+    "owned",
+    "generation",
+    "count",
+)
 FIELDS += ("properties", "flag", "sys_flag", "born", "ack", "mode", "filter", "max_messages", "max_bytes", "timestamp")
 FIELDS += ("boundary", "physical_offset", "perm", "attributes", "create", "reset", "update", "session_timeout_ms")
 FIELDS += ("filter_type", "key", "type", "begin", "end", "max", "next", "up_to")
@@ -650,7 +674,7 @@ garbage = st.one_of(
     st.builds(lambda header, rest: [header, *rest], loose, st.lists(st.binary(max_size=200), max_size=2)),
 )
 # One example is several requests, so that one process meets thousands of them within seconds.
-examples = {"max_examples": 100, "deadline": None, "suppress_health_check": list(HealthCheck)}
+examples: dict[str, Any] = {"max_examples": 100, "deadline": None, "suppress_health_check": list(HealthCheck)}
 
 
 def check_volley(victim: Victim, socket: str, volley: list[list[bytes]]) -> None:

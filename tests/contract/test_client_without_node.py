@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -93,7 +94,7 @@ def test_the_package_alone_is_small_and_sends(tmp_path: Path) -> None:
 
     command = str(alone.folder / "bin" / "commitmq")
     with start_node(tmp_path) as node:
-        address = {"COMMITMQ_NODE": node.address}
+        address: dict[str, Any] = {"COMMITMQ_NODE": node.address}
         (tmp_path / "lines").write_text("one message\n", encoding="ascii")
         alone.check("produce", "alone", "--file", str(tmp_path / "lines"), python=command, **address)
         assert alone.check("consume", "alone", "--limit", "1", python=command, **address) == "one message\n"

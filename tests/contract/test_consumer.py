@@ -29,6 +29,7 @@ from commitmq import (
     FencedError,
     InvalidMessageError,
     Message,
+    MessageBatch,
     NodeUnavailableError,
     Producer,
     ProtocolError,
@@ -214,7 +215,7 @@ def test_offsets_beyond_the_queue_become_gaps(node: Node, producer: Producer) ->
     with Consumer(None, queues=[("gaps", 0)], node=node.address, start=10_000) as consumer:
         assert not consumer.poll(0.5)
         producer.send("gaps", b"new", queue=0)
-        messages = []
+        messages: list[Message] = []
         deadline = time.monotonic() + 10
         while b"new" not in [one.body for one in messages] and time.monotonic() < deadline:
             messages += consumer.poll(0.5)
@@ -238,7 +239,7 @@ def test_a_new_topic_and_its_queues_are_picked_up(node: Node, producer: Producer
 
 def test_bodies_outlive_the_consumer(node: Node, producer: Producer) -> None:
     bodies = fill(producer, "outlive", 40)
-    batches = []
+    batches: list[MessageBatch] = []
     with Consumer(None, "outlive", node=node.address, mode="ranges") as consumer:
         while sum(map(len, batches)) < 40:
             batches.append(consumer.poll(5))
@@ -271,7 +272,7 @@ def test_a_client_that_cannot_see_the_store_uses_tcp(node: Node) -> None:
 
 
 def test_bad_settings_are_refused(node: Node, producer: Producer) -> None:
-    for group, fields in [
+    cases: list[tuple[str | None, dict[str, Any]]] = [
         (None, {}),
         ("g", {"topics": "a b"}),
         ("g g", {"topics": "t"}),
@@ -279,7 +280,8 @@ def test_bad_settings_are_refused(node: Node, producer: Producer) -> None:
         ("g", {"topics": "t", "start": -1}),
         ("g", {"topics": "t", "mode": "fast"}),
         ("g", {"topics": "t", "queues": [("t", 0)]}),
-    ]:
+    ]
+    for group, fields in cases:
         with pytest.raises((ValueError, InvalidMessageError)):
             Consumer(group, node=node.address, **fields)
     producer.send("bad-filter", b"x")

@@ -33,6 +33,7 @@ from commitmq import (
     ProtocolError,
 )
 from commitmq.client.receiving import membership
+from commitmq.client.receiving.assignment import start_offsets
 from commitmq.protocol.connection import Directory, wants_ipv6
 from nodes import Node, commitmq, eventually, free_ports, start_node
 
@@ -190,7 +191,7 @@ def test_a_reset_is_not_undone_by_a_member_that_was_away(node: Node, admin: Admi
             eventually(lambda: not admin.group("asleep")["members"], "the session ends")
             admin.reset_offsets("asleep", "asleep", 50)
         messages = drain(consumer, 250)
-        assert messages[0].queue_offset == 50 or any(one.queue_offset == 50 for one in messages)
+        assert {one.queue_offset for one in messages} >= set(range(50, 200))
     assert rows(admin, "asleep")[0] == 300
 
 
@@ -327,7 +328,7 @@ def test_a_topic_that_loses_queues_while_one_begins_with_them_is_no_error(
 ) -> None:
     admin.topic_create("shrinks-now", 4)
     bodies = send(node, "shrinks-now", 10)
-    looked_up = membership.start_offsets
+    looked_up = start_offsets
 
     def shrink(*words: Any, **names: Any) -> Any:
         found = looked_up(*words, **names)
@@ -417,7 +418,7 @@ def test_the_program_is_told_of_its_queues(node: Node, admin: Admin) -> None:
 
     with Consumer(
         "telling", "told", node=node.address, auto_commit=False, member="a",
-        on_assign=partial(note, "+"), on_revoke=lambda queues: (note("-", queues), first.commit()),
+        on_assign=partial(note, "+"), on_revoke=lambda queues: (note("-", queues), first.commit()),  # type: ignore[func-returns-value]
     ) as first:  # fmt: skip
         drain(first, 40)
         assert told == [("+", [0, 1, 2, 3])]

@@ -156,6 +156,13 @@ def node(tmp_path: Path) -> Iterator[Node]:
     node.close()
 
 
+def loaded(path: Path) -> dict[str, Any]:
+    """A configuration file that is there."""
+    found = json_config.load(path)
+    assert isinstance(found, dict)
+    return found
+
+
 def _until(condition: Callable[[], bool], what: str, timeout_s: float = 10) -> None:
     end = time.monotonic() + timeout_s
     while not condition():
@@ -208,7 +215,7 @@ def test_changes_of_topics_are_published_after_they_are_durable(node: Node) -> N
     assert first["topics"]["t"]["read_queues"] == 2
     assert first["version"] == node.control.get(Word.TOPICS_VERSION)
     assert "t" in load_topics(node.layout).topics
-    _until(lambda: "t" in json_config.load(node.layout.config / "topics.json")["topicConfigTable"], "topics.json")
+    _until(lambda: "t" in loaded(node.layout.config / "topics.json")["topicConfigTable"], "topics.json")
     client.ok("offset.commit", group="g", offsets=[["t", 1, 9]])
     assert client.ok("topic.delete", topic="t")["tombstone"] == 4_711
     incarnation = first["topics"]["t"]["incarnation"]
@@ -361,7 +368,7 @@ def test_the_json_file_follows_and_is_whole_after_stop(node: Node) -> None:
     client.ok("offset.commit", group="g", offsets=[["t", 0, 8]])
     assert node.stop() == ExitCode.CLEAN
     assert table() == {"t@g": {0: 8}}
-    groups = json_config.load(node.layout.config / "subscriptionGroup.json")
+    groups = loaded(node.layout.config / "subscriptionGroup.json")
     assert groups["subscriptionGroupTable"]["g"]["retryMaxTimes"] == 16
     found = OffsetsJournal.open(node.layout.own / "offsets.journal")
     assert found is not None
@@ -624,7 +631,7 @@ def test_the_golden_stores_are_served_as_rocketmq_left_them(golden: GoldenStore,
     root = tmp_path / "golden"
     shutil.copytree(golden.root / "config", root / "config")
     before = {
-        name: json_config.load(root / "config" / name)
+        name: loaded(root / "config" / name)
         for name in ("topics.json", "consumerOffset.json", "subscriptionGroup.json")
     }
     node = Node(root)

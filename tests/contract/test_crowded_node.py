@@ -83,7 +83,9 @@ def test_a_dead_writer_is_replaced_before_hundreds_of_status_requests_are_answer
         for number in range(1, 600):
             answer = crowd.answer(number % 10)
             assert answer["ok"]
-            assert all(row["memory_bytes"] for row in answer["processes"] if row["state"] == "ready" and row["pid"])
+            sizes = [row["memory_bytes"] for row in answer["processes"] if row["state"] == "ready" and row["pid"]]
+            assert len(sizes) > 5
+            assert all(sizes)
         assert busy_s < 5 * quiet_s + 1, (quiet_s, busy_s, answered)
     finally:
         crowd.close()
@@ -173,7 +175,9 @@ def test_a_hundred_thousand_topics(tmp_path: Path) -> None:
         with Producer(node.address) as producer:
             assert producer.send("topic-099999", b"x").queue_offset == 0
     layout = StoreLayout(tmp_path / "store")
-    assert len(json_config.load(layout.config / "topics.json")["topicConfigTable"]) == count
+    kept = json_config.load(layout.config / "topics.json")
+    assert kept is not None
+    assert len(kept["topicConfigTable"]) == count
     began = time.monotonic()
     with start_node(tmp_path, "network.port=0") as node:
         started_s = time.monotonic() - began
@@ -183,7 +187,7 @@ def test_a_hundred_thousand_topics(tmp_path: Path) -> None:
             eventually(lambda: len(consumer.poll(0.5)), "the message", timeout_s=60)
     figures = f"rates {[round(one) for one in rates]} topics/s, start {started_s:.1f} s, memory {memory}"
     # The machine's own ups and downs last for a batch or two; a rate that falls with the number of topics does not come back.
-    first, last = median(rates[:5]), median(rates[5:])
-    assert last > 0.6 * first, figures
+    early, late = median(rates[:5]), median(rates[5:])
+    assert late > 0.6 * early, figures
     assert median(rates) > 500, figures
     assert started_s < 10, figures

@@ -94,7 +94,7 @@ def test_an_id_that_could_be_another_ones_is_refused(node: Node, port: str, kind
 
 def test_ids_of_our_clients_cannot_be_guessed(node: Node) -> None:
     channels = [Channel(node.address) for _ in range(3)]
-    ids = {bytes(one.socket.getsockopt(zmq.ROUTING_ID)) for one in channels}  # type: ignore[arg-type]
+    ids = {bytes(one.socket.getsockopt(zmq.ROUTING_ID)) for one in channels}
     for one in channels:
         assert one.request("metadata", timeout_s=20)[0]["ok"]
         one.close()

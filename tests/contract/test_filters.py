@@ -152,7 +152,7 @@ def numbers(node: Node, wanted: str | MessageSelector, count: int, **settings: A
             assert len(batch), f"{len(found)} of {count} came"
             found += [int(message.body) for message in batch]
         assert not consumer.poll(0.2)
-        assert all(offset == 200 for offset in consumer.positions.values()), "the end was not reached"
+        assert set(consumer.positions.values()) == {200}, "the end was not reached"
     return sorted(found)
 
 

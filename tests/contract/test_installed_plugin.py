@@ -58,7 +58,7 @@ def caught_up(node: EnvironmentNode) -> bool:
     with Admin(node.address) as admin:
         status = admin.status()
     row = next(row for row in status["dispatchers"] if row["name"] == "tag_counts")
-    return row["state"] == "running" and row["position"] == status["positions"]["written"]
+    return bool(row["state"] == "running" and row["position"] == status["positions"]["written"])
 
 
 def counted(node: EnvironmentNode, topic: str) -> dict[str, int]:
@@ -135,10 +135,10 @@ def test_counts_are_exact_whatever_dies_under_load(node: EnvironmentNode) -> Non
     try:
         for _ in range(3):
             before = sent
-            eventually(lambda before=before: sent > before + 2, "sends go on")
+            eventually(lambda before=before: sent > before + 2, "sends go on")  # type: ignore[misc]
             pid = node.pids()["dispatcher-tag_counts"]
             os.kill(pid, signal.SIGKILL)
-            eventually(lambda pid=pid: not alive(pid) and node.healed("dispatcher-tag_counts", pid), "it is back")
+            eventually(lambda pid=pid: not alive(pid) and node.healed("dispatcher-tag_counts", pid), "it is back")  # type: ignore[misc]
         node.kill_all()
     finally:
         go_on.clear()

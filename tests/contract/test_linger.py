@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from commitmq import Admin, Producer, SendResult
+from commitmq import Admin, Producer
 from commitmq.client.sending.outbox import FULL_RUN_BYTES
 from commitmq.client.sending.run import Run
 from nodes import Node, start_node
@@ -45,7 +45,7 @@ def slow(node: Node, request: pytest.FixtureRequest) -> Iterator[Producer]:
         yield producer
 
 
-def done_within(*futures: Future[SendResult]) -> float:
+def done_within(*futures: Future[Any]) -> float:
     """Seconds until all are done, without being one who waits for a result."""
     began = time.monotonic()
     left = threading.Semaphore(0)

@@ -14,7 +14,7 @@ import gc
 import itertools
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -99,7 +99,7 @@ def run(main: Callable[[], Awaitable[None]]) -> None:
                 raise
 
 
-async def outcomes(sends: list[Awaitable[Any]], limit_s: float) -> list[BaseException]:
+async def outcomes(sends: Sequence[Awaitable[Any]], limit_s: float) -> list[BaseException]:
     """The errors of sends of which none must succeed, all of them within ``limit_s``."""
     async with asyncio.timeout(limit_s):
         found = await asyncio.gather(*sends, return_exceptions=True)

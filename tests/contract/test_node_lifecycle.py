@@ -179,7 +179,7 @@ def test_a_killed_worker_is_started_again_and_the_others_go_on(running: Node) ->
         before = running.pids()
         endpoints = running.row(role).get("endpoints")
         os.kill(before[role], signal.SIGKILL)
-        eventually(lambda role=role, pid=before[role]: running.healed(role, pid), f"{role} is back")
+        eventually(lambda role=role, pid=before[role]: running.healed(role, pid), f"{role} is back")  # type: ignore[misc]
         after = running.pids()
         assert {name: pid for name, pid in after.items() if name != role} == {
             name: pid for name, pid in before.items() if name != role
@@ -235,7 +235,7 @@ def test_a_background_node_outlives_its_keeper_and_gets_another(running: Node) -
     for _ in range(2):
         pids = running.pids()
         os.kill(pids["keeper"], signal.SIGKILL)
-        eventually(lambda before=pids: running.healed("keeper", before["keeper"]), "another keeper is there")
+        eventually(lambda before=pids: running.healed("keeper", before["keeper"]), "another keeper is there")  # type: ignore[misc]
         now = running.pids()
         assert {role: pid for role, pid in now.items() if role != "keeper"} == {
             role: pid for role, pid in pids.items() if role != "keeper"
@@ -425,12 +425,12 @@ def test_a_dying_worker_is_started_again_ever_more_slowly(tiny: Callable[..., Ti
     ends = []
     for count in range(1, 4):
         pid = next(int(words[2]) for words in reversed(one.order()) if words[1] == "reput")
-        eventually(lambda pid=pid: alive(pid), "reput lives")
+        eventually(lambda pid=pid: alive(pid), "reput lives")  # type: ignore[misc]
         time.sleep(0.2)
         killed = time.monotonic()
         os.kill(pid, signal.SIGKILL)
         wanted = count + 1
-        eventually(lambda wanted=wanted: [w[1] for w in one.order()].count("reput") == wanted, "reput is started again")
+        eventually(lambda wanted=wanted: [w[1] for w in one.order()].count("reput") == wanted, "reput is started again")  # type: ignore[misc]
         ends.append(time.monotonic() - killed)
     assert ends[0] >= 0.2
     assert ends[1] >= 0.4

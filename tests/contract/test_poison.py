@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from commitmq import Admin, AsyncConsumer, Consumer, Message, Producer, UndecodableBodyError
+from commitmq import Admin, AsyncConsumer, Consumer, Message, MessageBatch, Producer, UndecodableBodyError
 from commitmq.protocol.connection import Directory
 from nodes import Node, start_node
 
@@ -82,7 +82,7 @@ def test_a_group_that_stumbles_and_polls_on_misses_no_neighbour(node: Node, mode
 def test_such_a_message_is_delivered_with_its_raw_body_and_the_reason(node: Node) -> None:
     good = fill(node, "told", {4: GARBAGE}, 6)
     with Consumer(None, "told", node=node.address, queues=[("told", 0)]) as consumer:
-        batches = []
+        batches: list[MessageBatch] = []
         while sum(map(len, batches)) < 6:
             batches.append(consumer.poll(30))
     messages = [message for batch in batches for message in batch]

@@ -15,7 +15,7 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -269,17 +269,18 @@ def test_batches_of_one_and_of_none(producer: Producer) -> None:
 def test_bad_input_is_refused_before_it_is_sent(node: Node, producer: Producer) -> None:
     producer.send("bad", b"good")
     limit = 4 * 1024 * 1024
-    for body, fields in [
+    cases: list[tuple[Any, dict[str, Any]]] = [
         (b"", {}),
         ("text", {}),
         (b"x" * (limit + 1), {}),
         (b"x", {"tags": "a\x01"}),
         (b"x", {"properties": {"p": "y" * 32_767}}),
         (b"x", {"flag": 1 << 31}),
-    ]:
+    ]
+    for body, fields in cases:
         for send in (producer.send, producer.send_async):
             with pytest.raises(InvalidMessageError):
-                send("bad", body, **fields)  # type: ignore[operator]
+                send("bad", body, **fields)
     for topic in ("", "a b", "SCHEDULE_TOPIC_XXXX"):
         with pytest.raises(InvalidMessageError):
             producer.send(topic, b"x")
@@ -389,7 +390,7 @@ def test_no_answer_in_time_is_unknown(own_node: Node, way: str) -> None:
     """Goal: a halted writer makes sends fail in time, as unknown; and what it finds when it goes on is stored once."""
     with Producer(own_node.address, timeout_s=1.0) as producer:
         producer.send("slow", b"before")
-        ways = {
+        ways: dict[str, Callable[[], object]] = {
             "send": lambda: producer.send("slow", b"during"),
             "async": lambda: producer.send_async("slow", b"during").result(10),
             "batch": lambda: producer.send_batch("slow", [b"during"]),

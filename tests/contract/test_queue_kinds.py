@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from commitmq import Admin, Consumer, Message, Producer, Sql
+from commitmq import Admin, Consumer, Message, Producer, SendResult, Sql
 from commitmq.errors import InvalidMessageError, ProtocolError, SendError
 from commitmq.format.client_batch import BatchElement, encode_client_batch
 from commitmq.format.properties import encode_properties
@@ -67,7 +67,7 @@ def read(node: Node, topic: str, count: int, **options: Any) -> list[Message]:
 def test_batches_in_messages_out(node: Node, producer: Producer, mode: str) -> None:
     """Every message comes as it was sent, numbered through; a batch is one record."""
     topic = make_topic(node, f"batches-{mode}")
-    sent = []
+    sent: list[tuple[Message, SendResult]] = []
     for number in range(30):
         messages = [
             Message(b"%d-%d" % (number, i) * (i + 1), tags=f"T{i % 2}", keys=[f"k{number}", f"i{i}"], flag=i - 3)
@@ -78,7 +78,7 @@ def test_batches_in_messages_out(node: Node, producer: Producer, mode: str) -> N
         assert len({one.physical_offset for one in result}) == len({one.msg_id for one in result}) == 1
         sent += [(one, result[i]) for i, one in enumerate(messages)]
     found = read(node, topic, len(sent), mode=mode)
-    for offset, (message, (original, result)) in enumerate(zip(found, sent, strict=True)):
+    for offset, (message, (original, stored)) in enumerate(zip(found, sent, strict=True)):
         assert (message.topic, message.queue_id, message.queue_offset) == (topic, 0, offset)
         assert (message.body, message.tags, message.keys, message.flag) == (
             original.body,
@@ -87,10 +87,10 @@ def test_batches_in_messages_out(node: Node, producer: Producer, mode: str) -> N
             original.flag,
         )
         assert (message.unique_id, message.physical_offset, message.msg_id, message.store_timestamp) == (
-            result.unique_id,
-            result.physical_offset,
-            result.msg_id,
-            result.store_timestamp,
+            stored.unique_id,
+            stored.physical_offset,
+            stored.msg_id,
+            stored.store_timestamp,
         )
     queue = BatchConsumeQueue(node.store / "batchconsumequeue" / topic / "0", BATCH_FILE_BYTES)
     assert queue.refresh() == len(sent)
@@ -106,7 +106,8 @@ def test_queries_give_the_messages_of_batches(node: Node, producer: Producer) ->
     eventually_dispatched(node, topic, 15)
     wanted = [b"a%d" % n for n in range(10)] + [b"b%d" % n for n in range(5)]
     with Admin(node.address) as admin:
-        found, following = [], None
+        found: list[Message] = []
+        following: str | None = None
         while not found or following:
             page = admin.query(topic, begin=0, max_messages=4, continue_from=following)
             assert len(page) <= 4
@@ -300,7 +301,7 @@ def test_illegal_batches(node: Node, producer: Producer) -> None:
     good = encode_client_batch([BatchElement(b"a"), BatchElement(b"b", encode_properties({"KEYS": "k"}))])
     fields = {"op": "batch", "topic": topic, "queue": 0, "count": 2}
     with directory(node, "writer") as (_, channel):
-        for change, body, code, sentence in [
+        cases: list[tuple[dict[str, Any], bytes, str, str]] = [
             ({}, good[:-1], "MESSAGE_ILLEGAL", "message 1 of the batch, at byte 23"),
             ({}, good + b"\0", "MESSAGE_ILLEGAL", "message 2"),
             ({}, b"", "MESSAGE_ILLEGAL", "message 0"),
@@ -316,7 +317,8 @@ def test_illegal_batches(node: Node, producer: Producer) -> None:
             ({"properties": {"INNER_MULTI_DISPATCH": "%LMQ%a"}}, good, "MESSAGE_ILLEGAL", "INNER_MULTI_DISPATCH"),
             ({"properties": 3}, good, "INVALID_PARAMETER", "properties"),
             ({"queue": 9}, good, "INVALID_PARAMETER", "queue"),
-        ]:
+        ]
+        for change, body, code, sentence in cases:
             assert refused(channel, {**fields, **change}, body)[0] == code, change
             assert sentence in refused(channel, {**fields, **change}, body)[1]
         marked = encode_client_batch([BatchElement(b"a", encode_properties({"DELAY": "1"}))])
@@ -402,9 +404,10 @@ def test_groups_read_light_queues(node: Node, producer: Producer) -> None:
 
 
 def test_what_light_queues_refuse(node: Node, producer: Producer) -> None:
-    for names in ([], ["a"], ["%LMQ%"], ["%LMQ%a", "%LMQ%a"], ["%LMQ%a/b"], ["%LMQ%" + "x" * 251], [3]):
+    odd: list[list[Any]] = [[], ["a"], ["%LMQ%"], ["%LMQ%a", "%LMQ%a"], ["%LMQ%a/b"], ["%LMQ%" + "x" * 251], [3]]
+    for names in odd:
         with pytest.raises(InvalidMessageError):
-            producer.send("origin-r", b"x", multi_dispatch=names)  # type: ignore[list-item]
+            producer.send("origin-r", b"x", multi_dispatch=names)
     with pytest.raises(InvalidMessageError, match="multi_dispatch="):
         producer.send("origin-r", b"x", properties={"INNER_MULTI_DISPATCH": "%LMQ%a"})
     producer.send("origin-r", b"made")

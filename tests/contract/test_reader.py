@@ -615,7 +615,7 @@ BAD_REQUESTS: list[tuple[str, dict[str, Any]]] = [
     ("TOPIC_NOT_EXIST", {"op": "offsets", "topic": "nobody"}),
     ("NO_PERMISSION", {"op": "pull", "topic": "write-only", "queue": 0, "offset": 0}),
     *[
-        ("INVALID_PARAMETER", {"op": "pull", "topic": "t", "queue": 0, "offset": 0, **wrong})
+        ("INVALID_PARAMETER", {"op": "pull", "topic": "t", "queue": 0, "offset": 0, **wrong})  # type: ignore[dict-item]
         for wrong in [
             {"topic": None}, {"topic": 5}, {"topic": ""}, {"queue": None}, {"queue": "0"}, {"queue": 4}, {"queue": -1},
             {"queue": True}, {"queue": 1 << 63}, {"offset": None}, {"offset": 1.5}, {"offset": "0"},
@@ -625,7 +625,7 @@ BAD_REQUESTS: list[tuple[str, dict[str, Any]]] = [
         ]
     ],
     *[
-        ("INVALID_PARAMETER", {"op": "offsets", "topic": "t", **wrong})
+        ("INVALID_PARAMETER", {"op": "offsets", "topic": "t", **wrong})  # type: ignore[dict-item]
         for wrong in [
             {"topic": {}}, {"queues": 0}, {"queues": ["0"]}, {"queues": [4]}, {"queues": [0] * 5}, {"timestamp": "now"},
             {"timestamp": 0, "boundary": "middle"},

@@ -60,7 +60,7 @@ def test_a_slow_recovery_shows_how_far_it_is_and_queries_what_they_miss(node: No
     ended: list[subprocess.CompletedProcess[str]] = []
     # A piece of the work is a segment; and the index, which is built again, is slow with its first batches: slower than what
     # comes between its start and the first query, on a busy machine too.
-    points = ("recovery.inside_scan=delay:400ms", "recovery.before_sync=delay:400ms")
+    points: tuple[str, ...] = ("recovery.inside_scan=delay:400ms", "recovery.before_sync=delay:400ms")
     points += ("dispatcher.index.before_dispatch=delay:1s@1-7",)
 
     def start() -> None:

@@ -49,9 +49,12 @@ def test_without_preallocation_a_segment_is_made_when_a_message_needs_it(tmp_pat
             eventually(lambda: locked_bytes(allocate) == SEGMENT_BYTES, "the tail's segment alone is locked")
         with Consumer(None, "made", node=node.address) as consumer:
             seen: list[bytes] = []
-            eventually(
-                lambda: (seen.extend(bytes(body) for body in consumer.poll(0.2).bodies), len(seen) == 400)[1], "all"
-            )
+
+            def has_all() -> bool:
+                seen.extend(bytes(body) for body in consumer.poll(0.2).bodies)
+                return len(seen) == 400
+
+            eventually(has_all, "all")
         assert sorted(seen) == bodies
         with Admin(node.address) as admin:
             assert not admin.status()["node"].get("problem")

@@ -184,7 +184,11 @@ def test_a_node_that_does_not_answer_is_the_same_error_everywhere() -> None:
 
 def test_errors_tell_how_long_was_waited() -> None:
     with Producer(NOBODY, timeout_s=2.0) as producer:
-        for send in (lambda: producer.send("t", b"x"), lambda: producer.send_async("t", b"x").result(10)):
+        ways: list[Callable[[], object]] = [
+            lambda: producer.send("t", b"x"),
+            lambda: producer.send_async("t", b"x").result(10),
+        ]
+        for send in ways:
             time.sleep(0.5)
             with pytest.raises(NodeUnavailableError) as caught:
                 send()
@@ -236,12 +240,13 @@ def test_a_key_finds_and_orders(node: Node, producer: Producer) -> None:
 
 
 def test_a_key_beside_its_parts_is_refused(producer: Producer) -> None:
-    for beside in ({"keys": "k"}, {"sharding_key": "k"}):
+    others: list[dict[str, Any]] = [{"keys": "k"}, {"sharding_key": "k"}]
+    for beside in others:
         for call in (producer.send, producer.send_async):
             with pytest.raises(InvalidMessageError, match="either"):
-                call("keyed", b"x", key="k", **beside)  # type: ignore[operator]
+                call("keyed", b"x", key="k", **beside)
         with pytest.raises(InvalidMessageError, match="either"):
-            Message(b"x", key="k", **beside)  # type: ignore[arg-type]
+            Message(b"x", key="k", **beside)
     with pytest.raises(InvalidMessageError, match="either"):
         producer.send_batch("keyed", [b"x"], key=["k"], keys=["k"])
     with pytest.raises(InvalidMessageError, match="entries"):
@@ -336,7 +341,11 @@ def test_a_stopped_coordinator_holds_up_who_needs_it_and_nobody_else(node: Node)
             assert thread.is_alive()
             assert longest < 1.0
         thread.join()
-        assert failed == [] or isinstance(failed[0], NodeUnavailableError)
+    # The coordinator is back after a moment: the send that waited for it is stored, unless the machine took 6 s for the rest.
+    if failed:
+        assert isinstance(failed[0], NodeUnavailableError)
+    else:
+        assert [one.body for one in read_all(node, "nobody-knows")] == [b"x"]
 
 
 @pytest.mark.xfail(
@@ -553,15 +562,15 @@ def test_exceptions_from_outside_leave_the_producer_usable(node: Node, way: str)
 
     def work() -> None:
         if way == "pending":
-            producer.send_async("interrupted", b"x").result(5)
+            disturbed.send_async("interrupted", b"x").result(5)
         elif way == "batches":
-            producer.send_batch("interrupted", [b"x", b"y"])
+            disturbed.send_batch("interrupted", [b"x", b"y"])
         elif way == "full":
             for _ in range(100):
-                producer.send_async("interrupted", b"x")
-            producer.flush()
+                disturbed.send_async("interrupted", b"x")
+            disturbed.flush()
         else:
-            producer.send("interrupted", b"x")
+            disturbed.send("interrupted", b"x")
 
     before = signal.signal(signal.SIGUSR1, interrupted)
     try:
@@ -569,9 +578,9 @@ def test_exceptions_from_outside_leave_the_producer_usable(node: Node, way: str)
             logging_survives(),
             Producer(
                 node.address, timeout_s=5, idempotent=way == "numbered", max_pending=50 if way == "full" else 10_000
-            ) as producer,
+            ) as disturbed,
         ):
-            producer.send("interrupted", b"x")
+            disturbed.send("interrupted", b"x")
             disturber = threading.Thread(target=disturb)
             disturber.start()
             hits = 0
@@ -589,9 +598,9 @@ def test_exceptions_from_outside_leave_the_producer_usable(node: Node, way: str)
                 ended.set()
                 disturber.join()
             assert hits > 100
-            producer.flush()
-            producer.send("interrupted", b"last")
-            assert len(producer.send_batch("interrupted", [b"last", b"last"])) == 2
-            assert not producer._lanes.writer.outbox.outstanding
+            disturbed.flush()
+            disturbed.send("interrupted", b"last")
+            assert len(disturbed.send_batch("interrupted", [b"last", b"last"])) == 2
+            assert not disturbed._lanes.writer.outbox.outstanding
     finally:
         signal.signal(signal.SIGUSR1, before)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -111,7 +112,7 @@ def test_an_ack_of_flushed_means_the_device(node: CommitMQNode) -> None:
 
 
 def test_a_repetition_is_told_where_lies_what_was_sent_a_moment_ago(node: CommitMQNode) -> None:
-    named = {"idempotent": True, "producer_id": "again", "producer_epoch": 0, "node": node.address}
+    named: dict[str, Any] = {"idempotent": True, "producer_id": "again", "producer_epoch": 0, "node": node.address}
     with Producer(**named) as one, Producer(**named) as other:
         one.send("again", b"elsewhere", queue=1)
         other.send("again", b"elsewhere", queue=1)  # both are connected

@@ -18,6 +18,9 @@ pytestmark = pytest.mark.timeout(120)
 
 LONG_S = 1.0
 SOON_S = 0.5
+ROUNDS = 5
+MOST_ROUNDS = 12
+QUIET_S = 0.005
 
 
 @pytest.fixture(scope="module", params=["sync", "async"])
@@ -51,12 +54,31 @@ def begin_a_pause(node: Node, topic: str) -> tuple[float, float]:
         return least_end, time.monotonic()
 
 
+def lies_there(admin: Admin, least_end: float, stored: float) -> bool | None:
+    """Whether the third message still lies there half a pause after it was stored; None when nothing could be seen in time.
+
+    A machine that is slow enough looks too late: then a visible message says nothing, and the next round decides.
+    """
+    while True:
+        began = time.monotonic()
+        visible = all_visible(admin)
+        if visible:
+            return False if time.monotonic() < least_end else None
+        if began >= stored + LONG_S / 2:
+            return True
+        time.sleep(0.02)
+
+
 def test_what_nobody_waits_for_lies_there_until_the_pause_is_over(node: Node) -> None:
-    least_end, stored = begin_a_pause(node, "unawaited")
     with Admin(node.address) as admin:
-        assert not all_visible(admin) or time.monotonic() > least_end
-        eventually(lambda: all_visible(admin) or time.monotonic() > least_end - 0.2, "most of the pause is over")
-        assert not all_visible(admin) or time.monotonic() > least_end
+        for number in range(ROUNDS):
+            least_end, stored = begin_a_pause(node, f"unawaited-{number}")
+            seen = lies_there(admin, least_end, stored)
+            if seen is not None:
+                break
+        else:
+            pytest.fail(f"in none of {ROUNDS} rounds was there a look within half a second")
+        assert seen, "the message was visible before the pause can have been over"
         eventually(lambda: all_visible(admin), "the third message is visible")
         assert time.monotonic() < stored + 2 * LONG_S + 5
 
@@ -80,10 +102,13 @@ def test_who_waits_for_the_device_does_not_wait_for_the_pause(node: Node) -> Non
     assert time.monotonic() < began + SOON_S
 
 
-def delays_of_a_slow_stream(node: Node, topic: str, count: int = 60) -> list[float]:
-    """Seconds from the call of each send to its message in a consumer that waits, the shortest first."""
+def slow_stream(node: Node, topic: str, count: int = 60) -> tuple[list[float], list[float]]:
+    """Seconds from the call of each send to its message in a consumer that waits, and seconds that the machine was late
+    with the end of each of our sleeps between the sends; the shortest first.
+    """
     came: dict[int, float] = {}
     sent: dict[int, float] = {}
+    late: list[float] = []
 
     def consume() -> None:
         with Consumer(None, topic, node=node.address) as consumer:
@@ -99,20 +124,28 @@ def delays_of_a_slow_stream(node: Node, topic: str, count: int = 60) -> list[flo
         for number in range(count):
             sent[number] = time.monotonic()
             producer.send(topic, b"%d" % number)
-            time.sleep(0.030 if number % 2 else 0.003)
+            began, pause_s = time.monotonic(), 0.030 if number % 2 else 0.003
+            time.sleep(pause_s)
+            late.append(time.monotonic() - began - pause_s)
         thread.join(60)
-    return sorted(came[number] - sent[number] for number in range(count))
+    return sorted(came[number] - sent[number] for number in range(count)), sorted(late)
 
 
 def test_who_waits_gets_each_message_at_once(node: Node) -> None:
-    """Also when sends are so rare that everybody sleeps between them. The best of some rounds: the machine is not ours alone.
+    """Also when sends are so rare that everybody sleeps between them.
 
-    A batch that a dispatcher misses is read from the log 30 or 100 ms later, and none of that may become usual.
+    A batch that a dispatcher misses is read from the log 30 or 100 ms later, and none of that may become usual: three good
+    rounds must come before three bad ones. A bad round does not count when the machine itself woke us late in it.
     """
+    good = bad = 0
     rounds = []
-    for number in range(5):
-        delays = delays_of_a_slow_stream(node, f"awaited-{number}")
-        rounds.append((delays[len(delays) // 2], delays[len(delays) * 9 // 10]))
-        if rounds[-1][0] < 0.015 and rounds[-1][1] < 0.028:
-            return
-    pytest.fail(f"median and ninth decile in seconds: {rounds}")
+    for number in range(MOST_ROUNDS):
+        delays, late = slow_stream(node, f"awaited-{number}")
+        median, decile = delays[len(delays) // 2], delays[len(delays) * 9 // 10]
+        noise = late[len(late) * 9 // 10]
+        rounds.append((median, decile, noise))
+        good += (is_good := median < 0.015 and decile < 0.028)
+        bad += not is_good and noise < QUIET_S
+        if 3 in (good, bad):
+            break
+    assert good == 3, f"median and ninth decile of the delays, ninth decile of late wake-ups, in seconds: {rounds}"

@@ -23,7 +23,7 @@ def test_the_clients_pass_their_tests_without_eventfd(tmp_path: Path) -> None:
     ended = subprocess.run(
         [
             *(sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", "not slow and not long"),
-            *("--basetemp", tmp_path / "its", *(HERE / name for name in FILES)),
+            *("--basetemp", str(tmp_path / "its"), *(str(HERE / name) for name in FILES)),
         ],
         cwd=HERE.parents[1],
         env=environment(COMMITMQ_TEST_WITHOUT_EVENTFD="1", PYTEST_XDIST_WORKER=""),

@@ -42,7 +42,7 @@ def counts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
         pytest.skip(reason)
     warm()
     found = tmp_path_factory.mktemp("steps") / "counts.json"
-    program = [sys.executable, HERE / "kernel_steps.py", str(BODY_BYTES)]
+    program = [sys.executable, str(HERE / "kernel_steps.py"), str(BODY_BYTES)]
     subprocess.run(
         [sys.executable, ptrace.__file__, "steps", found, *program],
         env={**environment(), "PYTHONHASHSEED": "0"},
@@ -55,6 +55,6 @@ def counts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
 
 @pytest.mark.parametrize("step", LIMITS)
 def test_instructions_for_a_message(counts: dict[str, int], step: str) -> None:
-    _, limit, crc_bytes = LIMITS[step]
+    measured, limit, crc_bytes = LIMITS[step]
     got = kernel_steps.per_message(counts, step) - kernel_steps.crc_of(counts, crc_bytes)
-    assert 100 < got <= limit, f"{step}: {got:.0f} instructions a message"
+    assert measured / 2 <= got <= limit, f"{step}: {got:.0f} instructions a message, {measured} were measured"

@@ -5,6 +5,9 @@ the kernel (ptrace, see :mod:`ptrace`), bytes copied by the C library (a preload
 function). Each part is done twice and the lesser count is judged: what a busy machine adds are wake-ups that others would have
 shared, and it does not add them every time, whereas a call that somebody has put on the path is always there.
 
+A count below half of what was measured fails, too: either a path became cheaper, and its figures are to be lowered, or the
+counters miss something. A part of known work says which.
+
 A limit is what was measured and about a tenth to a fifth more; where a count depends on how much two processes happen to share
 a wake-up, it is what comes out when they share none. Whoever has reduced a count lowers its limit in the same commit; whoever
 raises one says why here.
@@ -25,7 +28,7 @@ from pathlib import Path
 
 import ptrace
 import pytest
-from workload import CLIENT, Part, Work, load
+from workload import CLIENT, KNOWN, KNOWN_BYTES, Part, Work, load
 
 from commitmq.client.admin import Admin
 from commitmq.kernels.warm import warm
@@ -120,7 +123,7 @@ SINGLE_CALLS = {
     ("single, memory", CLIENT): (2.03, 2.5),
     ("single, flushed", CLIENT): (2.03, 2.5),
     ("single, memory", "writer"): (3.0, 4.0),
-    ("single, flushed", "writer"): (7.0, 8.0),
+    ("single, flushed", "writer"): (4.15, 8.0),  # 7.0 when flush rings for each of them
 }
 # Of those, the ones that are not waits. Where somebody waits for the flush, the writer's are its doorbell too: to ring flush,
 # and two recvfrom for a ring, which it gets of that flush.
@@ -128,30 +131,33 @@ SINGLE_OTHER_CALLS = {
     ("single, memory", CLIENT): (2.01, 2.2),
     ("single, flushed", CLIENT): (2.01, 2.2),
     ("single, memory", "writer"): (2.01, 2.4),
-    ("single, flushed", "writer"): (5.0, 5.4),
+    ("single, flushed", "writer"): (3.1, 5.4),
 }
 # System calls of all the node's processes for one message: (measured, limit). For single sends the processes behind the
-# writer share wake-ups more or less; 145 is when each message wakes each of them.
+# writer have a turn every 10 ms (dispatch.unawaited_coalesce_us), so a slower machine has more turns in as many messages; 88
+# and 142 is when each message wakes each of them.
 NODE_CALLS = {
-    "single, memory": (88, 170),
-    "single, flushed": (142, 170),
-    "pipelined": (0.27, 0.8),
+    "single, memory": (11, 60),
+    "single, flushed": (20, 80),
+    "pipelined": (0.22, 0.8),
     "batches of 1000": (0.25, 0.4),
     "batches of 2000": (0.15, 0.25),
-    "read, mapped": (0.025, 0.06),
+    "read, mapped": (0.018, 0.06),
     "read, sent": (0.054, 0.09),
 }
 CLIENT_CALLS = {
-    "pipelined": (0.12, 0.4),
+    "pipelined": (0.075, 0.4),
     "batches of 1000": (0.045, 0.08),
     "batches of 2000": (0.03, 0.05),
-    "read, mapped": (0.011, 0.02),
+    "read, mapped": (0.009, 0.02),
     "read, sent": (0.036, 0.055),
 }
-IDLE_CALLS_A_SECOND = 450  # measured 330: heartbeats, and each process's look at what may have been missed
+# Measured and limit: heartbeats, and each process's look at what may have been missed.
+IDLE_CALLS_A_SECOND = (300, 450)
 # Calls that Python code makes for one message more in a batch. What is left above zero is that a larger batch is more runs
 # (commit_log.max_run_bytes) and more dispatch batches.
 BATCH_PYTHON_CALLS = {CLIENT: 0.3, **dict.fromkeys(HOT, 0.3)}
+LEAST_PYTHON_CALLS = 50  # for a batch of 1000; measured 110 to 330
 PYTHON_CALLS = {
     ("single, memory", CLIENT): (29.1, 32),  # three of them make the packet's length
     ("single, memory", "writer"): (129, 145),
@@ -174,32 +180,64 @@ NODE_COPIED = {
     "single, memory": (5.3, 6.0),
 }
 # For each byte of the records read: bytes that the reader receives, sends and copies.
-READER_COPIED = {"read, mapped": (0.13, 0.2), "read, sent": (1.16, 1.25)}
+READER_COPIED = {"read, mapped": (0.064, 0.2), "read, sent": (1.16, 1.25)}
+
+
+def check(got: float, figures: tuple[float, float], about: str) -> None:
+    """Between half of what was measured and the limit."""
+    measured, limit = figures
+    assert got <= limit, f"{got:.3f} is above the limit {limit}: {about}"
+    assert got >= measured / 2, f"{got:.3f} is not half of the {measured} that were measured: {about}"
+
+
+def test_known_work_is_counted(counts: Counts) -> None:
+    """Each counter sees all of the work that is known, and hardly more: no other count means anything without that."""
+    rounds = counts.parts["known"]
+    assert len(rounds) == 2
+    for one in rounds:
+        client = one.roles[CLIENT]
+        assert KNOWN <= client.main.get("write", 0) <= KNOWN * 1.1
+        assert KNOWN * KNOWN_BYTES <= client.bytes_out <= KNOWN * KNOWN_BYTES * 1.1
+        assert KNOWN <= client.python_calls <= KNOWN * 2.2  # os.write and bytes(), as Python's version counts them
+
+
+def test_known_copies_are_counted(counts: Counts) -> None:
+    need_copies(counts)
+    for one in counts.parts["known"]:
+        assert KNOWN * KNOWN_BYTES <= one.roles[CLIENT].copied_bytes <= KNOWN * KNOWN_BYTES * 1.1
+
+
+@pytest.mark.parametrize("role", [*HOT, "reader-0"])
+def test_every_process_is_traced(counts: Counts, role: str) -> None:
+    part = "read, sent" if role == "reader-0" else "single, flushed"
+    for one in counts.parts[part]:
+        assert sum(one.roles[role].main.values()) > 0, "its system calls are not counted"
+        assert one.roles[role].python_calls > 0, "its Python calls are not counted"
 
 
 @pytest.mark.parametrize(("part", "role"), SINGLE_CALLS)
 def test_system_calls_of_a_single_send(counts: Counts, part: str, role: str) -> None:
     got = counts.work(part, role, lambda work: sum(work.main.values()))
-    assert got <= SINGLE_CALLS[part, role][1], told(counts, part, role)
+    check(got, SINGLE_CALLS[part, role], told(counts, part, role))
     got = counts.work(part, role, lambda work: others(work.main))
-    assert got <= SINGLE_OTHER_CALLS[part, role][1], told(counts, part, role)
+    check(got, SINGLE_OTHER_CALLS[part, role], told(counts, part, role))
 
 
 @pytest.mark.parametrize("part", NODE_CALLS)
 def test_system_calls_of_the_node(counts: Counts, part: str) -> None:
     got = counts.least(part, lambda one: node_work(one, lambda work: work.system_calls))
-    assert got <= NODE_CALLS[part][1], told(counts, part, *HOT, "reader-0")
+    check(got, NODE_CALLS[part], told(counts, part, *HOT, "reader-0"))
 
 
 @pytest.mark.parametrize("part", CLIENT_CALLS)
 def test_system_calls_of_the_client(counts: Counts, part: str) -> None:
     got = counts.work(part, CLIENT, lambda work: work.system_calls)
-    assert got <= CLIENT_CALLS[part][1], told(counts, part, CLIENT)
+    check(got, CLIENT_CALLS[part], told(counts, part, CLIENT))
 
 
 def test_an_idle_node_makes_few_system_calls(counts: Counts) -> None:
     got = min(node_work(one, lambda work: work.system_calls) / one.seconds for one in counts.parts["idle"])
-    assert got <= IDLE_CALLS_A_SECOND, told(counts, "idle", *counts.parts["idle"][0].roles)
+    check(got, IDLE_CALLS_A_SECOND, told(counts, "idle", *counts.parts["idle"][0].roles))
 
 
 @pytest.mark.parametrize("role", BATCH_PYTHON_CALLS)
@@ -208,7 +246,7 @@ def test_a_batch_costs_no_python_for_each_of_its_messages(counts: Counts, role: 
         counts.work(part, role, lambda work: work.python_calls) * size
         for part, size in (("batches of 1000", 1000), ("batches of 2000", 2000))
     )
-    assert small > 0, "nothing was counted"
+    assert small >= LEAST_PYTHON_CALLS, f"{role}: {small:.0f} calls for 1000"
     assert (large - small) / 1000 <= BATCH_PYTHON_CALLS[role], (
         f"{role}: {small:.0f} calls for 1000, {large:.0f} for 2000"
     )
@@ -217,21 +255,21 @@ def test_a_batch_costs_no_python_for_each_of_its_messages(counts: Counts, role: 
 @pytest.mark.parametrize(("part", "role"), PYTHON_CALLS)
 def test_calls_of_python_code(counts: Counts, part: str, role: str) -> None:
     got = counts.work(part, role, lambda work: work.python_calls)
-    assert 0 < got <= PYTHON_CALLS[part, role][1], f"{part}, {role}: {got:.2f} calls a message"
+    check(got, PYTHON_CALLS[part, role], f"{part}, {role}: calls a message")
 
 
 @pytest.mark.parametrize(("part", "role"), COPIED)
 def test_bytes_copied_for_a_byte_stored(counts: Counts, part: str, role: str) -> None:
     need_copies(counts)
     got = min(moved(one.roles[role]) / one.stored_bytes for one in counts.parts[part])
-    assert 0.9 < got <= COPIED[part, role][1], f"{part}, {role}: {got:.3f} bytes for a byte stored"
+    check(got, COPIED[part, role], f"{part}, {role}: bytes for a byte stored")
 
 
 @pytest.mark.parametrize("part", NODE_COPIED)
 def test_bytes_copied_by_the_node_for_a_byte_stored(counts: Counts, part: str) -> None:
     need_copies(counts)
     got = min(node_work(one, moved) / one.stored_bytes for one in counts.parts[part])
-    assert got <= NODE_COPIED[part][1], f"{part}: {got:.3f} bytes for a byte stored"
+    check(got, NODE_COPIED[part], f"{part}: bytes for a byte stored")
 
 
 @pytest.mark.parametrize("part", READER_COPIED)
@@ -240,7 +278,7 @@ def test_bytes_copied_for_a_byte_read(counts: Counts, part: str) -> None:
     written = counts.parts["batches of 1000"][0]
     record_bytes = written.stored_bytes / written.messages
     got = counts.work(part, "reader-0", moved) / record_bytes
-    assert got <= READER_COPIED[part][1], f"{part}: {got:.3f} bytes for a byte read"
+    check(got, READER_COPIED[part], f"{part}: bytes for a byte read")
 
 
 def moved(work: Work) -> int:

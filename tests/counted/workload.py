@@ -2,8 +2,10 @@
 
     python workload.py ADDRESS TOPIC FOLDER ROLE=PID…
 
-Writes ``counts.json`` to FOLDER: by part and role what was counted, and what was done meanwhile. The parts run in one process
-so that all of them meet the same connections, and each of them begins and ends when the node has nothing left to do.
+Writes ``counts.json`` to FOLDER: by part and role what was counted, and what was done meanwhile. The part "known" is none of
+the node's work: as many writes and copies as this module says, so that a counter which misses some is found out. The parts run
+in one process so that all of them meet the same connections, and each of them begins and ends when the node has nothing left
+to do.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ SINGLES = 100
 PIPELINED = 2000
 BATCHES = 5
 READ = 8000
+KNOWN = 1000
+KNOWN_BYTES = 4096
 QUIET_S = 0.15
 IDLE_S = 1.0
 CLIENT = "client"
@@ -162,6 +166,11 @@ def run(address: str, topic: str, folder: Path, pids: dict[str, int]) -> None:
             for future in futures:
                 future.result(0)
 
+        def known(nowhere: int, count: int) -> None:
+            block = bytearray(body) * (KNOWN_BYTES // len(body))
+            for _ in range(count):
+                os.write(nowhere, bytes(block))
+
         def read(consumer: Any, count: int) -> None:
             got = 0
             while got < count:
@@ -181,7 +190,9 @@ def run(address: str, topic: str, folder: Path, pids: dict[str, int]) -> None:
                 read(consumer, 1000)
             counting.start()
             counting.part("idle", 1, lambda: time.sleep(IDLE_S))
+            nowhere = os.open(os.devnull, os.O_WRONLY)
             for _ in range(ROUNDS):
+                counting.part("known", KNOWN, lambda: known(nowhere, KNOWN))
                 counting.part("single, memory", SINGLES, lambda: single("memory", SINGLES))
                 counting.part("single, flushed", SINGLES, lambda: single("flushed", SINGLES))
                 counting.part("pipelined", PIPELINED, lambda: pipelined(PIPELINED))
@@ -189,6 +200,7 @@ def run(address: str, topic: str, folder: Path, pids: dict[str, int]) -> None:
                 counting.part("batches of 2000", BATCHES * 2000, lambda: batches(2000, BATCHES))
                 counting.part("read, mapped", READ, lambda: read(mapped, READ))
                 counting.part("read, sent", READ, lambda: read(sent, READ))
+            os.close(nowhere)
         counting.finish()
 
 

@@ -10,7 +10,7 @@ import itertools
 import os
 import shutil
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -283,7 +283,7 @@ def _check_batch_units(folder: Path, file_bytes: int, key: tuple[str, int], reco
     assert told == expected, f"{key}: batch units and records differ, {_first_difference(told, expected)}"
 
 
-def _first_difference(told: list[tuple[int, ...]], expected: list[tuple[int, ...]]) -> str:
+def _first_difference(told: Sequence[tuple[int, ...]], expected: Sequence[tuple[int, ...]]) -> str:
     pairs = itertools.zip_longest(told, expected)
     number, (one, other) = next((number, pair) for number, pair in enumerate(pairs) if pair[0] != pair[1])
     return f"number {number} of {len(expected)}: {one}, not {other}"

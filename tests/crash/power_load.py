@@ -14,7 +14,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -147,6 +147,7 @@ class Load:
             while not self._over.is_set():
                 bodies = [self._body(chance) for _ in range(chance.randrange(1, 24))]
                 topic, ack = chance.choice(TOPICS), chance.choice(("flushed", "memory"))
+                results: Sequence[SendResult]
                 try:
                     results = producer.send_batch(topic, [body for body, _ in bodies], ack=ack)
                 except BatchSendError as error:

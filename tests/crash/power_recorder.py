@@ -425,18 +425,19 @@ def _install_wrappers() -> None:
     # The one call that changes names and is not in ``os``. Imported here: the program under test may bring it later.
     from commitmq.files import disk
 
+    rename_to_free = disk._rename_to_free
     _real["_rename_to_free"] = lambda src, dst, **_: rename_to_free(src, dst)
-    rename_to_free, disk._rename_to_free = disk._rename_to_free, renaming("_rename_to_free")
+    disk._rename_to_free = renaming("_rename_to_free")
     # What the os module promises about its functions (dir_fd for shutil.rmtree) holds for the wrapped ones too.
     for supported in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids):
         supported |= {replacements[name] for name in replacements if _real.get(name) in supported}
-    builtins.open = io.open = wrapped_open  # type: ignore[assignment]
+    builtins.open = io.open = wrapped_open
     sys.addaudithook(_audit)
 
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
     """Whatever reaches the kernel by another way than the wrappers is noted."""
-    if not _recorders or getattr(_inside, "depth", 0):
+    if not _recorders or getattr(_inside, "depth", 0):  # type: ignore[arg-type]
         return
     if event == "open":
         path, mode, flags = arguments

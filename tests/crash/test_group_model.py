@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import pytest
@@ -38,7 +38,7 @@ pytestmark = [
 ]
 
 # A consumer imports it when it is made; an import that is interrupted fails in every thread that waits for it.
-assert Puller
+assert Puller.__name__ == "Puller"
 
 # A thread that is being started has its starter's id for a moment, and would get the exception in its place.
 STARTING = threading.RLock()
@@ -133,7 +133,7 @@ class Member:
         self._consumer: Consumer | None = None
         self._batch: MessageBatch | None = None  # what poll returned and is not handled yet
         self._done = False
-        self._make = lambda: Consumer(
+        self._make: Callable[[], Consumer] = lambda: Consumer(
             group, topics, node=node.address, auto_commit_interval_s=rng.choice((0.0, 0.1)), timeout_s=30
         )
         self.errors: list[BaseException] = []

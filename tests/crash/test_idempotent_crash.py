@@ -109,7 +109,7 @@ def test_exactly_once_through_random_kills(tmp_path: Path, kills: int) -> None:
                     role = chance.choice(("writer", "writer", "flush", "supervisor", "allocate"))
                     os.kill(pids[role], signal.SIGKILL)
                     eventually(
-                        lambda role=role, pids=pids: node.healed(role, pids[role]) and node.is_ready(),
+                        lambda role=role, pids=pids: node.healed(role, pids[role]) and node.is_ready(),  # type: ignore[misc]
                         f"{role} is back",
                     )
         finally:

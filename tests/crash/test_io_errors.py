@@ -95,7 +95,7 @@ def test_errors_of_the_device_under_load(tmp_path: Path) -> None:
     with start_node(tmp_path, *SETTINGS, **extra) as node:
         with Traffic(node.address, number).running() as traffic:
             eventually(
-                lambda: {one.name for one in fired.iterdir()} == set(ERRORS) or traffic.check(),
+                lambda: {one.name for one in fired.iterdir()} == set(ERRORS) or traffic.check(),  # type: ignore[func-returns-value]
                 f"all of {points} err",
                 timeout_s=60,
             )
@@ -131,7 +131,7 @@ def test_a_clock_that_jumps_leaves_store_times_in_order(tmp_path: Path) -> None:
         for role in ("writer", "flush"):
             pid = node.pids()[role]
             os.kill(pid, signal.SIGKILL)
-            eventually(lambda role=role, pid=pid: node.healed(role, pid), f"{role} is back")
+            eventually(lambda role=role, pid=pid: node.healed(role, pid), f"{role} is back")  # type: ignore[misc]
             send()
         node.kill_all()
         ended = node.start(**extra)

@@ -183,7 +183,7 @@ def test_killed_at_the_worst_places(tmp_path: Path, names: list[str]) -> None:
     with start_node(tmp_path, *SETTINGS, **extra) as node:
         with Traffic(node.address, number).running() as traffic:
             eventually(
-                lambda: len(list(fired.iterdir())) == len(names) or traffic.check(),
+                lambda: len(list(fired.iterdir())) == len(names) or traffic.check(),  # type: ignore[func-returns-value]
                 f"all of {points} fire",
                 timeout_s=60,
             )
@@ -211,7 +211,7 @@ def test_random_processes_killed_at_random_moments(tmp_path: Path, flush_mode: s
                     kill(node, role, before)
                     time.sleep(chance.choice((0, 0, 0.05)))
                 eventually(
-                    lambda before=before, victims=victims: (
+                    lambda before=before, victims=victims: (  # type: ignore[misc]
                         node.is_ready() and all(node.pids().get(role) != before[role] for role in victims)
                     ),
                     f"healed after {victims}",

@@ -81,10 +81,10 @@ def test_offsets_and_units_after_kill9(tmp_path: Path) -> None:
         traffic.start(node.address)
         for role in ("writer", "dispatcher-consume_queue", "writer"):
             known = len(traffic.batches)
-            eventually(lambda known=known: len(traffic.batches) > known + 20, "batches are stored")
+            eventually(lambda known=known: len(traffic.batches) > known + 20, "batches are stored")  # type: ignore[misc]
             pid = node.pids()[role]
             os.kill(pid, signal.SIGKILL)
-            eventually(lambda role=role, pid=pid: node.healed(role, pid), f"{role} is back")
+            eventually(lambda role=role, pid=pid: node.healed(role, pid), f"{role} is back")  # type: ignore[misc]
         known = len(traffic.singles)
         eventually(lambda: len(traffic.singles) > known + 20, "messages are stored")
         node.kill_all()

@@ -115,7 +115,7 @@ def kill_at_each(tmp_path: Path, points: tuple[str, ...]) -> None:
     with start_node(tmp_path, *SETTINGS, **extra) as node:
         with Traffic(node.address, number).running() as traffic:
             eventually(
-                lambda: {one.name for one in fired.iterdir()} == set(points) or traffic.check(),
+                lambda: {one.name for one in fired.iterdir()} == set(points) or traffic.check(),  # type: ignore[func-returns-value]
                 f"all of {names} fire",
                 timeout_s=80,
             )

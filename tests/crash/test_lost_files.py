@@ -270,10 +270,10 @@ def test_what_a_refusal_says_of_a_config_file_works(
             (told,) = [one.detail for one in verify(store).findings if one.file == f"config/{name}"]
         assert told == sentence
     follow(sentence, path)
-    store = Recovered(root, CONFIG)
-    assert store.queue_offsets == COUNTS
+    recovered = Recovered(root, CONFIG)
+    assert recovered.queue_offsets == COUNTS
     if backup == "whole":
-        assert store.groups
+        assert recovered.groups
 
 
 def test_after_a_crash_too(original: Path, truth: Truth, tmp_path: Path) -> None:
@@ -400,8 +400,7 @@ def test_a_last_segment_that_is_not_whole_is_repaired_as_a_start_judges_it(
         done = repair(store, "cut")
         assert done.damage, "repair calls a log whole at which a start is refused"
         assert verify(store).is_sound
-    store = Recovered(root, CONFIG)
-    served, _ = read_all(store)
+    served, _ = read_all(Recovered(root, CONFIG))
     assert served
     assert all(truth.served[place] == record for place, record in served.items())
 

@@ -148,11 +148,11 @@ def test_the_death_of_any_process_loses_nothing_acknowledged(node: Node) -> None
     with Senders(node.address, number) as senders:
         for role in victims:
             before = len(senders.acked)
-            eventually(lambda before=before: len(senders.acked) > before + 100, f"sends go on before {role} is killed")
+            eventually(lambda before=before: len(senders.acked) > before + 100, f"sends go on before {role} is killed")  # type: ignore[misc]
             time.sleep(rng.random() * 0.1)
             pid = node.pids()[role]
             os.kill(pid, signal.SIGKILL)
-            eventually(lambda role=role, pid=pid: node.healed(role, pid), f"{role} is back")
+            eventually(lambda role=role, pid=pid: node.healed(role, pid), f"{role} is back")  # type: ignore[misc]
         eventually(node.is_ready, "everything is back")
     stored = read_all(node, messages(node))
     for queue in (0, 1):

@@ -65,7 +65,7 @@ def die_at_each(tmp_path: Path, names: list[str], action: str, flush_mode: str) 
     with start_node(tmp_path, *SETTINGS, *POOL, f"commit_log.flush_mode={flush_mode}", **extra) as node:
         with Traffic(node.address, number).running() as traffic:
             eventually(
-                lambda: len(list(fired.iterdir())) == len(names) or traffic.check(),
+                lambda: len(list(fired.iterdir())) == len(names) or traffic.check(),  # type: ignore[func-returns-value]
                 f"all of {points} fire",
                 timeout_s=80,
             )

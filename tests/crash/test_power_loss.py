@@ -44,7 +44,7 @@ REAL_STARTS = 2
 SLOW_RUNS = 16
 SLOW_IMAGES = 5_000
 POOLED_IMAGES = 30
-POOLED = {"commit_log.transient_store_pool": True, "commit_log.transient_store_pool_size": 3}
+POOLED: dict[str, Any] = {"commit_log.transient_store_pool": True, "commit_log.transient_store_pool_size": 3}
 EXPIRING = {"retention.store_bytes": 900_000, "retention.check_interval_ms": 50, "retention.delete_interval_ms": 1}
 
 

@@ -204,7 +204,7 @@ def test_a_late_commit_of_a_deleted_topic_never_counts_in_the_next_one(tmp_path:
             producer.send_batch("t", [b"old %d" % number for number in range(50)])
             with Consumer("g", "t", node=node.address, auto_commit=False) as consumer:
                 seen: list[bytes] = []
-                within(lambda: seen.extend(one.body for one in consumer.poll(timeout_s=1)) or len(seen) == 50)
+                within(lambda: seen.extend(one.body for one in consumer.poll(timeout_s=1)) or len(seen) == 50)  # type: ignore[func-returns-value]
                 admin.topic_delete("t")
                 admin.topic_create("t", 1)
                 producer.send_batch("t", [b"new %d" % number for number in range(10)])
@@ -212,7 +212,7 @@ def test_a_late_commit_of_a_deleted_topic_never_counts_in_the_next_one(tmp_path:
                     consumer.commit()  # of the 50, which are of a topic that is gone
                 assert admin.topic("t")["groups"] == []
                 seen.clear()
-                within(lambda: seen.extend(one.body for one in consumer.poll(timeout_s=1)) or len(seen) >= 10)
+                within(lambda: seen.extend(one.body for one in consumer.poll(timeout_s=1)) or len(seen) >= 10)  # type: ignore[func-returns-value]
                 assert seen == [b"new %d" % number for number in range(10)]
                 assert consumer.gaps == []
                 consumer.commit()
@@ -224,7 +224,7 @@ def test_a_late_commit_of_a_deleted_topic_never_counts_in_the_next_one(tmp_path:
             with Producer(node=node.address) as producer:
                 producer.send("t", b"newest")
             found: list[bytes] = []
-            within(lambda: found.extend(one.body for one in alone.poll(timeout_s=1)) or bool(found))
+            within(lambda: found.extend(one.body for one in alone.poll(timeout_s=1)) or bool(found))  # type: ignore[func-returns-value]
             assert found == [b"newest"]
 
 

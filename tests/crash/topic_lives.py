@@ -71,7 +71,7 @@ class Lives:
     def __enter__(self) -> Lives:
         for topic in self.topics.values():
             self.make(topic)
-            self._begin(lambda topic=topic: self._send(topic))
+            self._begin(lambda topic=topic: self._send(topic))  # type: ignore[misc]
         self._begin(self._consume)
         return self
 

@@ -38,7 +38,7 @@ def in_log_order(lines: Iterable[Line]) -> list[Line]:
 def log_end(lines: Iterable[Line]) -> int:
     """Physical offset behind the last of ``lines``."""
     last = in_log_order(lines)[-1]
-    return last["physical_offset"] + last["total_size"]
+    return int(last["physical_offset"] + last["total_size"])
 
 
 def assert_queues_are_whole(lines: Iterable[Line]) -> None:

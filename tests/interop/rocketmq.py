@@ -59,7 +59,7 @@ class Run:
     @property
     def recovered(self) -> dict[str, Any]:
         """Bounds of log and queues right after RocketMQ's recovery."""
-        return self.report["recovered"]
+        return dict(self.report["recovered"])
 
     @property
     def queues(self) -> dict[tuple[str, int], tuple[int, int, int]]:

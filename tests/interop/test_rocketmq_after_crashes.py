@@ -44,7 +44,7 @@ pytestmark = [pytest.mark.interop, pytest.mark.timeout(420)]
 
 # RocketMQ looks for holes in the last three files of a queue only, and refuses a store in which a file that is not the last
 # one never got its size. So no queue may roll twice between two syncs; with real sizes none can.
-SIZES = {
+SIZES: dict[str, Any] = {
     "consume_queue.file_bytes": 4_000,
     "consume_queue.ext_file_bytes": 20_000,
     "consume_queue.batch_file_bytes": 46 * 200,

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from interop_checks import in_log_order, log_end, place, store_digests, without_crc
 from node_process import NodeProcess, dump
+from rocketmq import Run
 
 from commitmq import Admin, Producer
 
@@ -22,7 +25,7 @@ QUIET = ("Quiet", 1)
 
 
 @pytest.mark.slow
-def test_rocketmq_opens_what_expiry_left_and_goes_on(tmp_path, run_rocketmq):
+def test_rocketmq_opens_what_expiry_left_and_goes_on(tmp_path: Path, run_rocketmq: Callable[..., Run]) -> None:
     root = tmp_path / "store"
     rng = random.Random(415)
     with NodeProcess(root, "consume_queue.flush_thorough_interval_ms=200") as node, Producer(node.address) as producer:

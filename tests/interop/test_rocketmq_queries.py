@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from interop_checks import Line, without_crc
 from node_process import NodeProcess, dump
+from rocketmq import Run
 
 from commitmq import Admin, Message, Producer
 from commitmq.format.index_header import list_index_files
@@ -84,7 +86,7 @@ def assert_node_finds(address: str, lines: list[Line], rng: random.Random) -> No
             assert [message.physical_offset for message in result] == sorted(wanted[topic, key]), (topic, key)
 
 
-def test_rocketmq_finds_in_our_index_what_it_would_in_its_own(tmp_path, run_rocketmq):
+def test_rocketmq_finds_in_our_index_what_it_would_in_its_own(tmp_path: Path, run_rocketmq: Callable[..., Run]) -> None:
     """Goal: chains, rolls and headers of our files are what RocketMQ expects; a clean hand-over changes no byte.
 
     Method: a node writes, RocketMQ queries; the node is killed and rebuilds, RocketMQ queries; RocketMQ appends, and

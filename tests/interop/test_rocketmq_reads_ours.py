@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,10 @@ from interop_checks import (
     without_crc,
 )
 from node_process import NodeProcess, dump
+from rocketmq import Run
 
 from commitmq import Consumer, Producer
+from golden_stores import GoldenStore
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(420)]
 
@@ -112,7 +115,7 @@ def assert_rocketmq_agrees(run: Any, ours: list[Line], *, properties_crc: bool =
 
 
 @pytest.mark.parametrize("properties_crc", [True, False], ids=["crc", "no-crc"])
-def test_rocketmq_reads_a_stopped_node(properties_crc, tmp_path, run_rocketmq):
+def test_rocketmq_reads_a_stopped_node(properties_crc: bool, tmp_path: Path, run_rocketmq: Callable[..., Run]) -> None:
     """Goal: a store that a node wrote and closed opens in RocketMQ as its own would: same messages, no byte changed."""
     root = tmp_path / "store"
     rng = random.Random(411)
@@ -141,7 +144,7 @@ def test_rocketmq_reads_a_stopped_node(properties_crc, tmp_path, run_rocketmq):
 
 
 @pytest.mark.slow
-def test_rocketmq_recovers_a_killed_node(tmp_path, run_rocketmq):
+def test_rocketmq_recovers_a_killed_node(tmp_path: Path, run_rocketmq: Callable[..., Run]) -> None:
     """Goal: after kill -9 of a whole node RocketMQ's recovery and ours find the same messages, each promised one too.
 
     Method: two copies of what the kill left; one is opened by RocketMQ, the other by a new node, then by RocketMQ too.
@@ -175,7 +178,7 @@ def test_rocketmq_recovers_a_killed_node(tmp_path, run_rocketmq):
 
 
 @pytest.mark.slow
-def test_rocketmq_and_node_append_in_turns(tmp_path, run_rocketmq):
+def test_rocketmq_and_node_append_in_turns(tmp_path: Path, run_rocketmq: Callable[..., Run]) -> None:
     """Goal: node, RocketMQ and node again append to one store; neither loses, cuts or renumbers messages."""
     root = tmp_path / "store"
     rng = random.Random(413)
@@ -225,7 +228,9 @@ def test_rocketmq_and_node_append_in_turns(tmp_path, run_rocketmq):
 
 
 @pytest.mark.parametrize("kind", ["clean", "crash"])
-def test_node_hands_a_store_of_rocketmq_back(kind, golden_copy, run_rocketmq):
+def test_node_hands_a_store_of_rocketmq_back(
+    kind: str, golden_copy: Callable[[str], GoldenStore], run_rocketmq: Callable[..., Run]
+) -> None:
     """Goal: a node may run on a store of RocketMQ's, also a killed one, and RocketMQ then goes on with it."""
     store = golden_copy(kind)
     root, expected = store.root, store.messages

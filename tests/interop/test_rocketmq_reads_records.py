@@ -8,10 +8,12 @@ from __future__ import annotations
 import ipaddress
 import random
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 
 import pytest
-from interop_checks import CRC_NAME, assert_queues_are_whole, store_digests, without_crc
+from interop_checks import CRC_NAME, Line, assert_queues_are_whole, store_digests, without_crc
+from rocketmq import Run
 from store_builder import QUEUE_FILE_BYTES, SEGMENT_BYTES, write_store
 
 from commitmq.format.compression import compress, compression_flags
@@ -21,6 +23,7 @@ from commitmq.store.metadata.consumer_offsets import ConsumerOffsets
 from commitmq.store.metadata.group_config import GroupConfig, GroupTable
 from commitmq.store.metadata.topic_config import TopicConfig, TopicTable
 from commitmq.store.queues.consume_queue import ConsumeQueue
+from golden_stores import GoldenStore
 
 # The first test that needs it waits for the Java program's build.
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(420)]
@@ -29,11 +32,11 @@ V4 = Host("127.0.0.1", 10911)
 V6 = Host("fd00::1:2", 40001)
 
 
-def by_place(lines):
+def by_place(lines: Iterable[Line]) -> dict[int, Line]:
     return {line["physical_offset"]: line for line in lines}
 
 
-def as_java_tells(record):
+def as_java_tells(record: Record) -> Line:
     """What the Java program must print for ``record``; the computed fields come from zlib and the IP addresses."""
     flags = record.sys_flag
     for host, bit in ((record.born_host, 0x10), (record.store_host, 0x20)):
@@ -47,7 +50,7 @@ def as_java_tells(record):
     }
 
 
-def java_host(host):
+def java_host(host: Host) -> str:
     """A host in Java's spelling: the groups of an IPv6 address without leading zeros, none left out."""
     if ":" not in host.ip:
         return f"{host.ip} {host.port}"
@@ -99,7 +102,9 @@ def all_shapes(count: int = 400, seed: int = 20_260) -> Iterator[Record]:
 
 
 @pytest.mark.parametrize("kind", ["clean", "crash"])
-def test_golden_store_is_read_as_its_messages_say(kind, golden_copy, run_rocketmq):
+def test_golden_store_is_read_as_its_messages_say(
+    kind: str, golden_copy: Callable[[str], GoldenStore], run_rocketmq: Callable[..., Run]
+) -> None:
     """Goal: the Java program reports what RocketMQ's client reported when the store was made."""
     store = golden_copy(kind)
     root, expected = store.root, store.messages
@@ -117,7 +122,9 @@ def test_golden_store_is_read_as_its_messages_say(kind, golden_copy, run_rocketm
 
 
 @pytest.mark.parametrize("properties_crc", [True, False], ids=["crc", "no-crc"])
-def test_every_shape_of_record_is_read_back(properties_crc, tmp_path, run_rocketmq):
+def test_every_shape_of_record_is_read_back(
+    properties_crc: bool, tmp_path: Path, run_rocketmq: Callable[..., Run]
+) -> None:
     """Goal: RocketMQ sees each field of each record as we meant it, and changes no byte of log and queues.
 
     Covers both record versions, both kinds of hosts, all compressions, empty bodies, tags and keys outside the BMP.
@@ -139,7 +146,7 @@ def test_every_shape_of_record_is_read_back(properties_crc, tmp_path, run_rocket
     assert store_digests(root) == before
 
 
-def test_compressed_bodies_inflate_in_rocketmq(tmp_path, run_rocketmq):
+def test_compressed_bodies_inflate_in_rocketmq(tmp_path: Path, run_rocketmq: Callable[..., Run]) -> None:
     """Goal: what we compress with each kind, RocketMQ's own compressors inflate to the original."""
     original = b"compress me " * 300
     records = [
@@ -160,7 +167,7 @@ def test_compressed_bodies_inflate_in_rocketmq(tmp_path, run_rocketmq):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("killed", [False, True], ids=["clean", "killed"])
-def test_rocketmq_verifies_our_crc_digits(killed, tmp_path, run_rocketmq):
+def test_rocketmq_verifies_our_crc_digits(killed: bool, tmp_path: Path, run_rocketmq: Callable[..., Run]) -> None:
     """Goal: with forceVerifyPropCRC RocketMQ's recovery takes our ``__CRC32#`` digits, and only right ones.
 
     Method: the whole log is recovered with that switch; then one digit of a record in its middle is changed, and the
@@ -184,7 +191,7 @@ def test_rocketmq_verifies_our_crc_digits(killed, tmp_path, run_rocketmq):
     assert run.recovered["max_physical_offset"] == victim.physical_offset
 
 
-def test_rocketmq_recovers_a_killed_store(tmp_path, run_rocketmq):
+def test_rocketmq_recovers_a_killed_store(tmp_path: Path, run_rocketmq: Callable[..., Run]) -> None:
     """Goal: after a kill RocketMQ keeps every whole record, cuts the torn one and builds the missing units."""
     root = tmp_path / "store"
     records = write_store(root, all_shapes(), properties_crc=True, killed=True)
@@ -200,7 +207,7 @@ def test_rocketmq_recovers_a_killed_store(tmp_path, run_rocketmq):
 # ---------------------------------------------------------------- look-ups and config files
 
 
-def test_offsets_by_time_agree(golden_copy, run_rocketmq):
+def test_offsets_by_time_agree(golden_copy: Callable[[str], GoldenStore], run_rocketmq: Callable[..., Run]) -> None:
     """Goal: our look-up by store time gives RocketMQ's answer, at, between, before and after every time stamp."""
     store = golden_copy("clean")
     root, expected = store.root, store.messages
@@ -224,7 +231,7 @@ def test_offsets_by_time_agree(golden_copy, run_rocketmq):
     assert run.lines == ours
 
 
-def test_config_files_of_ours_are_read(tmp_path, run_rocketmq):
+def test_config_files_of_ours_are_read(tmp_path: Path, run_rocketmq: Callable[..., Run]) -> None:
     """Goal: topics, groups and offsets that we persist are what RocketMQ's own classes decode."""
     config = tmp_path / "store" / "config"
     config.mkdir(parents=True)

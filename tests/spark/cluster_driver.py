@@ -11,7 +11,7 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from click.testing import CliRunner
@@ -38,7 +38,7 @@ def executors(spark: SparkSession) -> list[list[Any]]:
             raise TimeoutError("the executors did not come")
         time.sleep(0.2)
 
-    def look(_: Iterator[int]) -> Iterator[tuple[int, str]]:
+    def look(_: Iterable[int]) -> Iterator[tuple[int, str]]:
         time.sleep(0.5)  # or one executor would do all of it
         yield os.getppid(), str(commitmq.__file__)
 

@@ -44,6 +44,6 @@ def wait_until_shown(address: str) -> None:
     def is_shown() -> bool:
         with Admin(address) as admin:
             positions = admin.status()["positions"]
-        return positions["written"] == positions["flushed"] == positions["dispatched"]
+        return bool(positions["written"] == positions["flushed"] == positions["dispatched"])
 
     eventually(is_shown, "all that was sent is shown")

@@ -30,7 +30,7 @@ from golden_stores import GoldenStore
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-SMALL = {"max_partition_bytes": 30_000}
+SMALL: dict[str, Any] = {"max_partition_bytes": 30_000}
 Place = tuple[str, int, int]
 
 

@@ -81,6 +81,7 @@ def test_a_node_out_of_sight_is_cut_the_same_way_too(node: Node) -> None:
     begin = stream.initialOffset()
     end = stream.latestOffset(begin, ReadMaxRows(9_000))
     before = stream.partitions(begin, end)
+    assert before
     assert all(isinstance(one, PullPartition) for one in before)
     put(node, 4_000)
     assert shape(reader_of_node(node, minPartitions="9").partitions(begin, end)) == shape(before)

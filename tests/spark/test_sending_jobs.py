@@ -95,18 +95,17 @@ def test_export_and_import_are_a_round_trip(
 
 def test_tombstones_are_sent_again_as_such(spark: SparkSession, node: CommitMQNode, tmp_path: Path) -> None:
     """With nothing beside them, and with tags, properties and flags; also two in a row, and where a piece has no other."""
-    for queue, messages in enumerate(
-        (
-            [
-                Message(b"1", keys="one"),
-                Tombstone("one"),
-                Message(b"2", keys="two"),
-                Tombstone("two"),
-                Tombstone("one"),
-            ],
-            [Tombstone("three", tags="a", properties={"why": "größer"}, flag=7)],
-        )
-    ):
+    kinds: list[list[bytes | Message]] = [
+        [
+            Message(b"1", keys="one"),
+            Tombstone("one"),
+            Message(b"2", keys="two"),
+            Tombstone("two"),
+            Tombstone("one"),
+        ],
+        [Tombstone("three", tags="a", properties={"why": "größer"}, flag=7)],
+    ]
+    for queue, messages in enumerate(kinds):
         node.send_many("buried", messages, queue=queue)
     node.wait_until_dispatched("consume_queue")
     expected = contents(node, "buried")

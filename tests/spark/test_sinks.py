@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -121,7 +121,7 @@ def test_other_rows_under_stored_numbers_are_refused(node: CommitMQNode, other: 
     first = batches(0, 3000)
     # Other messages between them, or the node would remember them all as one run.
     send(node, topic, (batch for batch in first if node.send("between", b"x")))
-    rows = {
+    rows: Callable[[], Any] = {
         "others from the first": lambda: batches(5000, 8000),
         "others later": lambda: (one for part in (batches(0, 1500), batches(5000, 6500)) for one in part),
         "fewer": lambda: batches(0, 300),  # stored too long ago to be compared

@@ -59,7 +59,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 
 def consumed(node: Node, topic: str) -> list[dict[str, Any]]:
     """What the node's consumer reads of a topic, in the columns of the source."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     with Admin(node.address) as admin:
         count = sum(high - low for _, low, high, _ in admin.offsets(topic))
     with Consumer(None, topic, node=node.address) as consumer:
@@ -76,7 +76,7 @@ def consumed(node: Node, topic: str) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: (row["queue_id"], row["queue_offset"]))
 
 
-def read(topic: str, **options: object) -> list[dict[str, Any]]:
+def read(topic: str, **options: Any) -> list[dict[str, Any]]:
     rows = read_table(COLUMNS, topics=topic, **options).to_pylist()
     for row in rows:
         row["properties"] = dict(row["properties"])
@@ -112,7 +112,7 @@ def test_a_range_may_begin_and_end_inside_a_batch(node: Node, way: str) -> None:
 @pytest.mark.parametrize("topic", ["plain", "batches"])
 def test_filters_look_at_each_message(node: Node, topic: str, way: str) -> None:
     every = read(topic, store=node.store)
-    options = {"node": node.address, "transfer": way}
+    options: dict[str, Any] = {"node": node.address, "transfer": way}
     assert read(topic, tags="TagA", **options) == [row for row in every if row["tags"] == "TagA"]
     wanted = [row for row in every if {"k4", "k7"} & set((row["keys"] or "").split())]
     assert read(topic, keys="k4, k7", **options) == wanted
@@ -137,6 +137,6 @@ def test_a_body_that_cannot_be_decoded_is_null_and_its_neighbours_are_whole(node
         directory.close()
     wait_until_shown(node.address)
     for transfer in ("files", "pull"):
-        wanted = {"node": node.address, "transfer": transfer, "topics": "poison", "decompress": "true"}
+        wanted: dict[str, Any] = {"node": node.address, "transfer": transfer, "topics": "poison", "decompress": "true"}
         assert read_table(["body"], **wanted)["body"].to_pylist() == [b"one", None, b"three"]
         assert read_table(["body"], **{**wanted, "decompress": "false"})["body"].to_pylist()[1] == b"no zlib data"

@@ -70,19 +70,19 @@ def test_every_group_is_counted(found: Stats, golden_stores: dict[str, GoldenSto
     assert [tuple(one.of.values()) for one in groups] == sorted(
         expected, key=lambda values: [(value is not None, value) for value in values]
     )
-    for one in groups:
-        messages = expected[tuple(one.of.values())]
+    for group in groups:
+        messages = expected[tuple(group.of.values())]
         sizes = [len(message["body_hex"]) // 2 for message in messages]
         delays = [message["store_timestamp"] - message["born_timestamp"] for message in messages]
         keys = [key for message in messages if (key := message["properties"].get("KEYS")) is not None]
-        assert one.messages == len(messages)
-        assert one.log_bytes == sum(message["total_size"] for message in messages)
-        assert one.body_bytes == sum(sizes)
-        assert one.body_size == {**{f"p{at}": percentile(sizes, at) for at in (50, 95, 99)}, "max": max(sizes)}
-        assert one.delay_ms == {**{f"p{at}": percentile(delays, at) for at in (50, 95, 99)}, "max": max(delays)}
-        assert one.with_key == len(keys)
-        assert abs(one.distinct_keys - len(set(keys))) <= 0.05 * len(set(keys))
-        assert (one.first_stored_ms, one.last_stored_ms) == (
+        assert group.messages == len(messages)
+        assert group.log_bytes == sum(message["total_size"] for message in messages)
+        assert group.body_bytes == sum(sizes)
+        assert group.body_size == {**{f"p{at}": percentile(sizes, at) for at in (50, 95, 99)}, "max": max(sizes)}
+        assert group.delay_ms == {**{f"p{at}": percentile(delays, at) for at in (50, 95, 99)}, "max": max(delays)}
+        assert group.with_key == len(keys)
+        assert abs(group.distinct_keys - len(set(keys))) <= 0.05 * len(set(keys))
+        assert (group.first_stored_ms, group.last_stored_ms) == (
             min(message["store_timestamp"] for message in messages),
             max(message["store_timestamp"] for message in messages),
         )
@@ -162,6 +162,7 @@ def test_the_legend_has_each_line_s_colour_and_approximate_figures_say_so(found:
         assert titles
         assert all(re.fullmatch(r"p\d\d, [-\d]+ [:\d]+: ≈ .+", one) for one in titles)
     rows = [row for row in document.getElementsByTagName("tr") if row.getElementsByTagName("td")]
+    assert rows
     for row in rows:
         cells = [text_of(one) for one in row.getElementsByTagName("td")]
         assert all(one.startswith("≈ ") for one in cells[3:9])

@@ -91,10 +91,10 @@ def _successor(files: list[ModelFile], shape: IndexShape) -> ModelFile:
 def matches(records: Iterable[Record], topic: str, kind: str, key: str) -> Iterator[int]:
     """Physical offsets of the records that a query must find, oldest first."""
     for record in records:
-        values = {
-            "key": record.properties.get("KEYS", "").split(" "),
+        kinds: dict[str, list[str | None]] = {
+            "key": [*record.properties.get("KEYS", "").split(" ")],
             "unique": [record.properties.get("UNIQ_KEY")],
             "tag": [record.properties.get("TAGS")],
-        }[kind]
-        if record.topic == topic and key in values:
+        }
+        if record.topic == topic and key in kinds[kind]:
             yield record.physical_offset

@@ -27,7 +27,7 @@ def logging_survives() -> Iterator[None]:
         return bool(found)
 
     before = logging.Handler.handle
-    logging.Handler.handle = handle  # type: ignore[method-assign]
+    logging.Handler.handle = handle  # type: ignore[assignment, method-assign]
     try:
         yield
     finally:

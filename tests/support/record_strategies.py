@@ -14,7 +14,7 @@ INT64 = st.integers(-(2**63), 2**63 - 1)
 
 # Any text without lone surrogates (no UTF-8 form) and without the two separators.
 property_text = st.text(
-    st.characters(exclude_categories=("Cs",), exclude_characters="\x01\x02"), min_size=1, max_size=20
+    st.characters(exclude_categories=["Cs"], exclude_characters="\x01\x02"), min_size=1, max_size=20
 )
 properties = st.dictionaries(property_text.filter(lambda name: name != "__CRC32#"), property_text, max_size=8)
 

@@ -199,7 +199,7 @@ def _typed(node: tree.Node, message: Mapping[str, str]) -> Any:
 def _together(operands: tuple[tree.Node, ...], message: Mapping[str, str], *, decided: bool) -> bool | None:
     unknown = False
     for operand in operands:
-        value = evaluate(operand, message)
+        value: bool | None = evaluate(operand, message)
         if value is decided:
             return decided
         unknown = unknown or value is None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ from commitmq.ownership import Role
 
 PROJECT = Path(__file__).resolve().parents[2]
 ROOTS = (PROJECT / "node", PROJECT / "dispatchers", PROJECT / "plugins")
-KINDS = {"Word": Word, "DispatcherWord": DispatcherWord, "WorkerWord": WorkerWord}
+KINDS: dict[str, Any] = {"Word": Word, "DispatcherWord": DispatcherWord, "WorkerWord": WorkerWord}
 PUTS = {"put": 0, "put_dispatcher": 1, "put_worker": 1}
 # Any worker runs these; they put words of the slot of the process that they run in.
 ANYONE = {"commitmq.workers.runtime.context", "commitmq.workers.runtime.expired_segments"}

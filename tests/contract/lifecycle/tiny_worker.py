@@ -27,8 +27,8 @@ def run(context: WorkerContext) -> None:
         time.sleep(60 if (own / "recovery.silent").exists() else 0)
         for word in (Word.WRITTEN, Word.FLUSHED, Word.REPUT):
             context.control.put(word, 1000)
-        for word in (DispatcherWord.DISPATCHED, DispatcherWord.DURABLE):
-            context.control.put_dispatcher(0, word, 1000)
+        for position in (DispatcherWord.DISPATCHED, DispatcherWord.DURABLE):
+            context.control.put_dispatcher(0, position, 1000)
         context.ready()
         return
     if context.role in ("writer", "coordinator") or context.role.startswith("reader"):

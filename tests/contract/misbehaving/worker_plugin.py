@@ -39,7 +39,7 @@ def serve(context: WorkerContext) -> None:
     while not context.stopping:
         if router not in context.wait(100):
             continue
-        while router.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+        while int(router.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             client, text = router.recv_multipart()
             if text == b"send":
                 with Producer(context.address) as producer:

@@ -10,7 +10,7 @@ from commitmq.format.properties import encode_properties
 
 
 def test_a_message_to_be_sent() -> None:
-    message = Message(bytearray(b"body"), tags="T", keys=["a", "b"], properties={"p": "q"}, sharding_key="s", flag=-1)
+    message = Message(bytearray(b"body"), tags="T", keys=["a", "b"], properties={"p": "q"}, sharding_key="s", flag=-1)  # type: ignore[arg-type]
     assert message.body == b"body"
     assert (message.tags, message.keys, message.sharding_key, message.flag) == ("T", ["a", "b"], "s", -1)
     assert message.properties == {"p": "q", "TAGS": "T", "KEYS": "a b", "__SHARDINGKEY": "s"}
@@ -71,7 +71,7 @@ def test_the_size_of_properties_is_counted_in_bytes() -> None:
 )
 def test_topics_that_take_no_messages(topic: object) -> None:
     with pytest.raises(InvalidMessageError):
-        check_topic(topic)  # type: ignore[arg-type]
+        check_topic(topic)
 
 
 @pytest.mark.parametrize("topic", ["x" * 127, "%RETRY%" + "g" * 200, "A-b_c|1%"])

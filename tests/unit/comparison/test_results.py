@@ -158,7 +158,7 @@ def goals_figures(work: str) -> Any:
 
 def test_what_is_read_is_stored_before_it_in_the_same_session() -> None:
     for size in ("full", "quick"):
-        chosen = workloads(size)  # type: ignore[arg-type]
+        chosen = workloads(size)
         places = {one.name: place for place, one in enumerate(chosen)}
         for workload in chosen:
             if workload.reads:

@@ -255,7 +255,9 @@ def test_members_and_groups_are_known_to_the_next_coordinator(made: Callable[...
     assert awaited == {f"g{number}": ["m"] for number in range(40)}
     assert set(later.groups.names_from("")) >= {f"g{number}" for number in range(40)}
     later.close()
-    assert json_config.load(one.layout.config / "subscriptionGroup.json")["subscriptionGroupTable"]["g39"]
+    kept = json_config.load(one.layout.config / "subscriptionGroup.json")
+    assert kept is not None
+    assert kept["subscriptionGroupTable"]["g39"]
 
 
 def test_the_log_of_members_does_not_grow_with_what_came_and_went(made: Callable[..., Coordinator]) -> None:
@@ -311,7 +313,8 @@ def test_lists_come_in_pages_that_leave_nothing_out(made: Callable[..., Coordina
         described = [page["group"] for page in pages("group.describe", limit, group="g3")]
         (member,) = (row for part in described for row in part["members"])
         assert member["queues"] == [("t0000", 0), ("t0001", 0)]
-    for wrong in ("x", ["x"], ["members", 1], ["nothing", "t", 1], {}):
+    odd: tuple[Any, ...] = ("x", ["x"], ["members", 1], ["nothing", "t", 1], {})
+    for wrong in odd:
         assert "INVALID_PARAMETER" in one.refused("group.describe", group="h3", after=wrong)
     # A page that was kept is not shown once the topic has changed.
     one.ask("topic.create", topic="t0000", queues=9, update=True)

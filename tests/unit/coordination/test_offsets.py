@@ -18,7 +18,6 @@ from commitmq.coordination.offsets import COMMITS_A_VERSION, NONE, GroupOffsets
 from commitmq.errors import StoreError
 from commitmq.files import disk
 from commitmq.store.layout import StoreLayout
-from commitmq.store.metadata import journal as journal_module
 from commitmq.store.metadata import json_config
 from commitmq.store.metadata.consumer_offsets import ConsumerOffsets
 
@@ -71,6 +70,7 @@ def test_the_snapshot_is_rocketmqs_file_and_empties_the_journal(layout: StoreLay
     offsets.snapshot()
     assert offsets.journal_bytes < before
     data = json_config.load(layout.config / "consumerOffset.json")
+    assert data is not None
     assert data["offsetTable"] == {"t@g": {0: 9, 2: 4}}
     assert data["groupTopicMap"] == {"g": ["t"]}
     assert not offsets.dirty
@@ -100,7 +100,7 @@ def test_a_crash_between_snapshot_and_new_journal_changes_nothing(
         if step == "snapshot written":
             patch.setattr(OffsetsJournal, "_new_file", lambda *_: (_ for _ in ()).throw(StoreError("crash")))
         else:
-            patch.setattr(journal_module.os, "replace", _failing_replace)
+            patch.setattr(os, "replace", _failing_replace)
         with pytest.raises(StoreError):
             offsets.snapshot()
     again = GroupOffsets.open(layout)
@@ -197,7 +197,7 @@ def test_what_is_acknowledged_behind_a_failed_new_journal_is_not_undone(
         if step == "snapshot written":
             patch.setattr(OffsetsJournal, "_new_file", lambda *_: (_ for _ in ()).throw(StoreError("no space")))
         elif step == "new journal not renamed":
-            patch.setattr(journal_module.os, "replace", _failing_replace)
+            patch.setattr(os, "replace", _failing_replace)
         else:
             patch.setattr(disk, "sync_folder", _failing_for_the_journal)
         with pytest.raises(StoreError):

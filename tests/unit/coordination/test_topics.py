@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from commitmq.coordination.topics import MAX_QUEUES, Topics
+from commitmq.coordination.topic_rules import MAX_QUEUES
+from commitmq.coordination.topics import Topics
 from commitmq.errors import ProtocolError, StoreError
 from commitmq.files import disk
 from commitmq.store.layout import StoreLayout
@@ -47,6 +48,7 @@ def test_created_topics_are_there_after_the_write(layout: StoreLayout) -> None:
     topics = _load(layout)
     topics.close()
     data = json_config.load(layout.config / "topics.json")
+    assert data is not None
     assert data["dataVersion"]["counter"] == 1
     made = topics.get("orders").incarnation
     assert made > 0
@@ -88,10 +90,10 @@ def _no_space(journal: TopicsJournal, turns: list[TopicTurn]) -> None:
 def test_names_numbers_and_attributes_are_checked(layout: StoreLayout) -> None:
     topics = _load(layout)
     for name in ("", "a b", "é", "a/b", "..", "x" * 128, "%RETRY%" + "x" * 249):
-        assert _code(lambda name=name: topics.create(name, 1)) == "INVALID_PARAMETER"
-        assert _code(lambda name=name: topics.route(name, create=True)) == "INVALID_PARAMETER"
+        assert _code(lambda name=name: topics.create(name, 1)) == "INVALID_PARAMETER"  # type: ignore[misc]
+        assert _code(lambda name=name: topics.route(name, create=True)) == "INVALID_PARAMETER"  # type: ignore[misc]
     for queues in (0, -1, MAX_QUEUES + 1):
-        assert _code(lambda queues=queues: topics.create("t", queues)) == "INVALID_PARAMETER"
+        assert _code(lambda queues=queues: topics.create("t", queues)) == "INVALID_PARAMETER"  # type: ignore[misc]
     assert _code(lambda: topics.create("t", 1, perm=8)) == "INVALID_PARAMETER"
     for attributes in (
         {"queue.type": "RocksDBCQ"},
@@ -102,7 +104,7 @@ def test_names_numbers_and_attributes_are_checked(layout: StoreLayout) -> None:
         {"storage.type": "disk"},
         {"storage.type": "memory", "message.type": "DELAY"},
     ):
-        assert _code(lambda attributes=attributes: topics.create("t", 1, attributes=attributes)) == "INVALID_PARAMETER"
+        assert _code(lambda attributes=attributes: topics.create("t", 1, attributes=attributes)) == "INVALID_PARAMETER"  # type: ignore[misc]
     assert topics.names() == []
     assert topics.create("x" * 127, 1, attributes={"message.type": "FIFO", "reserve.time": "-1"})
     assert topics.create("%RETRY%" + "x" * 248, 1)
@@ -361,12 +363,14 @@ def test_a_topics_file_of_rocketmq_is_served_unchanged_in_meaning(
         shutil.copytree(store.root / "config", root / "config")
         layout = StoreLayout(root)
         before = json_config.load(layout.config / "topics.json")
+        assert before is not None
         topics = _load(layout)
         assert set(topics.names()) == set(before["topicConfigTable"])
         topics.create("ours", 2)
         topics.write()
         topics.close()
         after = json_config.load(layout.config / "topics.json")
+        assert after is not None
         assert after["topicConfigTable"].pop("ours")
         assert after["topicConfigTable"] == before["topicConfigTable"]
         assert after["dataVersion"]["counter"] == before["dataVersion"]["counter"] + 1

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -153,12 +154,12 @@ def test_a_moment_without_descriptors_is_no_failed_sync(
 ) -> None:
     """For good that would keep the durable position, and with it expiry, where it is."""
     first = node.take(10)
-    real = os.dup if what == "queue" and not thorough else disk.open_file
+    real: Any = os.dup if what == "queue" and not thorough else disk.open_file
 
     def refused(path: object, *arguments: object) -> int:
         if what == "queue" or (len(arguments) > 1 and arguments[1] == what):
             raise OSError(errno.EMFILE, "Too many open files")
-        return real(path, *arguments)  # type: ignore[operator, no-any-return]
+        return int(real(path, *arguments))
 
     with monkeypatch.context() as patched:
         patched.setattr(*((os, "dup") if real is os.dup else (disk, "open_file")), refused)

@@ -8,6 +8,7 @@ themselves. Failures name their seed.
 from __future__ import annotations
 
 import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -192,16 +193,26 @@ def test_no_message_is_ever_hidden(seed: int, tmp_path: Path, monkeypatch: pytes
             assert found == node.expected(expression), (seed, group, expression)
 
 
+def wall_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
 def test_what_is_kept(tmp_path: Path) -> None:
     """consumerFilter.json has RocketMQ's shape, and a coordinator takes over what is there as dead."""
     node = Node(tmp_path / "store")
     path = node.store.layout.config / "consumerFilter.json"
     assert not path.exists()
+    before_ms = wall_ms()
     node.subscriptions.join("g1", ["T", "U"], "a > 5 AND b = 'x'")
+    joined_ms = wall_ms()
+    time.sleep(0.005)
+    publishing_ms = wall_ms()
     node.subscriptions.write()
     kept = orjson.loads(path.read_bytes())
     entry = kept["filterDataByTopic"]["T"]["groupFilterData"]["g1"]
-    assert entry.pop("bornTime") == entry.pop("clientVersion") or entry
+    # The version is of the moment in which the expression came; bits count from the moment in which it was published.
+    assert before_ms <= entry.pop("clientVersion") <= joined_ms
+    assert publishing_ms <= entry.pop("bornTime") <= wall_ms()
     assert entry == {
         "bloomFilterData": {"bitNum": 112, "bitPos": bloom.positions("g1", "T")},
         "consumerGroup": "g1",
@@ -213,6 +224,7 @@ def test_what_is_kept(tmp_path: Path) -> None:
     }
     assert list(kept["filterDataByTopic"]) == ["T", "U"]
     again = Subscriptions.load(node.store.layout, node.control)
+    assert len(again) == 2
     assert all(one.dead_ms for of_topic in again.by_topic.values() for one in of_topic.values())
     again.join("g1", ["T"], "a > 5 AND b = 'x'")
     assert not again.by_topic["T"]["g1"].dead_ms

@@ -40,7 +40,7 @@ def lacking(monkeypatch: pytest.MonkeyPatch) -> set[int]:
             hidden = {segment_name(number * BYTES) for number in numbers}
             yield iter([entry for entry in entries if entry.name not in hidden])
 
-    monkeypatch.setattr(mapped_file.os, "scandir", scan)
+    monkeypatch.setattr(os, "scandir", scan)
     return numbers
 
 
@@ -62,7 +62,7 @@ def test_files_that_are_deleted_meanwhile_are_left_out(tmp_path: Path, monkeypat
     """The first look finds 0, lacks 1 and 2, which are deleted by then, and finds what follows."""
     make(tmp_path, 0, 3, 4)
     scandir = os.scandir
-    looks = []
+    looks: list[Any] = []
 
     def scan(folder: Any) -> Any:
         if looks:
@@ -70,7 +70,7 @@ def test_files_that_are_deleted_meanwhile_are_left_out(tmp_path: Path, monkeypat
         looks.append(folder)
         return scandir(folder)
 
-    monkeypatch.setattr(mapped_file.os, "scandir", scan)
+    monkeypatch.setattr(os, "scandir", scan)
     assert list_segments(tmp_path, BYTES) == [3 * BYTES, 4 * BYTES]
     assert len(looks) == 2
 

@@ -1,10 +1,15 @@
-"""Goal: identifiers are RocketMQ's (spec 2.10) and no illegal name reaches the file system (spec 2.7)."""
+"""Goal: identifiers are RocketMQ's (spec 2.10) and no illegal name reaches the file system (spec 2.7).
+
+Method: random hosts and offsets go there and back; names at and beyond each limit; the list of forbidden topics is compared
+with the one in the spec's text.
+"""
 
 from __future__ import annotations
 
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -15,6 +20,8 @@ from commitmq.format.constants import Host
 from commitmq.format.message_id import offset_message_id, pack_host, parse_offset_message_id, unpack_host
 from commitmq.store.metadata.topic_name import FORBIDDEN_TOPICS, is_send_forbidden, validate_group, validate_topic
 from record_strategies import hosts
+
+SPEC = Path(__file__).resolve().parents[3] / "docs" / "spec" / "rocketmq-store.md"
 
 
 @given(hosts, st.integers(0, 2**63 - 1))
@@ -85,4 +92,10 @@ def test_groups() -> None:
 def test_forbidden_topics() -> None:
     assert is_send_forbidden("SCHEDULE_TOPIC_XXXX")
     assert not is_send_forbidden("%RETRY%g")
-    assert len(FORBIDDEN_TOPICS) == 8
+    # The limits' row about topic names, from "sends to" to "are refused".
+    rule = SPEC.read_text(encoding="utf-8").partition("\n### 2.7 ")[2].partition("\n### ")[0]
+    named = re.findall(r"sends to (`.*?) are refused", rule)
+    assert len(named) == 1
+    in_the_spec = {name for name in re.findall(r"`([^`]+)`", named[0]) if not name.startswith("[")}
+    assert len(in_the_spec) >= 6
+    assert in_the_spec == FORBIDDEN_TOPICS

@@ -20,7 +20,8 @@ from commitmq import Admin, Consumer, Producer
 from commitmq.config import load
 from commitmq.errors import StoreError
 from commitmq.offline.held_store import HeldStore
-from commitmq.offline.repair import How, Repaired, find_damage, repair
+from commitmq.offline.log_damage import find_damage
+from commitmq.offline.repair import How, Repaired, repair
 from commitmq.offline.verify import verify
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.supervision.exit_codes import CliExit
@@ -195,7 +196,7 @@ def test_a_node_serves_the_rest_of_a_repaired_store(clean: GoldenStore, tmp_path
     try:
         ended = node.start()
         assert ended.returncode == 0, ended.stderr
-        found = []
+        found: list[tuple[int, int, int]] = []
         with Consumer(None, "GoldenNormal", node=node.address, start="earliest") as consumer:
             while len(found) < len(wanted):
                 batch = consumer.poll(timeout_s=5)

@@ -188,7 +188,9 @@ def test_what_the_tables_say(golden: GoldenStore) -> None:
     assert groups.groups[f"{name}_group"].consume_enabled
     offsets = ConsumerOffsets.load(golden.layout.config / "consumerOffset.json")
     assert [offsets.get(f"{name}_group", f"{name}Normal", queue) for queue in range(5)] == [60, 60, 60, 60, None]
-    assert json_config.load(golden.layout.config / "delayOffset.json")["offsetTable"] == {
+    delays = json_config.load(golden.layout.config / "delayOffset.json")
+    assert delays is not None
+    assert delays["offsetTable"] == {
         1: 6,
         3: {"clean": 12, "crash": 13}[golden.name],
     }

@@ -9,12 +9,15 @@ import time
 
 import pytest
 
+from commitmq.supervision.roster import Role
 from commitmq.supervision.worker_process import WorkerProcess, describe_exit
+
+FLUSH = Role("flush", "commitmq.workers.flush", 5)
 
 
 def child(code: int | None) -> WorkerProcess:
     """A worker that exits with ``code``, or waits for a signal."""
-    worker = WorkerProcess("flush", "none", 5)
+    worker = WorkerProcess(FLUSH)
     pid = os.fork()
     if pid == 0:
         if code is None:
@@ -50,7 +53,7 @@ def test_a_kill_is_reported_with_its_signal_and_reason() -> None:
 
 
 def test_back_off_doubles_up_to_its_limit_and_starts_over_after_a_good_while() -> None:
-    worker = WorkerProcess("flush", "none", 5)
+    worker = WorkerProcess(FLUSH)
     assert [worker.next_backoff(now, 100, 1000, 60_000) for now in range(6)] == [100, 200, 400, 800, 1000, 1000]
     worker.ready_ms = 5_000
     assert worker.next_backoff(64_999, 100, 1000, 60_000) == 1000
@@ -60,7 +63,7 @@ def test_back_off_doubles_up_to_its_limit_and_starts_over_after_a_good_while() -
 def test_whatever_a_worker_says_is_survived_and_its_end_is_noticed() -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     ours.setblocking(False)
-    worker = WorkerProcess("flush", "none", 5, lifeline=ours)
+    worker = WorkerProcess(FLUSH, lifeline=ours)
     for words in (b'{"event":"ready"}', b"\xff not json", b"[1]", b'{"event":"info","gap":3}'):
         theirs.send(words)
     assert worker.read_lifeline(7) == [{"event": "ready"}, {"event": "info", "gap": 3}]

@@ -140,7 +140,7 @@ def test_slices_share_memory_and_keep_order() -> None:
 def test_an_empty_batch() -> None:
     batch = MessageBatch()
     assert not batch
-    assert list(batch) == batch.bodies == batch.topic == batch.buffers == []
+    assert (list(batch), batch.bodies, batch.topic, batch.buffers) == ([], [], [], [])
     assert batch.queue_offset.dtype == np.int64
     assert len(batch.queue_offset) == 0
 

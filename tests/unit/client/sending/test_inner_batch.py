@@ -123,8 +123,9 @@ def test_a_batch_that_is_none() -> None:
 
 def test_a_compressed_batch_that_is_none_stops_its_queue() -> None:
     """No sender of ours can store one; files of RocketMQ may hold one."""
-    hosts = {"born_host": HOSTS[False], "store_host": HOSTS[False]}
-    record = Record("batches", 3, 0, 0, sys_flag=0xC1, body=b"no zlib data", **hosts)
+    record = Record(
+        "batches", 3, 0, 0, sys_flag=0xC1, body=b"no zlib data", born_host=HOSTS[False], store_host=HOSTS[False]
+    )
     with pytest.raises(CorruptRecordError, match="zlib"):
         read(encode_record(record))
 

@@ -63,7 +63,7 @@ def sender() -> Sender:
     return Sender()
 
 
-def later(work: Callable[[], None]) -> threading.Thread:
+def later(work: Callable[[], object]) -> threading.Thread:
     thread = threading.Timer(0.05, work)
     thread.start()
     return thread
@@ -144,7 +144,7 @@ def test_wait_and_as_completed(sender: Sender) -> None:
     thread.join()
     assert (len(done), len(rest)) == (3, 0)
     thread = later(lambda: sender.fail(futures[3]))
-    assert len(list(concurrent.futures.as_completed(futures, timeout=5))) == 4
+    assert len(list(concurrent.futures.as_completed(futures, timeout=5))) == 4  # type: ignore[arg-type]
     thread.join()
     done, rest = concurrent.futures.wait([*futures, sender.future()], return_when=concurrent.futures.FIRST_COMPLETED)
     assert len(rest) == 1
@@ -152,7 +152,7 @@ def test_wait_and_as_completed(sender: Sender) -> None:
 
 def test_wait_notices_a_cancelled_one(sender: Sender) -> None:
     future = sender.future()
-    thread = later(lambda: future.cancel() and None)
+    thread = later(future.cancel)
     done, _ = concurrent.futures.wait([future], timeout=5)
     thread.join()
     assert done == {future}

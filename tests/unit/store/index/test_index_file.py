@@ -22,7 +22,7 @@ from commitmq.errors import DiskFullError, StoreError
 from commitmq.format.index_header import IndexShape, list_index_files
 from commitmq.format.java import java_string_hash
 from commitmq.format.record import Record
-from commitmq.kernels import index as kernel
+from commitmq.kernels.walk import hash_on
 from commitmq.store.index.index_file import IndexFile, new_state
 from commitmq.store.index.index_files import file_name
 from commitmq.store.log.commit_log import CommitLog
@@ -149,7 +149,7 @@ def test_truncate_leaves_what_was_there_before(records: list[Record], items: int
 @given(texts)
 def test_the_hash_is_javas(text: str) -> None:
     data = np.frombuffer(f"T#{text}".encode(), np.uint8)
-    assert np.int32(np.uint32(kernel.hash_on(data, 0, len(data), np.uint32(0)))) == java_string_hash(f"T#{text}")
+    assert np.int32(np.uint32(hash_on(data, 0, len(data), np.uint32(0)))) == java_string_hash(f"T#{text}")
 
 
 def test_a_key_whose_hash_has_no_absolute_value_is_filed_under_zero(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ own files; and the moments in which a reader meets a writer.
 from __future__ import annotations
 
 import tempfile
+import time
 from collections import defaultdict
 from pathlib import Path
 
@@ -179,7 +180,7 @@ def test_a_chain_that_never_holds_still_is_not_complete(tmp_path: Path, monkeypa
     # The chain's head leads to an item of another chain, as it does while an item is written on some machines.
     other = next(n for n in range(1, file.header.count) if _hash_of(file, n) % 3 != query.hashed % 3)
     file.words[slot] = int.from_bytes(other.to_bytes(4), "little")
-    monkeypatch.setattr(index_reader.time, "sleep", lambda _seconds: None)
+    monkeypatch.setattr(time, "sleep", lambda _seconds: None)
     found = everything(reader_of(store), store)
     assert not found.is_whole
     file.close()

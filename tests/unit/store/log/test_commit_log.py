@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from commitmq.errors import CorruptRecordError, OffsetOutOfRangeError, SegmentSizeError, StoreError
 from commitmq.files.mapped_file import MappedFile, MappedFileQueue
 from commitmq.format.file_names import segment_name
+from commitmq.format.record import Record
 from commitmq.store.log.commit_log import CommitLog, TornTailError
 from log_builder import SEGMENT_BYTES, build_log, message
 
@@ -81,7 +82,7 @@ def test_torn_tail_and_corruption_are_told_apart(tmp_path: Path, at: int, data: 
     placed = build_log(tmp_path, (message(number) for number in range(25)))
     last, middle = placed[-1], placed[3]
     damage(tmp_path, last.physical_offset + at, data)
-    found = []
+    found: list[Record] = []
     with pytest.raises(TornTailError) as caught:
         found.extend(CommitLog(tmp_path, SEGMENT_BYTES).iter_records())
     assert found == placed[:-1]

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from commitmq.errors import OffsetOutOfRangeError, StoreError
-from commitmq.files import disk_space, mapped_file
+from commitmq.files import disk_space
 from commitmq.files.disk_space import PATIENCE_MS, RETURN_MS, DiskWatch, Holder, find_holders
 from commitmq.files.fd_cache import FdCache
 from commitmq.files.mapped_file import MappedFileQueue, list_segments
@@ -157,7 +157,7 @@ def test_a_listing_survives_deletions_under_way(layout: StoreLayout, monkeypatch
         def __exit__(self, *_: object) -> None:
             return None
 
-    monkeypatch.setattr(mapped_file.os, "scandir", Listing)
+    monkeypatch.setattr(os, "scandir", Listing)
     assert list_segments(layout.commit_log, SIZE) == [2 * SIZE, 3 * SIZE]
 
 

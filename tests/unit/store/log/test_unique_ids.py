@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
-from commitmq.store.log import unique_ids
 from commitmq.store.log.unique_ids import MAX_BLOCK, UniqueIds
 
 
@@ -65,6 +65,6 @@ def test_the_time_part_counts_from_the_months_start(
     from datetime import datetime
 
     at_ms = round(datetime.fromisoformat(now).timestamp() * 1000)
-    monkeypatch.setattr(unique_ids.time, "time_ns", lambda: at_ms * 1_000_000)
+    monkeypatch.setattr(time, "time_ns", lambda: at_ms * 1_000_000)
     assert int(UniqueIds().next()[20:28], 16) == expected_ms
     assert int(UniqueIds().block(1)[0][20:28], 16) == expected_ms

@@ -19,7 +19,7 @@ from commitmq.store.metadata.group_config import GroupConfig, GroupTable
 from commitmq.store.metadata.json_config import DataVersion
 from commitmq.store.metadata.topic_config import TopicConfig, TopicTable
 
-text = st.text(st.characters(exclude_categories=("Cs",)), max_size=12)
+text = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 numbers = st.integers(-(2**63), 2**63 - 1)
 scalars = st.none() | st.booleans() | numbers | text
 documents = st.recursive(
@@ -136,6 +136,7 @@ def test_topics_keep_what_we_do_not_know(tmp_path: Path) -> None:
     assert again == table
     assert again.version.counter == 10
     data = json_config.load(path)
+    assert data is not None
     assert data["newThing"] == [1]
     assert data["topicConfigTable"]["T"]["fresh"] == {0: 1}
     assert list(data["topicConfigTable"]["U"]) == sorted(data["topicConfigTable"]["U"])
@@ -152,7 +153,9 @@ def test_groups_keep_what_we_do_not_know(tmp_path: Path) -> None:
     table.put(GroupConfig("h"))
     table.persist(path)
     assert GroupTable.load(path) == table
-    assert json_config.load(path)["subscriptionGroupTable"]["h"]["retryMaxTimes"] == 16
+    kept = json_config.load(path)
+    assert kept is not None
+    assert kept["subscriptionGroupTable"]["h"]["retryMaxTimes"] == 16
     GroupConfig("i").settings["attributes"]["x"] = "y"
     assert GroupConfig("j").settings["attributes"] == {}
     table.remove("h")
@@ -169,6 +172,7 @@ def test_consumer_offsets(tmp_path: Path) -> None:
     assert sorted(offsets.of_group("g")) == [("T", 0, 5), ("T", 1, 6), ("U", 2, 7)]
     offsets.persist(path)
     data = json_config.load(path)
+    assert data is not None
     assert data["groupTopicMap"].keys() == {"g", "h"}
     assert sorted(data["groupTopicMap"]["g"]) == ["T", "U"]
     assert data["offsetTable"] == {"T@g": {0: 5, 1: 6}, "U@g": {2: 7}, "T@h": {0: 9}}

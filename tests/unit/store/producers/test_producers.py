@@ -256,7 +256,7 @@ def test_both_encoders_make_marks_that_the_node_checks_and_finds(
     assert isinstance(run.unique, tuple)
     unique = (run.unique[0].encode(), run.unique[1])
     messages = [OneMessage(body, born=5) for body in bodies]
-    assert encode_messages(layout, 0, messages, unique, sequence) == (run.sizes.tolist(), run.data)
+    assert encode_messages(layout, 0, messages, unique, sequence) == (np.asarray(run.sizes).tolist(), run.data)
     with tempfile.TemporaryDirectory() as folder:
         log = Log(Path(folder) / "log", crc=crc)
         checked = log.appender.check_run(run.data, b"T", 0, born_v6=False, mark=mark, sequence=sequence)

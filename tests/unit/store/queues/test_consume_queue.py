@@ -228,7 +228,7 @@ def test_truncate_to_preblanks_begins_anew(make: Make, tmp_path: Path) -> None:
 def test_a_cut_reaches_the_device(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[str] = []
     real = os.fdatasync
-    monkeypatch.setattr(os, "fdatasync", lambda fd: (synced.append(os.readlink(f"/proc/self/fd/{fd}")), real(fd)))
+    monkeypatch.setattr(os, "fdatasync", lambda fd: (synced.append(os.readlink(f"/proc/self/fd/{fd}")), real(fd)))  # type: ignore[func-returns-value]
     queue = make()
     queue.append_units(0, units(0, 15))
     queue.flush()
@@ -425,8 +425,11 @@ def test_destroy(make: Make, tmp_path: Path) -> None:
 # ---------------------------------------------------------------- by time
 
 
+Timed = Callable[[list[int], int], tuple[ConsumeQueue, CommitLog]]
+
+
 @pytest.fixture
-def timed(make: Make, tmp_path: Path) -> Callable[[list[int], int], tuple[ConsumeQueue, CommitLog]]:
+def timed(make: Make, tmp_path: Path) -> Timed:
     """``timed(times, first)``: a log of one record a store time, and its queue beginning at offset ``first``."""
 
     def build(times: list[int], first: int) -> tuple[ConsumeQueue, CommitLog]:
@@ -441,9 +444,9 @@ def timed(make: Make, tmp_path: Path) -> Callable[[list[int], int], tuple[Consum
 @pytest.mark.parametrize(
     ("time", "lower", "upper"), [(5, 1, 1), (10, 1, 3), (20, 4, 3), (30, 4, 5), (31, 6, 5), (999, 6, 5)]
 )
-def test_the_specifications_example_by_time(timed: Callable[..., object], time: int, lower: int, upper: int) -> None:
+def test_the_specifications_example_by_time(timed: Timed, time: int, lower: int, upper: int) -> None:
     """Times t1, t1, t1, t3, t3 at offsets 1..5 (spec 3.7); t1 = 10, t2 = 20, t3 = 30."""
-    queue, log = timed([10, 10, 10, 30, 30], 1)  # type: ignore[misc]
+    queue, log = timed([10, 10, 10, 30, 30], 1)
     assert queue.offset_by_time(time, "lower", log) == lower
     assert queue.offset_by_time(time, "UPPER", log) == upper
     assert queue.offset_by_time(time, "anything else", log) == lower
@@ -451,11 +454,13 @@ def test_the_specifications_example_by_time(timed: Callable[..., object], time: 
 
 @pytest.mark.parametrize("first", [0, 7, 20])
 @pytest.mark.parametrize("log_min_record", [0, 4, 17])
-def test_by_time_over_files_and_expired_units(timed: Callable[..., object], first: int, log_min_record: int) -> None:
+def test_by_time_over_files_and_expired_units(timed: Timed, first: int, log_min_record: int) -> None:
     """Method: every time against the definition: first with time >= T, last with time <= T, clamped to the bounds."""
     times = sorted((number * 7) % 31 for number in range(35))
-    queue, log = timed(times, first)  # type: ignore[misc]
-    queue.correct_min_offset(queue.unit(first + log_min_record)[0])
+    queue, log = timed(times, first)
+    least = queue.unit(first + log_min_record)
+    assert least is not None
+    queue.correct_min_offset(least[0])
     present = list(enumerate(times, first))[log_min_record:]
     for time in range(-1, 33):
         lower = next((offset for offset, stamp in present if stamp >= time), queue.max_offset)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import resource
 import tracemalloc
 from collections import Counter
 from collections.abc import Iterator
@@ -227,8 +228,8 @@ def test_open_files_are_what_the_system_allows(
     monkeypatch: pytest.MonkeyPatch, limits: tuple[int, int], wanted: int, given: int, raised: int | None
 ) -> None:
     set_to: list[int] = []
-    monkeypatch.setattr(fd_cache.resource, "getrlimit", lambda _: limits)
-    monkeypatch.setattr(fd_cache.resource, "setrlimit", lambda _, pair: set_to.append(pair[0]))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: limits)
+    monkeypatch.setattr(resource, "setrlimit", lambda _, pair: set_to.append(pair[0]))
     assert fd_cache.affordable_files(wanted) == given
     assert set_to == ([] if raised is None else [raised])
 

@@ -30,7 +30,7 @@ from commitmq.store.queues.tag_filter import MAX_TAGS, TagFilter
 from golden_stores import GOLDEN_QUEUE_FILE_BYTES, GOLDEN_SEGMENT_BYTES, GoldenStore
 from queue_store import QueueStore
 
-EVERYTHING = {"max_messages": 1 << 20, "max_bytes": 1 << 30}
+EVERYTHING: dict[str, Any] = {"max_messages": 1 << 20, "max_bytes": 1 << 30}
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def store(tmp_path: Path) -> QueueStore:
     return QueueStore(tmp_path / "store")
 
 
-def reader_of(store: QueueStore, **limits: int) -> QueueReader:
+def reader_of(store: QueueStore, **limits: Any) -> QueueReader:
     return QueueReader(
         CommitLog(store.layout.commit_log, store.segment_bytes), store.layout.consume_queue, store.file_bytes, **limits
     )

@@ -89,7 +89,7 @@ def test_a_clean_store_that_lost_its_end_is_refused_for_ever(
     if without == "sidecar":
         store.layout.sidecar.unlink()
     first = refused(store, clean=True, previous=None)
-    last = store.records[-1].physical_offset
+    last: int = store.records[-1].physical_offset
     assert first.end == (0 if loss is all_deleted else last - last % SEGMENT_BYTES)
     for other in (first.end + 1, store.end):
         with pytest.raises(CutRefusedError, match=f"--allow-cut {other} does not allow this one"):

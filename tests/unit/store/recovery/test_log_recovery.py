@@ -132,11 +132,11 @@ def test_a_sidecar_that_is_none_is_passed_over(store: Store, damage: str) -> Non
     elif damage == "missing":
         store.layout.sidecar.unlink()
     else:
-        changed = {
+        changed: dict[str, bytes] = {
             "empty": b"",
-            "short": data[:60],
-            "torn": data[:20] + b"\1" + data[21:],
-            "another magic": b"X" + data[1:],
+            "short": bytes(data[:60]),
+            "torn": bytes(data[:20] + b"\1" + data[21:]),
+            "another magic": b"X" + bytes(data[1:]),
         }
         store.layout.sidecar.write_bytes(changed[damage])
     found = store.recover()

@@ -98,7 +98,7 @@ def test_who_waits_for_more_than_was_reached_is_told_of_that_too(
 ) -> None:
     # Of two that wait, one for what is reached, the word holds the other's end only.
     write(control, 100)
-    during_sync(monkeypatch, lambda: (write(control, 200), control.put(Word.FLUSH_WANTED, 200)))
+    during_sync(monkeypatch, lambda: (write(control, 200), control.put(Word.FLUSH_WANTED, 200)))  # type: ignore[func-returns-value]
     assert flusher.flush()
     assert control.get(Word.FLUSHED) == 100
     assert flusher.answers_somebody
