@@ -348,10 +348,6 @@ def test_a_stopped_coordinator_holds_up_who_needs_it_and_nobody_else(node: Node)
         assert [one.body for one in read_all(node, "nobody-knows")] == [b"x"]
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="the producer's thread asks for the queues of a new topic itself, while what was sent to others waits behind it",
-)
 def test_asynchronous_sends_to_a_new_topic_hold_up_no_others(node: Node) -> None:
     coordinator = node.pids()["coordinator"]
     with Producer(node.address, timeout_s=3) as producer:

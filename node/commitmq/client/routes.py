@@ -7,6 +7,7 @@ import math
 import os
 import threading
 import time
+from collections.abc import Callable
 from typing import Any, Final
 
 from commitmq.client.sending.line import Line
@@ -17,6 +18,7 @@ from commitmq.store.metadata.topic_config import QUEUE_TYPE, QUEUE_TYPE_BATCH, S
 _TTL_S: Final = 10.0
 _STALE_S: Final = 20.0  # until then what is known is used while it is asked again
 _TYPE_PATIENCE_S: Final = 1.0
+_FAILURE_S: Final = 2.0
 _WRONG_KIND: Final = "MESSAGE_ILLEGAL"
 _MAX_TOPICS: Final = 10_000
 
@@ -43,6 +45,11 @@ class Routes:
         self._guessed: set[str] = set()  # topics in _batch_topics that nobody has told of
         self._refreshing: dict[str, None] = {}  # topics a thread asks for again; it runs while there are any
         self._refreshing_lock = threading.Lock()
+        self._failures: dict[
+            str, tuple[SendError, float]
+        ] = {}  # and when, of topics that were asked for in the background
+        self.told: Callable[[str], None] = lambda _topic: None
+        """Called in a thread of its own when a topic that was asked for in the background has its outcome."""
         self._closed = False
         self._turns: dict[str, int] = {}  # one a topic: with a common one, topics sent to in turn would skip queues
         self._first_turn = int.from_bytes(os.urandom(2), "big")  # so that many short-lived producers use all queues
@@ -66,6 +73,18 @@ class Routes:
         """Whether :meth:`queues` and :meth:`is_memory` answer without waiting for the coordinator."""
         known = self._known.get(topic)
         return known is not None and time.monotonic() - known[1] < _STALE_S - 1.0
+
+    def ask(self, topic: str) -> SendError | None:
+        """Ask for ``topic`` in the background, unless that is under way; :attr:`told` hears of the end.
+
+        Returns the error of the last time, once: then nothing is asked.
+        """
+        failure = self._failures.pop(topic, None)
+        if failure is not None and time.monotonic() - failure[1] < _FAILURE_S:
+            return failure[0]
+        if topic not in self._refreshing:
+            self._refresh(topic)
+        return None
 
     def _look_up(self, topic: str, known: tuple[int, float, bool] | None, deadline: float) -> int:
         line, ticket = self._line, Line.ticket()
@@ -109,16 +128,19 @@ class Routes:
                 topic = next(iter(self._refreshing), None)
             if topic is None or self._closed:
                 return
-            known = self._known.get(topic)
-            if known is not None:
-                try:
-                    self._look_up(topic, known, time.monotonic() + _TYPE_PATIENCE_S)
-                except SendError:
-                    self.forget(topic)  # the next send to it asks for itself and hears why
+            try:
+                self._look_up(topic, self._known.get(topic), time.monotonic() + _TYPE_PATIENCE_S)
+            except SendError as error:
+                self.forget(topic)  # the next send to it asks for itself and hears why
+                if len(self._failures) >= _MAX_TOPICS:
+                    self._failures.clear()
+                self._failures[topic] = (error, time.monotonic())
             with self._refreshing_lock:
                 self._refreshing.pop(topic, None)
-                if not self._refreshing:
-                    return
+                is_last = not self._refreshing
+            self.told(topic)
+            if is_last:
+                return
 
     def takes_inner_batches(self, topic: str, deadline: float) -> bool:
         """True when the topic's queues count batches, so that messages come as inner batches. Never raises.

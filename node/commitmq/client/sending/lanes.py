@@ -57,6 +57,7 @@ class Lanes:
         self.writer = self._pump(
             "writer", delivery or AtMostOnce(), redirects=self._redirected, misled=lambda _topic: None
         )
+        self.routes.told = self._look
 
     def _pump(
         self,
@@ -110,6 +111,10 @@ class Lanes:
             return False
         self._redirect(topic)
         return True
+
+    def _look(self, _topic: str) -> None:
+        for pump in self._pumps():
+            pump.look()
 
     def _redirect(self, topic: str) -> None:
         with self.lock:

@@ -306,6 +306,13 @@ class Outbox:
         self._gathered -= 1
         return next(iter(self.groups))
 
+    def postpone(self, group: Group) -> None:
+        """The others have their turn before ``group``."""
+        with self.lock:
+            waiting = self.groups.pop(group, None)
+            if waiting is not None:
+                self.groups[group] = waiting
+
     def take(self, group: Group) -> list[SendFuture]:
         """The next messages of ``group``, now running; those too large for the node fail here."""
         futures: list[SendFuture] = []

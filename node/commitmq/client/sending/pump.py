@@ -36,6 +36,7 @@ from commitmq.protocol.connection import Channel, check_fork
 
 _TICK_MS: Final = 50
 _CONNECT_S: Final = 0.5
+_LOOK_S: Final = 1.0
 _log = logging.getLogger("commitmq.client")
 
 
@@ -78,6 +79,11 @@ class Pump:
         self._redirects = redirects
         self._bell = Bell()
         self._messages_next = True
+        self._is_asking = False  # all single messages that wait are to topics of which nothing is known yet
+
+    def look(self) -> None:
+        """Something has changed for messages that wait: the pump looks again. Never blocks."""
+        self._bell.ring()
 
     def _note_limit(self, max_message_bytes: int) -> None:
         self.outbox.max_message_bytes = max_message_bytes
@@ -108,11 +114,14 @@ class Pump:
                 idle = outbox.is_empty
                 if outbox.closed and not outbox.groups:
                     return
-                outbox.wakes_at = ANY_BYTES if idle else NO_WAKE
+                outbox.wakes_at = ANY_BYTES if idle or self._is_asking else NO_WAKE
             if idle:
                 poller.poll()
                 self._bell.clear()
                 continue
+            if self._is_asking:
+                poller.poll(int(max(0.0, min(outbox.earliest - time.monotonic(), _LOOK_S)) * 1000) + 1)
+                self._bell.clear()
             outbox.linger(batches_in_flight=lane.has_batches_in_flight)
             try:
                 line.append(ticket)
@@ -140,7 +149,8 @@ class Pump:
                 owed = False
             with outbox.lock:
                 if not lane.flying:
-                    nothing = outbox.is_empty or outbox.linger_left_s(batches_in_flight=False) > 0
+                    nothing = outbox.is_empty or (self._is_asking and not outbox.batches)
+                    nothing = nothing or outbox.linger_left_s(batches_in_flight=False) > 0
                     if not delivery.is_repeating and (nothing or len(line) > 1):
                         break
                     continue
@@ -158,8 +168,13 @@ class Pump:
         outbox, lane = self.outbox, self.lane
         if not lane.delivery.may_send(lane):
             return
+        asking: set[Group] = set()
+        self._is_asking = False
         while len(lane.flying) < lane.window:
-            messages = bool(outbox.groups) and (not lane.flying_messages or outbox.pending_bytes >= FULL_RUN_BYTES)
+            asking &= outbox.groups.keys()
+            self._is_asking = bool(asking) and len(asking) == len(outbox.groups)
+            messages = len(asking) < len(outbox.groups)
+            messages = messages and (not lane.flying_messages or outbox.pending_bytes >= FULL_RUN_BYTES)
             messages = messages and outbox.linger_left_s(batches_in_flight=lane.has_batches_in_flight) <= 0
             if not messages and not outbox.batches:
                 return
@@ -181,19 +196,42 @@ class Pump:
                 self._messages_next = True
                 if not self._send_batch(channel, now):
                     return
-            elif outbox.groups:
+            elif outbox.groups.keys() - asking:
                 self._messages_next = False
-                if not self._send_messages(channel, now):
+                group = outbox.next_group()
+                if not self._is_known(group):
+                    outbox.postpone(group)
+                    asking.add(group)
+                elif not self._send_messages(channel, group, now):
                     return
             else:
                 return
 
-    def _send_messages(self, channel: Channel, now: float) -> bool:
-        """Send a run of the group whose turn it is; False when there is no use in going on at once."""
+    def _is_known(self, group: Group) -> bool:
+        """Whether ``group`` can be sent without waiting for the coordinator; else that is asked in the background.
+
+        Other topics must not wait for it. When the coordinator does not answer, a group with a queue goes to the writer.
+        """
+        topic, queue, _ = group
+        routes = self.lane.routes
+        if routes.fresh(topic):
+            return True
+        error = routes.ask(topic)
+        if error is None:
+            return False
+        if queue >= 0:
+            return True
+        if error.code == "NODE_UNAVAILABLE":
+            self.outbox.fail_late(error.code, error.message)
+        else:
+            self.outbox.fail_group(group, error)
+        return False
+
+    def _send_messages(self, channel: Channel, group: Group, now: float) -> bool:
+        """Send a run of ``group``; False when there is no use in going on at once."""
         outbox, lane = self.outbox, self.lane
-        group = outbox.next_group()
         topic, queue, ack = group
-        if self._redirects(topic, now + 1.0):
+        if lane.routes.fresh(topic) and self._redirects(topic, now):
             return True
         if queue < 0:
             try:

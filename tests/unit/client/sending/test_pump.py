@@ -71,6 +71,7 @@ def core(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any
     lanes = Lanes(None, **limits, delivery=delivery)
     made = lanes.writer
     monkeypatch.setattr(lanes.routes, "is_memory", lambda topic, deadline: False)
+    monkeypatch.setattr(lanes.routes, "fresh", lambda topic: True)
     made.thread = threading.current_thread()  # this test does what the thread would
     yield made
     made.thread = None
@@ -157,6 +158,7 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> Any:
     made: Any = lanes.writer
     made.lanes = lanes
     monkeypatch.setattr(lanes.routes, "is_memory", lambda topic, deadline: False)
+    monkeypatch.setattr(lanes.routes, "fresh", lambda topic: True)
     made.thread = threading.current_thread()
     made.lane.window = 4
     made.channels = []
