@@ -96,7 +96,7 @@ def test_other_names_and_sizes_do_not_hold_up_a_look(tmp_path: Path) -> None:
 
 
 def test_a_growing_folder_has_no_holes(tmp_path: Path) -> None:
-    """Before the names were looked at, each third look at a folder of this size found a hole that was none."""
+    """A listing of a folder of this size lacks files now and then while others are made in it."""
     made, stop = [0], threading.Event()
     make(tmp_path, *range(2000))
     made[0] = 2000
