@@ -1,4 +1,4 @@
-"""The appender: what it stores decodes to what was sent, lies, cuts and full disks store nothing.
+"""Goal: the appender stores a run as it was sent, and stores nothing of one that lies, is cut or meets a full disk.
 
 Method: a real segment folder in a temporary directory; runs built with the pure-Python record encoder, read back with the
 pure-Python decoder, so that the kernels are checked against code that shares nothing with them.

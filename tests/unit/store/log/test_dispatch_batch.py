@@ -1,4 +1,4 @@
-"""Walking real logs: every column equals the pure-Python decoder's, and the ConsumeQueues built from it RocketMQ's bytes.
+"""Goal: a walk through a real log has the pure-Python decoder's columns, and the ConsumeQueues built from it RocketMQ's bytes.
 
 Method: the golden stores' CommitLogs go through LogWalker and the ConsumeQueue dispatcher; results are compared with
 decode_record and with the ConsumeQueue files that RocketMQ wrote.
