@@ -1,4 +1,7 @@
-"""Goal: the administrator's client tells the truth about a real node, and refusals say why."""
+"""Goal: the administrator's client tells the truth about a real node, and refusals say why.
+
+Method: one real node for the module; each answer is compared with the messages, topics and groups that the test made.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Goal: the asyncio twins do what the clients do, and a cancelled task loses and repeats nothing silently."""
+"""Goal: the asyncio twins do what the clients do, and a cancelled task loses and repeats nothing silently.
+
+Method: a real node; tasks are cancelled while they wait, and loops are closed while clients are open.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Goal: ``produce`` and ``consume`` carry bytes faithfully through pipes and files, and say truly how far they got."""
+"""Goal: ``produce`` and ``consume`` carry bytes faithfully through pipes and files, and say truly how far they got.
+
+Method: the command runs as a process beside a real node, with pipes, files and signals of the test; a consumer reads
+the messages that were stored.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Queues with extension units (spec 3.8): what a node wrote, RocketMQ reads, and the other way round.
+"""Goal: RocketMQ reads the queues with extension units (spec 3.8) that a node wrote, and the other way round.
 
-Both work on one store in turn, with files so small that they roll, with the extension switched off in between, and after
-a kill. At each step every unit is judged by both.
+Method: both work on one store in turn, with files so small that they roll, with the extension switched off in between, and
+after a kill. At each step both judge every unit.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""Stores that a crash left: RocketMQ's own classes and our recovery find the same messages in them.
+"""Goal: "a store written here opens there, including after a crash": RocketMQ's own classes and our recovery find the same
+messages in the stores that a crash left.
 
-Goal: "a store written here opens there, including after a crash". Each crash gives two stores. One is as the crash left it,
+Each crash gives two stores. One is as the crash left it,
 and RocketMQ recovers it by its own rules: it must have every message that was acknowledged for good. The other went through
 our recovery first: then both must agree on every message of every queue (place, bytes, properties), on the bounds of every
 queue, on the tags code of every unit, extension units included, and on what is found by key.

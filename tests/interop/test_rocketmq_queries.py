@@ -1,6 +1,7 @@
-"""RocketMQ's own classes query index files that a node wrote, and a node those that RocketMQ went on with.
+"""Goal: RocketMQ's own classes find messages by index files of a node, and a node by those that RocketMQ went on with.
 
-RocketMQ compares hashes only, so what it finds is filtered by the real topic and key, as its clients do.
+Method: both answer the same queries. RocketMQ compares hashes only, so the test filters its answers by the real topic and
+key, as RocketMQ's clients do.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""RocketMQ's classes and a real node take turns on a store with a BatchCQ topic and light message queues.
+"""Goal: a store with a BatchCQ topic and light message queues goes from a node to RocketMQ's classes and back.
 
-Each side reads through its own queues what the other side's queues say, message by message and offset by offset.
+Method: both take turns. Each side reads the other side's messages through its own queues, message by message and offset by
+offset.
 """
 
 from __future__ import annotations

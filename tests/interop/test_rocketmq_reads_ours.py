@@ -1,8 +1,8 @@
-"""RocketMQ's classes and a real node take turns on one store.
+"""Goal: RocketMQ's classes read a store that a real node filled, and a node goes on with it.
 
-Each test fills a store through a node and its Producer, ends the node, and opens the folder with RocketMQ's own
-DefaultMessageStore. What RocketMQ reads through its ConsumeQueues must be what ``commitmq store dump`` lists, field by
-field, and what the producer was told.
+Method: each test fills a store through a node and its Producer, ends the node, and opens the folder with RocketMQ's own
+DefaultMessageStore. The messages in RocketMQ's ConsumeQueues must be those that ``commitmq store dump`` lists, field by field,
+at the places that the producer was told.
 """
 
 from __future__ import annotations

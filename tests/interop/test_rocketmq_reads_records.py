@@ -1,6 +1,7 @@
-"""RocketMQ's classes on stores that this project's store modules wrote, and on its own golden stores.
+"""Goal: RocketMQ's classes understand every record, queue and configuration file that this project's store modules write.
 
-Each test opens a store with DefaultMessageStore as a broker would, and compares what RocketMQ sees with what we meant.
+Method: each test opens a store with DefaultMessageStore as a broker would, one of ours or a golden one, and compares the
+records that RocketMQ sees with those that were meant.
 """
 
 from __future__ import annotations

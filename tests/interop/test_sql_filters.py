@@ -1,6 +1,7 @@
-"""RocketMQ's own filter classes and ours, on the same expressions and the same properties.
+"""Goal: RocketMQ's own filter classes and ours choose the same messages.
 
-Where the two may differ is written down here, and nowhere else: each tolerated difference is one that parser.py names.
+Method: both judge the same expressions on the same properties. The differences that parser.py names are listed here, and no
+other is tolerated.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Goal: a session knows what its workers need, from where the master is and from where commitmq was imported."""
+"""Goal: a session knows what its workers need, from where the master is and from where commitmq was imported.
+
+Method: plain calls with addresses of masters and with import paths; no Spark is started.
+"""
 
 from __future__ import annotations
 

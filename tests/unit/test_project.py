@@ -332,6 +332,15 @@ def test_every_module_says_what_it_is() -> None:
     assert silent == []
 
 
+def test_every_test_module_says_its_goal_and_its_method() -> None:
+    paths = [path for path in project_files() if path.name.startswith("test_") and path.suffix == ".py"]
+    ours = [path for path in paths if path.is_relative_to(PROJECT / "tests") and "fixtures" not in path.parts]
+    docstrings = {path: ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "" for path in ours}
+    assert len(docstrings) > 200
+    wrong = [path for path, text in docstrings.items() if not text.startswith("Goal: ") or "Method: " not in text]
+    assert [str(path.relative_to(PROJECT)) for path in wrong] == []
+
+
 def test_scripts_can_be_executed() -> None:
     for name in ("scripts/quickstart", "scripts/test", "scripts/lint", "scripts/docs", ".ci/run"):
         path = PROJECT / name

@@ -1,4 +1,7 @@
-"""Goal: a time, an offset or a callback that makes no sense is refused where it is given, and its name is told."""
+"""Goal: a time, an offset or a callback that makes no sense is refused where it is given, and its name is told.
+
+Method: wrong values of each kind go to each client's constructor and methods; no node is there.
+"""
 
 from __future__ import annotations
 

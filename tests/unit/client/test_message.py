@@ -1,4 +1,7 @@
-"""Goal: what cannot be stored is refused before it is sent, with a reason; what can, keeps its meaning."""
+"""Goal: what cannot be stored is refused before it is sent, with a reason; what can, keeps its meaning.
+
+Method: messages are made with values on both sides of each limit; no node is there.
+"""
 
 from __future__ import annotations
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 import time
 from collections import Counter
 
+import pytest
+
 from commitmq.client.routes import Routes
 
 DEADLINE = time.monotonic() + 3600
@@ -30,7 +32,7 @@ def test_many_producers_of_one_message_use_all_queues() -> None:
     assert {knowing(a=4).next_queue("a", DEADLINE) for _ in range(200)} == {0, 1, 2, 3}
 
 
-def test_turns_of_topics_without_end_are_bounded(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_turns_of_topics_without_end_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("commitmq.client.routes._MAX_TOPICS", 10)
     routes = knowing(**{f"t{number}": 3 for number in range(100)})
     for number in range(100):

@@ -1,4 +1,7 @@
-"""Goal: properties come back as they went in; RocketMQ's order and its lenient decoding are kept (spec 2.5)."""
+"""Goal: properties come back as they went in; RocketMQ's order and its lenient decoding are kept (spec 2.5).
+
+Method: round trips of random properties, and examples whose bytes RocketMQ wrote.
+"""
 
 from __future__ import annotations
 

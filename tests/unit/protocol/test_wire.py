@@ -1,4 +1,7 @@
-"""Goal: no bytes from the other side make the header functions raise anything but ProtocolError."""
+"""Goal: no bytes from the other side make the header functions raise anything but ProtocolError.
+
+Method: hypothesis draws frames of random bytes and of random JSON.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Goal: checkpoint, abort and lock are RocketMQ's bytes, and a second process is refused by name of the first's pid."""
+"""Goal: checkpoint, abort and lock are RocketMQ's bytes, and a second process is refused by name of the first's pid.
+
+Method: the files' bytes are compared with the specification's, and a second process tries to take the lock.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Goal: run/ is emptied and closed to others, epochs never repeat, and ports follow the configuration."""
+"""Goal: run/ is emptied and closed to others, epochs never repeat, and ports follow the configuration.
+
+Method: real folders with files, sockets and links of every kind in them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Goal: batches are checked as a whole before anything is sent, and cut into runs within limits, in order."""
+"""Goal: batches are checked as a whole before anything is sent, and cut into runs within limits, in order.
+
+Method: plans are made of lists of messages without a node, and their runs are read back.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Goal: both encoders make records that the store's own decoder reads back, for every host layout and topic length."""
+"""Goal: both encoders make records that the store's own decoder reads back, for every host layout and topic length.
+
+Method: encode_run and encode_messages make the same run, byte for byte, and decode_record reads it; hypothesis draws
+bodies and keys.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Goal: a SendFuture behaves as a concurrent.futures.Future to everyone who waits for one."""
+"""Goal: a SendFuture behaves as a concurrent.futures.Future to everyone who waits for one.
+
+Method: a sender of the test's own resolves futures from another thread, while callers wait in each of the ways that
+concurrent.futures and asyncio have.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The appender: what it stores decodes to what was sent, lies, cuts and full disks store nothing.
+"""Goal: the appender stores a run as it was sent, and stores nothing of one that lies, is cut or meets a full disk.
 
 Method: a real segment folder in a temporary directory; runs built with the pure-Python record encoder, read back with the
 pure-Python decoder, so that the kernels are checked against code that shares nothing with them.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import mmap
 import os
 import struct
 from pathlib import Path
@@ -22,7 +23,13 @@ from commitmq.format.file_names import segment_name
 from commitmq.format.message_id import pack_host
 from commitmq.format.record import Host, Record, decode_record, encode_record
 from commitmq.kernels.run import store_run
-from commitmq.store.log.append import BrokenTailError, CommitLogAppender, MessageIllegalError, SegmentUnavailableError
+from commitmq.store.log.append import (
+    Appended,
+    BrokenTailError,
+    CommitLogAppender,
+    MessageIllegalError,
+    SegmentUnavailableError,
+)
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.recovery.scan import map_segment, scan_to_end
 
@@ -48,7 +55,7 @@ class Log:
             clock=lambda: 1_700_000_000_000,
         )
 
-    def open(self, base: int):  # type: ignore[no-untyped-def]
+    def open(self, base: int) -> mmap.mmap | None:
         path = self.folder / segment_name(base)
         if not path.exists():
             if base // SEGMENT >= self.available:
@@ -89,7 +96,7 @@ def a_record(body: bytes, *, properties: dict[str, str] | None = None, queue_id:
     return bytes(data)
 
 
-def append(log: Log, run: bytes, *, queue_offset: int = 0, queue_id: int = 3):  # type: ignore[no-untyped-def]
+def append(log: Log, run: bytes, *, queue_offset: int = 0, queue_id: int = 3) -> Appended:
     return log.appender.append_run(
         log.appender.check_run(run, TOPIC.encode(), queue_id, born_v6=False), queue_offset, HOST
     )
@@ -186,7 +193,7 @@ def test_a_segment_that_cannot_be_opened_undoes_the_whole_run(
     append(log, a_record(b"before"))
     opened = log.appender._open_segment
 
-    def refused(base: int):  # type: ignore[no-untyped-def]
+    def refused(base: int) -> mmap.mmap | None:
         if base == 2 * SEGMENT:
             raise error
         return opened(base)
@@ -278,7 +285,7 @@ def test_timestamps_never_go_back(tmp_path: Path) -> None:
         (lambda run: run.replace(b"KEYS", b"KE\xffS"), "UTF-8"),
     ],
 )
-def test_a_run_that_lies_is_refused_and_nothing_is_stored(tmp_path: Path, damage, sentence: str) -> None:  # type: ignore[no-untyped-def]
+def test_a_run_that_lies_is_refused_and_nothing_is_stored(tmp_path: Path, damage: Any, sentence: str) -> None:
     log = Log(tmp_path / "log")
     good = a_record(b"good", properties={"TAGS": "a", "KEYS": "k"})
     bad = damage(a_record(b"body", properties={"TAGS": "a", "KEYS": "k"}))
@@ -382,7 +389,7 @@ def test_the_next_segment_is_made_ready_before_the_roll(tmp_path: Path) -> None:
     opened: list[int] = []
     ready = {0}
 
-    def look(base: int):  # type: ignore[no-untyped-def]
+    def look(base: int) -> mmap.mmap | None:
         opened.append(base)
         path = tmp_path / segment_name(base)
         if base in ready and not path.exists():

@@ -1,4 +1,4 @@
-"""Walking real logs: every column equals the pure-Python decoder's, and the ConsumeQueues built from it RocketMQ's bytes.
+"""Goal: a walk through a real log has the pure-Python decoder's columns, and the ConsumeQueues built from it RocketMQ's bytes.
 
 Method: the golden stores' CommitLogs go through LogWalker and the ConsumeQueue dispatcher; results are compared with
 decode_record and with the ConsumeQueue files that RocketMQ wrote.
@@ -6,6 +6,7 @@ decode_record and with the ConsumeQueue files that RocketMQ wrote.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +22,9 @@ from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.dispatch_batch import DispatchBatch, LogWalker
 from commitmq.store.recovery.cut_record import JOURNAL
-from commitmq.store.recovery.scan import recover
+from commitmq.store.recovery.scan import Recovered, recover
 from commitmq_dispatchers.consume_queue import ConsumeQueueDispatcher
+from golden_stores import GoldenStore
 
 SEGMENT = 131_072
 CONFIG = load(None, ["consume_queue.file_bytes=1000", f"commit_log.segment_bytes={SEGMENT}"])
@@ -42,7 +44,7 @@ def walk_all(log: CommitLog, end: int, **limits: int) -> list[DispatchBatch]:
 
 
 @pytest.mark.parametrize("limits", [{}, {"max_rows": 7}, {"max_bytes": 3000}, {"max_rows": 1, "max_bytes": 100}])
-def test_columns_equal_the_decoders(golden, limits: dict[str, int]) -> None:  # type: ignore[no-untyped-def]
+def test_columns_equal_the_decoders(golden: GoldenStore, limits: dict[str, int]) -> None:
     log = CommitLog(golden.root / "commitlog", SEGMENT)
     records = list(log.iter_records())
     end = records[-1].physical_offset + records[-1].total_size
@@ -65,7 +67,9 @@ def test_columns_equal_the_decoders(golden, limits: dict[str, int]) -> None:  # 
 
 
 @pytest.mark.parametrize("limits", [{}, {"max_rows": 5}])
-def test_consume_queues_equal_rocketmqs_byte_for_byte(golden, tmp_path: Path, limits: dict[str, int]) -> None:  # type: ignore[no-untyped-def]
+def test_consume_queues_equal_rocketmqs_byte_for_byte(
+    golden: GoldenStore, tmp_path: Path, limits: dict[str, int]
+) -> None:
     log = CommitLog(golden.root / "commitlog", SEGMENT)
     records = list(log.iter_records())
     end = records[-1].physical_offset + records[-1].total_size
@@ -91,7 +95,7 @@ def test_consume_queues_equal_rocketmqs_byte_for_byte(golden, tmp_path: Path, li
     log.close()
 
 
-def test_a_deleted_topics_records_get_no_units(golden, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+def test_a_deleted_topics_records_get_no_units(golden: GoldenStore, tmp_path: Path) -> None:
     log = CommitLog(golden.root / "commitlog", SEGMENT)
     records = list(log.iter_records())
     end = records[-1].physical_offset + records[-1].total_size
@@ -107,7 +111,7 @@ def test_a_deleted_topics_records_get_no_units(golden, tmp_path: Path) -> None: 
     log.close()
 
 
-def test_trimming_keeps_what_lies_behind(golden) -> None:  # type: ignore[no-untyped-def]
+def test_trimming_keeps_what_lies_behind(golden: GoldenStore) -> None:
     log = CommitLog(golden.root / "commitlog", SEGMENT)
     batch = LogWalker(log, max_rows=20, max_bytes=1 << 20).walk(0, SEGMENT)
     position = int(batch.rows["physical_offset"][7])
@@ -117,7 +121,7 @@ def test_trimming_keeps_what_lies_behind(golden) -> None:  # type: ignore[no-unt
     assert batch.after(0) is batch
 
 
-def test_no_record_below_the_limit_is_corruption(golden_copy) -> None:  # type: ignore[no-untyped-def]
+def test_no_record_below_the_limit_is_corruption(golden_copy: Callable[[str], GoldenStore]) -> None:
     store = golden_copy("clean")
     path = store.root / "commitlog" / f"{0:020d}"
     data = bytearray(path.read_bytes())
@@ -139,7 +143,7 @@ def test_hash_of_a_tag_is_javas(text: str) -> None:
     assert string_hash(data, 0, len(text.encode())) == java_string_hash(text)
 
 
-def recovered(store: Path, *, clean: bool):  # type: ignore[no-untyped-def]
+def recovered(store: Path, *, clean: bool) -> Recovered:
     return recover(
         StoreLayout(store),
         segment_bytes=SEGMENT,
@@ -152,7 +156,9 @@ def recovered(store: Path, *, clean: bool):  # type: ignore[no-untyped-def]
 
 @pytest.mark.parametrize(("name", "end"), [("clean", 274_646), ("crash", 286_835)])
 @pytest.mark.parametrize("clean", [True, False])
-def test_recovery_finds_the_golden_ends(golden_copy, name: str, end: int, clean: bool) -> None:  # type: ignore[no-untyped-def]
+def test_recovery_finds_the_golden_ends(
+    golden_copy: Callable[[str], GoldenStore], name: str, end: int, clean: bool
+) -> None:
     store = golden_copy(name)
     before = {path.name: path.read_bytes() for path in (store.root / "commitlog").iterdir()}
     found = recovered(store.root, clean=clean)
@@ -165,7 +171,7 @@ def test_recovery_finds_the_golden_ends(golden_copy, name: str, end: int, clean:
     assert after == {name: data for name, data in before.items() if any(data)}
 
 
-def test_recovery_keeps_a_copy_of_the_torn_tail_it_cuts(golden_copy) -> None:  # type: ignore[no-untyped-def]
+def test_recovery_keeps_a_copy_of_the_torn_tail_it_cuts(golden_copy: Callable[[str], GoldenStore]) -> None:
     store = golden_copy("clean")
     path = store.root / "commitlog" / f"{262144:020d}"
     log = CommitLog(store.root / "commitlog", SEGMENT)
@@ -183,7 +189,9 @@ def test_recovery_keeps_a_copy_of_the_torn_tail_it_cuts(golden_copy) -> None:  #
     assert recovered(store.root, clean=False).end == found.end  # and again, as after a killed recovery
 
 
-def test_recovery_refuses_corruption_in_the_middle_and_touches_nothing(golden_copy) -> None:  # type: ignore[no-untyped-def]
+def test_recovery_refuses_corruption_in_the_middle_and_touches_nothing(
+    golden_copy: Callable[[str], GoldenStore],
+) -> None:
     store = golden_copy("crash")
     path = store.root / "commitlog" / f"{0:020d}"
     data = bytearray(path.read_bytes())

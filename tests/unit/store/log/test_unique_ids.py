@@ -1,4 +1,7 @@
-"""Goal: ids are unique, well-formed, and blocks and single draws come from one sequence."""
+"""Goal: ids are unique, well-formed, and blocks and single draws come from one sequence.
+
+Method: several threads draw single ids and blocks; the clock is set where the time part is judged.
+"""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ of it is copied to the files as the flush process would; then one thing is chang
 from __future__ import annotations
 
 import dataclasses
+import mmap
 import os
 import shutil
 from collections.abc import Iterator
@@ -65,7 +66,7 @@ class Store:
             clock=lambda: 1_700_000_000_000,
         )
 
-    def _open(self, base: int):  # type: ignore[no-untyped-def]
+    def _open(self, base: int) -> mmap.mmap | None:
         path = self.layout.commit_log / segment_name(base)
         if not path.exists():
             path.write_bytes(bytes(SEGMENT))

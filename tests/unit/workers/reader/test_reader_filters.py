@@ -1,4 +1,7 @@
-"""Goal: compiled filters are shared and bounded, and what is wrong is blamed on the expression or on the plugin."""
+"""Goal: compiled filters are shared and bounded, and what is wrong is blamed on the expression or on the plugin.
+
+Method: filters are asked for by expression, with RocketMQ's tags, with SQL92, and with filters that fail.
+"""
 
 from __future__ import annotations
 
