@@ -265,7 +265,7 @@ class _Sender:
         self._producer = Producer(options.node, ack=options.ack, timeout_s=options.timeout_s, **known)
         self._ids = _ContentIds()
         if options.idempotent:
-            self._producer._ids = self._ids  # type: ignore[assignment]
+            self._producer._lanes.writer.lane.ids = self._ids  # type: ignore[assignment]
 
     def close(self) -> None:
         self._producer.close()
