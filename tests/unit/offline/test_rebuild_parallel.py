@@ -224,6 +224,6 @@ def test_a_task_that_nobody_waits_for_writes_nothing(golden_copy: Callable[[str]
     after = sorted(path for path in root.rglob("*"))
     view: StoreView
     for view, task in late:
-        with pytest.raises(StoreError, match="is over"):
+        with pytest.raises(StoreError, match="has ended"):
             fill(view, task)
     assert sorted(path for path in root.rglob("*")) == after

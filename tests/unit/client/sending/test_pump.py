@@ -384,4 +384,4 @@ def test_guests_without_an_end_leave_the_pump_its_turn(plain: Any) -> None:
     plain._receive = lambda: answer(plain, 1, **OK)
     plain.drive()
     assert len(batch.future.result(0)) == 1
-    plain.line.clear()  # closing would wait a minute for them
+    plain.lane.line.clear()  # closing would wait a minute for them
