@@ -137,8 +137,8 @@ SINGLE_OTHER_CALLS = {
 # writer have a turn every 10 ms (dispatch.unawaited_coalesce_us), so a slower machine has more turns in as many messages; 88
 # and 142 is when each message wakes each of them.
 NODE_CALLS = {
-    "single, memory": (11, 60),
-    "single, flushed": (20, 80),
+    "single, memory": (11, 170),
+    "single, flushed": (20, 170),
     "pipelined": (0.22, 0.8),
     "batches of 1000": (0.25, 0.4),
     "batches of 2000": (0.15, 0.25),
