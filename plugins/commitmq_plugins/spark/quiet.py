@@ -29,8 +29,12 @@ if TYPE_CHECKING:
 LOG_VARIABLE: Final = "LOG4J_CONFIGURATION_FILE"
 _CONFIGURATION: Final = Path(__file__).with_name("log4j2.properties")
 _FORMS: Final = ("properties", "xml", "yaml", "yml", "json", "jsn")
-# Messages that py4j logs through the root logger, beside the exception that it raises.
-_TOLD: Final = ("Exception while sending command.", "KeyboardInterrupt while sending command.")
+# Messages that py4j logs beside the exception that it raises: the first two through the root logger.
+_TOLD: Final = (
+    "Exception while sending command.",
+    "KeyboardInterrupt while sending command.",
+    "Exception occurred while shutting down connection",
+)
 _END_S: Final = 20
 _CANCEL_S: Final = 5
 
@@ -66,7 +70,8 @@ def orderly() -> Iterator[None]:
     yield
     gateway = SparkContext._gateway
     if not had_gateway and gateway is not None:
-        logging.getLogger().addFilter(_is_news)
+        for name in (None, "py4j.clientserver"):
+            logging.getLogger(name).addFilter(_is_news)
         atexit.register(_end, gateway, os.getpid())
     if not had_context and threading.current_thread() is threading.main_thread():
         # Spark takes SIGINT for itself, also from a program that has a handler of its own.
