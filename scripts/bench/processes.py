@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 
 _HEADER = re.compile(r"^[0-9a-f]+-[0-9a-f]+ \S+ \S+ \S+ \S+ *(.*)$")
+_ENDED_WITHIN_S = 10.0
 _GONE = (psutil.NoSuchProcess, psutil.ZombieProcess)
 
 
@@ -95,6 +96,24 @@ class ProcessTree:
                 return False
             time.sleep(0.01)
         return True
+
+
+def children() -> set[psutil.Process]:
+    """All that this process and what it started have started, as far as their parents live."""
+    return set(psutil.Process().children(recursive=True))
+
+
+def end_children(*, without: set[psutil.Process]) -> None:
+    """SIGKILL all descendants of this process but those in ``without``.
+
+    For a run that is interrupted: Ctrl-C may come when a process is there and its starter does not know it yet.
+    """
+    for one in psutil.Process().children():
+        if one not in without:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                tree = ProcessTree(one.pid)
+                tree.kill()
+                tree.wait(_ENDED_WITHIN_S)
 
 
 def _lives(process: psutil.Process) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import machine
+from bench import machine, processes
 from bench.figures import figures_of
 from bench.results import Results
 from bench.steps import NEEDS, STEPS, Step, drive
@@ -59,19 +59,27 @@ class Session:
         self._results.begin(self.key)
         load_before = machine.load_average()
         self._tell(f"round {self.key['round']}, {self._system.name}, ack {self._durability}")
+        others = processes.children()
+        try:
+            self._measure_all()
+        except KeyboardInterrupt:
+            processes.end_children(without=others)
+            raise
+        finally:
+            shutil.rmtree(self._folder, ignore_errors=True)
+        self._results.finish({**self.key, "load_before": load_before, "load_after": machine.load_average()})
+
+    def _measure_all(self) -> None:
         try:
             server = self._start()
         except (BenchError, OSError) as error:
             for workload in self._workloads:
                 for variant, job in workload.jobs(self._system.name, self._size, self._durability).items():
                     self._note(workload, variant, job, error=f"the server did not start: {error}")
-        else:
-            with server:
-                for workload in self._workloads:
-                    self._measure(server, workload)
-        finally:
-            shutil.rmtree(self._folder, ignore_errors=True)
-        self._results.finish({**self.key, "load_before": load_before, "load_after": machine.load_average()})
+            return
+        with server:
+            for workload in self._workloads:
+                self._measure(server, workload)
 
     def _start(self) -> Server:
         """A server with a new folder. Once more when that fails: a port may have been taken by then. Raises BenchError."""

@@ -159,8 +159,8 @@ IDLE_CALLS_A_SECOND = (300, 450)
 BATCH_PYTHON_CALLS = {CLIENT: 0.3, **dict.fromkeys(HOT, 0.3)}
 LEAST_PYTHON_CALLS = 50  # for a batch of 1000; measured 110 to 330
 PYTHON_CALLS = {
-    ("single, memory", CLIENT): (29.1, 32),  # three of them make the packet's length
-    ("single, memory", "writer"): (129, 145),
+    ("single, memory", CLIENT): (23.4, 25.5),
+    ("single, memory", "writer"): (137, 147),
     ("single, flushed", "writer"): (170, 187),
     ("pipelined", CLIENT): (23.6, 26),
     ("pipelined", "writer"): (0.3, 0.8),

@@ -11,8 +11,8 @@ to do.
 from __future__ import annotations
 
 import json
+import mmap
 import os
-import struct
 import subprocess
 import sys
 import time
@@ -78,6 +78,7 @@ class Counting:
         self._folder = folder
         self._pids = {**pids, CLIENT: os.getpid()}
         self._written = written
+        self._cells: dict[str, memoryview] = {}
         self._parts: list[tuple[str, Part]] = []
         self._tracer: subprocess.Popen[bytes] | None = None
 
@@ -134,10 +135,16 @@ class Counting:
         return {role: (self._cell(f"copies.{pid}"), self._cell(f"calls.{pid}")) for role, pid in self._pids.items()}
 
     def _cell(self, name: str) -> int:
-        try:
-            return int(struct.unpack_from("<Q", (self._folder / name).read_bytes())[0])
-        except FileNotFoundError:
-            return 0
+        """The counter in the file ``name``. Mapped once: reading it must not be work that shows in the counts."""
+        cell = self._cells.get(name)
+        if cell is None:
+            try:
+                with open(self._folder / name, "rb") as file:
+                    cell = memoryview(mmap.mmap(file.fileno(), 8, access=mmap.ACCESS_READ)).cast("Q")
+            except FileNotFoundError:
+                cell = memoryview(bytes(8)).cast("Q")
+            self._cells[name] = cell
+        return cell[0]
 
 
 def run(address: str, topic: str, folder: Path, pids: dict[str, int]) -> None:

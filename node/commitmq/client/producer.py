@@ -60,6 +60,7 @@ _MAX_QUEUE: Final = (1 << 31) - 1
 _dumps = orjson.dumps
 _monotonic = time.monotonic
 _time_ns = time.time_ns
+_new_tuple = tuple.__new__  # what a NamedTuple calls, without its own call
 
 _live: weakref.WeakSet[Producer] = weakref.WeakSet()
 
@@ -276,8 +277,9 @@ class Producer:
         if self._compress is not None:
             body, sys_flag = self._compressed(body)
             more += f',"sys_flag":{sys_flag}'
-        if len(body) > lane.max_message_bytes:
-            raise too_large(len(body), lane.max_message_bytes)
+        size_bytes = len(body)
+        if size_bytes > lane.max_message_bytes:
+            raise too_large(size_bytes, lane.max_message_bytes)
         if queue is not None:
             more += f',"queue":{_check_queue(queue)}'
         start = self._starts.get((topic, ack))
@@ -285,20 +287,22 @@ class Producer:
             start = self._start_of(topic, ack)
         born = _time_ns() // 1_000_000
         unique_id = self._ids.at(born)
-        answer = lane.call(
-            channel, f'{start},"born":{born},"properties":{{{own}"UNIQ_KEY":"{unique_id}"}}{more}', body, deadline
-        )
+        fields = f'{start},"born":{born},"properties":{{{own}"UNIQ_KEY":"{unique_id}"}}{more}'
+        answer = lane.call(channel, fields, body, size_bytes, deadline)
         if answer is None:
             return None
-        return SendResult(
-            topic,
-            answer["queue"],
-            answer["queue_offset"],
-            answer["physical_offset"],
-            answer["store_timestamp"],
-            answer["msg_id"],
-            unique_id,
-            answer["ack"],
+        return _new_tuple(
+            SendResult,
+            (
+                topic,
+                answer["queue"],
+                answer["queue_offset"],
+                answer["physical_offset"],
+                answer["store_timestamp"],
+                answer["msg_id"],
+                unique_id,
+                answer["ack"],
+            ),
         )
 
     def send_async(

@@ -7,6 +7,7 @@ Method: real processes: a server of one idle shell and drivers of a few lines of
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -131,6 +132,33 @@ def test_every_kind_of_failure_is_a_gap_and_the_next_workload_is_measured(tmp_pa
     assert not (tmp_path / "server").exists()
     assert system.started[0].pids() == []
     assert any("hangs: FAILED" in line for line in said)
+
+
+def test_an_interruption_while_a_process_is_being_started_leaves_none_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began: list[subprocess.Popen[bytes]] = []
+
+    class Interrupted(subprocess.Popen[bytes]):
+        """Ctrl-C when the process is there and its starter has not heard of it."""
+
+        def __init__(self, *arguments: Any, **named: Any) -> None:
+            super().__init__(*arguments, **named)
+            began.append(self)
+            raise KeyboardInterrupt
+
+    other = subprocess.Popen(["sleep", "60"])
+    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_session(Idle(), tmp_path, Workload("works", "", "send"))
+        assert len(began) == 1
+        assert began[0].wait(5) == -signal.SIGKILL
+        assert other.poll() is None  # it was there before
+    finally:
+        other.kill()
+        other.wait()
+    assert not (tmp_path / "server").exists()
 
 
 def test_a_server_that_does_not_start_is_a_gap_of_all_its_workloads_with_the_end_of_its_log(tmp_path: Path) -> None:

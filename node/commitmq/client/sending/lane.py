@@ -128,11 +128,13 @@ class Lane:
             self.local.close()
             self.local = None
 
-    def call(self, channel: Channel, fields: str, body: bytes, deadline: float) -> dict[str, Any] | None:
+    def call(
+        self, channel: Channel, fields: str, body: bytes, size_bytes: int, deadline: float
+    ) -> dict[str, Any] | None:
         """Send one request over a connection on which nothing is in flight, and wait for its answer: the quick way.
 
-        ``fields`` is the header, JSON, without its id and its end. Returns None when nothing took the request; raises
-        SendError for a refusal, and for a request that was taken and not answered.
+        ``fields`` is the header, JSON, without its id and its end; ``size_bytes`` is the body's. Returns None when nobody took
+        it; raises SendError for a refusal, and for a request that was taken and not answered.
         """
         identity = channel.next_id()
         way: Channel | None = channel
@@ -142,7 +144,7 @@ class Lane:
             local = self.local
             if local is None and self.local_path:
                 local = self.open_local()
-            if local is not None and len(body) <= _LOCAL_BODY and len(header) <= _LOCAL_HEADER:
+            if local is not None and size_bytes <= _LOCAL_BODY and len(header) <= _LOCAL_HEADER:
                 way = None
                 answer: dict[str, Any] = _loads(local.request(header, body, deadline))
             else:
