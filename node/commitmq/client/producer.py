@@ -302,6 +302,7 @@ class Producer:
                 answer["msg_id"],
                 unique_id,
                 answer["ack"],
+                False,
             ),
         )
 
