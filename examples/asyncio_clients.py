@@ -32,7 +32,7 @@ async def main() -> None:
         await admin.topic_create(TOPIC)
     async with (
         AsyncProducer() as producer,
-        AsyncConsumer("example-listeners", TOPIC) as consumer,
+        AsyncConsumer(TOPIC, group="example-listeners") as consumer,
         asyncio.TaskGroup() as tasks,
     ):
         listening = tasks.create_task(listen(consumer))

@@ -4,7 +4,7 @@ Run `python examples/batches.py` beside a node; COMMITMQ_NODE is its address whe
 
 from __future__ import annotations
 
-from commitmq import BatchSendError, Consumer, Message, Producer
+from commitmq import BatchSendError, Message, Producer, Reader
 
 TOPIC = "example-readings"
 
@@ -28,7 +28,7 @@ def main() -> None:
     print(f"alarms: offsets {second[0].queue_offset} to {second[-1].queue_offset}")
 
     # A consumer without a group reads all queues, or those in `queues`, and commits nothing.
-    with Consumer(None, queues=[(TOPIC, 0)], filter="alarm") as consumer:
+    with Reader(queues=[(TOPIC, 0)], filter="alarm") as consumer:
         consumer.seek(TOPIC, 0, second[0].queue_offset)
         found: list[Message] = []
         while len(found) < len(alarms):

@@ -18,7 +18,7 @@ class Worker:
         self.name = name
         self.done = 0
         self.consumer = Consumer(
-            GROUP, TOPIC, auto_commit=False, max_pull_bytes=4096, on_assign=self.assigned, on_revoke=self.revoked
+            TOPIC, group=GROUP, auto_commit=False, max_pull_bytes=4096, on_assign=self.assigned, on_revoke=self.revoked
         )
 
     def assigned(self, queues: list[tuple[str, int]]) -> None:
@@ -48,7 +48,7 @@ def main() -> None:
         while first.done + second.done < MESSAGES or len(second.consumer.assignment) < 2:
             first.work()
             second.work()
-        print(f"{first.done + second.done} tasks done, {sum(row['lag'] for row in admin.group_lag(GROUP))} left")
+        print(f"{first.done + second.done} tasks done, {sum(row.lag for row in admin.group_lag(GROUP))} left")
         second.consumer.close()
         first.consumer.close()
 

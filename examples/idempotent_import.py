@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import sys
 
-from commitmq import Producer
+from commitmq import ExactlyOnce, Producer
 
 TOPIC = "example-ledger"
 ROWS = 1_000
@@ -18,7 +18,7 @@ def main(stop_after: int = ROWS) -> None:
     new = known = 0
     # The id outlives the program. Messages of one id, epoch and queue are numbered from 0 on, and a message with the number
     # of a stored one is that one: each run must send the same rows in the same order to the same queue.
-    with Producer(idempotent=True, producer_id="example-import/2026-11", producer_epoch=0) as producer:
+    with Producer(delivery=ExactlyOnce("example-import/2026-11", 0)) as producer:
         for start in range(0, stop_after, CHUNK):
             for sent in producer.send_batch(TOPIC, rows[start : start + CHUNK], queue=0):
                 known += sent.duplicate

@@ -4,7 +4,7 @@ Run `python examples/memory_cache.py` beside a node; COMMITMQ_NODE is its addres
 
 from __future__ import annotations
 
-from commitmq import Admin, Consumer, Producer, Tombstone
+from commitmq import Admin, Producer, Reader, Tombstone
 
 TOPIC = "example-prices"
 
@@ -12,10 +12,10 @@ TOPIC = "example-prices"
 class Cache(dict[str, str]):
     """The newest value of each key."""
 
-    def follow(self, consumer: Consumer, key: str, value: str | None) -> None:
+    def follow(self, reader: Reader, key: str, value: str | None) -> None:
         """Read changes until ``key`` has ``value``; a Tombstone takes its key out."""
         while self.get(key) != value:
-            for message in consumer.poll(timeout_s=5):
+            for message in reader.poll(timeout_s=5):
                 if message.is_tombstone:
                     self.pop(message.keys[0], None)
                 else:
@@ -30,15 +30,15 @@ def main() -> None:
             producer.send(TOPIC, price.encode(), key=key)
 
         cache = Cache()
-        with Consumer(None, TOPIC) as consumer:
-            cache.follow(consumer, "tea", "2.30")
+        with Reader(TOPIC) as reader:
+            cache.follow(reader, "tea", "2.30")
             print("at first:", dict(sorted(cache.items())))
             producer.send(TOPIC, b"3.50", key="coffee")
-            cache.follow(consumer, "coffee", "3.50")
+            cache.follow(reader, "coffee", "3.50")
             producer.send(TOPIC, Tombstone("tea"))
-            cache.follow(consumer, "tea", None)
+            cache.follow(reader, "tea", None)
             print("then:", dict(sorted(cache.items())))
-        print("kept in:", admin.topic(TOPIC)["attributes"]["storage.type"])
+        print("kept in:", admin.topic(TOPIC).attributes["storage.type"])
 
 
 if __name__ == "__main__":

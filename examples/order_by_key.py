@@ -21,7 +21,7 @@ def main() -> None:
 
     steps: dict[str, list[str]] = {order: [] for order in ORDERS}
     queues: dict[str, set[int]] = {order: set() for order in ORDERS}
-    with Consumer("example-shipping", TOPIC) as consumer:
+    with Consumer(TOPIC, group="example-shipping") as consumer:
         while sum(map(len, steps.values())) < len(ORDERS) * len(STEPS):
             for message in consumer.poll(timeout_s=5):
                 order = message.sharding_key or ""

@@ -18,7 +18,7 @@ def main() -> None:
 
     received = 0
     # The group's offset stays on the node, so a second run reads only the messages of the second run.
-    with Consumer("example-kitchen", TOPIC, filter="food") as consumer:
+    with Consumer(TOPIC, group="example-kitchen", filter="food") as consumer:
         while received < 2:
             for message in consumer.poll(timeout_s=5):
                 print(f"received {message.body.decode()!r} with the tag {message.tags}")

@@ -178,7 +178,7 @@ def receive(address: str, flights: list[Message]) -> None:
     sample: Message | None = None
     received = 0
     started = time.perf_counter()
-    with Consumer(GROUP, TOPIC, node=address, start="earliest") as consumer:
+    with Consumer(TOPIC, group=GROUP, node=address, start="earliest") as consumer:
         deadline = time.monotonic() + PATIENCE_S
         while received < len(flights) and time.monotonic() < deadline:
             for message in consumer.poll(timeout_s=1.0):
@@ -204,7 +204,7 @@ def receive_some(address: str, flights: list[Message]) -> None:
     heading("read only what left from JFK, filtered by the node")
     wanted = sum(message.tags == "JFK" for message in flights)
     received = 0
-    with Consumer("jfk-only", TOPIC, node=address, start="earliest", filter="JFK") as consumer:
+    with Consumer(TOPIC, group="jfk-only", node=address, start="earliest", filter="JFK") as consumer:
         deadline = time.monotonic() + PATIENCE_S
         while received < wanted and time.monotonic() < deadline:
             received += sum(message.tags == "JFK" for message in consumer.poll(timeout_s=1.0))
@@ -262,9 +262,9 @@ def show_lag(admin: Admin) -> None:
         table.add_column(name, justify="right")
     rows = admin.group_lag(GROUP)
     for row in rows:
-        table.add_row(str(row["queue"]), f"{row['committed'] or 0:,}", f"{row['end']:,}", f"{row['lag']:,}")
+        table.add_row(str(row.queue), f"{row.committed or 0:,}", f"{row.end:,}", f"{row.lag:,}")
     show_table(table, "where the group stands now")
-    if sum(row["lag"] for row in rows):
+    if sum(row.lag for row in rows):
         sys.exit("the group has read everything, and still lags behind")
 
 

@@ -39,6 +39,7 @@ from commitmq import failpoints
 from commitmq.config import NodeConfig
 from commitmq.errors import DiskFullError, StoreError
 from commitmq.files.fd_cache import FdCache
+from commitmq.files.no_space import NO_SPACE
 from commitmq.format.file_names import segment_name
 from commitmq.kernels.units import tags_codes
 from commitmq.plugin.hookspecs import DispatcherSpec, Stored, TopicStoreView, hookimpl
@@ -57,7 +58,7 @@ _FILLER_BYTES: Final = 8
 _FIRST_PIECE_BYTES: Final = 64 * 1024
 _LARGEST_PIECE_BYTES: Final = 1024 * 1024
 _MAX_OPEN_FILES: Final = 256
-_NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM)
+_NO_ROOM: Final = (*NO_SPACE, errno.ENOMEM)
 _POPULATE_WRITE: Final = 23  # Linux 5.14; the mmap module has no name for it yet
 _BOUND, _TIMESTAMP, _INCARNATION = int(TopicWord.BOUND), int(TopicWord.TIMESTAMP), int(TopicWord.INCARNATION)
 _STORED, _NODE_USED, _TOPIC_USED = int(NodeWord.STORED), int(NodeWord.USED), int(TopicWord.USED)
@@ -198,7 +199,7 @@ class MemoryStore:
             self._account(one, -units.give_up_reserve())
             raise
         except OSError as error:
-            if error.errno in _NO_SPACE:
+            if error.errno in _NO_ROOM:
                 raise DiskFullError(f"no memory for memory topics: {error.strerror}", path=self._folder) from error
             raise
         return units
@@ -291,7 +292,7 @@ class MemoryStore:
                 break
             except OSError as error:
                 # The memory file system is smaller than the budget, or other programs use it too.
-                if error.errno not in _NO_SPACE or not self._evict(one):
+                if error.errno not in _NO_ROOM or not self._evict(one):
                     raise DiskFullError(f"no memory for memory topics: {error.strerror}", path=self._folder) from error
         self._account(one, size)
 
@@ -373,7 +374,7 @@ class MemoryStore:
             (temporary / "log").mkdir()
             head = topic_page(temporary, create=True)
         except OSError as error:
-            if error.errno in _NO_SPACE:
+            if error.errno in _NO_ROOM:
                 raise DiskFullError(f"no memory for memory topics: {error.strerror}", path=self._folder) from error
             raise
         head.put(_INCARNATION, incarnation)

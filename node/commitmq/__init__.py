@@ -12,31 +12,39 @@ if TYPE_CHECKING:
     from typing import Any
 
     from commitmq.client.admin import Admin
-    from commitmq.client.aio import AsyncAdmin, AsyncConsumer, AsyncProducer
-    from commitmq.client.consumer import Consumer
+    from commitmq.client.admin_results import GroupOffset, Lag, QueueBounds, TopicCreated, TopicDescription, TopicInfo
+    from commitmq.client.aio import AsyncAdmin, AsyncConsumer, AsyncProducer, AsyncReader
+    from commitmq.client.connection import AsyncConnection, Connection, connect, connect_async
+    from commitmq.client.consumer import Consumer, Reader
     from commitmq.client.message import Message, Tombstone
     from commitmq.client.producer import Producer
     from commitmq.client.receiving.batch import MessageBatch
     from commitmq.client.receiving.query import QueryResult
     from commitmq.client.results import BatchResult, BatchSendError, SendResult
     from commitmq.client.selector import MessageSelector, Sql
+    from commitmq.client.sending.options import ExactlyOnce
     from commitmq.errors import (
+        Code,
         CommitMQError,
         ConfigError,
         CorruptRecordError,
         DiskFullError,
         FencedError,
         FilterError,
+        GroupNotFoundError,
         InvalidMessageError,
         MissingExtraError,
         NodeUnavailableError,
         OffsetOutOfRangeError,
         Outcome,
+        ProducerFencedError,
         ProtocolError,
+        RequestError,
         SegmentSizeError,
         SendError,
         StoreError,
         StoreLockedError,
+        TopicNotFoundError,
         UndecodableBodyError,
     )
     from commitmq.plugin.hookspecs import hookimpl
@@ -44,18 +52,26 @@ if TYPE_CHECKING:
 __all__ = [
     "Admin",
     "AsyncAdmin",
+    "AsyncConnection",
     "AsyncConsumer",
     "AsyncProducer",
+    "AsyncReader",
     "BatchResult",
     "BatchSendError",
+    "Code",
     "CommitMQError",
     "ConfigError",
+    "Connection",
     "Consumer",
     "CorruptRecordError",
     "DiskFullError",
+    "ExactlyOnce",
     "FencedError",
     "FilterError",
+    "GroupNotFoundError",
+    "GroupOffset",
     "InvalidMessageError",
+    "Lag",
     "Message",
     "MessageBatch",
     "MessageSelector",
@@ -64,8 +80,12 @@ __all__ = [
     "OffsetOutOfRangeError",
     "Outcome",
     "Producer",
+    "ProducerFencedError",
     "ProtocolError",
     "QueryResult",
+    "QueueBounds",
+    "Reader",
+    "RequestError",
     "SegmentSizeError",
     "SendError",
     "SendResult",
@@ -73,26 +93,45 @@ __all__ = [
     "StoreError",
     "StoreLockedError",
     "Tombstone",
+    "TopicCreated",
+    "TopicDescription",
+    "TopicInfo",
+    "TopicNotFoundError",
     "UndecodableBodyError",
+    "connect",
+    "connect_async",
     "hookimpl",
 ]
 
 _HOMES = {
     "Admin": "commitmq.client.admin",
+    "GroupOffset": "commitmq.client.admin_results",
+    "Lag": "commitmq.client.admin_results",
+    "QueueBounds": "commitmq.client.admin_results",
+    "TopicCreated": "commitmq.client.admin_results",
+    "TopicDescription": "commitmq.client.admin_results",
+    "TopicInfo": "commitmq.client.admin_results",
     "AsyncAdmin": "commitmq.client.aio",
+    "AsyncConnection": "commitmq.client.connection",
     "AsyncConsumer": "commitmq.client.aio",
     "AsyncProducer": "commitmq.client.aio",
+    "AsyncReader": "commitmq.client.aio",
     "BatchResult": "commitmq.client.results",
     "BatchSendError": "commitmq.client.results",
+    "Connection": "commitmq.client.connection",
     "Consumer": "commitmq.client.consumer",
+    "ExactlyOnce": "commitmq.client.sending.options",
     "Message": "commitmq.client.message",
     "Tombstone": "commitmq.client.message",
     "MessageBatch": "commitmq.client.receiving.batch",
     "MessageSelector": "commitmq.client.selector",
     "Producer": "commitmq.client.producer",
     "QueryResult": "commitmq.client.receiving.query",
+    "Reader": "commitmq.client.consumer",
     "SendResult": "commitmq.client.results",
     "Sql": "commitmq.client.selector",
+    "connect": "commitmq.client.connection",
+    "connect_async": "commitmq.client.connection",
     "hookimpl": "commitmq.plugin.hookspecs",
 }
 

@@ -7,10 +7,21 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
+from typing import Any, Final
 
 
 class CommitMQError(Exception):
-    """Base of every error this package raises on purpose."""
+    """Base of every error this package raises on purpose. All of them can be pickled and copied."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Their __init__ takes other arguments than the sentence that is in args.
+        return _restored, (type(self), self.args), self.__dict__
+
+
+def _restored(kind: type[CommitMQError], arguments: tuple[Any, ...]) -> CommitMQError:
+    error: CommitMQError = BaseException.__new__(kind, *arguments)
+    error.args = arguments
+    return error
 
 
 class ConfigError(CommitMQError):
@@ -87,8 +98,78 @@ class Outcome(StrEnum):
     UNKNOWN = "unknown"
 
 
-class ProtocolError(CommitMQError):
-    """The node (or a client) refused a request. ``code`` is stable and documented in protocol/PROTOCOL.md."""
+class Code(StrEnum):
+    """Why a request or a send failed: the values of :attr:`RequestError.code`.
+
+    The node's are in protocol/PROTOCOL.md, with their meanings; a newer node may have more. RocketMQ's ResponseCode and
+    PutMessageStatus name most of them.
+    """
+
+    # The node's.
+    BAD_HEADER = "BAD_HEADER"
+    UNSUPPORTED_VERSION = "UNSUPPORTED_VERSION"
+    UNKNOWN_OP = "UNKNOWN_OP"
+    INVALID_PARAMETER = "INVALID_PARAMETER"
+    FRAME_TOO_LARGE = "FRAME_TOO_LARGE"
+    MESSAGE_ILLEGAL = "MESSAGE_ILLEGAL"
+    PROPERTIES_SIZE_EXCEEDED = "PROPERTIES_SIZE_EXCEEDED"
+    WRONG_ENDPOINT = "WRONG_ENDPOINT"
+    TOPIC_NOT_EXIST = "TOPIC_NOT_EXIST"
+    GROUP_NOT_EXIST = "GROUP_NOT_EXIST"
+    NO_PERMISSION = "NO_PERMISSION"
+    LIMIT_EXCEEDED = "LIMIT_EXCEEDED"
+    LMQ_CONSUME_QUEUE_NUM_EXCEEDED = "LMQ_CONSUME_QUEUE_NUM_EXCEEDED"
+    SERVICE_NOT_AVAILABLE = "SERVICE_NOT_AVAILABLE"
+    CREATE_MAPPED_FILE_FAILED = "CREATE_MAPPED_FILE_FAILED"
+    FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"
+    SYSTEM_BUSY = "SYSTEM_BUSY"
+    SYSTEM_ERROR = "SYSTEM_ERROR"
+    FILTER_FAILED = "FILTER_FAILED"
+    INDEX_DISABLED = "INDEX_DISABLED"
+    PRODUCER_FENCED = "PRODUCER_FENCED"
+    OUT_OF_ORDER_SEQUENCE = "OUT_OF_ORDER_SEQUENCE"
+    UNKNOWN_PRODUCER_ID = "UNKNOWN_PRODUCER_ID"
+    FENCED = "FENCED"
+    UNKNOWN_MEMBER = "UNKNOWN_MEMBER"
+
+    # The client's.
+    NODE_UNAVAILABLE = "NODE_UNAVAILABLE"
+    """The node cannot be reached."""
+    CONNECTION_LOST = "CONNECTION_LOST"
+    """The connection ended before the answer."""
+    TIMEOUT = "TIMEOUT"
+    """The time for the send was over."""
+    BAD_ANSWER = "BAD_ANSWER"
+    """The peer does not speak the protocol."""
+    CLIENT_BUFFER_FULL = "CLIENT_BUFFER_FULL"
+    """As many messages as ``max_pending`` allows are pending."""
+    CLIENT_BUSY = "CLIENT_BUSY"
+    """What was sent before a batch is still pending."""
+    CLIENT_CLOSED = "CLIENT_CLOSED"
+    """The producer was closed before the message was sent."""
+    CLIENT_ERROR = "CLIENT_ERROR"
+    """A fault of the client."""
+
+
+_PASSING: Final = frozenset(
+    (
+        Code.SERVICE_NOT_AVAILABLE,
+        Code.CREATE_MAPPED_FILE_FAILED,
+        Code.SYSTEM_BUSY,
+        Code.NODE_UNAVAILABLE,
+        Code.CONNECTION_LOST,
+        Code.TIMEOUT,
+        Code.CLIENT_BUFFER_FULL,
+        Code.CLIENT_BUSY,
+    )
+)
+
+
+class RequestError(CommitMQError):
+    """A request did not get the answer it was made for. ``code`` is one of :class:`Code`, or a newer node's.
+
+    ``retry_after_ms``: the node's advice when to ask again, or None.
+    """
 
     def __init__(self, code: str, message: str, *, retry_after_ms: int | None = None) -> None:
         super().__init__(f"{code}: {message}")
@@ -96,8 +177,25 @@ class ProtocolError(CommitMQError):
         self.message = message
         self.retry_after_ms = retry_after_ms
 
+    @property
+    def retryable(self) -> bool:
+        """Whether the same request may succeed later, with nothing changed but the time."""
+        return self.code in _PASSING
 
-class SendError(ProtocolError):
+
+class ProtocolError(RequestError):
+    """The node refused a request, or the client could not understand its answer."""
+
+
+class TopicNotFoundError(ProtocolError):
+    """The topic does not exist."""
+
+
+class GroupNotFoundError(ProtocolError):
+    """The consumer group does not exist."""
+
+
+class SendError(RequestError):
     """A send did not end with the promised ack. ``outcome`` says whether the message is in the log.
 
     ``code`` is a RocketMQ PutMessageStatus name where the store refused, else a protocol code.
@@ -105,14 +203,26 @@ class SendError(ProtocolError):
 
     def __init__(self, code: str, message: str, *, outcome: Outcome, retry_after_ms: int | None = None) -> None:
         # Not super(): beside this class there may be another below the base.
-        ProtocolError.__init__(self, code, message, retry_after_ms=retry_after_ms)
+        RequestError.__init__(self, code, message, retry_after_ms=retry_after_ms)
         self.outcome = outcome
 
+    @property
+    def retryable(self) -> bool:
+        """Whether the same send may succeed later and store no message twice: it is certain that nothing is stored.
 
-class NodeUnavailableError(ProtocolError):
+        An idempotent producer sends again by itself what is of unknown fate.
+        """
+        return self.outcome is Outcome.NOT_STORED and self.code in _PASSING
+
+
+class ProducerFencedError(SendError):
+    """A producer of a higher epoch has the ``producer_id`` now; this one cannot send any more."""
+
+
+class NodeUnavailableError(RequestError):
     """No answer from the node within the time allowed. A send that fails so is a SendError too, with its outcome."""
 
-    def __init__(self, message: str, *, code: str = "NODE_UNAVAILABLE") -> None:
+    def __init__(self, message: str, *, code: str = Code.NODE_UNAVAILABLE.value) -> None:
         super().__init__(code, message)
 
 
@@ -120,13 +230,25 @@ class UnansweredSendError(SendError, NodeUnavailableError):
     """A send that the node did not take, or did not answer, within the time allowed."""
 
 
+class _TopicNotFoundSendError(SendError, TopicNotFoundError):
+    """A send to a topic that does not exist."""
+
+
 # Codes of a send that mean: no answer.
-UNANSWERED_CODES = frozenset(("NODE_UNAVAILABLE", "CONNECTION_LOST", "TIMEOUT"))
+UNANSWERED_CODES: Final = frozenset(("NODE_UNAVAILABLE", "CONNECTION_LOST", "TIMEOUT"))
+
+_SEND_ERRORS: Final[dict[str, type[SendError]]] = {
+    **dict.fromkeys(UNANSWERED_CODES, UnansweredSendError),
+    "TOPIC_NOT_EXIST": _TopicNotFoundSendError,
+    "PRODUCER_FENCED": ProducerFencedError,
+}
 
 
 def send_error(code: str, message: str, outcome: Outcome, retry_after_ms: int | None = None) -> SendError:
-    """The error of a send with ``code``: also a NodeUnavailableError when the code means that the node did not answer."""
-    kind = UnansweredSendError if code in UNANSWERED_CODES else SendError
+    """The error of a send with ``code``, of the class that says so: NodeUnavailableError too without an answer,
+    TopicNotFoundError too without a topic, ProducerFencedError.
+    """
+    kind = _SEND_ERRORS.get(code, SendError)
     return kind(code, message, outcome=outcome, retry_after_ms=retry_after_ms)
 
 

@@ -12,12 +12,14 @@ from collections import Counter
 from commitmq import (
     Admin,
     AsyncAdmin,
-    AsyncConsumer,
     AsyncProducer,
+    AsyncReader,
     Consumer,
+    ExactlyOnce,
     Message,
     MessageSelector,
     Producer,
+    Reader,
     Tombstone,
 )
 
@@ -45,7 +47,7 @@ def send(topic: str) -> Counter[bytes]:
         bodies = [b"message %d" % number for number in range(20)]
         producer.send_batch_async(topic, [Message(body, properties={"n": "1"}) for body in bodies]).result(30)
         sent.update(bodies)
-    with Producer(NODE, idempotent=True) as producer:
+    with Producer(NODE, delivery=ExactlyOnce()) as producer:
         producer.send(topic, b"once")
         producer.send_batch(topic, [b"and once more"] * 2)
         sent.update([b"once", *[b"and once more"] * 2])
@@ -64,7 +66,7 @@ async def send_async(topic: str) -> Counter[bytes]:
 def read(topic: str, count: int, **settings: object) -> Counter[bytes]:
     """The bodies of ``count`` messages."""
     found: Counter[bytes] = Counter()
-    with Consumer(None, topic, node=NODE, **settings) as consumer:  # type: ignore[arg-type]
+    with Reader(topic, node=NODE, **settings) as consumer:  # type: ignore[arg-type]
         while found.total() < count:
             batch = consumer.poll(20)
             assert batch, f"{found.total()} of {count} messages"
@@ -75,7 +77,7 @@ def read(topic: str, count: int, **settings: object) -> Counter[bytes]:
 async def read_async(topic: str, count: int) -> Counter[bytes]:
     """The same with asyncio."""
     found: Counter[bytes] = Counter()
-    async with AsyncAdmin(NODE) as admin, AsyncConsumer(None, topic, node=NODE) as consumer:
+    async with AsyncAdmin(NODE) as admin, AsyncReader(topic, node=NODE) as consumer:
         assert topic in [one["name"] for one in await admin.topics()]
         async for batch in consumer:
             found.update(message.body for message in batch)
@@ -100,7 +102,7 @@ def main() -> None:
     assert asyncio.run(read_async(topic, count)) == sent
 
     found: Counter[bytes] = Counter()
-    with Consumer("a-group", topic, node=NODE) as consumer:
+    with Consumer(topic, group="a-group", node=NODE) as consumer:
         for batch in consumer:
             assert len(batch.body_size) == len(batch)
             found.update(message.body for message in batch)

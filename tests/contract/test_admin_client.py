@@ -86,7 +86,7 @@ def test_groups_and_their_lag(node: Node, admin: Admin) -> None:
     eventually(lambda: admin.offsets("lagging")[0][2] == 10, "the queue shows its messages")
     with pytest.raises(ProtocolError, match="GROUP_NOT_EXIST"):
         admin.group("lags")
-    with Consumer("lags", "lagging", node=node.address, auto_commit=False) as consumer:
+    with Consumer("lagging", group="lags", node=node.address, auto_commit=False) as consumer:
         assert len(consumer.poll(10, max_messages=4)) == 4
         consumer.commit()
         rows = admin.group_lag("lags")

@@ -20,6 +20,7 @@ from commitmq import (
     AsyncAdmin,
     AsyncConsumer,
     AsyncProducer,
+    AsyncReader,
     InvalidMessageError,
     MessageBatch,
     NodeUnavailableError,
@@ -51,7 +52,7 @@ def run(main: Callable[[], Awaitable[Any]]) -> None:
             assert not thread.is_alive(), thread.name
 
 
-async def drain(consumer: AsyncConsumer, count: int) -> list[bytes]:
+async def drain(consumer: AsyncConsumer | AsyncReader, count: int) -> list[bytes]:
     bodies: list[bytes] = []
     async with asyncio.timeout(20):
         while len(bodies) < count:
@@ -63,7 +64,7 @@ def test_sending_and_receiving(node: Node) -> None:
     async def main() -> None:
         async with (
             AsyncProducer(node.address) as producer,
-            AsyncConsumer("aio", "aio", node=node.address) as consumer,
+            AsyncConsumer("aio", group="aio", node=node.address) as consumer,
             AsyncAdmin(node.address) as admin,
         ):
             results = await asyncio.gather(*(producer.send("aio", b"%d" % n, tags="T") for n in range(500)))
@@ -88,7 +89,7 @@ def test_iterating_yields_batches(node: Node) -> None:
     async def main() -> None:
         async with (
             AsyncProducer(node.address) as producer,
-            AsyncConsumer(None, "iterated", node=node.address) as consumer,
+            AsyncReader("iterated", node=node.address) as consumer,
         ):
             await producer.send_batch("iterated", [b"x"] * 20)
             seen = 0
@@ -105,7 +106,7 @@ def test_a_cancelled_poll_loses_nothing(node: Node) -> None:
     async def main() -> None:
         async with (
             AsyncProducer(node.address) as producer,
-            AsyncConsumer(None, "cancelled", node=node.address) as consumer,
+            AsyncReader("cancelled", node=node.address) as consumer,
         ):
             await producer.send("cancelled", b"0")
             assert await drain(consumer, 1) == [b"0"]
@@ -127,7 +128,7 @@ def test_a_batch_nobody_took_is_not_committed(node: Node) -> None:
     async def main() -> None:
         async with AsyncProducer(node.address) as producer, AsyncAdmin(node.address) as admin:
             await producer.send_batch("untaken", [b"x"] * 10, queue=0)
-            async with AsyncConsumer("untaken", "untaken", node=node.address) as consumer:
+            async with AsyncConsumer("untaken", group="untaken", node=node.address) as consumer:
                 task = asyncio.create_task(consumer.poll(5))
                 await asyncio.sleep(0)
                 task.cancel()
@@ -162,16 +163,16 @@ def test_errors_arrive_where_they_belong(node: Node) -> None:
             with pytest.raises(ProtocolError, match="TOPIC_NOT_EXIST"):
                 await admin.topic("nothing-here")
         with pytest.raises(NodeUnavailableError):
-            await AsyncConsumer("g", "t", node="tcp://127.0.0.1:9", timeout_s=0.3).start()
+            await AsyncConsumer("t", group="g", node="tcp://127.0.0.1:9", timeout_s=0.3).start()
         with pytest.raises(RuntimeError, match="not started"):
-            await AsyncConsumer("g", "t").poll()
+            await AsyncConsumer("t", group="g").poll()
 
     run(main)
 
 
 def test_the_loop_goes_on_while_a_poll_waits(node: Node) -> None:
     async def main() -> None:
-        async with AsyncConsumer(None, "idle", node=node.address) as consumer:
+        async with AsyncReader("idle", node=node.address) as consumer:
             task = asyncio.create_task(consumer.poll(1.0))
             turns = 0
             while not task.done():

@@ -93,7 +93,7 @@ def attacked(node: Node, name: str) -> Iterator[subprocess.Popen[bytes]]:
 def exchange(node: Node, seconds: float) -> list[float]:
     """Send and consume one message after the other; the seconds that each took."""
     took: list[float] = []
-    with Producer(node.address) as producer, Consumer("well-behaved", [TOPIC], node=node.address) as consumer:
+    with Producer(node.address) as producer, Consumer([TOPIC], group="well-behaved", node=node.address) as consumer:
         eventually(
             lambda: consumer.poll(timeout_s=0.1) is not None and consumer.assignment, "the consumer has its queue"
         )

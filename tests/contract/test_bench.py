@@ -28,7 +28,7 @@ from commitmq.bench.latency import measure_latency
 from commitmq.bench.produce import measure_produce
 from commitmq.bench.stations import _times as station_times
 from commitmq.bench.target import BenchTopic
-from commitmq.client.consumer import Consumer
+from commitmq.client.consumer import Reader
 from commitmq.stations import Station
 from nodes import Node, alive, commitmq, eventually, start_node
 
@@ -206,7 +206,7 @@ def test_the_checksum_sees_every_byte_of_every_body(node: Node) -> None:
         with Producer(node.address) as producer:
             producer.send_batch(topic.name, [bodies[0], Message(bodies[1], keys="k"), bodies[2]])
         topic.wait_visible(len(bodies))
-        with Consumer(None, topic.name, node=node.address) as consumer:
+        with Reader(topic.name, node=node.address) as consumer:
             batch = consumer.poll(5.0)
             assert [bytes(body) for body in batch.bodies] == bodies
             assert checksum_of_batch(batch) == checksum_of_bodies(bodies)

@@ -344,6 +344,9 @@ def test_follow_goes_on_until_interrupted(node: Node) -> None:
         for number in range(3):
             produce(node, "followed", b"%d" % number)
             assert reader.stdout.readline() == b"%d\n" % number
+        time.sleep(
+            0.5
+        )  # it waits for more: interrupted while it writes, it would leave the batch to be delivered again
         reader.send_signal(signal.SIGINT)
         _, complaints = reader.communicate(timeout=20)
         assert reader.returncode == 0, complaints

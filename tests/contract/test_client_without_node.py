@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from commitmq import Admin, Consumer, NodeUnavailableError
+from commitmq import Admin, NodeUnavailableError, Reader
 from commitmq.supervision.exit_codes import CliExit
 from environments import BareEnvironment
 from nodes import Node, start_node
@@ -50,7 +50,7 @@ def test_every_client_works(node: Node, variables: dict[str, str]) -> None:
 
 def test_the_node_s_own_clients_read_what_was_sent(node: Node, variables: dict[str, str]) -> None:
     commitmq(variables, "produce", "both-ways", "--key", "k", stdin="one\ntwo\n")
-    with Consumer(None, "both-ways", node=node.address) as consumer:
+    with Reader("both-ways", node=node.address) as consumer:
         assert [message.body for message in consumer.poll(20)] == [b"one", b"two"]
 
 

@@ -24,7 +24,6 @@ import pytest
 
 from commitmq import (
     Admin,
-    CommitMQError,
     Consumer,
     FencedError,
     InvalidMessageError,
@@ -33,6 +32,7 @@ from commitmq import (
     NodeUnavailableError,
     Producer,
     ProtocolError,
+    Reader,
 )
 from nodes import Node, environment, eventually, free_ports, start_node
 
@@ -74,7 +74,7 @@ def fill(producer: Producer, topic: str, count: int = 400, **fields: Any) -> lis
     return bodies
 
 
-def drain(consumer: Consumer, count: int, *, seconds: float = 20.0, **poll: Any) -> list[Message]:
+def drain(consumer: Consumer | Reader, count: int, *, seconds: float = 20.0, **poll: Any) -> list[Message]:
     """Poll until ``count`` messages came; fails when they do not, or when more do."""
     messages: list[Message] = []
     deadline = time.monotonic() + seconds
@@ -85,7 +85,7 @@ def drain(consumer: Consumer, count: int, *, seconds: float = 20.0, **poll: Any)
     return messages
 
 
-def at_end(consumer: Consumer, topic: str) -> bool:
+def at_end(consumer: Consumer | Reader, topic: str) -> bool:
     return not consumer.poll(0.1) and consumer.positions[topic, 0] == 500
 
 
@@ -110,7 +110,7 @@ def test_every_message_once_and_in_order(node: Node, producer: Producer, mode: s
         producer.send_batch(topic, bodies[queue * 1000 : (queue + 1) * 1000], queue=queue, tags="T")
     seen: list[bytes] = []
     last = dict.fromkeys(range(4), -1)
-    with Consumer(None, topic, node=node.address, mode=mode) as consumer:
+    with Reader(topic, node=node.address, mode=mode) as consumer:
         while len(seen) < 4000:
             batch = consumer.poll(5)
             assert batch, f"{len(seen)} of 4000 came"
@@ -127,7 +127,7 @@ def test_every_message_once_and_in_order(node: Node, producer: Producer, mode: s
 
 def test_an_empty_poll_is_an_empty_batch_after_its_time(node: Node, producer: Producer) -> None:
     producer.send("quiet", b"x")
-    with Consumer(None, "quiet", node=node.address) as consumer:
+    with Reader("quiet", node=node.address) as consumer:
         drain(consumer, 1)
         for timeout_s in (0.0, 0.4):
             started = time.monotonic()
@@ -137,7 +137,7 @@ def test_an_empty_poll_is_an_empty_batch_after_its_time(node: Node, producer: Pr
 
 def test_a_waiting_poll_is_woken_by_a_message(node: Node, producer: Producer) -> None:
     producer.send("woken", b"first")
-    with Consumer(None, "woken", node=node.address) as consumer:
+    with Reader("woken", node=node.address) as consumer:
         drain(consumer, 1)
         threading.Timer(0.5, producer.send, ("woken", b"second")).start()
         started = time.monotonic()
@@ -149,7 +149,7 @@ def test_a_waiting_poll_is_woken_by_a_message(node: Node, producer: Producer) ->
 def test_max_messages_is_kept_and_nothing_lost_between(node: Node, producer: Producer) -> None:
     bodies = fill(producer, "limited", 400)
     seen: list[bytes] = []
-    with Consumer(None, "limited", node=node.address) as consumer:
+    with Reader("limited", node=node.address) as consumer:
         while len(seen) < 400:
             batch = consumer.poll(5, max_messages=7)
             assert 0 < len(batch) <= 7
@@ -164,7 +164,7 @@ def test_a_tag_expression_is_exact(node: Node, producer: Producer, mode: str) ->
     tags = ["Aa", "BB", "🚀x", None, "Other"]
     producer.send_batch(topic, [b"%d" % n for n in range(500)], tags=[tags[n % 5] for n in range(500)], queue=0)
     for expression, wanted in (("Aa", {"Aa"}), ("BB || 🚀x", {"BB", "🚀x"}), ("*", set(tags)), ("None", set())):
-        with Consumer(None, topic, node=node.address, filter=expression, mode=mode) as consumer:
+        with Reader(topic, node=node.address, filter=expression, mode=mode) as consumer:
             count = sum(tags[n % 5] in wanted for n in range(500))
             messages = drain(consumer, count)
             assert {one.tags for one in messages} == wanted
@@ -180,7 +180,7 @@ def test_start(node: Node, producer: Producer) -> None:
     time.sleep(0.2)
 
     def bodies_from(start: Any, count: int) -> list[bytes]:
-        with Consumer(None, "starts", node=node.address, start=start) as consumer:
+        with Reader("starts", node=node.address, start=start) as consumer:
             if start == "latest":
                 assert not consumer.poll(0.5)
                 producer.send("starts", b"new")
@@ -195,7 +195,7 @@ def test_start(node: Node, producer: Producer) -> None:
 
 def test_explicit_queues_and_seek(node: Node, producer: Producer) -> None:
     bodies = fill(producer, "explicit", 400)
-    with Consumer(None, queues=[("explicit", 1), ("explicit", 3)], node=node.address) as consumer:
+    with Reader(queues=[("explicit", 1), ("explicit", 3)], node=node.address) as consumer:
         assert consumer.assignment == [("explicit", 1), ("explicit", 3)]
         assert sorted(one.body for one in drain(consumer, 200)) == sorted(bodies[100:200] + bodies[300:])
         consumer.seek("explicit", 3, 90)
@@ -203,8 +203,6 @@ def test_explicit_queues_and_seek(node: Node, producer: Producer) -> None:
         assert consumer.positions == {("explicit", 1): 100, ("explicit", 3): 100}
         with pytest.raises(ValueError, match="not assigned"):
             consumer.seek("explicit", 0, 0)
-        with pytest.raises(CommitMQError, match="without a group"):
-            consumer.commit()
 
 
 def test_offsets_beyond_the_queue_become_gaps(node: Node, producer: Producer) -> None:
@@ -212,7 +210,7 @@ def test_offsets_beyond_the_queue_become_gaps(node: Node, producer: Producer) ->
     with Admin(node.address) as admin:
         # Else the queue may end earlier when the consumer asks, and what comes then is read.
         eventually(lambda: sum(end for _, _, end, _ in admin.offsets("gaps")) == 40, "all of them can be read")
-    with Consumer(None, queues=[("gaps", 0)], node=node.address, start=10_000) as consumer:
+    with Reader(queues=[("gaps", 0)], node=node.address, start=10_000) as consumer:
         assert not consumer.poll(0.5)
         producer.send("gaps", b"new", queue=0)
         messages: list[Message] = []
@@ -227,8 +225,8 @@ def test_offsets_beyond_the_queue_become_gaps(node: Node, producer: Producer) ->
 
 def test_a_new_topic_and_its_queues_are_picked_up(node: Node, producer: Producer) -> None:
     with (
-        Consumer(None, "comes-later", node=node.address) as alone,
-        Consumer("later", "comes-later", node=node.address) as member,
+        Reader("comes-later", node=node.address) as alone,
+        Consumer("comes-later", group="later", node=node.address) as member,
     ):
         assert not alone.poll(0.2)
         assert not member.poll(0.2)
@@ -240,7 +238,7 @@ def test_a_new_topic_and_its_queues_are_picked_up(node: Node, producer: Producer
 def test_bodies_outlive_the_consumer(node: Node, producer: Producer) -> None:
     bodies = fill(producer, "outlive", 40)
     batches: list[MessageBatch] = []
-    with Consumer(None, "outlive", node=node.address, mode="ranges") as consumer:
+    with Reader("outlive", node=node.address, mode="ranges") as consumer:
         while sum(map(len, batches)) < 40:
             batches.append(consumer.poll(5))
     gc.collect()
@@ -259,11 +257,12 @@ def test_a_client_that_cannot_see_the_store_uses_tcp(node: Node) -> None:
             assert far._lanes.writer.lane.channel.endpoint.startswith("tcp://")
             far.send_batch("far", [b"%d" % number for number in range(1, 3000)], queue=0)
             far.send_async("far", b"3000", queue=0).result(10)
-        for group in (None, "far"):
-            with Consumer(group, "far", node=node.address) as consumer:
+        kinds = (partial(Reader, "far"), partial(Consumer, "far", group="far"))
+        for kind in kinds:
+            with kind(node=node.address) as consumer:
                 assert [one.body for one in drain(consumer, 3001)] == [b"%d" % number for number in range(3001)]
         with (
-            Consumer(None, "far", node=node.address, mode="ranges") as consumer,
+            Reader("far", node=node.address, mode="ranges") as consumer,
             pytest.raises(ProtocolError, match="same host"),
         ):
             consumer.poll(5)
@@ -272,27 +271,27 @@ def test_a_client_that_cannot_see_the_store_uses_tcp(node: Node) -> None:
 
 
 def test_bad_settings_are_refused(node: Node, producer: Producer) -> None:
-    cases: list[tuple[str | None, dict[str, Any]]] = [
-        (None, {}),
-        ("g", {"topics": "a b"}),
-        ("g g", {"topics": "t"}),
-        ("g", {"topics": "t", "start": "yesterday"}),
-        ("g", {"topics": "t", "start": -1}),
-        ("g", {"topics": "t", "mode": "fast"}),
-        ("g", {"topics": "t", "queues": [("t", 0)]}),
+    cases: list[tuple[type[Consumer] | type[Reader], dict[str, Any]]] = [
+        (Reader, {}),
+        (Consumer, {"group": "g"}),
+        (Consumer, {"group": "g", "topics": "a b"}),
+        (Consumer, {"group": "g g", "topics": "t"}),
+        (Consumer, {"group": "g", "topics": "t", "start": "yesterday"}),
+        (Consumer, {"group": "g", "topics": "t", "start": -1}),
+        (Reader, {"topics": "t", "mode": "fast"}),
     ]
-    for group, fields in cases:
+    for kind, fields in cases:
         with pytest.raises((ValueError, InvalidMessageError)):
-            Consumer(group, node=node.address, **fields)
+            kind(node=node.address, **fields)
     producer.send("bad-filter", b"x")
-    with Consumer(None, "bad-filter", node=node.address, filter="||") as consumer, pytest.raises(ProtocolError):
+    with Reader("bad-filter", node=node.address, filter="||") as consumer, pytest.raises(ProtocolError):
         for _ in range(20):
             consumer.poll(0.2)
 
 
 def test_without_a_node() -> None:
     with pytest.raises(NodeUnavailableError, match="is it started"):
-        Consumer("g", "t", node="tcp://127.0.0.1:9", timeout_s=0.5)
+        Consumer("t", group="g", node="tcp://127.0.0.1:9", timeout_s=0.5)
 
 
 # ---------------------------------------------------------------- groups
@@ -300,12 +299,12 @@ def test_without_a_node() -> None:
 
 def test_what_was_committed_is_not_read_again(node: Node, producer: Producer) -> None:
     bodies = fill(producer, "commits", 400)
-    with Consumer("committing", "commits", node=node.address, auto_commit=False) as consumer:
+    with Consumer("commits", group="committing", node=node.address, auto_commit=False) as consumer:
         first = [one.body for one in drain(consumer, 100, max_messages=10)]
         stored = consumer.commit()
         assert sum(stored.values()) == 100
         drain(consumer, 50, max_messages=10)  # not committed: comes again
-    with Consumer("committing", "commits", node=node.address, auto_commit=False) as consumer:
+    with Consumer("commits", group="committing", node=node.address, auto_commit=False) as consumer:
         rest = [one.body for one in drain(consumer, 300)]
         assert consumer.commit({("commits", 0): 3})["commits", 0] >= 3, "offsets never go back"
     assert sorted(first + rest) == bodies
@@ -322,7 +321,7 @@ def test_automatic_commits(node: Node, producer: Producer) -> None:
             lag[0] = sum(row["lag"] for row in admin.group_lag("autos"))
             return 400 - lag[0]
 
-        with Consumer("autos", "auto", node=node.address, auto_commit_interval_s=0) as consumer:
+        with Consumer("auto", group="autos", node=node.address, auto_commit_interval_s=0) as consumer:
             drain(consumer, 100, max_messages=100)
             assert committed() < 100, "the batch is not done yet"
             consumer.poll(0.2, max_messages=100)
@@ -331,7 +330,7 @@ def test_automatic_commits(node: Node, producer: Producer) -> None:
         assert before >= 200, "close commits what was polled"
         with (
             pytest.raises(ZeroDivisionError),
-            Consumer("autos", "auto", node=node.address, auto_commit_interval_s=0) as consumer,
+            Consumer("auto", group="autos", node=node.address, auto_commit_interval_s=0) as consumer,
         ):
             assert consumer.poll(5, max_messages=10)
             raise ZeroDivisionError
@@ -347,7 +346,7 @@ def test_members_share_the_queues(node: Node, producer: Producer) -> None:
     shares: dict[int, list[Any]] = {}
 
     def work(number: int, leave: threading.Event) -> None:
-        with Consumer("sharing", "shared", node=node.address, auto_commit_interval_s=0) as consumer:
+        with Consumer("shared", group="sharing", node=node.address, auto_commit_interval_s=0) as consumer:
             while not (stop.is_set() or leave.is_set()):
                 batch = consumer.poll(0.1)
                 shares[number] = consumer.assignment
@@ -383,7 +382,7 @@ def test_members_share_the_queues(node: Node, producer: Producer) -> None:
 MEMBER = """
 import sys, time
 from commitmq import Consumer
-consumer = Consumer("deaths", "deaths", node=sys.argv[1], auto_commit=False)
+consumer = Consumer("deaths", group="deaths", node=sys.argv[1], auto_commit=False)
 while len(consumer.assignment) < 1:
     consumer.poll(0.1)
 count = 0
@@ -403,7 +402,7 @@ def test_a_killed_members_queues_and_uncommitted_messages_go_to_another(node: No
     try:
         assert member.stdout is not None
         assert int(member.stdout.readline()) == 400
-        with Consumer("deaths", "deaths", node=node.address) as consumer:
+        with Consumer("deaths", group="deaths", node=node.address) as consumer:
             assert not consumer.poll(0.5)
             member.kill()
             killed = time.monotonic()
@@ -419,7 +418,7 @@ def test_a_killed_members_queues_and_uncommitted_messages_go_to_another(node: No
 
 def test_heartbeats_go_on_while_the_handler_works(node: Node, producer: Producer) -> None:
     fill(producer, "slow-handler", 40)
-    with Consumer("slow", "slow-handler", node=node.address) as consumer:
+    with Consumer("slow-handler", group="slow", node=node.address) as consumer:
         drain(consumer, 40)
         time.sleep(3)  # two sessions long
         assert len(consumer.assignment) == 4
@@ -430,9 +429,9 @@ def test_heartbeats_go_on_while_the_handler_works(node: Node, producer: Producer
 
 def test_a_queue_is_handed_over_only_after_the_batch_is_done(node: Node, producer: Producer) -> None:
     bodies = fill(producer, "handover", 400)
-    with Consumer("handing", "handover", node=node.address) as first:
+    with Consumer("handover", group="handing", node=node.address) as first:
         messages = drain(first, 400)
-        with Consumer("handing", "handover", node=node.address) as second:
+        with Consumer("handover", group="handing", node=node.address) as second:
             assert not second.poll(1.0), "the first one still works on its batch"
             eventually(lambda: assigned(first, 2)() and assigned(second, 2)(), "the queues are shared", 10)
             assert not second.poll(0.5), "what the first one did was committed before"
@@ -445,9 +444,9 @@ def test_a_queue_is_handed_over_only_after_the_batch_is_done(node: Node, produce
 
 def test_a_member_that_does_not_poll_is_fenced(node: Node, producer: Producer) -> None:
     fill(producer, "fenced", 400)
-    with Consumer("fencing", "fenced", node=node.address, auto_commit=False, rebalance_timeout_s=0.5) as first:
+    with Consumer("fenced", group="fencing", node=node.address, auto_commit=False, rebalance_timeout_s=0.5) as first:
         drain(first, 400)
-        with Consumer("fencing", "fenced", node=node.address) as second:
+        with Consumer("fenced", group="fencing", node=node.address) as second:
             # Without a poll: it may get the share in the midst of one, and that one's messages would be missing below.
             eventually(lambda: len(second.assignment) == 2, "the second one gets its share, without any poll", 10)
             lost = second.assignment
@@ -460,7 +459,7 @@ def test_a_member_that_does_not_poll_is_fenced(node: Node, producer: Producer) -
 def test_offsets_can_be_reset_while_nobody_reads(node: Node, producer: Producer) -> None:
     bodies = fill(producer, "resets", 400)
     with Admin(node.address) as admin:
-        with Consumer("resetting", "resets", node=node.address) as consumer:
+        with Consumer("resets", group="resetting", node=node.address) as consumer:
             drain(consumer, 400)
             with pytest.raises(FencedError):
                 admin.reset_offsets("resetting", "resets", "earliest")
@@ -468,7 +467,7 @@ def test_offsets_can_be_reset_while_nobody_reads(node: Node, producer: Producer)
         assert admin.reset_offsets("resetting", "resets", 90) == [("resets", queue, 90) for queue in range(4)]
         assert sum(row["lag"] for row in admin.group_lag("resetting")) == 40
         admin.reset_offsets("resetting", "resets", "latest", queues=[0, 1, 2])
-    with Consumer("resetting", "resets", node=node.address) as consumer:
+    with Consumer("resets", group="resetting", node=node.address) as consumer:
         assert [one.body for one in drain(consumer, 10)] == bodies[390:]
 
 
@@ -483,7 +482,7 @@ def test_a_group_goes_on_when_a_process_of_the_node_is_killed(own_node: Node, ro
     stop = threading.Event()
 
     def consume() -> None:
-        with Consumer("surviving", "survives", node=own_node.address, auto_commit_interval_s=0) as consumer:
+        with Consumer("survives", group="surviving", node=own_node.address, auto_commit_interval_s=0) as consumer:
             while not stop.is_set():
                 seen.update(one.body for one in consumer.poll(0.1))
 
@@ -514,7 +513,7 @@ def test_a_group_goes_on_when_a_process_of_the_node_is_killed(own_node: Node, ro
 def test_a_consumer_outlives_a_restart_of_the_node(tmp_path: Path) -> None:
     with start_node(tmp_path, f"network.port={free_ports()}") as node, Producer(node.address, timeout_s=60) as producer:
         producer.send_batch("again", [b"before"] * 100)
-        with Consumer("again", "again", node=node.address) as consumer:
+        with Consumer("again", group="again", node=node.address) as consumer:
             drain(consumer, 100)
             consumer.commit()
             assert node.stop().returncode == 0
@@ -528,7 +527,7 @@ def test_a_consumer_outlives_a_restart_of_the_node(tmp_path: Path) -> None:
 
 
 def test_an_unclosed_consumer_is_complained_about(node: Node) -> None:
-    consumer = Consumer(None, "unclosed", node=node.address)
+    consumer = Reader("unclosed", node=node.address)
     with pytest.warns(ResourceWarning, match="unclosed consumer"):
         del consumer
 
@@ -537,7 +536,7 @@ def test_closing_leaves_no_descriptor_and_no_thread(node: Node, producer: Produc
     fill(producer, "leaks", 40)
 
     def once() -> None:
-        with Consumer("leaking", "leaks", node=node.address) as consumer:
+        with Consumer("leaks", group="leaking", node=node.address) as consumer:
             drain(consumer, 40)
         with Admin(node.address) as admin:
             admin.reset_offsets("leaking", "leaks", "earliest")
@@ -555,8 +554,8 @@ def test_consuming_does_not_load_numba(node: Node, producer: Producer) -> None:
     producer.send("light", b"x")
     code = f"""
 import sys
-from commitmq import Consumer
-with Consumer(None, "light", node={node.address!r}) as consumer:
+from commitmq import Reader
+with Reader("light", node={node.address!r}) as consumer:
     assert [one.body for one in consumer.poll(10)] == [b"x"]
 assert "numba" not in sys.modules
 """

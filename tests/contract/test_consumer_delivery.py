@@ -31,6 +31,7 @@ from commitmq import (
     NodeUnavailableError,
     Producer,
     ProtocolError,
+    Reader,
 )
 from commitmq.protocol.connection import Channel
 from interrupts import logging_survives
@@ -104,7 +105,7 @@ def test_an_exception_anywhere_in_a_poll_loses_nothing(node: Node, way: str) -> 
     got: list[bytes] = []
     interrupted = 0
     with (
-        Consumer(group, topic, node=node.address, mode=way, auto_commit_interval_s=0) as consumer,
+        Consumer(topic, group=group, node=node.address, mode=way, auto_commit_interval_s=0) as consumer,
         logging_survives(),
         Interruptions(seed) as alarm,
     ):
@@ -128,7 +129,7 @@ def test_an_exception_anywhere_in_a_poll_loses_nothing(node: Node, way: str) -> 
 def test_what_an_interrupted_poll_took_is_not_committed(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that was seen: a batch is taken, the next is asked for, and that raises."""
     fill(node, "asked", 500)
-    with Consumer("asked", "asked", node=node.address, auto_commit_interval_s=0) as consumer:
+    with Consumer("asked", group="asked", node=node.address, auto_commit_interval_s=0) as consumer:
         with monkeypatch.context() as patched:
             deadline = time.monotonic() + 20
             raised = False
@@ -153,7 +154,7 @@ def test_what_an_interrupted_poll_took_is_not_committed(node: Node, monkeypatch:
 def test_no_descriptors_are_no_reason_to_lose_a_batch(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection that cannot be opened is a node that is away for a while."""
     fill(node, "descriptors", 200)
-    with Consumer(None, "descriptors", node=node.address) as consumer:
+    with Reader("descriptors", node=node.address) as consumer:
         first = consumer.poll(5, max_messages=50)
         with monkeypatch.context() as patched:
 
@@ -179,7 +180,7 @@ def test_no_descriptors_are_no_reason_to_lose_a_batch(node: Node, monkeypatch: p
 def test_an_interrupted_answer_does_not_stall_the_queue(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of an answer was read: the other half is nobody's answer, and what was asked is asked again at once."""
     fill(node, "half", 100)
-    with Consumer(None, "half", node=node.address, mode="bytes") as consumer:
+    with Reader("half", node=node.address, mode="bytes") as consumer:
         with monkeypatch.context() as patched:
             patched.setattr(Channel, "rest", interrupt)
             with pytest.raises(Interrupted):
@@ -192,7 +193,7 @@ def test_an_interrupted_answer_does_not_stall_the_queue(node: Node, monkeypatch:
 def test_iterating_is_polling(node: Node) -> None:
     bodies = fill(node, "iterated", 300)
     got: list[bytes] = []
-    with Consumer("iterated", "iterated", node=node.address) as consumer:
+    with Consumer("iterated", group="iterated", node=node.address) as consumer:
         for batch in consumer:
             got += [one.body for one in batch]
             if len(got) == 300:
@@ -208,7 +209,7 @@ def test_iterating_is_polling(node: Node) -> None:
 
 def test_a_close_in_a_finally_leaves_out_the_batch_that_raised(node: Node) -> None:
     fill(node, "finally", 100)
-    consumer = Consumer("finally", "finally", node=node.address, auto_commit_interval_s=0)
+    consumer = Consumer("finally", group="finally", node=node.address, auto_commit_interval_s=0)
     with pytest.raises(ZeroDivisionError):
         try:
             assert len(consumer.poll(10, max_messages=30)) == 30
@@ -221,7 +222,7 @@ def test_a_close_in_a_finally_leaves_out_the_batch_that_raised(node: Node) -> No
     try:
         raise KeyError
     except KeyError:
-        other = Consumer("finally", "finally", node=node.address)
+        other = Consumer("finally", group="finally", node=node.address)
         assert len(other.poll(10, max_messages=30)) == 30
         other.close()
     assert committed(node, "finally") == 60
@@ -230,7 +231,7 @@ def test_a_close_in_a_finally_leaves_out_the_batch_that_raised(node: Node) -> No
 def test_closing_from_another_thread_ends_a_poll_and_nothing_else(node: Node) -> None:
     fill(node, "elsewhere", 10)
     for _ in range(5):
-        consumer = Consumer("elsewhere", "elsewhere", node=node.address, auto_commit_interval_s=0)
+        consumer = Consumer("elsewhere", group="elsewhere", node=node.address, auto_commit_interval_s=0)
         threading.Timer(random.random() * 0.5, consumer.close).start()
         started = time.monotonic()
         with pytest.raises(CommitMQError, match="closed"):
@@ -242,7 +243,7 @@ def test_closing_from_another_thread_ends_a_poll_and_nothing_else(node: Node) ->
 def test_closing_in_a_signal_handler(node: Node) -> None:
     """The handler runs inside of the poll, whose sockets it must not take away."""
     fill(node, "handler", 50)
-    consumer = Consumer("handler", "handler", node=node.address)
+    consumer = Consumer("handler", group="handler", node=node.address)
     assert len(consumer.poll(10)) == 50
     previous = signal.signal(signal.SIGALRM, lambda *_: consumer.close())
     try:
@@ -259,7 +260,7 @@ def test_closing_in_a_signal_handler(node: Node) -> None:
 def test_a_node_that_is_away_keeps_neither_poll_nor_close(tmp_path: Path) -> None:
     with start_node(tmp_path) as node:
         fill(node, "away", 100)
-        consumer = Consumer("away", "away", node=node.address, auto_commit_interval_s=0)
+        consumer = Consumer("away", group="away", node=node.address, auto_commit_interval_s=0)
         assert len(consumer.poll(10)) == 100
         assert node.stop().returncode == 0
         longest = 0.0
@@ -280,7 +281,7 @@ def test_a_failed_poll_is_not_the_last_one(node: Node, monkeypatch: pytest.Monke
     fill(node, "failed", 20)
 
     async def main() -> None:
-        async with AsyncConsumer("failed", "failed", node=node.address) as consumer:
+        async with AsyncConsumer("failed", group="failed", node=node.address) as consumer:
             with monkeypatch.context() as patched:
                 patched.setattr(
                     Consumer, "_keep_house", lambda *_: (_ for _ in ()).throw(ProtocolError("SYSTEM_ERROR", "no"))
@@ -296,7 +297,7 @@ def test_what_a_cancelled_poll_fetched_is_nobodys_until_it_is_returned(node: Nod
     fill(node, "cancelled", 40)
 
     async def main() -> None:
-        async with AsyncConsumer("cancelled", "cancelled", node=node.address, auto_commit=False) as consumer:
+        async with AsyncConsumer("cancelled", group="cancelled", node=node.address, auto_commit=False) as consumer:
             task = asyncio.create_task(consumer.poll(5))
             await asyncio.sleep(0)
             task.cancel()
@@ -324,7 +325,7 @@ def test_tasks_that_poll_share_the_messages(node: Node) -> None:
                 await asyncio.sleep(0)
                 got.update(one.body for one in batch)
 
-        async with AsyncConsumer("tasks", "tasks", node=node.address, auto_commit=False) as consumer:
+        async with AsyncConsumer("tasks", group="tasks", node=node.address, auto_commit=False) as consumer:
             async with asyncio.timeout(30):
                 await asyncio.gather(*(work(consumer) for _ in range(4)))
         assert got == Counter(bodies)
@@ -336,7 +337,7 @@ def test_an_async_close_in_a_finally_leaves_out_the_batch_that_raised(node: Node
     fill(node, "async-finally", 60)
 
     async def main() -> None:
-        consumer = await AsyncConsumer("async-finally", "async-finally", node=node.address).start()
+        consumer = await AsyncConsumer("async-finally", group="async-finally", node=node.address).start()
         with pytest.raises(ZeroDivisionError):
             try:
                 assert len(await consumer.poll(10, max_messages=30)) == 30
@@ -350,9 +351,9 @@ def test_an_async_close_in_a_finally_leaves_out_the_batch_that_raised(node: Node
 
 def test_a_second_consumer_of_a_members_name_takes_its_place(node: Node) -> None:
     fill(node, "names", 100)
-    with Consumer("names", "names", node=node.address, member="one", auto_commit=False) as first:
+    with Consumer("names", group="names", node=node.address, member="one", auto_commit=False) as first:
         assert len(first.poll(10)) == 100
-        with Consumer("names", "names", node=node.address, member="one") as second:
+        with Consumer("names", group="names", node=node.address, member="one") as second:
             with pytest.raises(FencedError):
                 first.commit()
             assert len(second.poll(10)) == 100, "it begins where the group is"

@@ -31,6 +31,7 @@ from commitmq import (
     MessageSelector,
     Producer,
     ProtocolError,
+    Reader,
 )
 from commitmq.client.receiving import membership
 from commitmq.client.receiving.assignment import start_offsets
@@ -71,7 +72,7 @@ def send(node: Node, topic: str, count: int, queue: int = 0, body: bytes = b"%d"
     return bodies
 
 
-def drain(consumer: Consumer, count: int, seconds: float = 30) -> list[Message]:
+def drain(consumer: Consumer | Reader, count: int, seconds: float = 30) -> list[Message]:
     messages: list[Message] = []
     deadline = time.monotonic() + seconds
     while len(messages) < count:
@@ -102,7 +103,7 @@ def test_nothing_behind_a_queues_end_is_committed(node: Node, admin: Admin, way:
     topic = group = f"beyond-{way}"
     send(node, topic, 10)
     with Consumer(
-        group, topic, node=node.address, start=1000 if way == "start" else "earliest", auto_commit_interval_s=0
+        topic, group=group, node=node.address, start=1000 if way == "start" else "earliest", auto_commit_interval_s=0
     ) as consumer:
         if way != "start":
             drain(consumer, 10)
@@ -116,7 +117,7 @@ def test_nothing_behind_a_queues_end_is_committed(node: Node, admin: Admin, way:
         eventually(lambda: not consumer.poll(0.1) and consumer.positions[topic, 0] == 10, "it goes on at the end")
     assert rows(admin, group)[0] <= 10
     send(node, topic, 5)
-    with Consumer(group, topic, node=node.address) as consumer:
+    with Consumer(topic, group=group, node=node.address) as consumer:
         assert len(drain(consumer, 5)) == 5
 
 
@@ -125,7 +126,7 @@ def test_a_commit_that_is_ahead_of_the_queue_is_told_and_can_be_lowered(tmp_path
     """As a version before this one, or RocketMQ, may have left it in the file."""
     with start_node(tmp_path, "groups.heartbeat_interval_ms=200", "topics.default_queues=1") as node:
         send(node, "ahead", 10)
-        with Consumer("ahead", "ahead", node=node.address) as consumer:
+        with Consumer("ahead", group="ahead", node=node.address) as consumer:
             drain(consumer, 10)
         assert node.stop().returncode == 0
         path = node.store / "config" / "consumerOffset.json"
@@ -137,11 +138,11 @@ def test_a_commit_that_is_ahead_of_the_queue_is_told_and_can_be_lowered(tmp_path
             assert "500" in row["problem"]
             shown = commitmq("group", "lag", "ahead", "--node", node.address).stdout
             assert "ahead queue 0: offset 500 is committed, and the queue ends at 10: reset the group's offset" in shown
-            with Consumer("ahead", "ahead", node=node.address, auto_commit_interval_s=0) as consumer:
+            with Consumer("ahead", group="ahead", node=node.address, auto_commit_interval_s=0) as consumer:
                 eventually(lambda: not consumer.poll(0.1) and consumer.positions["ahead", 0] == 10, "it goes back")
                 eventually(lambda: not consumer.poll(0.1) and rows(admin, "ahead")[0] == 10, "the owner lowers it")
             send(node, "ahead", 3)
-            with Consumer("ahead", "ahead", node=node.address) as consumer:
+            with Consumer("ahead", group="ahead", node=node.address) as consumer:
                 assert len(drain(consumer, 3)) == 3
             assert admin.group_lag("ahead")[0]["problem"] is None
 
@@ -160,7 +161,7 @@ def test_messages_are_never_read_from_another_stores_files(tmp_path: Path) -> No
             node_address = node.address
             send(node, "same", 500, body=body)
     with start_node(first, *settings) as node:
-        consumer = Consumer(None, "same", node=node_address, queues=[("same", 0)])
+        consumer = Reader("same", node=node_address, queues=[("same", 0)])
         assert {one.body[:1] for one in drain(consumer, 500)} == {b"a"}
         assert len(consumer._puller._segments) == 1
         mapped = next(iter(consumer._puller._segments.values()))
@@ -179,7 +180,7 @@ def test_messages_are_never_read_from_another_stores_files(tmp_path: Path) -> No
 def test_a_reset_is_not_undone_by_a_member_that_was_away(node: Node, admin: Admin) -> None:
     """A member sleeps for longer than its session, as in a suspended machine; meanwhile its group is set back."""
     send(node, "asleep", 300)
-    with Consumer("asleep", "asleep", node=node.address, auto_commit_interval_s=0) as consumer:
+    with Consumer("asleep", group="asleep", node=node.address, auto_commit_interval_s=0) as consumer:
         drain(consumer, 200)
         consumer.commit()
         member = consumer._member
@@ -215,7 +216,7 @@ def test_resets_wait_for_members_of_before_the_coordinators_death(tmp_path: Path
     ) as node:
         send(node, "awaited", 50)
         with (
-            Consumer("awaited", "awaited", node=node.address, auto_commit_interval_s=0) as consumer,
+            Consumer("awaited", group="awaited", node=node.address, auto_commit_interval_s=0) as consumer,
             Admin(node.address) as admin,
         ):
             drain(consumer, 50)
@@ -260,15 +261,17 @@ def test_a_commit_of_before_a_gift_is_fenced(node: Node) -> None:
 
 def test_a_member_whose_program_does_not_poll_leaves_until_it_does(node: Node, admin: Admin) -> None:
     send(node, "dead-thread", 40)
-    with Consumer("dead", "dead-thread", node=node.address, max_poll_interval_s=1.0, auto_commit=False) as consumer:
+    with Consumer(
+        "dead-thread", group="dead", node=node.address, max_poll_interval_s=1.0, auto_commit=False
+    ) as consumer:
         drain(consumer, 40)
         eventually(lambda: not admin.group("dead")["members"], "it leaves")
-        with Consumer("dead", "dead-thread", node=node.address) as other:
+        with Consumer("dead-thread", group="dead", node=node.address) as other:
             assert len(drain(other, 40)) == 40
         assert len(drain(consumer, 0)) == 0
         eventually(lambda: not consumer.poll(0.1) and consumer.assignment == [("dead-thread", 0)], "it is back")
     with pytest.raises(ValueError, match="max_poll_interval_s"):
-        Consumer("dead", "dead-thread", node=node.address, max_poll_interval_s=0)
+        Consumer("dead-thread", group="dead", node=node.address, max_poll_interval_s=0)
 
 
 # ---------------------------------------------------------------- topics that change
@@ -279,8 +282,8 @@ def test_latest_loses_nothing_of_what_comes_later(node: Node, admin: Admin) -> N
     admin.topic_create("grows", 1)
     send(node, "grows", 5, body=b"old%d")
     with (
-        Consumer("grows", ["grows", "comes"], node=node.address, start="latest", auto_commit=False) as member,
-        Consumer(None, ["grows", "comes"], node=node.address, start="latest") as alone,
+        Consumer(["grows", "comes"], group="grows", node=node.address, start="latest", auto_commit=False) as member,
+        Reader(["grows", "comes"], node=node.address, start="latest") as alone,
     ):
         eventually(lambda: member.assignment == [("grows", 0)], "it has joined")
         assert not member.poll(0.2)
@@ -293,7 +296,7 @@ def test_latest_loses_nothing_of_what_comes_later(node: Node, admin: Admin) -> N
     # A member that comes when the queue is there, but the group has never read it.
     coordinator(node, "topic.create", topic="grows", queues=3, update=True)
     send(node, "grows", 7, queue=2, body=b"last%d")
-    with Consumer("grows", "grows", node=node.address, start="latest") as member:
+    with Consumer("grows", group="grows", node=node.address, start="latest") as member:
         assert len({one.body for one in drain(member, 27) if one.body.startswith(b"last")}) == 7
 
 
@@ -302,8 +305,8 @@ def test_a_topic_that_loses_queues_is_no_error(node: Node, admin: Admin) -> None
     for queue in range(3):
         send(node, "shrinks", 10, queue=queue)
     with (
-        Consumer("shrinks", "shrinks", node=node.address, auto_commit_interval_s=0) as member,
-        Consumer(None, "shrinks", node=node.address) as alone,
+        Consumer("shrinks", group="shrinks", node=node.address, auto_commit_interval_s=0) as member,
+        Reader("shrinks", node=node.address) as alone,
     ):
         drain(member, 30)
         drain(alone, 30)
@@ -336,7 +339,7 @@ def test_a_topic_that_loses_queues_while_one_begins_with_them_is_no_error(
         return found
 
     monkeypatch.setattr(membership, "start_offsets", shrink)
-    with Consumer("shrinker-now", ["shrinks-now"], node=node.address) as consumer:
+    with Consumer(["shrinks-now"], group="shrinker-now", node=node.address) as consumer:
         assert [one.body for one in drain(consumer, 10)] == bodies
         eventually(lambda: consumer.assignment == [("shrinks-now", 0)], "it has what the topic still has")
 
@@ -358,28 +361,28 @@ def test_who_is_interrupted_while_it_joins_leaves_nothing_behind(
 
     monkeypatch.setattr(threading.Thread, "start", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        Consumer(group, [topic], node=node.address)
+        Consumer([topic], group=group, node=node.address)
     monkeypatch.undo()
     assert not [one for one in threading.enumerate() if one.name == f"commitmq-member-{group}"]
-    with Consumer(group, [topic], node=node.address) as consumer:
+    with Consumer([topic], group=group, node=node.address) as consumer:
         assert [one.body for one in drain(consumer, 10, 10)] == bodies
 
 
 def test_a_deleted_topic_does_not_hold_up_the_others(node: Node, admin: Admin) -> None:
     send(node, "stays", 10)
     send(node, "goes", 10)
-    with Consumer("both", ["stays", "goes"], node=node.address, auto_commit_interval_s=60) as consumer:
+    with Consumer(["stays", "goes"], group="both", node=node.address, auto_commit_interval_s=60) as consumer:
         drain(consumer, 20)
         admin.topic_delete("goes")
     assert rows(admin, "both") == {0: 10}
 
 
 def test_a_topic_that_does_not_exist_is_told(node: Node, caplog: pytest.LogCaptureFixture) -> None:
-    for group in (None, "told"):
+    for kind in (partial(Reader, "never-made"), partial(Consumer, "never-made", group="told")):
         caplog.clear()
-        with caplog.at_level(logging.WARNING), Consumer(group, "never-made", node=node.address) as consumer:
+        with caplog.at_level(logging.WARNING), kind(node=node.address) as consumer:
             consumer.poll(0.1)
-        assert [one for one in caplog.records if "does not exist" in one.getMessage()], group
+        assert [one for one in caplog.records if "does not exist" in one.getMessage()], kind
 
 
 @pytest.mark.slow
@@ -387,7 +390,7 @@ def test_the_queues_of_a_dead_reader_go_on_beside_one_with_traffic(tmp_path: Pat
     with start_node(tmp_path, "reader.count=2", "topics.default_queues=8") as node, Producer(node.address) as producer:
         for queue in range(8):
             send(node, "readers", 5, queue=queue)
-        with Consumer(None, "readers", node=node.address) as consumer:
+        with Reader("readers", node=node.address) as consumer:
             drain(consumer, 40)
             links = {state.channel for state in consumer._assignment.owned.values()}
             assert links == {0, 1}
@@ -417,12 +420,12 @@ def test_the_program_is_told_of_its_queues(node: Node, admin: Admin) -> None:
         told.append((what, [queue for _, queue in queues]))
 
     with Consumer(
-        "telling", "told", node=node.address, auto_commit=False, member="a",
+        "told", group="telling", node=node.address, auto_commit=False, member="a",
         on_assign=partial(note, "+"), on_revoke=lambda queues: (note("-", queues), first.commit()),  # type: ignore[func-returns-value]
     ) as first:  # fmt: skip
         drain(first, 40)
         assert told == [("+", [0, 1, 2, 3])]
-        with Consumer("telling", "told", node=node.address, member="b") as second:
+        with Consumer("told", group="telling", node=node.address, member="b") as second:
             eventually(
                 lambda: not first.poll(0.1) and len(first.assignment) == 2 and len(second.assignment) == 2, "shared"
             )
@@ -443,7 +446,7 @@ def test_what_a_callback_raises_is_raised_and_it_is_called_again(node: Node) -> 
         if calls < 3:
             raise ZeroDivisionError
 
-    with Consumer("callbacks", "callbacks", node=node.address, on_assign=fail) as consumer:
+    with Consumer("callbacks", group="callbacks", node=node.address, on_assign=fail) as consumer:
         eventually(lambda: consumer.assignment == [("callbacks", 0)], "it has joined")
         for _ in range(2):
             with pytest.raises(ZeroDivisionError):
@@ -458,7 +461,9 @@ def test_a_callback_that_raises_in_close_keeps_nothing_from_being_committed(node
     def revoked(_: object) -> None:
         raise KeyError("mine")
 
-    consumer = Consumer("raises-last", "raises-last", node=node.address, on_revoke=revoked, auto_commit_interval_s=60)
+    consumer = Consumer(
+        "raises-last", group="raises-last", node=node.address, on_revoke=revoked, auto_commit_interval_s=60
+    )
     seen = [one.body for one in consumer.poll(10, 5)]
     assert seen == bodies[:5]
     assert len(consumer.poll(10, 5)) == 5  # so the first five are done
@@ -474,7 +479,7 @@ def test_a_callback_must_not_poll(node: Node) -> None:
     def assigned(_: object) -> None:
         consumer.poll(0)
 
-    with Consumer("polls-within", "polls-within", node=node.address, on_assign=assigned) as consumer:
+    with Consumer("polls-within", group="polls-within", node=node.address, on_assign=assigned) as consumer:
         with pytest.raises(CommitMQError, match="a poll is under way"):
             consumer.poll(5)
             consumer.poll(5)
@@ -485,7 +490,7 @@ def test_endless_times_are_long_ones(node: Node) -> None:
     send(node, "endless", 3)
     with (
         Producer(node.address, timeout_s=math.inf, max_pending=2) as producer,
-        Consumer("endless", "endless", node=node.address, timeout_s=math.inf) as consumer,
+        Consumer("endless", group="endless", node=node.address, timeout_s=math.inf) as consumer,
         Admin(node.address, timeout_s=math.inf) as admin,
     ):
         for _ in range(10):
@@ -502,7 +507,7 @@ def test_paused_queues_wait(node: Node, admin: Admin) -> None:
     admin.topic_create("paused", 2)
     for queue in range(2):
         send(node, "paused", 10, queue=queue)
-    with Consumer("paused", "paused", node=node.address) as consumer:
+    with Consumer("paused", group="paused", node=node.address) as consumer:
         eventually(lambda: len(consumer.assignment) == 2, "it has joined")
         consumer.pause([("paused", 1)])
         assert consumer.paused == [("paused", 1)]
@@ -537,7 +542,7 @@ def test_the_asynchronous_consumer_tells_and_pauses_too(node: Node, admin: Admin
             told.append(("-", sum((await consumer.commit()).values())))
 
         consumer = AsyncConsumer(
-            "async-told", "async-told", node=node.address, auto_commit=False, on_assign=assign, on_revoke=revoke
+            "async-told", group="async-told", node=node.address, auto_commit=False, on_assign=assign, on_revoke=revoke
         )
         async with consumer:
             async with asyncio.timeout(30):
@@ -559,21 +564,21 @@ def test_the_asynchronous_consumer_tells_and_pauses_too(node: Node, admin: Admin
 
 def test_a_single_bar_in_a_filter_is_refused_with_what_is_meant(node: Node) -> None:
     with pytest.raises(ValueError, match=r"'a \|\| b'"):
-        Consumer(None, "t", node=node.address, filter="a | b")
+        Reader("t", node=node.address, filter="a | b")
     with Producer(node.address) as producer:
         producer.send("bars", b"x", tags="a|b")
-    with Consumer(None, "bars", node=node.address, filter=MessageSelector("TAG", "a|b")) as consumer:
+    with Reader("bars", node=node.address, filter=MessageSelector("TAG", "a|b")) as consumer:
         assert len(drain(consumer, 1)) == 1
-    with Consumer(None, "bars", node=node.address, filter="a || b") as consumer:
+    with Reader("bars", node=node.address, filter="a || b") as consumer:
         assert not consumer.poll(0.3)
 
 
 def test_a_topic_that_is_named_twice_is_one(node: Node) -> None:
     send(node, "twice", 5)
-    with Consumer(None, ["twice", "twice"], node=node.address) as consumer:
+    with Reader(["twice", "twice"], node=node.address) as consumer:
         assert consumer.assignment == [("twice", 0)]
         assert len(drain(consumer, 5)) == 5
-    with Consumer(None, queues=[("twice", 0), ("twice", 0)], node=node.address) as consumer:
+    with Reader(queues=[("twice", 0), ("twice", 0)], node=node.address) as consumer:
         assert len(drain(consumer, 5)) == 5
 
 

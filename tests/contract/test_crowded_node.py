@@ -122,7 +122,7 @@ def test_a_member_keeps_its_session_beside_a_crowd_that_joins_with_large_filters
     try:
         with (
             Producer(node.address) as producer,
-            Consumer("good", ["t"], node=node.address, session_timeout_ms=2_000) as consumer,
+            Consumer(["t"], group="good", node=node.address, session_timeout_ms=2_000) as consumer,
         ):
             producer.send("t", b"first")
             eventually(lambda: len(consumer.poll(0.2)), "the first message", timeout_s=60)
@@ -187,7 +187,7 @@ def test_a_hundred_thousand_topics(tmp_path: Path) -> None:
         started_s = time.monotonic() - began
         with Admin(node.address) as admin:
             assert admin.topic("topic-000000")["name"] == "topic-000000"
-        with Consumer("g", ["topic-099999"], node=node.address) as consumer:
+        with Consumer(["topic-099999"], group="g", node=node.address) as consumer:
             eventually(lambda: len(consumer.poll(0.5)), "the message", timeout_s=60)
     figures = f"rates {[round(one) for one in rates]} topics/s, start {started_s:.1f} s, memory {memory}"
     # The machine's own ups and downs last for a batch or two; a rate that falls with the number of topics does not come back.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from commitmq import Admin, Consumer, Producer, SendResult
+from commitmq import Admin, Producer, Reader, SendResult
 from commitmq.errors import CorruptRecordError
 from commitmq.format.file_names import segment_name
 from commitmq.supervision.exit_codes import CliExit
@@ -51,7 +51,7 @@ def in_log(node: Node, physical_offset: int) -> tuple[Path, int]:
 def read_around(node: Node, topic: str, mode: str) -> tuple[list[int], CorruptRecordError]:
     """The queue offsets of all good messages, and the error that came between; the damaged one is passed over by seek."""
     found: list[int] = []
-    with Consumer(None, queues=[(topic, 0)], node=node.address, mode=mode) as consumer:
+    with Reader(queues=[(topic, 0)], node=node.address, mode=mode) as consumer:
         with pytest.raises(CorruptRecordError) as met:
             while True:
                 found += [one.queue_offset for one in consumer.poll(5)]

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from commitmq import Admin, Consumer, Producer
+from commitmq import Admin, Producer, Reader
 from nodes import Node, environment, start_node
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -52,7 +52,7 @@ def bodies(node: Node, topic: str) -> list[bytes]:
     with Admin(node.address) as admin:
         count = sum(high - low for _, low, high, _ in admin.offsets(topic))
     found: list[tuple[int, int, bytes]] = []
-    with Consumer(None, topic, node=node.address) as consumer:
+    with Reader(topic, node=node.address) as consumer:
         while len(found) < count:
             found += [(one.queue_id, one.queue_offset, one.body) for one in consumer.poll(timeout_s=5)]
     return [body for _, _, body in sorted(found)]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from commitmq import Admin, Consumer, Producer
+from commitmq import Admin, Consumer, Producer, Reader
 from commitmq.errors import ProtocolError
 from commitmq.files.disk_space import find_holders
 from commitmq.supervision.exit_codes import CliExit
@@ -90,7 +90,7 @@ def test_expired_segments_go_and_queue_files_follow(node: Node, stored: Stored) 
 
 
 def test_nobody_in_the_node_holds_what_was_deleted(node: Node, stored: Stored) -> None:
-    with Consumer(None, queues=[(TOPIC, 0), (TOPIC, 1)], node=node.address, start="earliest", mode="bytes") as consumer:
+    with Reader(queues=[(TOPIC, 0), (TOPIC, 1)], node=node.address, start="earliest", mode="bytes") as consumer:
         consumer.poll(5)  # the reader maps the oldest segments and opens the oldest files
     base = segments(node)[0]
     done = commitmq("store", "expire", "--node", node.address, "--json", "--keep-bytes", str(SEGMENT_BYTES * 5))
@@ -110,7 +110,7 @@ def test_a_consumer_at_a_deleted_offset_is_told_where_to_go_on(node: Node, store
         low = admin.offsets(TOPIC)[0][1]
         assert low > 0
     for mode in ("bytes", "ranges"):
-        with Consumer(None, queues=[(TOPIC, 0)], node=node.address, start=0, mode=mode) as consumer:
+        with Reader(queues=[(TOPIC, 0)], node=node.address, start=0, mode=mode) as consumer:
             batch = consumer.poll(5)
             assert batch[0].queue_offset == low
             assert [(gap.from_offset, gap.to_offset, gap.reason) for gap in consumer.gaps] == [
@@ -119,7 +119,7 @@ def test_a_consumer_at_a_deleted_offset_is_told_where_to_go_on(node: Node, store
 
 
 def test_a_consumer_that_keeps_a_batch_reads_on_in_it_and_holds_nothing_later(node: Node, stored: Stored) -> None:
-    with Consumer(None, queues=[(TOPIC, 0)], node=node.address, start="earliest", mode="ranges") as consumer:
+    with Reader(queues=[(TOPIC, 0)], node=node.address, start="earliest", mode="ranges") as consumer:
         batch = consumer.poll(5, max_messages=20)
         bodies = [(one.queue_offset, bytes(one.body)) for one in batch]
         with Admin(node.address) as admin:
@@ -252,7 +252,7 @@ def test_the_budget_is_kept_but_for_what_a_group_has_not_read(tmp_path: Path) ->
         stored = Stored()
         with Producer(node.address) as producer, Admin(node.address) as admin:
             stored.send(producer, 200)
-            with Consumer("slow", TOPIC, node=node.address, start="earliest") as consumer:
+            with Consumer(TOPIC, group="slow", node=node.address, start="earliest") as consumer:
                 read = 0
                 while read < 200:
                     read += len(consumer.poll(5))

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from commitmq import Admin, AsyncConsumer, Consumer, MessageSelector, Producer, ProtocolError, Sql
+from commitmq import Admin, AsyncConsumer, Consumer, MessageSelector, Producer, ProtocolError, Reader, Sql
 from commitmq.files.fd_cache import FdCache
 from commitmq.format.bloom import mask
 from commitmq.store.queues.consume_queue import ConsumeQueue
@@ -146,7 +146,7 @@ def offers(node: Node) -> list[dict[str, str]]:
 def numbers(node: Node, wanted: str | MessageSelector, count: int, **settings: Any) -> list[int]:
     """The numbers of the messages of offers that a consumer gets, sorted; exactly ``count`` are waited for."""
     found: list[int] = []
-    with Consumer(None, "offers", node=node.address, filter=wanted, **settings) as consumer:
+    with Reader("offers", node=node.address, filter=wanted, **settings) as consumer:
         while len(found) < count:
             batch = consumer.poll(10)
             assert len(batch), f"{len(found)} of {count} came"
@@ -173,7 +173,7 @@ def test_sql_selects_the_same_in_every_mode(node: Node, offers: list[dict[str, s
 def test_asyncio_and_groups(node: Node, offers: list[dict[str, str]]) -> None:
     async def main() -> list[int]:
         found: list[int] = []
-        async with AsyncConsumer("sql-group", "offers", node=node.address, filter=Sql("price = 39")) as consumer:
+        async with AsyncConsumer("offers", group="sql-group", node=node.address, filter=Sql("price = 39")) as consumer:
             async with asyncio.timeout(20):
                 while len(found) < 10:
                     found += [int(message.body) for message in await consumer.poll(1)]
@@ -205,7 +205,7 @@ def test_bit_maps_of_a_groups_subscription(node: Node) -> None:
             eventually(lambda: admin.offsets(topic)[0][2] == sent, "the messages are dispatched")
         got: list[int] = []
         for price in (3, 4, 3):
-            with Consumer(group, topic, node=node.address, filter=Sql(f"price = {price}")) as consumer:
+            with Consumer(topic, group=group, node=node.address, filter=Sql(f"price = {price}")) as consumer:
                 # The dispatcher hears of it at its interval: bits only spare looks, and nobody waits for them.
                 eventually(partial(is_published, f"price = {price}"), "the subscription is published")
                 wanted = [number for number in range(len(got) * 10, sent) if number % 10 == price]
@@ -241,7 +241,7 @@ def test_a_message_that_comes_later_ends_the_wait(node: Node) -> None:
     """A long poll goes on past messages that do not match, and ends with the first that does."""
     with (
         Producer(node.address) as producer,
-        Consumer(None, queues=[("later", 0)], node=node.address, filter=Sql("kind = 'x'")) as consumer,
+        Reader(queues=[("later", 0)], node=node.address, filter=Sql("kind = 'x'")) as consumer,
     ):
         producer.send("later", b"0", queue=0, properties={"kind": "y"})
         assert not consumer.poll(0.5)
@@ -284,7 +284,7 @@ def test_a_broken_filter_fails_only_its_own_requests(
     node: Node, offers: list[dict[str, str]], kind: str, reason: str
 ) -> None:
     reader = node.pids()["reader-0"]
-    with Consumer(None, "offers", node=node.address, filter=MessageSelector(kind, "eu")) as consumer:
+    with Reader("offers", node=node.address, filter=MessageSelector(kind, "eu")) as consumer:
         for _ in range(2):
             with pytest.raises(ProtocolError, match=reason) as failure:
                 for _ in range(20):
@@ -311,7 +311,7 @@ def test_sql_can_be_switched_off(tmp_path: Path) -> None:
         with Producer(node.address) as producer:
             producer.send("t", b"x")
         with (
-            Consumer(None, "t", node=node.address, filter=Sql("a = 1")) as consumer,
+            Reader("t", node=node.address, filter=Sql("a = 1")) as consumer,
             pytest.raises(ProtocolError, match="no filter type 'SQL92'"),
         ):
             for _ in range(20):

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from commitmq import Admin, Consumer, Message, Producer
+from commitmq import Admin, Message, Producer, Reader
 from golden_stores import ALL_GOLDEN_NAMES, GoldenStore, unpack
 from nodes import Node, started
 
@@ -20,7 +20,7 @@ from nodes import Node, started
 def read(address: str, topic: str, queue: int, count: int, mode: str) -> list[Message]:
     """The first ``count`` messages of one queue."""
     messages: list[Message] = []
-    with Consumer(None, node=address, queues=[(topic, queue)], start="earliest", mode=mode) as consumer:
+    with Reader(node=address, queues=[(topic, queue)], start="earliest", mode=mode) as consumer:
         while len(messages) < count:
             batch = consumer.poll(timeout_s=10)
             assert len(batch), f"{topic}/{queue} ends after {len(messages)} of {count} messages"

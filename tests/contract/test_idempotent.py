@@ -20,7 +20,7 @@ import orjson
 import pytest
 import zmq
 
-from commitmq import Admin, BatchSendError, InvalidMessageError, Message, Outcome, Producer, SendError
+from commitmq import Admin, BatchSendError, ExactlyOnce, InvalidMessageError, Message, Outcome, Producer, SendError
 from commitmq.client.aio import AsyncProducer
 from commitmq.client.sending.run_encoder import RunLayout, encode_run
 from commitmq.format.file_names import segment_name
@@ -91,7 +91,7 @@ def bodies_of(messages: list[Message], queue: int) -> list[bytes]:
 
 
 def as_named(node: Node, name: str, epoch: int = 0, **settings: Any) -> Producer:
-    return Producer(node.address, idempotent=True, producer_id=name, producer_epoch=epoch, **settings)
+    return Producer(node.address, delivery=ExactlyOnce(name, epoch), **settings)
 
 
 # ---------------------------------------------------------------- repetitions
@@ -166,7 +166,7 @@ def test_several_queues_by_sharding_key(node: Node) -> None:
 
 
 def test_threads_futures_and_batches_share_one_producer(node: Node) -> None:
-    with Producer(node.address, idempotent=True) as producer:
+    with Producer(node.address, delivery=ExactlyOnce()) as producer:
 
         def work(number: int) -> None:
             for at in range(20):
@@ -186,7 +186,7 @@ def test_the_asyncio_twin(node: Node) -> None:
     async def both() -> list[bool]:
         found = []
         for _ in range(2):
-            async with AsyncProducer(node.address, idempotent=True, producer_id="aio") as producer:
+            async with AsyncProducer(node.address, delivery=ExactlyOnce("aio")) as producer:
                 found.append((await producer.send("aio", b"one", queue=0)).duplicate)
                 found += [one.duplicate for one in await producer.send_batch("aio", [b"two"], queue=0)]
         return found
@@ -221,11 +221,11 @@ def test_a_higher_epoch_shuts_out_the_lower_one(node: Node) -> None:
     assert bodies_of(read_all(node, "fence"), 0) == [b"old", b"new", b"newer"]
 
 
-@pytest.mark.parametrize("settings", [{"producer_id": "gap"}, {}], ids=["given", "own"])
-def test_what_the_node_refuses_leaves_no_gap(node: Node, settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize("delivery", [ExactlyOnce("gap"), ExactlyOnce()], ids=["given", "own"])
+def test_what_the_node_refuses_leaves_no_gap(node: Node, delivery: ExactlyOnce) -> None:
     """Messages that were refused must not keep those behind them out, nor take their numbers."""
-    topic = f"gap-{len(settings)}"
-    with Producer(node.address, idempotent=True, **settings) as producer, Admin(node.address) as admin:
+    topic = f"gap-{delivery.producer_id}"
+    with Producer(node.address, delivery=delivery) as producer, Admin(node.address) as admin:
         expected = []
         for number in range(3):
             _permit(admin, topic, 6)
@@ -258,7 +258,7 @@ def _is_stored(producer: Producer, topic: str, body: bytes) -> bool:
 
 
 def test_a_topic_made_anew_begins_anew(node: Node) -> None:
-    with Producer(node.address, idempotent=True) as own, as_named(node, "remade") as named:
+    with Producer(node.address, delivery=ExactlyOnce()) as own, as_named(node, "remade") as named:
         with Admin(node.address) as admin:
             for producer in (own, named):
                 producer.send_batch("remade", [b"1", b"2"], queue=0)
@@ -282,7 +282,7 @@ def test_what_takes_no_idempotent_sends_says_so(node: Node, peer: Peer) -> None:
     with Admin(node.address) as admin:
         admin.topic_create("inner", queues=1, attributes={"queue.type": "BatchCQ"})
         admin.topic_create("volatile", queues=1, attributes={"storage.type": "memory"})
-    with Producer(node.address, idempotent=True) as own, as_named(node, "named") as named:
+    with Producer(node.address, delivery=ExactlyOnce()) as own, as_named(node, "named") as named:
         with pytest.raises(InvalidMessageError, match="BatchCQ"):
             own.send_batch("inner", [b"x"])
         with pytest.raises((InvalidMessageError, SendError), match="memory"):
@@ -300,14 +300,9 @@ def test_what_takes_no_idempotent_sends_says_so(node: Node, peer: Peer) -> None:
     for settings in lonely:
         with pytest.raises(ValueError, match="idempotent"):
             Producer(node.address, **settings)
-    odd: list[dict[str, Any]] = [
-        {"producer_id": "a:b"},
-        {"producer_id": "a", "producer_epoch": -1},
-        {"producer_epoch": 1},
-    ]
-    for settings in odd:
+    for of in (("a:b", 0), ("a", -1), (None, 1)):
         with pytest.raises(ValueError, match="producer_"):
-            Producer(node.address, idempotent=True, **settings)
+            Producer(node.address, delivery=ExactlyOnce(*of))
     good = {"producer_id": "raw", "producer_epoch": 0, "sequence": 0, "topic": "t", "queue": 0}
     for wrong in (
         {"producer_id": "a:b"},
@@ -530,7 +525,7 @@ def test_killed_between_append_and_answer(tmp_path: Path, point: str, action: st
     fired.mkdir()
     extra = {"COMMITMQ_FAILPOINTS": f"{point}={action}@4", "COMMITMQ_FAILPOINTS_ONCE": str(fired)}
     with start_node(tmp_path, *SETTINGS, f"network.port={free_ports()}", **extra) as node:
-        with Producer(node.address, idempotent=True, timeout_s=60) as producer:
+        with Producer(node.address, delivery=ExactlyOnce(), timeout_s=60) as producer:
             if action == "kill_node":
                 starter = threading.Thread(target=_start_again, args=(node, fired))
                 starter.start()

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from commitmq import Admin, Producer
+from commitmq import Admin, ExactlyOnce, Producer
 from commitmq.client.sending.outbox import FULL_RUN_BYTES
 from commitmq.client.sending.run import Run
 from nodes import Node, start_node
@@ -36,7 +36,9 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 @pytest.fixture(params=[False, True], ids=["plain", "idempotent"])
 def slow(node: Node, request: pytest.FixtureRequest) -> Iterator[Producer]:
     """A producer that has just sent something and lingers from now on."""
-    with Producer(node.address, ack="memory", linger_ms=LONG_MS, idempotent=request.param) as producer:
+    with Producer(
+        node.address, ack="memory", linger_ms=LONG_MS, delivery=ExactlyOnce() if request.param else None
+    ) as producer:
         producer.send_async("warm", b"connects").result(30)
         producer.send_async("linger", b"makes the topic known").result(30)
         time.sleep(LONG_MS / 1000)

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from commitmq import AsyncProducer, Message, NodeUnavailableError, Outcome, SendError
+from commitmq import AsyncProducer, ExactlyOnce, Message, NodeUnavailableError, Outcome, SendError
 from messages_stored import read_all
 from nodes import Node, halted, start_node
 
@@ -111,7 +111,10 @@ async def outcomes(sends: Sequence[Awaitable[Any]], limit_s: float) -> list[Base
 @pytest.mark.parametrize("idempotent", [False, True])
 def test_the_node_is_down(fields: dict[str, Any], idempotent: bool) -> None:
     async def main() -> None:
-        async with AsyncProducer(NOBODY, timeout_s=1.5, idempotent=idempotent) as producer, no_gap():
+        async with (
+            AsyncProducer(NOBODY, timeout_s=1.5, delivery=ExactlyOnce() if idempotent else None) as producer,
+            no_gap(),
+        ):
             sends = [producer.send("t", b"x", **fields) for _ in range(300)]
             errors = await outcomes(sends, 15)
             assert all(isinstance(one, NodeUnavailableError) for one in errors)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from commitmq import Admin, Consumer, Producer
+from commitmq import Admin, Producer, Reader
 from nodes import Node, eventually, start_node
 
 TOPICS, QUEUES = 1_000, 10
@@ -95,7 +95,7 @@ def test_ten_thousand_queues(node: Node) -> None:
         found = {name: [high for _, _, high, _ in admin.offsets(name)] for name in NAMES}
     assert found == expected
     seen: dict[tuple[str, int], int] = {}
-    with Consumer(None, NAMES, node=node.address) as consumer:
+    with Reader(NAMES, node=node.address) as consumer:
         missing = TOPICS * QUEUES * 110
         while missing:
             batch = consumer.poll(timeout_s=30)

@@ -87,7 +87,7 @@ def consume(node: Node, topic: str, count: int, *, group: str = "", **options: A
     found: list[Message] = []
     deadline = time.monotonic() + 20
     group = group or f"g{next(_numbers)}"
-    with Consumer(group, topic, node=node.address, start="earliest", **options) as consumer:
+    with Consumer(topic, group=group, node=node.address, start="earliest", **options) as consumer:
         while len(found) < count and time.monotonic() < deadline:
             found += list(consumer.poll(timeout_s=0.5))
     return found
@@ -146,7 +146,7 @@ def test_asyncio_twins(node: Node, topic: str) -> None:
         async with AsyncProducer(node.address) as producer:
             await asyncio.gather(*(producer.send(topic, b"%d" % number) for number in range(50)))
         bodies: list[bytes] = []
-        async with AsyncConsumer("aio", topic, node=node.address, start="earliest") as consumer:
+        async with AsyncConsumer(topic, group="aio", node=node.address, start="earliest") as consumer:
             while len(bodies) < 50:
                 bodies += [message.body for message in await consumer.poll(timeout_s=5)]
         return bodies
@@ -156,7 +156,7 @@ def test_asyncio_twins(node: Node, topic: str) -> None:
 
 def test_a_waiting_consumer_hears_of_a_message_at_once(node: Node, producer: Producer, topic: str) -> None:
     """By a wake-up: the look that the reader takes by itself comes once a second."""
-    with Consumer("waiting", topic, node=node.address, start="earliest") as consumer:
+    with Consumer(topic, group="waiting", node=node.address, start="earliest") as consumer:
         assert not len(consumer.poll(timeout_s=0.3))
         waits = []
         for number in range(8):
@@ -171,10 +171,10 @@ def test_a_waiting_consumer_hears_of_a_message_at_once(node: Node, producer: Pro
 
 def test_groups_commit_and_go_on(node: Node, producer: Producer, topic: str) -> None:
     producer.send_batch(topic, [b"%d" % number for number in range(10)], queue=0)
-    with Consumer("steps", topic, node=node.address, start="earliest", auto_commit=False) as consumer:
+    with Consumer(topic, group="steps", node=node.address, start="earliest", auto_commit=False) as consumer:
         seen = list(consumer.poll(max_messages=4, timeout_s=5))
         consumer.commit()
-    with Consumer("steps", topic, node=node.address, start="latest") as consumer:
+    with Consumer(topic, group="steps", node=node.address, start="latest") as consumer:
         while len(seen) < 10:
             seen += list(consumer.poll(timeout_s=5))
     assert [one.queue_offset for one in seen] == list(range(10))
@@ -366,7 +366,7 @@ def test_the_budget_is_held_under_a_producer_of_five_times_its_size(node: Node, 
 def test_a_consumer_that_is_too_slow_is_told_of_the_gap_and_goes_on(node: Node, producer: Producer, topic: str) -> None:
     bodies = [bytes(1000)] * 1000
     producer.send_batch(topic, bodies, queue=0)
-    with Consumer("slow", topic, node=node.address, start="earliest", mode="bytes") as consumer:
+    with Consumer(topic, group="slow", node=node.address, start="earliest", mode="bytes") as consumer:
         assert consumer.poll(max_messages=10, timeout_s=5)[0].queue_offset == 0
         total = 1000
         while total * 1000 < 2 * BUDGET:

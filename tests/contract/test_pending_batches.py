@@ -14,7 +14,16 @@ from typing import Any
 
 import pytest
 
-from commitmq import Admin, BatchSendError, Consumer, InvalidMessageError, Message, Outcome, Producer
+from commitmq import (
+    Admin,
+    BatchSendError,
+    ExactlyOnce,
+    InvalidMessageError,
+    Message,
+    Outcome,
+    Producer,
+    Reader,
+)
 from commitmq.client.sending.delivery import WINDOW
 from messages_stored import read_all, while_the_writer_dies
 from nodes import Node, start_node
@@ -71,7 +80,7 @@ def test_topics_of_other_kinds_take_them_too(node: Node, attributes: dict[str, s
         futures = [producer.send_batch_async(topic, [b"%d" % (part * 10 + n) for n in range(10)]) for part in range(20)]
         for one in futures:
             assert len(one.result(30)) == 10
-    with Consumer(None, topic, node=node.address) as consumer:
+    with Reader(topic, node=node.address) as consumer:
         seen: set[bytes] = set()
         deadline = time.monotonic() + 30
         while len(seen) < 200:
@@ -98,7 +107,7 @@ def test_bad_input_is_told_at_once_or_by_the_future(node: Node) -> None:
 
 def test_an_idempotent_producer_numbers_them_in_the_order_of_the_calls(node: Node) -> None:
     """Single messages among them, too: what a program sends again must get the same numbers."""
-    with Producer(node.address, idempotent=True) as producer:
+    with Producer(node.address, delivery=ExactlyOnce()) as producer:
         futures: list[Future[Any]] = []
         for number in range(20):
             futures.append(producer.send_batch_async("numbered", [b"%d a" % number, b"%d b" % number], queue=0))

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from commitmq import Consumer, Producer
+from commitmq import Producer, Reader
 from commitmq.supervision.exit_codes import CliExit
 from nodes import Node, commitmq, environment, eventually, start_node
 
@@ -60,7 +60,7 @@ def test_it_serves_with_its_own_settings_and_sees_the_nodes_positions(node: Node
 
 def test_it_is_a_client_of_its_own_node(node: Node) -> None:
     assert ask(node, "send").startswith("hello send 7 ")
-    with Consumer(None, ["from-the-worker"], node=node.address) as consumer:
+    with Reader(["from-the-worker"], node=node.address) as consumer:
         assert [one.body for one in consumer.poll(timeout_s=10)] == [b"one"]
 
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from commitmq import Admin, AsyncConsumer, Consumer, Message, MessageBatch, Producer, UndecodableBodyError
+from commitmq import Admin, AsyncConsumer, Consumer, Message, MessageBatch, Producer, Reader, UndecodableBodyError
 from commitmq.protocol.connection import Directory
 from nodes import Node, start_node
 
@@ -65,7 +65,9 @@ def test_a_group_that_stumbles_and_polls_on_misses_no_neighbour(node: Node, mode
     good = fill(node, topic, {7: GARBAGE, 8: CUT_SHORT, 29: GARBAGE})
     handled: list[bytes] = []
     stumbled = 0
-    with Consumer(f"careless-{mode}", topic, node=node.address, mode=mode, auto_commit_interval_s=0.0) as consumer:
+    with Consumer(
+        topic, group=f"careless-{mode}", node=node.address, mode=mode, auto_commit_interval_s=0.0
+    ) as consumer:
         deadline = time.monotonic() + 60
         while consumer.positions.get((topic, 0), 0) < 30 and time.monotonic() < deadline:
             try:
@@ -81,7 +83,7 @@ def test_a_group_that_stumbles_and_polls_on_misses_no_neighbour(node: Node, mode
 
 def test_such_a_message_is_delivered_with_its_raw_body_and_the_reason(node: Node) -> None:
     good = fill(node, "told", {4: GARBAGE}, 6)
-    with Consumer(None, "told", node=node.address, queues=[("told", 0)]) as consumer:
+    with Reader("told", node=node.address, queues=[("told", 0)]) as consumer:
         batches: list[MessageBatch] = []
         while sum(map(len, batches)) < 6:
             batches.append(consumer.poll(30))
@@ -109,7 +111,7 @@ def test_such_a_message_is_delivered_with_its_raw_body_and_the_reason(node: Node
 def test_small_polls_pass_it_in_order(node: Node) -> None:
     good = fill(node, "small", {1: GARBAGE, 2: GARBAGE, 5: GARBAGE}, 9)
     seen: list[int] = []
-    with Consumer(None, "small", node=node.address, queues=[("small", 0)]) as consumer:
+    with Reader("small", node=node.address, queues=[("small", 0)]) as consumer:
         while len(seen) < 9:
             batch = consumer.poll(30, max_messages=2)
             assert len(batch) <= 2
@@ -124,7 +126,7 @@ def test_asynchronous_consumers_get_it_alone_too(node: Node) -> None:
 
     async def read() -> list[bytes]:
         handled: list[bytes] = []
-        async with AsyncConsumer("awaited", "awaited", node=node.address) as consumer:
+        async with AsyncConsumer("awaited", group="awaited", node=node.address) as consumer:
             while consumer.positions.get(("awaited", 0), 0) < 8:
                 try:
                     for message in await consumer.poll(1.0):

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from commitmq import Admin, Consumer, Message, Producer, SendResult, Sql
+from commitmq import Admin, Consumer, Message, Producer, Reader, SendResult, Sql
 from commitmq.errors import InvalidMessageError, ProtocolError, SendError
 from commitmq.format.client_batch import BatchElement, encode_client_batch
 from commitmq.format.properties import encode_properties
@@ -53,7 +53,7 @@ def make_topic(node: Node, name: str, queues: int = 1) -> str:
 def read(node: Node, topic: str, count: int, **options: Any) -> list[Message]:
     """``count`` messages of ``topic`` from where ``options`` say, and no more."""
     found: list[Message] = []
-    with Consumer(options.pop("group", None), [topic], node=node.address, **options) as consumer:
+    with (Consumer if "group" in options else Reader)([topic], node=node.address, **options) as consumer:
         deadline = time.monotonic() + 20
         while len(found) < count:
             assert time.monotonic() < deadline, f"{len(found)} of {count} messages came"
@@ -136,7 +136,7 @@ def test_columns_of_a_batch(node: Node, producer: Producer) -> None:
     producer.send_batch(topic, [b"a", b"bb", b"ccc"])
     producer.send_batch(topic, [b"d" * 4, b"e" * 5])
     eventually_dispatched(node, topic, 5)
-    with Consumer(None, [topic], node=node.address) as consumer:
+    with Reader([topic], node=node.address) as consumer:
         batch = consumer.poll(10.0)
     assert batch.queue_offset.tolist() == [0, 1, 2, 3, 4]
     assert batch.body_size.tolist() == [1, 2, 3, 4, 5]
@@ -155,7 +155,7 @@ def test_a_pull_may_begin_inside_a_batch(node: Node, producer: Producer) -> None
     for start in (0, 1, 4, 5, 99, 198, 199):
         assert [one.queue_offset for one in read(node, topic, 200 - start, start=start)] == list(range(start, 200))
     # A group's offset can lie inside a batch: the next member goes on there.
-    with Consumer("inside", [topic], node=node.address, auto_commit=False) as consumer:
+    with Consumer([topic], group="inside", node=node.address, auto_commit=False) as consumer:
         taken: list[Message] = []
         while len(taken) < 13:
             taken += consumer.poll(5.0, max_messages=13 - len(taken))
@@ -211,12 +211,12 @@ def test_tags_of_the_messages_inside(node: Node, producer: Producer) -> None:
     assert set(queue.units(0, 99)["tags_code"].tolist()) == {0, 65, 66}
     found = read(node, topic, len(wanted), filter="A || C")
     assert [one.queue_offset for one in found] == wanted
-    with Consumer("tagged", [topic], node=node.address, filter="nothing") as consumer:
+    with Consumer([topic], group="tagged", node=node.address, filter="nothing") as consumer:
         assert not consumer.poll(1.0)
         assert consumer.positions == {(topic, 0): 48}
     # The node would have to look at the messages inside, which it does not.
     with (
-        Consumer(None, [topic], node=node.address, filter=Sql("TAGS = 'A'")) as consumer,
+        Reader([topic], node=node.address, filter=Sql("TAGS = 'A'")) as consumer,
         pytest.raises(ProtocolError, match="by tags only"),
     ):
         consumer.poll(5.0)
@@ -224,7 +224,7 @@ def test_tags_of_the_messages_inside(node: Node, producer: Producer) -> None:
 
 def test_long_poll(node: Node, producer: Producer) -> None:
     topic = make_topic(node, "waiting")
-    with Consumer(None, [topic], node=node.address) as consumer:
+    with Reader([topic], node=node.address) as consumer:
         assert not consumer.poll(0.1)
         producer.send_batch(topic, [b"a", b"b"])
         started = time.monotonic()
@@ -389,7 +389,7 @@ def test_one_message_in_many_queues(node: Node, producer: Producer) -> None:
 
 def test_groups_read_light_queues(node: Node, producer: Producer) -> None:
     name = "%LMQ%grouped"
-    with Consumer("light", [name], node=node.address, start="earliest") as consumer:
+    with Consumer([name], group="light", node=node.address, start="earliest") as consumer:
         assert consumer.assignment == [(name, 0)]
         assert not consumer.poll(0.2)
         producer.send("origin-g", b"first", multi_dispatch=[name])

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from commitmq import Consumer, Producer
+from commitmq import Producer, Reader
 from commitmq.format.file_names import segment_name
 from commitmq.store.layout import StoreLayout
 from commitmq.store.recovery.sidecar import Sidecar
@@ -34,7 +34,7 @@ def send(node: Node, first: int, count: int) -> None:
 
 def numbers(node: Node) -> list[int]:
     found: list[int] = []
-    with Consumer(None, queues=[("orders", 0)], node=node.address) as consumer:
+    with Reader(queues=[("orders", 0)], node=node.address) as consumer:
         while batch := consumer.poll(2.0):
             found += [int(message.body.split()[0]) for message in batch]
     return found
@@ -209,7 +209,7 @@ def test_a_wrong_size_at_the_first_start_costs_a_rocketmq_store_nothing(
         assert ended.returncode == 0, ended.stderr
         wanted = sum(line["topic"].endswith("Normal") for line in golden.messages)
         topic = next(line["topic"] for line in golden.messages if line["topic"].endswith("Normal"))
-        with Consumer(None, [topic], node=node.address, start="earliest") as consumer:
+        with Reader([topic], node=node.address, start="earliest") as consumer:
             found = 0
             while found < wanted:
                 batch = consumer.poll(20.0)

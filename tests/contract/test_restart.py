@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from commitmq import Admin, Consumer, Message, Producer
+from commitmq import Admin, Message, Producer, Reader
 from commitmq.bench.restart import measure_restart
 from commitmq.format.record import Record
 from commitmq.store.layout import StoreLayout
@@ -46,7 +46,7 @@ def send_segments(node: Node, count: int) -> int:
 
 def count_readable(node: Node) -> int:
     found = 0
-    with Consumer(None, queues=[("orders", 0)], node=node.address) as consumer:
+    with Reader(queues=[("orders", 0)], node=node.address) as consumer:
         while batch := consumer.poll(1.0):
             found += len(batch)
     return found

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from commitmq import Admin, Consumer, Producer
+from commitmq import Admin, Producer, Reader
 from commitmq.bench.rolls import measure_rolls
 from nodes import commitmq, eventually, start_node
 
@@ -47,7 +47,7 @@ def test_without_preallocation_a_segment_is_made_when_a_message_needs_it(tmp_pat
         if limit == resource.RLIM_INFINITY or limit >= SEGMENT_BYTES:
             # Those that were left are let go once they are flushed.
             eventually(lambda: locked_bytes(allocate) == SEGMENT_BYTES, "the tail's segment alone is locked")
-        with Consumer(None, "made", node=node.address) as consumer:
+        with Reader("made", node=node.address) as consumer:
             seen: list[bytes] = []
 
             def has_all() -> bool:

@@ -26,6 +26,7 @@ from commitmq import (
     AsyncAdmin,
     BatchSendError,
     ConfigError,
+    ExactlyOnce,
     InvalidMessageError,
     Message,
     NodeUnavailableError,
@@ -204,7 +205,7 @@ def test_a_batch_tells_how_long_it_waited_in_all(timeout_s: float, idempotent: b
     import_module(
         "commitmq.client.sending.batch_plan"
     )  # numpy: importing it is part of the first batch's time, but no waiting
-    producer = Producer(NOBODY, timeout_s=timeout_s, idempotent=idempotent)
+    producer = Producer(NOBODY, timeout_s=timeout_s, delivery=ExactlyOnce() if idempotent else None)
     with producer, pytest.raises(NodeUnavailableError) as caught:
         producer.send_batch("t", [b"x"])
     told = float(str(caught.value).partition("within ")[2].partition(" s")[0])
@@ -258,7 +259,7 @@ def test_a_key_beside_its_parts_is_refused(producer: Producer) -> None:
 @pytest.mark.parametrize("idempotent", [False, True])
 def test_a_tombstone_is_a_message_without_a_body(node: Node, idempotent: bool) -> None:
     topic = f"stones-{idempotent}"
-    with Producer(node.address, idempotent=idempotent) as producer:
+    with Producer(node.address, delivery=ExactlyOnce() if idempotent else None) as producer:
         producer.send(topic, b"value", key="k")
         producer.send(topic, Tombstone("k"))
         producer.send_async(topic, Tombstone("k", tags="T")).result(10)
@@ -573,7 +574,10 @@ def test_exceptions_from_outside_leave_the_producer_usable(node: Node, way: str)
         with (
             logging_survives(),
             Producer(
-                node.address, timeout_s=5, idempotent=way == "numbered", max_pending=50 if way == "full" else 10_000
+                node.address,
+                timeout_s=5,
+                delivery=ExactlyOnce() if way == "numbered" else None,
+                max_pending=50 if way == "full" else 10_000,
             ) as disturbed,
         ):
             disturbed.send("interrupted", b"x")

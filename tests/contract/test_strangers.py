@@ -31,7 +31,7 @@ from accounts import (
     python_for_all,
     read_only_copy,
 )
-from commitmq import Admin, Consumer, Producer
+from commitmq import Admin, Consumer, Producer, Reader
 from commitmq.files import kernel_cache
 from commitmq.kernels import warm
 from commitmq.store.layout import StoreLayout
@@ -258,7 +258,7 @@ def test_files_are_the_owner_s_alone_whatever_the_umask(tmp_path: Path) -> None:
             with Producer(node.address) as producer:
                 for topic in ("orders", "batches", "cache"):
                     producer.send_batch(topic, [b"x" * 1000] * 100, queue=0)
-            with Consumer("group", "orders", node=node.address) as consumer:
+            with Consumer("orders", group="group", node=node.address) as consumer:
                 assert consumer.poll(30)
             for folder in (node.store, *outside(node)):
                 assert unwanted(folder, 0o077) == []
@@ -285,7 +285,7 @@ def test_a_folder_that_says_so_shares_the_store_with_its_group(tmp_path: Path) -
         try:
             assert node.start().returncode == 0
             assert send_one(node)
-            with Consumer(None, "orders", node=node.address) as consumer:
+            with Reader("orders", node=node.address) as consumer:
                 assert consumer.poll(30), "its ConsumeQueue is there"
             assert unwanted(node.store, 0o027) == []
             for name in ("commitlog", "commitlog/00000000000000000000", "consumequeue/orders/0", "run/token"):
@@ -313,10 +313,10 @@ def test_a_store_that_others_can_read_is_named(tmp_path: Path) -> None:
 
 READ = """
 import sys
-from commitmq import Consumer, Producer
+from commitmq import Producer, Reader
 with Producer(sys.argv[1]) as producer:
     producer.send("orders", b"from another account", queue=0)
-with Consumer(None, "orders", node=sys.argv[1], queues=[("orders", 0)]) as consumer:
+with Reader(node=sys.argv[1], queues=[("orders", 0)]) as consumer:
     bodies = []
     while len(bodies) < 2:
         bodies += [message.body.decode() for message in consumer.poll(30)]

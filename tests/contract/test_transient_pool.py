@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from commitmq import Consumer, Message, Producer
+from commitmq import ExactlyOnce, Message, Producer, Reader
 from commitmq.errors import Outcome, SendError
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
@@ -52,7 +52,7 @@ def positions(node: CommitMQNode) -> dict[str, int]:
 def read(node: CommitMQNode, topic: str, count: int, *, patience_s: float = 20) -> list[bytes]:
     """Bodies of queue 0 from the beginning: at least ``count``, or as many as come."""
     found: list[bytes] = []
-    with Consumer(None, queues=[(topic, 0)], node=node.address) as consumer:
+    with Reader(queues=[(topic, 0)], node=node.address) as consumer:
         while batch := consumer.poll(patience_s if len(found) < count else 0.3):
             found += [message.body for message in batch]
     return found
@@ -112,7 +112,7 @@ def test_an_ack_of_flushed_means_the_device(node: CommitMQNode) -> None:
 
 
 def test_a_repetition_is_told_where_lies_what_was_sent_a_moment_ago(node: CommitMQNode) -> None:
-    named: dict[str, Any] = {"idempotent": True, "producer_id": "again", "producer_epoch": 0, "node": node.address}
+    named: dict[str, Any] = {"delivery": ExactlyOnce("again"), "node": node.address}
     with Producer(**named) as one, Producer(**named) as other:
         one.send("again", b"elsewhere", queue=1)
         other.send("again", b"elsewhere", queue=1)  # both are connected

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from commitmq import Admin, Consumer, Producer
+from commitmq import Admin, Producer, Reader
 from nodes import Node, eventually, start_node
 
 pytestmark = pytest.mark.timeout(120)
@@ -94,7 +94,7 @@ def test_who_comes_late_ends_the_pause(node: Node) -> None:
             lay_there = not all_visible(admin)
         bodies: list[bytes] = []
         began_s = None
-        with Consumer(None, topic, node=node.address) as consumer:
+        with Reader(topic, node=node.address) as consumer:
             while len(bodies) < 3:
                 bodies += [message.body for message in consumer.poll(5)]
                 if bodies and began_s is None:
@@ -127,7 +127,7 @@ def slow_stream(node: Node, topic: str, count: int = 60) -> tuple[list[float], l
     late: list[float] = []
 
     def consume() -> None:
-        with Consumer(None, topic, node=node.address) as consumer:
+        with Reader(topic, node=node.address) as consumer:
             while len(came) < count:
                 for message in consumer.poll(5):
                     came[int(message.body)] = time.monotonic()

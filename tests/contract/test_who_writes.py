@@ -68,7 +68,7 @@ def use(node: Node) -> None:
         producer.send_batch("inner", [b"one", b"two"])
         producer.send_batch("kept", [b"one", b"two"], ack="memory")
         admin.topic_delete("gone")
-        with Consumer("readers", "kept", node=node.address) as consumer:
+        with Consumer("kept", group="readers", node=node.address) as consumer:
             consumer.poll(timeout_s=5)
             consumer.commit()
 

@@ -149,7 +149,7 @@ class Counting:
 
 def run(address: str, topic: str, folder: Path, pids: dict[str, int]) -> None:
     """All parts; see the module."""
-    from commitmq import Consumer, Producer
+    from commitmq import Producer, Reader
     from commitmq.control import ControlBlock, Word
     from commitmq.store.layout import StoreLayout
 
@@ -190,8 +190,8 @@ def run(address: str, topic: str, folder: Path, pids: dict[str, int]) -> None:
             batches(size, 2)
         pipelined(500)
         with (
-            Consumer(None, topic, node=address, mode="ranges") as mapped,
-            Consumer(None, topic, node=address, mode="bytes") as sent,
+            Reader(topic, node=address, mode="ranges") as mapped,
+            Reader(topic, node=address, mode="bytes") as sent,
         ):
             for consumer in (mapped, sent):
                 read(consumer, 1000)

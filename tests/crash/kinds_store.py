@@ -40,7 +40,7 @@ def make_store(folder: Path, **settings: object) -> Path:
             for number in range(60):
                 producer.send_batch("batches", [b"b%d-%d" % (number, at) for at in range(3)], queue=0)
                 producer.send("orders", b"l%d" % number, queue=0, multi_dispatch=["%LMQ%a", "%LMQ%b"])
-        with Consumer("readers", ["orders", "batches"], node=node.address) as consumer:
+        with Consumer(["orders", "batches"], group="readers", node=node.address) as consumer:
             while consumer.poll(0.5):
                 consumer.commit()
         assert node.stop().returncode == 0

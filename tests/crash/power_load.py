@@ -21,7 +21,7 @@ from typing import Any
 
 from power_recorder import Recorder
 
-from commitmq import Admin, Consumer, Producer, SendResult
+from commitmq import Admin, Consumer, ExactlyOnce, Producer, SendResult
 from commitmq.client.results import BatchSendError
 from commitmq.errors import CommitMQError, SendError
 from nodes import Node, environment
@@ -130,7 +130,7 @@ class Load:
         return self._said.new_body(chance)
 
     def _producer(self, *, idempotent: bool = False) -> Producer:
-        return Producer(self._address, timeout_s=4, idempotent=idempotent)
+        return Producer(self._address, timeout_s=4, delivery=ExactlyOnce() if idempotent else None)
 
     def _send_singles(self, chance: random.Random, ack: str, pause_s: float) -> None:
         with self._producer() as producer:
@@ -194,7 +194,7 @@ class Load:
 
     def _consume(self, chance: random.Random) -> None:
         with Consumer(
-            GROUP, [*TOPICS, BATCHES], node=self._address, auto_commit=False, timeout_s=PATIENCE_S
+            [*TOPICS, BATCHES], group=GROUP, node=self._address, auto_commit=False, timeout_s=PATIENCE_S
         ) as consumer:
             while not self._over.is_set():
                 for message in consumer.poll(0.1, max_messages=40):
@@ -217,7 +217,7 @@ class Load:
         while not self._over.wait(0.5 + chance.random()):
             with (
                 contextlib.suppress(CommitMQError),
-                Consumer(PASSERS, [PASSING], node=self._address, auto_commit=False, timeout_s=4) as consumer,
+                Consumer([PASSING], group=PASSERS, node=self._address, auto_commit=False, timeout_s=4) as consumer,
             ):
                 consumer.poll(0.1)
 

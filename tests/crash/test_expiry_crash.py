@@ -249,7 +249,7 @@ def test_a_filling_disk_costs_the_oldest_segments_and_no_more(disk: Path) -> Non
         looked(node)
         assert segments(node) == there[6:]
         # The group goes on at the first message that is left.
-        with Consumer("slow", TOPIC, node=node.address, start="earliest") as consumer:
+        with Consumer(TOPIC, group="slow", node=node.address, start="earliest") as consumer:
             first = consumer.poll(10)[0]
             assert stored.acked[first.queue_id, first.queue_offset][1].physical_offset >= there[6]
         stored.check(node.address, there[6])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from commitmq import Admin, Producer
+from commitmq import Admin, ExactlyOnce, Producer
 from commitmq.format.file_names import segment_name
 from commitmq.store.layout import StoreLayout
 from commitmq.store.producers.producer_snapshot import ProducerSnapshot
@@ -26,7 +26,7 @@ SETTINGS = (
 
 def send(node: Node, count: int) -> list[bool]:
     """The first ``count`` messages of the producer ``job``: which of them were stored before."""
-    with Producer(node.address, idempotent=True, producer_id="job", producer_epoch=0) as producer:
+    with Producer(node.address, delivery=ExactlyOnce("job", 0)) as producer:
         return [one.duplicate for one in producer.send_batch("jobs", [b"%d" % n for n in range(count)], queue=0)]
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from commitmq import Admin, Consumer, Producer, SendResult
+from commitmq import Admin, Producer, Reader, SendResult
 from commitmq.errors import Outcome, SendError
 from commitmq.format.index_header import IndexShape
 from commitmq.store.index.index_reader import IndexReader
@@ -119,7 +119,7 @@ class Stored:
     def read_all(self, address: str) -> dict[int, bytes]:
         """Body by queue offset, of all that a consumer gets."""
         found: dict[int, bytes] = {}
-        with Consumer(None, queues=[(TOPIC, 0)], node=address) as consumer:
+        with Reader(queues=[(TOPIC, 0)], node=address) as consumer:
             while batch := consumer.poll(0.3):
                 found.update({message.queue_offset: message.body for message in batch})
         return found
@@ -297,7 +297,7 @@ def test_a_store_that_a_crash_left_without_a_byte_of_space_can_be_expired(disk: 
         ended = node.start("commit_log.preallocate_segments=1", "memory.enable=false")
         assert ended.returncode == 0, ended.stderr + node.log_tail()
         read: list[int] = []
-        with Consumer(None, node=node.address, queues=[(TOPIC, 0)]) as consumer:
+        with Reader(node=node.address, queues=[(TOPIC, 0)]) as consumer:
             while not read or read[-1] < newest.queue_offset:
                 batch = consumer.poll(20.0)
                 assert len(batch), f"nothing behind {read[-1:]}"

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from commitmq import Admin, CommitMQError, Consumer, MessageBatch, Producer, ProtocolError
+from commitmq import Admin, CommitMQError, Consumer, MessageBatch, Producer, ProtocolError, RequestError
 from commitmq.client.receiving.assignment import Queue, QueueState
 from commitmq.client.receiving.commits import Committer, Progress
 from commitmq.client.receiving.puller import Puller
@@ -134,7 +134,7 @@ class Member:
         self._batch: MessageBatch | None = None  # what poll returned and is not handled yet
         self._done = False
         self._make: Callable[[], Consumer] = lambda: Consumer(
-            group, topics, node=node.address, auto_commit_interval_s=rng.choice((0.0, 0.1)), timeout_s=30
+            topics, group=group, node=node.address, auto_commit_interval_s=rng.choice((0.0, 0.1)), timeout_s=30
         )
         self.errors: list[BaseException] = []
         self._thread = threading.Thread(target=self._run)
@@ -326,7 +326,7 @@ class World:
                 before = set(self.book.handled)
             try:
                 reset = self.admin.reset_offsets(self.group, name, "earliest")
-            except ProtocolError:
+            except RequestError:
                 time.sleep(0.05)
                 continue
             # A queue that the topic has lost for now is not reset: it goes on where it was when it comes again.
@@ -376,7 +376,7 @@ class World:
         def is_sound() -> bool:
             try:
                 return not [row for row in self.admin.group_lag(self.group) if row["problem"]]
-            except ProtocolError as error:
+            except RequestError as error:
                 return error.code == "GROUP_NOT_EXIST"
 
         eventually(is_sound, "no commit lies behind an end", 20)

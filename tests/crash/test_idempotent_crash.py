@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from traffic import seed
 
-from commitmq import Consumer, Producer, SendError
+from commitmq import ExactlyOnce, Producer, Reader, SendError
 from nodes import Node, eventually, free_ports, start_node
 
 SETTINGS = (
@@ -58,7 +58,7 @@ class Sender:
             self.trouble.append(repr(error))
 
     def _own(self) -> None:
-        with Producer(self._address, idempotent=True, timeout_s=120) as producer:
+        with Producer(self._address, delivery=ExactlyOnce(), timeout_s=120) as producer:
             while not self._over.is_set():
                 queue = self._chance.randrange(2)
                 first = self.sent[queue]
@@ -80,7 +80,7 @@ class Sender:
                 patience = self._chance.choice((0.3, 2.0, 20.0))
                 try:
                     name = f"job/{self.named}"
-                    with Producer(self._address, idempotent=True, producer_id=name, timeout_s=patience) as producer:
+                    with Producer(self._address, delivery=ExactlyOnce(name), timeout_s=patience) as producer:
                         size = self._chance.randrange(30, 90)
                         rows = [b"%d" % (self.named * 400 + number) for number in range(400)]
                         for at in range(0, 400, size):
@@ -122,7 +122,7 @@ def test_exactly_once_through_random_kills(tmp_path: Path, kills: int) -> None:
 
 def read(node: Node, count: int) -> dict[int, list[bytes]]:
     found: dict[int, list[bytes]] = {0: [], 1: [], 2: []}
-    with Consumer(None, TOPIC, node=node.address) as consumer:
+    with Reader(TOPIC, node=node.address) as consumer:
         deadline = time.monotonic() + 60
         quiet = 0
         while quiet < 3 and time.monotonic() < deadline:

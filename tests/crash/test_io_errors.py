@@ -16,7 +16,7 @@ import pytest
 from test_kill9 import SETTINGS, check_everything
 from traffic import Traffic, seed
 
-from commitmq import Admin, Consumer, Producer
+from commitmq import Admin, Producer, Reader
 from commitmq.errors import Outcome, SendError
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
@@ -38,7 +38,7 @@ ERRORS = {
 
 def numbers(node: Node) -> list[int]:
     found: list[int] = []
-    with Consumer(None, queues=[("orders", 0)], node=node.address) as consumer:
+    with Reader(queues=[("orders", 0)], node=node.address) as consumer:
         while batch := consumer.poll(1.0):
             found += [int(message.body.split()[0]) for message in batch]
     return found

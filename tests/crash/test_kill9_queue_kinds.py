@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from commitmq import Admin, Consumer, Producer
+from commitmq import Admin, Producer, Reader
 from commitmq.errors import CommitMQError, SendError
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.queues.batch_consume_queue import BatchConsumeQueue
@@ -131,7 +131,7 @@ def check(node: Node, traffic: Traffic) -> None:
     by_place = {record.physical_offset: record for record in records}
     assert all(by_place[physical].body == body for physical, body, _ in traffic.singles)
 
-    with Consumer(None, ["batches", *LMQS], node=node.address) as consumer:
+    with Reader(["batches", *LMQS], node=node.address) as consumer:
         found: dict[str, list[tuple[int, bytes]]] = {name: [] for name in ("batches", *LMQS)}
         while sum(map(len, found.values())) < expected + sum(offsets.values()):
             batch = consumer.poll(10.0)

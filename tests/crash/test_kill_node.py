@@ -19,7 +19,7 @@ from test_io_error_matrix import PLACES
 from test_kill9 import FAILPOINTS, SEGMENT_BYTES, SETTINGS, check_everything
 from traffic import Traffic, seed
 
-from commitmq import Consumer, Producer
+from commitmq import Producer, Reader
 from commitmq.errors import CommitMQError
 from commitmq.format.file_names import segment_name
 from commitmq.store.layout import StoreLayout
@@ -142,7 +142,7 @@ def send(node: Node, first: int, count: int) -> None:
 
 def numbers(node: Node) -> list[int]:
     found: list[int] = []
-    with Consumer(None, queues=[("orders", 0)], node=node.address) as consumer:
+    with Reader(queues=[("orders", 0)], node=node.address) as consumer:
         while batch := consumer.poll(1.0):
             found += [int(message.body.split()[0]) for message in batch]
     return found

@@ -128,7 +128,7 @@ def read_all(node: Node, count: int) -> dict[tuple[int, int], bytes]:
     """Everything in the topic, by queue and queue offset."""
     found: dict[tuple[int, int], bytes] = {}
     deadline = time.monotonic() + 30
-    with Consumer(f"audit-{time.monotonic_ns()}", TOPIC, node=node.address, start="earliest") as consumer:
+    with Consumer(TOPIC, group=f"audit-{time.monotonic_ns()}", node=node.address, start="earliest") as consumer:
         while len(found) < count and time.monotonic() < deadline:
             for message in consumer.poll(timeout_s=1):
                 found[message.queue_id, message.queue_offset] = message.body
@@ -174,11 +174,11 @@ def test_a_node_that_is_killed_as_a_whole_begins_anew_and_groups_miss_nothing(no
     folder = memory_folder(StoreLayout(node.store))
     with Producer(node.address) as producer:
         producer.send_batch(TOPIC, [b"before"] * 50, queue=0)
-    with Consumer(GROUP, TOPIC, node=node.address, start="earliest") as consumer:
+    with Consumer(TOPIC, group=GROUP, node=node.address, start="earliest") as consumer:
         while len(consumer.poll(timeout_s=1)):
             pass
     address = node.address
-    survivor = Consumer("survivor", TOPIC, node=address, start="latest")
+    survivor = Consumer(TOPIC, group="survivor", node=address, start="latest")
     survivor.poll(timeout_s=0.5)
     node.kill_all()
     assert folder.exists()
@@ -191,7 +191,7 @@ def test_a_node_that_is_killed_as_a_whole_begins_anew_and_groups_miss_nothing(no
     with Admin(node.address) as admin:
         assert {offset for topic, _, offset in admin.group(GROUP)["offsets"] if topic == TOPIC} == {0}
     found: list[Message] = []
-    with Consumer(GROUP, TOPIC, node=node.address, start="latest") as consumer:
+    with Consumer(TOPIC, group=GROUP, node=node.address, start="latest") as consumer:
         while batch := list(consumer.poll(timeout_s=2)):
             found += batch
     assert [one.body for one in found] == [b"after/%d" % index for index in range(20)]

@@ -32,7 +32,7 @@ from power_load import SHIM, Run, record_run
 from power_recorder import Recorder
 from traffic import seed
 
-from commitmq import Consumer
+from commitmq import Reader
 from commitmq.store.layout import StoreLayout
 from nodes import Node, environment
 from rebooted import after_a_reboot
@@ -232,7 +232,7 @@ def test_a_real_node_starts_on_what_a_power_cut_left(run: Run, tmp_path: Path) -
             }
             read: set[tuple[str, int, int]] = set()
             if wanted:
-                with Consumer(None, sorted({topic for topic, _, _ in wanted}), node=node.address) as consumer:
+                with Reader(sorted({topic for topic, _, _ in wanted}), node=node.address) as consumer:
                     while batch := consumer.poll(0.5):
                         read |= {(one.topic, one.queue_id, one.queue_offset) for one in batch}
             assert wanted.keys() <= read

@@ -34,7 +34,7 @@ from power_disk import Record as DiskRecord
 from power_recorder import Recorder
 from traffic import seed
 
-from commitmq import Admin, Consumer, Message, Producer
+from commitmq import Admin, Message, Producer, Reader
 from commitmq.config import NodeConfig, from_mapping
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
@@ -406,7 +406,7 @@ def check(store: Path, known: Known, what: str) -> None:
 
 def bodies_of(address: str, topic: str, queue: int, count: int) -> list[bytes]:
     found: list[bytes] = []
-    with Consumer(None, node=address, queues=[(topic, queue)], start="earliest") as consumer:
+    with Reader(node=address, queues=[(topic, queue)], start="earliest") as consumer:
         while len(found) < count:
             batch = consumer.poll(timeout_s=20)
             assert len(batch), f"{topic}/{queue} ends after {len(found)} of {count} messages"

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from topic_lives import Lives, Topic
 
-from commitmq import Admin, Consumer, Producer
+from commitmq import Admin, Consumer, Producer, Reader
 from commitmq.errors import CommitMQError, FencedError, ProtocolError
 from commitmq.store.layout import StoreLayout
 from commitmq.store.metadata import json_config
@@ -52,7 +52,7 @@ def read_all(node: Node, topic: str, count: int) -> dict[tuple[int, int], bytes]
     """What a fresh consumer without a group reads, by queue and offset."""
     found: dict[tuple[int, int], bytes] = {}
     deadline = time.monotonic() + 30
-    with Consumer(None, [topic], node=node.address, start="earliest") as consumer:
+    with Reader([topic], node=node.address, start="earliest") as consumer:
         while len(found) < count and time.monotonic() < deadline:
             for message in consumer.poll(timeout_s=1):
                 assert (message.queue_id, message.queue_offset) not in found, "a place was delivered twice"
@@ -202,7 +202,7 @@ def test_a_late_commit_of_a_deleted_topic_never_counts_in_the_next_one(tmp_path:
         admin.topic_create("t", 1)
         with Producer(node=node.address) as producer:
             producer.send_batch("t", [b"old %d" % number for number in range(50)])
-            with Consumer("g", "t", node=node.address, auto_commit=False) as consumer:
+            with Consumer("t", group="g", node=node.address, auto_commit=False) as consumer:
                 seen: list[bytes] = []
                 within(lambda: seen.extend(one.body for one in consumer.poll(timeout_s=1)) or len(seen) == 50)  # type: ignore[func-returns-value]
                 admin.topic_delete("t")
@@ -217,7 +217,7 @@ def test_a_late_commit_of_a_deleted_topic_never_counts_in_the_next_one(tmp_path:
                 assert consumer.gaps == []
                 consumer.commit()
         assert [(row["committed"], row["end"]) for row in admin.group_lag("g")] == [(10, 10)]
-        with Consumer(None, [], queues=[("t", 0)], node=node.address, start="latest") as alone:
+        with Reader([], queues=[("t", 0)], node=node.address, start="latest") as alone:
             assert len(alone.poll(timeout_s=0)) == 0
             admin.topic_delete("t")
             admin.topic_create("t", 1)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from commitmq import Admin, Consumer, Producer, SendError
+from commitmq import Admin, Producer, Reader, SendError
 from commitmq.control import ControlBlock, Word
 from commitmq.format.file_names import segment_name
 from commitmq.store.layout import StoreLayout
@@ -25,7 +25,7 @@ PLACES = ("writer.before_fdatasync", "writer.after_fdatasync")
 
 def stored(node: Node) -> list[bytes]:
     bodies: list[bytes] = []
-    with Consumer(None, "t", node=node.address) as consumer:
+    with Reader("t", node=node.address) as consumer:
         while batch := consumer.poll(1.0):
             bodies += [bytes(one.body) for one in batch]
     return bodies

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from test_kill9 import SETTINGS
 
-from commitmq import Consumer, Message, Producer
+from commitmq import Message, Producer, Reader
 from commitmq.client import message as client_message
 from nodes import Node, commitmq, start_node
 
@@ -22,7 +22,7 @@ VALUES = ("a\0b", "\0", "\0" * 300, "x" * 600 + "\0" * 511, "plain")
 def found(node: Node) -> list[tuple[int, str]]:
     """Number and property of every message, in queue order."""
     messages = []
-    with Consumer(None, queues=[("orders", 0)], node=node.address) as consumer:
+    with Reader(queues=[("orders", 0)], node=node.address) as consumer:
         while batch := consumer.poll(1.0):
             messages += [(int(one.body), one.properties["a"]) for one in batch]
     return messages

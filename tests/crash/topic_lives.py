@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from commitmq import Admin, Consumer, Producer, SendResult
+from commitmq import Admin, Consumer, ExactlyOnce, Producer, Reader, SendResult
 from commitmq.errors import CommitMQError, ProtocolError
 from nodes import Node
 
@@ -110,7 +110,11 @@ class Lives:
             number += len(bodies)
             try:
                 if producer is None:
-                    producer = Producer(node=self.node.address, timeout_s=5, idempotent=topic.kind == "idempotent")
+                    producer = Producer(
+                        node=self.node.address,
+                        timeout_s=5,
+                        delivery=ExactlyOnce() if topic.kind == "idempotent" else None,
+                    )
                 self._send_some(topic, producer, bodies)
             except (CommitMQError, TimeoutError, OSError):  # OSError: there is no node whose address could be read
                 # An idempotent producer whose numbers a deletion made worthless begins anew; so do all, it is no harm.
@@ -149,7 +153,7 @@ class Lives:
             try:
                 if consumer is None:
                     consumer = Consumer(
-                        "watchers", list(self.topics), node=self.node.address, auto_commit_interval_s=0.05
+                        list(self.topics), group="watchers", node=self.node.address, auto_commit_interval_s=0.05
                     )
                 for message in consumer.poll(timeout_s=0.2):
                     self.seen.add(message.body)
@@ -251,7 +255,7 @@ class Lives:
     def _read(self, topic: Topic, wanted: dict[tuple[int, int], bytes]) -> dict[tuple[int, int], bytes]:
         found: dict[tuple[int, int], bytes] = {}
         deadline = time.monotonic() + PATIENCE_S
-        with Consumer(None, [topic.name], node=self.node.address, timeout_s=PATIENCE_S) as consumer:
+        with Reader([topic.name], node=self.node.address, timeout_s=PATIENCE_S) as consumer:
             while not wanted.keys() <= found.keys() and time.monotonic() < deadline:
                 for message in consumer.poll(timeout_s=0.5):
                     key = (message.queue_id, message.queue_offset)

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from commitmq import Admin, Consumer, Producer, SendResult
+from commitmq import Admin, Consumer, Producer, Reader, SendResult
 from commitmq.client.results import BatchSendError
 from commitmq.errors import NodeUnavailableError, Outcome, ProtocolError, SendError
 from commitmq.format.java import java_string_hash
@@ -209,7 +209,7 @@ class Traffic:
                 time.sleep(0.01)
 
     def _consume(self) -> None:
-        with Consumer(GROUP, TOPICS, node=self.address, auto_commit=False, timeout_s=30) as consumer:
+        with Consumer(TOPICS, group=GROUP, node=self.address, auto_commit=False, timeout_s=30) as consumer:
             while not self._stop_reading.is_set():
                 batch = consumer.poll(0.2)
                 for message in batch:
@@ -316,7 +316,7 @@ def check_reads(address: str, traffic: Traffic) -> None:
     found: dict[tuple[str, int, int], bytes] = {}
     with Admin(address) as admin:
         ends = {(topic, queue): high for topic in TOPICS for queue, _, high, _ in admin.offsets(topic)}
-    with Consumer(None, TOPICS, node=address) as consumer:
+    with Reader(TOPICS, node=address) as consumer:
         deadline = time.monotonic() + 30
         while any(consumer.positions.get(queue, 0) < end for queue, end in ends.items()):
             assert time.monotonic() < deadline, f"read up to {consumer.positions} of {ends}"

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from node_process import NodeProcess
 
-from commitmq import Consumer, Message, Producer, Sql
+from commitmq import Consumer, Message, Producer, Reader, Sql
 from commitmq.coordination.subscriptions import subscriptions_path
 from commitmq.files.fd_cache import FdCache
 from commitmq.format.java import java_string_hash
@@ -77,7 +77,7 @@ def their_units(lines: list[dict[str, Any]], queue_id: int) -> list[tuple[int, b
 def tags_by_offset(node: NodeProcess, queue_id: int, end: int, **settings: Any) -> dict[int, str | None]:
     """Tag by queue offset of every message below ``end`` that a consumer gets from one queue."""
     found: dict[int, str | None] = {}
-    with Consumer(None, queues=[(TOPIC, queue_id)], node=node.address, **settings) as consumer:
+    with Reader(queues=[(TOPIC, queue_id)], node=node.address, **settings) as consumer:
         while consumer.positions[TOPIC, queue_id] < end:
             found.update({one.queue_offset: one.tags for one in consumer.poll(5)})
     return found
@@ -141,7 +141,9 @@ def test_bit_maps_and_subscriptions_are_rocketmqs(
     with NodeProcess(root, *ON, "consume_queue.enable_filter_bit_map=true") as node:
         with Producer(node.address) as producer:
             producer.send(TOPIC, b"before", queue=0)
-        consumers = [Consumer(group, TOPIC, node=node.address, filter=Sql(text)) for group, text in groups.items()]
+        consumers = [
+            Consumer(TOPIC, group=group, node=node.address, filter=Sql(text)) for group, text in groups.items()
+        ]
         # Told to the dispatcher at intervals; only what is stored behind that has their bits.
         eventually(lambda: len(published(root)) == len(groups), "the dispatcher knows the subscriptions")
         with Producer(node.address) as producer:

@@ -14,7 +14,7 @@ import pytest
 from interop_checks import Line
 from node_process import NodeProcess
 
-from commitmq import Admin, Consumer, Message, Producer
+from commitmq import Admin, Message, Producer, Reader
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(420)]
 
@@ -40,7 +40,7 @@ def read(address: str, topics: list[str], count: int) -> Found:
     """What a consumer gets, by queue: offset, body (hex) and properties."""
     found: Found = {}
     got = 0
-    with Consumer(None, topics, node=address, start="earliest") as consumer:
+    with Reader(topics, node=address, start="earliest") as consumer:
         while got < count:
             batch = consumer.poll(timeout_s=20)
             assert len(batch), f"only {got} of {count} messages came"

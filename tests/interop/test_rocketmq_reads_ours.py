@@ -262,7 +262,7 @@ def assert_log_begins_as(root: Path, before: dict[str, bytes], end: int) -> None
 def read_all(address: str, topics: list[str], count: int) -> dict[tuple[str, int, int], str]:
     """Body (hex) by place of ``count`` messages of ``topics``, read and committed by the consumer group ``interop``."""
     read: dict[tuple[str, int, int], str] = {}
-    with Consumer("interop", topics, node=address, start="earliest") as consumer:
+    with Consumer(topics, group="interop", node=address, start="earliest") as consumer:
         while len(read) < count:
             batch = consumer.poll(timeout_s=20)
             assert len(batch), f"only {len(read)} of {count} messages came"

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from source_reading import read_table, wait_until_shown
 
-from commitmq import Admin, Consumer, Message, Producer
+from commitmq import Admin, Message, Producer, Reader
 from commitmq.protocol.connection import Directory
 from nodes import Node, start_node
 
@@ -62,7 +62,7 @@ def consumed(node: Node, topic: str) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     with Admin(node.address) as admin:
         count = sum(high - low for _, low, high, _ in admin.offsets(topic))
-    with Consumer(None, topic, node=node.address) as consumer:
+    with Reader(topic, node=node.address) as consumer:
         while len(rows) < count:
             for one in consumer.poll(timeout_s=10).messages():
                 rows.append(

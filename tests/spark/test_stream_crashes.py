@@ -24,7 +24,7 @@ import psutil
 import pytest
 from topic_contents import bodies
 
-from commitmq import Producer
+from commitmq import ExactlyOnce, Producer
 from commitmq.testing.node import CommitMQNode, start_node
 from nodes import free_ports
 
@@ -48,7 +48,7 @@ class Sender(threading.Thread):
 
     def run(self) -> None:
         try:
-            with Producer(self._address, idempotent=True, timeout_s=120) as producer:
+            with Producer(self._address, delivery=ExactlyOnce(), timeout_s=120) as producer:
                 while not self._over.is_set():
                     numbers = range(self.sent, self.sent + 20)
                     keys = [f"key-{number % 7}" for number in numbers]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from commitmq import Consumer, Message
+from commitmq import Message, Reader
 from commitmq.testing.node import CommitMQNode
 
 
@@ -13,7 +13,7 @@ def stored(node: CommitMQNode, topic: str) -> list[Message]:
     node.wait_until_dispatched("consume_queue")
     ends = {queue: end for queue, _, end, _ in node.admin.offsets(topic)}
     found: list[Message] = []
-    with Consumer(None, topic, node=node.address, start="earliest") as consumer:
+    with Reader(topic, node=node.address, start="earliest") as consumer:
         while len(found) < sum(ends.values()):
             batch = list(consumer.poll(timeout_s=10))
             assert batch, f"{len(found)} of {sum(ends.values())} messages can be read"

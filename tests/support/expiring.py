@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from commitmq import Admin, Consumer, Producer, SendResult
+from commitmq import Admin, Producer, Reader, SendResult
 from nodes import Node, eventually
 
 SEGMENT_BYTES = 1 << 16
@@ -57,7 +57,7 @@ class Stored:
             first = min((offset for one, offset in kept if one == queue), default=end)
             assert bounds[queue] == (first, end), f"queue {queue}"
         found: dict[tuple[int, int], bytes] = {}
-        with Consumer(None, queues=[(TOPIC, queue) for queue in ends], node=address, start="earliest") as consumer:
+        with Reader(queues=[(TOPIC, queue) for queue in ends], node=address, start="earliest") as consumer:
             while len(found) < len(kept):
                 batch = consumer.poll(5)
                 assert len(batch), f"only {len(found)} of {len(kept)} messages came"

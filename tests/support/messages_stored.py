@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 
-from commitmq import Admin, Consumer, Message
+from commitmq import Admin, Message, Reader
 from nodes import Node, eventually
 
 
@@ -21,7 +21,7 @@ def read_all(node: Node, topic: str) -> list[Message]:
         eventually(lambda: admin.status()["positions"]["dispatched"] >= written, "everything is visible")
         ends = {queue: end for queue, _, end, _ in admin.offsets(topic)}
     messages: list[Message] = []
-    with Consumer(None, topic, node=node.address) as consumer:
+    with Reader(topic, node=node.address) as consumer:
         deadline = time.monotonic() + 30
         while len(messages) < sum(ends.values()):
             assert time.monotonic() < deadline, f"{len(messages)} of {ends}"

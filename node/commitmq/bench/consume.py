@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from commitmq.bench.figures import Clock, Progress, no_progress
 from commitmq.bench.produce import make_bodies
 from commitmq.bench.target import BenchTopic
-from commitmq.client.consumer import Consumer
+from commitmq.client.consumer import Reader
 from commitmq.client.producer import Producer
 from commitmq.client.receiving.batch import MessageBatch
 from commitmq.errors import CommitMQError
@@ -100,7 +100,7 @@ def measure_consume(
     else:
         read = _read_messages
     got = total = body_bytes = polls = 0
-    with Consumer(None, topic.name, node=topic.node, mode=mode) as consumer:
+    with Reader(topic.name, node=topic.node, mode=mode) as consumer:
         clock = Clock(limit_s)
         started = time.perf_counter()
         while got < wanted and not (got and clock.over()):

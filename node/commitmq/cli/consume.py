@@ -13,12 +13,12 @@ import click
 
 from commitmq.cli.output import complain, node_option
 from commitmq.cli.quantity import long, seconds
-from commitmq.errors import ProtocolError
+from commitmq.errors import RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from commitmq.client.consumer import Consumer
+    from commitmq.client.consumer import Consumer, Reader
     from commitmq.client.message import Message
 
 
@@ -70,7 +70,7 @@ def consume(
 ) -> None:
     """Read messages of TOPIC: all there are now, or with --follow also those to come."""
     from commitmq.client.admin import Admin
-    from commitmq.client.consumer import Consumer
+    from commitmq.client.consumer import Consumer, Reader
     from commitmq.client.selector import Sql, selector
 
     if sql is not None and expression != "*":
@@ -84,12 +84,16 @@ def consume(
     with Admin(node) as admin:
         try:
             ends = {(topic, queue): end for queue, _, end, _ in admin.offsets(topic)}
-        except ProtocolError as error:
+        except RequestError as error:
             if error.code != "TOPIC_NOT_EXIST" or not follow:
                 raise
     write = _write_json if as_json or form == "jsonl" else _write_text
     # Closed explicitly: an interrupt between two batches is a normal end, and messages already written are committed.
-    consumer = Consumer(group, topic, node=node, start=where, filter=wanted)
+    consumer: Consumer | Reader
+    if group is None:
+        consumer = Reader(topic, node=node, start=where, filter=wanted)
+    else:
+        consumer = Consumer(topic, group=group, node=node, start=where, filter=wanted)
     whole = False
     try:
         _copy(consumer, write, ends, limit=limit, follow=follow, timeout=timeout)
@@ -114,7 +118,7 @@ class _InterruptedError(Exception):
 
 
 def _copy(
-    consumer: Consumer,
+    consumer: Consumer | Reader,
     write: Callable[[Message], None],
     ends: dict[tuple[str, int], int],
     *,
@@ -160,7 +164,7 @@ def _copy(
         signal.signal(signal.SIGINT, previous)
 
 
-def _at_end(consumer: Consumer, ends: dict[tuple[str, int], int]) -> bool:
+def _at_end(consumer: Consumer | Reader, ends: dict[tuple[str, int], int]) -> bool:
     """Whether every message that existed when the command began was read, in the queues of this consumer."""
     positions = consumer.positions
     return bool(positions) and all(offset >= ends.get(queue, 0) for queue, offset in positions.items())

@@ -43,19 +43,19 @@ def lag(name: str, as_json: bool, node: str) -> None:
 
     with Admin(node) as admin:
         rows = admin.group_lag(name)
-    total = sum(row["lag"] for row in rows)
+    total = sum(row.lag for row in rows)
     if as_json:
         print_json({"group": name, "lag": total, "queues": rows})
         return
     print_table(
         ("TOPIC", "QUEUE", "COMMITTED", "NEXT OFFSET", "LAG", "MEMBER"),
-        [(row["topic"], row["queue"], row["committed"], row["end"], row["lag"], row["member"] or "-") for row in rows],
+        [(row.topic, row.queue, row.committed, row.end, row.lag, row.member or "-") for row in rows],
         left=(0, 5),
     )
     click.echo(f"group {name} is {total} messages behind")
     for row in rows:
-        if row["problem"]:
-            click.echo(f"{row['topic']} queue {row['queue']}: {row['problem']}")
+        if row.problem:
+            click.echo(f"{row.topic} queue {row.queue}: {row.problem}")
 
 
 @group.command()
@@ -117,7 +117,7 @@ def reset(name: str, topic: str, position: str, queues: tuple[int, ...], as_json
         except ValueError as error:
             raise click.BadParameter(str(error), param_hint="--queue") from None
     if as_json:
-        print_json({"group": name, "offsets": stored})
+        print_json({"group": name, "offsets": [list(one) for one in stored]})
         return
     print_table(("TOPIC", "QUEUE", "COMMITTED"), stored)
 

@@ -107,6 +107,7 @@ def produce(
     messages. Ctrl-C and SIGTERM end it when all lines read so far are stored; a second one ends it at once.
     """
     from commitmq.client.message import check_topic
+    from commitmq.client.sending.options import ExactlyOnce
 
     if form == "jsonl" and (tags or keys or key):
         raise click.UsageError("with --format jsonl each line has its own tags and keys")
@@ -115,7 +116,7 @@ def produce(
     if producer_id is not None and queue is None and form == "lines":
         raise click.UsageError("--producer-id needs --queue: a repetition must send to the same queue")
     check_topic(topic)
-    sure: dict[str, Any] = {"idempotent": idempotent or producer_id is not None, "producer_id": producer_id}
+    delivery = ExactlyOnce(producer_id) if idempotent or producer_id is not None else None
     parse = _message_of_json if form == "jsonl" else _message_of_line(tags, keys, key)
     source: BinaryIO = sys.stdin.buffer if path is None else path.open("rb")
     started = time.perf_counter()
@@ -124,7 +125,7 @@ def produce(
         with (
             source,
             _bar(path) as advance,
-            _producer(node, ack=ack, timeout_s=timeout, compress=compress, **sure) as producer,
+            _producer(node, ack=ack, timeout_s=timeout, compress=compress, delivery=delivery) as producer,
             _Ending() as ending,
         ):
             lines = _lines(source.fileno(), advance, ending)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from commitmq.cli.output import confirm, human_bytes, json_option, node_option, print_json, print_table
 from commitmq.cli.quantity import MAX_INT
+
+if TYPE_CHECKING:
+    from commitmq.client.admin_results import TopicInfo
 
 _PERMISSIONS = ((4, "r"), (2, "w"), (1, "i"))
 
@@ -41,10 +44,10 @@ def create(name: str, queues: int | None, memory: bool, pairs: tuple[str, ...], 
     with Admin(node) as admin:
         answer = admin.topic_create(name, queues, attributes=attributes or None)
     if as_json:
-        print_json({"created": answer["created"], "topic": answer["topic"]})
+        print_json({"created": answer.created, "topic": answer.topic})
         return
-    verb = "created" if answer["created"] else "exists already"
-    click.echo(f"topic {name} {verb}: {answer['topic']['write_queues']} queues{_attributes(answer['topic'])}")
+    verb = "created" if answer.created else "exists already"
+    click.echo(f"topic {name} {verb}: {answer.topic.write_queues} queues{_attributes(answer.topic)}")
 
 
 @topic.command()
@@ -72,7 +75,7 @@ def update(name: str, queues: int | None, perm: str | None, pairs: tuple[str, ..
         print_json({"topic": described})
         return
     click.echo(
-        f"topic {name} updated: {described['write_queues']} queues  perm {permission(described['perm'])}"
+        f"topic {name} updated: {described.write_queues} queues  perm {permission(described.perm)}"
         f"{_attributes(described)}"
     )
 
@@ -86,7 +89,7 @@ def list_(with_system: bool, as_json: bool, node: str) -> None:
     from commitmq.client.admin import Admin
 
     with Admin(node) as admin:
-        topics = [one for one in admin.topics() if with_system or not one["system"]]
+        topics = [one for one in admin.topics() if with_system or not one.system]
     if as_json:
         print_json(topics)
     elif not topics:
@@ -94,7 +97,7 @@ def list_(with_system: bool, as_json: bool, node: str) -> None:
     else:
         print_table(
             ("TOPIC", "READ QUEUES", "WRITE QUEUES", "PERM"),
-            [(one["name"], one["read_queues"], one["write_queues"], permission(one["perm"])) for one in topics],
+            [(one.name, one.read_queues, one.write_queues, permission(one.perm)) for one in topics],
         )
 
 
@@ -109,13 +112,13 @@ def describe(name: str, as_json: bool, node: str) -> None:
     with Admin(node) as admin:
         described = admin.topic(name)
         queues = admin.offsets(name)
-        in_memory = described["attributes"].get("storage.type") == "memory"
+        in_memory = described.attributes.get("storage.type") == "memory"
         use = admin.memory_use(name) if in_memory else {}
-    rows = [{"queue": one[0], "min": one[1], "max": one[2]} for one in queues]
+    rows = [{"queue": one.queue, "min": one.min, "max": one.max} for one in queues]
     if as_json:
         print_json({**described, "queues": rows, **({"memory": use} if in_memory else {})})
         return
-    click.echo(f"topic {name}  perm {permission(described['perm'])}{_attributes(described)}")
+    click.echo(f"topic {name}  perm {permission(described.perm)}{_attributes(described)}")
     if in_memory:
         click.echo(
             "kept in memory only: its messages are lost when the node stops, and the oldest go when memory is full"
@@ -124,7 +127,7 @@ def describe(name: str, as_json: bool, node: str) -> None:
             f"it uses {human_bytes(use['topic_used_bytes'])} and lost {use['topic_evicted_segments']} segments;"
             f" all memory topics use {human_bytes(use['used_bytes'])} of {human_bytes(use['budget_bytes'])}"
         )
-    click.echo(f"groups {', '.join(described['groups']) or 'none'}")
+    click.echo(f"groups {', '.join(described.groups) or 'none'}")
     print_table(
         ("QUEUE", "FIRST OFFSET", "NEXT OFFSET", "MESSAGES"),
         [(row["queue"], row["min"], row["max"], row["max"] - row["min"]) for row in rows],
@@ -171,5 +174,5 @@ def permission(perm: int) -> str:
     return "".join(letter for bit, letter in _PERMISSIONS if perm & bit) or "-"
 
 
-def _attributes(described: dict[str, Any]) -> str:
-    return "".join(f"  {key}={value}" for key, value in sorted(described["attributes"].items()))
+def _attributes(described: TopicInfo) -> str:
+    return "".join(f"  {key}={value}" for key, value in sorted(described.attributes.items()))

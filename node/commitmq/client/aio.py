@@ -15,18 +15,19 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from queue import Empty, SimpleQueue
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, TypeVar, Unpack
 
 from commitmq.client.admin import Admin
 from commitmq.client.aio_producer import AsyncProducer
-from commitmq.client.consumer import Consumer
+from commitmq.client.consumer import Consumer, GroupOptions, Reader, ReadOptions, topics_and_group
 from commitmq.client.receiving.assignment import Gap, Queue, Taken
+from commitmq.client.receiving.base_consumer import BaseConsumer
 from commitmq.errors import CommitMQError
 
 if TYPE_CHECKING:
     from commitmq.client.receiving.batch import MessageBatch
 
-__all__ = ["AsyncAdmin", "AsyncConsumer", "AsyncProducer"]
+__all__ = ["AsyncAdmin", "AsyncConsumer", "AsyncProducer", "AsyncReader"]
 
 _LOOP_LOOK_S = 1.0
 
@@ -38,12 +39,12 @@ AsyncTold = Callable[[list[Queue]], Awaitable[object] | object]
 """``on_assign`` and ``on_revoke`` of an AsyncConsumer: functions or coroutine functions, run in the loop."""
 
 
-class AsyncConsumer:
-    """:class:`commitmq.Consumer` for asyncio; same arguments, same errors.
+class AsyncBaseConsumer:
+    """What :class:`AsyncConsumer` and :class:`AsyncReader` share.
 
     Use it as an async context manager (or await :meth:`start`): connecting takes place there. Iterating yields batches
     that are not empty. ``on_assign`` and ``on_revoke`` may be coroutine functions; they run in the loop that polls, and may
-    await :meth:`commit`, :meth:`seek` and the like, but not :meth:`poll`.
+    await what they need, but not :meth:`poll`.
 
     Several tasks may poll: each batch goes to one of them. A poll says that all that was returned before is done, so tasks
     that work at the same time need ``auto_commit=False`` and commit by themselves. A cancelled poll has returned nothing:
@@ -51,19 +52,15 @@ class AsyncConsumer:
     """
 
     def __init__(
-        self,
-        group: str | None,
-        topics: str | Iterable[str] = (),
-        *,
-        on_assign: AsyncTold | None = None,
-        on_revoke: AsyncTold | None = None,
-        **settings: Any,
+        self, make: Callable[..., BaseConsumer], on_assign: AsyncTold | None, on_revoke: AsyncTold | None
     ) -> None:
-        for name, told in (("on_assign", on_assign), ("on_revoke", on_revoke)):
-            if told is not None:
-                settings[name] = partial(self._tell, told)
-        self._make = partial(Consumer, group, topics, **settings)
-        self._consumer: Consumer | None = None
+        """``make`` makes the consumer of which this is the twin; it is called with the callbacks."""
+        told = {"on_assign": on_assign, "on_revoke": on_revoke}
+        self._make: Callable[[], BaseConsumer] = partial(
+            make, **{name: partial(self._tell, one) for name, one in told.items() if one is not None}
+        )
+        self._consumer: BaseConsumer | None = None
+        self._is_closed = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="commitmq-aio-consumer")
         self._poll: Future[Taken] | None = None  # what nobody has got yet
         self._polling = asyncio.Lock()
@@ -74,11 +71,17 @@ class AsyncConsumer:
 
     async def start(self) -> Self:
         """Connect and join the group. After a failure make a new consumer."""
+        if self._is_closed:
+            raise CommitMQError("the consumer is closed")
         if self._consumer is None:
             self._loop = asyncio.get_running_loop()
             making = self._thread.submit(self._make)
             try:
-                self._consumer = await asyncio.shield(asyncio.wrap_future(making))
+                consumer = await asyncio.shield(asyncio.wrap_future(making))
+                if self._is_closed:
+                    making.add_done_callback(_close_unwanted)
+                    raise CommitMQError("the consumer was closed while it connected")
+                self._consumer = consumer
             except asyncio.CancelledError:
                 making.add_done_callback(_close_unwanted)
                 raise
@@ -108,10 +111,6 @@ class AsyncConsumer:
             self._poll = None
             consumer._assignment.returned = taken
         return taken.batch
-
-    async def commit(self, offsets: Mapping[Queue, int] | None = None) -> dict[Queue, int]:
-        """Commit; see :meth:`commitmq.Consumer.commit`. Waits for a poll that is still under way."""
-        return await self._run(partial(self._started.commit, offsets))
 
     async def seek(self, topic: str, queue: int, offset: int) -> None:
         """Read a queue from ``offset`` on; see :meth:`commitmq.Consumer.seek`."""
@@ -148,6 +147,11 @@ class AsyncConsumer:
         return self._started.positions
 
     @property
+    def is_closed(self) -> bool:
+        """True once :meth:`close` was called."""
+        return self._is_closed or (self._consumer is not None and self._consumer.is_closed)
+
+    @property
     def gaps(self) -> list[Gap]:
         """Where reading could not go on and jumped."""
         return self._started.gaps
@@ -155,8 +159,10 @@ class AsyncConsumer:
     async def close(self, *, commit: bool | None = None, timeout_s: float | None = None) -> None:
         """Commit (automatic commits), leave the group, close everything; see :meth:`commitmq.Consumer.close`.
 
-        A batch nobody took is not committed. A poll under way returns an empty batch.
+        A batch nobody took is not committed. A poll under way returns an empty batch. Closing twice is allowed.
         """
+        if self._is_closed:
+            return
         if commit is None:
             commit = sys.exception() is None  # asked here: the thread handles none
         try:
@@ -164,6 +170,7 @@ class AsyncConsumer:
                 self._consumer._stop_waiting()
                 await self._run(partial(self._consumer.close, commit=commit, timeout_s=timeout_s))
         finally:
+            self._is_closed = True
             self._poll = None
             self._thread.shutdown(wait=False)
 
@@ -182,7 +189,7 @@ class AsyncConsumer:
                 yield batch
 
     @property
-    def _started(self) -> Consumer:
+    def _started(self) -> BaseConsumer:
         if self._consumer is None:
             raise RuntimeError("the consumer is not started: use `async with`, or await start()")
         return self._consumer
@@ -233,7 +240,51 @@ class AsyncConsumer:
         running.result()
 
 
-def _close_unwanted(making: Future[Consumer]) -> None:
+class AsyncConsumer(AsyncBaseConsumer):
+    """:class:`commitmq.Consumer` for asyncio; same arguments, same errors. See :class:`AsyncBaseConsumer`."""
+
+    def __init__(
+        self,
+        topics: str | Iterable[str] | None = (),
+        of_group: str | Iterable[str] | None = None,
+        *,
+        group: str | None = None,
+        node: str | None = None,
+        on_assign: AsyncTold | None = None,
+        on_revoke: AsyncTold | None = None,
+        **options: Unpack[GroupOptions],
+    ) -> None:
+        """Raises what is wrong with the group; the settings are looked at when it connects."""
+        topics, group = topics_and_group(topics, of_group, group)
+        kind = BaseConsumer if group is None else Consumer  # (None only in the words of former versions)
+        super().__init__(partial(kind, topics, group=group, node=node, **options), on_assign, on_revoke)
+
+    async def commit(self, offsets: Mapping[Queue, int] | None = None) -> dict[Queue, int]:
+        """Commit; see :meth:`commitmq.Consumer.commit`. Waits for a poll that is still under way."""
+        consumer = self._started
+        if not isinstance(consumer, Consumer):  # made in the words of former versions
+            raise CommitMQError("a consumer without a group has no offsets to commit")
+        return await self._run(partial(consumer.commit, offsets))
+
+
+class AsyncReader(AsyncBaseConsumer):
+    """:class:`commitmq.Reader` for asyncio; same arguments, same errors. See :class:`AsyncBaseConsumer`."""
+
+    def __init__(
+        self,
+        topics: str | Iterable[str] = (),
+        *,
+        queues: Iterable[Queue] | None = None,
+        node: str | None = None,
+        on_assign: AsyncTold | None = None,
+        on_revoke: AsyncTold | None = None,
+        **options: Unpack[ReadOptions],
+    ) -> None:
+        """The settings are looked at when it connects."""
+        super().__init__(partial(Reader, topics, queues=queues, node=node, **options), on_assign, on_revoke)
+
+
+def _close_unwanted(making: Future[BaseConsumer]) -> None:
     """A consumer that came to be after nobody wanted it any more."""
     if not making.cancelled() and making.exception() is None:
         making.result().close(commit=False)
@@ -251,6 +302,7 @@ def _in_thread(
     call.__name__ = method.__name__
     call.__qualname__ = f"AsyncAdmin.{method.__name__}"
     call.__doc__ = method.__doc__
+    call.__wrapped__ = method  # type: ignore[attr-defined]  # its arguments, for help() and the reference
     return call
 
 
@@ -259,6 +311,8 @@ class AsyncAdmin:
 
     def __init__(self, node: str | None = None, *, timeout_s: float = 10.0) -> None:
         self._admin = Admin(node, timeout_s=timeout_s)
+        self.is_closed = False
+        """True once :meth:`close` was called."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="commitmq-aio-admin")
 
     metadata = _in_thread(Admin.metadata)
@@ -289,6 +343,9 @@ class AsyncAdmin:
 
     async def close(self) -> None:
         """Close every connection."""
+        if self.is_closed:
+            return
+        self.is_closed = True
         try:
             await asyncio.get_running_loop().run_in_executor(self._thread, self._admin.close)
         finally:

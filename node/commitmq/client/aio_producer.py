@@ -15,12 +15,21 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Self, TypeVar, Unpack
 
+from commitmq.client import checks
 from commitmq.client.message import Message, check_topic
 from commitmq.client.producer import Producer
 from commitmq.client.results import BatchResult, SendResult
 from commitmq.client.routes import not_stored
+from commitmq.client.sending.options import (
+    BatchOptions,
+    MessageOptions,
+    OnDelivery,
+    ProducerOptions,
+    former_delivery,
+    tell_delivery,
+)
 from commitmq.client.sending.outbox import NoRoom
 from commitmq.errors import CommitMQError, SendError
 
@@ -95,7 +104,7 @@ class _Waiting:
 
     __slots__ = ("body", "deadline", "fields", "pending")
 
-    def __init__(self, pending: _Pending, body: bytes | Message, fields: dict[str, Any], deadline: float) -> None:
+    def __init__(self, pending: _Pending, body: bytes | Message, fields: MessageOptions, deadline: float) -> None:
         self.pending = pending
         self.body = body
         self.fields = fields
@@ -114,29 +123,57 @@ class AsyncProducer:
     It serves one loop at a time, that of the last call. What waits for its turn in another loop then fails as not stored.
     """
 
-    def __init__(self, node: str | None = None, **settings: Any) -> None:
-        self._producer = Producer(node, **{"linger_ms": 0.0, **settings})
+    def __init__(
+        self,
+        node: str | None = None,
+        *,
+        idempotent: bool = False,
+        producer_id: str | None = None,
+        producer_epoch: int = 0,
+        **settings: Unpack[ProducerOptions],
+    ) -> None:
+        """Arguments as of :class:`commitmq.Producer`."""
+        if idempotent or producer_id is not None or producer_epoch:
+            given = settings.get("delivery")
+            settings["delivery"] = former_delivery(given, idempotent, producer_id, producer_epoch)
+        settings.setdefault("linger_ms", 0.0)
+        self._producer = Producer(node, **settings)
         self._producer._lanes.waiters.room = self._has_room
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="commitmq-aio-producer")
         self._asking = ThreadPoolExecutor(1, thread_name_prefix="commitmq-aio-routes")
         self._arrivals: _Arrivals | None = None
         self._lines: dict[str, deque[_Waiting]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
+        self._batches: set[asyncio.Task[BatchResult]] = set()
         self._room: asyncio.Event | None = None
         self._closing = False
+        self._is_closed = False
 
-    async def send(self, topic: str, body: bytes | Message, **fields: Any) -> SendResult:
+    async def send(
+        self,
+        topic: str,
+        body: bytes | Message,
+        *,
+        multi_dispatch: Iterable[str] | None = None,
+        **fields: Unpack[MessageOptions],
+    ) -> SendResult:
         """Send one message and wait for its ack; ``fields`` as in :meth:`commitmq.Producer.send`."""
-        if fields.get("multi_dispatch") is not None:
-            return await self._run(partial(self._producer.send, topic, body, **fields))
-        fields.pop("multi_dispatch", None)
-        return await self.submit(topic, body, **fields)
+        if multi_dispatch is not None:
+            return await self._run(partial(self._producer.send, topic, body, multi_dispatch=multi_dispatch, **fields))
+        return await self.send_async(topic, body, **fields)
 
-    def submit(self, topic: str, body: bytes | Message, **fields: Any) -> asyncio.Future[SendResult]:
-        """Send one message; the future gets its result. The loop must be running.
+    def send_async(
+        self,
+        topic: str,
+        body: bytes | Message,
+        *,
+        on_delivery: OnDelivery | None = None,
+        **fields: Unpack[MessageOptions],
+    ) -> asyncio.Future[SendResult]:
+        """Send one message; the future gets its result. The loop must be running. (:meth:`submit` is the same.)
 
-        ``fields`` as in :meth:`commitmq.Producer.send_async`, and what is wrong with the message itself is raised here, or
-        by the future when the message had to wait.
+        Arguments as of :meth:`commitmq.Producer.send_async`; ``on_delivery`` is called in the loop. What is wrong with the
+        message itself is raised here, or by the future when the message had to wait.
         """
         loop = asyncio.get_running_loop()
         arrivals = self._arrivals
@@ -144,8 +181,12 @@ class AsyncProducer:
             arrivals = self._settle_in(loop)
         if self._closing:
             raise CommitMQError("the producer is closed")
+        if on_delivery is not None:
+            checks.callback("on_delivery", on_delivery)
         pending = _Pending(loop=loop)
         pending.arrivals = arrivals
+        if on_delivery is not None:
+            pending.add_done_callback(partial(tell_delivery, on_delivery))
         line = self._lines.get(topic)
         if line is None:
             try:
@@ -159,9 +200,35 @@ class AsyncProducer:
         line.append(_Waiting(pending, body, fields, time.monotonic() + self._producer._limit(fields.get("timeout_s"))))
         return pending
 
-    async def send_batch(self, topic: str, messages: Sequence[bytes | Message], **fields: Any) -> BatchResult:
+    submit = send_async
+
+    async def send_batch(
+        self, topic: str, messages: Sequence[bytes | Message], **fields: Unpack[BatchOptions]
+    ) -> BatchResult:
         """Send many messages; see :meth:`commitmq.Producer.send_batch`. A cancelled one goes on in its thread."""
         return await self._run(partial(self._producer.send_batch, topic, messages, **fields))
+
+    def send_batch_async(
+        self, topic: str, messages: Sequence[bytes | Message], **fields: Unpack[BatchOptions]
+    ) -> asyncio.Future[BatchResult]:
+        """Send many messages; the future gets their result. The loop must be running.
+
+        See :meth:`commitmq.Producer.send_batch_async`: batches are stored in the order of the calls. What that method raises,
+        the future raises.
+        """
+        self._settle_in(asyncio.get_running_loop())
+        if self._closing:
+            raise CommitMQError("the producer is closed")
+        # At once, not in the task's first turn: a flush or a close that comes next must find it.
+        taken = self._thread.submit(self._producer.send_batch_async, topic, messages, **fields)
+        batch = asyncio.ensure_future(self._batch(taken))
+        self._batches.add(batch)
+        batch.add_done_callback(self._batches.discard)
+        return batch
+
+    async def _batch(self, taken: Future[Future[BatchResult]]) -> BatchResult:
+        submitting: asyncio.Future[Future[BatchResult]] = asyncio.wrap_future(taken)
+        return await asyncio.wrap_future(await asyncio.shield(submitting))
 
     async def flush(self, timeout_s: float | None = None) -> None:
         """Wait until every submitted send is done. Raises TimeoutError as :meth:`commitmq.Producer.flush`."""
@@ -172,9 +239,13 @@ class AsyncProducer:
             waiting = sum(map(len, self._lines.values())) + self._producer._lanes.all_in_flight()
             raise TimeoutError(f"{waiting} messages are still pending after {limit} s")
         await self._run(partial(self._producer.flush, max(deadline - time.monotonic(), 0)))
+        if self._batches:
+            await asyncio.wait(self._batches, timeout=max(deadline - time.monotonic(), 0))
 
     async def close(self, timeout_s: float | None = None) -> None:
-        """Send what is pending, close everything."""
+        """Send what is pending, close everything. Closing twice is allowed."""
+        if self._is_closed:
+            return
         self._settle_in(asyncio.get_running_loop())
         self._closing = True
         deadline = time.monotonic() + (self._producer._timeout_s if timeout_s is None else timeout_s)
@@ -183,10 +254,18 @@ class AsyncProducer:
                 await self._turn_away()
             await self._run(partial(self._producer.close, max(deadline - time.monotonic(), 0)))
         finally:
+            if not self._is_closed:
+                self._thread.submit(self._producer.close, 0)  # nothing is left to do, unless this was interrupted
+            self._is_closed = True
             for task in self._tasks:
                 task.cancel()
             self._asking.shutdown(wait=False)
             self._thread.shutdown(wait=False)
+
+    @property
+    def is_closed(self) -> bool:
+        """True once :meth:`close` was called."""
+        return self._closing
 
     async def __aenter__(self) -> Self:
         return self
@@ -214,7 +293,7 @@ class AsyncProducer:
                 _give_up_closed(lines, tasks)
         return now
 
-    def _hand_over(self, pending: _Pending, topic: str, body: bytes | Message, fields: dict[str, Any]) -> None:
+    def _hand_over(self, pending: _Pending, topic: str, body: bytes | Message, fields: MessageOptions) -> None:
         """Raises NoRoom or _TopicUnknownError instead of waiting; else as :meth:`commitmq.Producer.send_async`."""
         if self._producer._would_ask(check_topic(topic), body, fields):
             raise _TopicUnknownError

@@ -1,8 +1,11 @@
-"""The producer: synchronous sends in the calling thread, asynchronous ones through a pump, batches as runs."""
+"""The producer: synchronous sends in the calling thread, asynchronous ones through a pump, batches as runs.
+
+It has more than 400 lines because more than half of them are signatures and texts of public methods; and the quick way of a
+single send is written out here, where each call would cost.
+"""
 
 from __future__ import annotations
 
-import operator
 import os
 import sys
 import time
@@ -11,6 +14,7 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
@@ -32,16 +36,26 @@ from commitmq.client.message import (
 )
 from commitmq.client.results import BatchResult, BatchSendError, SendResult
 from commitmq.client.routes import not_stored, unknown
+from commitmq.client.sending.arguments import (
+    check_ack,
+    check_queue,
+    has_sharding_keys,
+    json_members,
+    keys_of_batch,
+    needs_queue,
+    nothing_stored,
+    shard,
+)
 from commitmq.client.sending.delivery import AtMostOnce, Numbered, Sequences
 from commitmq.client.sending.lane import Lane
 from commitmq.client.sending.lanes import Lanes
+from commitmq.client.sending.options import ExactlyOnce, OnDelivery, former_delivery, tell_delivery
 from commitmq.client.sending.outbox import too_large
 from commitmq.client.sending.run_encoder import encode_user_properties
 from commitmq.client.sending.send_future import SendFuture
 from commitmq.errors import CommitMQError, InvalidMessageError, SendError
 from commitmq.format.compression import compress, compression_flags
 from commitmq.format.constants import Property
-from commitmq.format.java import java_string_hash
 from commitmq.format.producer_mark import MAX_MARK_BYTES
 from commitmq.protocol import wire
 from commitmq.protocol.connection import WAIT_SLICE_S, check_fork
@@ -51,11 +65,9 @@ if TYPE_CHECKING:
     from commitmq.client.sending.batch import Batch
     from commitmq.client.sending.batch_plan import BatchPlan
 
-_ACKS: Final = ("flushed", "memory")
 _MAX_STARTS: Final = 10_000
 MAX_LINGER_MS: Final = 1_000
 _MAX_CORRECTIONS: Final = 4
-_MAX_QUEUE: Final = (1 << 31) - 1
 
 _dumps = orjson.dumps
 _monotonic = time.monotonic
@@ -98,18 +110,19 @@ class Producer:
     Order: messages that one thread sends to one queue are stored in that order. Without ``queue`` or ``sharding_key`` a
     message may go to any queue.
 
-    ``idempotent``: each message is numbered and stored exactly once, and what would be of unknown fate (the node died, the
-    connection ended) is sent again by itself for as long as its ``timeout_s`` lasts; give that the time a restart of the
-    node takes. A single ``send`` takes a little longer then. The node remembers a producer for ``producers.expiry_ms``.
-    Not for memory topics, BatchCQ topics and ``multi_dispatch``. A message whose time is over is still of unknown fate.
+    ``delivery=ExactlyOnce()`` makes an idempotent producer: each message is numbered and stored exactly once, and what would
+    be of unknown fate (the node died, the connection ended) is sent again by itself for as long as its ``timeout_s`` lasts;
+    give that the time a restart of the node takes. A single ``send`` takes a little longer then. The node remembers a
+    producer for ``producers.expiry_ms``. Not for memory topics, BatchCQ topics and ``multi_dispatch``. A message whose time
+    is over is still of unknown fate.
 
-    With a ``producer_id`` (1 to 64 letters, digits and ``._-/@+=``) that outlives this object, a program can repeat
-    itself: messages are numbered from 0 in each queue, in the order of sending, and one that has the same id,
-    ``producer_epoch``, queue and number as a stored one is that one: it is not stored, and its result
+    With a ``producer_id`` that outlives this object, ``ExactlyOnce("import-7", epoch=0)`` (1 to 64 letters, digits and
+    ``._-/@+=``), a program can repeat itself: messages are numbered from 0 in each queue, in the order of sending, and one
+    that has the same id, epoch, queue and number as a stored one is that one: it is not stored, and its result
     (``duplicate``) tells where it lies. So an attempt that failed is repeated by a new producer, anywhere, that sends the
     same messages in the same order to the same queues, however they are cut into batches; two attempts at the same time
     store each message once. Every send needs its queue (``queue``, or sharding keys while the number of queues stays) then.
-    A higher epoch begins at 0 again and shuts out the lower ones: their sends are refused as PRODUCER_FENCED. After a
+    A higher epoch begins at 0 again and shuts out the lower ones: their sends are refused (ProducerFencedError). After a
     send of unknown fate such a producer refuses to go on; its successor repeats all of it. An id belongs to one sender:
     several at the same time must send the very same messages.
     """
@@ -125,29 +138,31 @@ class Producer:
         max_pending: int = 100_000,
         max_pending_bytes: int = 128 * 1024 * 1024,
         linger_ms: float = 2.0,
+        delivery: ExactlyOnce | None = None,
         idempotent: bool = False,
         producer_id: str | None = None,
         producer_epoch: int = 0,
     ) -> None:
-        """Raises ValueError for a setting out of range; nothing is connected yet."""
-        if not idempotent and (producer_id is not None or producer_epoch):
-            raise ValueError("producer_id and producer_epoch are for idempotent=True")
-        if producer_id is None and producer_epoch:
-            raise ValueError("producer_epoch needs a producer_id: without one the producer counts epochs by itself")
+        """Raises ValueError for a setting out of range; nothing is connected yet.
+
+        ``idempotent``, ``producer_id`` and ``producer_epoch`` are the names of former versions for ``delivery``.
+        """
+        if idempotent or producer_id is not None or producer_epoch:
+            delivery = former_delivery(delivery, idempotent, producer_id, producer_epoch)
         timeout_s = checks.seconds("timeout_s", timeout_s)
         if max_pending < 1 or max_pending_bytes < 1:
             raise ValueError("max_pending and max_pending_bytes must be at least 1")
         if not 0 <= linger_ms <= MAX_LINGER_MS:
             raise ValueError(f"linger_ms must be between 0 and {MAX_LINGER_MS}, not {linger_ms}")
         self._closed = True  # until everything is made: __del__ must not complain about a producer that never was
-        self._ack = _check_ack(ack)
+        self._ack = check_ack(ack)
         self._timeout_s = timeout_s
         self._compress = compress
         self._compress_flags = 0 if compress is None else compression_flags(compress)
         self._compress_over = compress_over_bytes
         self._ids = UniqueIds()
         self._sequences: Sequences | None = None
-        self._may_be_plain = compress is None and not idempotent
+        self._may_be_plain = compress is None and delivery is None
         limits: dict[str, Any] = {
             "timeout_s": timeout_s,
             "max_pending": max_pending,
@@ -155,11 +170,11 @@ class Producer:
             "linger_s": linger_ms / 1000,
             "ids": self._ids,
         }
-        delivery = AtMostOnce()
-        if idempotent:
-            self._sequences = Sequences(producer_id, producer_epoch)
-            delivery = Numbered(self._sequences)
-        self._lanes = Lanes(node, **limits, delivery=delivery)
+        policy = AtMostOnce()
+        if delivery is not None:
+            self._sequences = Sequences(delivery.producer_id, delivery.epoch)
+            policy = Numbered(self._sequences)
+        self._lanes = Lanes(node, **limits, delivery=policy)
         self._outbox = self._lanes.writer.outbox
         self._pid = self._lanes.pid
         self._starts: dict[tuple[str, str | None], str] = {}
@@ -263,14 +278,14 @@ class Producer:
             if isinstance(body, Message):
                 check_alone(tags, keys, properties, sharding_key, None, flag)
                 body, properties, flag = content_of(body)
-                own = _json_members(properties)
+                own = json_members(properties)
             else:
-                own = _json_members(build_properties(tags, keys, properties, sharding_key))
+                own = json_members(build_properties(tags, keys, properties, sharding_key))
                 body = check_body(body)
         elif tags is None and keys is None and properties is None and sharding_key is None:
             own = ""
         else:
-            own = _json_members(build_properties(tags, keys, properties, sharding_key))
+            own = json_members(build_properties(tags, keys, properties, sharding_key))
         more = ""
         if flag:
             more = f',"flag":{check_flag(flag)}'
@@ -281,7 +296,7 @@ class Producer:
         if size_bytes > lane.max_message_bytes:
             raise too_large(size_bytes, lane.max_message_bytes)
         if queue is not None:
-            more += f',"queue":{_check_queue(queue)}'
+            more += f',"queue":{check_queue(queue)}'
         start = self._starts.get((topic, ack))
         if start is None:
             start = self._start_of(topic, ack)
@@ -320,8 +335,12 @@ class Producer:
         flag: int = 0,
         timeout_s: float | None = None,
         ack: str | None = None,
+        on_delivery: OnDelivery | None = None,
     ) -> Future[SendResult]:
         """Send one message without waiting; the future gets a SendResult or a SendError. Arguments as of :meth:`send`.
+
+        ``on_delivery`` is called with ``(error, result)``, one of which is None, and not at all for a message that was
+        cancelled: for a program that keeps no futures.
 
         Raises InvalidMessageError at once for what cannot be sent. Blocks while ``max_pending`` messages are pending.
         Cancelling the future withdraws a message that was not handed to the connection yet. Callbacks run in the
@@ -333,6 +352,22 @@ class Producer:
             timeout_s = checks.seconds("timeout_s", timeout_s)
         if key is not None:
             keys, sharding_key = both_keys(key, keys, sharding_key)
+        if on_delivery is not None:
+            checks.callback("on_delivery", on_delivery)
+            sent = self.send_async(
+                topic,
+                body,
+                tags=tags,
+                keys=keys,
+                properties=properties,
+                sharding_key=sharding_key,
+                queue=queue,
+                flag=flag,
+                timeout_s=timeout_s,
+                ack=ack,
+            )
+            sent.add_done_callback(partial(tell_delivery, on_delivery))
+            return sent
         deadline = _monotonic() + (timeout_s or self._timeout_s)
         if not (
             type(body) is bytes
@@ -348,7 +383,7 @@ class Producer:
             return self._submit(topic, body, tags, keys, properties, sharding_key, queue, flag, ack, deadline)
         # The same for a message that is only a body: what is asked above need not be asked again.
         check_topic(topic)
-        queue = -1 if queue is None else _check_queue(queue)
+        queue = -1 if queue is None else check_queue(queue)
         return self._outbox.submit(topic, queue, self._ack, body, None, deadline)
 
     def flush(self, timeout_s: float | None = None) -> None:
@@ -392,11 +427,11 @@ class Producer:
         if not messages:
             return BatchResult([])
         if queue is not None:
-            queue = _check_queue(queue)
-        keys, sharding_keys = _keys_of_batch(key, keys, sharding_keys, messages)
+            queue = check_queue(queue)
+        keys, sharding_keys = keys_of_batch(key, keys, sharding_keys, messages)
         about: dict[str, Any] = {"tags": tags, "keys": keys, "properties": properties, "sharding_keys": sharding_keys}
         self._check_may_wait()
-        ack = self._ack if ack is None else _check_ack(ack)
+        ack = self._ack if ack is None else check_ack(ack)
         deadline = _monotonic() + limit
         try:
             self._flush_before(messages, queue, sharding_keys, deadline)
@@ -417,7 +452,7 @@ class Producer:
         except BatchSendError:
             raise
         except SendError as error:
-            raise _nothing_stored(error, len(messages)) from error
+            raise nothing_stored(error, len(messages)) from error
 
     def _flush_before(
         self,
@@ -429,7 +464,7 @@ class Producer:
         """Messages that this thread sent before a batch must come before it in their queue. Raises SendError."""
         if (
             self._lanes.all_in_flight()
-            and (queue is not None or sharding_keys is not None or _has_sharding_keys(messages))
+            and (queue is not None or sharding_keys is not None or has_sharding_keys(messages))
             and not self._lanes.flush(deadline)
         ):
             raise not_stored("CLIENT_BUSY", "messages that were sent before the batch are still pending")
@@ -458,16 +493,16 @@ class Producer:
         self._check_usable()
         limit = self._limit(timeout_s)
         deadline = time.monotonic() + limit
-        ack = self._ack if ack is None else _check_ack(ack)
+        ack = self._ack if ack is None else check_ack(ack)
         if messages:
-            keys, sharding_keys = _keys_of_batch(key, keys, sharding_keys, messages)
+            keys, sharding_keys = keys_of_batch(key, keys, sharding_keys, messages)
         about: dict[str, Any] = {"tags": tags, "keys": keys, "properties": properties, "sharding_keys": sharding_keys}
         if not messages:
             done: Future[BatchResult] = Future()
             done.set_result(BatchResult([]))
             return done
         if queue is not None:
-            queue = _check_queue(queue)
+            queue = check_queue(queue)
         if self._sequences is not None:
             # Numbers count in the order of the calls.
             self._flush_before(messages, queue, sharding_keys, deadline)
@@ -479,7 +514,7 @@ class Producer:
                 self._lanes.routes.queues(topic, deadline)
             except SendError as error:
                 failed: Future[BatchResult] = Future()
-                failed.set_exception(_nothing_stored(error, len(messages)))
+                failed.set_exception(nothing_stored(error, len(messages)))
                 return failed
             plan, inner = self._plan(topic, messages, about, queue, deadline)
         return self._submit_batch(plan, inner, queue, limit, ack, deadline, is_async=True).future
@@ -510,7 +545,7 @@ class Producer:
             and not self._sequences.is_own
             and (plan.sharding_keys is None or not all(plan.sharding_keys))
         ):
-            raise _needs_queue()
+            raise needs_queue()
         return plan, inner
 
     def _submit_batch(
@@ -585,7 +620,7 @@ class Producer:
             return None
         if type(sharding_key) is not str:
             raise InvalidMessageError(f"sharding_key must be a string, not {type(sharding_key).__name__}")
-        return _shard(sharding_key, self._lanes.routes.queues(check_topic(topic), deadline))
+        return shard(sharding_key, self._lanes.routes.queues(check_topic(topic), deadline))
 
     def _would_ask(self, topic: str, body: bytes | Message, fields: Mapping[str, Any]) -> bool:
         """Whether ``send_async`` of this would ask the coordinator, and so wait for it."""
@@ -640,7 +675,7 @@ class Producer:
         if self._sequences is not None:
             self._check_numbered(topic, queue, sharding_key, len(encoded), deadline)
         if queue is not None:
-            queue = _check_queue(queue)
+            queue = check_queue(queue)
         elif sharding_key:
             queue = self._queue_of_key(topic, body, sharding_key, deadline)
         sys_flag = 0
@@ -648,7 +683,7 @@ class Producer:
             body, sys_flag = self._compressed(body)
         about = (encoded, flag, sys_flag) if encoded or flag or sys_flag else None
         queue = -1 if queue is None else queue
-        return self._outbox.submit(topic, queue, self._ack if ack is None else _check_ack(ack), body, about, deadline)
+        return self._outbox.submit(topic, queue, self._ack if ack is None else check_ack(ack), body, about, deadline)
 
     def _check_numbered(
         self, topic: str, queue: int | None, sharding_key: str | None, properties_bytes: int, deadline: float
@@ -656,7 +691,7 @@ class Producer:
         assert self._sequences is not None
         check_properties_size(properties_bytes + MAX_MARK_BYTES)
         if queue is None and not sharding_key and not self._sequences.is_own:
-            raise _needs_queue()
+            raise needs_queue()
         self._sequences.check()
         self._check_takes_numbers(topic, min(deadline, time.monotonic() + 1.0))
 
@@ -693,17 +728,17 @@ class Producer:
         own[Property.UNIQUE_KEY] = self._ids.next()
         body, sys_flag = self._compressed(body)
         if queue is None and sharding_key:
-            queue = _shard(sharding_key, self._lanes.routes.queues(topic, deadline))
+            queue = shard(sharding_key, self._lanes.routes.queues(topic, deadline))
         fields = {
             "v": wire.PROTOCOL_VERSION,
             "op": "send",
             "topic": check_topic(topic),
-            "ack": self._ack if ack is None else _check_ack(ack),
+            "ack": self._ack if ack is None else check_ack(ack),
             "born": time.time_ns() // 1_000_000,
             "properties": own,
             "flag": check_flag(flag),
             "sys_flag": sys_flag,
-            "queue": -1 if queue is None else _check_queue(queue),
+            "queue": -1 if queue is None else check_queue(queue),
         }
         from commitmq.client.sending.lone import LoneMessage
 
@@ -736,73 +771,8 @@ class Producer:
         """How the header of every send to ``topic`` begins."""
         check_topic(topic)
         name = _dumps(topic).decode()
-        start = f'{{"v":{wire.PROTOCOL_VERSION},"op":"send","topic":{name},"ack":"{_check_ack(ack or self._ack)}"'
+        start = f'{{"v":{wire.PROTOCOL_VERSION},"op":"send","topic":{name},"ack":"{check_ack(ack or self._ack)}"'
         if len(self._starts) >= _MAX_STARTS:
             self._starts.clear()
         self._starts[topic, ack] = start
         return start
-
-
-def _json_members(properties: Mapping[str, str]) -> str:
-    """``properties`` as members of a JSON object, each followed by a comma."""
-    return _dumps(properties).decode()[1:-1] + "," if properties else ""
-
-
-def _check_queue(queue: int) -> int:
-    """``queue`` as a plain integer that a record can hold; whether the topic has it is the node's business."""
-    if type(queue) is not int:
-        try:
-            queue = -1 if isinstance(queue, bool) else operator.index(queue)
-        except TypeError:
-            raise InvalidMessageError(f"queue {queue!r} is no queue's number") from None
-    if not 0 <= queue <= _MAX_QUEUE:
-        raise InvalidMessageError(f"queue {queue!r} is no queue's number")
-    return queue
-
-
-def _keys_of_batch(
-    key: str | Sequence[str | None] | None,
-    keys: Sequence[Keys | None] | None,
-    sharding_keys: Sequence[str | None] | None,
-    messages: Sequence[bytes | Message],
-) -> tuple[Sequence[Keys | None] | None, Sequence[str | None] | None]:
-    """``keys`` and ``sharding_keys`` of ``messages`` with ``key``. Raises InvalidMessageError."""
-    if key is None:
-        return keys, sharding_keys
-    count = len(messages)
-    if keys is not None or sharding_keys is not None:
-        raise InvalidMessageError("key is keys and sharding_keys in one: give either it or them")
-    each = [key] * count if isinstance(key, str) else list(key)
-    if len(each) != count:
-        raise InvalidMessageError(f"key has {len(each)} entries for {count} messages")
-    for index, one in enumerate(each):
-        if one is not None and (not isinstance(one, str) or not one or " " in one):
-            raise InvalidMessageError(
-                f"message {index}: key {one!r} must be a string that is not empty and has no space"
-            )
-    return each, each
-
-
-def _has_sharding_keys(messages: Sequence[bytes | Message]) -> bool:
-    return any(isinstance(one, Message) and one.sharding_key for one in messages)
-
-
-def _check_ack(ack: str) -> str:
-    if ack not in _ACKS:
-        raise ValueError(f"ack must be one of {', '.join(_ACKS)}, not {ack!r}")
-    return ack
-
-
-def _needs_queue() -> InvalidMessageError:
-    return InvalidMessageError(
-        "a producer with a given producer_id needs queue or sharding keys: a repetition must send to the same queues"
-    )
-
-
-def _nothing_stored(error: SendError, total: int) -> BatchSendError:
-    """What a batch's sender is told when it could not even begin."""
-    return BatchSendError(error, acks=[], stored=0, unknown=0, total=total, stored_prefix=0)
-
-
-def _shard(sharding_key: str, queues: int) -> int:
-    return abs(java_string_hash(sharding_key)) % queues

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from typing import Any, Final, NamedTuple, overload
 
-from commitmq.errors import NodeUnavailableError, Outcome, SendError
+from commitmq.errors import NodeUnavailableError, Outcome, ProducerFencedError, SendError, TopicNotFoundError
 
 
 class SendResult(NamedTuple):
@@ -214,9 +214,11 @@ class BatchSendError(SendError):
     """
 
     def __new__(cls, cause: SendError, **_account: Any) -> BatchSendError:
-        """Of the class that ``cause`` makes it: without an answer from the node it is a NodeUnavailableError too."""
-        unanswered = cls is BatchSendError and isinstance(cause, NodeUnavailableError)
-        return super().__new__(_UnansweredBatchError if unanswered else cls)
+        """Of the class that ``cause`` makes it, as :func:`commitmq.errors.send_error` says of a single send."""
+        kind = cls
+        if cls is BatchSendError:
+            kind = next((batch for single, batch in _BATCH_ERRORS.items() if isinstance(cause, single)), cls)
+        return super().__new__(kind)
 
     def __init__(
         self, cause: SendError, *, acks: list[RunAck], stored: int, unknown: int, total: int, stored_prefix: int
@@ -242,3 +244,18 @@ class BatchSendError(SendError):
 
 class _UnansweredBatchError(BatchSendError, NodeUnavailableError):
     """A batch that failed because the node did not answer."""
+
+
+class _FencedBatchError(BatchSendError, ProducerFencedError):
+    """A batch of a producer whose id another one has now."""
+
+
+class _TopicNotFoundBatchError(BatchSendError, TopicNotFoundError):
+    """A batch to a topic that does not exist."""
+
+
+_BATCH_ERRORS: dict[type[Exception], type[BatchSendError]] = {
+    NodeUnavailableError: _UnansweredBatchError,
+    ProducerFencedError: _FencedBatchError,
+    TopicNotFoundError: _TopicNotFoundBatchError,
+}

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from commitmq.client.sending.line import Line
-from commitmq.errors import NodeUnavailableError, Outcome, ProtocolError, SendError, send_error
+from commitmq.errors import NodeUnavailableError, Outcome, RequestError, SendError, send_error
 from commitmq.protocol.connection import Channel, Directory
 from commitmq.store.metadata.topic_config import QUEUE_TYPE, QUEUE_TYPE_BATCH, STORAGE_MEMORY, STORAGE_TYPE
 
@@ -100,7 +100,7 @@ class Routes:
                 self._known[topic] = (known[0], time.monotonic(), known[2])
                 return known[0]
             raise not_stored(error.code, error.message) from error
-        except ProtocolError as error:
+        except RequestError as error:
             raise send_error(error.code, error.message, Outcome.NOT_STORED, error.retry_after_ms) from error
         finally:
             line.remove(ticket)

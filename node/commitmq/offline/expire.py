@@ -9,7 +9,6 @@ file of each kind is never deleted: it tells where the next entry belongs.
 
 from __future__ import annotations
 
-import errno
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +16,7 @@ from pathlib import Path
 from commitmq.errors import StoreError
 from commitmq.files.disk import sync_folder
 from commitmq.files.fd_cache import FdCache
+from commitmq.files.no_space import is_no_space
 from commitmq.format.file_names import segment_name
 from commitmq.format.index_header import HEADER_BYTES, header_of, list_index_files
 from commitmq.offline.held_store import HeldStore
@@ -122,7 +122,7 @@ def _make_minimum(layout: StoreLayout, gone: list[Segment]) -> list[Segment]:
         minimum.write(gone[-1].end)
     except (OSError, StoreError) as error:
         cause = error if isinstance(error, OSError) else error.__cause__
-        if not isinstance(cause, OSError) or cause.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if not is_no_space(cause):
             raise
         queue_ends.forget(layout.queue_ends)
         delete_segment(layout, gone[0].base)

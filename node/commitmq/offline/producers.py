@@ -5,10 +5,10 @@ In a running node the writer does the same (:mod:`commitmq.workers.writer.produc
 
 from __future__ import annotations
 
-import errno
 from typing import Final
 
 from commitmq.errors import StoreError
+from commitmq.files.no_space import is_no_space
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.dispatch_batch import LogWalker
@@ -68,7 +68,7 @@ def _saved(layout: StoreLayout, snapshot: ProducerSnapshot) -> ProducerSnapshot 
     try:
         snapshot.save(layout.producers)
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if is_no_space(error):
             return snapshot
         raise StoreError(
             f"cannot write down what is known of producers, so nothing is deleted: {error.strerror}",

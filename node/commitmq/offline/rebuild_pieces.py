@@ -13,7 +13,6 @@ store.
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import os
 import shutil
@@ -28,8 +27,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from commitmq.errors import DiskFullError, StoreError
+from commitmq.errors import StoreError
 from commitmq.files.fd_cache import FdCache, affordable_files
+from commitmq.files.no_space import kind_of
 from commitmq.format.constants import PREBLANK_SIZE, UNIT_BYTES
 from commitmq.format.file_names import segment_name
 from commitmq.kernels import index as index_kernel
@@ -44,7 +44,6 @@ from commitmq.store.queues.batch_consume_queue import BATCH_UNIT_BYTES, make_uni
 from commitmq.store.queues.consume_queue import MAX_GAP_UNITS, UNIT, ConsumeQueue
 
 LOCK_NAME: Final = "job.lock"
-_NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
 _BLANK: Final = np.array([(0, PREBLANK_SIZE, 0)], UNIT).tobytes()
 
 Units = tuple[Queue, int, int, Any]
@@ -314,7 +313,7 @@ class _Files:
 
 
 def _error(sentence: str, error: OSError, path: str) -> StoreError:
-    kind = DiskFullError if error.errno in _NO_SPACE else StoreError
+    kind = kind_of(error)
     return kind(f"{sentence}: {error.strerror}", path=path)
 
 

@@ -17,7 +17,6 @@ in one of their topics can only be cut.
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import time
@@ -29,9 +28,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from commitmq import failpoints
-from commitmq.errors import DiskFullError, StoreError
+from commitmq.errors import StoreError
 from commitmq.files.disk import sync_folder
 from commitmq.files.fd_cache import FdCache
+from commitmq.files.no_space import kind_of
 from commitmq.files.write_all import write_all
 from commitmq.format.constants import MAGIC_FILLER, PREBLANK_SIZE, UNIT_BYTES, Host, SysFlag
 from commitmq.format.file_names import segment_name
@@ -57,7 +57,6 @@ SHORT_TOPIC: Final = "-"
 _FILLER_BYTES: Final = 8
 _MOST_BODY_BYTES: Final = 1 << 20
 _UNIT: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
-_NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
 _LEAST_RECORD_BYTES: Final = 92  # no record is shorter: 91 bytes and a topic of one character
 _FIXED_BYTES: Final = 91
 
@@ -146,7 +145,7 @@ def _lengthen(path: Path, segment_bytes: int) -> None:
         os.posix_fallocate(fd, 0, segment_bytes)
         os.fsync(fd)
     except OSError as error:
-        kind = DiskFullError if error.errno in _NO_SPACE else StoreError
+        kind = kind_of(error)
         raise kind(f"the segment cannot get its size again: {error.strerror}", path=path) from error
     finally:
         os.close(fd)

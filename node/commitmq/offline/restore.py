@@ -10,7 +10,6 @@ ended, so a restoration that is killed is run again. Afterwards queues and index
 
 from __future__ import annotations
 
-import errno
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +18,11 @@ from typing import Final
 import orjson
 
 from commitmq import failpoints
-from commitmq.errors import CommitMQError, DiskFullError, StoreError
+from commitmq.errors import CommitMQError, StoreError
 from commitmq.files import disk
 from commitmq.files.disk import sync_folder
 from commitmq.files.holes import nonzero_chunks
+from commitmq.files.no_space import kind_of
 from commitmq.files.write_all import write_all
 from commitmq.format.constants import MAGIC_FILLER
 from commitmq.format.file_names import segment_name
@@ -40,7 +40,6 @@ from commitmq.store.recovery.cut_record import Cut, CutPart
 
 _CHUNK_BYTES: Final = 1 << 20
 _HEAD_BYTES: Final = 8
-_NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +184,7 @@ def _make_segments(store: HeldStore, cut: Cut) -> None:
 
 
 def _error(error: OSError, path: Path) -> StoreError:
-    kind = DiskFullError if error.errno in _NO_SPACE else StoreError
+    kind = kind_of(error)
     return kind(f"cannot put back what was cut: {error.strerror}; try again", path=path)
 
 

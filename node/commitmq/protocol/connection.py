@@ -31,7 +31,7 @@ from urllib.parse import urlsplit
 import orjson
 import zmq
 
-from commitmq.errors import CommitMQError, NodeAddressError, NodeUnavailableError, ProtocolError
+from commitmq.errors import CommitMQError, NodeAddressError, NodeUnavailableError, ProtocolError, RequestError
 from commitmq.protocol import wire
 
 DEFAULT_NODE: Final = "tcp://127.0.0.1:7310"
@@ -418,7 +418,7 @@ class Directory:
             self._channel = Channel(self.address)
         try:
             return self._channel.request(op, fields, timeout_s=timeout_s)[0]
-        except ProtocolError as error:
+        except RequestError as error:
             if not isinstance(error, NodeUnavailableError):
                 if error.code == "BAD_ANSWER":
                     self.close()
@@ -439,7 +439,7 @@ class Directory:
                 left_s = max(deadline - time.monotonic(), _RETRY_PAUSE_S)
                 self._metadata = self._parse(self._request("metadata", timeout_s=left_s))
                 break
-            except ProtocolError as error:
+            except RequestError as error:
                 is_away = isinstance(error, NodeUnavailableError)
                 is_over = time.monotonic() + _RETRY_PAUSE_S >= deadline
                 if is_away and is_over:
@@ -458,7 +458,7 @@ class Directory:
         if the supervisor does not answer, the last known address is tried too. A caller without ``hello`` has to
         connect again when the channel takes nothing: the address may have belonged to a node that is gone.
         """
-        problem: ProtocolError | None = None
+        problem: RequestError | None = None
         silent = False  # True when it is the supervisor that does not answer
         began = time.monotonic()
         while True:
@@ -483,7 +483,7 @@ class Directory:
                 answer = channel.request("hello", timeout_s=attempt_s)[0] if hello else {}
                 _silences.of.pop(self.address, None)
                 return channel, answer
-            except ProtocolError as error:
+            except RequestError as error:
                 problem = error
                 if channel is not None:
                     channel.close()

@@ -5,11 +5,19 @@ The protocol itself is described in PROTOCOL.md beside this file. This module mu
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 import orjson
 
-from commitmq.errors import FencedError, Outcome, ProtocolError, SendError, send_error
+from commitmq.errors import (
+    FencedError,
+    GroupNotFoundError,
+    Outcome,
+    ProtocolError,
+    SendError,
+    TopicNotFoundError,
+    send_error,
+)
 
 PROTOCOL_VERSION = 1
 MAX_HEADER_BYTES = 1 << 20
@@ -88,13 +96,16 @@ def parse_answer(frame: bytes | memoryview) -> dict[str, Any]:
     return header
 
 
+_REFUSALS: Final = {"TOPIC_NOT_EXIST": TopicNotFoundError, "GROUP_NOT_EXIST": GroupNotFoundError}
+
+
 def refusal(answer: dict[str, Any]) -> ProtocolError:
     """The exception for an answer with ``ok: false`` (of a request that is no send)."""
     code = str(answer.get("code", "SYSTEM_ERROR"))
     sentence = str(answer.get("error", "the node gave no reason"))
     if code == "FENCED":
         return FencedError(sentence)
-    return ProtocolError(code, sentence, retry_after_ms=answer.get("retry_after_ms"))
+    return _REFUSALS.get(code, ProtocolError)(code, sentence, retry_after_ms=answer.get("retry_after_ms"))
 
 
 def send_refusal(answer: dict[str, Any]) -> SendError:

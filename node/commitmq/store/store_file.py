@@ -13,7 +13,6 @@ as its copied messages keep theirs; to use both copies as different stores, remo
 
 from __future__ import annotations
 
-import errno
 import json
 import uuid
 import zlib
@@ -22,8 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from commitmq.errors import DiskFullError, StoreError
 from commitmq.files import disk
+from commitmq.files.no_space import kind_of
 from commitmq.store.layout import StoreLayout
 
 _VERSION: Final = 1
@@ -69,7 +68,7 @@ class StoreFile:
         try:
             disk.replace_content(path, text.encode(), "store_file")
         except OSError as error:
-            kind = DiskFullError if error.errno in (errno.ENOSPC, errno.EDQUOT) else StoreError
+            kind = kind_of(error)
             raise kind(f"cannot write the store's id and sizes: {error.strerror}", path=path) from error
 
     def _members(self) -> dict[str, Any]:

@@ -34,7 +34,6 @@ It wakes at every event, and ``supervisor.poll_interval_ms`` after the last one 
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import secrets
 import signal
@@ -54,6 +53,7 @@ from commitmq.config import NodeConfig
 from commitmq.config.fitting import fit
 from commitmq.control import ControlBlock, DispatcherWord, Word, WorkerState, WorkerWord
 from commitmq.errors import CommitMQError, ProtocolError, StoreError, StoreLockedError
+from commitmq.files.no_space import tells_of_no_space
 from commitmq.network import ports
 from commitmq.protocol import wire
 from commitmq.store.access import keep_private, open_folders
@@ -645,8 +645,7 @@ class Supervisor:
 
 def _with_a_way_out(sentence: str, layout: StoreLayout) -> str:
     """``sentence``; when it reports a full disk, also how to free space without a node."""
-    full = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
-    if "store expire" in sentence or not any(words in sentence for words in full):
+    if "store expire" in sentence or not tells_of_no_space(sentence):
         return sentence
     return (
         f"{sentence}. The disk of the store has no space left for what a start must write, and nothing is lost. Free some: "

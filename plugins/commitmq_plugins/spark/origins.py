@@ -156,19 +156,16 @@ class NodeOrigin:
         self._puller = RecordPuller(name)
 
     def topics(self) -> dict[str, SourceTopic]:
-        return {
-            str(one["name"]): SourceTopic(max(int(one["read_queues"]), int(one["write_queues"])))
-            for one in self._admin.topics()
-        }
+        return {one.name: SourceTopic(max(one.read_queues, one.write_queues)) for one in self._admin.topics()}
 
     def slices(self, wants: Callable[[str], bool]) -> list[Slice]:
         found = []
         for topic in self._admin.topics():
-            name = str(topic["name"])
+            name = topic.name
             if wants(name):
-                is_batch = (topic.get("attributes") or {}).get(QUEUE_TYPE) == QUEUE_TYPE_BATCH
+                is_batch = topic.attributes.get(QUEUE_TYPE) == QUEUE_TYPE_BATCH
                 found += [
-                    Slice(name, queue, is_batch, low, max(low, high), incarnation=str(topic.get("incarnation", 0)))
+                    Slice(name, queue, is_batch, low, max(low, high), incarnation=str(topic.incarnation))
                     for queue, low, high, _ in self._admin.offsets(name)
                 ]
         self._wait_until_flushed()

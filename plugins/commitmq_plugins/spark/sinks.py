@@ -36,6 +36,7 @@ from commitmq.client.admin import Admin
 from commitmq.client.message import Message, Tombstone
 from commitmq.client.producer import Producer
 from commitmq.client.results import BatchResult
+from commitmq.client.sending.options import ExactlyOnce
 from commitmq.errors import CommitMQError, ConfigError, InvalidMessageError
 from commitmq.format.constants import Property
 from commitmq.format.java import java_string_hash
@@ -259,10 +260,8 @@ class _Sender:
         self._sent: dict[tuple[str, int], int] = {}
         # Queues whose last message was stored before; the value: whether it is known to be the same message.
         self._before: dict[tuple[str, int], bool] = {}
-        known: dict[str, Any] = {}
-        if options.idempotent:
-            known = {"idempotent": True, "producer_id": self._identity, "producer_epoch": epoch}
-        self._producer = Producer(options.node, ack=options.ack, timeout_s=options.timeout_s, **known)
+        delivery = ExactlyOnce(self._identity, epoch) if options.idempotent else None
+        self._producer = Producer(options.node, ack=options.ack, timeout_s=options.timeout_s, delivery=delivery)
         self._ids = _ContentIds()
         if options.idempotent:
             self._producer._lanes.writer.lane.ids = self._ids  # type: ignore[assignment]
@@ -442,6 +441,6 @@ def queue_count(node: str | None, topic: str) -> int:
     CommitMQError.
     """
     with Admin(node) as admin:
-        if all(one["name"] != topic for one in admin.topics()):
+        if all(one.name != topic for one in admin.topics()):
             admin.topic_create(topic)
-        return int(admin.topic(topic)["write_queues"])
+        return admin.topic(topic).write_queues

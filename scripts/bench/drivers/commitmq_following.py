@@ -16,7 +16,7 @@ from typing import Any
 
 from bench.drivers.commitmq_topic import Target
 from bench.drivers.common import Job, Result, make_bodies, percentiles
-from commitmq import Consumer, Producer, SendResult
+from commitmq import Consumer, Producer, Reader, SendResult
 from commitmq.errors import CommitMQError
 
 _NUMBER_BYTES = 12
@@ -167,7 +167,7 @@ class _Follower:
 
 def _consume(job: Job, follow: Any, pipe: Connection) -> None:
     try:
-        with Consumer(None, job.topic, node=job.address, start="latest", timeout_s=job.timeout_s) as consumer:
+        with Reader(job.topic, node=job.address, start="latest", timeout_s=job.timeout_s) as consumer:
             consumer.poll(0.05)  # asks for the first time, and so is where it begins
             pipe.send("ready")
             pipe.send(follow(job, consumer, pipe))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from bench.drivers.commitmq_topic import Target, words
 from bench.drivers.common import Job, Result, make_bodies, percentiles, until_ready
-from commitmq import Consumer, Producer
+from commitmq import Producer, Reader
 from commitmq.errors import CommitMQError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def read(job: Job) -> Result:
     mode = "bytes" if "tcp" in words(job) else "auto"
     with (
         Target(job) as target,
-        Consumer(None, target.topics, node=target.address, mode=mode, timeout_s=job.timeout_s) as consumer,
+        Reader(target.topics, node=target.address, mode=mode, timeout_s=job.timeout_s) as consumer,
     ):
         began = time.perf_counter()
         deadline = began + job.timeout_s
@@ -84,9 +84,7 @@ def ready(job: Job) -> Result:
         with Producer(job.address, ack=job.ack, timeout_s=2.0) as producer:
             sent = producer.send(job.topic, body)
         place = (job.topic, sent.queue)
-        with Consumer(
-            None, job.topic, node=job.address, queues=[place], start=sent.queue_offset, timeout_s=2.0
-        ) as consumer:
+        with Reader(job.topic, node=job.address, queues=[place], start=sent.queue_offset, timeout_s=2.0) as consumer:
             if not consumer.poll(2.0, 1):
                 raise CommitMQError("the message that was just acknowledged does not arrive")
 

@@ -68,7 +68,7 @@ class Target:
 
     def __enter__(self) -> Self:
         try:
-            there = {str(topic["name"]) for topic in self.admin.topics()}
+            there = {topic.name for topic in self.admin.topics()}
             each = -(-self.job.queues // len(self.topics))
             for name in self.topics:
                 if name not in there:

@@ -61,7 +61,7 @@ def test_what_is_no_start_is_refused(start: Any) -> None:
 )
 def test_a_consumers_settings_are_checked_before_it_connects(settings: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(settings))):
-        Consumer("group", "topic", node=NOBODY, **settings)
+        Consumer("topic", group="group", node=NOBODY, **settings)
 
 
 @pytest.mark.parametrize("make", [Producer, Admin])

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from commitmq import Admin, Consumer, Producer
+from commitmq import Admin, Producer, Reader
 from commitmq.config import load
 from commitmq.errors import StoreError
 from commitmq.offline.held_store import HeldStore
@@ -197,7 +197,7 @@ def test_a_node_serves_the_rest_of_a_repaired_store(clean: GoldenStore, tmp_path
         ended = node.start()
         assert ended.returncode == 0, ended.stderr
         found: list[tuple[int, int, int]] = []
-        with Consumer(None, "GoldenNormal", node=node.address, start="earliest") as consumer:
+        with Reader("GoldenNormal", node=node.address, start="earliest") as consumer:
             while len(found) < len(wanted):
                 batch = consumer.poll(timeout_s=5)
                 assert batch, f"only {len(found)} of {len(wanted)} messages came"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from commitmq.client import checks
 from commitmq.client.bell import Bell
-from commitmq.errors import ProtocolError
+from commitmq.errors import RequestError
 from commitmq.protocol.connection import Channel
 
 if TYPE_CHECKING:
@@ -261,12 +261,12 @@ def start_offsets(
         try:
             try:
                 answer, _ = reader.request("offsets", fields, timeout_s=timeout_s)
-            except ProtocolError as error:
+            except RequestError as error:
                 if error.code != "INVALID_PARAMETER":
                     raise
                 # The topic got more queues, or fewer, and the two we ask do not know of it at the same time.
                 answer, _ = reader.request("offsets", {**fields, "queues": None}, timeout_s=timeout_s)
-        except ProtocolError as error:
+        except RequestError as error:
             if error.code != "TOPIC_NOT_EXIST":
                 raise
             # The coordinator knows it, the reader is about to: it is new, so everything in it is to come.

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 
 from commitmq.client.receiving.assignment import Assignment, Queue, QueueState
 from commitmq.client.receiving.membership import GroupMember
-from commitmq.errors import FencedError, NodeUnavailableError, ProtocolError
+from commitmq.errors import FencedError, NodeUnavailableError, RequestError
 from commitmq.log import get_log
 from commitmq.protocol.connection import Channel, Directory
 
@@ -85,7 +85,7 @@ class Committer:
             self._commit(progress, deadline, partial=True)
         except FencedError as error:
             _log.warning("an automatic commit was refused", group=self._group, error=error.message)
-        except ProtocolError as error:
+        except RequestError as error:
             _log.warning("an automatic commit failed, it will be tried again", group=self._group, error=str(error))
             return False
         return True
@@ -130,7 +130,7 @@ class Committer:
             except FencedError:
                 member.doubt()
                 raise
-            except ProtocolError as error:
+            except RequestError as error:
                 if error.code not in _AGAIN or time.monotonic() + _PAUSE_S >= deadline:
                     raise
                 # The coordinator was started again and does not know us yet: the membership thread sees to that.
@@ -166,6 +166,6 @@ class Committer:
                 if time.monotonic() >= deadline:
                     raise
             except BaseException as error:
-                if not isinstance(error, ProtocolError):
+                if not isinstance(error, RequestError):
                     self.close()  # interrupted: its answer may be read in part
                 raise

@@ -47,7 +47,7 @@ from commitmq.client.receiving.assignment import (
     start_offsets,
 )
 from commitmq.client.selector import MessageSelector
-from commitmq.errors import CommitMQError, NodeUnavailableError, ProtocolError
+from commitmq.errors import CommitMQError, NodeUnavailableError, ProtocolError, RequestError
 from commitmq.log import get_log
 from commitmq.protocol.connection import Channel, Directory
 
@@ -147,7 +147,7 @@ class GroupMember:
                 except NodeUnavailableError as error:
                     self._close_channels()
                     _log.warning("the coordinator does not answer", group=self.group, error=error.message)
-                except ProtocolError as error:
+                except RequestError as error:
                     if error.code == "UNKNOWN_MEMBER":
                         # The session ended, or the coordinator was started again: join again with what we have.
                         self._is_member = False
@@ -173,7 +173,7 @@ class GroupMember:
                     _log.exception("membership failed", group=self.group)
                 self._sleep(pause_s)
             if self._leave and self._is_member and self._coordinator is not None:
-                with contextlib.suppress(ProtocolError):
+                with contextlib.suppress(RequestError):
                     self._ask("group.leave", {})
         finally:
             self._close_channels()
@@ -313,7 +313,7 @@ class GroupMember:
         for topic in {topic for topic, queue in queues if committed[topic, queue] < 0}:
             try:
                 begin.update(self._begin(topic, incarnations, committed))
-            except ProtocolError as error:
+            except RequestError as error:
                 if error.code not in ("FENCED", "TOPIC_NOT_EXIST"):
                     raise
                 return 0  # a topic was deleted

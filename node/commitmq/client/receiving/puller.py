@@ -17,7 +17,7 @@ from commitmq.client.receiving.segments import SegmentMaps
 from commitmq.client.selector import MessageSelector
 from commitmq.client.sending.inner_batch import expand
 from commitmq.client.sending.light_queue import is_light, renumber
-from commitmq.errors import CorruptRecordError, NodeUnavailableError, ProtocolError
+from commitmq.errors import CorruptRecordError, NodeUnavailableError, ProtocolError, RequestError
 from commitmq.log import get_log
 from commitmq.protocol import wire
 from commitmq.protocol.connection import Channel, Directory, Metadata
@@ -80,7 +80,7 @@ class Puller:
         self._pulls: dict[tuple[int, int], QueueState] = {}  # (reader, request id) -> queue
         self._segments: dict[tuple[Any, ...], SegmentMaps] = {}  # at most one: of the node we are connected to
         self._retry_connect_at = 0.0
-        self._problem: tuple[QueueState, ProtocolError | CorruptRecordError] | None = None
+        self._problem: tuple[QueueState, RequestError | CorruptRecordError] | None = None
         self._look_at_maps_at = self._look_at_links_at = 0.0
         self.misses_queue = False  # a reader does not know a queue that we were given: look what there is
 
@@ -245,7 +245,7 @@ class Puller:
                     state.request = -1
                 # Otherwise of a queue that was given back, or moved by seek.
                 self._pulls.pop(key, None)
-        except ProtocolError as error:
+        except RequestError as error:
             _log.warning("a reader's answer cannot be understood, connecting again", error=str(error))
             self._drop_link(index)
         except BaseException:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from commitmq.client.heap import keep_freed_memory
 from commitmq.client.results import BatchResult, BatchSendError, RunAck
+from commitmq.client.sending.arguments import shard
 from commitmq.client.sending.batch_plan import BatchPlan, PlannedRun
 from commitmq.client.sending.inner_batch import encode_batch
 from commitmq.client.sending.run import NEVER_S, MakeError, NotYet, Run
@@ -26,18 +27,12 @@ from commitmq.client.sending.run_encoder import EncodedRun, encode_run
 from commitmq.client.sending.wait import Wait
 from commitmq.errors import Outcome, SendError
 from commitmq.format.constants import Property
-from commitmq.format.java import java_string_hash
 from commitmq.protocol import wire
 
 if TYPE_CHECKING:
     from commitmq.client.sending.pump import Pump
 
 _log = logging.getLogger("commitmq.client")
-
-
-def shard(sharding_key: str, queues: int) -> int:
-    """The queue for a sharding key: as RocketMQ's hash selector, so that programs of both kinds agree."""
-    return abs(java_string_hash(sharding_key)) % queues
 
 
 class BatchFuture(Future[BatchResult]):

@@ -30,7 +30,7 @@ from commitmq.client.sending.delivery import LEAST_WINDOW, AtMostOnce
 from commitmq.client.sending.line import Line
 from commitmq.client.sending.run import MAX_RUN_BYTES, MessagesRun, Run
 from commitmq.client.sending.run_encoder import RunLayout
-from commitmq.errors import NodeUnavailableError, ProtocolError
+from commitmq.errors import NodeUnavailableError, RequestError
 from commitmq.protocol import wire
 from commitmq.protocol.connection import Channel, ConnectionLost, Directory
 from commitmq.protocol.local_packet import LocalSocket, local_path
@@ -97,7 +97,7 @@ class Lane:
             self.lose("the connection ended before the answer")
         try:
             channel, hello = self.directory.connect(self.role, deadline, hello=True)
-        except ProtocolError as error:
+        except RequestError as error:
             raise not_stored(error.code, error.message) from error
         self.hello = hello
         self.max_message_bytes = int(hello["max_message_bytes"])
@@ -260,7 +260,7 @@ class Lane:
                 return
             try:
                 answer = wire.parse_answer(frame)
-            except ProtocolError as error:
+            except RequestError as error:
                 self.lose(error.message)
                 return
             self.take_answer(answer)

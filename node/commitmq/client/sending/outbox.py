@@ -10,6 +10,8 @@ message, and groups take turns. Batches wait in the order of their submission.
 **Linger.** A thin stream would make thin runs, each of which costs the node and its consumers as much as a thick one. So
 messages that come within ``linger_s`` of the last runs wait until that time is over. Nobody lingers while FULL_RUN_BYTES are
 there, while a thread waits for a result, for a flush or for room, or while batches use the connection.
+
+This module has more than 400 lines because all of it is about the state under one lock.
 """
 
 from __future__ import annotations

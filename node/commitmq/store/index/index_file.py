@@ -17,7 +17,6 @@ indexCount, which share one word. So a process that dies anywhere leaves a heade
 
 from __future__ import annotations
 
-import errno
 import os
 import struct
 from pathlib import Path
@@ -27,8 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from commitmq import failpoints
-from commitmq.errors import DiskFullError, StoreError
+from commitmq.errors import StoreError
 from commitmq.files import disk
+from commitmq.files.no_space import kind_of
 from commitmq.files.write_all import write_all
 from commitmq.format.index_header import (
     HEADER_BYTES,
@@ -44,7 +44,6 @@ from commitmq.kernels import index as kernel
 
 _ALLOCATE_BYTES: Final = 4 << 20
 
-_DISK_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 _HEADER: Final = struct.Struct(">qqqqii")
 
 State = NDArray[np.int64]
@@ -250,5 +249,5 @@ def new_state() -> State:
 
 def store_error(sentence: str, error: OSError, path: Path) -> StoreError:
     """``error`` as DiskFullError, which may pass, when there is no space; else as StoreError."""
-    kind = DiskFullError if error.errno in _DISK_FULL else StoreError
+    kind = kind_of(error)
     return kind(f"{sentence}: {os.strerror(error.errno or 0)}", path=path)

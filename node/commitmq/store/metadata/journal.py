@@ -42,7 +42,6 @@ so at every moment one complete journal has the name.
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import secrets
 import struct
@@ -55,8 +54,9 @@ from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 import orjson
 
 from commitmq import failpoints
-from commitmq.errors import DiskFullError, StoreError
+from commitmq.errors import StoreError
 from commitmq.files import disk
+from commitmq.files.no_space import kind_of
 from commitmq.files.write_all import write_all
 
 MAGIC = b"\xc3OJ\x01"
@@ -65,7 +65,6 @@ HEADER_BYTES = _HEADER.size
 _CHECKED = struct.Struct(">IQ")
 MAX_PAYLOAD_BYTES = 64 * 1024 * 1024
 _TORN_COPIES_KEPT = 8
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 C = TypeVar("C")  # one change
 
@@ -126,7 +125,7 @@ def _good_record_behind(data: bytes, position: int, sequence: int) -> int | None
 
 def store_error(error: OSError, what: str, path: Path) -> StoreError:
     """The typed error for a failed system call on ``path``: DiskFullError when space, quota or file size ran out."""
-    kind = DiskFullError if error.errno in _NO_SPACE else StoreError
+    kind = kind_of(error)
     return kind(f"{what}: {error.strerror}", path=path)
 
 

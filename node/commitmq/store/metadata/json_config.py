@@ -24,8 +24,9 @@ from typing import Any
 import orjson
 
 from commitmq import failpoints
-from commitmq.errors import DiskFullError, StoreError
+from commitmq.errors import StoreError
 from commitmq.files import disk
+from commitmq.files.no_space import kind_of
 from commitmq.files.write_all import write_all
 
 # A string is matched as a whole, so that digits and braces inside it are never taken for a key.
@@ -299,7 +300,7 @@ def replace_bytes(path: Path, data: bytes) -> None:
             failpoints.hit("json.after_replace")
         disk.sync_folder(path.parent, "json")
     except OSError as error:
-        kind = DiskFullError if error.errno in (28, 122) else StoreError
+        kind = kind_of(error)
         raise kind(f"cannot write the config file: {error.strerror}", path=path) from error
 
 

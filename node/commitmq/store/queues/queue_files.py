@@ -20,16 +20,16 @@ from pathlib import Path
 from typing import ClassVar, Final, Protocol
 
 from commitmq import failpoints
-from commitmq.errors import DiskFullError, StoreError
+from commitmq.errors import StoreError
 from commitmq.files import disk
 from commitmq.files.disk import sync_folder
 from commitmq.files.fd_cache import FdCache
 from commitmq.files.mapped_file import check_size, list_sizes
+from commitmq.files.no_space import kind_of
 from commitmq.files.writeback import start_writeback
 from commitmq.format.file_names import segment_name
 
 _UNIT_HEAD: Final = struct.Struct(">qi")  # every kind of unit begins with its record's physical offset and size
-_NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT)
 _TAIL_BYTES: Final = 4096
 _TAIL_UNITS: Final = 4096
 
@@ -297,7 +297,7 @@ class QueueFiles:
                 data = data[written:]
                 position += written
         except OSError as error:
-            kind = DiskFullError if error.errno in _NO_SPACE else StoreError
+            kind = kind_of(error)
             raise kind(f"cannot append to the queue: {error.strerror}", path=path, offset=position) from error
 
     def _make_file(self, base: int) -> int:
@@ -319,7 +319,7 @@ class QueueFiles:
             self._fds.drop(path)
             with contextlib.suppress(OSError):
                 disk.unlink(path, self.place)
-            kind = DiskFullError if error.errno in _NO_SPACE else StoreError
+            kind = kind_of(error)
             raise kind(f"cannot make a file of the queue: {error.strerror}", path=path) from error
         return fd
 

@@ -49,6 +49,7 @@ from commitmq.errors import CorruptRecordError, DiskFullError, StoreError
 from commitmq.files import disk
 from commitmq.files.holes import data_extents, nonzero_chunks
 from commitmq.files.mapped_file import check_size
+from commitmq.files.no_space import is_no_space
 from commitmq.files.write_all import write_all
 from commitmq.files.writeback import start_writeback
 from commitmq.format.file_names import segment_name
@@ -74,7 +75,6 @@ Progress: TypeAlias = Callable[[str, int, int], None]
 
 _SCAN_BYTES = 16 << 20  # checked between two reports
 _FEW_QUEUES = 64
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 REASONS = {
     raw.REASON_SHORT: "a record ends behind the segment, or is cut",
     raw.REASON_MAGIC: "no record's magic",
@@ -434,7 +434,7 @@ def _cut_tail(
         try:
             cut = _write_down(layout, found, paths, behind, allowed)
         except OSError as error:
-            if error.errno not in _NO_SPACE:
+            if not is_no_space(error):
                 raise
             raise DiskFullError(
                 f"the disk has no space for a copy of the {behind.bytes} bytes that are to be cut from the log's end, so "

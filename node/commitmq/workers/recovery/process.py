@@ -10,7 +10,6 @@ well.
 
 from __future__ import annotations
 
-import errno
 import os
 import time
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 from commitmq import failpoints
 from commitmq.control import DispatcherWord, Word
 from commitmq.errors import CorruptRecordError, DiskFullError, StoreError
+from commitmq.files.no_space import is_no_space
 from commitmq.offline.damage import explained
 from commitmq.store.checkpoint import Checkpoint
 from commitmq.store.log import transient_pool
@@ -44,7 +44,7 @@ def run(context: WorkerContext) -> None:
     except CorruptRecordError as error:
         raise explained(error, context.layout, context.config.commit_log.segment_bytes) from error
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        if not is_no_space(error):
             raise
         # Trying again would not help. The supervisor passes the sentence to the person who waits for the start.
         raise DiskFullError(f"the store cannot be recovered: {error}", path=context.layout.root) from error

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from commitmq.control import ControlBlock, Word
 from commitmq.coordination.subscriptions import subscriptions_path
-from commitmq.errors import ProtocolError
+from commitmq.errors import RequestError
 from commitmq.format import bloom
 from commitmq.log import get_log
 from commitmq.store.layout import StoreLayout
@@ -107,7 +107,7 @@ class CompiledSubscriptions:
                     continue
                 try:
                     compiled = self._filters.get(one.kind, one.expression)
-                except ProtocolError:
+                except RequestError:
                     self._wrong.add((one.kind, one.expression))
                     continue  # its consumers get that error with every pull, so no unit is ever skipped for them
                 if compiled is not None:

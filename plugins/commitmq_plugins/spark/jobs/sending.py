@@ -45,9 +45,9 @@ class Sent:
 def ensure_topic(node: str | None, topic: str, queues: int) -> int:
     """Create ``topic`` with ``queues`` queues unless it exists. Returns the number of its queues. Raises CommitMQError."""
     with Admin(node) as admin:
-        if all(one["name"] != topic for one in admin.topics()):
+        if all(one.name != topic for one in admin.topics()):
             admin.topic_create(topic, queues)
-        return int(admin.topic(topic)["write_queues"])
+        return admin.topic(topic).write_queues
 
 
 def by_queue(frame: DataFrame, queues: int, partitions: int) -> DataFrame:

@@ -24,7 +24,9 @@ from commitmq.store.log.inner_batch import count_messages
 from commitmq.store.log.unique_ids import UniqueIds
 
 text = st.text(st.characters(codec="utf-8", exclude_characters="\0\1\2"), min_size=1, max_size=8)
-properties = st.dictionaries(text.filter(lambda name: name not in ("UNIQ_KEY", *FORBIDDEN_PROPERTIES)), text, max_size=3)
+properties = st.dictionaries(
+    text.filter(lambda name: name not in ("UNIQ_KEY", *FORBIDDEN_PROPERTIES)), text, max_size=3
+)
 elements = st.lists(st.tuples(st.binary(max_size=40), properties, st.integers(-(1 << 31), (1 << 31) - 1)), min_size=1)
 HOSTS = {False: Host("10.0.0.1", 10911), True: Host("fe80::1", 10911)}
 

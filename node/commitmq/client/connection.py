@@ -1,0 +1,267 @@
+"""One place that says where the node is, for all clients of a program: ``commitmq.connect(node)``."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import TYPE_CHECKING, Self, TypeVar, Unpack
+
+from commitmq.client import checks
+from commitmq.errors import CommitMQError
+from commitmq.protocol.connection import Directory
+
+if TYPE_CHECKING:
+    from commitmq.client.admin import Admin
+    from commitmq.client.aio import AsyncAdmin, AsyncConsumer, AsyncProducer, AsyncReader, AsyncTold
+    from commitmq.client.consumer import Consumer, GroupOptions, Reader, ReadOptions
+    from commitmq.client.producer import Producer
+    from commitmq.client.receiving.assignment import Queue
+    from commitmq.client.receiving.base_consumer import Told
+    from commitmq.client.sending.options import ProducerOptions
+
+_Client = TypeVar("_Client", "Admin", "Consumer", "Producer", "Reader")
+_AsyncClient = TypeVar("_AsyncClient", "AsyncAdmin", "AsyncConsumer", "AsyncProducer", "AsyncReader")
+
+
+def connect(node: str | None = None, *, timeout_s: float = 10.0) -> Connection:
+    """A connection to ``node``: the admin address, by default the environment's COMMITMQ_NODE, else tcp://127.0.0.1:7310.
+
+    Raises NodeUnavailableError when the node does not answer within ``timeout_s`` (seconds), NodeAddressError for what is no
+    address, ProtocolError when the node refuses.
+    """
+    timeout_s = checks.seconds("timeout_s", timeout_s)
+    directory = Directory(node)
+    try:
+        directory.metadata(timeout_s=timeout_s)
+    finally:
+        directory.close()
+    return Connection(directory.address, timeout_s)
+
+
+def connect_async(node: str | None = None, *, timeout_s: float = 10.0) -> AsyncConnection:
+    """As :func:`connect`, for asyncio: entering what it returns asks the node."""
+    return AsyncConnection(node, checks.seconds("timeout_s", timeout_s))
+
+
+class Connection:
+    """What :func:`commitmq.connect` returns. It makes clients, and its end closes those that are still open.
+
+    ``node`` is the address of the node, ``timeout_s`` the time for a request of a client that is not given another one.
+    Clients of one connection have nothing else in common: each has sockets of its own. Any thread may make clients.
+    """
+
+    def __init__(self, node: str, timeout_s: float) -> None:
+        self.node = node
+        self.timeout_s = timeout_s
+        self._clients: list[Admin | Consumer | Producer | Reader] = []
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    def producer(self, **options: Unpack[ProducerOptions]) -> Producer:
+        """A :class:`commitmq.Producer` of this node."""
+        from commitmq.client.producer import Producer
+
+        self._check_open()
+        options.setdefault("timeout_s", self.timeout_s)
+        return self._kept(Producer(self.node, **options))
+
+    def consumer(
+        self,
+        topics: str | Iterable[str],
+        *,
+        group: str,
+        on_assign: Told | None = None,
+        on_revoke: Told | None = None,
+        **options: Unpack[GroupOptions],
+    ) -> Consumer:
+        """A :class:`commitmq.Consumer` of this node."""
+        from commitmq.client.consumer import Consumer
+
+        self._check_open()
+        options.setdefault("timeout_s", self.timeout_s)
+        return self._kept(
+            Consumer(topics, group=group, node=self.node, on_assign=on_assign, on_revoke=on_revoke, **options)
+        )
+
+    def reader(
+        self,
+        topics: str | Iterable[str] = (),
+        *,
+        queues: Iterable[Queue] | None = None,
+        on_assign: Told | None = None,
+        on_revoke: Told | None = None,
+        **options: Unpack[ReadOptions],
+    ) -> Reader:
+        """A :class:`commitmq.Reader` of this node."""
+        from commitmq.client.consumer import Reader
+
+        self._check_open()
+        options.setdefault("timeout_s", self.timeout_s)
+        return self._kept(
+            Reader(topics, queues=queues, node=self.node, on_assign=on_assign, on_revoke=on_revoke, **options)
+        )
+
+    def admin(self, *, timeout_s: float | None = None) -> Admin:
+        """A :class:`commitmq.Admin` of this node."""
+        from commitmq.client.admin import Admin
+
+        self._check_open()
+        return self._kept(Admin(self.node, timeout_s=self.timeout_s if timeout_s is None else timeout_s))
+
+    def close(self) -> None:
+        """Close every client that is still open, the newest first. Closing twice is allowed.
+
+        A producer sends what is pending; a consumer commits as :meth:`commitmq.Consumer.close` says. When one of them fails,
+        the others are closed all the same, and the first error is raised.
+        """
+        problem: BaseException | None = None
+        while (client := self._newest()) is not None:
+            try:
+                client.close()
+            except BaseException as error:
+                problem = problem or error
+        if problem is not None:
+            raise problem
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Connection({self.node!r})"
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise CommitMQError("the connection is closed")
+
+    def _kept(self, client: _Client) -> _Client:
+        with self._lock:
+            if not self._is_closed:
+                self._clients = [one for one in self._clients if not one._closed]
+                self._clients.append(client)
+                return client
+        client.close()  # another thread has closed the connection while this client connected
+        raise CommitMQError("the connection is closed")
+
+    def _newest(self) -> Admin | Consumer | Producer | Reader | None:
+        """Take the newest client out; there will be no other."""
+        with self._lock:
+            self._is_closed = True
+            return self._clients.pop() if self._clients else None
+
+
+class AsyncConnection:
+    """:class:`Connection` for asyncio, an async context manager: ``async with commitmq.connect_async(node) as connection``.
+
+    Entering it asks the node. A consumer and a reader connect when they are entered, or awaited by their ``start``.
+    """
+
+    def __init__(self, node: str | None, timeout_s: float) -> None:
+        self._directory = Directory(node)
+        self.node = self._directory.address
+        self.timeout_s = timeout_s
+        self._clients: list[AsyncAdmin | AsyncConsumer | AsyncProducer | AsyncReader] = []
+        self._is_closed = False
+
+    def producer(self, **options: Unpack[ProducerOptions]) -> AsyncProducer:
+        """A :class:`commitmq.AsyncProducer` of this node."""
+        from commitmq.client.aio import AsyncProducer
+
+        self._check_open()
+        options.setdefault("timeout_s", self.timeout_s)
+        return self._kept(AsyncProducer(self.node, **options))
+
+    def consumer(
+        self,
+        topics: str | Iterable[str],
+        *,
+        group: str,
+        on_assign: AsyncTold | None = None,
+        on_revoke: AsyncTold | None = None,
+        **options: Unpack[GroupOptions],
+    ) -> AsyncConsumer:
+        """A :class:`commitmq.AsyncConsumer` of this node."""
+        from commitmq.client.aio import AsyncConsumer
+
+        self._check_open()
+        options.setdefault("timeout_s", self.timeout_s)
+        return self._kept(
+            AsyncConsumer(topics, group=group, node=self.node, on_assign=on_assign, on_revoke=on_revoke, **options)
+        )
+
+    def reader(
+        self,
+        topics: str | Iterable[str] = (),
+        *,
+        queues: Iterable[Queue] | None = None,
+        on_assign: AsyncTold | None = None,
+        on_revoke: AsyncTold | None = None,
+        **options: Unpack[ReadOptions],
+    ) -> AsyncReader:
+        """A :class:`commitmq.AsyncReader` of this node."""
+        from commitmq.client.aio import AsyncReader
+
+        self._check_open()
+        options.setdefault("timeout_s", self.timeout_s)
+        return self._kept(
+            AsyncReader(topics, queues=queues, node=self.node, on_assign=on_assign, on_revoke=on_revoke, **options)
+        )
+
+    def admin(self, *, timeout_s: float | None = None) -> AsyncAdmin:
+        """A :class:`commitmq.AsyncAdmin` of this node."""
+        from commitmq.client.aio import AsyncAdmin
+
+        self._check_open()
+        return self._kept(AsyncAdmin(self.node, timeout_s=self.timeout_s if timeout_s is None else timeout_s))
+
+    async def close(self) -> None:
+        """Close every client that is still open; see :meth:`Connection.close`."""
+        self._is_closed = True
+        problem: BaseException | None = None
+        while self._clients:
+            client = self._clients.pop()
+            try:
+                await client.close()
+            except BaseException as error:
+                problem = problem or error
+        if problem is not None:
+            raise problem
+
+    async def __aenter__(self) -> Self:
+        self._check_open()
+        thread = ThreadPoolExecutor(1, thread_name_prefix="commitmq-aio-connect")
+        try:
+            await asyncio.get_running_loop().run_in_executor(thread, self._ask)
+        finally:
+            thread.shutdown(wait=False)  # a loop that gives up waiting should not wait at its end
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        return f"AsyncConnection({self.node!r})"
+
+    def _ask(self) -> None:
+        try:
+            self._directory.metadata(timeout_s=self.timeout_s)
+        finally:
+            self._directory.close()
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise CommitMQError("the connection is closed")
+
+    def _kept(self, client: _AsyncClient) -> _AsyncClient:
+        self._clients = [one for one in self._clients if not one.is_closed]
+        self._clients.append(client)
+        return client

@@ -1,0 +1,106 @@
+"""What a producer and its sends may be given: names and types, for the synchronous producer and its asyncio twin alike."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypedDict
+
+from commitmq.client.message import Keys
+from commitmq.client.results import SendResult
+
+OnDelivery = Callable[[BaseException | None, SendResult | None], object]
+"""Called with ``(error, result)`` once a message has its outcome; one of both is None."""
+
+
+@dataclass(frozen=True)
+class ExactlyOnce:
+    """The delivery of an idempotent producer: ``Producer(delivery=ExactlyOnce())``; see :class:`Producer`.
+
+    ``producer_id`` outlives the producer that has it, so that a program can repeat itself. ``epoch`` is for a ``producer_id``:
+    a higher one shuts out the lower ones. Raises ValueError for an epoch without an id.
+    """
+
+    producer_id: str | None = None
+    epoch: int = 0
+
+    def __post_init__(self) -> None:
+        if self.producer_id is None and self.epoch:
+            raise ValueError("an epoch needs a producer_id: without one the producer counts epochs by itself")
+
+
+class MessageOptions(TypedDict, total=False):
+    """What may stand beside the body of one message; see :meth:`Producer.send`."""
+
+    tags: str | None
+    keys: Keys | None
+    properties: Mapping[str, str] | None
+    sharding_key: str | None
+    key: str | None
+    queue: int | None
+    flag: int
+    timeout_s: float | None
+    ack: str | None
+
+
+class BatchOptions(TypedDict, total=False):
+    """What may stand beside the messages of a batch; see :meth:`Producer.send_batch`."""
+
+    tags: str | Sequence[str | None] | None
+    keys: Sequence[Keys | None] | None
+    properties: Mapping[str, str] | None
+    sharding_keys: Sequence[str | None] | None
+    key: str | Sequence[str | None] | None
+    queue: int | None
+    timeout_s: float | None
+    ack: str | None
+
+
+class ProducerOptions(TypedDict, total=False):
+    """The settings of a :class:`Producer`, but for the node."""
+
+    ack: str
+    timeout_s: float
+    compress: str | None
+    compress_over_bytes: int
+    max_pending: int
+    max_pending_bytes: int
+    linger_ms: float
+    delivery: ExactlyOnce | None
+
+
+class Outcome(Protocol):
+    """A future, of a thread or of a loop."""
+
+    def cancelled(self) -> bool: ...
+    def exception(self) -> BaseException | None: ...
+    def result(self) -> SendResult: ...
+
+
+def tell_delivery(on_delivery: OnDelivery, sent: Outcome) -> None:
+    """Call ``on_delivery`` with what has become of ``sent``, which is done."""
+    if not sent.cancelled():
+        error = sent.exception()
+        if error is None:
+            on_delivery(None, sent.result())
+        else:
+            on_delivery(error, None)
+
+
+def former_delivery(
+    delivery: ExactlyOnce | None, idempotent: bool, producer_id: str | None, producer_epoch: int
+) -> ExactlyOnce:
+    """What the arguments of former versions mean."""
+    if delivery is not None:
+        raise ValueError("delivery says it all: leave out idempotent, producer_id and producer_epoch")
+    if not idempotent:
+        raise ValueError(
+            "producer_id and producer_epoch are for idempotent=True; delivery=ExactlyOnce(…) has all of them"
+        )
+    warnings.warn(
+        "idempotent, producer_id and producer_epoch are deprecated: say delivery=ExactlyOnce(producer_id, epoch)",
+        DeprecationWarning,
+        stacklevel=3,
+    )
+    return ExactlyOnce(producer_id, producer_epoch)
