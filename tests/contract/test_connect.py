@@ -159,6 +159,27 @@ def test_what_a_loop_has_given_is_sent_before_a_flush_or_a_close_returns(node: N
     asyncio.run(main())
 
 
+def test_a_batch_of_a_loop_that_ended_keeps_no_other_loop(node: Node) -> None:
+    producer = AsyncProducer(node.address)
+
+    async def leave() -> None:
+        producer.send_batch_async("two-loops", [b"1"], queue=0)
+
+    async def go_on() -> int:
+        sent = await producer.send_batch_async("two-loops", [b"2"], queue=0)
+        await producer.flush()
+        await producer.close()
+        return sent[0].queue_offset
+
+    first = asyncio.new_event_loop()
+    first.run_until_complete(leave())
+    began = time.monotonic()
+    assert asyncio.run(go_on()) == 1
+    assert time.monotonic() - began < 5, "flush has waited for what nobody can finish"
+    first.run_until_complete(asyncio.sleep(0.1))  # what it left behind has its outcome
+    first.close()
+
+
 def test_a_close_that_was_given_up_still_closes_the_sockets(node: Node) -> None:
     async def main() -> Producer:
         producer = AsyncProducer(NOBODY, timeout_s=30)

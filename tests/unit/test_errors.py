@@ -22,6 +22,7 @@ from commitmq.errors import (
     CutRefusedError,
     FencedError,
     FilterError,
+    MissingExtraError,
     NodeUnavailableError,
     Outcome,
     ProducerFencedError,
@@ -157,6 +158,7 @@ def test_a_fenced_batch_is_a_fenced_send() -> None:
         CutRefusedError("it would lose messages", path="/store", end=3),
         FilterError("what is this", position=4),
         ConfigError("no such key"),
+        MissingExtraError("pip install it"),
     ],
     ids=lambda error: type(error).__name__,
 )

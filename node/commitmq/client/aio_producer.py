@@ -284,6 +284,7 @@ class AsyncProducer:
             return arrivals
         lines, self._lines = list(self._lines.values()), {}
         tasks, self._tasks = self._tasks, set()
+        self._batches = set()
         now = self._arrivals = _Arrivals(loop)
         self._room = asyncio.Event()
         if arrivals is not None and (lines or tasks):
