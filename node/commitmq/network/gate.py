@@ -173,6 +173,13 @@ class Gate:
                     self.peers[identity] = found
         return found, fault
 
+    def found_nothing(self) -> None:
+        """The receiving thread has asked the socket, and no request waits. Each loop must say so before it sleeps.
+        Otherwise bytes of an incomplete request look like requests that wait, and no bound on its size holds.
+        """
+        self.looks += 1
+        self.is_empty = True
+
     def end(self, connection: Connection, bound: str, why: str) -> None:
         """Let the gate end ``connection`` a moment later, after the peer got its answer."""
         self._to_end.append((connection, bound, why))

@@ -51,8 +51,7 @@ class Router(zmq.Socket[bytes]):
             try:
                 identity = self.recv(flags)
             except zmq.Again:
-                gate.looks += 1
-                gate.is_empty = True
+                gate.found_nothing()
                 raise
             gate.is_empty = False
             connection = gate.peers.get(identity)

@@ -70,6 +70,11 @@ class AdminSocket:
             if answer is not None:
                 self.send(frames[0], answer)
 
+    def look(self) -> None:
+        """Tell the gate when no request waits; before each sleep, because :meth:`serve` may end at its bound."""
+        if not int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            self.socket.gate.found_nothing()
+
     def _answer(self, peer: bytes, frame: bytes, surplus: int) -> Answer:
         try:
             header = wire.parse_request(frame)

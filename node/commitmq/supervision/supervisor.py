@@ -524,6 +524,7 @@ class Supervisor:
 
     def _turn(self, max_wait_ms: float = float("inf")) -> None:
         """Wait for an event or the poll interval, handle the events, do what is due. May raise StartFailed."""
+        self._admin.look()
         self._loop.wait(min(max_wait_ms, self._timing.poll_interval_ms, self._table.due_in_ms(monotonic_ms())))
         now_ms = monotonic_ms()
         self._control.put_worker(self._slot, WorkerWord.HEARTBEAT_MS, now_ms)

@@ -18,6 +18,25 @@ _GREATEST_HASH = (1 << 31) - 1
 _FEW = 8
 
 
+def string_hashes(texts: list[str]) -> NDArray[np.int64]:
+    """``text.hashCode()`` of Java for each of ``texts`` (spec 0.1), none of which is empty.
+
+    The work is that of numpy, because a client chooses the texts: 60 KB of tags took 6 ms of the reader, one character
+    after the other.
+    """
+    if len(texts) <= _FEW:
+        return np.array([java_string_hash(text) for text in texts], np.int64)
+    encoded = [text.encode("utf-16-le", "surrogatepass") for text in texts]
+    units = np.frombuffer(b"".join(encoded), "<u2").astype(np.uint32)
+    ends = np.cumsum([len(one) // 2 for one in encoded])
+    sizes = np.diff(ends, prepend=0)
+    # A unit counts as often as 31 to the power of the units behind it, all modulo 2**32.
+    powers = np.cumprod(np.full(int(sizes.max()), 31, np.uint32), dtype=np.uint32)
+    powers = np.concatenate((np.ones(1, np.uint32), powers[:-1]))
+    behind = np.repeat(ends, sizes) - 1 - np.arange(len(units))
+    return np.add.reduceat(units * powers[behind], ends - sizes, dtype=np.uint32).astype(np.int32).astype(np.int64)
+
+
 class TagFilter:
     """A set of wanted tags. ``wanted``/``bounds`` are the tags' UTF-8, concatenated, and the begin and end of each."""
 
@@ -36,7 +55,7 @@ class TagFilter:
         encoded = [tag.encode("utf-8", "surrogatepass") for tag in self.tags]
         self.wanted: NDArray[np.uint8] = np.frombuffer(b"".join(encoded), np.uint8)
         self.bounds: NDArray[np.int64] = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
-        self.codes: NDArray[np.int64] = np.unique(np.array([java_string_hash(tag) for tag in self.tags], np.int64))
+        self.codes: NDArray[np.int64] = np.unique(string_hashes(self.tags))
 
     @classmethod
     def parse(cls, expression: str | None) -> TagFilter | None:

@@ -124,6 +124,7 @@ class WorkerContext:
     _epoll: select.epoll = field(default_factory=select.epoll)
     _sources: dict[int, Socket | int] = field(default_factory=dict)
     _watched: list[Socket] = field(default_factory=list)
+    _asked_routers: list[Router] = field(default_factory=list)  # those among the watched sockets
     _commands: list[dict[str, Any]] = field(default_factory=list)
     _routers: list[Router] = field(default_factory=list)
 
@@ -181,6 +182,8 @@ class WorkerContext:
             fd = int(sock.getsockopt(zmq.FD))
             if not quiet:
                 self._watched.append(sock)
+                if isinstance(sock, Router):
+                    self._asked_routers.append(sock)
         self._sources[fd] = sock
         self._epoll.register(fd, select.EPOLLIN)
 
@@ -190,6 +193,7 @@ class WorkerContext:
         del self._sources[fd]
         self._epoll.unregister(fd)
         self._watched = [one for one in self._watched if one is not sock]
+        self._asked_routers = [one for one in self._asked_routers if one is not sock]
 
     def ready(self, **info: Any) -> None:
         """Report to the supervisor that this worker serves. ``info`` (endpoints …) becomes part of its status."""
@@ -239,6 +243,10 @@ class WorkerContext:
                 timeout_ms = 0
                 self._woken_ms = monotonic_ms()
         readable: set[Any] = {sock for sock in self._watched if int(sock.getsockopt(_EVENTS)) & _POLLIN}
+        for router in self._asked_routers:
+            if router not in readable:
+                # The worker may have ended its turn at a limit, just after it took the last request.
+                router.gate.found_nothing()
         for fd, _ in self._epoll.poll(0 if readable else timeout_ms / 1000):
             readable.add(self._sources[fd])
         control.put_worker(self.slot, _ASLEEP, 0)

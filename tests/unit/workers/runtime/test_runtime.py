@@ -156,6 +156,28 @@ def test_a_registered_socket_ends_the_wait_and_is_named(context: WorkerContext) 
     router.close(linger=0)
 
 
+def test_the_gate_hears_before_each_sleep_that_no_request_waits(context: WorkerContext) -> None:
+    # A worker that ends its turn at a limit has not heard Again after the last request.
+    router, (tcp, _) = context.bind_router("worker")
+    context.register(router)
+    with context.zmq.socket(zmq.DEALER) as dealer:
+        dealer.connect(tcp)
+        dealer.send_multipart([b"one"])
+        dealer.send_multipart([b"two"])
+        while router not in context.wait(1_000):
+            pass
+        router.recv_multipart()
+        while router not in context.wait(1_000):
+            pass
+        assert not router.gate.is_empty
+        router.recv_multipart()
+        assert not router.gate.is_empty
+        looks = router.gate.looks
+        assert router not in context.wait(0)
+        assert router.gate.is_empty
+        assert router.gate.looks > looks
+
+
 def test_a_free_port_is_told_and_can_be_bound_again(context: WorkerContext) -> None:
     first, (tcp, _) = context.bind_router("worker")
     assert tcp.startswith("tcp://127.0.0.1:")
