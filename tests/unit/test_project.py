@@ -342,8 +342,6 @@ TO_BE_SPLIT = {
     "node/commitmq/client/receiving/puller.py",
     "node/commitmq/coordination/service.py",
     "node/commitmq/coordination/topics.py",
-    "node/commitmq/kernels/index.py",
-    "node/commitmq/kernels/walk.py",
     "node/commitmq/network/gate.py",
     "node/commitmq/offline/verify_queues.py",
     "node/commitmq/protocol/connection.py",

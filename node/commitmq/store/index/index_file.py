@@ -40,7 +40,8 @@ from commitmq.format.index_header import (
     header_of,
     host_order,
 )
-from commitmq.kernels import index as kernel
+from commitmq.kernels import index_insertion as kernel
+from commitmq.kernels.index_chains import items_below, undo
 
 _ALLOCATE_BYTES: Final = 4 << 20
 
@@ -143,7 +144,7 @@ class IndexFile:
 
     def first_item_from(self, offset: int) -> int:
         """Number of the first item whose record is at or behind ``offset``; the next item's number when there is none."""
-        return int(kernel.items_below(self.words, self.shape.hash_slots, self.header.count, offset))
+        return int(items_below(self.words, self.shape.hash_slots, self.header.count, offset))
 
     def cut(self, count: int, end_timestamp: int, end_offset: int) -> None:
         """Keep the items below number ``count``; the two ends are those of the newest kept record.
@@ -169,7 +170,7 @@ class IndexFile:
         self._put(2, offset)
 
     def _undo(self, count: int) -> None:
-        used = kernel.undo(self.words, self.shape.hash_slots, self.shape.max_items, count)
+        used = undo(self.words, self.shape.hash_slots, self.shape.max_items, count)
         self._put_count(int(used), count)
 
     # ------------------------------------------------------------ disk

@@ -39,7 +39,7 @@ from commitmq.format.index_header import (
     header_of,
     list_index_files,
 )
-from commitmq.kernels import index as kernel
+from commitmq.kernels.index_insertion import STATE_LAST_ITEMS, STATE_LAST_OFFSET, STATE_ROW
 from commitmq.log import Log
 from commitmq.store.index.index_chain import IndexChain
 from commitmq.store.index.index_file import IndexFile, create, new_state, store_error
@@ -144,7 +144,7 @@ class IndexFiles:
         last = self._take_up()
         if trusted and not dropped:
             # Files that RocketMQ or CommitMQ closed orderly are complete: their newest record is not examined again.
-            self._state[kernel.STATE_LAST_ITEMS] = _ALL_ITEMS
+            self._state[STATE_LAST_ITEMS] = _ALL_ITEMS
             if self._was_last_used_by_us(last) and (log_end is None or self._saved.position <= log_end):
                 last = self._saved.position
         self.expire(self._commit_log.min_offset)
@@ -265,8 +265,8 @@ class IndexFiles:
             items += found
             if found < header.count - 1:
                 break
-        state[kernel.STATE_LAST_OFFSET] = last
-        state[kernel.STATE_LAST_ITEMS] = items
+        state[STATE_LAST_OFFSET] = last
+        state[STATE_LAST_ITEMS] = items
         return last
 
     @contextlib.contextmanager
@@ -294,7 +294,7 @@ class IndexFiles:
         while first < len(rows):
             base = int(rows["physical_offset"][first]) // segment_bytes * segment_bytes
             stop = int(np.searchsorted(rows["physical_offset"], base + segment_bytes, side="left"))
-            state[kernel.STATE_ROW] = 0
+            state[STATE_ROW] = 0
             part, log = rows[first:stop], self._segment_array(base)
             while not self._growing().insert(log, base, part, state):
                 self._roll()

@@ -54,7 +54,8 @@ from commitmq.files.write_all import write_all
 from commitmq.files.writeback import start_writeback
 from commitmq.format.file_names import segment_name
 from commitmq.kernels import raw
-from commitmq.kernels import walk as kernel
+from commitmq.kernels import scan as kernel
+from commitmq.kernels.walk import WALK_BLANK, WALK_LIMIT
 from commitmq.log import Log
 from commitmq.store.checkpoint import Checkpoint
 from commitmq.store.layout import StoreLayout
@@ -340,7 +341,7 @@ def scan_to_end(
         stamp = max(stamp, last_stamp)
         if found:
             end = base + good_end
-        if result == kernel.WALK_BLANK:
+        if result == WALK_BLANK:
             if number + 1 == len(bases):
                 # The next segment was lost in the crash, or a clean stop removed it unused.
                 end = base + commit_log.segment_bytes
@@ -368,7 +369,7 @@ def _scan_segment(
     checked: Callable[[int], None],
 ) -> tuple[int, int, int, int, int]:
     """``(how it ended, records, end of the last good one, its time, reason)`` of the records from ``first`` on; see
-    :func:`commitmq.kernels.walk.scan`. Scans piece by piece, and tells ``checked`` the position behind each.
+    :func:`commitmq.kernels.scan.scan`. Scans piece by piece, and tells ``checked`` the position behind each.
     """
     out = np.zeros(5, np.int64)
     at, records, stamp, piece = first, 0, 0, _SCAN_BYTES
@@ -381,8 +382,8 @@ def _scan_segment(
         checked(good_end)
         if failpoints.ACTIVE:
             failpoints.hit("recovery.inside_scan")
-        goes_on = result == kernel.WALK_LIMIT or reason == raw.REASON_SHORT
-        if result == kernel.WALK_BLANK or stop == segment.size or not goes_on:
+        goes_on = result == WALK_LIMIT or reason == raw.REASON_SHORT
+        if result == WALK_BLANK or stop == segment.size or not goes_on:
             return result, records, good_end, stamp, reason
         if good_end == at:
             piece = segment.size  # longer than a piece, or no record at all: the whole segment tells which
@@ -541,7 +542,7 @@ def writer_tail(commit_log: CommitLog, segment_bytes: int, *, start: int, publis
         result = kernel.scan(segment, position - base, segment.size, base, False, out)
         position = base + int(out[1])
         stamp = max(stamp, int(out[3]))
-        if result != kernel.WALK_BLANK:
+        if result != WALK_BLANK:
             break
         following = base + segment_bytes
         if following not in commit_log.segments():
