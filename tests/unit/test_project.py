@@ -343,7 +343,6 @@ TO_BE_SPLIT = {
     "node/commitmq/coordination/service.py",
     "node/commitmq/coordination/topics.py",
     "node/commitmq/network/gate.py",
-    "node/commitmq/offline/verify_queues.py",
     "node/commitmq/protocol/connection.py",
     "node/commitmq/store/index/index_files.py",
     "node/commitmq/store/log/append.py",

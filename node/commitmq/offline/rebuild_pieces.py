@@ -35,8 +35,9 @@ from commitmq.format.file_names import segment_name
 from commitmq.kernels.index_insertion import count_items
 from commitmq.kernels.scan import scan_until
 from commitmq.kernels.walk import WALK_BAD, WALK_LIMIT
+from commitmq.offline.queue_bounds import BATCH, LIGHT, PLAIN, Queue
 from commitmq.offline.store_view import StoreView
-from commitmq.offline.verify_queues import BATCH, LIGHT, PLAIN, Queue, narrow
+from commitmq.offline.verify_queues import narrow
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log import multi_dispatch
 from commitmq.store.log.dispatch_batch import DispatchBatch, Rows, by_queue, consecutive, consumable

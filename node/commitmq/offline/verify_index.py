@@ -23,8 +23,8 @@ from commitmq.format.index_header import HEADER_BYTES, ITEM_BYTES, SLOT_BYTES, I
 from commitmq.kernels import index_insertion as kernel
 from commitmq.kernels.index_chains import check_chains, find_strays
 from commitmq.offline.findings import CHAINS, Faults, Finding, ItemRun, Single
+from commitmq.offline.queue_units import runs
 from commitmq.offline.store_view import StoreView
-from commitmq.offline.verify_queues import runs
 from commitmq.store.index.index_reader import MappedIndex
 from commitmq.store.log.dispatch_batch import DispatchBatch
 
