@@ -47,7 +47,7 @@ from commitmq.offline.rebuild_pieces import (
 )
 from commitmq.offline.runner import Progress, Runner, run_here, silent
 from commitmq.offline.store_view import StoreView
-from commitmq.store.index.index_files import file_name
+from commitmq.store.index.index_file import file_name
 from commitmq.store.index.index_state import SavedState
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import os
 import struct
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Final
 
@@ -207,6 +208,22 @@ def allocate(fd: int, position: int, size: int, path: Path) -> None:
         disk.reserve(fd, position, size, "index")
     except OSError as error:
         raise store_error(f"cannot allocate {size} bytes of an index file", error, path) from error
+
+
+def file_name(now: datetime, newest: str | None) -> str:
+    """The name of a new file: local time to the millisecond, moved behind ``newest`` if the clock is not (spec 1.2)."""
+    name = _format(now)
+    if newest is None or name > newest:
+        return name
+    try:
+        after = datetime.strptime(newest + "000", "%Y%m%d%H%M%S%f") + timedelta(milliseconds=1)
+    except ValueError:
+        return f"{int(newest) + 1:017d}"
+    return _format(after)
+
+
+def _format(when: datetime) -> str:
+    return when.strftime("%Y%m%d%H%M%S") + f"{when.microsecond // 1000:03d}"
 
 
 def create(path: Path, temporary: Path, shape: IndexShape, predecessor: IndexHeader | None) -> IndexFile:
