@@ -344,7 +344,6 @@ TO_BE_SPLIT = {
     "node/commitmq/coordination/topics.py",
     "node/commitmq/network/gate.py",
     "node/commitmq/protocol/connection.py",
-    "node/commitmq/store/log/append.py",
     "node/commitmq/store/queues/consume_queue.py",
     "node/commitmq/store/queues/queue_files.py",
     "node/commitmq/store/queues/queue_reader.py",

@@ -18,7 +18,8 @@ from commitmq.format.message_id import pack_host
 from commitmq.format.record import Host
 from commitmq.kernels import raw
 from commitmq.kernels import scan as kernel
-from commitmq.store.log.append import CommitLogAppender, MessageIllegalError
+from commitmq.store.log.append import CommitLogAppender
+from commitmq.store.log.run_check import MessageIllegalError
 
 SEGMENT = 1 << 16
 

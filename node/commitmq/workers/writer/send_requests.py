@@ -24,16 +24,9 @@ from commitmq.format.producer_mark import mark_of
 from commitmq.format.record import Host
 from commitmq.kernels.raw import SECTOR_BYTES
 from commitmq.protocol import wire
-from commitmq.store.log.append import (
-    FORBIDDEN_PROPERTIES,
-    Appended,
-    CheckedRun,
-    CommitLogAppender,
-    MessageIllegalError,
-    PoolFullError,
-    SegmentUnavailableError,
-)
+from commitmq.store.log.append import Appended, CommitLogAppender, PoolFullError, SegmentUnavailableError
 from commitmq.store.log.inner_batch import count_messages
+from commitmq.store.log.run_check import FORBIDDEN_PROPERTIES, CheckedRun, MessageIllegalError
 from commitmq.store.log.unique_ids import UniqueIds
 from commitmq.store.metadata.topic_name import FORBIDDEN_TOPICS, validate_topic
 from commitmq.store.producers.producer_replay import StoredRecord
