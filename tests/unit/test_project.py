@@ -344,8 +344,6 @@ TO_BE_SPLIT = {
     "node/commitmq/coordination/topics.py",
     "node/commitmq/network/gate.py",
     "node/commitmq/protocol/connection.py",
-    "node/commitmq/store/queues/consume_queue.py",
-    "node/commitmq/store/queues/queue_files.py",
     "node/commitmq/store/queues/queue_reader.py",
     "node/commitmq/store/recovery/scan.py",
     "node/commitmq/supervision/process_table.py",
