@@ -12,7 +12,7 @@ from typing import Final
 from commitmq.files.fd_cache import FdCache, affordable_files
 from commitmq.format.constants import PREBLANK_SIZE
 from commitmq.offline.findings import LOG, Faults, Finding, Single
-from commitmq.offline.queue_bounds import BATCH, LIGHT, Bounds, Queue
+from commitmq.offline.piece_bounds import BATCH, LIGHT, Bounds, Queue
 from commitmq.offline.queue_units import UNIT, QueueUnits, locate
 from commitmq.offline.store_view import StoreView
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from commitmq.files.fd_cache import FdCache
 from commitmq.format.file_names import segment_name
-from commitmq.offline.queue_bounds import Queue
+from commitmq.offline.piece_bounds import Queue
 from commitmq.store.queues.batch_consume_queue import BATCH_UNIT, BATCH_UNIT_BYTES
 
 UNIT: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])

@@ -25,7 +25,7 @@ from commitmq.files.disk import sync_folder
 from commitmq.offline.held_store import HeldStore
 from commitmq.offline.log_beginning import trusted_ends
 from commitmq.offline.log_damage import refuse_damage
-from commitmq.offline.queue_bounds import BATCH, Queue
+from commitmq.offline.piece_bounds import BATCH, Queue
 from commitmq.offline.rebuild import (
     KINDS,
     Rebuilt,

@@ -35,7 +35,7 @@ from commitmq.format.file_names import segment_name
 from commitmq.kernels.index_insertion import count_items
 from commitmq.kernels.scan import scan_until
 from commitmq.kernels.walk import WALK_BAD, WALK_LIMIT
-from commitmq.offline.queue_bounds import BATCH, LIGHT, PLAIN, Queue
+from commitmq.offline.piece_bounds import BATCH, LIGHT, PLAIN, Queue
 from commitmq.offline.store_view import StoreView
 from commitmq.offline.verify_queues import narrow
 from commitmq.store.layout import StoreLayout

@@ -38,7 +38,7 @@ from commitmq.offline import verify_index
 from commitmq.offline.findings import LOG, SMALL_FILES, Faults, Finding, Outcome, Report, Single
 from commitmq.offline.held_store import HeldStore
 from commitmq.offline.log_beginning import missing_beginning
-from commitmq.offline.queue_bounds import Queue
+from commitmq.offline.piece_bounds import Queue
 from commitmq.offline.queue_order import QueueOrder
 from commitmq.offline.queue_rest import Rest, check_rest
 from commitmq.offline.runner import Progress, Runner, run_here, silent

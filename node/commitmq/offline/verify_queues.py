@@ -1,7 +1,7 @@
 """Compares a store's ConsumeQueues with its log: every record has its unit, and every unit its record.
 
 :class:`QueueCheck` compares the records of one piece of the log with their units. It also returns each queue's begin
-and end in the piece (:mod:`commitmq.offline.queue_bounds`), because a queue continues in the next piece.
+and end in the piece (:mod:`commitmq.offline.piece_bounds`), because a queue continues in the next piece.
 :mod:`commitmq.offline.queue_order` compares these for all pieces, and then knows which units remain to be checked
 (:mod:`commitmq.offline.queue_rest`).
 
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from commitmq.files.fd_cache import FdCache, affordable_files
 from commitmq.format.constants import LMQ_PREFIX
 from commitmq.offline.findings import Faults, UnitRun
-from commitmq.offline.queue_bounds import BATCH, BOUNDS, LIGHT, PLAIN, Bounds, Queue
+from commitmq.offline.piece_bounds import BATCH, BOUNDS, LIGHT, PLAIN, Bounds, Queue
 from commitmq.offline.queue_order import disorder
 from commitmq.offline.queue_units import UNIT, QueueUnits, locate, runs, show
 from commitmq.offline.store_view import StoreView

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from commitmq.store.log.dispatch_batch import DispatchBatch
     from commitmq.store.log.run_check import CheckedRun
     from commitmq.store.queues.message_filter import FilterBatch
-    from commitmq.store.queues.queue_reader import RecordFilter
+    from commitmq.store.queues.record_filter import RecordFilter
 
 HOOK_API_VERSION = 1
 PROJECT = "commitmq"

@@ -32,7 +32,8 @@ from commitmq.store.log.append import CommitLogAppender
 from commitmq.store.log.run_check import MessageIllegalError
 from commitmq.store.memory.memory_files import UNIT_FILE_BYTES, MemoryTopics
 from commitmq.store.memory.shared_memory import check_private
-from commitmq.store.queues.queue_reader import PullStatus, QueueReader
+from commitmq.store.queues.pull_result import PullStatus
+from commitmq.store.queues.queue_reader import QueueReader
 from commitmq_dispatchers.memory import MemoryStore
 
 SEGMENT = 64 * 1024

@@ -25,8 +25,9 @@ from commitmq.kernels.tags import MATCH, NO_MATCH
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.queues import queue_reader
 from commitmq.store.queues.consume_queue import ConsumeQueue
+from commitmq.store.queues.pull_result import UNIT, PullResult, PullStatus
 from commitmq.store.queues.queue_files import list_queues
-from commitmq.store.queues.queue_reader import UNIT, PullResult, PullStatus, QueueReader
+from commitmq.store.queues.queue_reader import QueueReader
 from commitmq.store.queues.queue_times import offset_by_time
 from commitmq.store.queues.tag_filter import MAX_TAGS, TagFilter
 from golden_stores import GOLDEN_QUEUE_FILE_BYTES, GOLDEN_SEGMENT_BYTES, GoldenStore
