@@ -344,7 +344,6 @@ TO_BE_SPLIT = {
     "node/commitmq/coordination/topics.py",
     "node/commitmq/network/gate.py",
     "node/commitmq/protocol/connection.py",
-    "node/commitmq/store/recovery/scan.py",
     "node/commitmq/supervision/process_table.py",
     "node/commitmq/supervision/supervisor.py",
     "node/commitmq/workers/dispatcher/dispatch_host.py",

@@ -22,7 +22,7 @@ from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.dispatch_batch import DispatchBatch, LogWalker
 from commitmq.store.recovery.cut_record import JOURNAL
-from commitmq.store.recovery.scan import Recovered, recover
+from commitmq.store.recovery.store_recovery import Recovered, recover
 from commitmq_dispatchers.consume_queue import ConsumeQueueDispatcher
 from golden_stores import GoldenStore
 

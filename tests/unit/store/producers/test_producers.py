@@ -32,7 +32,7 @@ from commitmq.store.log.run_check import MessageIllegalError
 from commitmq.store.producers.producer_replay import UNKNOWN, find_stored, marks_of, replay
 from commitmq.store.producers.producer_snapshot import ProducerSnapshot
 from commitmq.store.producers.producer_table import Place, ProducerTable, SequenceRefusedError
-from commitmq.store.recovery.scan import map_segment
+from commitmq.store.recovery.writer_tail import map_segment
 from one_message import OneMessage
 
 SEGMENT = 16_384
