@@ -27,9 +27,9 @@ from commitmq.files.fd_cache import FdCache, affordable_files
 from commitmq.plugin.hookspecs import DispatcherSpec, DispatcherView, hookimpl
 from commitmq.store.log import multi_dispatch
 from commitmq.store.log.dispatch_batch import DispatchBatch, Rows, by_queue, consecutive, consumable
-from commitmq.store.queues.consume_queue import ConsumeQueue, list_queues
+from commitmq.store.queues.consume_queue import ConsumeQueue
 from commitmq.store.queues.log_proof import LogProof
-from commitmq.store.queues.queue_files import QueueFiles, SyncLaterError, sync_error, sync_folders
+from commitmq.store.queues.queue_files import QueueFiles, SyncLaterError, list_queues, sync_error, sync_folders
 from commitmq_dispatchers.background_sync import BackgroundSync
 from commitmq_dispatchers.batch_queues import BatchQueues
 from commitmq_dispatchers.ends_record import EndsRecord

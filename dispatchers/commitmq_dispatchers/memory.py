@@ -43,13 +43,8 @@ from commitmq.files.no_space import NO_SPACE
 from commitmq.format.file_names import segment_name
 from commitmq.kernels.units import tags_codes
 from commitmq.plugin.hookspecs import DispatcherSpec, Stored, TopicStoreView, hookimpl
-from commitmq.store.log.append import (
-    Appended,
-    CheckedRun,
-    CommitLogAppender,
-    MessageIllegalError,
-    SegmentUnavailableError,
-)
+from commitmq.store.log.append import Appended, CommitLogAppender, SegmentUnavailableError
+from commitmq.store.log.run_check import CheckedRun, MessageIllegalError
 from commitmq.store.memory.memory_files import NodeWord, TopicState, TopicWord, node_page, survives, topic_page
 from commitmq.store.memory.shared_memory import PAGE_BYTES, SharedPage, check_private
 from commitmq_dispatchers.memory_units import UNIT, UNIT_STRUCT, UnitFiles, pages

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from commitmq.client.sending.run_encoder import RunLayout, encode_messages, encode_user_properties
 from commitmq.control import ControlBlock, Word, WorkerWord
 from commitmq.format.crc import body_crc
+from commitmq.format.unique_ids import UniqueIds
 from commitmq.protocol import wire
 from commitmq.store.layout import StoreLayout
-from commitmq.store.log.unique_ids import UniqueIds
 from commitmq.workers.runtime.context import role_slot
 from nodes import WORKERS, Node, commitmq, start_node
 from one_message import OneMessage

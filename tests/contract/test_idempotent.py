@@ -25,9 +25,9 @@ from commitmq.client.aio import AsyncProducer
 from commitmq.client.sending.run_encoder import RunLayout, encode_run
 from commitmq.format.file_names import segment_name
 from commitmq.format.producer_mark import mark_prefix, parse_mark
+from commitmq.format.unique_ids import UniqueIds
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
-from commitmq.store.log.unique_ids import UniqueIds
 from commitmq.store.producers.producer_snapshot import ProducerSnapshot
 from golden_stores import GOLDEN_SEGMENT_BYTES, GoldenStore
 from messages_stored import read_all

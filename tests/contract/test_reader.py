@@ -30,7 +30,7 @@ from commitmq.control import ControlBlock, DispatcherWord, Word, WorkerState, Wo
 from commitmq.format.record import Record, decode_record
 from commitmq.protocol import wire
 from commitmq.store.log.commit_log import CommitLog
-from commitmq.store.queues.consume_queue import list_queues
+from commitmq.store.queues.queue_files import list_queues
 from commitmq.supervision import node_files
 from commitmq.workers.runtime.context import monotonic_ms, role_slot
 from commitmq.workers.runtime.doorbell import NAPPING, Doorbell

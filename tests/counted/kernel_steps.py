@@ -18,10 +18,10 @@ import ptrace
 from commitmq.client.sending.run_encoder import RunLayout, encode_run
 from commitmq.format.message_id import pack_host
 from commitmq.format.record import Host
+from commitmq.format.unique_ids import UniqueIds
 from commitmq.kernels import walk as kernel
 from commitmq.kernels.raw import crc32
 from commitmq.store.log.append import CommitLogAppender
-from commitmq.store.log.unique_ids import UniqueIds
 
 STEPS = ("check_run", "store_run", "walk", "crc32")
 FEW, MORE = 4, 12

@@ -34,8 +34,9 @@ from commitmq.store.index.index_reader import IndexReader, KeyKind, KeyQuery
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.queues.batch_consume_queue import BatchConsumeQueue
-from commitmq.store.queues.consume_queue import UNIT, ConsumeQueue, list_queues
+from commitmq.store.queues.consume_queue import UNIT, ConsumeQueue
 from commitmq.store.queues.consume_queue_ext import ExtensionReader
+from commitmq.store.queues.queue_files import list_queues
 from commitmq.store.recovery import abort_file
 from commitmq.supervision import node_files
 from commitmq.workers.dispatcher.dispatch_host import CONSUME_QUEUE, DispatcherHost

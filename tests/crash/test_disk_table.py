@@ -107,9 +107,9 @@ NO_STORE = {
 OWN_FAILPOINTS = {
     "coordination/member_log.py", "coordination/subscriptions.py", "supervision/node_files.py",
     "store/metadata/topic_files.py",
-    "offline/rebuild.py", "offline/rebuild_parallel.py", "offline/rebuild_pieces.py", "offline/repair.py",
-    "offline/verify_queues.py", "store/recovery/abort_file.py", "store/recovery/pool_recovery.py",
-    "store/recovery/scan.py", "store/store_lock.py",
+    "offline/queue_units.py", "offline/rebuild.py", "offline/rebuild_parallel.py", "offline/rebuild_pieces.py",
+    "offline/repair.py", "store/recovery/abort_file.py", "store/recovery/log_sync.py", "store/recovery/pool_recovery.py",
+    "store/recovery/scan.py", "store/recovery/tail_cut.py", "store/recovery/writer_tail.py", "store/store_lock.py",
 }  # fmt: skip
 PLACES = [f"{role}/disk.{place}" for role, calls in TABLE.items() for place in calls]
 # A start that meets an error in these is refused.

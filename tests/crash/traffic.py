@@ -30,7 +30,8 @@ from commitmq.format.java import java_string_hash
 from commitmq.format.record import Record
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
-from commitmq.store.queues.consume_queue import ConsumeQueue, list_queues
+from commitmq.store.queues.consume_queue import ConsumeQueue
+from commitmq.store.queues.queue_files import list_queues
 
 TOPICS = ("orders", "audit")
 GROUP = "watchers"

@@ -38,7 +38,8 @@ from commitmq.store.index.index_reader import IndexReader, KeyKind, KeyQuery
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.queues.batch_consume_queue import BatchConsumeQueue
-from commitmq.store.queues.consume_queue import ConsumeQueue, list_queues
+from commitmq.store.queues.consume_queue import ConsumeQueue
+from commitmq.store.queues.queue_files import list_queues
 from rebooted import after_a_reboot
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(420)]

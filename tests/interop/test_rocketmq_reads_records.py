@@ -24,6 +24,7 @@ from commitmq.store.metadata.consumer_offsets import ConsumerOffsets
 from commitmq.store.metadata.group_config import GroupConfig, GroupTable
 from commitmq.store.metadata.topic_config import TopicConfig, TopicTable
 from commitmq.store.queues.consume_queue import ConsumeQueue
+from commitmq.store.queues.queue_times import offset_by_time
 from golden_stores import GoldenStore
 
 # The first test that needs it waits for the Java program's build.
@@ -220,8 +221,8 @@ def test_offsets_by_time_agree(golden_copy: Callable[[str], GoldenStore], run_ro
     ours = [
         {
             "timestamp": time,
-            "lower": queue.offset_by_time(time, "lower", log),
-            "upper": queue.offset_by_time(time, "upper", log),
+            "lower": offset_by_time(queue, time, "lower", log),
+            "upper": offset_by_time(queue, time, "upper", log),
         }
         for time in times
     ]

@@ -57,9 +57,9 @@ from commitmq.errors import CommitMQError, InvalidMessageError, SendError
 from commitmq.format.compression import compress, compression_flags
 from commitmq.format.constants import Property
 from commitmq.format.producer_mark import MAX_MARK_BYTES
+from commitmq.format.unique_ids import UniqueIds
 from commitmq.protocol import wire
 from commitmq.protocol.connection import WAIT_SLICE_S, check_fork
-from commitmq.store.log.unique_ids import UniqueIds
 
 if TYPE_CHECKING:
     from commitmq.client.sending.batch import Batch

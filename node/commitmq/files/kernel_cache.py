@@ -48,7 +48,24 @@ import orjson
 from commitmq.errors import CommitMQError
 
 SOURCES: Final = Path(__file__).parents[1] / "kernels"
-MODULES: Final = ("words", "raw", "run", "walk", "tags", "columns", "index", "units", "arrow", "marks", "sums")
+MODULES: Final = (
+    "words",
+    "raw",
+    "run",
+    "java_hash",
+    "walk",
+    "scan",
+    "tags",
+    "columns",
+    "index_words",
+    "index_insertion",
+    "index_chains",
+    "key_match",
+    "units",
+    "arrow",
+    "marks",
+    "sums",
+)
 """Every kernel module, in import order."""
 
 COMPILING_TAKES: Final = "up to a minute"

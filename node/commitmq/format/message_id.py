@@ -2,7 +2,7 @@
 
     offset message id   store address (4 or 16 bytes) + port i4 + physical offset i8: 32 or 56 upper-case hex digits
 
-This id names a place in one node's log. Producers make the other id: see :mod:`commitmq.store.log.unique_ids`.
+This id names a place in one node's log. Producers make the other id: see :mod:`commitmq.format.unique_ids`.
 """
 
 from __future__ import annotations

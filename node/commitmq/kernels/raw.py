@@ -95,7 +95,7 @@ MAGIC_V1 = -626843481
 MAGIC_V2 = -626843477
 MAGIC_BLANK = -875286124
 
-# Reasons, shared by all kernels that check records; store/append.py and store/recovery.py have the sentences.
+# Reasons, shared by all kernels that check records; store.log.run_check and store.recovery.scan have the sentences.
 OK = 0
 REASON_SHORT = 1
 REASON_MAGIC = 2

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from commitmq.kernels.java_hash import string_hash
 from commitmq.kernels.raw import OK, layout
-from commitmq.kernels.walk import string_hash
 from commitmq.kernels.words import same_bytes, until_mark, until_two
 
 _TAGS = np.frombuffer(b"TAGS", np.uint8)

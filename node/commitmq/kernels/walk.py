@@ -1,4 +1,4 @@
-"""Walks the log: fills the columns of a DispatchBatch, and scans records for a recovery."""
+"""Walks the log: fills the columns of a DispatchBatch."""
 
 from __future__ import annotations
 
@@ -7,22 +7,8 @@ from typing import Any
 import numpy as np
 from numba import from_dtype, njit, types
 
-from commitmq.kernels.raw import (
-    CRC_SLOT_BYTES,
-    MAGIC_BLANK,
-    OK,
-    REASON_BODY_CRC,
-    REASON_PHYSICAL_OFFSET,
-    REASON_PROPERTIES,
-    REASON_RECORD_CRC,
-    REASON_RECORD_CRC_MISSING,
-    REASON_SHORT,
-    SECTOR_BYTES,
-    crc32,
-    crc_slot_value,
-    has_crc_slot,
-    layout,
-)
+from commitmq.kernels.java_hash import string_hash
+from commitmq.kernels.raw import MAGIC_BLANK, OK, REASON_PHYSICAL_OFFSET, layout
 from commitmq.kernels.words import load4, load8, same_bytes, until_mark, until_two
 
 # One row a record. Spans are (start, size) in bytes from the record's first byte; a missing part has size 0.
@@ -63,7 +49,7 @@ ROW = np.dtype(
 )
 _ROWS = from_dtype(ROW)[::1]
 
-# Results of a walk.
+# Results of a walk, and of a scan (:mod:`commitmq.kernels.scan`).
 WALK_LIMIT = 0  # the limit was reached exactly
 WALK_FULL = 1  # all rows are filled
 WALK_BLANK = 2  # a filler: the log continues in the next segment
@@ -78,51 +64,6 @@ _INNER_BASE = np.frombuffer(b"INNER_BASE", np.uint8)
 _MULTI = np.frombuffer(b"INNER_MULTI_DISPATCH", np.uint8)
 _MULTI_OFFSETS = np.frombuffer(b"INNER_MULTI_QUEUE_OFFSET", np.uint8)
 _MAX_DIGITS = 18  # of a number that certainly fits 64 bits
-
-
-@njit("uint32(Array(uint8, 1, 'C', readonly=True), int64, int64, uint32)", cache=True, nogil=True)
-def hash_on(buf, start, end, value):  # type: ignore[no-untyped-def]
-    """Java's string hash continued from ``value`` over the UTF-16 units of the UTF-8 in ``buf[start:end]`` (spec 0.1)."""
-    thirty_one = np.uint32(31)
-    at = start
-    while at < end:
-        first = np.uint32(buf[at])
-        if first < 0x80:
-            value = value * thirty_one + first
-            at += 1
-        elif first < 0xE0 and at + 1 < end:
-            unit = ((first & np.uint32(0x1F)) << np.uint32(6)) | (np.uint32(buf[at + 1]) & np.uint32(0x3F))
-            value = value * thirty_one + unit
-            at += 2
-        elif first < 0xF0 and at + 2 < end:
-            unit = (
-                ((first & np.uint32(0x0F)) << np.uint32(12))
-                | ((np.uint32(buf[at + 1]) & np.uint32(0x3F)) << np.uint32(6))
-                | (np.uint32(buf[at + 2]) & np.uint32(0x3F))
-            )
-            value = value * thirty_one + unit
-            at += 3
-        elif at + 3 < end:
-            point = (
-                ((first & np.uint32(0x07)) << np.uint32(18))
-                | ((np.uint32(buf[at + 1]) & np.uint32(0x3F)) << np.uint32(12))
-                | ((np.uint32(buf[at + 2]) & np.uint32(0x3F)) << np.uint32(6))
-                | (np.uint32(buf[at + 3]) & np.uint32(0x3F))
-            ) - np.uint32(0x10000)
-            value = value * thirty_one + (np.uint32(0xD800) + (point >> np.uint32(10)))
-            value = value * thirty_one + (np.uint32(0xDC00) + (point & np.uint32(0x3FF)))
-            at += 4
-        else:
-            # An incomplete sequence: Java decodes it to the replacement character.
-            value = value * thirty_one + np.uint32(0xFFFD)
-            at = end
-    return value
-
-
-@njit("int64(Array(uint8, 1, 'C', readonly=True), int64, int64)", cache=True, nogil=True)
-def string_hash(buf, start, end):  # type: ignore[no-untyped-def]
-    """Java's hash of the string whose UTF-8 is ``buf[start:end]``: over UTF-16 units, 32 bits, signed (spec 0.1)."""
-    return np.int64(np.int32(hash_on(buf, start, end, np.uint32(0))))
 
 
 @njit(inline="always")
@@ -307,113 +248,3 @@ def walk(segment, start, limit, base_offset, rows, topics, table, out):  # type:
     out[2] = at
     out[3] = reason
     return result
-
-
-@njit("boolean(Array(uint8, 1, 'C', readonly=True), int64, int64, int64)", cache=True, nogil=True)
-def _lacks_sector(segment, start, stop, base_offset):  # type: ignore[no-untyped-def]
-    """Whether all bytes that some sector has in ``segment[start:stop]`` are zeros; segments begin at a sector's start."""
-    at = start
-    while at < stop:
-        end = min(stop, at + SECTOR_BYTES - (base_offset + at) % SECTOR_BYTES)
-        index = at
-        while index < end and segment[index] == 0:
-            index += 1
-        if index == end:
-            return True
-        at = end
-    return False
-
-
-@njit(
-    "int64(Array(uint8, 1, 'C', readonly=True), int64, int64, int64, int64, boolean, Array(int64, 1, 'C'))",
-    cache=True,
-    nogil=True,
-)
-def scan_until(segment, start, stop, end, base_offset, require_crc, out):  # type: ignore[no-untyped-def]
-    """Like :func:`scan`, for the records that begin in ``segment[start:stop]``; the last one may extend to ``end``."""
-    at = start
-    out[0] = 0
-    out[1] = start
-    out[2] = -1
-    out[3] = 0
-    out[4] = OK
-    while at < stop:
-        if at + 8 <= end and load4(segment, at + 4) == MAGIC_BLANK:
-            return WALK_BLANK
-        (reason, total, born, _host, body, body_size, topic, topic_size, properties, properties_size) = layout(
-            segment, at, end
-        )
-        if reason == OK and load8(segment, at + 28) != base_offset + at:
-            reason = REASON_PHYSICAL_OFFSET
-        if reason == OK:
-            crc = np.int64(crc32(segment, body, body_size, np.uint32(0))) & 0x7FFFFFFF if body_size else np.int64(0)
-            if crc != load4(segment, at + 8):
-                reason = REASON_BODY_CRC
-        if reason == OK:
-            if has_crc_slot(segment, properties, properties_size):
-                crc = np.int64(crc32(segment, at, total - CRC_SLOT_BYTES, np.uint32(0))) & 0x7FFFFFFF
-                if crc != crc_slot_value(segment, at + total - CRC_SLOT_BYTES):
-                    reason = REASON_RECORD_CRC
-            elif require_crc:
-                reason = REASON_RECORD_CRC_MISSING
-            else:
-                # Without that CRC a sector that never reached the disk still shows: it reads as zeros. No topic
-                # contains zeros; a property's value may, but not in all bytes that a sector has of the properties.
-                for index in range(topic, topic + topic_size):
-                    if segment[index] == 0:
-                        reason = REASON_PROPERTIES
-                if _lacks_sector(segment, properties, properties + properties_size, base_offset):
-                    reason = REASON_PROPERTIES
-        if reason != OK:
-            out[4] = reason
-            return WALK_BAD
-        out[0] += 1
-        out[2] = at
-        out[3] = load8(segment, at + 48 + born)
-        at += total
-        out[1] = at
-    out[4] = REASON_SHORT
-    return WALK_LIMIT
-
-
-@njit(
-    "int64(Array(uint8, 1, 'C', readonly=True), int64, int64, int64, boolean, Array(int64, 1, 'C'))",
-    cache=True,
-    nogil=True,
-)
-def scan(segment, start, end, base_offset, require_crc, out):  # type: ignore[no-untyped-def]
-    """Check records of ``segment[start:end]`` one by one, bodies and CRCs included, as a recovery does (spec 8.3).
-
-    A record is good when its length chain, magic, physical offset and body CRC are right, and its ``__CRC32#`` too if
-    it has one; with ``require_crc`` it must have one. ``out`` becomes (records, end of the last good one, its start,
-    its store timestamp, reason of the stop). Returns WALK_LIMIT, WALK_BLANK or WALK_BAD.
-    """
-    return scan_until(segment, start, end, end, base_offset, require_crc, out)
-
-
-@njit(
-    "int64(Array(uint8, 1, 'C', readonly=True), int64, int64, int64, int64, Array(int64, 1, 'C'))",
-    cache=True,
-    nogil=True,
-)
-def find_record(segment, start, stop, base_offset, budget, out):  # type: ignore[no-untyped-def]
-    """Position of the first complete record that begins in ``segment[start:stop]``; -1 if there is none.
-
-    A body may hold anything, even bytes that look like a record: only a record with its own physical offset and right
-    CRCs counts. Checking CRCs of false candidates may cost ``budget`` bytes; -2 when they are used up. ``out`` is
-    scratch, as of scan.
-    """
-    last = min(stop, np.int64(segment.size) - 91 + 1)
-    for at in range(start, last):
-        if segment[at + 4] != 0xDA or segment[at + 5] != 0xA3 or segment[at + 6] != 0x20:
-            continue
-        if load8(segment, at + 28) != base_offset + at:
-            continue
-        scan_until(segment, at, at + 1, segment.size, base_offset, False, out)
-        if out[0] == 1:
-            return at
-        if out[4] == REASON_BODY_CRC or out[4] == REASON_RECORD_CRC or out[4] == REASON_PROPERTIES:
-            budget -= load4(segment, at)
-            if budget < 0:
-                return np.int64(-2)
-    return np.int64(-1)

@@ -13,7 +13,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from commitmq.kernels import walk as kernel
+from commitmq.kernels.scan import find_record, scan_until
+from commitmq.kernels.walk import WALK_BLANK, WALK_LIMIT
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.recovery.scan import REASONS
 
@@ -58,14 +59,14 @@ def walk_extents(
     out = np.zeros(5, np.int64)
     position = start - base
     while position < limit:
-        result = kernel.scan_until(segment, position, limit, size, base, False, out)
+        result = scan_until(segment, position, limit, size, base, False, out)
         good_end, reason = int(out[1]), int(out[4])
         if good_end > position:
             found.append(Extent(base + position, base + good_end))
-        if result == kernel.WALK_LIMIT:
+        if result == WALK_LIMIT:
             position = good_end
             break
-        if result == kernel.WALK_BLANK:
+        if result == WALK_BLANK:
             claimed = int.from_bytes(segment[good_end : good_end + 4].tobytes(), "big", signed=True)
             if claimed != size - good_end:
                 why = f"a filler of {claimed} bytes with {size - good_end} left"
@@ -112,7 +113,7 @@ def _next_record(segment: NDArray[np.uint8], start: int, base: int) -> int:
     A body may hold anything, even bytes that look like a record: only one with its own physical offset and right CRCs
     counts.
     """
-    return int(kernel.find_record(segment, start, segment.size, base, _NO_BUDGET, np.zeros(5, np.int64)))
+    return int(find_record(segment, start, segment.size, base, _NO_BUDGET, np.zeros(5, np.int64)))
 
 
 def _last_nonzero(segment: NDArray[np.uint8]) -> int:

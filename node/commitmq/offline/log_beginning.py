@@ -1,6 +1,6 @@
 """Checks that the log of a stopped store begins where it must: its first segments may only be missing if they expired.
 
-A start decides by the same rules (:mod:`commitmq.store.recovery.scan`); offline verbs must not make it forget them.
+A start decides by the same rules (:mod:`commitmq.store.recovery.store_recovery`); offline verbs must not make it forget them.
 """
 
 from __future__ import annotations

@@ -21,9 +21,10 @@ import numpy as np
 from commitmq.errors import StoreError
 from commitmq.files.fd_cache import FdCache
 from commitmq.format.constants import UNIT_BYTES
+from commitmq.offline.piece_bounds import BATCH, Queue
+from commitmq.offline.queue_units import locate
 from commitmq.offline.rebuild_pieces import units_of
 from commitmq.offline.store_view import StoreView
-from commitmq.offline.verify_queues import BATCH, Queue, locate
 from commitmq.store.queues import queue_ends
 from commitmq.store.queues.batch_consume_queue import BatchConsumeQueue
 from commitmq.store.queues.consume_queue import UNIT, ConsumeQueue

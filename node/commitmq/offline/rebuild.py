@@ -35,8 +35,9 @@ from commitmq.store.metadata.deleted_topics import load_tombstones
 from commitmq.store.queues import queue_ends
 from commitmq.store.queues.batch_consume_queue import BATCH_UNIT_BYTES, BatchConsumeQueue, make_units
 from commitmq.store.queues.consume_queue import UNIT, ConsumeQueue
+from commitmq.store.queues.queue_bytes import close_shared_files
 from commitmq.store.queues.queue_ends import QueueEnds
-from commitmq.store.queues.queue_files import close_shared_files, list_queues
+from commitmq.store.queues.queue_files import list_queues
 from commitmq.store.recovery.scan import scan_to_end
 
 KINDS: Final = ("queues", "index")

@@ -15,7 +15,7 @@ import numpy as np
 
 from commitmq.errors import StoreError
 from commitmq.format.index_header import IndexHeader, IndexShape
-from commitmq.kernels import index as kernel
+from commitmq.kernels import index_insertion as kernel
 from commitmq.offline.rebuild_pieces import writing
 from commitmq.offline.store_view import StoreView
 from commitmq.store.index.index_file import create, new_state

@@ -25,6 +25,7 @@ from commitmq.files.disk import sync_folder
 from commitmq.offline.held_store import HeldStore
 from commitmq.offline.log_beginning import trusted_ends
 from commitmq.offline.log_damage import refuse_damage
+from commitmq.offline.piece_bounds import BATCH, Queue
 from commitmq.offline.rebuild import (
     KINDS,
     Rebuilt,
@@ -46,8 +47,7 @@ from commitmq.offline.rebuild_pieces import (
 )
 from commitmq.offline.runner import Progress, Runner, run_here, silent
 from commitmq.offline.store_view import StoreView
-from commitmq.offline.verify_queues import BATCH, Queue
-from commitmq.store.index.index_files import file_name
+from commitmq.store.index.index_file import file_name
 from commitmq.store.index.index_state import SavedState
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog

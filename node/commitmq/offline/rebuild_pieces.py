@@ -32,10 +32,12 @@ from commitmq.files.fd_cache import FdCache, affordable_files
 from commitmq.files.no_space import kind_of
 from commitmq.format.constants import PREBLANK_SIZE, UNIT_BYTES
 from commitmq.format.file_names import segment_name
-from commitmq.kernels import index as index_kernel
-from commitmq.kernels import walk as kernel
+from commitmq.kernels.index_insertion import count_items
+from commitmq.kernels.scan import scan_until
+from commitmq.kernels.walk import WALK_BAD, WALK_LIMIT
+from commitmq.offline.piece_bounds import BATCH, LIGHT, PLAIN, Queue
 from commitmq.offline.store_view import StoreView
-from commitmq.offline.verify_queues import BATCH, LIGHT, PLAIN, Queue, narrow
+from commitmq.offline.verify_queues import narrow
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log import multi_dispatch
 from commitmq.store.log.dispatch_batch import DispatchBatch, Rows, by_queue, consecutive, consumable
@@ -103,10 +105,10 @@ def survey(view: StoreView, task: SurveyTask) -> Survey:
     if start >= stop:
         return Survey(start, start)
     out = np.zeros(5, np.int64)
-    result = kernel.scan_until(segment, start - base, stop - base, segment.size, base, False, out)
+    result = scan_until(segment, start - base, stop - base, segment.size, base, False, out)
     records_end = base + int(out[1])
-    broken_at = records_end if result == kernel.WALK_BAD else -1
-    end = records_end if result == kernel.WALK_LIMIT else base + segment.size
+    broken_at = records_end if result == WALK_BAD else -1
+    end = records_end if result == WALK_LIMIT else base + segment.size
     queues: dict[Queue, QueueSpan] = {}
     items, last_with_items = 0, -1
     for batch in _batches(view, start, records_end):
@@ -115,7 +117,7 @@ def survey(view: StoreView, task: SurveyTask) -> Survey:
                 _note(queues, queue, kind, number, np.frombuffer(units, UNIT) if kind != BATCH else units)
         if task.with_index:
             counts = np.zeros(len(batch), np.int64)
-            index_kernel.count_items(segment, base, np.require(batch.rows, requirements=["C", "ALIGNED"]), counts)
+            count_items(segment, base, np.require(batch.rows, requirements=["C", "ALIGNED"]), counts)
             items += int(counts.sum())
             rows = np.flatnonzero(counts)
             if len(rows):

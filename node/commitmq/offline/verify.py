@@ -38,11 +38,13 @@ from commitmq.offline import verify_index
 from commitmq.offline.findings import LOG, SMALL_FILES, Faults, Finding, Outcome, Report, Single
 from commitmq.offline.held_store import HeldStore
 from commitmq.offline.log_beginning import missing_beginning
+from commitmq.offline.piece_bounds import Queue
+from commitmq.offline.queue_order import QueueOrder
+from commitmq.offline.queue_rest import Rest, check_rest
 from commitmq.offline.runner import Progress, Runner, run_here, silent
 from commitmq.offline.store_view import StoreView
 from commitmq.offline.verify_index import IndexList
 from commitmq.offline.verify_piece import PieceReport, PieceTask, check_piece
-from commitmq.offline.verify_queues import Queue, QueueOrder, Rest, check_rest
 from commitmq.store.checkpoint import Checkpoint
 from commitmq.store.log.log_split import PIECE_BYTES, Job, Piece, pieces_of, prove
 from commitmq.store.metadata import consumer_offsets, json_config, topic_files

@@ -20,10 +20,11 @@ from numpy.typing import NDArray
 
 from commitmq.errors import CommitMQError
 from commitmq.format.index_header import HEADER_BYTES, ITEM_BYTES, SLOT_BYTES, IndexShape, list_index_files
-from commitmq.kernels import index as kernel
+from commitmq.kernels import index_insertion as kernel
+from commitmq.kernels.index_chains import check_chains, find_strays
 from commitmq.offline.findings import CHAINS, Faults, Finding, ItemRun, Single
+from commitmq.offline.queue_units import runs
 from commitmq.offline.store_view import StoreView
-from commitmq.offline.verify_queues import runs
 from commitmq.store.index.index_reader import MappedIndex
 from commitmq.store.log.dispatch_batch import DispatchBatch
 
@@ -125,7 +126,7 @@ def check_file(view: StoreView, task: FileTask) -> FileReport:
     count = max(1, min(mapped.header.count, shape.max_items))
     _check_chains(mapped, shape, name, count, faults)
     is_stray = np.zeros(count - 1, np.uint8)
-    found = kernel.find_strays(mapped.words, shape.hash_slots, count, task.floor, task.end, is_stray)
+    found = find_strays(mapped.words, shape.hash_slots, count, task.floor, task.end, is_stray)
     if found > _MOST_STRAYS:
         why = f"{found} of its {count - 1} items are out of order"
         return FileReport(name, faults=_unreadable(name, why), why=why)
@@ -148,7 +149,7 @@ def _check_chains(mapped: MappedIndex, shape: IndexShape, name: str, count: int,
     wrong_items, wrong_slots = (np.zeros((_MOST_CHAIN_FAULTS, 3), np.int64) for _ in range(2))
     out = np.zeros(3, np.int64)
     heads = np.zeros(shape.hash_slots, np.int32)
-    kernel.check_chains(mapped.words, shape.hash_slots, count, heads, wrong_items, wrong_slots, out)
+    check_chains(mapped.words, shape.hash_slots, count, heads, wrong_items, wrong_slots, out)
     header = mapped.header
     used = int(out[2])
     if header.slots_used != used:

@@ -13,9 +13,10 @@ import numpy as np
 from commitmq.format.file_names import segment_name
 from commitmq.offline.extents import Extent, walk_extents
 from commitmq.offline.findings import LOG, Faults, Finding, Single
+from commitmq.offline.piece_bounds import Bounds, Queue
 from commitmq.offline.store_view import StoreView
 from commitmq.offline.verify_index import IndexCheck, IndexList
-from commitmq.offline.verify_queues import Bounds, Queue, QueueCheck
+from commitmq.offline.verify_queues import QueueCheck
 from commitmq.store.log.log_split import NO_START, Piece, find_start, find_stop
 
 

@@ -1,8 +1,9 @@
 """Compares a store's ConsumeQueues with its log: every record has its unit, and every unit its record.
 
 :class:`QueueCheck` compares the records of one piece of the log with their units. It also returns each queue's begin
-and end in the piece (:data:`BOUNDS`), because a queue continues in the next piece. :class:`QueueOrder` compares these
-for all pieces, and then knows which units remain to be checked (:func:`check_rest`).
+and end in the piece (:mod:`commitmq.offline.piece_bounds`), because a queue continues in the next piece.
+:mod:`commitmq.offline.queue_order` compares these for all pieces, and then knows which units remain to be checked
+(:mod:`commitmq.offline.queue_rest`).
 
 The queue offset gives a plain queue's unit its place. The 46-byte units of batch queues are consecutive, whatever their
 queue offsets: the place of the first one is searched by its record's physical offset, and returned too; if it differs
@@ -11,46 +12,29 @@ from the place that the pieces before imply, the piece is checked again with the
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from commitmq.files.fd_cache import FdCache, affordable_files
-from commitmq.format.constants import LMQ_PREFIX, PREBLANK_SIZE
-from commitmq.format.file_names import segment_name
-from commitmq.offline.findings import LOG, QUEUES, Faults, Finding, Single, UnitRun
+from commitmq.format.constants import LMQ_PREFIX
+from commitmq.offline.findings import Faults, UnitRun
+from commitmq.offline.piece_bounds import BATCH, BOUNDS, LIGHT, PLAIN, Bounds, Queue
+from commitmq.offline.queue_order import disorder
+from commitmq.offline.queue_units import UNIT, QueueUnits, locate, runs, show
 from commitmq.offline.store_view import StoreView
 from commitmq.store.log import multi_dispatch
 from commitmq.store.log.dispatch_batch import DispatchBatch, by_queue, consumable
-from commitmq.store.queues.batch_consume_queue import BATCH_UNIT, BATCH_UNIT_BYTES, make_units
+from commitmq.store.queues.batch_consume_queue import BATCH_UNIT, make_units
 
-_UNIT: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
-_MOST_BLANKS: Final = 1_000_000
 _MOST_ORDERS: Final = 100  # of one queue in one batch: everything behind them is disorder too
 _FAR: Final = 1024  # units between two records of a batch that are not worth reading
 # Below every hash of a tag is an address in a queue's extension (spec 3.8).
 _FIRST_ADDRESS: Final = -(1 << 31) - 1
-
-PLAIN, LIGHT, BATCH = range(3)
-BOUNDS: Final = np.dtype(
-    [
-        ("topic", np.int32),  # index into the names beside it
-        ("queue_id", np.int32),
-        ("kind", np.int8),  # PLAIN, LIGHT (a record of another queue names it) or BATCH
-        ("first", np.int64),  # queue offset of the first record
-        ("next", np.int64),  # behind that of the last one, for LIGHT the highest
-        ("physical_offset", np.int64),  # of the first record
-        ("size", np.int32),
-        ("count", np.int64),
-        ("place", np.int64),  # BATCH: number of the first one's unit, -1 when it was not found
-    ]
-)
 _PLAIN_ROW: Final = np.dtype(
     [
         ("topic", np.int32),
@@ -71,17 +55,6 @@ def narrow(rows: NDArray[np.void]) -> NDArray[np.void]:
     return result
 
 
-Queue = tuple[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Bounds:
-    """Names of topics, and rows of :data:`BOUNDS` for each queue and kind."""
-
-    names: tuple[str, ...] = ()
-    table: NDArray[np.void] = field(default_factory=lambda: np.empty(0, BOUNDS))
-
-
 @dataclass(slots=True)
 class _Seen:
     kind: int
@@ -93,33 +66,6 @@ class _Seen:
     place: int = -1
 
 
-class QueueUnits:
-    """Reads units of the queues under one folder; zeros where no file exists."""
-
-    def __init__(self, root: Path, kind: np.dtype[Any], file_bytes: int, fds: FdCache) -> None:
-        self.root = root
-        self._kind = kind
-        self._file_bytes = file_bytes
-        self._fds = fds
-
-    def read(self, queue: Queue, number: int, count: int) -> NDArray[np.void]:
-        """``count`` units from number ``number`` of ``queue`` on."""
-        data = bytearray(count * self._kind.itemsize)
-        at, end = number * self._kind.itemsize, (number + count) * self._kind.itemsize
-        begun = at
-        folder = f"{self.root}/{queue[0]}/{queue[1]}"
-        while at < end:
-            base = at - at % self._file_bytes
-            wanted = min(end, base + self._file_bytes) - at
-            try:
-                part = os.pread(self._fds.read_fd(f"{folder}/{segment_name(base)}"), wanted, at - base)
-            except OSError:
-                part = b""
-            data[at - begun : at - begun + len(part)] = part
-            at += wanted
-        return np.frombuffer(data, self._kind)
-
-
 class QueueCheck:
     """See the module's text. ``places`` are the numbers of the first units of batch queues, where known."""
 
@@ -129,7 +75,7 @@ class QueueCheck:
         self._places = places
         config = view.config.consume_queue
         self._fds = FdCache(affordable_files(config.max_open_files))
-        self._plain = QueueUnits(view.layout.consume_queue, _UNIT, config.file_bytes, self._fds)
+        self._plain = QueueUnits(view.layout.consume_queue, UNIT, config.file_bytes, self._fds)
         batches = view.layout.batch_consume_queue
         self._batches = QueueUnits(batches, BATCH_UNIT, config.batch_file_bytes, self._fds)
         self._seen: dict[tuple[Queue, int], _Seen] = {}
@@ -197,7 +143,7 @@ class QueueCheck:
         """Compare units in the LMQs that records name. The records tell their places, so their order is not checked."""
         for queue, number, units in multi_dispatch.runs(batch, rows):
             if queue[0].startswith(LMQ_PREFIX):
-                expected = np.frombuffer(units, _UNIT)
+                expected = np.frombuffer(units, UNIT)
                 seen = self._seen.get((queue, LIGHT))
                 if seen is None:
                     place = int(expected["physical_offset"][0])
@@ -219,7 +165,7 @@ class QueueCheck:
             self._faults.add(disorder(self._plain, queue, int(follow[index]), int(numbers[index]), place, size))
         seen.next = int(numbers[-1]) + 1
         seen.count += len(rows)
-        expected = np.empty(len(rows), _UNIT)
+        expected = np.empty(len(rows), UNIT)
         for name in ("physical_offset", "size", "tags_code"):
             expected[name] = rows[name]
         # Nearly always one stretch. Where offsets leap, the units between are not read.
@@ -247,7 +193,7 @@ class QueueCheck:
         self, kind: str, queue: Queue, number: int, count: int, expected: Any, found: Any, *, is_batch: bool = False
     ) -> None:
         place = int(expected["physical_offset"])
-        self._faults.add(UnitRun(kind, is_batch, *queue, number, count, place, _show(expected), _show(found)))
+        self._faults.add(UnitRun(kind, is_batch, *queue, number, count, place, show(expected), show(found)))
 
     # ------------------------------------------------------------ results
 
@@ -266,159 +212,3 @@ class QueueCheck:
 
     def close(self) -> None:
         self._fds.close()
-
-
-def locate(root: Path, queue: Queue, physical_offset: int) -> int:
-    """Number of a batch queue's unit that points at ``physical_offset``; -1 if there is none."""
-    for path in sorted((root / queue[0] / str(queue[1])).glob("[0-9]" * 20)):
-        for position, units in _written_units(path, 0, BATCH_UNIT):
-            hits = np.flatnonzero(units["physical_offset"] == physical_offset)
-            if len(hits):
-                return (int(path.name) + position) // BATCH_UNIT_BYTES + int(hits[0])
-    return -1
-
-
-def disorder(units: QueueUnits, queue: Queue, wanted: int, number: int, physical_offset: int, size: int) -> Single:
-    """A record whose queue offset is not consecutive; a note where a repair left pre-blank units of lost records."""
-    is_repaired = False
-    if wanted < number <= wanted + _MOST_BLANKS:
-        found = units.read(queue, wanted, number - wanted)
-        is_repaired = bool(((found["size"] == PREBLANK_SIZE) & (found["physical_offset"] == 0)).all())
-    detail = f"{queue[0]} queue {queue[1]}: queue offset {number} comes where {wanted} must"
-    finding = Finding("log.order", "commitlog", physical_offset, size, detail, is_repaired)
-    return Single((LOG, physical_offset, 1), finding)
-
-
-class QueueOrder:
-    """Combines the bounds of all pieces, which come in the log's order. Memory: two numbers for each queue."""
-
-    def __init__(self, view: StoreView, faults: Faults) -> None:
-        config = view.config.consume_queue
-        self._fds = FdCache(affordable_files(config.max_open_files))
-        self._plain = QueueUnits(view.layout.consume_queue, _UNIT, config.file_bytes, self._fds)
-        self._batch_root = view.layout.batch_consume_queue
-        self._faults = faults
-        self.ends: dict[Queue, int] = {}
-        """Behind the last unit that has a record."""
-        self.batch_ends: dict[Queue, int] = {}
-
-    def misplaced(self, pieces: Iterable[Bounds]) -> dict[int, dict[Queue, int]]:
-        """The pieces, by number, whose batch units were searched at wrong places, with the right places."""
-        wrong: dict[int, dict[Queue, int]] = {}
-        ends = dict(self.batch_ends)
-        for index, bounds in enumerate(pieces):
-            places = {}
-            for row in bounds.table[bounds.table["kind"] == BATCH]:
-                queue = (bounds.names[int(row["topic"])], int(row["queue_id"]))
-                if queue not in ends:
-                    # Units before it belong to expired records.
-                    ends[queue] = max(0, locate(self._batch_root, queue, int(row["physical_offset"])))
-                places[queue] = ends[queue]
-                if int(row["place"]) != ends[queue]:
-                    wrong[index] = places
-                ends[queue] += int(row["count"])
-        return wrong
-
-    def take(self, bounds: Bounds) -> None:
-        """Take the next piece: report queue offsets that are not consecutive."""
-        for topic, queue_id, kind, first, following, place, size, count, at in bounds.table.tolist():
-            queue = (bounds.names[topic], queue_id)
-            if kind == BATCH:
-                self.batch_ends[queue] = at + count
-            elif kind == LIGHT:
-                self.ends[queue] = max(self.ends.get(queue, 0), following)
-            else:
-                wanted = self.ends.get(queue, first)
-                if wanted != first:
-                    self._faults.add(disorder(self._plain, queue, wanted, first, place, size))
-                self.ends[queue] = following
-
-    def close(self) -> None:
-        self._fds.close()
-
-
-# ---------------------------------------------------------------- the remaining units
-
-
-@dataclass(frozen=True, slots=True)
-class Rest:
-    """A queue to be checked behind unit number ``end``; -1 when the log has no record of it."""
-
-    topic: str
-    queue_id: int
-    is_batch: bool
-    end: int
-
-
-def check_rest(view: StoreView, rests: tuple[Rest, ...]) -> Faults:
-    """Search for units without a record, and for files of a wrong size."""
-    faults = Faults()
-    for rest in rests:
-        layout, config = view.layout, view.config.consume_queue
-        root = layout.batch_consume_queue if rest.is_batch else layout.consume_queue
-        file_bytes = config.batch_file_bytes if rest.is_batch else config.file_bytes
-        for path in sorted((root / rest.topic / str(rest.queue_id)).glob("[0-9]" * 20)):
-            _check_file(view, rest, path, file_bytes, faults)
-    return faults
-
-
-def _check_file(view: StoreView, rest: Rest, path: Path, file_bytes: int, faults: Faults) -> None:
-    kind = BATCH_UNIT if rest.is_batch else _UNIT
-    base, size = int(path.name), path.stat().st_size
-    order = (QUEUES, rest.is_batch, rest.topic, rest.queue_id, 1)
-    file = os.path.relpath(path, view.root)
-    if size not in (0, file_bytes):
-        detail = f"it has {size} bytes, not {file_bytes}"
-        faults.add(Single((*order, "file.unreadable", base), Finding("file.unreadable", file, 0, size, detail)))
-        return
-    if rest.is_batch and rest.end < 0:
-        return  # all of its records expired
-    first = max(0, max(0, rest.end) * kind.itemsize - base) // kind.itemsize
-    for position, units in _written_units(path, first * kind.itemsize, kind):
-        # Pre-blank units occupy the places before a queue's first unit (spec 3.3).
-        is_blank = (units["size"] == PREBLANK_SIZE) & (units["physical_offset"] == 0) & (not rest.is_batch)
-        for start, stop in runs((units["size"] > 0) & ~is_blank):
-            at = position + start * kind.itemsize
-            detail = (
-                f"{stop - start} unit(s) of {rest.topic} queue {rest.queue_id} stand for no record, "
-                f"first {_show(units[start])}"
-            )
-            is_note = view.was_open or rest.end < 0
-            finding = Finding("queue.extra", file, at, (stop - start) * kind.itemsize, detail, is_note)
-            faults.add(Single((*order, "queue.extra", base + at), finding))
-
-
-def _written_units(path: Path, position: int, kind: np.dtype[Any]) -> Iterable[tuple[int, NDArray[np.void]]]:
-    """Complete units behind ``position`` of a sparse file, with their position; holes are not read."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        size = os.fstat(fd).st_size
-        while position < size:
-            try:
-                position = os.lseek(fd, position, os.SEEK_DATA)
-                hole = os.lseek(fd, position, os.SEEK_HOLE)
-            except OSError:
-                return  # only a hole remains
-            position -= position % kind.itemsize
-            data = os.pread(fd, min(size, hole + kind.itemsize) - position, position)
-            data = _whole_units(data, kind.itemsize)
-            if not data:
-                return
-            yield position, np.frombuffer(data, kind)
-            position += len(data)
-    finally:
-        os.close(fd)
-
-
-def _whole_units(data: bytes, unit_bytes: int) -> bytes:
-    return data[: len(data) - len(data) % unit_bytes]
-
-
-def runs(mask: NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """``(start, stop)`` of each stretch of true values."""
-    edges = np.flatnonzero(np.diff(np.concatenate(([False], mask, [False])).astype(np.int8)))
-    return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
-
-
-def _show(unit: Any) -> str:
-    return f"(offset {unit['physical_offset']}, size {unit['size']}, tags code {unit['tags_code']})"

@@ -28,11 +28,12 @@ if TYPE_CHECKING:
     from commitmq.config import NodeConfig
     from commitmq.log import Log
     from commitmq.store.layout import StoreLayout
-    from commitmq.store.log.append import Appended, CheckedRun
+    from commitmq.store.log.append import Appended
     from commitmq.store.log.commit_log import CommitLog
     from commitmq.store.log.dispatch_batch import DispatchBatch
+    from commitmq.store.log.run_check import CheckedRun
     from commitmq.store.queues.message_filter import FilterBatch
-    from commitmq.store.queues.queue_reader import RecordFilter
+    from commitmq.store.queues.record_filter import RecordFilter
 
 HOOK_API_VERSION = 1
 PROJECT = "commitmq"

@@ -14,7 +14,7 @@ from commitmq.format.record import Record, encode_record
 from commitmq.store.log.append import CommitLogAppender
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.dispatch_batch import DispatchBatch, LogWalker
-from commitmq.store.recovery.scan import map_segment
+from commitmq.store.recovery.writer_tail import map_segment
 
 SEGMENT_BYTES = 16_384
 TOPICS = ("orders", "a-topic-with-a-name-that-is-rather-long-for-one", "metrics%2", "SCHEDULE_TOPIC_XXXX")

@@ -37,13 +37,8 @@ from commitmq.network.router import FRAME_HEAD_BYTES, MAX_FRAMES
 from commitmq.plugin import loading as plugins
 from commitmq.plugin.hookspecs import Stored, TopicStore, TopicStoreView
 from commitmq.protocol import wire
-from commitmq.store.log.append import (
-    MAX_RECORD_OVERHEAD_BYTES,
-    Appended,
-    CheckedRun,
-    CommitLogAppender,
-    MessageIllegalError,
-)
+from commitmq.store.log.append import Appended, CommitLogAppender
+from commitmq.store.log.run_check import MAX_RECORD_OVERHEAD_BYTES, CheckedRun, MessageIllegalError
 from commitmq.store.memory.memory_files import NodeWord, node_page, survives
 from commitmq.store.memory.shared_memory import DEFAULT_FOLDER, available_bytes, check_private, memory_folder
 from commitmq.supervision.node_files import node_life

@@ -11,7 +11,7 @@ import numpy as np
 from commitmq.errors import CorruptRecordError, NodeUnavailableError
 from commitmq.kernels import arrow as kernel
 from commitmq.protocol.connection import Channel, Directory
-from commitmq.store.queues.queue_reader import UNIT
+from commitmq.store.queues.pull_result import UNIT
 from commitmq_plugins.spark.columns import Bytes, Numbers
 from commitmq_plugins.spark.stores import Slice
 

@@ -20,7 +20,7 @@ import pyarrow as pa
 from commitmq.errors import StoreError
 from commitmq.format.constants import LMQ_PREFIX, PREBLANK_SIZE
 from commitmq.kernels.arrow import NO_CRC_NEEDED, UNCHECKED
-from commitmq.store.queues.queue_reader import PullStatus
+from commitmq.store.queues.pull_result import PullStatus
 from commitmq.store.queues.tag_filter import TagFilter
 from commitmq.store.recovery.scan import REASONS
 from commitmq_plugins.spark import columns

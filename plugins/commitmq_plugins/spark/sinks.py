@@ -240,7 +240,7 @@ class _ContentIds:
         self._prefix, self._counter = prefix, 0
 
     def block(self, count: int) -> tuple[bytes, int]:
-        """Like :meth:`commitmq.store.log.unique_ids.UniqueIds.block`."""
+        """Like :meth:`commitmq.format.unique_ids.UniqueIds.block`."""
         first = self._counter
         self._counter += count
         return self._prefix.encode(), first

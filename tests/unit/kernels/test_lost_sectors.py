@@ -16,8 +16,10 @@ import pytest
 from commitmq.client.receiving.record_check import lacks_sector
 from commitmq.format.message_id import pack_host
 from commitmq.format.record import Host
-from commitmq.kernels import raw, walk
-from commitmq.store.log.append import CommitLogAppender, MessageIllegalError
+from commitmq.kernels import raw
+from commitmq.kernels import scan as kernel
+from commitmq.store.log.append import CommitLogAppender
+from commitmq.store.log.run_check import MessageIllegalError
 
 SEGMENT = 1 << 16
 
@@ -62,7 +64,7 @@ def log_of(chance: random.Random, count: int) -> tuple[bytes, list[int]]:
 def scan(data: bytes) -> int:
     """End of the last record that counts as whole."""
     out = np.zeros(5, np.int64)
-    walk.scan(np.frombuffer(data, np.uint8), 0, len(data), 0, False, out)
+    kernel.scan(np.frombuffer(data, np.uint8), 0, len(data), 0, False, out)
     return int(out[1])
 
 
@@ -95,7 +97,7 @@ def test_a_client_sees_the_same_lost_sectors() -> None:
             sectors[index // 512] = sectors.get(index // 512, False) or byte != 0
         expected = not all(sectors.values())
         assert lacks_sector(bytes(data), offset) == expected
-        assert walk._lacks_sector(np.frombuffer(bytes(data), np.uint8), 0, len(data), offset) == expected
+        assert kernel._lacks_sector(np.frombuffer(bytes(data), np.uint8), 0, len(data), offset) == expected
 
 
 def test_what_cannot_be_told_from_a_lost_sector_is_refused() -> None:

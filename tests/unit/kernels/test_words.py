@@ -17,7 +17,7 @@ from numba import njit
 
 from commitmq.kernels import raw, words
 from commitmq.kernels.run import properties_reason
-from commitmq.store.log.append import FORBIDDEN_PROPERTIES, forbidden_names
+from commitmq.store.log.run_check import FORBIDDEN_PROPERTIES, forbidden_names
 
 _PAGE = mmap.PAGESIZE
 _SIZES = (*range(26), 63, 64, 65, 300)

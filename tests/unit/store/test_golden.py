@@ -26,7 +26,9 @@ from commitmq.store.metadata import json_config
 from commitmq.store.metadata.consumer_offsets import ConsumerOffsets
 from commitmq.store.metadata.group_config import GroupTable
 from commitmq.store.metadata.topic_config import TopicTable
-from commitmq.store.queues.consume_queue import ConsumeQueue, list_queues
+from commitmq.store.queues.consume_queue import ConsumeQueue
+from commitmq.store.queues.queue_files import list_queues
+from commitmq.store.queues.queue_times import offset_by_time
 from commitmq.store.recovery import abort_file
 from golden_stores import GOLDEN_QUEUE_FILE_BYTES, GOLDEN_SEGMENT_BYTES, GoldenStore
 
@@ -212,8 +214,8 @@ def test_look_up_by_time_finds_every_message(golden: GoldenStore, log: CommitLog
     for time in range(times[0] - 2, times[-1] + 3):
         lower = sum(one < time for one in times)
         upper = max(0, sum(one <= time for one in times) - 1)
-        assert queue.offset_by_time(time, "lower", log) == lower
-        assert queue.offset_by_time(time, "UPPER", log) == upper
+        assert offset_by_time(queue, time, "lower", log) == lower
+        assert offset_by_time(queue, time, "UPPER", log) == upper
 
 
 def prefix(golden: GoldenStore) -> str:

@@ -19,7 +19,7 @@ from commitmq.errors import CommitMQError, CorruptRecordError, InvalidMessageErr
 from commitmq.format.compression import decompress
 from commitmq.format.constants import MAX_PROPERTIES_BYTES, Property, SysFlag
 from commitmq.format.properties import decode_properties
-from commitmq.store.log.unique_ids import UniqueIds
+from commitmq.format.unique_ids import UniqueIds
 
 ELEMENT_BYTES: Final = 22
 """Of a message in a batch, without its body and properties."""

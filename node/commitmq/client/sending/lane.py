@@ -31,10 +31,10 @@ from commitmq.client.sending.line import Line
 from commitmq.client.sending.run import MAX_RUN_BYTES, MessagesRun, Run
 from commitmq.client.sending.run_encoder import RunLayout
 from commitmq.errors import NodeUnavailableError, RequestError
+from commitmq.format.unique_ids import UniqueIds
 from commitmq.protocol import wire
 from commitmq.protocol.connection import Channel, ConnectionLost, Directory
 from commitmq.protocol.local_packet import LocalSocket, local_path
-from commitmq.store.log.unique_ids import UniqueIds
 
 WRONG_ENDPOINT: Final = "WRONG_ENDPOINT"
 _PUT_S: Final = 0.5

@@ -18,7 +18,7 @@ from commitmq.client.sending.lane import WRONG_ENDPOINT
 from commitmq.client.sending.outbox import Waiters
 from commitmq.client.sending.pump import Pump
 from commitmq.errors import Outcome, SendError
-from commitmq.store.log.unique_ids import UniqueIds
+from commitmq.format.unique_ids import UniqueIds
 
 _ROUTE_S: Final = 1.0
 

@@ -35,7 +35,7 @@ from commitmq.format.constants import (
 from commitmq.format.crc import crc32
 from commitmq.format.producer_mark import MARK_DIGITS, mark_of
 from commitmq.format.properties import encode_properties
-from commitmq.store.log.unique_ids import MAX_BLOCK, UniqueIds
+from commitmq.format.unique_ids import MAX_BLOCK, UniqueIds
 
 if TYPE_CHECKING:
     import numpy as np

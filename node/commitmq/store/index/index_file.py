@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import os
 import struct
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Final
 
@@ -40,7 +41,8 @@ from commitmq.format.index_header import (
     header_of,
     host_order,
 )
-from commitmq.kernels import index as kernel
+from commitmq.kernels import index_insertion as kernel
+from commitmq.kernels.index_chains import items_below, undo
 
 _ALLOCATE_BYTES: Final = 4 << 20
 
@@ -143,7 +145,7 @@ class IndexFile:
 
     def first_item_from(self, offset: int) -> int:
         """Number of the first item whose record is at or behind ``offset``; the next item's number when there is none."""
-        return int(kernel.items_below(self.words, self.shape.hash_slots, self.header.count, offset))
+        return int(items_below(self.words, self.shape.hash_slots, self.header.count, offset))
 
     def cut(self, count: int, end_timestamp: int, end_offset: int) -> None:
         """Keep the items below number ``count``; the two ends are those of the newest kept record.
@@ -169,7 +171,7 @@ class IndexFile:
         self._put(2, offset)
 
     def _undo(self, count: int) -> None:
-        used = kernel.undo(self.words, self.shape.hash_slots, self.shape.max_items, count)
+        used = undo(self.words, self.shape.hash_slots, self.shape.max_items, count)
         self._put_count(int(used), count)
 
     # ------------------------------------------------------------ disk
@@ -206,6 +208,22 @@ def allocate(fd: int, position: int, size: int, path: Path) -> None:
         disk.reserve(fd, position, size, "index")
     except OSError as error:
         raise store_error(f"cannot allocate {size} bytes of an index file", error, path) from error
+
+
+def file_name(now: datetime, newest: str | None) -> str:
+    """The name of a new file: local time to the millisecond, moved behind ``newest`` if the clock is not (spec 1.2)."""
+    name = _format(now)
+    if newest is None or name > newest:
+        return name
+    try:
+        after = datetime.strptime(newest + "000", "%Y%m%d%H%M%S%f") + timedelta(milliseconds=1)
+    except ValueError:
+        return f"{int(newest) + 1:017d}"
+    return _format(after)
+
+
+def _format(when: datetime) -> str:
+    return when.strftime("%Y%m%d%H%M%S") + f"{when.microsecond // 1000:03d}"
 
 
 def create(path: Path, temporary: Path, shape: IndexShape, predecessor: IndexHeader | None) -> IndexFile:

@@ -38,7 +38,8 @@ from commitmq.format.index_header import (
     list_index_files,
 )
 from commitmq.format.java import java_string_hash
-from commitmq.kernels import index as kernel
+from commitmq.kernels import key_match as kernel
+from commitmq.kernels.index_chains import walk_chain
 from commitmq.store.index.index_chain import IndexChain
 from commitmq.store.log.commit_log import CommitLog
 
@@ -273,7 +274,7 @@ class _Search:
         shape, query, out = self.reader.shape, self.query, self.out
         tries = 0
         while True:
-            kernel.walk_chain(
+            walk_chain(
                 mapped.words, shape.hash_slots, shape.max_items, self.hashed, item, self.before, self.floor,
                 query.begin, query.end, begin_timestamp, min(_SLICE_ITEMS, self.items_left), self.offsets, self.items, out,
             )  # fmt: skip

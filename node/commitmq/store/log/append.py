@@ -26,71 +26,17 @@ from typing import Any, TypeAlias
 import numpy as np
 from isal import isal_zlib
 
-from commitmq.errors import CommitMQError, StoreError
-from commitmq.format.constants import SysFlag
+from commitmq.errors import StoreError
 from commitmq.kernels import raw
-from commitmq.kernels.run import check_run, properties_reason, store_run
-
-CRC_SLOT = b"__CRC32#\x01" + b"0" * 10 + b"\x02"
-FILLER_BYTES = 8
-MAX_PROPERTIES_BYTES = 32_767
-MAX_RECORD_OVERHEAD_BYTES = 65_536
-PREBUILT_FLAGS_V6_BORN = 0x10
-PREBUILT_FLAGS_V6_STORE = 0x20
-
-# Properties that change the kind of a message. A plain send must not forge them (ARCHITECTURE section 4): they belong
-# to delay, transactions, timers, inner batches and multi-dispatch, which have operations of their own.
-FORBIDDEN_PROPERTIES = (
-    "DELAY",
-    "TRAN_MSG",
-    "INNER_NUM",
-    "INNER_BASE",
-    "INNER_MULTI_DISPATCH",
-    "INNER_MULTI_QUEUE_OFFSET",
-    "TIMER_DELAY_SEC",
-    "TIMER_DELAY_MS",
-    "TIMER_DELIVER_MS",
-    "TIMER_OUT_MS",
-    "TIMER_DEL_UNIQKEY",
-    "__PSEQ__",
-    "__CRC32#",
-)
+from commitmq.kernels.run import store_run
+from commitmq.store.log.run_check import CheckedRun, RunCheck
+from commitmq.store.log.run_pieces import FILLER_BYTES, Part, Piece, split_run, too_long
 
 _MADV_POPULATE_WRITE = 23  # Linux 5.14; the mmap module has no name for it yet
 _POPULATE_CHUNK_BYTES = 256 * 1024
 _UNMAP_CHUNK_BYTES = 2 * 1024 * 1024
 
-_SENTENCES = {
-    raw.REASON_SHORT: "its size or the sizes inside point past the end",
-    raw.REASON_MAGIC: "its magic is not that of a record",
-    raw.REASON_LENGTHS: "the sizes of its parts do not add up to its size",
-    raw.REASON_BODY_CRC: "its bodyCRC does not match its body",
-    raw.REASON_PROPERTIES: "its properties are not name 0x01 value 0x02 pairs with non-empty names and values",
-    raw.REASON_TOPIC: "it names another topic than the request",
-    raw.REASON_QUEUE: "it names another queue than the request",
-    raw.REASON_SYS_FLAG: "its sysFlag has bits that a plain send must not set, or another host layout than hello said",
-    raw.REASON_RESERVED_FIELD: "a field that the node fills in is not zero",
-    raw.REASON_RECORD_SIZE: "it is larger than commit_log.max_message_bytes + 65536",
-    raw.REASON_BODY_SIZE: "its body is larger than commit_log.max_message_bytes",
-    raw.REASON_FORBIDDEN_PROPERTY: "it carries a property that only the node may set",
-    raw.REASON_CRC_SLOT: "its properties do not end with the 20-byte __CRC32# slot that hello asked for",
-    raw.REASON_UTF8: "its properties are not UTF-8",
-    raw.REASON_ZEROS: "a property's value holds 512 zero bytes in a row, as a sector does that never reached the disk",
-    raw.REASON_SEQUENCE: "its last property is not the __PSEQ__ that the request's producer and sequence make",
-}
-
-_INNER_BATCH = SysFlag.INNER_BATCH | SysFlag.NEED_UNWRAP
-
 _Bytes: TypeAlias = np.ndarray[Any, np.dtype[np.uint8]]
-_FIXED = struct.Struct(">iiiiiqqiq")  # totalSize … bornTimestamp: 48 bytes
-
-
-class MessageIllegalError(CommitMQError):
-    """A message or run breaks a rule; nothing of it was stored. ``code`` is RocketMQ's PutMessageStatus name."""
-
-    def __init__(self, sentence: str, *, code: str = "MESSAGE_ILLEGAL") -> None:
-        super().__init__(sentence)
-        self.code = code
 
 
 class SegmentUnavailableError(StoreError):
@@ -118,31 +64,6 @@ class PoolFullError(SegmentUnavailableError):
 
 
 @dataclass(slots=True)
-class Part:
-    """Adjacent records of one run: ``count`` records from ``physical_offset`` on, ``size_bytes`` together."""
-
-    count: int
-    physical_offset: int
-    size_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """Records [first, behind) of a run: its bytes [start, stop), to be stored at ``at`` of the segment at ``base``."""
-
-    base: int
-    at: int
-    start: int
-    stop: int
-    first: int
-    behind: int
-
-    @property
-    def part(self) -> Part:
-        return Part(self.behind - self.first, self.base + self.at, self.stop - self.start)
-
-
-@dataclass(slots=True)
 class Appended:
     """Result of an append. Offsets in bytes of the log, time in ms, ``end`` is the offset behind the last record."""
 
@@ -155,33 +76,8 @@ class Appended:
         return self.parts[0].physical_offset
 
 
-@dataclass(frozen=True, slots=True)
-class CheckedRun:
-    """A run that passed :meth:`CommitLogAppender.check_run`. ``ends[i]`` is the end of record i in it."""
-
-    data: np.ndarray[Any, np.dtype[np.uint8]]
-    ends: np.ndarray[Any, np.dtype[np.int64]]
-    count: int
-
-    def without_first(self, count: int) -> CheckedRun:
-        """The run without its first ``count`` records; ``count`` is less than the number of records."""
-        start = int(self.ends[count - 1])
-        return CheckedRun(self.data[start:], self.ends[count:] - start, self.count - count)
-
-
-def forbidden_names() -> tuple[np.ndarray[Any, np.dtype[np.uint8]], np.ndarray[Any, np.dtype[np.int64]]]:
-    """FORBIDDEN_PROPERTIES in the kernels' form: all names one after the other, and their ends."""
-    names = [name.encode() for name in FORBIDDEN_PROPERTIES]
-    return np.frombuffer(b"".join(names), np.uint8), np.cumsum([len(name) for name in names], dtype=np.int64)
-
-
-def sentence_of(reason: int) -> str:
-    """The meaning of a kernel's reason, as the end of "this record: …"."""
-    return _SENTENCES.get(reason, f"reason {reason}")
-
-
-class CommitLogAppender:
-    """The only writer of a CommitLog's tail."""
+class CommitLogAppender(RunCheck):
+    """The only writer of a CommitLog's tail. It checks what it appends (:mod:`commitmq.store.log.run_check`)."""
 
     def __init__(
         self,
@@ -206,11 +102,9 @@ class CommitLogAppender:
         record. No new timestamp is lower even if the clock goes back, unless it goes back by more than
         ``max_clock_lead_ms``.
         """
+        super().__init__(store_host=store_host, max_message_bytes=max_message_bytes, properties_crc=properties_crc)
         self.position = position
         self.segment_bytes = segment_bytes
-        self.max_message_bytes = max_message_bytes
-        self.properties_crc = properties_crc
-        self.store_host = store_host
         self._store_host_array = np.frombuffer(store_host, np.uint8)
         self._open_segment = open_segment
         self._close_segment = close_segment or mmap.mmap.close
@@ -228,125 +122,6 @@ class CommitLogAppender:
         self._base = -1
         self._populate_window_bytes = populate_window_bytes
         self._populated = 0
-        self._names, self._name_ends = forbidden_names()
-        self._ends = np.zeros(4096, np.int64)
-        self._out = np.zeros(2, np.int64)
-
-    # ------------------------------------------------------------ checks
-
-    def check_run(
-        self, data: Any, topic: bytes, queue_id: int, *, born_v6: bool, mark: bytes = b"", sequence: int = 0
-    ) -> CheckedRun:
-        """Check all of a run (any buffer); raises MessageIllegalError that names the record. Stores nothing.
-
-        ``mark``: the mark of an idempotent producer, which record i must carry with the number ``sequence`` + i
-        (:mod:`commitmq.format.producer_mark`); empty for a run without one.
-        """
-        buffer = np.frombuffer(data, np.uint8)
-        if buffer.size < 91:
-            raise MessageIllegalError("the run is shorter than one record")
-        most = buffer.size // 91 + 1
-        if self._ends.size < most:
-            self._ends = np.zeros(most, np.int64)
-        flags = (PREBUILT_FLAGS_V6_BORN if born_v6 else 0) | (
-            PREBUILT_FLAGS_V6_STORE if len(self.store_host) == 20 else 0
-        )
-        reason = check_run(
-            buffer,
-            np.frombuffer(topic, np.uint8),
-            queue_id,
-            self.max_message_bytes,
-            self.max_message_bytes + MAX_RECORD_OVERHEAD_BYTES,
-            flags,
-            self.properties_crc,
-            self._names,
-            self._name_ends,
-            np.frombuffer(mark, np.uint8),
-            sequence,
-            self._ends,
-            self._out,
-        )
-        count = int(self._out[0])
-        if reason != raw.OK:
-            raise MessageIllegalError(f"record {count} of the run, at byte {int(self._out[1])}: {sentence_of(reason)}")
-        return CheckedRun(buffer, self._ends[:count], count)
-
-    def encode(
-        self,
-        topic: bytes,
-        queue_id: int,
-        body: Any,
-        properties: bytes,
-        *,
-        sys_flag: int,
-        flag: int,
-        born_timestamp: int,
-        born_host: bytes,
-        reconsume_times: int = 0,
-        checked: bool = False,
-        inner_batch: bool = False,
-        mark: bytes = b"",
-    ) -> bytearray:
-        """One record of a single send, complete except for the fields that :meth:`append_record` fills in.
-
-        ``properties`` are encoded pairs without a CRC slot; the caller has checked ``topic``. Raises
-        MessageIllegalError for sizes over the limits and for malformed or forbidden properties; ``checked`` says that
-        the caller has already checked the properties. ``inner_batch`` marks the body as a client batch.
-        """
-        size = len(body)
-        if size > self.max_message_bytes:
-            raise MessageIllegalError(
-                f"the body has {size} bytes, commit_log.max_message_bytes allows {self.max_message_bytes}"
-            )
-        room = MAX_PROPERTIES_BYTES - (len(CRC_SLOT) if self.properties_crc else 0) - len(mark)
-        if len(properties) > room:
-            raise MessageIllegalError(
-                f"the properties have {len(properties)} bytes, at most {room} fit", code="PROPERTIES_SIZE_EXCEEDED"
-            )
-        if sys_flag & ~0x701 or (sys_flag & 0x700) > 0x300:
-            raise MessageIllegalError("sys_flag may carry only the compression bits 0x1 and 0x700")
-        if properties and not checked:
-            reason = properties_reason(
-                np.frombuffer(properties, np.uint8), 0, len(properties), self._names, self._name_ends
-            )
-            if reason != raw.OK:
-                raise MessageIllegalError("the message: " + _SENTENCES[reason].replace("its ", "", 1))
-        properties += mark
-        if self.properties_crc:
-            properties += CRC_SLOT
-        if inner_batch:
-            sys_flag |= _INNER_BATCH
-        long_topic = len(topic) > 127
-        host_flags = (0x10 if len(born_host) == 20 else 0) | (0x20 if len(self.store_host) == 20 else 0)
-        total = (
-            74 + len(born_host) + len(self.store_host) + size + (2 if long_topic else 1) + len(topic) + len(properties)
-        )
-        return bytearray(
-            b"".join(
-                (
-                    _FIXED.pack(
-                        total,
-                        raw.MAGIC_V2 if long_topic else raw.MAGIC_V1,
-                        isal_zlib.crc32(body) & 0x7FFFFFFF if size else 0,
-                        queue_id,
-                        flag,
-                        0,
-                        0,
-                        sys_flag | host_flags,
-                        born_timestamp,
-                    ),
-                    born_host,
-                    b"\0\0\0\0\0\0\0\0",
-                    self.store_host,
-                    struct.pack(">iqi", reconsume_times, 0, size),
-                    body,
-                    len(topic).to_bytes(2 if long_topic else 1, "big"),
-                    topic,
-                    len(properties).to_bytes(2, "big"),
-                    properties,
-                )
-            )
-        )
 
     # ------------------------------------------------------------ appends
 
@@ -380,7 +155,7 @@ class CommitLogAppender:
         failure the stored part is zeroed again. No reader has seen it, because the caller publishes the position
         afterwards.
         """
-        pieces = self._pieces(run)
+        pieces = split_run(run, self.position, self.segment_bytes)
         maps = self._mappings(pieces)
         before = self.position
         stamp = self._timestamp()
@@ -401,25 +176,7 @@ class CommitLogAppender:
         self.position = at
         return Appended([piece.part for piece in pieces], at, stamp)
 
-    def _pieces(self, run: CheckedRun) -> list[_Piece]:
-        """Split the run at segments' ends. Raises MessageIllegalError."""
-        pieces: list[_Piece] = []
-        ends, done, start = run.ends, 0, 0
-        at = self.position % self.segment_bytes
-        base = self.position - at
-        while done < run.count:
-            first = int(ends[done]) - start
-            if first + FILLER_BYTES > self.segment_bytes:
-                raise self._too_long(first)
-            if at + first + FILLER_BYTES > self.segment_bytes:
-                base, at = base + self.segment_bytes, 0
-            fits = int(np.searchsorted(ends, start + self.segment_bytes - at - FILLER_BYTES, side="right"))
-            stop = int(ends[fits - 1])
-            pieces.append(_Piece(base, at, start, stop, done, fits))
-            at, start, done = at + stop - start, stop, fits
-        return pieces
-
-    def _mappings(self, pieces: list[_Piece]) -> dict[int, mmap.mmap]:
+    def _mappings(self, pieces: list[Piece]) -> dict[int, mmap.mmap]:
         """The segments that ``pieces`` need, and the one left behind, by base, in order. Raises what opening one raises."""
         maps: dict[int, mmap.mmap] = {}
         first = self.position - self.position % self.segment_bytes
@@ -448,7 +205,7 @@ class CommitLogAppender:
         mapping[at : at + FILLER_BYTES] = struct.pack(">ii", self.segment_bytes - at, raw.MAGIC_BLANK)
 
     def _store_piece(
-        self, run: CheckedRun, piece: _Piece, mapping: mmap.mmap, queue_offset: int, stamp: int, host: _Bytes
+        self, run: CheckedRun, piece: Piece, mapping: mmap.mmap, queue_offset: int, stamp: int, host: _Bytes
     ) -> None:
         store_run(
             run.data,
@@ -465,7 +222,7 @@ class CommitLogAppender:
         )
         mapping[piece.at : piece.at + 8] = run.data[piece.start : piece.start + 8].tobytes()
 
-    def _undo(self, before: int, pieces: list[_Piece], maps: dict[int, mmap.mmap], error: BaseException) -> None:
+    def _undo(self, before: int, pieces: list[Piece], maps: dict[int, mmap.mmap], error: BaseException) -> None:
         """Zero everything that ``pieces`` and the fillers before them occupy, the last first. Raises BrokenTailError."""
         try:
             for piece in reversed(pieces):
@@ -572,7 +329,7 @@ class CommitLogAppender:
         if self._map is not None and at + size + FILLER_BYTES <= self.segment_bytes:
             return at
         if size + FILLER_BYTES > self.segment_bytes:
-            raise self._too_long(size)
+            raise too_long(size, self.segment_bytes)
         base = self.position - self.position % self.segment_bytes
         at = self.position - base
         if at + size + FILLER_BYTES <= self.segment_bytes:
@@ -587,11 +344,6 @@ class CommitLogAppender:
         self._adopt(following, base + self.segment_bytes)
         self.position = self._base
         return 0
-
-    def _too_long(self, size: int) -> MessageIllegalError:
-        return MessageIllegalError(
-            f"the record has {size} bytes and cannot fit a segment of {self.segment_bytes} (commit_log.segment_bytes)"
-        )
 
     def _switch(self, base: int) -> None:
         self._adopt(self._open(base), base)

@@ -12,7 +12,7 @@ import numpy as np
 
 from commitmq.kernels import raw
 from commitmq.kernels.run import check_batch
-from commitmq.store.log.append import MessageIllegalError, forbidden_names, sentence_of
+from commitmq.store.log.run_check import MessageIllegalError, forbidden_names, sentence_of
 from commitmq.store.queues.batch_consume_queue import MAX_INNER_MESSAGES
 
 _names, _name_ends = forbidden_names()

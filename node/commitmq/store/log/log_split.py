@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from commitmq.errors import StoreError
-from commitmq.kernels import walk as kernel
+from commitmq.kernels.scan import find_record
 
 PIECE_BYTES: Final = 64 << 20
 NO_START: Final = -1
@@ -81,7 +81,7 @@ def find_start(segment: Segment, piece: Piece) -> int:
     if piece.is_first:
         return piece.base
     found = int(
-        kernel.find_record(
+        find_record(
             segment, piece.begin - piece.base, piece.stop - piece.base, piece.base, _BUDGET_BYTES, np.zeros(5, np.int64)
         )
     )

@@ -30,7 +30,8 @@ import numpy as np
 from commitmq.errors import CorruptRecordError
 from commitmq.files.fd_cache import FdCache
 from commitmq.log import get_log
-from commitmq.store.queues.queue_files import QueueFiles, Span
+from commitmq.store.queues.queue_bytes import Span
+from commitmq.store.queues.queue_files import QueueFiles
 
 BATCH_UNIT_BYTES: Final = 46
 MAX_INNER_MESSAGES: Final = 32_767

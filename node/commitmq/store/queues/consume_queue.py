@@ -27,9 +27,8 @@ from commitmq.errors import CorruptRecordError
 from commitmq.files.fd_cache import FdCache
 from commitmq.format.constants import PREBLANK_SIZE, UNIT_BYTES
 from commitmq.log import get_log
-from commitmq.store.queues.queue_files import Proof, QueueFiles, Span, StoreTimes, list_queues
-
-__all__ = ["MAX_GAP_UNITS", "UNIT", "ConsumeQueue", "StoreTimes", "Unit", "list_queues"]
+from commitmq.store.queues.queue_bytes import Proof, Span
+from commitmq.store.queues.queue_files import QueueFiles
 
 _UNIT: Final = struct.Struct(">qiq")
 UNIT: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
@@ -397,63 +396,3 @@ class ConsumeQueue(QueueFiles):
     def _cut(self, bases: list[int], *, durable: bool = True) -> None:
         super()._cut(bases, durable=durable)
         self._min = min(max(self._min, max(0, self._first)), self._end)
-
-    # ------------------------------------------------------------ by time
-
-    def offset_by_time(self, timestamp: int, boundary: str, commit_log: StoreTimes) -> int:
-        """The queue offset for store time ``timestamp`` (ms): the first with time >= it, or with ``boundary`` "upper"
-        the last with time <= it; clamped into [min, max] (spec 3.7).
-        """
-        upper = boundary.lower() == "upper"
-        return max(self.min_offset, min(self.max_offset, self._offset_by_time(timestamp, upper, commit_log)))
-
-    def _offset_by_time(self, timestamp: int, upper: bool, log: StoreTimes) -> int:
-        first, end = self.min_offset, self.max_offset
-        if first >= end:
-            return 0
-        file_units = self.file_bytes // UNIT_BYTES
-        low, high = self._range_of_file(timestamp, upper, log, first, end, file_units)
-        if self._time(high, log) < timestamp:
-            return high if upper else high + 1
-        if self._time(low, log) > timestamp:
-            return 0 if upper else low - low % file_units
-        floor, ceiling = low, high
-        left, right, found = -1, -1, -1
-        while low <= high:
-            middle = (low + high) // 2
-            unit = self.unit(middle)
-            if unit is None:
-                return 0
-            if unit[0] < log.min_offset or unit[1] == PREBLANK_SIZE:
-                low = left = middle + 1
-                continue
-            time = log.store_timestamp(unit[0], unit[1])
-            if time < 0:
-                return 0
-            if time == timestamp:
-                found = middle
-                break
-            if time > timestamp:
-                high, right = middle - 1, middle
-            else:
-                low, left = middle + 1, middle
-        if found < 0:
-            return left if upper else right
-        step, stop = (1, ceiling) if upper else (-1, floor)
-        while found != stop and self._time(found + step, log) == timestamp:
-            found += step
-        return found
-
-    def _range_of_file(
-        self, timestamp: int, upper: bool, log: StoreTimes, first: int, end: int, file_units: int
-    ) -> tuple[int, int]:
-        """First and last queue offset of the file that a look-up by time searches (steps 1 and 2)."""
-        starts = list(range(first - first % file_units, end, file_units))
-        ranges = [(max(first, start), min(end, start + file_units) - 1) for start in starts]
-        if upper:
-            return next((one for one in reversed(ranges) if self._time(one[0], log) <= timestamp), ranges[0])
-        return next((one for one in ranges if self._time(one[1], log) >= timestamp), ranges[-1])
-
-    def _time(self, queue_offset: int, log: StoreTimes) -> int:
-        unit = self.unit(queue_offset)
-        return -1 if unit is None else log.store_timestamp(unit[0], unit[1])

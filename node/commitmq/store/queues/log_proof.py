@@ -1,4 +1,4 @@
-"""Proves from the CommitLog that a queue's unit is right: see :data:`commitmq.store.queues.queue_files.Proof`.
+"""Proves from the CommitLog that a queue's unit is right: see :data:`commitmq.store.queues.queue_bytes.Proof`.
 
 A queue's files may hold stale units behind their end: RocketMQ does not zero cut units, and a power cut leaves some
 pages and not others. The log has no such leftovers below its end, and a record contains its topic, queue and queue
@@ -20,7 +20,7 @@ from commitmq.files.mapped_file import list_segments
 from commitmq.format.constants import MAGIC_V1, MAGIC_V2, SysFlag
 from commitmq.format.file_names import segment_name
 from commitmq.store.log.commit_log import CommitLog
-from commitmq.store.queues.queue_files import Proof
+from commitmq.store.queues.queue_bytes import Proof
 
 # Size, magic, queue id, queue offset, physical offset, sysFlag of a record (spec 2.1).
 _HEAD: Final = struct.Struct(">ii4xi4xqqi")

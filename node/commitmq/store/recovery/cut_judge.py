@@ -30,7 +30,7 @@ from commitmq.errors import CutRefusedError
 from commitmq.files import disk
 from commitmq.files.holes import nonzero_chunks
 from commitmq.format.file_names import segment_name
-from commitmq.kernels import walk as kernel
+from commitmq.kernels.scan import find_record, scan
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.recovery.recovery_start import Begin
@@ -81,10 +81,10 @@ def _whole_records(segment: np.ndarray[Any, np.dtype[np.uint8]], start: int, sto
     out = np.zeros(5, np.int64)
     at, records = start, 0
     while at < stop:
-        at = int(kernel.find_record(segment, at, stop, base, _NO_BUDGET, out))
+        at = int(find_record(segment, at, stop, base, _NO_BUDGET, out))
         if at < 0:
             break
-        kernel.scan(segment, at, segment.size, base, False, out)
+        scan(segment, at, segment.size, base, False, out)
         if int(out[3]) >= newest:
             records += int(out[0])
         at = int(out[1])

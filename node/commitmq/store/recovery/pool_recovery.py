@@ -31,7 +31,8 @@ from commitmq.errors import SegmentSizeError, StoreError
 from commitmq.files.disk import sync_folder
 from commitmq.files.write_all import write_all
 from commitmq.format.file_names import segment_name
-from commitmq.kernels import walk as kernel
+from commitmq.kernels.scan import scan
+from commitmq.kernels.walk import WALK_BLANK
 from commitmq.log import Log
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log import transient_pool
@@ -133,13 +134,13 @@ def _whole_records(pool: TransientPool) -> tuple[list[_Span], int, str | None]:
     at = pool.committed
     while (buffer := pool.find(base := at - at % pool.segment_bytes)) is not None:
         data = np.frombuffer(buffer, np.uint8)
-        result = kernel.scan(data, at - base, data.size, base, pool.has_crc, out)
+        result = scan(data, at - base, data.size, base, pool.has_crc, out)
         records += int(out[0])
-        end = data.size if result == kernel.WALK_BLANK else int(out[1])
+        end = data.size if result == WALK_BLANK else int(out[1])
         if end > at - base:
             spans.append(_Span(base, at - base, end, buffer))
         at = base + end
-        if result != kernel.WALK_BLANK:
+        if result != WALK_BLANK:
             if data[end : end + 8].any():
                 damage = f"no record is at {at}, behind the last whole one"
             break

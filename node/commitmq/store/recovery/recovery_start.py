@@ -28,13 +28,15 @@ import numpy as np
 from commitmq.errors import StoreError
 from commitmq.files.fd_cache import FdCache
 from commitmq.format.file_names import segment_name
-from commitmq.kernels import walk as kernel
+from commitmq.kernels.scan import scan
+from commitmq.kernels.walk import ROW, WALK_BAD, WALK_LIMIT, walk
 from commitmq.store.checkpoint import Checkpoint
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.queues.batch_consume_queue import BatchConsumeQueue
-from commitmq.store.queues.consume_queue import ConsumeQueue, list_queues
+from commitmq.store.queues.consume_queue import ConsumeQueue
 from commitmq.store.queues.log_proof import LogProof, has_record_before
+from commitmq.store.queues.queue_files import list_queues
 from commitmq.store.recovery.sidecar import Sidecar, this_boot
 
 _FEW_FILES: Final = 8  # each queue is read once
@@ -135,16 +137,16 @@ def _contradiction(sidecar: Sidecar, commit_log: CommitLog, bases: list[int]) ->
 def _start_segment(commit_log: CommitLog, bases: list[int], covered: int | None, min_timestamp: int) -> int:
     """The segment a scan starts in: see the rules in the module's text."""
     out = np.zeros(5, np.int64)
-    rows = np.zeros(1, kernel.ROW)
+    rows = np.zeros(1, ROW)
     for base in reversed(bases):
         segment = np.frombuffer(commit_log.read(base, commit_log.segment_bytes), np.uint8)
         # One record only: the scan is bounded by its end.
         topics, table = np.zeros((1, 2), np.int64), np.full(4, -1, np.int32)
         walked = np.zeros(4, np.int64)
-        result = kernel.walk(segment, 0, segment.size, base, rows, topics, table, walked)
-        if int(walked[0]) != 1 or result == kernel.WALK_BAD:
+        result = walk(segment, 0, segment.size, base, rows, topics, table, walked)
+        if int(walked[0]) != 1 or result == WALK_BAD:
             continue
-        if kernel.scan(segment, 0, int(rows["size"][0]), base, False, out) != kernel.WALK_LIMIT or not int(out[0]):
+        if scan(segment, 0, int(rows["size"][0]), base, False, out) != WALK_LIMIT or not int(out[0]):
             continue
         if covered is not None:
             if base <= covered:

@@ -19,7 +19,7 @@ from commitmq.kernels.tags import MATCH, NO_MATCH, NO_RECORD
 from commitmq.plugin.hookspecs import CompiledFilter
 from commitmq.plugin.loading import resolve
 from commitmq.store.queues.message_filter import FilterBatch, Flags
-from commitmq.store.queues.queue_reader import RecordFilter
+from commitmq.store.queues.record_filter import RecordFilter
 from commitmq.store.queues.tag_filter import TagFilter
 
 TAG: Final = "TAG"

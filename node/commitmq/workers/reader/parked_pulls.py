@@ -13,7 +13,7 @@ from typing import Any
 
 from commitmq.config import ReaderConfig
 from commitmq.errors import ProtocolError
-from commitmq.store.queues.queue_reader import RecordFilter
+from commitmq.store.queues.record_filter import RecordFilter
 from commitmq.workers.reader.filters import Filters
 
 QueueKey = tuple[str, int]

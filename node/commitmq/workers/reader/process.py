@@ -37,7 +37,9 @@ from commitmq.store.memory.memory_files import UNIT_FILE_BYTES, MemoryTopics, No
 from commitmq.store.memory.shared_memory import memory_folder
 from commitmq.store.metadata.topic_config import PERM_READ
 from commitmq.store.queues.batch_queue_reader import BatchQueueReader
-from commitmq.store.queues.queue_reader import NO_UNITS, VIEW_BYTES, PullResult, PullStatus, QueueReader, RecordFilter
+from commitmq.store.queues.pull_result import NO_UNITS, PullResult, PullStatus
+from commitmq.store.queues.queue_reader import VIEW_BYTES, QueueReader
+from commitmq.store.queues.record_filter import RecordFilter
 from commitmq.workers.reader.filters import FAILED, ExpressionFilter, Filters
 from commitmq.workers.reader.key_queries import KeyQueries, parse_query
 from commitmq.workers.reader.parked_pulls import (

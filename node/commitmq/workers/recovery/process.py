@@ -27,8 +27,8 @@ from commitmq.store.producers.producer_snapshot import ProducerSnapshot, may_hav
 from commitmq.store.producers.producer_table import ProducerTable
 from commitmq.store.recovery import cut_record
 from commitmq.store.recovery.abort_file import NO_TOKEN
-from commitmq.store.recovery.scan import Recovered, recover
 from commitmq.store.recovery.sidecar import Sidecar
+from commitmq.store.recovery.store_recovery import Recovered, recover
 from commitmq.workers.recovery.queue_mending import mend_queues
 from commitmq.workers.runtime.context import WorkerContext
 from commitmq.workers.runtime.start_progress import StartProgress

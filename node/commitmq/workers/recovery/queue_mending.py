@@ -22,7 +22,7 @@ from commitmq.store.metadata.topic_files import load_topics
 from commitmq.store.queues import queue_ends
 from commitmq.store.queues.queue_ends import QueueEnds
 from commitmq.store.queues.queue_files import list_queues
-from commitmq.store.recovery.scan import Recovered
+from commitmq.store.recovery.store_recovery import Recovered
 from commitmq.workers.runtime.context import WorkerContext
 from commitmq.workers.runtime.start_progress import StartProgress
 

@@ -21,7 +21,7 @@ from commitmq.format.file_names import segment_name
 from commitmq.log import Log
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
-from commitmq.store.recovery.scan import writer_tail
+from commitmq.store.recovery.writer_tail import writer_tail
 
 _CHUNK_BYTES = 1 << 20
 

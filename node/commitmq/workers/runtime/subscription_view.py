@@ -20,7 +20,8 @@ from commitmq.format import bloom
 from commitmq.log import get_log
 from commitmq.store.layout import StoreLayout
 from commitmq.store.queues.consume_queue_ext import Extensions
-from commitmq.store.queues.queue_reader import RecordFilter, Units
+from commitmq.store.queues.pull_result import Units
+from commitmq.store.queues.record_filter import RecordFilter
 from commitmq.workers.reader.filters import Filters
 
 _NEVER = 1 << 62

@@ -53,8 +53,9 @@ from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.dispatch_batch import DispatchBatch, LogWalker, consumable
 from commitmq.store.log.transient_pool import TransientPool
 from commitmq.store.queues.batch_consume_queue import BatchConsumeQueue
-from commitmq.store.queues.consume_queue import ConsumeQueue, list_queues
-from commitmq.store.recovery.scan import map_segment, writer_tail, zero_behind
+from commitmq.store.queues.consume_queue import ConsumeQueue
+from commitmq.store.queues.queue_files import list_queues
+from commitmq.store.recovery.writer_tail import map_segment, writer_tail, zero_behind
 from commitmq.workers.flush.log_committer import attach_pool
 from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
 from commitmq.workers.runtime.start_progress import StartProgress

@@ -22,19 +22,12 @@ from commitmq.format.constants import LMQ_PREFIX, Property
 from commitmq.format.message_id import offset_message_id, pack_host
 from commitmq.format.producer_mark import mark_of
 from commitmq.format.record import Host
+from commitmq.format.unique_ids import UniqueIds
 from commitmq.kernels.raw import SECTOR_BYTES
 from commitmq.protocol import wire
-from commitmq.store.log.append import (
-    FORBIDDEN_PROPERTIES,
-    Appended,
-    CheckedRun,
-    CommitLogAppender,
-    MessageIllegalError,
-    PoolFullError,
-    SegmentUnavailableError,
-)
+from commitmq.store.log.append import Appended, CommitLogAppender, PoolFullError, SegmentUnavailableError
 from commitmq.store.log.inner_batch import count_messages
-from commitmq.store.log.unique_ids import UniqueIds
+from commitmq.store.log.run_check import FORBIDDEN_PROPERTIES, CheckedRun, MessageIllegalError
 from commitmq.store.metadata.topic_name import FORBIDDEN_TOPICS, validate_topic
 from commitmq.store.producers.producer_replay import StoredRecord
 from commitmq.store.producers.producer_table import SequenceRefusedError

@@ -19,9 +19,9 @@ from commitmq.format.compression import compress, compression_flags
 from commitmq.format.constants import Host
 from commitmq.format.properties import encode_properties
 from commitmq.format.record import Record, encode_record
-from commitmq.store.log.append import FORBIDDEN_PROPERTIES
+from commitmq.format.unique_ids import UniqueIds
 from commitmq.store.log.inner_batch import count_messages
-from commitmq.store.log.unique_ids import UniqueIds
+from commitmq.store.log.run_check import FORBIDDEN_PROPERTIES
 
 text = st.text(st.characters(codec="utf-8", exclude_characters="\0\1\2"), min_size=1, max_size=8)
 properties = st.dictionaries(

@@ -24,7 +24,7 @@ from commitmq.client.sending.run_encoder import (
 )
 from commitmq.format.producer_mark import mark_prefix
 from commitmq.format.record import Record, decode_record
-from commitmq.store.log.unique_ids import UniqueIds
+from commitmq.format.unique_ids import UniqueIds
 from one_message import OneMessage
 
 IDS = UniqueIds()

@@ -22,9 +22,8 @@ from commitmq.errors import DiskFullError, StoreError
 from commitmq.format.index_header import IndexShape, list_index_files
 from commitmq.format.java import java_string_hash
 from commitmq.format.record import Record
-from commitmq.kernels.walk import hash_on
-from commitmq.store.index.index_file import IndexFile, new_state
-from commitmq.store.index.index_files import file_name
+from commitmq.kernels.java_hash import hash_on
+from commitmq.store.index.index_file import IndexFile, file_name, new_state
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.dispatch_batch import LogWalker
 from golden_stores import GOLDEN_SEGMENT_BYTES, GoldenStore

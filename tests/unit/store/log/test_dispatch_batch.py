@@ -15,14 +15,14 @@ import pytest
 from commitmq.config import load
 from commitmq.errors import CorruptRecordError
 from commitmq.format.java import java_string_hash
-from commitmq.kernels.walk import string_hash
+from commitmq.kernels.java_hash import string_hash
 from commitmq.log import get_log
 from commitmq.plugin.hookspecs import DispatcherView
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.dispatch_batch import DispatchBatch, LogWalker
 from commitmq.store.recovery.cut_record import JOURNAL
-from commitmq.store.recovery.scan import Recovered, recover
+from commitmq.store.recovery.store_recovery import Recovered, recover
 from commitmq_dispatchers.consume_queue import ConsumeQueueDispatcher
 from golden_stores import GoldenStore
 

@@ -17,7 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from commitmq.errors import StoreError
-from commitmq.kernels import walk as kernel
+from commitmq.kernels.scan import find_record, scan
+from commitmq.kernels.walk import WALK_BLANK
 from commitmq.offline.extents import Stretch, walk_extents
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.log_split import NO_START, Job, find_start, find_stop, pieces_of, prove
@@ -95,8 +96,8 @@ def test_a_record_in_a_body_fools_one_reader_but_not_all(tmp_path: Path, trick: 
         )
         start = find_start(segment_of(log, 0), piece)
         out = np.zeros(5, np.int64)
-        ended = kernel.scan(segment_of(log, 0), start, SEGMENT_BYTES, 0, False, out)
-        assert (ended, int(out[0]) > 20) == (kernel.WALK_BLANK, True)
+        ended = scan(segment_of(log, 0), start, SEGMENT_BYTES, 0, False, out)
+        assert (ended, int(out[0]) > 20) == (WALK_BLANK, True)
 
 
 def test_a_reader_that_begins_elsewhere_is_refused(tmp_path: Path) -> None:
@@ -120,6 +121,6 @@ def test_looking_for_a_record_costs_no_more_than_its_budget() -> None:
         data[position : position + len(one)] = one
         good, position = position, position + len(one)
     segment, out = np.frombuffer(bytes(data), np.uint8), np.zeros(5, np.int64)
-    assert kernel.find_record(segment, 1, SEGMENT_BYTES, 0, 10_000, out) == good
-    assert kernel.find_record(segment, 1, good, 0, 10_000, out) == -1
-    assert kernel.find_record(segment, 1, SEGMENT_BYTES, 0, 2_500, out) == -2
+    assert find_record(segment, 1, SEGMENT_BYTES, 0, 10_000, out) == good
+    assert find_record(segment, 1, good, 0, 10_000, out) == -1
+    assert find_record(segment, 1, SEGMENT_BYTES, 0, 2_500, out) == -2

@@ -12,7 +12,7 @@ from commitmq.log import get_log
 from commitmq.store.layout import StoreLayout
 from commitmq.store.metadata import json_config
 from commitmq.store.metadata.deleted_topics import load_endings, load_tombstones, lower_tombstones
-from commitmq.store.recovery.scan import recover
+from commitmq.store.recovery.store_recovery import recover
 from index_store import SEGMENT_BYTES, IndexStore
 
 

@@ -24,14 +24,15 @@ from commitmq.format.file_names import segment_name
 from commitmq.format.message_id import pack_host
 from commitmq.format.producer_mark import is_producer_id, mark_prefix, parse_mark
 from commitmq.format.record import Host
-from commitmq.store.log.append import CommitLogAppender, MessageIllegalError
+from commitmq.format.unique_ids import UniqueIds
+from commitmq.store.log.append import CommitLogAppender
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.dispatch_batch import LogWalker
-from commitmq.store.log.unique_ids import UniqueIds
+from commitmq.store.log.run_check import MessageIllegalError
 from commitmq.store.producers.producer_replay import UNKNOWN, find_stored, marks_of, replay
 from commitmq.store.producers.producer_snapshot import ProducerSnapshot
 from commitmq.store.producers.producer_table import Place, ProducerTable, SequenceRefusedError
-from commitmq.store.recovery.scan import map_segment
+from commitmq.store.recovery.writer_tail import map_segment
 from one_message import OneMessage
 
 SEGMENT = 16_384

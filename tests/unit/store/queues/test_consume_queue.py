@@ -19,7 +19,9 @@ from commitmq.errors import DiskFullError, SegmentSizeError, StoreError
 from commitmq.files.fd_cache import FdCache
 from commitmq.format.file_names import segment_name
 from commitmq.store.log.commit_log import CommitLog
-from commitmq.store.queues.consume_queue import MAX_GAP_UNITS, ConsumeQueue, list_queues
+from commitmq.store.queues.consume_queue import MAX_GAP_UNITS, ConsumeQueue
+from commitmq.store.queues.queue_files import list_queues
+from commitmq.store.queues.queue_times import offset_by_time
 from log_builder import SEGMENT_BYTES, build_log, message, unit
 
 FILE_BYTES = 200
@@ -447,9 +449,9 @@ def timed(make: Make, tmp_path: Path) -> Timed:
 def test_the_specifications_example_by_time(timed: Timed, time: int, lower: int, upper: int) -> None:
     """Times t1, t1, t1, t3, t3 at offsets 1..5 (spec 3.7); t1 = 10, t2 = 20, t3 = 30."""
     queue, log = timed([10, 10, 10, 30, 30], 1)
-    assert queue.offset_by_time(time, "lower", log) == lower
-    assert queue.offset_by_time(time, "UPPER", log) == upper
-    assert queue.offset_by_time(time, "anything else", log) == lower
+    assert offset_by_time(queue, time, "lower", log) == lower
+    assert offset_by_time(queue, time, "UPPER", log) == upper
+    assert offset_by_time(queue, time, "anything else", log) == lower
 
 
 @pytest.mark.parametrize("first", [0, 7, 20])
@@ -464,18 +466,18 @@ def test_by_time_over_files_and_expired_units(timed: Timed, first: int, log_min_
     present = list(enumerate(times, first))[log_min_record:]
     for time in range(-1, 33):
         lower = next((offset for offset, stamp in present if stamp >= time), queue.max_offset)
-        assert queue.offset_by_time(time, "lower", log) == lower, time
+        assert offset_by_time(queue, time, "lower", log) == lower, time
         upper = next((offset for offset, stamp in reversed(present) if stamp <= time), queue.min_offset)
-        assert queue.offset_by_time(time, "upper", log) == upper, time
+        assert offset_by_time(queue, time, "upper", log) == upper, time
 
 
 def test_by_time_in_an_empty_queue(make: Make, tmp_path: Path) -> None:
     log = CommitLog(tmp_path / "commitlog", SEGMENT_BYTES)
-    assert make().offset_by_time(5, "lower", log) == 0
+    assert offset_by_time(make(), 5, "lower", log) == 0
     queue = make()
     queue.append_units(0, units(0, 3))
     queue.correct_min_offset(10_000)
-    assert queue.offset_by_time(5, "lower", log) == queue.offset_by_time(5, "upper", log) == 3
+    assert offset_by_time(queue, 5, "lower", log) == offset_by_time(queue, 5, "upper", log) == 3
 
 
 # ---------------------------------------------------------------- against a model

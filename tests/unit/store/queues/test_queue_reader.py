@@ -24,8 +24,11 @@ from commitmq.format.record import Record, decode_record
 from commitmq.kernels.tags import MATCH, NO_MATCH
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.queues import queue_reader
-from commitmq.store.queues.consume_queue import ConsumeQueue, list_queues
-from commitmq.store.queues.queue_reader import UNIT, PullResult, PullStatus, QueueReader
+from commitmq.store.queues.consume_queue import ConsumeQueue
+from commitmq.store.queues.pull_result import UNIT, PullResult, PullStatus
+from commitmq.store.queues.queue_files import list_queues
+from commitmq.store.queues.queue_reader import QueueReader
+from commitmq.store.queues.queue_times import offset_by_time
 from commitmq.store.queues.tag_filter import MAX_TAGS, TagFilter
 from golden_stores import GOLDEN_QUEUE_FILE_BYTES, GOLDEN_SEGMENT_BYTES, GoldenStore
 from queue_store import QueueStore
@@ -503,7 +506,7 @@ def test_by_time_agrees_with_the_queue_itself(store: QueueStore) -> None:
         for wanted in range(990, timestamp + 12):
             for boundary in ("lower", "upper"):
                 found = reader.offset_by_time("t", 0, wanted, upper=boundary == "upper", bound=store.end, floor=floor)
-                assert found == queue.offset_by_time(wanted, boundary, reader.commit_log), (seed, wanted, boundary)
+                assert found == offset_by_time(queue, wanted, boundary, reader.commit_log), (seed, wanted, boundary)
     assert reader.offset_by_time("none", 0, 5, bound=store.end) is None
     bound = store.records["t", 0][20].physical_offset
     assert reader.offset_by_time("t", 0, 1 << 50, bound=bound, floor=later) is not None
@@ -567,7 +570,7 @@ def test_golden_times(golden: GoldenStore) -> None:
             for wanted in (timestamp - 1, timestamp, timestamp + 1):
                 for boundary in ("lower", "upper"):
                     found = reader.offset_by_time(topic, queue, wanted, upper=boundary == "upper", bound=1 << 40)
-                    assert found == plain.offset_by_time(wanted, boundary, log)
+                    assert found == offset_by_time(plain, wanted, boundary, log)
 
 
 def test_unit_type_is_the_disk_layout() -> None:

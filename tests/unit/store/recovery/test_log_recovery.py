@@ -22,8 +22,9 @@ from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.queues.log_proof import has_record_before
 from commitmq.store.recovery.cut_record import cut_folder
-from commitmq.store.recovery.scan import Recovered, recover, scan_to_end
+from commitmq.store.recovery.scan import scan_to_end
 from commitmq.store.recovery.sidecar import SIDECAR_BYTES, Sidecar
+from commitmq.store.recovery.store_recovery import Recovered, recover
 from log_builder import SEGMENT_BYTES, build_log, message
 from rebooted import after_a_reboot
 

@@ -15,8 +15,8 @@ import pytest
 from commitmq.config import from_mapping
 from commitmq.errors import StoreError
 from commitmq.store.checkpoint import Checkpoint
-from commitmq.store.recovery.scan import Recovered
 from commitmq.store.recovery.sidecar import Sidecar
+from commitmq.store.recovery.store_recovery import Recovered
 from commitmq.workers.recovery import process as recovery
 from queue_store import QueueStore
 
