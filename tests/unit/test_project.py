@@ -358,7 +358,6 @@ TO_BE_SPLIT = {
     "node/commitmq/workers/dispatcher/dispatch_host.py",
     "node/commitmq/workers/reader/process.py",
     "node/commitmq/workers/writer/process.py",
-    "node/commitmq/workers/writer/send_requests.py",
     "plugins/commitmq_plugins/spark/sinks.py",
 }
 LONGEST_MODULE = 400

@@ -59,9 +59,11 @@ from commitmq.workers.flush.log_committer import attach_pool
 from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
 from commitmq.workers.runtime.start_progress import StartProgress
 from commitmq.workers.runtime.topic_view import TopicViews
-from commitmq.workers.writer.local_sockets import LocalSockets, Payload
+from commitmq.workers.writer.local_sockets import Frames, LocalSockets, Payload, Peer
 from commitmq.workers.writer.producers import Producers
-from commitmq.workers.writer.send_requests import Frames, Peer, SendRequests, Waiting
+from commitmq.workers.writer.send_answers import Waiting
+from commitmq.workers.writer.send_checks import SendChecks
+from commitmq.workers.writer.send_requests import SendRequests
 from commitmq.workers.writer.special_sends import further_offsets, offset_behind
 from commitmq.workers.writer.writer_sync import OwnSync
 
@@ -135,8 +137,9 @@ class Writer:
             context.unregister,
             context.log,
         )
+        self._checks = SendChecks(context, self._topics)
         self.requests = SendRequests(
-            context, appender, offsets, self._topics, self._publish, self._producers, local_socket=self.local.path
+            context, appender, offsets, self._checks, self._publish, self._producers, local_socket=self.local.path
         )
         self._coordinator: zmq.Socket[bytes] = context.zmq.socket(zmq.DEALER)
         self._coordinator.setsockopt(zmq.LINGER, 0)
@@ -320,7 +323,7 @@ class Writer:
             type(topic) is str
             and self._topics.get(topic) is None
             and len(frames) == 2
-            and not self.requests.is_lmq(topic)
+            and not self._checks.is_lmq(topic)
         ):
             return self._ask_for_topic(identity, topic, header, frames)
         return self.requests.send(identity, header, frames)
