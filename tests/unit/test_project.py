@@ -357,7 +357,6 @@ TO_BE_SPLIT = {
     "node/commitmq/supervision/supervisor.py",
     "node/commitmq/workers/dispatcher/dispatch_host.py",
     "node/commitmq/workers/reader/process.py",
-    "node/commitmq/workers/writer/process.py",
     "plugins/commitmq_plugins/spark/sinks.py",
 }
 LONGEST_MODULE = 400
