@@ -356,7 +356,6 @@ TO_BE_SPLIT = {
     "node/commitmq/supervision/process_table.py",
     "node/commitmq/supervision/supervisor.py",
     "node/commitmq/workers/dispatcher/dispatch_host.py",
-    "node/commitmq/workers/reader/process.py",
     "plugins/commitmq_plugins/spark/sinks.py",
 }
 LONGEST_MODULE = 400
