@@ -355,7 +355,6 @@ TO_BE_SPLIT = {
     "node/commitmq/store/recovery/scan.py",
     "node/commitmq/supervision/process_table.py",
     "node/commitmq/supervision/supervisor.py",
-    "node/commitmq/workers/dispatcher/dispatch_host.py",
     "plugins/commitmq_plugins/spark/sinks.py",
 }
 LONGEST_MODULE = 400
