@@ -340,8 +340,6 @@ TO_BE_SPLIT = {
     "node/commitmq/client/message.py",
     "node/commitmq/client/receiving/batch.py",
     "node/commitmq/client/receiving/puller.py",
-    "node/commitmq/coordination/service.py",
-    "node/commitmq/coordination/topics.py",
     "node/commitmq/kernels/index.py",
     "node/commitmq/kernels/walk.py",
     "node/commitmq/network/gate.py",

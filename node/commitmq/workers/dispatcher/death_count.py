@@ -9,7 +9,7 @@ The node's own dispatchers are never parked.
 
 from __future__ import annotations
 
-from commitmq.config.schema import DispatchConfig
+from commitmq.config import DispatchConfig
 from commitmq.control import ControlBlock, DispatcherWord
 
 
