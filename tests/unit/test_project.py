@@ -342,7 +342,6 @@ TO_BE_SPLIT = {
     "node/commitmq/client/receiving/puller.py",
     "node/commitmq/kernels/index.py",
     "node/commitmq/kernels/walk.py",
-    "node/commitmq/network/gate.py",
     "node/commitmq/offline/verify_queues.py",
     "node/commitmq/protocol/connection.py",
     "node/commitmq/store/index/index_files.py",
