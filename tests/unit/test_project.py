@@ -122,7 +122,7 @@ EXCEPTIONS = {
     ("kernels", "files.kernel_cache"): "numba asks where the machine code of a kernel is",
     ("coordination", "supervision.node_files"): "which life of the node this is",
     ("workers", "supervision.node_files"): "which life of the node this is, and where it listens",
-    ("workers", "supervision.status"): "the words of progress",
+    ("workers", "supervision.progress"): "the words of progress",
     ("workers", "supervision.discovery"): "what the process of that name does",
     ("workers", "supervision.admin_socket"): "how long the supervisor listens at the end",
     ("plugin", "supervision.roster"): "names that a plugin's process cannot have",
@@ -167,7 +167,7 @@ def test_an_import_against_the_rules_is_seen() -> None:
     assert against_the_rules("commitmq.store.log.append", {"commitmq.workers.reput"}) != []
     assert against_the_rules("commitmq.client.producer", {"commitmq.supervision.ports"}) != []
     assert against_the_rules("commitmq.workers.reput", {"commitmq.supervision.supervisor"}) != []
-    assert against_the_rules("commitmq.workers.reput", {"commitmq.supervision.status", "commitmq.store.layout"}) == []
+    assert against_the_rules("commitmq.workers.reput", {"commitmq.supervision.progress", "commitmq.store.layout"}) == []
 
 
 def circles() -> list[set[str]]:
@@ -350,8 +350,6 @@ TO_BE_SPLIT = {
     "node/commitmq/store/queues/queue_files.py",
     "node/commitmq/store/queues/queue_reader.py",
     "node/commitmq/store/recovery/scan.py",
-    "node/commitmq/supervision/process_table.py",
-    "node/commitmq/supervision/supervisor.py",
     "plugins/commitmq_plugins/spark/sinks.py",
 }
 LONGEST_MODULE = 400
