@@ -101,7 +101,7 @@ NO_STORE = {
     "supervision/processes.py", "store/index/index_shape.py", "stations.py", "store/memory/shared_memory.py",
     "store/log/transient_pool.py", "workers/runtime/doorbell.py",
     "workers/writer/local_sockets.py", "workers/runtime/context.py", "workers/allocate/segment_memory.py",
-    "memory.py", "memory_units.py",
+    "memory/segments.py", "memory/store.py", "memory/units.py",
 }  # fmt: skip
 # These have failpoints of their own, listed in test_io_error_matrix and test_kill_node.
 OWN_FAILPOINTS = {
