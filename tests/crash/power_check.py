@@ -43,7 +43,7 @@ from commitmq.workers.dispatcher.dispatch_host import CONSUME_QUEUE, DispatcherH
 from commitmq.workers.recovery import process as recovery
 from commitmq.workers.runtime.context import WorkerContext, monotonic_ms, role_slot
 from commitmq.workers.runtime.doorbell import Doorbell
-from commitmq.workers.writer.process import recover_tail
+from commitmq.workers.writer.log_tail import recover_tail
 from commitmq.workers.writer.producers import Producers
 
 _zmq: zmq.Context[zmq.Socket[bytes]] | None = None

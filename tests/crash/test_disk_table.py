@@ -94,14 +94,14 @@ ELSEWHERE = {
     "resize.journal": "tests/unit/store/metadata/test_journal.py",
 }
 # What lasts no longer than the node, or is no file of a store: locks, sockets, shared memory, what a client or a bench has,
-# what the kernel tells of a process (network/gate), memory in the place of a file that is too short (offline/log_damage).
+# what the kernel tells of a process (network/growth), memory in the place of a file that is too short (offline/log_damage).
 NO_STORE = {
     "bench/device.py", "bench/restart.py", "cli/consume.py", "cli/main.py", "cli/streams.py", "client/receiving/segments.py",
-    "control.py", "failpoints.py", "files/kernel_cache.py", "network/gate.py", "offline/log_damage.py",
+    "control.py", "failpoints.py", "files/kernel_cache.py", "network/growth.py", "offline/log_damage.py",
     "supervision/processes.py", "store/index/index_shape.py", "stations.py", "store/memory/shared_memory.py",
     "store/log/transient_pool.py", "workers/runtime/doorbell.py",
     "workers/writer/local_sockets.py", "workers/runtime/context.py", "workers/allocate/segment_memory.py",
-    "memory.py", "memory_units.py",
+    "memory/segments.py", "memory/store.py", "memory/units.py",
 }  # fmt: skip
 # These have failpoints of their own, listed in test_io_error_matrix and test_kill_node.
 OWN_FAILPOINTS = {

@@ -16,7 +16,7 @@ from commitmq.store.layout import StoreLayout
 from commitmq.store.store_lock import lock_holder
 from commitmq.supervision.exit_codes import CliExit
 from commitmq.supervision.node_files import read_node_file
-from commitmq.supervision.status import progress_sentence
+from commitmq.supervision.progress import progress_sentence
 
 _PARTS = ("node", "processes", "positions", "disk_flags", "disk_warnings", "dispatchers", "plugins")
 

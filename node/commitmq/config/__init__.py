@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from commitmq.config.schema import (
     MEMORY_LEAST_SEGMENTS,
+    DispatchConfig,
     FilterConfig,
     GroupsConfig,
     NetworkConfig,
@@ -20,6 +21,7 @@ from commitmq.config.schema import (
 
 __all__ = [
     "MEMORY_LEAST_SEGMENTS",
+    "DispatchConfig",
     "FilterConfig",
     "GroupsConfig",
     "NetworkConfig",

@@ -1,4 +1,4 @@
-"""The coordinator's operations: headers in, fields of answers out, no sockets.
+"""The coordinator without its sockets: turns of requests, and the files that they change.
 
 Requests are handled in turns. :meth:`Service.handle` changes the state in memory and stages the durable changes.
 :meth:`Service.end_turn` writes them, with one sync for all group commits of the turn. Only then the answers are made
@@ -11,53 +11,33 @@ Work that must be finished (a decided deletion, a journal that failed) is tried 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import NamedTuple
 
 from commitmq.config import NodeConfig
-from commitmq.control import ControlBlock, DispatcherWord, Word
-from commitmq.coordination import requests, topic_rules, topics
-from commitmq.coordination.groups import Groups, check_name
-from commitmq.coordination.listing import MAX_ENTRIES, Listing
-from commitmq.coordination.membership import View
+from commitmq.control import ControlBlock, Word
+from commitmq.coordination.answers import Answer, Fields, Operations, Part
+from commitmq.coordination.group_operations import GroupOperations
+from commitmq.coordination.groups import Groups
+from commitmq.coordination.listing import Listing
+from commitmq.coordination.offset_operations import OffsetOperations
 from commitmq.coordination.offsets import GroupOffsets
 from commitmq.coordination.pace import Pace
 from commitmq.coordination.queue_ends import QueueEnds
 from commitmq.coordination.requests import Header
-from commitmq.coordination.subscriptions import SQL, Subscriptions
-from commitmq.coordination.topics import Topics
+from commitmq.coordination.subscriptions import Subscriptions
+from commitmq.coordination.topic_operations import TopicOperations
+from commitmq.coordination.topics import Topics, describe
 from commitmq.errors import ProtocolError, StoreError
 from commitmq.files.disk import sync_folder
 from commitmq.log import get_log
 from commitmq.store.layout import StoreLayout
 from commitmq.store.memory.memory_files import survives
 from commitmq.store.memory.shared_memory import memory_folder
-from commitmq.store.metadata.topic_config import STORAGE_MEMORY, STORAGE_TYPE
 from commitmq.supervision.node_files import node_life
 
 RETRY_MS = 500
 _PUBLISH_MS = 100  # between two lists of SQL92 subscriptions for the other workers
-_SESSION_TIMEOUT_MIN_MS = 200
-_SESSION_TIMEOUT_MAX_MS = 30 * 60_000
-_MIN_HEARTBEAT_MS = 50
-# While queues change hands members come this much more often, so that a rebalance takes little more than one interval.
-_REBALANCE_SPEEDUP = 10
-_MAX_GENERATION = _MAX_INCARNATION = (1 << 63) - 1
-
-Part = Literal["topics", "offsets"]
-Fields = dict[str, Any]
-
-
-class Answer(NamedTuple):
-    """A positive answer. ``fields`` is called after the turn's writes, unless the part in ``needs`` failed.
-
-    ``after``: a topic and its incarnation whose deletion must finish first, see :meth:`Service.is_ending`.
-    """
-
-    fields: Callable[[], Fields]
-    needs: Part | None = None
-    after: tuple[str, int] | None = None
 
 
 class TopicNews(NamedTuple):
@@ -71,12 +51,11 @@ class TopicNews(NamedTuple):
 
 
 class Service:
-    """The operations of one coordinator."""
+    """The state of one coordinator; modules ``topic_operations``, ``group_operations``, ``offset_operations`` change it."""
 
     def __init__(self, layout: StoreLayout, config: NodeConfig, control: ControlBlock, now_ms: int) -> None:
         """Load the store's files and finish work that a crash interrupted. Raises StoreError."""
         self._log = get_log("coordinator")
-        self._config = config.groups
         self._memory_enabled = config.memory.enable
         self._control = control
         layout.own.mkdir(parents=True, exist_ok=True)
@@ -119,20 +98,20 @@ class Service:
         self._mend_ms = now_ms
         self._unwritten: set[str] = set()  # files of the groups that wait for a working disk
         self._offsets_pace = Pace(config.groups.offsets_interval_ms)
-        self._operations: dict[str, Callable[[Header, int], Answer]] = {
-            "topic.route": self._topic_route,
-            "topic.create": self._topic_create,
-            "topic.list": self._topic_list,
-            "topic.describe": self._topic_describe,
-            "topic.delete": self._topic_delete,
-            "group.join": self._group_join,
-            "group.heartbeat": self._group_heartbeat,
-            "group.leave": self._group_leave,
-            "group.list": self._group_list,
-            "group.describe": self._group_describe,
-            "group.positions": self._group_positions,
-            "offset.commit": self._offset_commit,
-            "offset.fetch": self._offset_fetch,
+        topic_operations = TopicOperations(
+            self.topics,
+            self.offsets,
+            self._listing,
+            control,
+            memory_enabled=config.memory.enable,
+            failed=lambda error, now_ms: self._fail("topics", error, now_ms),
+        )
+        group_operations = GroupOperations(self.groups, self.topics, self.subscriptions, self._listing, config.groups)
+        offset_operations = OffsetOperations(self.offsets, self.groups, self.topics, self._ends)
+        self._operations: Operations = {
+            **topic_operations.operations,
+            **group_operations.operations,
+            **offset_operations.operations,
         }
 
     def _begin_memory_topics(self) -> None:
@@ -143,7 +122,7 @@ class Service:
         end, past messages that it has never seen. No message can be sent to these topics before this process is ready.
         """
         for (topic, group), queues in sorted(self.offsets.table.offsets.items()):
-            if self._is_memory(topic):
+            if self.topics.is_memory(topic):
                 self.offsets.stage(group, [(topic, queue, 0) for queue in queues], reset=True)
         try:
             self.offsets.sync()
@@ -273,7 +252,7 @@ class Service:
             with self._offsets_pace:
                 self.snapshot()
         try:
-            self.topics.snapshot(now_ms)
+            self.topics.storage.snapshot(now_ms)
         except StoreError as error:
             self._fail("topics", error, now_ms)
             self._log.error("topics.json could not be written", error=str(error))
@@ -282,10 +261,10 @@ class Service:
     def mend(self, now_ms: int) -> None:
         """Begin a turn: try again the files of a disk that failed."""
         # This has a clock of its own: requests that are refused meanwhile must not delay it.
-        if self.topics.failed and now_ms >= self._mend_ms:
+        if self.topics.storage.failed and now_ms >= self._mend_ms:
             self._mend_ms = now_ms + RETRY_MS
             try:
-                self.topics.recover()
+                self.topics.storage.recover()
                 self._last_errors.pop("topics", None)
                 self._retry_ms["topics"] = now_ms  # deletions that waited for it go on at once
                 self._log.info("topics can be changed again")
@@ -305,7 +284,7 @@ class Service:
         times = [self.groups.next_expiry_ms(), self.groups.next_write_ms(), self.subscriptions.next_write_ms()]
         if self.offsets.dirty:
             times.append(self._offsets_pace.next_ms)
-        times.append(self._mend_ms if self.topics.failed else self.topics.next_snapshot_ms())
+        times.append(self._mend_ms if self.topics.storage.failed else self.topics.storage.next_snapshot_ms())
         if self.offsets.failed:
             times.append(self._retry_ms["offsets"])
         if self.topics.deletions.is_doubtful or self.topics.deletions.heard(self._heard()):
@@ -321,7 +300,7 @@ class Service:
         self._write_groups(0, at_once=True)
         self.subscriptions.write(at_once=True)
         try:
-            self.topics.close()
+            self.topics.storage.close()
         except StoreError as error:
             self._log.error("topics.json could not be written", error=str(error))
         self.groups.close()
@@ -368,203 +347,7 @@ class Service:
             self._ends.forget(name)
         known, tombstones = self.topics.table.topics, self.topics.deletions.tombstones
         return TopicNews(
-            {name: topics.describe(known[name]) for name in changed if name in known},
+            {name: describe(known[name]) for name in changed if name in known},
             ending,
             [(name, tombstones[name], incarnation) for name, incarnation in deleted.items()],
-        )
-
-    # ------------------------------------------------------------ topics
-
-    def _topic_route(self, header: Header, now_ms: int) -> Answer:
-        name = requests.text(header, "topic")
-        topic = self.topics.route(name, create=requests.flag(header, "create"))
-        return Answer(lambda: {"topic": topics.describe(topic)}, self._needed(name))
-
-    def _needed(self, name: str) -> Part | None:
-        return "topics" if self.topics.is_staged(name) else None
-
-    def _topic_create(self, header: Header, now_ms: int) -> Answer:
-        name = requests.text(header, "topic")
-        perm = requests.optional_integer(header, "perm", 0, 7)
-        attributes = requests.mapping(header, "attributes")
-        if attributes and attributes.get(STORAGE_TYPE) == STORAGE_MEMORY and not self._memory_enabled:
-            raise ProtocolError("INVALID_PARAMETER", "this node serves no memory topics: memory.enable is off")
-        created = self.topics.create(
-            name,
-            requests.optional_integer(header, "queues", 1, topic_rules.MAX_QUEUES),
-            perm=6 if perm is None else perm,
-            attributes=attributes,
-            update=requests.flag(header, "update"),
-            incarnation=requests.optional_integer(header, "incarnation", 0, _MAX_INCARNATION),
-        )
-        topic = self.topics.get(name)
-        return Answer(lambda: {"created": created, "topic": topics.describe(topic)}, self._needed(name))
-
-    def _topic_list(self, header: Header, now_ms: int) -> Answer:
-        after = requests.optional_text(header, "after") or ""
-        limit = requests.limit(header, MAX_ENTRIES)
-        return Answer(lambda: self._listing.topics(after, limit))
-
-    def _topic_describe(self, header: Header, now_ms: int) -> Answer:
-        topic = self.topics.get(requests.text(header, "topic"))
-        groups = sorted(self.offsets.table.groups_of(topic.name))
-        return Answer(lambda: {"topic": {**topics.describe(topic), "groups": groups}}, self._needed(topic.name))
-
-    def _topic_delete(self, header: Header, now_ms: int) -> Answer:
-        name = requests.text(header, "topic")
-        incarnation = requests.optional_integer(header, "incarnation", 0, _MAX_INCARNATION)
-        deletions = self.topics.deletions
-        deletions.prune(self._control.get(Word.MIN_OFFSET), self._control.dispatcher(0, DispatcherWord.TOPICS))
-        try:
-            ending = self.topics.delete(name, incarnation)
-        except StoreError as error:
-            # Writing earlier staged changes may have failed: their requests must be refused too.
-            self._fail("topics", error, now_ms)
-            raise
-        if ending is None:
-            return Answer(lambda: {"deleted": name, "tombstone": deletions.tombstones.get(name)})
-        return Answer(
-            lambda: {"deleted": name, "incarnation": ending, "tombstone": deletions.tombstones.get(name)},
-            "topics",
-            (name, ending),
-        )
-
-    # ------------------------------------------------------------ groups
-
-    def _group_join(self, header: Header, now_ms: int) -> Answer:
-        group, member = requests.text(header, "group"), requests.text(header, "member")
-        wanted = requests.names(header, "topics")
-        self.groups.check_topics(len(wanted))
-        for name in wanted:
-            topic_rules.check_name(name)
-        timeout_ms = requests.optional_integer(
-            header, "session_timeout_ms", _SESSION_TIMEOUT_MIN_MS, _SESSION_TIMEOUT_MAX_MS
-        )
-        timeout_ms = self._config.session_timeout_ms if timeout_ms is None else timeout_ms
-        owned = requests.queues(header, "owned", optional=True)
-        generation = requests.optional_integer(header, "generation", 0, _MAX_GENERATION) or 0
-        kind, expression = requests.selector(header, "filter")
-        instance = requests.optional_text(header, "instance") or ""
-        view = self.groups.join(group, member, wanted, owned, timeout_ms, now_ms, generation, instance)
-        self.subscriptions.join(group, wanted, expression if kind == SQL else None)
-        self._log.info("member joined", group=group, member=member, topics=len(wanted))
-        missing = sorted(name for name in wanted if not self.topics.exists(name))
-        return Answer(lambda: {**self._view(view, timeout_ms), "kept": view.kept, "missing": missing})
-
-    def _group_heartbeat(self, header: Header, now_ms: int) -> Answer:
-        group, member = requests.text(header, "group"), requests.text(header, "member")
-        generation = requests.integer(header, "generation", 0, _MAX_GENERATION)
-        instance = requests.optional_text(header, "instance") or ""
-        view = self.groups.heartbeat(group, member, generation, requests.queues(header, "owned"), now_ms, instance)
-        membership = self.groups.membership(group)
-        timeout_ms = membership.member_of(member).session_timeout_ms if membership else self._config.session_timeout_ms
-        return Answer(lambda: self._view(view, timeout_ms))
-
-    def _view(self, view: View, session_timeout_ms: int) -> Fields:
-        # Three heartbeats fit into a session, whatever the member chose, so that one lost heartbeat ends nothing.
-        interval_ms = max(_MIN_HEARTBEAT_MS, min(self._config.heartbeat_interval_ms, session_timeout_ms // 3))
-        soon_ms = max(_MIN_HEARTBEAT_MS, interval_ms // _REBALANCE_SPEEDUP)
-        return {
-            "generation": view.generation,
-            "assigned": view.assigned,
-            "incarnations": self.topics.incarnations({topic for topic, _ in view.assigned}),
-            "revoke": view.revoke,
-            "heartbeat_interval_ms": interval_ms,
-            "next_heartbeat_ms": interval_ms if view.settled else soon_ms,
-            "session_timeout_ms": session_timeout_ms,
-        }
-
-    def _group_leave(self, header: Header, now_ms: int) -> Answer:
-        group, member = requests.text(header, "group"), requests.text(header, "member")
-        self.groups.leave(group, member, requests.optional_text(header, "instance") or "")
-        self._log.info("member left", group=group, member=member)
-        return Answer(dict)
-
-    def _group_list(self, header: Header, now_ms: int) -> Answer:
-        after, limit = requests.cursor(header, str, str), requests.limit(header, MAX_ENTRIES)
-        return Answer(lambda: self._listing.groups(after, limit))
-
-    def _group_positions(self, header: Header, now_ms: int) -> Answer:
-        after, limit = requests.cursor(header, str, str, int), requests.limit(header, MAX_ENTRIES)
-        return Answer(lambda: self._listing.positions(after, limit))
-
-    def _group_describe(self, header: Header, now_ms: int) -> Answer:
-        name, limit = requests.text(header, "group"), requests.limit(header, MAX_ENTRIES)
-        after = requests.part_cursor(header)
-        described = self._listing.describe_group(name, after, limit, now_ms)
-        return Answer(lambda: described)
-
-    # ------------------------------------------------------------ offsets
-
-    def _offset_commit(self, header: Header, now_ms: int) -> Answer:
-        group, member = requests.text(header, "group"), requests.optional_text(header, "member")
-        generation = requests.optional_integer(header, "generation", 0, _MAX_GENERATION)
-        offsets = requests.offsets(header, "offsets")
-        reset, begin, partial_ = (requests.flag(header, name) for name in ("reset", "begin", "partial"))
-        incarnations = requests.incarnations(header, "incarnations")
-        known = requests.known_offsets(header, "known", len(offsets))
-        self.groups.check_member(group, member, requests.optional_text(header, "instance") or "")
-        wanted: list[tuple[str, int, int]] = []
-        refused: list[tuple[str, int, str, str]] = []
-        # All entries are checked before any is staged: a commit happens as a whole or not at all, except with
-        # ``partial``.
-        for number, (topic, queue, offset) in enumerate(offsets):
-            try:
-                # A commit for a deleted topic says nothing about the next topic of the same name.
-                self.topics.check_incarnation(topic, incarnations.get(topic))
-                self.topics.check_queue(topic, queue)
-                if not begin or member is None:  # any member of the group may set where it begins
-                    self.groups.check_owner(group, member, (topic, queue), generation)
-                if known is not None:
-                    self._check_known(group, topic, queue, known[number])
-            except ProtocolError as error:
-                if not partial_ or error.code == "UNKNOWN_MEMBER":
-                    raise
-                refused.append((topic, queue, error.code, error.message))
-                continue
-            wanted.append((topic, queue, self._within(topic, queue, offset)))
-        self.groups.use(group)
-        # Offsets may go back in three cases: when a reset asks for it; in memory topics, which begin again with the
-        # node, so that a consumer that lived on is right; and when the committed offset lies behind the queue's end.
-        free = [one for one in wanted if reset or self._is_memory(one[0]) or self._is_ahead(group, *one[:2])]
-        stored = self.offsets.stage(group, wanted, lower=[one[:2] for one in free], only_new=begin)
-        return Answer(lambda: {"stored": stored, **({"refused": refused} if partial_ else {})}, "offsets")
-
-    def _check_known(self, group: str, topic: str, queue: int, known: int) -> None:
-        """Raise FENCED when the group's offset lies below the one that the member knew: a person has reset it since,
-        and messages that the member read after that must not undo the reset.
-        """
-        stored = self.offsets.staged_offset(group, topic, queue)
-        if stored < known and not self._is_memory(topic):
-            raise ProtocolError(
-                "FENCED",
-                f"queue {queue} of topic {topic} in group {group}: its offset was reset from {known} to {max(stored, 0)}",
-            )
-
-    def _within(self, name: str, queue: int, offset: int) -> int:
-        """``offset``, or the queue's end when ``offset`` lies behind it."""
-        topic = self.topics.get(name)
-        end = self._ends.end(topic, queue, offset, self.topics.deletions.tombstones.get(name, 0))
-        return offset if end is None else min(offset, end)
-
-    def _is_ahead(self, group: str, topic: str, queue: int) -> bool:
-        """Whether the committed offset lies behind the queue's end."""
-        stored = self.offsets.staged_offset(group, topic, queue)
-        return stored > 0 and self._within(topic, queue, stored) < stored
-
-    def _is_memory(self, name: str) -> bool:
-        topic = self.topics.table.topics.get(name)
-        return topic is not None and topic.attributes.get(STORAGE_TYPE) == STORAGE_MEMORY
-
-    def _offset_fetch(self, header: Header, now_ms: int) -> Answer:
-        group = requests.text(header, "group")
-        check_name(group)
-        queues = requests.queues(header, "queues")
-        # Read after the turn's sync: a client that sends a commit and a fetch without waiting gets the committed
-        # offset.
-        return Answer(
-            lambda: {
-                "offsets": [(topic, queue, self.offsets.fetch(group, topic, queue)) for topic, queue in queues],
-                "incarnations": self.topics.incarnations({topic for topic, _ in queues}),
-            }
         )

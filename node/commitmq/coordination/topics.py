@@ -1,7 +1,7 @@
-"""The topics of a node: ``config/topics.json`` (RocketMQ's), their limits, and the staged changes.
+"""The topics of a node: their limits, and the staged changes.
 
-Creations of one turn of the coordinator's loop are staged and written together by :meth:`Topics.write`, to a journal: at
-100,000 topics ``topics.json`` is 25 MB, so it follows at intervals (:mod:`commitmq.store.metadata.topic_files`).
+Creations of one turn of the coordinator's loop are staged and written together by :meth:`Topics.write`
+(:mod:`commitmq.coordination.topic_storage`).
 
 Every topic that the node creates gets an *incarnation*, a number that no other topic of the store has or had (the
 attribute ``storage.created``, see :mod:`commitmq.store.metadata.topic_config`). It tells a request for a deleted topic,
@@ -11,13 +11,11 @@ such as a late commit or a repeated deletion, from a request for the next topic 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from commitmq.coordination.deletions import Deletions
-from commitmq.coordination.pace import Pace
 from commitmq.coordination.topic_rules import (
     FIXED_ATTRIBUTES,
     MAX_QUEUES,
@@ -27,26 +25,21 @@ from commitmq.coordination.topic_rules import (
     check_name,
     is_system,
 )
+from commitmq.coordination.topic_storage import TopicStorage
 from commitmq.errors import ProtocolError, StoreError
 from commitmq.format.constants import LMQ_PREFIX
-from commitmq.log import get_log
 from commitmq.store.layout import StoreLayout
-from commitmq.store.metadata import json_config
-from commitmq.store.metadata.topic_config import PERM_READ, PERM_WRITE, STORAGE_CREATED, TopicConfig, TopicTable
-from commitmq.store.metadata.topic_files import (
-    TopicChange,
-    TopicsJournal,
-    TopicTurn,
-    journal_path,
-    load_snapshot,
-    replay,
-    snapshot_path,
+from commitmq.store.metadata.topic_config import (
+    PERM_READ,
+    PERM_WRITE,
+    STORAGE_CREATED,
+    STORAGE_MEMORY,
+    STORAGE_TYPE,
+    TopicConfig,
 )
+from commitmq.store.metadata.topic_files import TopicChange, TopicTurn
 
 _ENDING_RETRY_MS = 50
-_PREPARED_AT_ONCE = 1_000
-_MAX_JOURNAL_BYTES = 32 * 1024 * 1024  # a start reads all of it
-_log = get_log("coordinator")
 
 
 def describe(topic: TopicConfig) -> dict[str, Any]:
@@ -68,24 +61,18 @@ class Topics:
     def __init__(
         self,
         layout: StoreLayout,
-        table: TopicTable,
-        journal: TopicsJournal,
+        storage: TopicStorage,
         *,
         auto_create: bool,
         default_queues: int,
         max_topics: int,
         max_deleted: int,
         lmq: bool,
-        snapshot_interval_ms: int,
     ) -> None:
         """Use :meth:`load`."""
         self._lmq = lmq
-        self._path = snapshot_path(layout)
-        self.table = table
-        self._journal = journal
-        self._pace = Pace(snapshot_interval_ms)
-        self._unprepared = iter(list(table.topics.items()))
-        self._is_dirty = False  # the journal has changes that topics.json lacks
+        self.storage = storage
+        self.table = table = storage.table
         self.next_version = 1  # the TOPICS_VERSION with which other processes learn of the next change
         self.deletions = Deletions.load(layout)
         self._max_deleted = max_deleted
@@ -108,50 +95,24 @@ class Topics:
         lmq: bool = False,
         snapshot_interval_ms: int = 1_000,
     ) -> Topics:
-        """Load a store's topics. Raises StoreError for files that cannot be read in either generation.
+        """Load a store's topics as :meth:`TopicStorage.load` does. Raises StoreError.
 
-        A full disk is no error here: topics are served, and changes are refused until :meth:`recover` succeeds. With
-        ``lmq`` every light message queue (``%LMQ%…``) is served as a readable topic of one queue, without being in the
-        table.
+        With ``lmq`` every light message queue (``%LMQ%…``) is served as a readable topic of one queue, without being in
+        the table.
         """
-        table, base = load_snapshot(layout)
-        path = journal_path(layout)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        found = TopicsJournal.open(path)
-        if found is None:
-            try:
-                journal = TopicsJournal.create(path, base)
-            except StoreError as error:
-                _log.error("topics cannot be changed", error=str(error))
-                journal = TopicsJournal.absent(path)
-        else:
-            journal, content = found
-            if content.torn_copy is not None:
-                _log.warning("torn tail of the topics journal cut", bytes=content.torn_bytes, copy=content.torn_copy)
-            if content.since(base) is None and content.changes:
-                _log.warning("topics journal laid over a topics.json that it does not know", turns=len(content.changes))
-            replay(table, content, base)
-            # The journal's last record may have been read from the page cache of a machine whose disk never got it, and
-            # no durable record may be appended behind such a record.
-            journal.failed = bool(content.changes) or content.base != base
+        storage = TopicStorage.load(layout, snapshot_interval_ms=snapshot_interval_ms)
         topics = cls(
             layout,
-            table,
-            journal,
+            storage,
             auto_create=auto_create,
             default_queues=default_queues,
             max_topics=max_topics,
             max_deleted=max_deleted,
             lmq=lmq,
-            snapshot_interval_ms=snapshot_interval_ms,
         )
         for name in topics.deletions.endings:
-            table.topics.pop(name, None)
-        if topics.failed and journal.size_bytes:
-            try:
-                topics.recover()
-            except StoreError as error:
-                _log.error("topics cannot be changed", error=str(error))
+            storage.table.topics.pop(name, None)
+        storage.try_recover()
         return topics
 
     # ------------------------------------------------------------ reading
@@ -184,6 +145,11 @@ class Topics:
     def exists(self, name: str) -> bool:
         """Whether there is a topic, or a light message queue, of this name."""
         return self._find(name) is not None
+
+    def is_memory(self, name: str) -> bool:
+        """Whether ``name`` is a memory topic."""
+        topic = self.table.topics.get(name)
+        return topic is not None and topic.attributes.get(STORAGE_TYPE) == STORAGE_MEMORY
 
     def check_queue(self, name: str, queue: int) -> None:
         """Raise TOPIC_NOT_EXIST or INVALID_PARAMETER unless the topic has this queue to read or to write."""
@@ -322,47 +288,8 @@ class Topics:
         """Make ``drops`` and everything staged durable in the journal."""
         puts = [TopicChange(name, topic := self.table.topics[name], topic.incarnation) for name in self._undo]
         turn = TopicTurn(self.next_version, replace(self.table.version), (*drops, *puts))
-        self._journal.append([turn])
-        self._is_dirty = True
+        self.storage.append(turn)
         self._note_written()
-
-    @property
-    def failed(self) -> bool:
-        """True while changes are refused because a write or sync failed."""
-        return self._journal.failed
-
-    def next_snapshot_ms(self) -> int | None:
-        """When :meth:`snapshot` has something to do, in monotonic ms; None: not before something changes."""
-        return self._pace.next_ms if self._is_dirty and not self.failed else None
-
-    def snapshot(self, now_ms: int, *, at_once: bool = False) -> None:
-        """Write ``topics.json`` if something changed and it is time, and begin a new journal. Raises StoreError.
-
-        Call it with nothing staged: the file's content must survive a crash.
-        """
-        # After a start all texts have to be encoded, which would take a second at 100,000 topics: each call encodes
-        # some.
-        self.table.prepare(itertools.islice(self._unprepared, _PREPARED_AT_ONCE))
-        is_due = self._pace.is_due(now_ms) or self._journal.size_bytes >= _MAX_JOURNAL_BYTES
-        if self._is_dirty and not self.failed and (at_once or is_due):
-            self.recover()
-
-    def recover(self) -> None:
-        """Write both files again from the acknowledged state. Raises StoreError. After a failure topics can be changed
-        again once it has succeeded.
-        """
-        with self._pace:
-            data = json_config.encode(self.table.dumps())
-            self._journal.begin_anew(json_config.name_of(data), lambda: json_config.replace_bytes(self._path, data))
-        self._is_dirty = False
-
-    def close(self) -> None:
-        """Leave ``topics.json`` as RocketMQ expects it. Raises StoreError; the journal has everything."""
-        try:
-            if self._is_dirty or self.failed:
-                self.recover()
-        finally:
-            self._journal.close()
 
     def _note_written(self) -> None:
         self.changed += self._undo

@@ -28,11 +28,9 @@ at once more.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import itertools
 import os
-import resource
 import select
 import struct
 import threading
@@ -46,6 +44,8 @@ from commitmq.config import NetworkConfig
 from commitmq.log import Log
 from commitmq.network import routing_ids
 from commitmq.network.connection import Connection
+from commitmq.network.descriptors import affordable_connections
+from commitmq.network.growth import Growth
 
 _LOOK_S: Final = 0.025
 # A look at thousands of connections must not use up the process's time. So the gate pauses for this many times the
@@ -53,29 +53,13 @@ _LOOK_S: Final = 0.025
 _REST: Final = 20
 _LONGEST_REST_S: Final = 0.1
 _LEFT_OF_CLIENT: Final = 4
-_PAGE_BYTES: Final = resource.getpagesize()
 _EVENTS: Final = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
 _ARMED: Final = select.EPOLLIN | select.EPOLLONESHOT
-# Descriptors kept for other uses than connections: half when there are few, this many when there are many. libzmq
-# accepts some connections before the gate learns of them, and its listener of a Unix socket ends the process when none
-# is left.
-_OTHER_FILES: Final = 512
 _NEWCOMER_S: Final = 1.0
 _SCAN: Final = 1_000
 # libzmq may give out automatic ids before the gate has learnt of their connections.
 _UNHEARD: Final = 4_096
 _LOG_INTERVAL_S: Final = 1.0
-_TRIM_S: Final = 0.5
-
-
-def raise_descriptor_limit() -> int:
-    """Raise this process's limit of descriptors as far as the system allows. Returns the limit."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != hard:
-        with contextlib.suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-            soft = hard
-    return (1 << 20) if soft == resource.RLIM_INFINITY else soft
 
 
 class Gate:
@@ -94,11 +78,7 @@ class Gate:
         # Whatever the configuration says, one connection must be able to send the longest request.
         self._max_pending_bytes = max(config.max_pending_bytes, 2 * max_request_bytes)
         self._first_number = first_number
-        descriptors = raise_descriptor_limit()
-        used = len(os.listdir("/proc/self/fd"))
-        reserve = min(_OTHER_FILES, descriptors // 2)
-        # Each connection takes two descriptors, libzmq's and the gate's.
-        self.max_connections = max(8, min(config.max_connections, (descriptors - used - reserve) // 2))
+        self.max_connections = affordable_connections(config.max_connections)
         # Set by the receiving thread: connections that sent a request, by routing id; how often it found nothing left
         # to receive, and whether it found nothing the last time.
         self.peers: dict[bytes, Connection] = {}
@@ -119,11 +99,10 @@ class Gate:
         self._of_client: Counter[str] = Counter()
         self._silent: deque[Connection] = deque()
         self._to_end: deque[tuple[Connection, str, str]] = deque()
-        self._next_line_s = self._trim_s = 0.0
+        self._next_line_s = 0.0
         self._seen_looks = -1
         self._counting_s = 0.0
-        self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
-        self._low = self._private_bytes()
+        self._growth = Growth()
         address = f"inproc://gate-{id(self)}"
         router.monitor(address, _EVENTS)
         self._monitor: zmq.Socket[bytes] = router.context.socket(zmq.PAIR)
@@ -199,7 +178,7 @@ class Gate:
             connection.close()
         self._arrivals.close()
         os.close(self._wake)
-        os.close(self._statm)
+        self._growth.close()
 
     # ------------------------------------------------------------ the thread
 
@@ -329,7 +308,7 @@ class Gate:
     def _tell_end(self, connection: Connection, bound: str, why: str) -> None:
         self.ended[bound] += 1
         now = time.monotonic()
-        self._trim_s = now + _TRIM_S
+        self._growth.trim_soon(now)
         if now >= self._next_line_s:
             # One line a second: a client that breaks a bound a thousand times must not fill the log.
             self._next_line_s = now + _LOG_INTERVAL_S
@@ -386,7 +365,7 @@ class Gate:
         self._bound_requests()
         self._bound_pending()
         self._bound_growth(now)
-        return bool(active or self._held or self._to_end or self._trim_s)
+        return bool(active or self._held or self._to_end or self._growth.trim_s)
 
     def _count_left(self) -> None:
         if not self._left:
@@ -415,22 +394,11 @@ class Gate:
                 total -= one.pending
 
     def _bound_growth(self, now: float) -> None:
-        private = self._private_bytes()
         unfinished = [one for one in self._held if one.unfinished and not one.ended]
         if not self._held:
-            if self._trim_s and now >= self._trim_s:
-                # Memory that libzmq freed stays in the heap, and would count as growth.
-                self._trim_s = 0.0
-                ctypes.CDLL(None).malloc_trim(0)
-                private = self._private_bytes()
-            self._low = private
+            self._growth.settle(now)
             return
-        self._low = min(self._low, private)
-        growth = private - self._low
+        growth = self._growth.measure()
         if unfinished and growth - 2 * sum(one.pending for one in self._held) > self._config.max_growth_bytes:
             worst = max(unfinished, key=lambda one: (one.grown, one.pending))
             self._end(worst, "max_growth_bytes", f"the process grew by {growth} bytes while requests had no end")
-
-    def _private_bytes(self) -> int:
-        _, resident, shared, *_ = os.pread(self._statm, 128, 0).split()
-        return (int(resident) - int(shared)) * _PAGE_BYTES

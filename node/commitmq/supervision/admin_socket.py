@@ -24,6 +24,7 @@ from commitmq.protocol import wire
 _MAX_REQUESTS_A_TURN = 64
 _WAITING_ANSWERS = 1_000
 _MAX_TURN_NS = 5_000_000
+_PORT_PATIENCE_MS = 500
 LAST_WORD_S = 0.1
 
 
@@ -131,3 +132,27 @@ def exposure_warning(host: str, port: int) -> str:
         f"this node listens on {host}:{port} WITHOUT AUTHENTICATION OR ENCRYPTION: everybody who can reach that "
         "address can read, write and delete everything in it. Use network.host=127.0.0.1 unless the network is closed."
     )
+
+
+def bind_admin(
+    config: NodeConfig, ipc: str, known_ports: dict[str, int], handlers: Mapping[str, Handler], log: Log
+) -> AdminSocket:
+    """The admin socket of a node; its port goes into ``known_ports``. Raises as :class:`AdminSocket`."""
+    port = ports.port_of("admin", config, known_ports)
+    deadline_ns = time.monotonic_ns() + (_PORT_PATIENCE_MS * 1_000_000 if config.network.port else 0)
+    try:
+        while True:
+            try:
+                admin = AdminSocket(config, ipc, port, handlers, log)
+                break
+            except AddressInUseError:
+                if time.monotonic_ns() >= deadline_ns:
+                    raise
+                time.sleep(0.02)  # the former node has stopped and is just reporting that
+    except AddressInUseError:
+        if config.network.port:
+            raise
+        # Another program took the free port of the node's former life meanwhile: any other port will do.
+        admin = AdminSocket(config, ipc, 0, handlers, log)
+    known_ports["admin"] = ports.tcp_port(admin.endpoints) or port
+    return admin

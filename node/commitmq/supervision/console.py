@@ -1,7 +1,7 @@
-"""The few lines that a node in the foreground prints for the person who started it; everything else is in its log.
+"""The supervisor's reports to whoever started the node: lines for a person, or JSON lines; everything else is in its log.
 
-The keeper is the process that was started. It passes two descriptors through: standard output, and the standard error
-of before the log took its place. A restarted supervisor prints again that it is ready.
+In the foreground the keeper is the process that was started. It passes two descriptors through: standard output, and
+the standard error of before the log took its place. A restarted supervisor prints again that it is ready.
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ import os
 from collections.abc import Callable
 from typing import Any, Final
 
+import orjson
+
+Report = Callable[[dict[str, Any]], None]
 _STDOUT: Final = 1
 _BOLD, _RED, _PLAIN = "\033[1m", "\033[1;31m", "\033[0m"
 
 
-def console_report(errors_fd: int) -> Callable[[dict[str, Any]], None]:
+def console_report(errors_fd: int) -> Report:
     """A function that takes the supervisor's reports and writes lines: to standard output, and failures to
     ``errors_fd``.
     """
@@ -25,6 +28,17 @@ def console_report(errors_fd: int) -> Callable[[dict[str, Any]], None]:
             _write(errors_fd if is_wrong else _STDOUT, line, _RED if is_wrong else "")
         if message["event"] == "ready":
             _write(_STDOUT, f"node is ready at {message['admin'][0]}", _BOLD)
+
+    return report
+
+
+def pipe_report(fd: int) -> Report:
+    """Reports as JSON lines to ``fd`` (-1: nowhere). A reader that has gone is ignored."""
+
+    def report(message: dict[str, Any]) -> None:
+        if fd >= 0:
+            with contextlib.suppress(OSError):
+                os.write(fd, orjson.dumps(message, option=orjson.OPT_APPEND_NEWLINE))
 
     return report
 

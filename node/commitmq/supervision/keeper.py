@@ -133,7 +133,7 @@ def _start(store: str, config_fd: str, ready_fd: str, mode: str, life: str) -> i
     arguments = [
         sys.executable,
         "-m",
-        "commitmq.supervision.supervisor",
+        "commitmq.supervision.supervisor_process",
         store,
         config_fd,
         ready_fd,

@@ -1,4 +1,4 @@
-"""The processes under the supervisor: starts, watches and restarts the forkserver and the workers.
+"""The processes under the supervisor: starts, watches and restarts the workers.
 
 The supervisor decides which workers are wanted and when to stop. This module does the rest: it forks wanted workers
 that are absent, listens to lifelines, waits for ends, spaces restarts, and kills workers that hang. It never blocks
@@ -12,38 +12,24 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import zmq
-
 from commitmq.config import NodeConfig
 from commitmq.control import ControlBlock, WorkerWord
-from commitmq.errors import CommitMQError
-from commitmq.files.kernel_cache import COMPILING_TAKES
 from commitmq.log import Log
 from commitmq.network import ports
 from commitmq.store.layout import StoreLayout
+from commitmq.supervision.event_loop import EventLoop
 from commitmq.supervision.exit_codes import CliExit
-from commitmq.supervision.forkserver import ForkServer, ForkServerDied
+from commitmq.supervision.forkserver import ForkServerDied
+from commitmq.supervision.forkserver_watch import ForkServerWatch
 from commitmq.supervision.processes import kill_lock_holder
+from commitmq.supervision.progress import progress_sentence
 from commitmq.supervision.roster import Role
-from commitmq.supervision.status import CpuMeter, progress_sentence
-from commitmq.supervision.worker_process import Phase, WorkerProcess, describe_exit
+from commitmq.supervision.start_failed import START_ATTEMPTS, StartFailed
+from commitmq.supervision.worker_process import Phase, WorkerProcess
 from commitmq.workers.runtime.context import ExitCode, monotonic_ms
 
-# A role that dies this often before it is ready, while the node starts, will not come up at the next try either.
-START_ATTEMPTS = 3
-CPU_SAMPLE_MS = 2_000
-_SLOW_PRELOAD_MS = 8_000
 _CLOSED_LIFELINE_MS = 5_000
 _SILENT_MS = 2_000  # silence at a start before the first sentence about it, and between two sentences
-_FORKSERVER_EXIT_S = 2.0
-
-
-class StartFailed(CommitMQError):
-    """The node cannot start. The sentence and the exit code are for the person who started it."""
-
-    def __init__(self, message: str, code: CliExit) -> None:
-        super().__init__(message)
-        self.code = code
 
 
 def _is_ours(plugin: object) -> bool:
@@ -51,38 +37,6 @@ def _is_ours(plugin: object) -> bool:
     left out.
     """
     return isinstance(plugin, str) and plugin.startswith(("commitmq_dispatchers.", "commitmq_plugins."))
-
-
-class EventLoop:
-    """Calls handlers for readable descriptors and sockets."""
-
-    def __init__(self) -> None:
-        self._poller = zmq.Poller()
-        self._handlers: dict[Any, Callable[[], None]] = {}
-        self._last: set[Any] = set()
-
-    def watch(self, source: Any, handler: Callable[[], None], *, last: bool = False) -> None:
-        """Call ``handler`` from :meth:`wait` whenever ``source`` (a descriptor or a ZeroMQ socket) can be read.
-
-        ``last``: run after all other handlers, so that they do not wait for it.
-        """
-        self._handlers[source] = handler
-        if last:
-            self._last.add(source)
-        self._poller.register(source, zmq.POLLIN)
-
-    def unwatch(self, source: Any) -> None:
-        self._last.discard(source)
-        if self._handlers.pop(source, None) is not None:
-            self._poller.unregister(source)
-
-    def wait(self, timeout_ms: float) -> None:
-        """Wait for the first event, ``timeout_ms`` at most, and run the handlers of all sources that have one."""
-        events = self._poller.poll(max(0, int(timeout_ms)))
-        for source, _ in sorted(events, key=lambda event: event[0] in self._last):
-            handler = self._handlers.get(source)
-            if handler is not None:  # an earlier handler of this round may have closed it
-                handler()
 
 
 class ProcessTable:
@@ -125,13 +79,7 @@ class ProcessTable:
         self.filters: list[dict[str, Any]] = []  # the plugins' filters, for the readers
         self.left_out: dict[str, str] = {}  # plugins that ended the discovery process, and how it ended
         self.judging = True  # while the node starts: a death that a restart cannot cure raises StartFailed
-        self.forkserver: ForkServer | None = None
-        self.forkserver_deaths = 0
-        self.kernels: dict[str, str] = {}  # the forkserver's compiled kernels: folder, origin
-        self.forkserver_cpu = CpuMeter()
-        self._forkserver_backoff_ms = 0
-        self._forkserver_at_ms = 0  # when it was started, or will be started next
-        self._said_compiling = False
+        self.forkserver = ForkServerWatch(layout, config, loop, log, is_judging=lambda: self.judging, on_news=on_news)
         self._last_tick_ms = 0
         self._hang_floor_ms = 0
 
@@ -147,12 +95,13 @@ class ProcessTable:
 
     def due_in_ms(self, now_ms: int) -> float:
         """Milliseconds until a worker is due to start; infinite when none waits only for its time."""
-        if self.forkserver is None:
-            return max(0, self._forkserver_at_ms - now_ms) if self._any_wanted() else float("inf")
+        forkserver = self.forkserver.server
+        if forkserver is None:
+            return self.forkserver.due_in_ms(now_ms) if self._any_wanted() else float("inf")
         waits = [
             worker.start_at_ms - now_ms
             for worker in self.workers.values()
-            if worker.wanted and worker.phase is Phase.WAITING and self.forkserver.ready
+            if worker.wanted and worker.phase is Phase.WAITING and forkserver.ready
         ]
         return min(waits, default=float("inf"))
 
@@ -166,7 +115,9 @@ class ProcessTable:
             # heartbeats count from here on.
             self._hang_floor_ms = now_ms
         self._last_tick_ms = now_ms
-        self._keep_forkserver(now_ms)
+        self.forkserver.check(now_ms)
+        if self.forkserver.is_due(now_ms) and self._any_wanted():
+            self.forkserver.start(now_ms, {worker.module for worker in self.workers.values()})
         for worker in self.workers.values():
             if worker.pid:
                 self._check_alive(worker, now_ms)
@@ -179,18 +130,8 @@ class ProcessTable:
             worker.cpu.sample(worker.pid, now_ms)
             if worker.cpu.percent > 0:
                 worker.active_ms = now_ms
-        self.forkserver_cpu.sample(self.forkserver.pid if self.forkserver else 0, now_ms)
+        self.forkserver.cpu.sample(self.forkserver.pid, now_ms)
         self._reap_strays()
-
-    def end_forkserver(self) -> None:
-        """End the forkserver; no worker can be started after this."""
-        forkserver = self.forkserver
-        if forkserver is None:
-            return
-        self._loop.unwatch(forkserver.pidfd)
-        self._loop.unwatch(forkserver.socket.fileno())
-        forkserver.end(_FORKSERVER_EXIT_S)
-        self.forkserver = None
 
     def _reap_strays(self) -> None:
         """Wait for unknown orphans that became children of this process, one at a time: they would stay zombies."""
@@ -198,80 +139,13 @@ class ProcessTable:
             ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except ChildProcessError:
             return
-        known = {worker.pid for worker in self.workers.values()} | {self.forkserver.pid if self.forkserver else 0}
+        known = {worker.pid for worker in self.workers.values()} | {self.forkserver.pid}
         if ended is not None and ended.si_pid not in known:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(ended.si_pid, os.WNOHANG)
 
-    def _keep_forkserver(self, now_ms: int) -> None:
-        forkserver = self.forkserver
-        if forkserver is not None:
-            slow = now_ms - self._forkserver_at_ms > _SLOW_PRELOAD_MS
-            if not forkserver.ready and slow:
-                self._say_compiling()
-            if not forkserver.ready and now_ms - self._forkserver_at_ms > self._timing.start_timeout_s * 1000:
-                forkserver.kill()
-            return
-        if now_ms < self._forkserver_at_ms or not self._any_wanted():
-            return
-        self._forkserver_at_ms = now_ms
-        self.forkserver = started = ForkServer(
-            self._layout, self._config, {worker.module for worker in self.workers.values()}
-        )
-        self._loop.watch(started.socket.fileno(), self._hear_forkserver)
-        self._loop.watch(started.pidfd, self._forkserver_ended)
-
-    def _hear_forkserver(self) -> None:
-        if self.forkserver is None:
-            return
-        for event in self.forkserver.read_events():
-            self.kernels = event.get("kernels", self.kernels)
-            if event.get("event") == "compiling":
-                self._say_compiling()
-            elif event.get("event") == "ready":
-                self._log.info("kernels are loaded", **self.kernels, seconds=event.get("preload_s"))
-        if self.forkserver.ended:
-            # The forkserver's socket is closed and its pidfd follows. Polling a closed socket would return at once,
-            # every time.
-            self._loop.unwatch(self.forkserver.socket.fileno())
-
-    def _say_compiling(self) -> None:
-        if not self._said_compiling:
-            self._said_compiling = True
-            where = f" into {self.kernels['folder']}" if self.kernels else ""
-            sentence = f"compiling kernels{where}, which takes {COMPILING_TAKES} and is done once after installation"
-            self._log.info(sentence)
-            self._on_news(sentence)
-
-    def _forkserver_ended(self) -> None:
-        forkserver = self.forkserver
-        if forkserver is None or (code := forkserver.reap()) is None:
-            return
-        self._loop.unwatch(forkserver.pidfd)
-        self._loop.unwatch(forkserver.socket.fileno())
-        was_ready = forkserver.ready
-        forkserver.close()
-        self.forkserver = None
-        now_ms = monotonic_ms()
-        well = was_ready and now_ms - self._forkserver_at_ms >= self._timing.restart_window_s * 1000
-        doubled = min(self._forkserver_backoff_ms * 2, self._timing.restart_backoff_max_ms)
-        self._forkserver_backoff_ms = self._timing.restart_backoff_ms if well or not doubled else doubled
-        self._forkserver_at_ms = now_ms + self._forkserver_backoff_ms
-        self.forkserver_deaths += 1
-        self._log.error(
-            "forkserver died; workers go on",
-            pid=forkserver.pid,
-            why=describe_exit(code),
-            restart_in_ms=self._forkserver_backoff_ms,
-        )
-        if self.judging and not was_ready and self.forkserver_deaths >= START_ATTEMPTS:
-            raise StartFailed(
-                f"the forkserver ended with {describe_exit(code)} while it loaded its modules; its log says why",
-                CliExit.START_FAILED,
-            )
-
     def _launch(self, worker: WorkerProcess, now_ms: int) -> None:
-        forkserver = self.forkserver
+        forkserver = self.forkserver.server
         if forkserver is None or not forkserver.ready:
             return
         # The last child of this role is dead and waited for, so the holder of the lock is a stray of a lost fork

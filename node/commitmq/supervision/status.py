@@ -1,31 +1,18 @@
-"""The figures of ``status``: processes with their CPU, memory, position and lag, and the positions of the node.
-
-Memory is the proportional set size (PSS) without the mapped files of the store. So pages that workers share count once
-in the sum, and the page cache of the log, which the kernel may take back at any time, does not count at all.
-"""
+"""The node's status as the admin socket tells it: endpoints and settings, processes, positions, dispatchers, the disk."""
 
 from __future__ import annotations
 
-import os
-import re
-import time
+import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from commitmq.control import ControlBlock, DiskFlag, DispatcherWord, Word
-
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
-# A mapping's first line in smaps (address range, permissions, offset, device, inode, path), or its Pss line.
-_SMAPS = re.compile(rb"^(?:[0-9a-f]+-[0-9a-f]+ \S+ \S+ \S+ \S+ *([^\n]*)|Pss: +([0-9]+) kB)$", re.MULTILINE)
-
-# Limits of a gauge of memory: its share of the time for measuring, how much of that time it may save up, how many
-# processes it knows.
-_LOOKING_SHARE = 0.1
-_MAX_SAVED_MS = 500.0
-_MAX_PROCESSES = 128
-_FORGOTTEN_MS = 60_000
+from commitmq.config import NodeConfig
+from commitmq.control import ControlBlock, DiskFlag, DispatcherFlag, DispatcherWord, Word
+from commitmq.network import ports
+from commitmq.store.layout import StoreLayout
+from commitmq.supervision.process_table import ProcessTable
+from commitmq.supervision.process_use import CpuMeter, MemoryGauge
+from commitmq.supervision.worker_process import Phase
 
 # A worker's own position, and the position it follows: lag is the difference in bytes of the CommitLog.
 _Position = Callable[[ControlBlock, bool], tuple[int, int]]
@@ -36,6 +23,40 @@ _POSITIONS: dict[str, _Position] = {
     "cleanup": lambda control, _sync: (control.get(Word.MIN_OFFSET), control.get(Word.MIN_OFFSET)),
     "reput": lambda control, sync: (control.get(Word.REPUT), control.visible(sync)),
 }
+
+
+def endpoints(table: ProcessTable, config: NodeConfig) -> dict[str, Any]:
+    """Endpoints by kind of worker: ``[tcp, ipc]`` of writer, coordinator, cleanup, ``memory`` and each dispatcher, and
+    a list of such pairs for the readers.
+
+    A worker that is down keeps its last endpoints: it comes back at the same place. Hosts are those for clients.
+    """
+    told = {role: ports.advertised(worker.endpoints, config) for role, worker in table.workers.items()}
+    found: dict[str, Any] = {role: told[role] for role in ("writer", "coordinator", "cleanup") if role in told}
+    found.update({role: told[role] for role, worker in table.workers.items() if worker.spec.dispatcher})
+    if "dispatcher-memory" in found:
+        found["memory"] = found.pop("dispatcher-memory")
+    found["reader"] = [told[role] for role in told if role.startswith("reader-")]
+    return found
+
+
+def settings(config: NodeConfig) -> dict[str, Any]:
+    """The settings that a client must know; sizes in bytes."""
+    return {
+        "segment_bytes": config.commit_log.segment_bytes,
+        "file_bytes": config.consume_queue.file_bytes,
+        "flush_mode": config.commit_log.flush_mode,
+        "transient_store_pool": config.commit_log.transient_store_pool,
+        "properties_crc": config.commit_log.append_properties_crc,
+        "limits": {
+            "max_message_bytes": config.commit_log.max_message_bytes,
+            "max_run_bytes": config.commit_log.max_run_bytes,
+            "max_frame_bytes": config.network.max_frame_bytes,
+            "max_pull_messages": config.reader.max_pull_messages,
+            "max_pull_bytes": config.reader.max_pull_bytes,
+            "max_wait_ms": config.reader.max_wait_ms,
+        },
+    }
 
 
 def position_and_lag(
@@ -77,104 +98,26 @@ def disk_flags(control: ControlBlock) -> list[str]:
     return [flag.name for flag in DiskFlag if flags & flag]
 
 
-def progress_sentence(progress: object) -> str:
-    """``checking the log, 45 % of 256.0 MiB``: a worker's report about its start; "" when ``progress`` is no such
-    report.
-    """
-    if not isinstance(progress, dict) or not isinstance(progress.get("phase"), str):
-        return ""
-    phase, done, total = progress["phase"], progress.get("done"), progress.get("total")
-    if not isinstance(done, int) or not isinstance(total, int) or total <= 0:
-        return str(phase)
-    share = f"{min(done, total) * 100 // total} % of "
-    if progress.get("unit") == "bytes":
-        return f"{phase}, {share}{total / (1 << 20):.1f} MiB"
-    return f"{phase}, {share}{total}"
-
-
-def cpu_seconds(pid: int) -> float | None:
-    """User plus system time of process ``pid`` since it started; None when it is gone."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
-            stat = file.read(4096)
-    except OSError:
-        return None
-    fields = stat[stat.rindex(b")") + 2 :].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
-
-
-def memory_bytes(pid: int, store: Path) -> int | None:
-    """PSS of ``pid`` without mappings of files under ``store``; None when it is gone or this account may not look at it."""
-    try:
-        smaps = Path(f"/proc/{pid}/smaps").read_bytes()
-    except OSError:
-        return None
-    inside = os.fsencode(store) + b"/"
-    total_kib = 0
-    counts = True
-    for path, pss in _SMAPS.findall(smaps):
-        if pss:
-            total_kib += int(pss) if counts else 0
-        else:
-            counts = not path.startswith(inside)
-    return total_kib * 1024 or None  # (one that has ended and was not waited for yet has no mappings)
-
-
-@dataclass(slots=True)
-class CpuMeter:
-    """CPU use of one process over the last two samples, in percent of one core."""
-
-    pid: int = 0
-    seconds: float = 0.0
-    at_ms: int = 0
-    percent: float = 0.0
-
-    def sample(self, pid: int, now_ms: int) -> None:
-        """Measure ``pid`` again at monotonic time ``now_ms``; a new pid starts from zero."""
-        seconds = cpu_seconds(pid) if pid else None
-        if seconds is None:
-            self.pid, self.percent = 0, 0.0
-            return
-        if pid == self.pid and now_ms > self.at_ms:
-            self.percent = round((seconds - self.seconds) * 100_000 / (now_ms - self.at_ms), 1)
-        elif pid != self.pid:
-            self.percent = 0.0
-        self.pid, self.seconds, self.at_ms = pid, seconds, now_ms
-
-
-class MemoryGauge:
-    """Memory of processes, measured on request, and for a small share of the time.
-
-    The kernel walks every page of a process to answer, which takes milliseconds each. A client that asks without a
-    pause must not keep the supervisor from its workers, so between two measurements the last answer stands.
-    """
-
-    def __init__(self, store: Path, age_ms: int) -> None:
-        """``age_ms``: the age from which an answer is measured again."""
-        self._store = store
-        self._age_ms = age_ms
-        self._known: dict[int, tuple[int | None, float]] = {}  # pid -> bytes, when
-        self._saved_ms = _MAX_SAVED_MS  # time for measuring
-        self._at_ms = _clock_ms()
-
-    def of(self, pid: int) -> int | None:
-        """See :func:`memory_bytes`. A process is measured in any case when it is asked for the first time."""
-        now_ms = _clock_ms()
-        self._saved_ms = min(_MAX_SAVED_MS, self._saved_ms + (now_ms - self._at_ms) * _LOOKING_SHARE)
-        self._at_ms = now_ms
-        known = self._known.get(pid)
-        if known is None or (now_ms - known[1] >= self._age_ms and self._saved_ms > 0):
-            measured = memory_bytes(pid, self._store)
-            self._at_ms = _clock_ms()
-            self._saved_ms -= self._at_ms - now_ms
-            known = self._known[pid] = (measured, self._at_ms)
-            if len(self._known) > _MAX_PROCESSES:
-                self._known = {one: said for one, said in self._known.items() if self._at_ms - said[1] < _FORGOTTEN_MS}
-        return known[0]
-
-
-def _clock_ms() -> float:
-    return time.monotonic_ns() / 1e6
+def disk_warnings(control: ControlBlock, config: NodeConfig, layout: StoreLayout) -> list[str]:
+    """Sentences about sends that are refused, or soon will be, because the disk is full; empty when all is well."""
+    segment_bytes = config.commit_log.segment_bytes
+    flags, free = disk_flags(control), shutil.disk_usage(layout.root).free
+    room = control.get(Word.ALLOCATED) - control.get(Word.WRITTEN)
+    have = f"the disk of {layout.root} has {free / (1 << 20):.1f} MiB free"
+    found = []
+    if DiskFlag.DISK_FULL.name in flags:
+        share = f"{config.disk.warning_ratio:.0%}"
+        found.append(f"sends are refused: more than {share} of the disk is used (disk.warning_ratio), {have}")
+    if DiskFlag.NO_SEGMENT.name in flags or (room <= segment_bytes and free < segment_bytes):
+        need = f"a segment of the log needs {segment_bytes / (1 << 20):.1f} MiB (commit_log.segment_bytes), and {have}"
+        way = "free some; a new store can have smaller segments, as with --profile dev"
+        now = (
+            "sends are refused"
+            if room <= 0
+            else f"sends will be refused when {room / (1 << 20):.1f} MiB more are written"
+        )
+        found.append(f"{now}: {need}; {way}")
+    return found
 
 
 def process_row(
@@ -190,3 +133,85 @@ def process_row(
         "memory_bytes": memory.of(pid) if pid else None,
         **details,
     }
+
+
+def worker_rows(
+    table: ProcessTable, control: ControlBlock, config: NodeConfig, memory: MemoryGauge
+) -> list[dict[str, Any]]:
+    """One row for the forkserver and one for each worker, in start order."""
+    rows = []
+    forkserver = table.forkserver
+    if forkserver.server is not None:
+        phase = "ready" if forkserver.server.ready else "starting"
+        pid, deaths = forkserver.pid, forkserver.deaths
+        rows.append(process_row("forkserver", pid, phase, deaths, forkserver.cpu, memory))
+    for worker in table.workers.values():
+        slot = worker.spec.dispatcher_slot if worker.spec.takes_batches else -1
+        position, lag = position_and_lag(worker.role, control, config.sync_flush, slot)
+        rows.append(
+            process_row(
+                worker.role,
+                worker.pid,
+                str(worker.phase),
+                worker.restarts,
+                worker.cpu,
+                memory,
+                position=position,
+                lag_bytes=lag,
+                ready_after_ms=worker.ready_ms - table.began_ms if worker.ready_ms else None,
+                endpoints=worker.endpoints,
+                last_exit=worker.last_exit or None,
+                last_error=worker.last_error or None,
+                info=worker.info,
+            )
+        )
+    return rows
+
+
+def progress(table: ProcessTable) -> dict[str, Any] | None:
+    """The progress report of a worker that is starting: its role, and ``phase``, ``done``, ``total``, ``unit``."""
+    for worker in table.workers.values():
+        told = worker.info.get("progress")
+        if worker.phase is Phase.STARTING and isinstance(told, dict):
+            return {"role": worker.role, **told}
+    return None
+
+
+def dispatcher_rows(table: ProcessTable, control: ControlBlock, config: NodeConfig) -> list[dict[str, Any]]:
+    """One row for each dispatcher: its plugin, its state, its position (bytes of the log), its skipped ranges.
+
+    ``state`` is the process's state; for a ready process it is ``parked``, ``catching up`` or ``running``.
+    """
+    rows = []
+    for worker in table.workers.values():
+        slot = worker.spec.dispatcher_slot
+        if slot < 0:
+            continue
+        words = {word.name.lower(): control.dispatcher(slot, word) for word in DispatcherWord}
+        position, lag = position_and_lag(worker.role, control, config.sync_flush, slot)
+        if not worker.spec.takes_batches:
+            lag = 0  # memory topics follow no position that could get ahead of them
+        state = str(worker.phase)
+        # The parked position arrives a moment after the flag is set. A row shows both or neither.
+        if words["flags"] & DispatcherFlag.PARKED and worker.info.get("parked"):
+            state = "parked"
+        elif worker.phase is Phase.READY:
+            state = "catching up" if (lag or 0) > config.dispatch.batch_bytes else "running"
+        rows.append(
+            {
+                "name": worker.spec.dispatcher,
+                "plugin": worker.spec.plugin or None,
+                "state": state,
+                "position": position,
+                "durable": words["durable"],
+                "lag_bytes": lag,
+                "restarts": worker.restarts,
+                "deaths_on_record": words["deaths"],
+                "skipped": worker.info.get("skipped") or [],
+                "parked": worker.info.get("parked"),
+                "gaps": worker.info.get("gaps") or [],
+                "last_exit": worker.last_exit or None,
+                "last_error": worker.last_error or None,
+            }
+        )
+    return rows

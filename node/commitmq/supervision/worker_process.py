@@ -14,8 +14,8 @@ from typing import Any
 import orjson
 
 from commitmq.supervision.forkserver import ForkServer
+from commitmq.supervision.process_use import CpuMeter
 from commitmq.supervision.roster import Role
-from commitmq.supervision.status import CpuMeter
 from commitmq.workers.runtime.context import ExitCode
 
 _MAX_MESSAGE_BYTES = 1 << 17

@@ -28,7 +28,8 @@ import orjson
 import zmq
 
 from commitmq.control import Word
-from commitmq.coordination.service import RETRY_MS, Answer, Service, TopicNews
+from commitmq.coordination.answers import Answer
+from commitmq.coordination.service import RETRY_MS, Service, TopicNews
 from commitmq.errors import ProtocolError, StoreError
 from commitmq.protocol import wire
 from commitmq.workers.runtime.context import WorkerContext, monotonic_ms

@@ -44,7 +44,8 @@ from commitmq.store.memory.shared_memory import DEFAULT_FOLDER, available_bytes,
 from commitmq.supervision.node_files import node_life
 from commitmq.workers.runtime.context import WorkerContext
 from commitmq.workers.runtime.topic_view import TopicView, TopicViews
-from commitmq.workers.writer.send_requests import WRONG_ENDPOINT, Refusal, SendRequests
+from commitmq.workers.writer.send_checks import WRONG_ENDPOINT, Refusal, SendChecks
+from commitmq.workers.writer.send_requests import SendRequests
 from commitmq.workers.writer.special_sends import FurtherQueues, SpecialSendError
 
 ROLE = "dispatcher-memory"
@@ -72,8 +73,19 @@ class _NoFurtherQueues(FurtherQueues):
         )
 
 
+class MemoryChecks(SendChecks):
+    """The writer's checks for the topics that the writer does not store."""
+
+    def _check_place(self, name: str, topic: TopicView) -> None:
+        if not topic.is_memory:
+            raise Refusal(WRONG_ENDPOINT, f"topic {name!r} is kept in the log: send to the writer", endpoint="writer")
+
+    def _refuse_when_unwritable(self) -> None:
+        """Accept always: memory topics do not use the disk."""
+
+
 class MemorySends(SendRequests):
-    """Checks and answers as the writer does, and stores in the topic store."""
+    """Answers as the writer does, and stores in the topic store."""
 
     def __init__(
         self,
@@ -84,7 +96,8 @@ class MemorySends(SendRequests):
         budget: int,
         segment_bytes: int,
     ) -> None:
-        super().__init__(context, checker, {}, topics, lambda: None)
+        super().__init__(context, checker, {}, MemoryChecks(context, topics), lambda: None)
+        self._topics = topics
         self._store = store
         self._further = _NoFurtherQueues(context.config, {})
         # A run must fit into the budget beside the segments that it cannot evict.
@@ -92,13 +105,6 @@ class MemorySends(SendRequests):
         self._max_message_bytes = checker.max_message_bytes
         self.changed: dict[tuple[str, int], None] = {}
         self.storing = False  # true after the store raised an unexpected exception
-
-    def _check_place(self, name: str, topic: TopicView) -> None:
-        if not topic.is_memory:
-            raise Refusal(WRONG_ENDPOINT, f"topic {name!r} is kept in the log: send to the writer", endpoint="writer")
-
-    def _refuse_when_unwritable(self) -> None:
-        """Accept always: memory topics do not use the disk."""
 
     def _store_record(self, topic: str, queue_id: int, record: bytearray, born_host_bytes: int) -> tuple[int, Appended]:
         incarnation = self._incarnation(topic)

@@ -6,8 +6,9 @@ import sys
 from pathlib import Path
 
 from commitmq import config, log
+from commitmq.supervision.console import pipe_report
 from commitmq.supervision.roster import start_order
-from commitmq.supervision.supervisor import Supervisor, pipe_report
+from commitmq.supervision.supervisor import Supervisor
 
 if __name__ == "__main__":
     log.configure()

@@ -46,7 +46,7 @@ def test_created_topics_are_there_after_the_write(layout: StoreLayout) -> None:
     assert topics.changed == ["orders"]
     assert _load(layout).get("orders").read_queues == 3, "the journal has it"
     topics = _load(layout)
-    topics.close()
+    topics.storage.close()
     data = json_config.load(layout.config / "topics.json")
     assert data is not None
     assert data["dataVersion"]["counter"] == 1
@@ -368,7 +368,7 @@ def test_a_topics_file_of_rocketmq_is_served_unchanged_in_meaning(
         assert set(topics.names()) == set(before["topicConfigTable"])
         topics.create("ours", 2)
         topics.write()
-        topics.close()
+        topics.storage.close()
         after = json_config.load(layout.config / "topics.json")
         assert after is not None
         assert after["topicConfigTable"].pop("ours")

@@ -18,7 +18,7 @@ import orjson
 
 from commitmq.control import Word
 from commitmq.errors import ProtocolError
-from commitmq.store.log.dispatch_batch import LogWalker
+from commitmq.workers.dispatcher import position_verbs
 from commitmq.workers.dispatcher.dispatch_host import CONSUME_QUEUE, DispatcherHost
 from commitmq.workers.runtime.context import WorkerContext
 from commitmq.workers.runtime.request_socket import RequestSocket
@@ -95,7 +95,7 @@ class DispatcherRequests:
             raise ProtocolError(
                 "INVALID_PARAMETER", f"it is parked at physical offset {where}, not {header.get('at')!r:.40}"
             )
-        skipped = self._host.skip_suspect()
+        skipped = position_verbs.skip_suspect(self._host)
         self.restart_wanted = True
         return {"skipped": skipped}
 
@@ -109,7 +109,7 @@ class DispatcherRequests:
         was_parked, before = self._host.is_parked, self._host.position
         to = self._target(header)
         try:
-            self._host.move(to)
+            position_verbs.move(self._host, to)
         except NotImplementedError:
             self.restart_wanted = was_parked
             raise ProtocolError(
@@ -129,7 +129,7 @@ class DispatcherRequests:
         if timestamp is not None:
             if type(timestamp) is not int or not 0 <= timestamp < _MAX_TIME_MS:
                 raise ProtocolError("INVALID_PARAMETER", "timestamp must be milliseconds since 1970")
-            return self._offset_by_time(timestamp, low, high)
+            return self._host.positions.offset_by_time(timestamp, low, high)
         if to == "begin":
             return low
         if to == "end":
@@ -138,43 +138,9 @@ class DispatcherRequests:
             raise ProtocolError("INVALID_PARAMETER", 'to must be "begin", "end" or a physical offset')
         if not low <= to <= high:
             raise ProtocolError("INVALID_PARAMETER", f"the log has the offsets {low} to {high}, not {to}")
-        if not self._is_boundary(to, low, high):
+        if not self._host.positions.is_boundary(to, low, high):
             raise ProtocolError("INVALID_PARAMETER", f"no record begins at physical offset {to}")
         return to
-
-    def _is_boundary(self, offset: int, low: int, high: int) -> bool:
-        if offset in (low, high):
-            return True
-        start = max(low, offset - offset % self._host.log.segment_bytes)
-        for batch in self._walk(start, high):
-            if batch.end > offset:
-                return bool((batch.rows["physical_offset"] == offset).any())
-            if batch.end == offset:
-                return True
-        return False
-
-    def _offset_by_time(self, timestamp: int, low: int, high: int) -> int:
-        """Physical offset of the first record stored at ``timestamp`` or later; ``high`` when there is none."""
-        start = low
-        for base in self._host.log.segments():
-            if low < base < high:
-                first = next(iter(self._walk(base, high, rows=1)), None)
-                if first is None or not len(first) or int(first.rows["store_timestamp"][0]) >= timestamp:
-                    break
-                start = base
-        for batch in self._walk(start, high):
-            found = (batch.rows["store_timestamp"] >= timestamp).nonzero()[0]
-            if len(found):
-                return int(batch.rows["physical_offset"][found[0]])
-        return high
-
-    def _walk(self, start: int, limit: int, rows: int = 16_384) -> Any:
-        walker = LogWalker(self._host.log, max_rows=rows, max_bytes=32 * 1024 * 1024)
-        while start < limit:
-            batch = walker.walk(start, limit)
-            yield batch
-            start = batch.end
-            self._context.heartbeat()
 
 
 def _text_size(value: object, depth: int = 0) -> int:

@@ -41,7 +41,7 @@ def run(context: WorkerContext) -> None:
     if host.is_plugin:
         os.nice(context.config.dispatch.plugin_niceness)
         _limit_memory(context.config.dispatch.plugin_memory_bytes)
-    if host.died_too_often:
+    if host.deaths.is_too_high:
         host.park()
         context.ready(endpoints=requests.endpoints)
         _wait_for_a_person(context, host, requests)
@@ -93,7 +93,7 @@ def _dispatch(
         if int(topics.getsockopt(_EVENTS)) & _POLLIN:
             # Take the news before the records of new topics: else the topic table's file would be read for every new
             # topic.
-            host.hear_topics(topics)
+            host.topics.hear(topics, host.position)
         for _ in range(BATCHES_A_TURN):
             if not int(pull.getsockopt(_EVENTS)) & _POLLIN:
                 break
@@ -110,7 +110,7 @@ def _dispatch(
                 took = host.position > before  # go on at once, unless the log cannot be read
             else:
                 idle_since = monotonic_ms()
-        host.check_topics()
+        host.topics.check(host.position)
         if requests.router in readable:
             requests.serve()
         host.flush()

@@ -7,6 +7,7 @@ follows the number of parked pulls, not of all pulls ever parked.
 from __future__ import annotations
 
 import heapq
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -137,6 +138,8 @@ class ParkedPulls:
     _log_count: int = 0
     _used: bool = False
     _serial: int = 0
+    woken: deque[Pull] = field(default_factory=deque)
+    """Pulls to look at again, some of which may have been answered meanwhile."""
 
     def __len__(self) -> int:
         return self._count
@@ -192,6 +195,19 @@ class ParkedPulls:
     def queues(self) -> list[QueueKey]:
         """Queues that a pull waits for."""
         return list(self._by_queue)
+
+    def wake(self, key: QueueKey) -> None:
+        """Have the pulls that wait for a queue looked at again."""
+        for pull in self.waiting(key):
+            if not pull.is_woken:
+                pull.is_woken = True
+                self.woken.append(pull)
+
+    def wake_topics(self, names: set[str]) -> None:
+        """Have the pulls that wait for a queue of these topics looked at again."""
+        for key in self.queues():
+            if key[0] in names:
+                self.wake(key)
 
     def remove(self, pull: Pull) -> None:
         """Take a parked pull out; it is about to be answered."""

@@ -6,7 +6,7 @@ them when the start takes long.
 
 from __future__ import annotations
 
-from commitmq.supervision.status import progress_sentence
+from commitmq.supervision.progress import progress_sentence
 from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
 
 _TELL_MS = 200

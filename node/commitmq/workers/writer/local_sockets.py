@@ -25,8 +25,11 @@ import errno
 import os
 import socket
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
+from typing import TypeAlias
+
+import zmq
 
 from commitmq.files.fd_cache import affordable_files
 from commitmq.log import Log
@@ -57,6 +60,10 @@ class Payload:
     def get(self, option: str) -> str:
         """Raises KeyError for every option, as a frame does: the peer of a Unix socket has no address."""
         raise KeyError(option)
+
+
+Peer: TypeAlias = bytes | int  # a ZeroMQ identity, or the number of a local connection
+Frames: TypeAlias = Sequence[zmq.Frame | Payload]  # the frames of a request: a header, and mostly a payload
 
 
 class LocalSockets:

@@ -58,7 +58,7 @@ def test_what_rocketmq_did_in_between_and_what_we_had_answered_are_both_there(la
     for name in ("both", "deleted", "again", "changed"):
         topics.create(name, 2)
     topics.write()
-    topics.snapshot(0, at_once=True)
+    topics.storage.snapshot(0, at_once=True)
     # Only the journal has these; then the machine dies, and RocketMQ starts on the store.
     topics.create("ours", 3)
     topics.write()
@@ -164,18 +164,18 @@ def test_random_changes_failures_and_deaths(seed: int, layout: StoreLayout, monk
             case 5 | 6:
                 faults = failing() if chance.random() < 0.5 else contextlib.nullcontext()
                 with faults, contextlib.suppress(StoreError):
-                    topics.snapshot(FAR_MS, at_once=True)
-            case 7 if topics.failed:
-                topics.recover()
+                    topics.storage.snapshot(FAR_MS, at_once=True)
+            case 7 if topics.storage.failed:
+                topics.storage.recover()
             case 8:
-                topics._journal.close()  # it dies
+                topics.storage.journal.close()  # it dies
                 before = read_whole
                 topics = _load(layout)
                 assert read_whole == before
                 publish()
             case _:
                 views.reload()
-        if topics.failed:
+        if topics.storage.failed:
             continue
         there = {one: topic.read_queues for one, topic in topics.table.topics.items()}
         assert {one: n for one, n in there.items() if one not in doubtful} == {
@@ -187,7 +187,7 @@ def test_random_changes_failures_and_deaths(seed: int, layout: StoreLayout, monk
             assert {one: view.read_queues for one, view in views._topics.items()} == there
             assert {one: topic.read_queues for one, topic in load_topics(layout).topics.items()} == there
     assert read_whole <= 40, "most looks read what changed"
-    topics._journal.close()
+    topics.storage.journal.close()
     control.close()
 
 
@@ -202,7 +202,7 @@ def test_who_follows_reads_what_changed_over_snapshots(layout: StoreLayout) -> N
         topics.next_version = number
         topics.write()
         if number % 10 == 9:
-            topics.snapshot(FAR_MS, at_once=True)  # one between two looks is no reason to read everything
+            topics.storage.snapshot(FAR_MS, at_once=True)  # one between two looks is no reason to read everything
         if number % 3 == 2:
             # What is in the journal and was not answered yet is nobody's.
             changes = reader.changes(number - 1)
@@ -216,7 +216,7 @@ def test_who_follows_reads_what_changed_over_snapshots(layout: StoreLayout) -> N
     for name in "xy":
         topics.create(name, 1)
         topics.write()
-        topics.snapshot(FAR_MS, at_once=True)
+        topics.storage.snapshot(FAR_MS, at_once=True)
     assert reader.changes(100) is None, "a whole journal was missed"
     assert len(reader.everything().topics) == 32
     assert reader.changes(100) == []
@@ -230,7 +230,7 @@ def test_a_damaged_journal_is_refused_and_a_torn_one_cut(layout: StoreLayout) ->
     size = journal_path(layout).stat().st_size
     topics.create("b", 1)
     topics.write()
-    topics._journal.close()
+    topics.storage.journal.close()
     whole = journal_path(layout).read_bytes()
     journal_path(layout).write_bytes(whole[:-1])
     assert _load(layout).names() == ["a"]

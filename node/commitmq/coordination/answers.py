@@ -1,0 +1,28 @@
+"""What an operation of the coordinator returns: the answer, and what must happen before it may be sent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+from commitmq.coordination.requests import Header
+
+Part = Literal["topics", "offsets"]
+Fields = dict[str, Any]
+
+
+class Answer(NamedTuple):
+    """A positive answer. ``fields`` is called after the turn's writes, unless the part in ``needs`` failed.
+
+    ``after``: a topic and its incarnation whose deletion must finish first, see :meth:`Service.is_ending`.
+    """
+
+    fields: Callable[[], Fields]
+    needs: Part | None = None
+    after: tuple[str, int] | None = None
+
+
+Operations = dict[str, Callable[[Header, int], Answer]]
+"""Operations by the name in a request. Each gets the header and the monotonic time in ms; it raises ProtocolError for the
+answer, StoreError when the disk refused.
+"""

@@ -1,0 +1,103 @@
+"""The operations on groups: ``group.join``, ``heartbeat``, ``leave``, ``list``, ``describe`` and ``positions``."""
+
+from __future__ import annotations
+
+from commitmq.config import GroupsConfig
+from commitmq.coordination import requests, topic_rules
+from commitmq.coordination.answers import Answer, Fields, Operations
+from commitmq.coordination.groups import Groups
+from commitmq.coordination.listing import MAX_ENTRIES, Listing
+from commitmq.coordination.membership import View
+from commitmq.coordination.requests import Header
+from commitmq.coordination.subscriptions import SQL, Subscriptions
+from commitmq.coordination.topics import Topics
+from commitmq.log import get_log
+
+_SESSION_TIMEOUT_MIN_MS = 200
+_SESSION_TIMEOUT_MAX_MS = 30 * 60_000
+_MIN_HEARTBEAT_MS = 50
+# While queues change hands members come this much more often, so that a rebalance takes little more than one interval.
+_REBALANCE_SPEEDUP = 10
+_MAX_GENERATION = (1 << 63) - 1
+
+
+class GroupOperations:
+    """See the module; :attr:`operations` has them by name."""
+
+    def __init__(
+        self, groups: Groups, topics: Topics, subscriptions: Subscriptions, listing: Listing, config: GroupsConfig
+    ) -> None:
+        self._groups, self._topics, self._subscriptions, self._listing = groups, topics, subscriptions, listing
+        self._config = config
+        self._log = get_log("coordinator")
+        self.operations: Operations = {
+            "group.join": self._join,
+            "group.heartbeat": self._heartbeat,
+            "group.leave": self._leave,
+            "group.list": self._list,
+            "group.describe": self._describe,
+            "group.positions": self._positions,
+        }
+
+    def _join(self, header: Header, now_ms: int) -> Answer:
+        group, member = requests.text(header, "group"), requests.text(header, "member")
+        wanted = requests.names(header, "topics")
+        self._groups.check_topics(len(wanted))
+        for name in wanted:
+            topic_rules.check_name(name)
+        timeout_ms = requests.optional_integer(
+            header, "session_timeout_ms", _SESSION_TIMEOUT_MIN_MS, _SESSION_TIMEOUT_MAX_MS
+        )
+        timeout_ms = self._config.session_timeout_ms if timeout_ms is None else timeout_ms
+        owned = requests.queues(header, "owned", optional=True)
+        generation = requests.optional_integer(header, "generation", 0, _MAX_GENERATION) or 0
+        kind, expression = requests.selector(header, "filter")
+        instance = requests.optional_text(header, "instance") or ""
+        view = self._groups.join(group, member, wanted, owned, timeout_ms, now_ms, generation, instance)
+        self._subscriptions.join(group, wanted, expression if kind == SQL else None)
+        self._log.info("member joined", group=group, member=member, topics=len(wanted))
+        missing = sorted(name for name in wanted if not self._topics.exists(name))
+        return Answer(lambda: {**self._view(view, timeout_ms), "kept": view.kept, "missing": missing})
+
+    def _heartbeat(self, header: Header, now_ms: int) -> Answer:
+        group, member = requests.text(header, "group"), requests.text(header, "member")
+        generation = requests.integer(header, "generation", 0, _MAX_GENERATION)
+        instance = requests.optional_text(header, "instance") or ""
+        view = self._groups.heartbeat(group, member, generation, requests.queues(header, "owned"), now_ms, instance)
+        membership = self._groups.membership(group)
+        timeout_ms = membership.member_of(member).session_timeout_ms if membership else self._config.session_timeout_ms
+        return Answer(lambda: self._view(view, timeout_ms))
+
+    def _view(self, view: View, session_timeout_ms: int) -> Fields:
+        # Three heartbeats fit into a session, whatever the member chose, so that one lost heartbeat ends nothing.
+        interval_ms = max(_MIN_HEARTBEAT_MS, min(self._config.heartbeat_interval_ms, session_timeout_ms // 3))
+        soon_ms = max(_MIN_HEARTBEAT_MS, interval_ms // _REBALANCE_SPEEDUP)
+        return {
+            "generation": view.generation,
+            "assigned": view.assigned,
+            "incarnations": self._topics.incarnations({topic for topic, _ in view.assigned}),
+            "revoke": view.revoke,
+            "heartbeat_interval_ms": interval_ms,
+            "next_heartbeat_ms": interval_ms if view.settled else soon_ms,
+            "session_timeout_ms": session_timeout_ms,
+        }
+
+    def _leave(self, header: Header, now_ms: int) -> Answer:
+        group, member = requests.text(header, "group"), requests.text(header, "member")
+        self._groups.leave(group, member, requests.optional_text(header, "instance") or "")
+        self._log.info("member left", group=group, member=member)
+        return Answer(dict)
+
+    def _list(self, header: Header, now_ms: int) -> Answer:
+        after, limit = requests.cursor(header, str, str), requests.limit(header, MAX_ENTRIES)
+        return Answer(lambda: self._listing.groups(after, limit))
+
+    def _positions(self, header: Header, now_ms: int) -> Answer:
+        after, limit = requests.cursor(header, str, str, int), requests.limit(header, MAX_ENTRIES)
+        return Answer(lambda: self._listing.positions(after, limit))
+
+    def _describe(self, header: Header, now_ms: int) -> Answer:
+        name, limit = requests.text(header, "group"), requests.limit(header, MAX_ENTRIES)
+        after = requests.part_cursor(header)
+        described = self._listing.describe_group(name, after, limit, now_ms)
+        return Answer(lambda: described)

@@ -1,0 +1,97 @@
+"""The operations on topics: ``topic.route``, ``create``, ``list``, ``describe`` and ``delete``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from commitmq.control import ControlBlock, DispatcherWord, Word
+from commitmq.coordination import requests, topic_rules
+from commitmq.coordination.answers import Answer, Operations, Part
+from commitmq.coordination.listing import MAX_ENTRIES, Listing
+from commitmq.coordination.offsets import GroupOffsets
+from commitmq.coordination.requests import Header
+from commitmq.coordination.topics import Topics, describe
+from commitmq.errors import ProtocolError, StoreError
+from commitmq.store.metadata.topic_config import STORAGE_MEMORY, STORAGE_TYPE
+
+_MAX_INCARNATION = (1 << 63) - 1
+
+
+class TopicOperations:
+    """See the module; :attr:`operations` has them by name."""
+
+    def __init__(
+        self,
+        topics: Topics,
+        offsets: GroupOffsets,
+        listing: Listing,
+        control: ControlBlock,
+        *,
+        memory_enabled: bool,
+        failed: Callable[[StoreError, int], None],
+    ) -> None:
+        """``failed`` is called with an error of the topics' files and the monotonic time in ms."""
+        self._topics, self._offsets, self._listing, self._control = topics, offsets, listing, control
+        self._memory_enabled = memory_enabled
+        self._failed = failed
+        self.operations: Operations = {
+            "topic.route": self._route,
+            "topic.create": self._create,
+            "topic.list": self._list,
+            "topic.describe": self._describe,
+            "topic.delete": self._delete,
+        }
+
+    def _route(self, header: Header, now_ms: int) -> Answer:
+        name = requests.text(header, "topic")
+        topic = self._topics.route(name, create=requests.flag(header, "create"))
+        return Answer(lambda: {"topic": describe(topic)}, self._needed(name))
+
+    def _needed(self, name: str) -> Part | None:
+        return "topics" if self._topics.is_staged(name) else None
+
+    def _create(self, header: Header, now_ms: int) -> Answer:
+        name = requests.text(header, "topic")
+        perm = requests.optional_integer(header, "perm", 0, 7)
+        attributes = requests.mapping(header, "attributes")
+        if attributes and attributes.get(STORAGE_TYPE) == STORAGE_MEMORY and not self._memory_enabled:
+            raise ProtocolError("INVALID_PARAMETER", "this node serves no memory topics: memory.enable is off")
+        created = self._topics.create(
+            name,
+            requests.optional_integer(header, "queues", 1, topic_rules.MAX_QUEUES),
+            perm=6 if perm is None else perm,
+            attributes=attributes,
+            update=requests.flag(header, "update"),
+            incarnation=requests.optional_integer(header, "incarnation", 0, _MAX_INCARNATION),
+        )
+        topic = self._topics.get(name)
+        return Answer(lambda: {"created": created, "topic": describe(topic)}, self._needed(name))
+
+    def _list(self, header: Header, now_ms: int) -> Answer:
+        after = requests.optional_text(header, "after") or ""
+        limit = requests.limit(header, MAX_ENTRIES)
+        return Answer(lambda: self._listing.topics(after, limit))
+
+    def _describe(self, header: Header, now_ms: int) -> Answer:
+        topic = self._topics.get(requests.text(header, "topic"))
+        groups = sorted(self._offsets.table.groups_of(topic.name))
+        return Answer(lambda: {"topic": {**describe(topic), "groups": groups}}, self._needed(topic.name))
+
+    def _delete(self, header: Header, now_ms: int) -> Answer:
+        name = requests.text(header, "topic")
+        incarnation = requests.optional_integer(header, "incarnation", 0, _MAX_INCARNATION)
+        deletions = self._topics.deletions
+        deletions.prune(self._control.get(Word.MIN_OFFSET), self._control.dispatcher(0, DispatcherWord.TOPICS))
+        try:
+            ending = self._topics.delete(name, incarnation)
+        except StoreError as error:
+            # Writing earlier staged changes may have failed: their requests must be refused too.
+            self._failed(error, now_ms)
+            raise
+        if ending is None:
+            return Answer(lambda: {"deleted": name, "tombstone": deletions.tombstones.get(name)})
+        return Answer(
+            lambda: {"deleted": name, "incarnation": ending, "tombstone": deletions.tombstones.get(name)},
+            "topics",
+            (name, ending),
+        )

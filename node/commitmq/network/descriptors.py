@@ -1,0 +1,32 @@
+"""The descriptors that this process may have, and how many connections they suffice for."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+from typing import Final
+
+# Descriptors kept for other uses than connections: half when there are few, this many when there are many. libzmq
+# accepts some connections before the gate learns of them, and its listener of a Unix socket ends the process when none
+# is left.
+_OTHER_FILES: Final = 512
+
+
+def raise_descriptor_limit() -> int:
+    """Raise this process's limit of descriptors as far as the system allows. Returns the limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+            soft = hard
+    return (1 << 20) if soft == resource.RLIM_INFINITY else soft
+
+
+def affordable_connections(wanted: int) -> int:
+    """How many connections a port may accept: ``wanted``, or fewer as descriptors allow, and at least 8."""
+    descriptors = raise_descriptor_limit()
+    used = len(os.listdir("/proc/self/fd"))
+    reserve = min(_OTHER_FILES, descriptors // 2)
+    # Each connection takes two descriptors, libzmq's and the gate's.
+    return max(8, min(wanted, (descriptors - used - reserve) // 2))

@@ -1,0 +1,103 @@
+"""The answers of the admin socket to ``metadata`` and ``status``, and what is measured for them."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from commitmq.protocol import wire
+from commitmq.supervision import status
+from commitmq.supervision.admin_socket import AdminSocket
+from commitmq.supervision.keeper_watch import KeeperWatch
+from commitmq.supervision.node_store import NodeStore
+from commitmq.supervision.process_table import ProcessTable
+from commitmq.supervision.process_use import CpuMeter, MemoryGauge
+from commitmq.supervision.roster import Roster
+from commitmq.workers.runtime.context import monotonic_ms
+
+_CPU_SAMPLE_MS = 2_000
+
+
+class AdminAnswers:
+    """Reads the supervisor's parts; changes nothing but its own meters."""
+
+    def __init__(self, store: NodeStore, table: ProcessTable, keeper: KeeperWatch, admin: AdminSocket) -> None:
+        self._store, self._table, self._keeper, self._admin = store, table, keeper, admin
+        self._layout, self._config, self._control = store.layout, store.fitted.config, store.control
+        self.roster = Roster()
+        self._sampled_ms = 0
+        self._memory = MemoryGauge(self._layout.root, self._config.supervisor.status_age_ms)
+        self._cpu = {"supervisor": CpuMeter(), "keeper": CpuMeter()}
+
+    def tick(self, now_ms: int) -> None:
+        """Measure CPU use when it is time."""
+        if now_ms - self._sampled_ms >= _CPU_SAMPLE_MS:
+            self._sample(now_ms)
+
+    def _sample(self, now_ms: int) -> None:
+        self._sampled_ms = now_ms
+        self._table.sample(now_ms)
+        self._cpu["supervisor"].sample(os.getpid(), now_ms)
+        self._cpu["keeper"].sample(self._keeper.live_pid, now_ms)
+
+    def metadata(self, header: dict[str, Any]) -> bytes:
+        """Where the workers listen, and the settings that a client must know."""
+        return wire.ok(
+            header["id"],
+            node=f"{os.uname().nodename}:{os.getpid()}",
+            token=self._store.token,
+            epoch=self._store.epoch,
+            store=str(self._layout.root),
+            store_id=self._store.fitted.store_id,
+            endpoints=status.endpoints(self._table, self._config),
+            **status.settings(self._config),
+        )
+
+    def status(self, header: dict[str, Any], state: str) -> bytes:
+        """Every process, the positions, dispatchers and plugins; ``state`` is the node's."""
+        now_ms = monotonic_ms()
+        if now_ms - self._sampled_ms > _CPU_SAMPLE_MS // 2:
+            self._sample(now_ms)
+        recovered = self.recovered()
+        return wire.ok(
+            header["id"],
+            node={
+                "state": state,
+                "store": str(self._layout.root),
+                "store_id": self._store.fitted.store_id,
+                "index_problem": self._store.fitted.index_problem,
+                "token": self._store.token,
+                "epoch": self._store.epoch,
+                "admin": self._admin.endpoints,
+                "flush_mode": self._config.commit_log.flush_mode,
+                "progress": status.progress(self._table),
+                "kernels": self._table.forkserver.kernels,
+                "keeper": self._keeper.state,
+                "cuts": recovered.get("cuts", []),
+                "cuts_kept": recovered.get("cuts_kept", 0),
+            },
+            processes=self._process_rows(state),
+            positions=status.positions(self._control),
+            disk_flags=status.disk_flags(self._control),
+            disk_warnings=status.disk_warnings(self._control, self._config, self._layout),
+            dispatchers=status.dispatcher_rows(self._table, self._control, self._config),
+            plugins=self.roster.reports,
+        )
+
+    def recovered(self) -> dict[str, Any]:
+        """Recovery's report of its work; empty before."""
+        worker = self._table.workers.get("recovery")
+        return {} if worker is None else worker.info
+
+    def disk_warnings(self) -> list[str]:
+        """See :func:`commitmq.supervision.status.disk_warnings`."""
+        return status.disk_warnings(self._control, self._config, self._layout)
+
+    def _process_rows(self, state: str) -> list[dict[str, Any]]:
+        memory = self._memory
+        rows = []
+        if self._keeper.live_pid:
+            restarts = self._keeper.restarts
+            rows.append(status.process_row("keeper", self._keeper.pid, "ready", restarts, self._cpu["keeper"], memory))
+        rows.append(status.process_row("supervisor", os.getpid(), state, 0, self._cpu["supervisor"], memory))
+        return rows + status.worker_rows(self._table, self._control, self._config, memory)

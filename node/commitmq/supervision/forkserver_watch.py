@@ -1,0 +1,138 @@
+"""Watches the forkserver, and starts another one when it has died. Workers go on meanwhile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from commitmq.config import NodeConfig
+from commitmq.files.kernel_cache import COMPILING_TAKES
+from commitmq.log import Log
+from commitmq.store.layout import StoreLayout
+from commitmq.supervision.event_loop import EventLoop
+from commitmq.supervision.exit_codes import CliExit
+from commitmq.supervision.forkserver import ForkServer
+from commitmq.supervision.process_use import CpuMeter
+from commitmq.supervision.start_failed import START_ATTEMPTS, StartFailed
+from commitmq.supervision.worker_process import describe_exit
+from commitmq.workers.runtime.context import monotonic_ms
+
+_SLOW_PRELOAD_MS = 8_000
+_FORKSERVER_EXIT_S = 2.0
+
+
+class ForkServerWatch:
+    """One supervisor's forkserver, and its successors. ``server`` is None when there is none."""
+
+    def __init__(
+        self,
+        layout: StoreLayout,
+        config: NodeConfig,
+        loop: EventLoop,
+        log: Log,
+        *,
+        is_judging: Callable[[], bool],
+        on_news: Callable[[str], None],
+    ) -> None:
+        """``is_judging``: whether a death that a restart cannot cure raises StartFailed. ``on_news`` is called with a
+        sentence when kernels are compiled.
+        """
+        self._layout, self._config, self._loop, self._log = layout, config, loop, log
+        self._timing = config.supervisor
+        self._is_judging = is_judging
+        self._on_news = on_news
+        self.server: ForkServer | None = None
+        self.deaths = 0
+        self.kernels: dict[str, str] = {}  # the forkserver's compiled kernels: folder, origin
+        self.cpu = CpuMeter()
+        self._backoff_ms = 0
+        self._at_ms = 0  # when it was started, or will be started next
+        self._said_compiling = False
+
+    @property
+    def pid(self) -> int:
+        """0 when there is none."""
+        return self.server.pid if self.server else 0
+
+    def due_in_ms(self, now_ms: int) -> int:
+        """Milliseconds until the next one may be started."""
+        return max(0, self._at_ms - now_ms)
+
+    def check(self, now_ms: int) -> None:
+        """Kill one that does not get ready."""
+        server = self.server
+        if server is None or server.ready:
+            return
+        if now_ms - self._at_ms > _SLOW_PRELOAD_MS:
+            self._say_compiling()
+        if now_ms - self._at_ms > self._timing.start_timeout_s * 1000:
+            server.kill()
+
+    def is_due(self, now_ms: int) -> bool:
+        """Whether none runs, and the next one may be started."""
+        return self.server is None and now_ms >= self._at_ms
+
+    def start(self, now_ms: int, modules: Iterable[str]) -> None:
+        """Start one that preloads ``modules``."""
+        self._at_ms = now_ms
+        self.server = started = ForkServer(self._layout, self._config, modules)
+        self._loop.watch(started.socket.fileno(), self._hear)
+        self._loop.watch(started.pidfd, self._ended)
+
+    def _hear(self) -> None:
+        if self.server is None:
+            return
+        for event in self.server.read_events():
+            self.kernels = event.get("kernels", self.kernels)
+            if event.get("event") == "compiling":
+                self._say_compiling()
+            elif event.get("event") == "ready":
+                self._log.info("kernels are loaded", **self.kernels, seconds=event.get("preload_s"))
+        if self.server.ended:
+            # The forkserver's socket is closed and its pidfd follows. Polling a closed socket would return at once,
+            # every time.
+            self._loop.unwatch(self.server.socket.fileno())
+
+    def _say_compiling(self) -> None:
+        if not self._said_compiling:
+            self._said_compiling = True
+            where = f" into {self.kernels['folder']}" if self.kernels else ""
+            sentence = f"compiling kernels{where}, which takes {COMPILING_TAKES} and is done once after installation"
+            self._log.info(sentence)
+            self._on_news(sentence)
+
+    def _ended(self) -> None:
+        forkserver = self.server
+        if forkserver is None or (code := forkserver.reap()) is None:
+            return
+        self._loop.unwatch(forkserver.pidfd)
+        self._loop.unwatch(forkserver.socket.fileno())
+        was_ready = forkserver.ready
+        forkserver.close()
+        self.server = None
+        now_ms = monotonic_ms()
+        well = was_ready and now_ms - self._at_ms >= self._timing.restart_window_s * 1000
+        doubled = min(self._backoff_ms * 2, self._timing.restart_backoff_max_ms)
+        self._backoff_ms = self._timing.restart_backoff_ms if well or not doubled else doubled
+        self._at_ms = now_ms + self._backoff_ms
+        self.deaths += 1
+        self._log.error(
+            "forkserver died; workers go on",
+            pid=forkserver.pid,
+            why=describe_exit(code),
+            restart_in_ms=self._backoff_ms,
+        )
+        if self._is_judging() and not was_ready and self.deaths >= START_ATTEMPTS:
+            raise StartFailed(
+                f"the forkserver ended with {describe_exit(code)} while it loaded its modules; its log says why",
+                CliExit.START_FAILED,
+            )
+
+    def end(self) -> None:
+        """End the forkserver; no worker can be started after this."""
+        forkserver = self.server
+        if forkserver is None:
+            return
+        self._loop.unwatch(forkserver.pidfd)
+        self._loop.unwatch(forkserver.socket.fileno())
+        forkserver.end(_FORKSERVER_EXIT_S)
+        self.server = None
