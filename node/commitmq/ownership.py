@@ -1,13 +1,13 @@
 """Which process writes which file of a store, and which word of the control block: the single-writer principle as data.
 
-Every file and every word has exactly one writing process while a node runs. Three processes have the store for
-themselves before and after that, and may then write the files of others:
+Every file and every word has exactly one writing process while a node runs. Three processes use the store alone before
+and after that, and may then write the files of others:
 
-* recovery, before any worker has started: it makes the store whole, and sets the first value of each word;
-* the supervisor, after the last worker has ended: it confirms what is durable;
+* recovery, before any worker has started: it mends the store, and sets the first value of each word;
+* the supervisor, after the last worker has ended: it confirms the durable positions;
 * an offline verb (``commitmq store …``), which holds the store's lock, so that no node runs.
 
-The table in ARCHITECTURE.md is generated from this module (``python -m commitmq.ownership``), and tests check both: the
+The table in ARCHITECTURE.md is generated from this module (``python -m commitmq.ownership``). Tests check the rules: the
 code may put a word only in the modules of its process (``tests/unit/test_ownership.py``), and a file of a live node is
 open for writing only in the process that owns it (``tests/contract/test_who_writes.py``).
 """
@@ -79,21 +79,21 @@ FILES: tuple[FileOwner, ...] = (
     FileOwner("checkpoint*", Role.FLUSH, "RocketMQ's checkpoint"),
     FileOwner("abort*", Role.SUPERVISOR, "there while a node runs, or died"),
     FileOwner("lock", Role.SUPERVISOR, "held while a node runs"),
-    FileOwner("commitmq/position*", Role.FLUSH, "the sidecar: where the next recovery may begin"),
+    FileOwner("commitmq/position*", Role.FLUSH, "the sidecar: the next recovery may begin at its offsets"),
     FileOwner("commitmq/flush_failed", Role.FLUSH, "there after a failed sync of flush"),
     FileOwner("commitmq/writer_sync_failed", Role.WRITER, "there after a failed sync of the writer"),
     FileOwner("commitmq/producers*", Role.WRITER, "the snapshot of idempotent producers"),
-    FileOwner("commitmq/queue_ends*", Role.CONSUME_QUEUE, "which queues there are, and where they end"),
+    FileOwner("commitmq/queue_ends*", Role.CONSUME_QUEUE, "the queues and their ends"),
     FileOwner("commitmq/topics.journal*", Role.COORDINATOR, "changes of topics"),
     FileOwner("commitmq/offsets.journal*", Role.COORDINATOR, "commits of groups"),
-    FileOwner("commitmq/group_members.log*", Role.COORDINATOR, "which members groups had"),
+    FileOwner("commitmq/group_members.log*", Role.COORDINATOR, "past members of groups"),
     FileOwner("commitmq/deleted_topics.json*", Role.COORDINATOR, "tombstones of deleted topics"),
     FileOwner("commitmq/deleting_topics.json*", Role.COORDINATOR, "deletions that are not finished"),
-    FileOwner("commitmq/min_offset*", Role.CLEANUP, "where the log begins"),
+    FileOwner("commitmq/min_offset*", Role.CLEANUP, "the beginning of the log"),
     FileOwner("commitmq/store.json*", Role.RECOVERY, "the store's identity and the sizes of its files"),
-    FileOwner("commitmq/cut*", Role.RECOVERY, "what recovery cut, for `store repair --restore-cut`"),
-    FileOwner("commitmq/transient_pool.json*", Role.RECOVERY, "where the transient store pool is"),
-    FileOwner("commitmq/shared_memory.json*", Role.SUPERVISOR, "where the folder of memory topics is"),
+    FileOwner("commitmq/cut*", Role.RECOVERY, "bytes that recovery cut, for `store repair --restore-cut`"),
+    FileOwner("commitmq/transient_pool.json*", Role.RECOVERY, "the place of the transient store pool"),
+    FileOwner("commitmq/shared_memory.json*", Role.SUPERVISOR, "the folder of memory topics"),
     FileOwner("commitmq/sockets.json*", Role.SUPERVISOR, "the last folder of sockets outside of the store"),
     FileOwner("commitmq/epoch*", Role.SUPERVISOR, "counts starts of the node"),
     FileOwner("commitmq/node.log*", Role.EACH, "log lines, appended"),
@@ -101,18 +101,18 @@ FILES: tuple[FileOwner, ...] = (
     FileOwner("commitmq/dispatchers/*", Role.DISPATCHER, "the position and state of the dispatcher of that name"),
     FileOwner("run/control", Role.EACH, "the control block; each word has a process, below"),
     FileOwner("run/node.json*", Role.SUPERVISOR, "process id and addresses of the live node"),
-    FileOwner("run/token*", Role.SUPERVISOR, "what a client on the same machine reads to prove that it is there"),
+    FileOwner("run/token*", Role.SUPERVISOR, "proves that a client that read it is on the same machine"),
     FileOwner("run/sockets*", Role.SUPERVISOR, "the folder of sockets, where the store's path is too long"),
     FileOwner("run/subscriptions.json*", Role.COORDINATOR, "SQL filters, for the ConsumeQueue dispatcher"),
     FileOwner("run/segment.new", Role.ALLOCATE, "a segment that is being made"),
-    FileOwner("run/index*", Role.INDEX, "index files that are being made, and how far one is written"),
+    FileOwner("run/index*", Role.INDEX, "index files that are being made, with the progress of one"),
     FileOwner("run/*.lock", Role.EACH, "held by the worker of that name while it lives"),
     FileOwner("run/*.bell", Role.EACH, "wakes the worker of that name"),
-    FileOwner("run/*.ipc", Role.EACH, "ZeroMQ endpoints, bound by the process they are named after"),
+    FileOwner("run/*.ipc", Role.EACH, "the ZeroMQ endpoint of the worker of that name"),
     FileOwner("run/*.sock", Role.WRITER, "the Unix socket for single sends"),
 )
 
-# Recovery sets the first value of any word before the word's own process has started.
+# Recovery sets the first value of a word before the word's own process starts.
 WORDS: MappingProxyType[Word, Role] = MappingProxyType(
     {
         Word.MAGIC: Role.SUPERVISOR,
