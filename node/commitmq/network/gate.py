@@ -63,10 +63,8 @@ _LOG_INTERVAL_S: Final = 1.0
 
 
 class Gate:
-    """The connections of one ROUTER. ``max_request_bytes``: the size of the longest request that it takes, all frames
-    included.
-
-    ``first_number`` is the number of the first automatic id that clients can get.
+    """The connections of one ROUTER. ``max_request_bytes``: the size of the longest request that it takes, with all its
+    frames. ``first_number``: the number of the first automatic id that clients can get.
     """
 
     def __init__(
@@ -125,9 +123,7 @@ class Gate:
     # ------------------------------------------------------------ the receiving thread's side
 
     def meet(self, identity: bytes, frame: zmq.Frame) -> tuple[Connection, str | None]:
-        """The connection of ``frame``, the first frame of an unknown peer; and why the peer must not have its id, or
-        None.
-        """
+        """The connection of ``frame``, the first of an unknown peer; and why the peer must not have its id, or None."""
         descriptor = int(frame.get(zmq.SRCFD))
         fault = routing_ids.fault(identity, self._first_number, self._accepted + _UNHEARD)
         with self._meeting:
@@ -143,8 +139,7 @@ class Gate:
                 if found is None or found.identity != identity:
                     found = self._unheard[descriptor] = Connection(descriptor)
             if fault is None:
-                # The last connection is right: requests of a peer that has left may come after its descriptor belongs
-                # to another one.
+                # The last connection is right: a peer's requests may come after its descriptor belongs to another one.
                 if found.identity is not None and self.peers.get(found.identity) is found:
                     del self.peers[found.identity]
                 found.identity = identity
@@ -153,8 +148,8 @@ class Gate:
         return found, fault
 
     def found_nothing(self) -> None:
-        """The receiving thread has asked the socket, and no request waits. Each loop must say so before it sleeps.
-        Otherwise bytes of an incomplete request look like requests that wait, and no bound on its size holds.
+        """No request waits; each loop must say so before it sleeps. Otherwise the bytes of an incomplete request look
+        like requests that wait, and no bound on its size holds.
         """
         self.looks += 1
         self.is_empty = True
