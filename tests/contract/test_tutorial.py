@@ -139,7 +139,7 @@ def test_every_hook_is_used_by_a_test(hook: str) -> None:
 
 
 def test_every_column_is_explained() -> None:
-    table = TUTORIAL.read_text(encoding="utf-8").partition("| columns |")[2].partition("\n\n")[0]
+    table = TUTORIAL.read_text(encoding="utf-8").partition("| Columns |")[2].partition("\n\n")[0]
     first_cells = [line.partition("|")[2].partition("|")[0] for line in table.splitlines()]
     columns = re.findall(r"`(\w+)`", " ".join(first_cells))
     assert sorted(columns) == sorted(ROW.names or ())

@@ -292,20 +292,20 @@ def _lines(fd: int, advance: Callable[[int], None], ending: _Ending) -> Iterator
     longest: float | None = _HELD_S
     drained = 0
     while True:
-        if ending.signal is None:
+        is_ending = ending.signal is not None
+        if not is_ending:
             ready = select.select([fd, ending.fd], [], [], longest)[0]
         else:
             # Read no more of a file, and of a pipe only the bytes that are there.
             ready = [] if is_file or drained >= _DRAINED_BYTES else select.select([fd], [], [], 0)[0]
         if fd not in ready:
             yield number, None
-            if ending.signal is None:
-                # After twice the time without input the consumer of the lines has sent every held line.
-                longest = None if longest is None or not ready else longest
-                continue
-            if not ready:
+            if is_ending:
                 ending.left_out = bool(rest)
                 return
+            # After twice the time without input the consumer of the lines has sent every held line. (The signal may
+            # have come after this look: the input that came before the signal needs one more look.)
+            longest = None if longest is None or not ready else longest
             continue
         longest = _HELD_S
         try:

@@ -1,0 +1,36 @@
+"""Goal: an ended ``commitmq produce`` has read all input that came before the signal."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+from typing import Any
+
+import pytest
+
+from commitmq.cli import produce
+
+
+def test_input_that_came_before_the_signal_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command looks, and finds nothing. Then input comes, and then the signal; only then the command goes on."""
+    inlet, outlet = os.pipe()
+    ending = produce._Ending()
+    look = select.select
+
+    def late(*arguments: Any) -> Any:
+        found = look(*arguments)
+        if ending.signal is None:
+            os.write(outlet, b"one\ntwo\nhal")
+            ending.signal = signal.SIGINT
+        return found
+
+    try:
+        with ending:
+            monkeypatch.setattr(produce.select, "select", late)
+            lines = list(produce._lines(inlet, lambda _bytes: None, ending))
+    finally:
+        os.close(inlet)
+        os.close(outlet)
+    assert [line for _, line in lines if line is not None] == [b"one", b"two"]
+    assert ending.left_out
