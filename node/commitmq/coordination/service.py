@@ -37,6 +37,10 @@ from commitmq.store.memory.shared_memory import memory_folder
 from commitmq.supervision.node_files import node_life
 
 RETRY_MS = 500
+READ_ONLY = frozenset(
+    ("topic.list", "topic.describe", "group.list", "group.describe", "group.positions", "offset.fetch")
+)
+"""Operations without an effect: nobody misses one whose client has gone."""
 _PUBLISH_MS = 100  # between two lists of SQL92 subscriptions for the other workers
 
 

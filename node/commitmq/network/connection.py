@@ -32,7 +32,8 @@ class Connection:
 
     In bytes: ``received`` in all, ``grown`` since the look before, ``pending`` of them not handled, and ``unfinished``
     of those known to belong to an incomplete request. ``ended``: the gate has shut the connection down. ``closed``:
-    libzmq has closed it, and requests from it may still wait to be handled.
+    libzmq has closed it, and requests from it may still wait to be handled. ``gone``: the peer has closed it. libzmq
+    closes it when it has read everything.
 
     The connection has a descriptor of its own. Otherwise bytes that came just before libzmq closed the other descriptor
     would not be counted.
@@ -49,6 +50,7 @@ class Connection:
         "closed",
         "descriptor",
         "ended",
+        "gone",
         "grown",
         "handled",
         "identity",
@@ -69,6 +71,7 @@ class Connection:
         self.unfinished = 0
         self.ended = False
         self.closed = False
+        self.gone = False
         self._received_before = 0
         self._is_unix = False
         # SO_PEEK_OFF at the last look, and at the look that set it again.
@@ -106,7 +109,7 @@ class Connection:
 
     def close(self) -> None:
         """libzmq has closed its descriptor, or is about to. The peer sees the end when both descriptors are closed."""
-        self.closed = True
+        self.closed = self.gone = True
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 self.look()

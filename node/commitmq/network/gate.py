@@ -54,7 +54,8 @@ _REST: Final = 20
 _LONGEST_REST_S: Final = 0.1
 _LEFT_OF_CLIENT: Final = 4
 _EVENTS: Final = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
-_ARMED: Final = select.EPOLLIN | select.EPOLLONESHOT
+_ARMED: Final = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLONESHOT
+_GONE: Final = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 _NEWCOMER_S: Final = 1.0
 _SCAN: Final = 1_000
 # libzmq may give out automatic ids before the gate has learnt of their connections.
@@ -77,8 +78,8 @@ class Gate:
         self._max_pending_bytes = max(config.max_pending_bytes, 2 * max_request_bytes)
         self._first_number = first_number
         self.max_connections = affordable_connections(config.max_connections)
-        # Set by the receiving thread: connections that sent a request, by routing id; how often it found nothing left
-        # to receive, and whether it found nothing the last time.
+        # Set by the receiving thread: connections with a request, by routing id; how often it found nothing left, and
+        # whether it did the last time.
         self.peers: dict[bytes, Connection] = {}
         self.looks = 0
         self.is_empty = True
@@ -88,8 +89,7 @@ class Gate:
         # Connections that are closed and not fully handled: by id; and their bytes by client.
         self._leaving: dict[bytes, Connection] = {}
         self._left: Counter[str] = Counter()
-        # Connections with a request before the gate learnt of them, by descriptor. The lock is needed because both
-        # threads write.
+        # Connections with a request before the gate learnt of them, by descriptor; both threads write it, so it has a lock.
         self._unheard: dict[int, Connection] = {}
         self._meeting = threading.Lock()
         self._held: set[Connection] = set()
@@ -104,8 +104,7 @@ class Gate:
         address = f"inproc://gate-{id(self)}"
         router.monitor(address, _EVENTS)
         self._monitor: zmq.Socket[bytes] = router.context.socket(zmq.PAIR)
-        # A monitor whose queue is full stops the I/O thread.
-        self._monitor.setsockopt(zmq.RCVHWM, 0)
+        self._monitor.setsockopt(zmq.RCVHWM, 0)  # a monitor whose queue is full stops the I/O thread
         self._monitor.connect(address)
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._arrivals = select.epoll()
@@ -133,8 +132,8 @@ class Gate:
             if leaving is not None and identity[:1] == b"\0":
                 return leaving, None
             if found is None:
-                # A request may be faster than the monitor's event. The gate then continues with this object. Otherwise
-                # it would take the peer for one without a request, and the handled bytes for a request without an end.
+                # A request was faster than the monitor's event, and the gate continues with this object. It would take
+                # the peer for one without a request, and the handled bytes for a request without an end.
                 found = self._unheard.get(descriptor)
                 if found is None or found.identity != identity:
                     found = self._unheard[descriptor] = Connection(descriptor)
@@ -154,6 +153,11 @@ class Gate:
         self.looks += 1
         self.is_empty = True
 
+    def has_left(self, identity: bytes) -> bool:
+        """Whether the peer of ``identity`` has gone, and its requests still wait."""
+        found = self.peers.get(identity)
+        return identity in self._leaving if found is None else found.gone
+
     def end(self, connection: Connection, bound: str, why: str) -> None:
         """Let the gate end ``connection`` a moment later, after the peer got its answer."""
         self._to_end.append((connection, bound, why))
@@ -162,9 +166,8 @@ class Gate:
 
     def stop(self, router: zmq.Socket[bytes]) -> None:
         """End the thread; before ``router`` is closed."""
-        # Do this first: the I/O thread would wait for a monitor that is not read.
         with contextlib.suppress(zmq.ZMQError):
-            router.monitor(None, 0)
+            router.monitor(None, 0)  # first: the I/O thread would wait for a monitor that is not read
         self._stopping = True
         os.eventfd_write(self._wake, 1)
         self._thread.join()
@@ -181,7 +184,6 @@ class Gate:
         try:
             self._turns()
         except Exception as error:
-            # Without its gate the process would be open to every client, so the log must show it.
             self._log.exception("the gate failed: this process's port is not guarded any more", error=repr(error))
 
     def _turns(self) -> None:
@@ -238,7 +240,6 @@ class Gate:
             own = connection.open()
             self._arrivals.register(own, _ARMED)
         except OSError as error:
-            # The connection has ended already, as the next event will show; or no descriptor is left to guard it.
             if error.errno in (errno.EMFILE, errno.ENFILE):
                 connection.refuse()
                 self._tell_end(connection, "max_connections", "no descriptor is left to guard it")
@@ -257,7 +258,7 @@ class Gate:
             self._make_room(connection)
 
     def _make_room(self, newest: Connection) -> None:
-        """End the oldest connection without a request, or else the newest one."""
+        """End the oldest connection without a request, or else the newest."""
         before = time.monotonic() - _NEWCOMER_S
         for one in itertools.islice(self._silent, _SCAN):
             if one.accepted_s > before:
@@ -273,8 +274,7 @@ class Gate:
             return
         own = connection.own
         if own is not None:
-            # Unregister before the close: as long as libzmq's descriptor is open the kernel would go on reporting
-            # events.
+            # Before the close: as long as libzmq's descriptor is open the kernel would go on reporting events.
             with contextlib.suppress(OSError):
                 self._arrivals.unregister(own)
             self._watched.pop(own, None)
@@ -328,9 +328,7 @@ class Gate:
     # ------------------------------------------------------------ received bytes
 
     def _look(self, now: float) -> bool:
-        """Count the bytes since the last look and end connections that hold too much. False when nothing came and
-        nothing is held.
-        """
+        """Count the new bytes, and end connections that hold too much. False when nothing came and nothing is held."""
         while self._to_end:
             one, bound, why = self._to_end.popleft()
             # The descriptor may have been unknown when the receiving thread asked for the end.
@@ -338,10 +336,13 @@ class Gate:
         began = time.thread_time()
         arrived = self._arrivals.poll(0, max(1, len(self._connections)))
         active = {own: self._watched[own] for own, _ in arrived if own in self._watched}
-        for own, connection in active.items():
-            with contextlib.suppress(OSError):
+        for own, events in arrived:
+            with contextlib.suppress(OSError, KeyError):
+                connection = active[own]
+                connection.gone = bool(events & _GONE)
                 connection.look()
-                self._arrivals.modify(own, _ARMED)
+                if not connection.gone:
+                    self._arrivals.modify(own, _ARMED)
         # Bytes that libzmq has read by now are no new arrival. For connections that hold bytes each byte counts.
         for connection in self._held.difference(active.values()):
             connection.grown = 0

@@ -30,8 +30,6 @@ from commitmq.protocol import wire
 MAX_FRAMES: Final = 1_024
 # The bytes that ZeroMQ writes before each frame.
 FRAME_HEAD_BYTES: Final = 9
-# Twice the longest header: a header that is too long is answered up to this size; a longer one ends the connection.
-_MAX_HEADER_FRAME_BYTES: Final = 2 * wire.MAX_HEADER_BYTES
 _BUSY_RETRY_MS: Final = 50
 _BACKLOG: Final = 1_024
 _WAITING_REQUESTS: Final = 64
@@ -43,9 +41,12 @@ class Router(zmq.Socket[bytes]):
 
     gate: Gate
     unsent: UnsentAnswers
+    only_answers: bool
 
     def recv_multipart(self, flags: int = 0, copy: bool = True, track: bool = False) -> list[Any]:
-        """The next request: routing id, header, payload. A request refused because of its sender's id is never returned."""
+        """The next request: routing id, header, payload. A request refused because of its sender's id is never returned,
+        nor one that needs no more than an answer when its peer has gone.
+        """
         gate = self.gate
         while True:
             try:
@@ -69,6 +70,8 @@ class Router(zmq.Socket[bytes]):
             if connection is None:
                 continue
             connection.handled += sum(map(len, frames)) + FRAME_HEAD_BYTES * len(frames)
+            if connection.gone and self.only_answers:
+                continue
             if len(self.unsent) and self.unsent.is_over(identity):
                 self._refuse_busy(identity, frames[1])
                 continue
@@ -130,20 +133,25 @@ def open_router(
     port: int,
     *,
     takes_payload: bool = False,
+    only_answers: bool = False,
+    max_header_bytes: int = wire.MAX_HEADER_BYTES,
     waiting_answers: int = 10_000,
     linger_ms: int = 500,
 ) -> tuple[Router, list[str]]:
     """A ROUTER bound to ``ipc`` and to ``port`` of ``network.host`` (0: a free one). Returns it and its endpoints.
 
-    ``takes_payload``: requests have more than a header. ``waiting_answers``: further answers to a peer that reads none
+    ``takes_payload``: requests have more than a header. ``only_answers``: requests change nothing, so those of a peer
+    that has gone are dropped. ``max_header_bytes``: a header of more than twice this size ends
+    its connection. ``waiting_answers``: further answers to a peer that reads none
     are dropped, which can only hurt that peer. Raises zmq.ZMQError when an address is taken.
     """
     routing_ids.seed()
     router = cast(Router, context.socket(zmq.ROUTER, socket_class=Router))
     router.unsent = UnsentAnswers(config.max_unsent_bytes)
+    router.only_answers = only_answers
     option = router.setsockopt
     option(zmq.LINGER, linger_ms)
-    frame_bytes = config.max_frame_bytes if takes_payload else min(config.max_frame_bytes, _MAX_HEADER_FRAME_BYTES)
+    frame_bytes = config.max_frame_bytes if takes_payload else min(config.max_frame_bytes, 2 * max_header_bytes)
     option(zmq.MAXMSGSIZE, frame_bytes)
     option(zmq.RCVHWM, _WAITING_REQUESTS)
     option(zmq.SNDHWM, waiting_answers)
@@ -159,7 +167,7 @@ def open_router(
             config,
             log,
             router,
-            max_request_bytes=frame_bytes + wire.MAX_HEADER_BYTES,
+            max_request_bytes=frame_bytes + max_header_bytes,
             first_number=first_number,
         )
         router.bind(ipc)

@@ -22,6 +22,7 @@ from commitmq.errors import (
 PROTOCOL_VERSION = 1
 MAX_HEADER_BYTES = 1 << 20
 MAX_SENTENCE_CHARACTERS = 2_000
+_LONGEST_OPERATION: Final = 64
 
 
 def pack(header: dict[str, Any]) -> bytes:
@@ -35,7 +36,7 @@ def parse_request(frame: bytes) -> dict[str, Any]:
     Raises ProtocolError with BAD_HEADER or UNSUPPORTED_VERSION; the caller answers with it and goes on.
     """
     if len(frame) > MAX_HEADER_BYTES:
-        raise ProtocolError("BAD_HEADER", f"the header has {len(frame)} bytes, at most {MAX_HEADER_BYTES} are allowed")
+        raise ProtocolError("BAD_HEADER", too_long(len(frame)))
     try:
         header = orjson.loads(frame)
     except orjson.JSONDecodeError as error:
@@ -47,11 +48,19 @@ def parse_request(frame: bytes) -> dict[str, Any]:
         raise ProtocolError("BAD_HEADER", "the header needs v, the protocol version as an integer")
     if version != PROTOCOL_VERSION:
         raise ProtocolError("UNSUPPORTED_VERSION", f"this node speaks version {PROTOCOL_VERSION}, not {version}")
-    if type(header.get("op")) is not str:
+    operation = header.get("op")
+    if type(operation) is not str:
         raise ProtocolError("BAD_HEADER", "the header needs op, the operation's name as a string")
+    if len(operation) > _LONGEST_OPERATION:
+        header["op"] = operation[:_LONGEST_OPERATION] + "…"  # no operation has such a name, and the refusal shows it
     if type(header.get("id")) is not int:
         raise ProtocolError("BAD_HEADER", "the header needs id, an integer that the answer repeats")
     return header
+
+
+def too_long(size_bytes: int) -> str:
+    """The sentence that refuses a header of ``size_bytes``."""
+    return f"the header has {size_bytes} bytes, at most {MAX_HEADER_BYTES} are allowed"
 
 
 def request_id(frame: bytes) -> int | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import socket
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ class EventLoop:
         self._poller = zmq.Poller()
         self._handlers: dict[Any, Callable[[], None]] = {}
         self._last: set[Any] = set()
+        self._resting: dict[Any, float] = {}
 
     def watch(self, source: Any, handler: Callable[[], None], *, last: bool = False) -> None:
         """Call ``handler`` from :meth:`wait` whenever ``source`` (a descriptor or a ZeroMQ socket) can be read.
@@ -31,11 +33,24 @@ class EventLoop:
 
     def unwatch(self, source: Any) -> None:
         self._last.discard(source)
-        if self._handlers.pop(source, None) is not None:
+        if self._handlers.pop(source, None) is not None and self._resting.pop(source, None) is None:
             self._poller.unregister(source)
+
+    def rest(self, source: Any, rest_s: float) -> None:
+        """Do not look at ``source`` for ``rest_s`` seconds."""
+        if source not in self._resting:
+            self._poller.unregister(source)
+        self._resting[source] = time.monotonic() + rest_s
 
     def wait(self, timeout_ms: float) -> None:
         """Wait for the first event, ``timeout_ms`` at most, and run the handlers of all sources that have one."""
+        now_s = time.monotonic()
+        for source, until_s in list(self._resting.items()):
+            if until_s <= now_s:
+                del self._resting[source]
+                self._poller.register(source, zmq.POLLIN)
+            else:
+                timeout_ms = min(timeout_ms, (until_s - now_s) * 1_000 + 1)
         events = self._poller.poll(max(0, int(timeout_ms)))
         for source, _ in sorted(events, key=lambda event: event[0] in self._last):
             handler = self._handlers.get(source)

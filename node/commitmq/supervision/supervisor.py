@@ -172,7 +172,7 @@ class Supervisor:
         self._slot = role_slot("supervisor")
         self._control.put_worker(self._slot, WorkerWord.PID, os.getpid())
         self._control.put_worker(self._slot, WorkerWord.STATE, WorkerState.STARTING)
-        self._loop.watch(self._admin.socket, self._admin.serve, last=True)
+        self._loop.watch(self._admin.socket, self._serve_admin, last=True)
         store.write_token()
         self._write_node_file()
         become_subreaper()
@@ -326,6 +326,11 @@ class Supervisor:
         self._table.tick(now_ms)
         self._answers.tick(now_ms)
         self._keep_keeper(now_ms)
+
+    def _serve_admin(self) -> None:
+        rest_s = self._admin.serve()
+        if rest_s:
+            self._loop.rest(self._admin.socket, rest_s)
 
     def _keep_keeper(self, now_ms: int) -> None:
         keeper = self._keeper

@@ -29,7 +29,7 @@ import zmq
 
 from commitmq.control import Word
 from commitmq.coordination.answers import Answer
-from commitmq.coordination.service import RETRY_MS, Service, TopicNews
+from commitmq.coordination.service import READ_ONLY, RETRY_MS, Service, TopicNews
 from commitmq.errors import ProtocolError, StoreError
 from commitmq.protocol import wire
 from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
@@ -45,6 +45,9 @@ _GRACE_MS = 500
 _TURN_REQUESTS = 512
 _TURN_BYTES = 4 * 1024 * 1024
 _TURN_NS = 20_000_000
+# Clients that wait for their answers leave a turn that ends with no request waiting. Clients that ask on and on do not:
+# after two turns in a row that ended at a limit this process rests, so that others get the processor.
+_REST_S = 0.04
 # The socket takes its clients in turns, so a client that sends without a pause delays the requests of others by less
 # than this. A session that is overdue by this much ends, although requests wait.
 _FLOODED_MS = 1_000
@@ -88,6 +91,7 @@ class Coordinator:
         # confirm it.
         self._service.tell(self._version)
         self._parked: list[_Parked] = []
+        self._full_turns = 0  # in a row
         self._delete_timeout_ms = context.config.topics.delete_timeout_ms
         self._router, self._endpoints = context.bind_router(ROLE)
         context.register(self._router)
@@ -98,6 +102,8 @@ class Coordinator:
         context.ready(endpoints=self._endpoints, topics=len(self._service.topics.table.topics))
         self._log.info("ready", topics=len(self._service.topics.table.topics), endpoints=",".join(self._endpoints))
         while not context.stopping:
+            if self._full_turns > 1:
+                time.sleep(_REST_S)
             context.wait(self._timeout_ms())
             self._turn()
         while self._turn():
@@ -134,15 +140,20 @@ class Coordinator:
                 drained = True
                 break
             taken_bytes += sum(map(len, frames))
-            answers.append((frames[0], *self._handle(frames[1:])))
+            identity, answer = self._handle(frames[1:], has_left=self._router.gate.has_left(frames[0]))
+            if answer is not None:
+                answers.append((frames[0], identity, answer))
+        self._full_turns = 0 if drained else self._full_turns + 1
         calm = now_ms >= self._no_expiry_before_ms
         self._service.tick(now_ms, expire_ms=(now_ms if drained else now_ms - _FLOODED_MS) if calm else None)
         self._end_turn(answers)
         self._service.write_snapshots(now_ms)
         return bool(answers)
 
-    def _handle(self, frames: list[bytes]) -> tuple[int | None, Answer | bytes]:
-        """One request's id and its answer, or the bytes of its refusal. No content of a request raises here."""
+    def _handle(self, frames: list[bytes], *, has_left: bool) -> tuple[int | None, Answer | bytes | None]:
+        """One request's id and its answer, or the bytes of its refusal; no answer for a peer that has left, where the
+        request would change nothing. No content of a request raises here.
+        """
         header_frame = frames[0] if frames else b""
         identity: int | None = None
         try:
@@ -152,6 +163,8 @@ class Coordinator:
                 raise ProtocolError(
                     "INVALID_PARAMETER", f"{header['op']} takes no payload, but {len(frames) - 1} frames came"
                 )
+            if has_left and header["op"] in READ_ONLY:
+                return identity, None
             return identity, self._service.handle(header, monotonic_ms())
         except ProtocolError as error:
             identity = wire.request_id(header_frame) if identity is None else identity

@@ -272,7 +272,7 @@ class Rows:
         """Which rows carry one of the tags."""
         starts, lengths = self.property_spans([Property.TAGS])
         found = np.empty(len(self), np.bool_)
-        text_tests(self._log, starts[0], lengths[0], tags.wanted, tags.bounds, EQUALS, found)
+        text_tests(self._log, starts[0], lengths[0], *tags.texts, EQUALS, found)
         return found
 
     def has_key(self, keys: Sequence[str]) -> Flags:

@@ -1,4 +1,7 @@
-"""Goal: an ended ``commitmq produce`` has read all input that came before the signal."""
+"""Goal: an ended ``commitmq produce`` has read all input that came before the signal.
+
+Method: a pipe, and a look at it that is late.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ def test_input_that_came_before_the_signal_is_read(monkeypatch: pytest.MonkeyPat
 
     try:
         with ending:
-            monkeypatch.setattr(produce.select, "select", late)
+            monkeypatch.setattr(select, "select", late)
             lines = list(produce._lines(inlet, lambda _bytes: None, ending))
     finally:
         os.close(inlet)

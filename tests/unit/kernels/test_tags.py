@@ -38,7 +38,7 @@ def judge(records: list[bytes], tags: list[str], *, cut: int = 0) -> list[int]:
     positions = len(prefix) + np.concatenate(([0], np.cumsum(sizes)[:-1])).astype(np.int64)
     wanted = TagFilter(tags)
     verdicts = np.full(len(records), 99, np.uint8)
-    matched = match_tags(log, positions, sizes, wanted.wanted, wanted.bounds, verdicts)
+    matched = match_tags(log, positions, sizes, *wanted.texts, verdicts)
     assert matched == int((verdicts == MATCH).sum())
     result: list[int] = verdicts.tolist()
     return result
@@ -120,5 +120,5 @@ def test_what_is_no_record() -> None:
     verdicts = np.zeros(2, np.uint8)
     wanted = TagFilter(["A"])
     log = np.frombuffer(record, np.uint8)
-    assert match_tags(log, outside, np.full(2, len(record), np.int64), wanted.wanted, wanted.bounds, verdicts) == 0
+    assert match_tags(log, outside, np.full(2, len(record), np.int64), *wanted.texts, verdicts) == 0
     assert verdicts.tolist() == [NO_RECORD, NO_RECORD]

@@ -70,3 +70,8 @@ def test_refusals_become_their_errors() -> None:
     error = wire.send_refusal(answer)
     assert (error.code, error.outcome, error.retry_after_ms) == ("SYSTEM_BUSY", Outcome.NOT_STORED, 50)
     assert wire.send_refusal({"ok": False, "outcome": "new word"}).outcome is Outcome.UNKNOWN
+
+
+def test_the_name_of_no_operation_is_shown_shortened() -> None:
+    header = wire.parse_request(wire.pack({"op": "x" * 800_000, "id": 3}))
+    assert header == {"v": 1, "op": "x" * 64 + "…", "id": 3}

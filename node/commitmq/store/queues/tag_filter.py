@@ -38,9 +38,11 @@ def string_hashes(texts: list[str]) -> NDArray[np.int64]:
 
 
 class TagFilter:
-    """A set of wanted tags. ``wanted``/``bounds`` are the tags' UTF-8, concatenated, and the begin and end of each."""
+    """A set of wanted tags. Hashes and bytes are made when the first unit or record is tested: most pulls find an empty
+    queue.
+    """
 
-    __slots__ = ("__weakref__", "bounds", "codes", "tags", "wanted")
+    __slots__ = ("__weakref__", "_codes", "_texts", "tags")
 
     # A record is read only if its unit has one of the hashes, and then only one property of it.
     terms = 0
@@ -52,10 +54,24 @@ class TagFilter:
             raise ValueError("a tag filter needs at least one tag, and none may be empty")
         if len(self.tags) > MAX_TAGS:
             raise ValueError(f"a tag filter may name {MAX_TAGS} tags at most, not {len(self.tags)}")
-        encoded = [tag.encode("utf-8", "surrogatepass") for tag in self.tags]
-        self.wanted: NDArray[np.uint8] = np.frombuffer(b"".join(encoded), np.uint8)
-        self.bounds: NDArray[np.int64] = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
-        self.codes: NDArray[np.int64] = np.unique(string_hashes(self.tags))
+        self._codes: NDArray[np.int64] | None = None
+        self._texts: tuple[NDArray[np.uint8], NDArray[np.int64]] | None = None
+
+    @property
+    def codes(self) -> NDArray[np.int64]:
+        """The tags' hashes, sorted, each once."""
+        if self._codes is None:
+            self._codes = np.unique(string_hashes(self.tags))
+        return self._codes
+
+    @property
+    def texts(self) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        """The tags' UTF-8, concatenated; and the begin of each in it, with the end of the last one."""
+        if self._texts is None:
+            encoded = [tag.encode("utf-8", "surrogatepass") for tag in self.tags]
+            bounds = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
+            self._texts = np.frombuffer(b"".join(encoded), np.uint8), bounds
+        return self._texts
 
     @classmethod
     def parse(cls, expression: str | None) -> TagFilter | None:
@@ -80,11 +96,12 @@ class TagFilter:
         that leads to no extension unit, spec 3.8): such a unit passes, and the record itself decides.
         """
         possible: Any = (codes < _LEAST_HASH) | (codes > _GREATEST_HASH)
-        if len(self.codes) <= _FEW:
-            for code in self.codes:
+        wanted = self.codes
+        if len(wanted) <= _FEW:
+            for code in wanted:
                 possible |= codes == code
         else:
-            possible |= np.isin(codes, self.codes)
+            possible |= np.isin(codes, wanted)
         return np.asarray(possible, np.bool_)
 
     def judge(
@@ -98,4 +115,4 @@ class TagFilter:
         # Imported late: consumers parse tag expressions too, and must not wait for numba.
         from commitmq.kernels.tags import match_tags
 
-        match_tags(data, positions, sizes, self.wanted, self.bounds, verdicts)
+        match_tags(data, positions, sizes, *self.texts, verdicts)

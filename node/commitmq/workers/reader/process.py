@@ -79,7 +79,7 @@ class Reader:
         ctx.control.put_worker(ctx.slot, WorkerWord.AWAITED_UNTIL_MS, 0)
         self._ringers = [ctx.ringer("flush"), ctx.ringer("reput")]
         self._next_sweep_ms = 0
-        self._router, self.endpoints = ctx.bind_router(ctx.role)
+        self._router, self.endpoints = ctx.bind_router(ctx.role, only_answers=True)
         ctx.register(self._router)
         self._answers = Answers(self._router, ctx.log)
         self._pulls = Pulls(ctx, self._places, self._parked, self._answers)
@@ -197,7 +197,7 @@ class Reader:
                 continue
             operation = self._operations.get(header["op"])
             if operation is None:
-                sentence = f"a reader does not know the op {header['op']!r:.100}"
+                sentence = f"a reader does not know the op {header['op']!r}"
                 self._answers.send(client, wire.error(header["id"], "UNKNOWN_OP", sentence))
                 continue
             if len(frames) > 2:

@@ -152,11 +152,14 @@ class WorkerContext:
         """A Ringer that wakes the worker of ``role``."""
         return Ringer(self.layout.doorbell(role), self.control, role_slot(role))
 
-    def bind_router(self, name: str, *, takes_payload: bool = False) -> tuple[Router, list[str]]:
+    def bind_router(
+        self, name: str, *, takes_payload: bool = False, only_answers: bool = False
+    ) -> tuple[Router, list[str]]:
         """A guarded ROUTER bound to ``ipc`` and ``tcp`` as the supervisor asked. Returns it and its endpoints.
 
         ``params["port"]`` is the tcp port: 0 takes a free one, which the supervisor passes to every later incarnation.
         Limits: see :mod:`commitmq.network.router`; with ``takes_payload`` frames may have ``network.max_frame_bytes``.
+        ``only_answers``: requests change nothing.
         """
         router, endpoints = open_router(
             self.zmq,
@@ -165,6 +168,7 @@ class WorkerContext:
             self.layout.ipc(name),
             int(self.params.get("port", 0)),
             takes_payload=takes_payload,
+            only_answers=only_answers,
         )
         self._routers.append(router)
         return router, endpoints

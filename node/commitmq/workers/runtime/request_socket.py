@@ -46,7 +46,7 @@ class RequestSocket:
         identity, operation = header["id"], self._operations.get(header["op"])
         if operation is None:
             known = ", ".join(self._operations)
-            return wire.error(identity, "UNKNOWN_OP", f"{self._who} knows {known}, not {header['op']!r:.100}")
+            return wire.error(identity, "UNKNOWN_OP", f"{self._who} knows {known}, not {header['op']!r}")
         try:
             return wire.ok(identity, **operation(header))
         except ProtocolError as error:

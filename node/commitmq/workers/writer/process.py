@@ -189,6 +189,8 @@ class Writer:
             self._allocate.ring()
 
     def _handle(self, identity: Peer, frames: Frames) -> bytes | Waiting | None:
+        if len(frames[0]) > wire.MAX_HEADER_BYTES:  # not copied: a frame may have 64 MiB here
+            return wire.error(None, "BAD_HEADER", wire.too_long(len(frames[0])), outcome="not_stored")
         header_frame = frames[0].bytes
         try:
             header = wire.parse_request(header_frame)

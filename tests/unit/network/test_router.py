@@ -1,0 +1,80 @@
+"""Goal: a peer that has gone costs no more than the reading of its requests.
+
+Method: a real ROUTER with its gate, and a peer over a plain socket that asks and closes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zmq
+
+from commitmq.config import NetworkConfig
+from commitmq.log import get_log
+from commitmq.network.router import Router, open_router
+from commitmq.protocol import wire
+from nodes import eventually
+from zmtp import RawPeer
+
+_REQUESTS = 100
+
+
+@contextlib.contextmanager
+def opened(tmp_path: Path, *, only_answers: bool) -> Iterator[tuple[Router, list[str]]]:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    router, endpoints = open_router(
+        context, NetworkConfig(), get_log("test"), f"ipc://{tmp_path}/r.ipc", 0, only_answers=only_answers
+    )
+    try:
+        yield router, endpoints
+    finally:
+        router.close()
+        context.destroy(linger=0)
+
+
+def identity_of(router: Router) -> bytes:
+    assert router.poll(5_000)
+    return bytes(router.recv_multipart(zmq.NOBLOCK)[0])
+
+
+def asked_and_gone(endpoint: str, router: Router) -> bytes:
+    """The id of a peer that has sent many requests, of which one was taken, and has closed its connection."""
+    with RawPeer(endpoint) as peer:
+        for number in range(_REQUESTS):
+            peer.send(wire.pack({"op": "status", "id": number}))
+        identity = identity_of(router)
+    assert eventually(lambda: router.gate.has_left(identity), "the gate has heard that the peer closed")
+    return identity
+
+
+@pytest.mark.parametrize("kind", [0, 1])
+def test_requests_of_a_peer_that_has_gone_are_dropped(tmp_path: Path, kind: int) -> None:
+    with opened(tmp_path, only_answers=True) as (router, endpoints):
+        asked_and_gone(endpoints[kind], router)
+        with pytest.raises(zmq.Again):
+            router.recv_multipart(zmq.NOBLOCK)
+
+
+def test_a_port_that_changes_something_gets_them_all(tmp_path: Path) -> None:
+    with opened(tmp_path, only_answers=False) as (router, endpoints):
+        identity = asked_and_gone(endpoints[1], router)
+        taken = 1
+        while router.poll(500):
+            with contextlib.suppress(zmq.Again):
+                while True:
+                    assert router.recv_multipart(zmq.NOBLOCK)[0] == identity
+                    taken += 1
+        assert taken == _REQUESTS
+
+
+def test_a_peer_that_stays_has_not_left(tmp_path: Path) -> None:
+    with opened(tmp_path, only_answers=True) as (router, endpoints), RawPeer(endpoints[0]) as peer:
+        peer.send(wire.pack({"op": "status", "id": 1}))
+        identity = identity_of(router)
+        assert not router.gate.has_left(identity)
+        peer.send(wire.pack({"op": "status", "id": 2}))
+        assert router.poll(5_000)
+        assert router.recv_multipart(zmq.NOBLOCK)[0] == identity
