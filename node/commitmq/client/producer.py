@@ -306,6 +306,8 @@ class Producer:
         answer = lane.call(channel, fields, body, size_bytes, deadline)
         if answer is None:
             return None
+        if answer["ok"] is not True:
+            raise wire.send_refusal(answer)
         return _new_tuple(
             SendResult,
             (
@@ -567,7 +569,10 @@ class Producer:
             self._check_takes_numbers(plan.topic, min(deadline, time.monotonic() + 1.0))
         pump = self._lanes.of(plan.topic, deadline)
         batch = Batch(pump, plan, ack=ack, limit_s=limit, inner=inner, queue=queue, is_async=is_async)
-        pump.outbox.submit_batch(batch)
+        if is_async:
+            pump.outbox.submit_batch(batch)
+        else:
+            pump.send_waiting(batch)
         return batch
 
     # ------------------------------------------------------------ the end
@@ -745,7 +750,7 @@ class Producer:
         if self._lanes.all_in_flight():
             self._lanes.flush(deadline)
         lone = LoneMessage(self._lanes.writer, fields, body, deadline)
-        self._outbox.submit_batch(lone)
+        self._lanes.writer.send_waiting(lone)
         return lone.wait()
 
     def _send_along(self, *arguments: Any) -> SendResult:

@@ -117,8 +117,8 @@ class Batch:
         is_async: bool = False,
     ) -> None:
         self._sink: BatchFuture | Wait[BatchResult] = BatchFuture(self) if is_async else Wait(self.settle)
-        self.is_settled = False
-        """Its room is given back; the core's lock is held to read and to set it."""
+        self.is_counted = False
+        """Whether it takes room in the outbox; the outbox's lock is held to read and to set it."""
         self.size_bytes = int(plan.body_sizes.sum())
         self.in_flight = 0
         """Runs that were handed over and have no outcome yet."""
@@ -139,6 +139,7 @@ class Batch:
         self._problem: SendError | None = None
         self._refusal: Exception | None = None
         self._is_running: bool | None = None
+        self._is_told = False
         self.deadline = 0.0
         """Seconds of ``time.monotonic()`` until which something must happen: its first run sent, or an answer come."""
         self._extend()
@@ -172,15 +173,15 @@ class Batch:
 
     # ------------------------------------------------------------ its runs
 
-    def next_run(self, put_deadline: float) -> BatchRun | None:
-        """The next run, encoded for this connection; None when there turned out to be none.
+    def next_run(self, put_deadline: float, *, only: bool = False) -> BatchRun | None:
+        """The next run, encoded for this connection; None when there is none, or ``only`` is set and it is not the only one.
 
-        Raises NotYet when nobody says which queues there are. A fault of the batch itself is its own end only.
+        Raises NotYet when nobody says which queues there are. A fault of the batch itself ends this batch and no other.
         """
         try:
             if self._left is None and not self._begin(put_deadline):
                 return None
-            if not self._left:
+            if not self._left or (only and len(self._left) > 1):
                 return None
             number = self._left[0]
             run = self._encoded(number, put_deadline)
@@ -234,8 +235,9 @@ class Batch:
 
     def finish(self) -> None:
         """Tell the sink: nothing is in flight, and nothing more will be sent."""
-        if not self._run() or self.is_settled:
+        if not self._run() or self._is_told:
             return
+        self._is_told = True
         result: BatchResult | None = None
         error = self._refusal
         if error is None and self._problem is not None:

@@ -3,8 +3,8 @@
 A lane has a ZeroMQ connection, and beside it the local socket for single synchronous sends. One thread uses both at a time:
 the owner, whose ticket is the first in ``line`` (:mod:`commitmq.client.sending.line`). The owner is
 
-* the calling thread of a synchronous send, for the time of its round trip, while nothing else is pending: no thread hop is on
-  that path;
+* the calling thread of a synchronous send or of a synchronous batch of one run, for the time of its round trip, while nothing
+  else is pending: no thread hop is on that path;
 * the pump, while anything is pending or in flight.
 
 The lane knows the runs in flight and gives each answer to its run. It decides nothing about a run that is refused or lost: the
@@ -26,11 +26,11 @@ import orjson
 import zmq
 
 from commitmq.client.routes import Routes, not_stored, unknown
-from commitmq.client.sending.delivery import LEAST_WINDOW, AtMostOnce
+from commitmq.client.sending.delivery import LEAST_WINDOW, AtMostOnce, no_answer
 from commitmq.client.sending.line import Line
 from commitmq.client.sending.run import MAX_RUN_BYTES, MessagesRun, Run
 from commitmq.client.sending.run_encoder import RunLayout
-from commitmq.errors import NodeUnavailableError, RequestError
+from commitmq.errors import NodeUnavailableError, RequestError, SendError
 from commitmq.format.unique_ids import UniqueIds
 from commitmq.protocol import wire
 from commitmq.protocol.connection import Channel, ConnectionLost, Directory
@@ -129,12 +129,13 @@ class Lane:
             self.local = None
 
     def call(
-        self, channel: Channel, fields: str, body: bytes, size_bytes: int, deadline: float
+        self, channel: Channel, fields: str, body: bytes, size_bytes: int, deadline: float, *, is_run: bool = False
     ) -> dict[str, Any] | None:
         """Send one request over a connection on which nothing is in flight, and wait for its answer: the quick way.
 
-        ``fields`` is the header, JSON, without its id and its end; ``size_bytes`` is the body's. Returns None when nobody took
-        it; raises SendError for a refusal, and for a request that was taken and not answered.
+        ``fields`` is the header, JSON, without its id and its end. ``size_bytes`` is the size of the body. A run goes over
+        ZeroMQ, because the local socket takes single messages only. The answer may be a refusal. Returns None when the
+        connection did not take the request; raises SendError (unknown) when it did and no answer came.
         """
         identity = channel.next_id()
         way: Channel | None = channel
@@ -142,9 +143,9 @@ class Lane:
         try:
             header = f'{fields},"id":{identity}}}'.encode()
             local = self.local
-            if local is None and self.local_path:
+            if local is None and self.local_path and not is_run:
                 local = self.open_local()
-            if local is not None and size_bytes <= _LOCAL_BODY and len(header) <= _LOCAL_HEADER:
+            if local is not None and size_bytes <= _LOCAL_BODY and len(header) <= _LOCAL_HEADER and not is_run:
                 way = None
                 answer: dict[str, Any] = _loads(local.request(header, body, deadline))
             else:
@@ -174,6 +175,22 @@ class Lane:
             raise
         return self._unexpected(way, identity, answer, deadline)
 
+    def call_run(self, channel: Channel, run: Run, deadline: float) -> None:
+        """Send ``run`` in the quick way, and give it its outcome."""
+        try:
+            fields = orjson.dumps(run.fields)[:-1].decode()
+            answer = self.call(channel, fields, run.data, len(run.data), deadline, is_run=run.fields["op"] != "send")
+        except SendError as error:
+            problem = no_answer() if time.monotonic() >= deadline else error
+            run.failed(lambda: problem)
+            return
+        if answer is None:
+            self.delivery.not_taken(run)
+        elif answer["ok"] is True:
+            run.stored(answer)
+        else:
+            self.delivery.refused(self, run, answer)
+
     def _unexpected(
         self, way: Channel | None, identity: int, answer: dict[str, Any], deadline: float
     ) -> dict[str, Any]:
@@ -187,7 +204,9 @@ class Lane:
                 return self._answer(way, identity, deadline)
             self.disconnect()
             raise unknown("the answer is to another request", "BAD_ANSWER")
-        raise wire.send_refusal(answer)
+        if answer["ok"] is True:
+            raise unknown("the answer names no request", "BAD_ANSWER")
+        return answer
 
     def _answer(self, channel: Channel, identity: int, deadline: float) -> dict[str, Any]:
         """The answer to request ``identity``, which was handed over by the calling thread. Raises SendError."""
@@ -203,8 +222,6 @@ class Lane:
             # Interrupted (Ctrl-C) with an answer on its way: the next request must not meet it.
             self.disconnect()
             raise
-        if not answer["ok"]:
-            raise wire.send_refusal(answer)
         return answer
 
     def layout(self, topic: str) -> RunLayout:

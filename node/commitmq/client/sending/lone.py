@@ -53,7 +53,7 @@ class LoneMessage:
     """See the module. ``fields`` is the header of its request without the id. ``deadline`` is in monotonic seconds."""
 
     def __init__(self, pump: Pump, fields: dict[str, Any], body: bytes, deadline: float) -> None:
-        self.is_settled = False
+        self.is_counted = False
         self.size_bytes = len(body)
         self.deadline = deadline
         self.in_flight = 0
@@ -62,6 +62,7 @@ class LoneMessage:
         self._fields = fields
         self._body = body
         self._is_sent = False
+        self._is_told = False
         self._answer: dict[str, Any] | None = None
         self._error: Exception | None = None
         self._wait: Wait[SendResult] = Wait(lambda: pump.outbox.settle_batch(self))
@@ -78,8 +79,8 @@ class LoneMessage:
         """Its place. Raises SendError, or InvalidMessageError for a body that is larger than the node allows."""
         return self._wait.wait()
 
-    def next_run(self, put_deadline: float) -> LoneRun | None:
-        """Its request; None when there is none to send."""
+    def next_run(self, put_deadline: float, *, only: bool = False) -> LoneRun | None:
+        """Its request, which is its only one; None when there is none to send."""
         from commitmq.client.sending.outbox import too_large
 
         if len(self._body) > self._lane.max_message_bytes:
@@ -87,6 +88,7 @@ class LoneMessage:
             return None
         self._is_sent = True
         if not self._wait.start():
+            self._is_told = True
             self._outbox.settle_batch(self)
             return None
         self.in_flight = 1
@@ -110,8 +112,9 @@ class LoneMessage:
 
     def finish(self) -> None:
         """Tell its outcome."""
-        if self.is_settled:
+        if self._is_told:
             return
+        self._is_told = True
         if self._answer is None:
             self._wait.done_with(None, self._error)
             return

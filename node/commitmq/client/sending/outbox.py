@@ -237,9 +237,12 @@ class Outbox:
                 if self.closed:
                     raise CommitMQError("the producer is closed")
                 if not self.is_full:
-                    self.outstanding += len(batch)
-                    self._outstanding_bytes += batch.size_bytes
                     self.earliest = min(self.earliest, batch.deadline)
+                    count = len(batch)
+                    # No call stands between these: an interruption finds all of them done, or none.
+                    self.outstanding += count
+                    self._outstanding_bytes += batch.size_bytes
+                    batch.is_counted = True
                     self.batches.append(batch)
                     if self.wakes_at < NO_WAKE:
                         self.wake_pump()
@@ -363,9 +366,9 @@ class Outbox:
                 del self.groups[group]
 
     def put_back_batch(self, batch: Job) -> None:
-        """A run of ``batch`` is to be sent again, before other batches'."""
+        """A run of ``batch`` is to be sent again, before other batches'. (One that was not submitted stays its sender's.)"""
         with self.lock:
-            if batch not in self.batches:
+            if batch.is_counted and batch not in self.batches:
                 self.batches.appendleft(batch)
                 self.earliest = min(self.earliest, batch.deadline)
 
@@ -456,8 +459,8 @@ class Outbox:
     def settle_batch(self, batch: Job) -> None:
         """It has its outcome or was cancelled: it takes no room any more."""
         with self.lock:
-            if not batch.is_settled:
-                batch.is_settled = True
+            if batch.is_counted:
+                batch.is_counted = False
                 self._settle(len(batch), batch.size_bytes)
 
     def _fail_messages(self, is_late: Callable[[SendFuture], bool], code: str, sentence: str) -> None:

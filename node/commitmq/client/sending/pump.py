@@ -7,8 +7,8 @@ messages travels in runs. Batches are runs already: each goes as soon as the win
 Sends that were not handed over when a connection ends stay in the outbox, go on the next connection, and fail as *not stored*
 when their time is over.
 
-Synchronous sends take the lane themselves while nothing is pending. Those that find it taken become pending ones, so that many
-sending threads coalesce into runs like asynchronous sends do.
+Synchronous sends, and synchronous batches of one run, take the lane themselves while nothing is pending. Those that find it
+taken become pending ones, so that many sending threads coalesce into runs like asynchronous sends do.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from commitmq.client.sending.delivery import no_answer
 from commitmq.client.sending.lane import Lane
 from commitmq.client.sending.line import Line
 from commitmq.client.sending.outbox import ANY_BYTES, FULL_RUN_BYTES, NO_WAKE, Outbox, Waiters
-from commitmq.client.sending.run import NEVER_S, Group, MessagesRun, NotYet
+from commitmq.client.sending.run import NEVER_S, Group, Job, MessagesRun, NotYet
 from commitmq.client.sending.run_encoder import encode_messages
 from commitmq.client.sending.send_future import SendFuture
 from commitmq.errors import SendError
@@ -96,6 +96,45 @@ class Pump:
             # Whoever is interrupted in here may have started one, or not: the first that runs is the pump.
             threading.Thread(target=self._run, name=f"commitmq-producer-{self._role}", daemon=True).start()
             self.outbox.has_pump = True
+
+    # ------------------------------------------------------------ calling threads
+
+    def send_waiting(self, job: Job) -> None:
+        """Send ``job``, for whose outcome the calling thread is going to wait.
+
+        This thread sends it itself, without a hop to the pump's, where the job is one run and nothing else is pending or
+        under way. It enters no count then, so an interruption leaves none wrong. Raises as :meth:`Outbox.submit_batch`.
+        """
+        lane = self.lane
+        line = lane.line
+        if not (line or self.outbox.outstanding or lane.delivery.in_submission_order):
+            ticket = object()
+            try:
+                line.append(ticket)
+                if line[0] is ticket and self._call(job):
+                    return
+            finally:
+                line.remove(ticket)  # nothing may stand before it: an exception from outside would come between
+                if line:
+                    line.wake()
+        self.outbox.submit_batch(job)
+
+    def _call(self, job: Job) -> bool:
+        """Send ``job`` as one run and wait for the answer (connection owned); False when it is still to be sent."""
+        lane = self.lane
+        channel = lane.channel
+        if channel is None or channel.lost_while_idle():
+            return False
+        try:
+            run = job.next_run(time.monotonic() + _CONNECT_S, only=True)
+        except NotYet:
+            return False
+        if run is not None:
+            lane.call_run(channel, run, job.deadline)
+        if job.more:
+            return False
+        self.outbox.finish_batch(job)
+        return True
 
     # ------------------------------------------------------------ the thread
 

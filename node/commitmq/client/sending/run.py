@@ -43,8 +43,8 @@ class NotYet(Exception):
 class Job(Protocol):
     """Something that waits in the outbox as a whole and leaves as runs: a batch, or a message that travels alone."""
 
-    is_settled: bool
-    """Its room is given back; the outbox's lock is held to read and to set it."""
+    is_counted: bool
+    """Whether it takes room in the outbox; the outbox's lock is held to read and to set it."""
     deadline: float
     """Monotonic seconds until which something must happen: its first run sent, or an answer come."""
 
@@ -62,8 +62,8 @@ class Job(Protocol):
         """Messages."""
         ...
 
-    def next_run(self, put_deadline: float) -> Run | None:
-        """The next run; None when there turned out to be none. Raises NotYet."""
+    def next_run(self, put_deadline: float, *, only: bool = False) -> Run | None:
+        """The next run; None when there is none, or where ``only`` is set and it is not the only one. Raises NotYet."""
 
     def fail(self, error: SendError) -> None:
         """Nothing more of it will be sent."""
