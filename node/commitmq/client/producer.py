@@ -40,7 +40,7 @@ from commitmq.client.sending.arguments import (
     check_ack,
     check_queue,
     has_sharding_keys,
-    json_members,
+    json_content,
     keys_of_batch,
     needs_queue,
     nothing_stored,
@@ -201,19 +201,17 @@ class Producer:
     ) -> SendResult:
         """Send one message and wait for its ack.
 
-        ``keys``, by which messages are found, is one key, several with spaces between, or a list. The queue is ``queue``,
-        else the one that the hash of ``sharding_key`` picks (as RocketMQ's hash selector), else the node's round robin;
-        messages of one sharding key are stored and read in their order. ``key`` is both in one. A Message brings all of
-        these itself, so none may be given beside it. ``multi_dispatch`` names light message queues (``%LMQ%…``) that get the
-        message too; the node must have them enabled. Raises InvalidMessageError for what cannot be sent, SendError when it
-        was not acknowledged.
+        ``keys`` find messages: one key, several with spaces between, or a list. ``queue`` picks the queue, else the
+        hash of ``sharding_key`` (as RocketMQ's hash selector), else the node's round robin. Messages of one sharding
+        key keep their order. ``key`` is key and sharding key in one. A Message object has all of these itself, so the
+        call may name none of them. ``multi_dispatch`` names light message queues (``%LMQ%…``) that get the message
+        too. Raises InvalidMessageError for a message that cannot be sent, SendError for one without an ack.
         """
-        if timeout_s is not None:
-            timeout_s = checks.seconds("timeout_s", timeout_s)
+        timeout_s = self._timeout_s if timeout_s is None else checks.seconds("timeout_s", timeout_s)
         if key is not None:
             keys, sharding_key = both_keys(key, keys, sharding_key)
         now = _monotonic()
-        deadline = now + (timeout_s or self._timeout_s)
+        deadline = now + timeout_s
         if self._closed:
             self._check_usable()
         if multi_dispatch is not None:
@@ -224,9 +222,7 @@ class Producer:
             # Before the connection is taken: nobody else should wait for the coordinator.
             queue = self._queue_of_key(topic, body, sharding_key, deadline)
         lanes = self._lanes
-        pump = lanes.writer
-        if lanes.elsewhere:
-            pump = lanes.elsewhere.get(topic, pump)
+        pump = lanes.elsewhere.get(topic, lanes.writer) if lanes.elsewhere else lanes.writer
         lane = pump.lane
         line = lane.line
         if not (line or pump.outbox.outstanding or self._sequences is not None):
@@ -241,13 +237,11 @@ class Producer:
                         return result
             except SendError as error:
                 if not lanes.corrected(topic, error, pump):
-                    raise  # else nothing is stored: another process takes this topic
+                    raise  # else nothing is stored, and another process takes this topic
             finally:
                 line.remove(ticket)  # nothing may stand before it: an exception from outside would come between
                 if line:
                     line.wake()
-        # Others are sending, and joining their runs is faster than taking turns; or numbering is the pump's; or there is no
-        # connection at the moment, and the pump makes one.
         return self._send_along(topic, body, tags, keys, properties, sharding_key, queue, flag, ack, deadline)
 
     def _send_alone(
@@ -267,28 +261,18 @@ class Producer:
     ) -> SendResult | None:
         """Send one message in the calling thread, which owns the connection; None when the connection did not take it.
 
-        Everything here is on the latency of every send, so it is written out: a call costs, and code that is not in the
-        processor's caches after the wait for the last answer costs several times as much.
+        All of this is on the latency of every send, so it is written out: a call costs, and more so with cold caches.
         """
         channel = lane.channel
         if channel is None or (now - channel.last_use > WAIT_SLICE_S and channel.lost()):
             channel = lane.connect(deadline)
         channel.last_use = now
-        if type(body) is not bytes or not body:
-            if isinstance(body, Message):
-                check_alone(tags, keys, properties, sharding_key, None, flag)
-                body, properties, flag = content_of(body)
-                own = json_members(properties)
-            else:
-                own = json_members(build_properties(tags, keys, properties, sharding_key))
-                body = check_body(body)
-        elif tags is None and keys is None and properties is None and sharding_key is None:
-            own = ""
-        else:
-            own = json_members(build_properties(tags, keys, properties, sharding_key))
-        more = ""
-        if flag:
-            more = f',"flag":{check_flag(flag)}'
+        own = ""
+        if not (
+            type(body) is bytes and body and tags is None and keys is None and properties is None and sharding_key is None
+        ):
+            body, own, flag = json_content(body, tags, keys, properties, sharding_key, flag)
+        more = f',"flag":{check_flag(flag)}' if flag else ""
         if self._compress is not None:
             body, sys_flag = self._compressed(body)
             more += f',"sys_flag":{sys_flag}'
@@ -297,9 +281,7 @@ class Producer:
             raise too_large(size_bytes, lane.max_message_bytes)
         if queue is not None:
             more += f',"queue":{check_queue(queue)}'
-        start = self._starts.get((topic, ack))
-        if start is None:
-            start = self._start_of(topic, ack)
+        start = self._starts.get((topic, ack)) or self._start_of(topic, ack)
         born = _time_ns() // 1_000_000
         unique_id = self._ids.at(born)
         fields = f'{start},"born":{born},"properties":{{{own}"UNIQ_KEY":"{unique_id}"}}{more}'
@@ -341,10 +323,10 @@ class Producer:
     ) -> Future[SendResult]:
         """Send one message without waiting; the future gets a SendResult or a SendError. Arguments as of :meth:`send`.
 
-        ``on_delivery`` is called with ``(error, result)``, one of which is None, and not at all for a message that was
-        cancelled: for a program that keeps no futures.
+        ``on_delivery`` is for a program that keeps no futures. It is called with ``(error, result)``, one of which is None. It
+        is not called for a cancelled message.
 
-        Raises InvalidMessageError at once for what cannot be sent. Blocks while ``max_pending`` messages are pending.
+        Raises InvalidMessageError at once for a message that cannot be sent. Blocks while ``max_pending`` messages are pending.
         Cancelling the future withdraws a message that was not handed to the connection yet. Callbacks run in the
         producer's thread: they may send asynchronously, but must not wait for a send.
         """
@@ -356,22 +338,8 @@ class Producer:
             keys, sharding_key = both_keys(key, keys, sharding_key)
         if on_delivery is not None:
             checks.callback("on_delivery", on_delivery)
-            sent = self.send_async(
-                topic,
-                body,
-                tags=tags,
-                keys=keys,
-                properties=properties,
-                sharding_key=sharding_key,
-                queue=queue,
-                flag=flag,
-                timeout_s=timeout_s,
-                ack=ack,
-            )
-            sent.add_done_callback(partial(tell_delivery, on_delivery))
-            return sent
         deadline = _monotonic() + (timeout_s or self._timeout_s)
-        if not (
+        if (
             type(body) is bytes
             and body
             and tags is None
@@ -382,11 +350,15 @@ class Producer:
             and ack is None
             and self._may_be_plain
         ):
-            return self._submit(topic, body, tags, keys, properties, sharding_key, queue, flag, ack, deadline)
-        # The same for a message that is only a body: what is asked above need not be asked again.
-        check_topic(topic)
-        queue = -1 if queue is None else check_queue(queue)
-        return self._outbox.submit(topic, queue, self._ack, body, None, deadline)
+            # The same as below for a message that is only a body, without the checks of all else.
+            check_topic(topic)
+            queue = -1 if queue is None else check_queue(queue)
+            sent = self._outbox.submit(topic, queue, self._ack, body, None, deadline)
+        else:
+            sent = self._submit(topic, body, tags, keys, properties, sharding_key, queue, flag, ack, deadline)
+        if on_delivery is not None:
+            sent.add_done_callback(partial(tell_delivery, on_delivery))
+        return sent
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until every asynchronous send is done (its future resolved, for good or bad).
@@ -754,7 +726,11 @@ class Producer:
         return lone.wait()
 
     def _send_along(self, *arguments: Any) -> SendResult:
-        """A synchronous send while others are under way: as a pending one, waited for."""
+        """Send through the pump, and wait for the outcome.
+
+        Others are sending, and to join their runs is faster than to take turns; or the message gets a number, which is the
+        pump's task; or there is no connection at the moment, and the pump makes one.
+        """
         self._check_usable()
         self._check_may_wait()
         deadline: float = arguments[-1]

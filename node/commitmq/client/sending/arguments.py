@@ -8,7 +8,7 @@ from typing import Final
 
 import orjson
 
-from commitmq.client.message import Keys, Message
+from commitmq.client.message import Keys, Message, build_properties, check_alone, check_body, content_of
 from commitmq.client.results import BatchSendError
 from commitmq.errors import InvalidMessageError, SendError
 from commitmq.format.java import java_string_hash
@@ -17,9 +17,26 @@ _ACKS: Final = ("flushed", "memory")
 _MAX_QUEUE: Final = (1 << 31) - 1
 
 
-def json_members(properties: Mapping[str, str]) -> str:
-    """``properties`` as members of a JSON object, each followed by a comma."""
-    return orjson.dumps(properties).decode()[1:-1] + "," if properties else ""
+def json_content(
+    body: bytes | Message,
+    tags: str | None,
+    keys: Keys | None,
+    properties: Mapping[str, str] | None,
+    sharding_key: str | None,
+    flag: int,
+) -> tuple[bytes, str, int]:
+    """Body, properties and flag of one message. The properties are members of a JSON object, each followed by a comma.
+
+    Raises InvalidMessageError.
+    """
+    if isinstance(body, Message):
+        check_alone(tags, keys, properties, sharding_key, None, flag)
+        body, own, flag = content_of(body)
+    else:
+        own = build_properties(tags, keys, properties, sharding_key)
+        if type(body) is not bytes or not body:
+            body = check_body(body)
+    return body, orjson.dumps(own).decode()[1:-1] + "," if own else "", flag
 
 
 def check_queue(queue: int) -> int:

@@ -250,24 +250,15 @@ def encode_run(
         raise InvalidMessageError(f"the properties take {longest} bytes, at most {MAX_PROPERTIES_BYTES} are allowed")
     sizes = sizes_of_bodies + (layout.fixed_bytes + properties_bytes)
 
-    head_type = _head_type(layout.v6_bytes)
-    head_bytes = head_type.itemsize
-    # The four hex digits of each unique id, as columns.
-    numbers = (np.arange(counter, counter + count, dtype=np.uint32) & 0xFFFF).astype(np.uint16)
-    digits = np.frombuffer(_HEX, np.uint8)[(numbers[:, None] >> np.array([12, 8, 4, 0], np.uint16)) & 0xF]
-
     before = UNIQUE_PREFIX + prefix
     if isinstance(properties, bytes):
         before = layout.tail + _SHORT.pack(longest) + properties + before
-    after = b"\x02" + mark_of(layout.mark, sequence) + layout.crc_slot
-    tail_bytes = len(before) + 4 + len(after)
+    tail = before + b"0000\x02" + mark_of(layout.mark, sequence) + layout.crc_slot
+    tail_bytes = len(tail)
+    head_type = _head_type(layout.v6_bytes)
     # Piece i is the tail of message i-1 followed by the head of message i; the first has no tail, the last no head.
-    pieces = np.zeros((count + 1, tail_bytes + head_bytes), np.uint8)
-    pieces[1:, :tail_bytes] = np.frombuffer(before + b"0000" + after, np.uint8)
-    pieces[1:, len(before) : len(before) + 4] = digits
-    if layout.mark:
-        at = len(before) + 5 + len(layout.mark)
-        pieces[1:, at : at + MARK_DIGITS] = _decimal_digits(sequence, count)
+    pieces = np.zeros((count + 1, tail_bytes + head_type.itemsize), np.uint8)
+    _fill_tails(pieces[1:, :tail_bytes], tail, len(before), counter, len(layout.mark), sequence)
     heads = np.ndarray((count,), head_type, pieces, tail_bytes, (pieces.strides[0],))
     heads["size"] = sizes
     heads["magic"] = layout.magic
@@ -278,25 +269,47 @@ def encode_run(
     heads["born"] = born
     heads["body"] = sizes_of_bodies
 
-    glue: list[bytes] = pieces.view(f"V{tail_bytes + head_bytes}").ravel().tolist()
+    glue: list[bytes] = pieces.view(f"V{pieces.shape[1]}").ravel().tolist()
     glue[0] = glue[0][tail_bytes:]
     glue[-1] = glue[-1][:tail_bytes]
-    if isinstance(properties, bytes):
-        parts: list[bytes] = [b""] * (2 * count + 1)
-        parts[0::2] = glue
-        parts[1::2] = bodies
-    else:
-        # The properties' own length and bytes differ per message, so they are pieces of their own.
-        topic = layout.tail
-        own = [
-            topic + _SHORT.pack(length) + encoded
-            for length, encoded in zip(properties_bytes.tolist(), properties, strict=True)
-        ]
-        parts = [b""] * (3 * count + 1)
-        parts[0::3] = glue
-        parts[1::3] = bodies
-        parts[2::3] = own
-    return EncodedRun(layout.topic, queue, b"".join(parts), sizes, (prefix.decode(), counter))
+    own = None if isinstance(properties, bytes) else _own_pieces(layout, properties, properties_bytes.tolist())
+    return EncodedRun(layout.topic, queue, _join(glue, bodies, own), sizes, (prefix.decode(), counter))
+
+
+def _fill_tails(
+    tails: np.ndarray[Any, np.dtype[np.uint8]], tail: bytes, unique_at: int, counter: int, mark_bytes: int, sequence: int
+) -> None:
+    """Write the tails of records, one row a record: ``tail`` with the record's own unique id, and its sequence in the mark.
+
+    The last four digits of the unique id are at ``unique_at``. ``counter`` and ``sequence`` are the first record's.
+    """
+    import numpy as np
+
+    count = len(tails)
+    numbers = (np.arange(counter, counter + count, dtype=np.uint32) & 0xFFFF).astype(np.uint16)
+    digits = np.frombuffer(_HEX, np.uint8)[(numbers[:, None] >> np.array([12, 8, 4, 0], np.uint16)) & 0xF]
+    tails[:] = np.frombuffer(tail, np.uint8)
+    tails[:, unique_at : unique_at + 4] = digits
+    if mark_bytes:
+        at = unique_at + 5 + mark_bytes
+        tails[:, at : at + MARK_DIGITS] = _decimal_digits(sequence, count)
+
+
+def _own_pieces(layout: RunLayout, properties: Sequence[bytes], lengths: Sequence[int]) -> list[bytes]:
+    """The piece behind each body, where messages differ in length and bytes of their properties."""
+    topic, pack = layout.tail, _SHORT.pack
+    return [topic + pack(length) + encoded for length, encoded in zip(lengths, properties, strict=True)]
+
+
+def _join(glue: list[bytes], bodies: Sequence[bytes], own: list[bytes] | None) -> bytes:
+    """The run: a piece of ``glue``, a body, a piece of ``own`` if there are any, and so on; a piece of ``glue`` ends it."""
+    step = 2 if own is None else 3
+    parts = [b""] * (step * len(bodies) + 1)
+    parts[0::step] = glue
+    parts[1::step] = bodies
+    if own is not None:
+        parts[2::step] = own
+    return b"".join(parts)
 
 
 def encode_user_properties(properties: dict[str, str]) -> bytes:
