@@ -268,9 +268,7 @@ class Producer:
             channel = lane.connect(deadline)
         channel.last_use = now
         own = ""
-        if not (
-            type(body) is bytes and body and tags is None and keys is None and properties is None and sharding_key is None
-        ):
+        if not (type(body) is bytes and body and properties is None and tags is keys is sharding_key is None):
             body, own, flag = json_content(body, tags, keys, properties, sharding_key, flag)
         more = f',"flag":{check_flag(flag)}' if flag else ""
         if self._compress is not None:
@@ -326,8 +324,8 @@ class Producer:
         ``on_delivery`` is for a program that keeps no futures. It is called with ``(error, result)``, one of which is None. It
         is not called for a cancelled message.
 
-        Raises InvalidMessageError at once for a message that cannot be sent. Blocks while ``max_pending`` messages are pending.
-        Cancelling the future withdraws a message that was not handed to the connection yet. Callbacks run in the
+        Raises InvalidMessageError at once for a message that cannot be sent. Blocks while ``max_pending`` messages are
+        pending. Cancelling the future withdraws a message that was not handed to the connection yet. Callbacks run in the
         producer's thread: they may send asynchronously, but must not wait for a send.
         """
         if self._closed:

@@ -277,7 +277,12 @@ def encode_run(
 
 
 def _fill_tails(
-    tails: np.ndarray[Any, np.dtype[np.uint8]], tail: bytes, unique_at: int, counter: int, mark_bytes: int, sequence: int
+    tails: np.ndarray[Any, np.dtype[np.uint8]],
+    tail: bytes,
+    unique_at: int,
+    counter: int,
+    mark_bytes: int,
+    sequence: int,
 ) -> None:
     """Write the tails of records, one row a record: ``tail`` with the record's own unique id, and its sequence in the mark.
 

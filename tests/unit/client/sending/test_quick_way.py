@@ -128,9 +128,7 @@ def connected(pump: Pump, answer: Callable[[dict[str, Any]], dict[str, Any]]) ->
 
 
 def batch_of(pump: Pump, bodies: list[bytes], limit_s: float = 10.0) -> Batch:
-    plan = plan_batch(
-        "topic", bodies, tags=None, keys=None, properties=None, sharding_keys=None, compressed=None
-    )
+    plan = plan_batch("topic", bodies, tags=None, keys=None, properties=None, sharding_keys=None, compressed=None)
     return Batch(pump, plan, ack="memory", limit_s=limit_s, inner=False, queue=0)
 
 
