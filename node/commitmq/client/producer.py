@@ -222,7 +222,7 @@ class Producer:
             # Before the connection is taken: nobody else should wait for the coordinator.
             queue = self._queue_of_key(topic, body, sharding_key, deadline)
         lanes = self._lanes
-        pump = lanes.elsewhere.get(topic, lanes.writer) if lanes.elsewhere else lanes.writer
+        pump = lanes.pump_of_topic.get(topic, lanes.writer) if lanes.pump_of_topic else lanes.writer
         lane = pump.lane
         line = lane.line
         if not (line or pump.outbox.outstanding or self._sequences is not None):
@@ -401,7 +401,7 @@ class Producer:
         if queue is not None:
             queue = check_queue(queue)
         keys, sharding_keys = keys_of_batch(key, keys, sharding_keys, messages)
-        about: dict[str, Any] = {"tags": tags, "keys": keys, "properties": properties, "sharding_keys": sharding_keys}
+        options: dict[str, Any] = {"tags": tags, "keys": keys, "properties": properties, "sharding_keys": sharding_keys}
         self._check_may_wait()
         ack = self._ack if ack is None else check_ack(ack)
         deadline = _monotonic() + limit
@@ -409,7 +409,7 @@ class Producer:
             self._flush_before(messages, queue, sharding_keys, deadline)
             corrections = 0
             while True:
-                plan, inner = self._plan(topic, messages, about, queue, deadline)
+                plan, inner = self._plan(topic, messages, options, queue, deadline)
                 batch = self._submit_batch(plan, inner, queue, limit, ack, deadline)
                 try:
                     return batch.wait()
@@ -468,7 +468,7 @@ class Producer:
         ack = self._ack if ack is None else check_ack(ack)
         if messages:
             keys, sharding_keys = keys_of_batch(key, keys, sharding_keys, messages)
-        about: dict[str, Any] = {"tags": tags, "keys": keys, "properties": properties, "sharding_keys": sharding_keys}
+        options: dict[str, Any] = {"tags": tags, "keys": keys, "properties": properties, "sharding_keys": sharding_keys}
         if not messages:
             done: Future[BatchResult] = Future()
             done.set_result(BatchResult([]))
@@ -479,7 +479,7 @@ class Producer:
             # Numbers count in the order of the calls.
             self._flush_before(messages, queue, sharding_keys, deadline)
         # This asks for the topic's queues, so that the producer's thread need not wait for the coordinator.
-        plan, inner = self._plan(topic, messages, about, queue, deadline)
+        plan, inner = self._plan(topic, messages, options, queue, deadline)
         if self._lanes.routes.is_guess(topic):
             # Nobody could correct it later.
             try:
@@ -488,20 +488,20 @@ class Producer:
                 failed: Future[BatchResult] = Future()
                 failed.set_exception(nothing_stored(error, len(messages)))
                 return failed
-            plan, inner = self._plan(topic, messages, about, queue, deadline)
+            plan, inner = self._plan(topic, messages, options, queue, deadline)
         return self._submit_batch(plan, inner, queue, limit, ack, deadline, is_async=True).future
 
     def _plan(
         self,
         topic: str,
         messages: Sequence[bytes | Message],
-        about: dict[str, Any],
+        options: dict[str, Any],
         queue: int | None,
         deadline: float,
     ) -> tuple[BatchPlan, bool]:
         """The batch with its properties, and whether it goes as inner batches. Raises InvalidMessageError.
 
-        ``about``: tags, keys, properties and sharding_keys, as :meth:`send_batch` takes them.
+        ``options``: tags, keys, properties and sharding_keys, as :meth:`send_batch` takes them.
         """
         # Only batches need numpy: a producer of single messages starts without it.
         from commitmq.client.sending.batch_plan import plan_batch
@@ -510,7 +510,7 @@ class Producer:
         if inner and self._sequences is not None:
             raise InvalidMessageError(f"topic {topic!r} has queue.type=BatchCQ, which takes no idempotent sends")
         compressed = None if self._compress is None or inner else self._compressed
-        plan = plan_batch(topic, messages, **about, compressed=compressed)
+        plan = plan_batch(topic, messages, **options, compressed=compressed)
         if (
             queue is None
             and self._sequences is not None
@@ -656,9 +656,9 @@ class Producer:
         sys_flag = 0
         if self._compress is not None:
             body, sys_flag = self._compressed(body)
-        about = (encoded, flag, sys_flag) if encoded or flag or sys_flag else None
+        extras = (encoded, flag, sys_flag) if encoded or flag or sys_flag else None
         queue = -1 if queue is None else queue
-        return self._outbox.submit(topic, queue, self._ack if ack is None else check_ack(ack), body, about, deadline)
+        return self._outbox.submit(topic, queue, self._ack if ack is None else check_ack(ack), body, extras, deadline)
 
     def _check_numbered(
         self, topic: str, queue: int | None, sharding_key: str | None, properties_bytes: int, deadline: float

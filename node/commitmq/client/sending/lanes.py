@@ -24,7 +24,7 @@ _ROUTE_S: Final = 1.0
 
 
 class Lanes:
-    """See the module. ``writer`` is the pump of the writer's lane, ``elsewhere`` has the pumps of topics of other lanes."""
+    """See the module. ``writer`` is the pump of the writer's lane; all topics use it but those in ``pump_of_topic``."""
 
     def __init__(
         self,
@@ -41,8 +41,8 @@ class Lanes:
         self.routes = Routes(node)
         self.ids = ids or UniqueIds()
         self.waiters = Waiters()
-        self.elsewhere: dict[str, Pump] = {}
-        """By topic; lock held to change."""
+        self.pump_of_topic: dict[str, Pump] = {}
+        """The pump of each topic that uses another lane than the writer's; lock held to change."""
         self._node = node
         self._timeout_s = timeout_s
         self._limits: dict[str, Any] = {
@@ -74,7 +74,7 @@ class Lanes:
             pid=self.pid,
             in_pump=self.in_pump,
             redirects=redirects,
-            elsewhere=self.elsewhere,
+            pump_of_topic=self.pump_of_topic,
             routes=self.routes,
             ids=self.ids,
             delivery=delivery,
@@ -89,9 +89,9 @@ class Lanes:
 
     def of(self, topic: str, deadline: float) -> Pump:
         """The pump of the lane that takes ``topic``; asks the coordinator the first time."""
-        found = self.elsewhere.get(topic)
+        found = self.pump_of_topic.get(topic)
         if found is None and self._redirected(topic, min(deadline, time.monotonic() + _ROUTE_S)):
-            found = self.elsewhere[topic]
+            found = self.pump_of_topic[topic]
         return found or self.writer
 
     def corrected(self, topic: str, error: SendError, via: Pump) -> bool:
@@ -122,12 +122,12 @@ class Lanes:
                 self._memory = self._pump(
                     "memory", AtMostOnce(), redirects=lambda _topic, _deadline: False, misled=self._restore
                 )
-            self.elsewhere[topic] = self._memory
+            self.pump_of_topic[topic] = self._memory
             self.writer.outbox.move(topic, self._memory.outbox)
 
     def _restore(self, topic: str) -> None:
         with self.lock:
-            self.elsewhere.pop(topic, None)
+            self.pump_of_topic.pop(topic, None)
         self.routes.forget(topic)
 
     # ------------------------------------------------------------ all lanes

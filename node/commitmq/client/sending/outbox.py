@@ -72,7 +72,7 @@ class Waiters:
         # which is this one.)
         self.lock = threading.RLock()
         self.outboxes: list[Outbox] = []
-        self.hurried: set[Ticket] = set()
+        self.result_waiters: set[Ticket] = set()
         """Of threads that wait for a result."""
         self.tickets: list[Ticket] = []
         """Of threads that wait for room or for a flush; lock held to wake them."""
@@ -111,7 +111,7 @@ class Waiters:
 class Outbox:
     """See the module. ``wake`` gets the pump going; it is called with the lock held.
 
-    ``elsewhere`` names the topics that other lanes send, and is the same dictionary for all outboxes of a producer.
+    ``pump_of_topic`` names the topics that other lanes send, and is the same dictionary for all outboxes of a producer.
     """
 
     def __init__(
@@ -123,11 +123,11 @@ class Outbox:
         linger_s: float,
         wake: Callable[[], None],
         in_pump: Callable[[], bool],
-        elsewhere: Mapping[str, HasOutbox] | None = None,
+        pump_of_topic: Mapping[str, HasOutbox] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.lock = waiters.lock
-        self.hurried = waiters.hurried
+        self.result_waiters = waiters.result_waiters
         self.max_pending = max_pending
         self.max_pending_bytes = max_pending_bytes
         self.linger_s = linger_s
@@ -150,7 +150,7 @@ class Outbox:
         self._waiters = waiters
         self._wake = wake
         self._in_pump = in_pump
-        self._elsewhere = {} if elsewhere is None else elsewhere
+        self._pump_of_topic = {} if pump_of_topic is None else pump_of_topic
         self._clock = clock
         self._outstanding_bytes = 0
         self._lingering: Ticket | None = None  # the pump sleeps on it while messages gather
@@ -176,24 +176,24 @@ class Outbox:
         queue: int,
         ack: str,
         body: bytes,
-        about: tuple[bytes, int, int] | None,
+        encoded_extras: tuple[bytes, int, int] | None,
         deadline: float,
     ) -> SendFuture:
-        """Add a message. Blocks while too much is pending; raises SendError when that lasts. Where ``room`` is set it raises
-        NoRoom instead.
+        """Add a message. ``encoded_extras``: as of SendFuture.
 
-        Raises InvalidMessageError for a body that is known to be larger than the node allows. ``about``: as of SendFuture.
+        Blocks while too much is pending; raises SendError when that lasts, or NoRoom at once where ``Waiters.room`` is set.
+        Raises InvalidMessageError for a body that is known to be larger than the node allows.
 
-        All of this is written out, because a stream of sends goes no faster than it does. The counts change between two
-        calls: an interruption (Ctrl-C) comes after one, and must leave the counts right.
+        All of this is written out, because it bounds the rate of a stream of sends. An interruption (Ctrl-C) can come after
+        any call, so no call stands between the changes of the counts.
         """
         future: SendFuture = _new(SendFuture)
         future.body = body
-        future.about = about
+        future.encoded_extras = encoded_extras
         future.born = _time_ns() // 1_000_000
         size = len(body) + OVERHEAD_BYTES
-        if about is not None:
-            size += len(about[0])
+        if encoded_extras is not None:
+            size += len(encoded_extras[0])
         future.size_bytes = size
         future.deadline = deadline
         future._state = "PENDING"
@@ -202,8 +202,8 @@ class Outbox:
         while True:
             with self.lock:
                 outbox = self
-                if self._elsewhere:
-                    other = self._elsewhere.get(topic)
+                if self._pump_of_topic:
+                    other = self._pump_of_topic.get(topic)
                     if other is not None:
                         outbox = other.outbox
                 if len(body) > outbox.max_message_bytes > 0:
@@ -249,9 +249,9 @@ class Outbox:
                     return
             self._wait_for_room(batch.deadline)
 
-    def hurry(self, ticket: Ticket) -> None:
-        """A thread begins to wait for a result (lock held). It takes its ticket out of ``hurried`` when it has ended."""
-        self.hurried.add(ticket)
+    def add_waiter(self, ticket: Ticket) -> None:
+        """A thread begins to wait for a result (lock held). At the end it takes its ticket out of ``result_waiters``."""
+        self.result_waiters.add(ticket)
         self.end_linger()
 
     def forget(self, future: SendFuture) -> None:
@@ -283,7 +283,7 @@ class Outbox:
         """How long the single messages that are pending may still wait for more of them."""
         if not self.linger_s or self._gathered > 0 or self.pending_bytes >= FULL_RUN_BYTES:
             return 0.0
-        if self.hurried or self._waiters.tickets:
+        if self.result_waiters or self._waiters.tickets:
             return 0.0
         if self.batches or batches_in_flight:
             return 0.0  # the connection is in use, and nobody would look when the time is over

@@ -58,7 +58,7 @@ class Pump:
         linger_s: float,
         in_pump: Callable[[], bool],
         redirects: Callable[[str, float], bool],
-        elsewhere: Mapping[str, Pump] | None = None,
+        pump_of_topic: Mapping[str, Pump] | None = None,
         **lane: Any,
     ) -> None:
         """``lane``: further arguments of :class:`Lane`."""
@@ -69,7 +69,7 @@ class Pump:
             linger_s=linger_s,
             wake=self._wake,
             in_pump=in_pump,
-            elsewhere=elsewhere,
+            pump_of_topic=pump_of_topic,
         )
         self.lane = Lane(node, role, max_pending_bytes=max_pending_bytes, connected=self._note_limit, **lane)
         self.thread: threading.Thread | None = None

@@ -117,10 +117,10 @@ class RunLayout:
 
 
 class Outgoing(Protocol):
-    """A message of a run. ``about``: encoded properties, flag and compression bits; None where there is nothing of them."""
+    """A message of a run. ``encoded_extras``: encoded properties, flag, compression bits; None for a message without any."""
 
     body: bytes
-    about: tuple[bytes, int, int] | None
+    encoded_extras: tuple[bytes, int, int] | None
     born: int
 
 
@@ -160,8 +160,8 @@ def encode_messages(
         for one, size, body in zip(messages, sizes, bodies, strict=True)
     ]
     for index, one in enumerate(messages):
-        if one.about is not None:
-            properties, flag, sys_flag = one.about
+        if one.encoded_extras is not None:
+            properties, flag, sys_flag = one.encoded_extras
             body = bodies[index]
             size = sizes[index] = sizes[index] + len(properties)
             heads[index] = pack(

@@ -42,14 +42,14 @@ class Sender(Protocol):
     """Who sends the message of a future."""
 
     lock: threading.RLock
-    hurried: set[Ticket]
+    result_waiters: set[Ticket]
     """Of threads that wait for a result."""
 
     def forget(self, future: SendFuture) -> None:
         """It was cancelled (lock held)."""
 
-    def hurry(self, ticket: Ticket) -> None:
-        """A thread begins to wait for it (lock held); ``ticket`` is in ``hurried`` now."""
+    def add_waiter(self, ticket: Ticket) -> None:
+        """A thread begins to wait for it (lock held); ``ticket`` is in ``result_waiters`` now."""
 
 
 class _Watch:
@@ -74,10 +74,10 @@ class SendFuture(Future[SendResult]):
         "_run",
         "_state",
         "_watch",
-        "about",
         "body",
         "born",
         "deadline",
+        "encoded_extras",
         "sender",
         "size_bytes",
     )
@@ -88,18 +88,18 @@ class SendFuture(Future[SendResult]):
         self,
         sender: Sender,
         body: bytes,
-        about: tuple[bytes, int, int] | None,
+        encoded_extras: tuple[bytes, int, int] | None,
         born: int,
         size_bytes: int,
         deadline: float,
     ) -> None:
-        """``about``: encoded properties, flag and compression bits of the sysFlag; None where there is nothing of them.
+        """``encoded_extras``: encoded properties, flag and compression bits of the sysFlag; None for a message without any.
 
-        SendCore.submit does the same without the call.
+        Outbox.submit does the same without the call.
         """
         self.sender = sender
         self.body = body
-        self.about = about
+        self.encoded_extras = encoded_extras
         self.born = born
         self.size_bytes = size_bytes
         self.deadline = deadline
@@ -195,7 +195,7 @@ class SendFuture(Future[SendResult]):
             ticket.release()
 
         sender = self.sender
-        hurried = sender.hurried
+        result_waiters = sender.result_waiters
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
             with sender.lock:
@@ -203,14 +203,14 @@ class SendFuture(Future[SendResult]):
                     return
                 callbacks = self._watched().callbacks
                 callbacks.append(wake)
-                sender.hurry(ticket)
+                sender.add_waiter(ticket)
             while self._state not in _DONE:
                 left_s = _LONG_S if deadline is None else deadline - time.monotonic()
                 if left_s <= 0:
                     break
                 ticket.acquire(timeout=min(left_s, _LONG_S))
         finally:
-            hurried.discard(ticket)
+            result_waiters.discard(ticket)
         with sender.lock:
             if self._state in _DONE:
                 return
@@ -234,7 +234,7 @@ def finish_run(futures: list[SendFuture], run: RunAck) -> tuple[list[SendFuture]
             future._state = _FINISHED
             # What was sent is not needed any more; a kept future should not keep the message.
             future.body = b""
-            future.about = None
+            future.encoded_extras = None
             if future._watch is not None:
                 for waiter in future._watch.waiters:
                     waiter.add_result(future)
@@ -253,7 +253,7 @@ def fail_all(futures: Iterable[SendFuture], make_error: Callable[[], SendError])
         future._exception = make_error()
         future._state = _FINISHED
         future.body = b""
-        future.about = None
+        future.encoded_extras = None
         if future._watch is not None:
             for waiter in future._watch.waiters:
                 waiter.add_exception(future)
