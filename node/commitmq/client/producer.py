@@ -1,7 +1,9 @@
-"""The producer: synchronous sends in the calling thread, asynchronous ones through a pump, batches as runs.
+"""The producer: the facade of :mod:`commitmq.client.sending`.
 
-It has more than 400 lines because more than half of them are signatures and texts of public methods; and the quick way of a
-single send is written out here, where each call would cost.
+A lone synchronous send, or batch of one run, is sent by the calling thread. All other sends go through a pump.
+
+This module has more than 400 lines because more than half of them are signatures and texts of public methods. The quick way of
+a single send is written out here too: each call would cost latency.
 """
 
 from __future__ import annotations
@@ -78,7 +80,7 @@ _live: weakref.WeakSet[Producer] = weakref.WeakSet()
 
 
 def _disown() -> None:
-    """In a forked child: its producers are the parent's. Marking them here keeps the check out of every send."""
+    """Mark the parent's producers as closed in a forked child. So no send has to check for a fork."""
     for producer in _live:
         producer._closed = True
         producer._lanes.disown()
@@ -91,40 +93,41 @@ class Producer:
     """Sends messages to one node. Thread-safe; threads that send at the same time share runs.
 
     The first send connects. ``node`` is the admin address (default: the environment's COMMITMQ_NODE, else
-    tcp://127.0.0.1:7310). ``ack`` is what a send waits for: ``flushed`` (survives power loss) or ``memory`` (survives
-    the death of any process). ``timeout_s`` bounds each send; a send that fails raises SendError, whose ``outcome``
-    says whether the message is stored, and which is a NodeUnavailableError too where the node did not answer.
-    ``compress`` (zlib, lz4 or zstd) applies to bodies of more than
-    ``compress_over_bytes`` that become smaller by it. ``max_pending`` and ``max_pending_bytes`` bound what asynchronous
-    sends may pile up; beyond, ``send_async`` blocks.
+    tcp://127.0.0.1:7310). A send waits for its ``ack``: ``flushed`` (survives power loss) or ``memory`` (survives the
+    death of any process). ``timeout_s`` bounds each send. A send that fails raises SendError; its ``outcome`` says
+    whether the message is stored. Where the node did not answer, the error is a NodeUnavailableError too. ``compress``
+    (zlib, lz4 or zstd) applies to bodies of more than ``compress_over_bytes`` that become smaller by it.
+    ``max_pending`` and ``max_pending_bytes`` bound the pending messages of asynchronous sends; beyond them
+    ``send_async`` blocks.
 
-    ``linger_ms``: asynchronous sends that come within so many milliseconds of the last ones wait until that time is over,
-    so that a thin stream travels in fewer, thicker runs; each run costs the node and its consumers the same. Nothing waits
-    that comes after a pause, while a thread waits in ``result``, ``flush`` or ``send``, or once 256 KiB are there. 0 turns it
-    off. (Kafka's producer has ``linger.ms``, by default 5.)
+    ``linger_ms``: an asynchronous send that comes within this time after the last run waits until the time is over. So
+    a thin stream travels in fewer and larger runs, and each run costs the node and its consumers the same. A send goes
+    at once after a pause, while a thread waits in ``result``, ``flush`` or ``send``, and as soon as 256 KiB are
+    pending. 0 turns the wait off. (Kafka's producer has ``linger.ms``, by default 5.)
 
-    Asynchronous sends travel in a thread of the producer's. Where the program's own threads compute without a pause, that
-    thread waits for the interpreter up to ``sys.getswitchinterval()`` (5 ms) several times a run; a lower one, set by the
-    program, shortens the way of a message (measured at 10,000 a second: 16 ms to 6 ms with 0.5 ms).
+    A thread of the producer sends the asynchronous messages. While the program's own threads compute without a pause,
+    this thread waits for the interpreter several times a run, each time up to ``sys.getswitchinterval()`` (5 ms). A
+    program that sets a shorter interval shortens the way of a message (measured at 10,000 a second: 16 ms, with an
+    interval of 0.5 ms 6 ms).
 
     Order: messages that one thread sends to one queue are stored in that order. Without ``queue`` or ``sharding_key`` a
     message may go to any queue.
 
-    ``delivery=ExactlyOnce()`` makes an idempotent producer: each message is numbered and stored exactly once, and what would
-    be of unknown fate (the node died, the connection ended) is sent again by itself for as long as its ``timeout_s`` lasts;
-    give that the time a restart of the node takes. A single ``send`` takes a little longer then. The node remembers a
-    producer for ``producers.expiry_ms``. Not for memory topics, BatchCQ topics and ``multi_dispatch``. A message whose time
-    is over is still of unknown fate.
+    ``delivery=ExactlyOnce()`` makes an idempotent producer. It numbers each message, and the node stores each number
+    once. After the death of the node or the end of the connection the producer sends such a message again, until its
+    ``timeout_s`` is over; set that to more than a restart of the node takes. A message whose time is over is still of
+    unknown fate. A single ``send`` takes a little longer than without numbers. The node remembers a producer for
+    ``producers.expiry_ms``. Memory topics, BatchCQ topics and ``multi_dispatch`` take no idempotent sends.
 
-    With a ``producer_id`` that outlives this object, ``ExactlyOnce("import-7", epoch=0)`` (1 to 64 letters, digits and
-    ``._-/@+=``), a program can repeat itself: messages are numbered from 0 in each queue, in the order of sending, and one
-    that has the same id, epoch, queue and number as a stored one is that one: it is not stored, and its result
-    (``duplicate``) tells where it lies. So an attempt that failed is repeated by a new producer, anywhere, that sends the
-    same messages in the same order to the same queues, however they are cut into batches; two attempts at the same time
-    store each message once. Every send needs its queue (``queue``, or sharding keys while the number of queues stays) then.
-    A higher epoch begins at 0 again and shuts out the lower ones: their sends are refused (ProducerFencedError). After a
-    send of unknown fate such a producer refuses to go on; its successor repeats all of it. An id belongs to one sender:
-    several at the same time must send the very same messages.
+    With ``ExactlyOnce("import-7", epoch=0)`` a program can repeat itself after its own death. The ``producer_id`` (1 to
+    64 letters, digits and ``._-/@+=``) outlives this object. The producer numbers the messages of each queue from 0, in
+    the order of sending. The node does not store a message with the id, epoch, queue and number of a stored one; its
+    result has ``duplicate`` set and the place of the stored one. So a new producer, anywhere, repeats a failed attempt:
+    it sends the same messages in the same order to the same queues, and may cut them into other batches. Two attempts
+    at the same time store each message once. Every send needs its queue then: ``queue``, or sharding keys while the
+    number of queues stays. A higher epoch begins at 0 again, and the node refuses the sends of lower epochs
+    (ProducerFencedError). After a send of unknown fate such a producer refuses all further sends; its successor repeats
+    all messages. An id belongs to one sender: several senders at the same time must send the very same messages.
     """
 
     def __init__(
@@ -154,7 +157,7 @@ class Producer:
             raise ValueError("max_pending and max_pending_bytes must be at least 1")
         if not 0 <= linger_ms <= MAX_LINGER_MS:
             raise ValueError(f"linger_ms must be between 0 and {MAX_LINGER_MS}, not {linger_ms}")
-        self._closed = True  # until everything is made: __del__ must not complain about a producer that never was
+        self._closed = True  # until all of it is made: __del__ must not warn of a producer whose __init__ raised
         self._ack = check_ack(ack)
         self._timeout_s = timeout_s
         self._compress = compress
@@ -219,7 +222,7 @@ class Producer:
                 topic, body, tags, keys, properties, sharding_key, queue, flag, multi_dispatch, deadline, ack
             )
         if queue is None and (sharding_key or type(body) is not bytes):
-            # Before the connection is taken: nobody else should wait for the coordinator.
+            # Before the connection is taken: this may ask the coordinator, and other threads must not wait for that.
             queue = self._queue_of_key(topic, body, sharding_key, deadline)
         lanes = self._lanes
         pump = lanes.pump_of_topic.get(topic, lanes.writer) if lanes.pump_of_topic else lanes.writer
@@ -239,7 +242,7 @@ class Producer:
                 if not lanes.corrected(topic, error, pump):
                     raise  # else nothing is stored, and another process takes this topic
             finally:
-                line.remove(ticket)  # nothing may stand before it: an exception from outside would come between
+                line.remove(ticket)  # first in the finally: an exception can come before any later call
                 if line:
                     line.wake()
         return self._send_along(topic, body, tags, keys, properties, sharding_key, queue, flag, ack, deadline)
@@ -359,7 +362,7 @@ class Producer:
         return sent
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Wait until every asynchronous send is done (its future resolved, for good or bad).
+        """Wait until every asynchronous send has its outcome.
 
         Raises TimeoutError when that takes longer than ``timeout_s`` (default: the producer's).
         """
@@ -385,14 +388,14 @@ class Producer:
         timeout_s: float | None = None,
         ack: str | None = None,
     ) -> BatchResult:
-        """Send many messages and wait for all acks. The fastest way in: they are encoded and stored as runs.
+        """Send many messages and wait for all acks. The fastest way in: the messages are encoded and stored as runs.
 
-        ``tags`` is one for all or a list, ``keys`` and ``sharding_keys`` are lists, one entry a message; ``key``, one for all
-        or a list, is both of them in one; ``properties`` apply to all. Message objects bring their own. A run goes to one
-        queue: ``queue``, or the sharding key's, else the next in turn. To a topic with ``queue.type=BatchCQ`` they go as
-        inner batches, each of which the node keeps as one record; bodies are not compressed then. ``timeout_s`` is how long
-        the node may take for the next answer.
-        Raises InvalidMessageError before anything is sent, BatchSendError when not all of it was acknowledged.
+        ``tags`` is one tag for all messages or a list; ``keys`` and ``sharding_keys`` are lists; a list has one entry a
+        message. ``key``, one for all messages or a list, sets keys and sharding keys. ``properties`` apply to all messages.
+        Message objects have all of these themselves. A run goes to one queue: ``queue``, or the queue of the sharding key,
+        else the next in turn. To a topic with ``queue.type=BatchCQ`` the messages go as inner batches without compression;
+        the node keeps each inner batch as one record. ``timeout_s`` bounds the wait for each answer of the node.
+        Raises InvalidMessageError before anything is sent, BatchSendError when a message was not acknowledged.
         """
         self._check_usable()
         limit = self._limit(timeout_s)
@@ -414,7 +417,7 @@ class Producer:
                 try:
                     return batch.wait()
                 except BatchSendError as error:
-                    # Nothing is stored where the topic is of another kind than was known: all of it goes the other way.
+                    # The topic is of another kind than the producer knew, and nothing is stored: send it all the other way.
                     corrections += 1
                     if corrections > _MAX_CORRECTIONS or not (
                         self._lanes.routes.guessed_wrong(topic, error, deadline)
@@ -433,7 +436,10 @@ class Producer:
         sharding_keys: Sequence[str | None] | None,
         deadline: float,
     ) -> None:
-        """Messages that this thread sent before a batch must come before it in their queue. Raises SendError."""
+        """Wait for the messages that were sent before a batch, if the batch names its queues: they come first there.
+
+        Raises SendError.
+        """
         if (
             self._lanes.all_in_flight()
             and (queue is not None or sharding_keys is not None or has_sharding_keys(messages))
@@ -458,9 +464,9 @@ class Producer:
         """As :meth:`send_batch`, without waiting: the next batch is encoded and sent while the node stores this one.
 
         The future gets a BatchResult or a BatchSendError (InvalidMessageError for a body larger than the node allows).
-        Batches are stored in the order of the calls, unless one fails; between batches and single sends there is no order
-        without a :meth:`flush`. Raises InvalidMessageError at once for what no node takes. Blocks while ``max_pending``
-        messages are pending; an idempotent producer's batch also waits for the single messages that were sent before it.
+        Batches are stored in the order of the calls, unless one fails. Between batches and single sends there is no order
+        without a :meth:`flush`. Raises InvalidMessageError at once for a batch that no node takes. Blocks while
+        ``max_pending`` messages are pending. A batch of an idempotent producer also waits for earlier single messages.
         """
         self._check_usable()
         limit = self._limit(timeout_s)
@@ -478,10 +484,10 @@ class Producer:
         if self._sequences is not None:
             # Numbers count in the order of the calls.
             self._flush_before(messages, queue, sharding_keys, deadline)
-        # This asks for the topic's queues, so that the producer's thread need not wait for the coordinator.
+        # This asks for the topic's queues here, so that the producer's thread does not wait for the coordinator.
         plan, inner = self._plan(topic, messages, options, queue, deadline)
         if self._lanes.routes.is_guess(topic):
-            # Nobody could correct it later.
+            # The kind of topic is a guess, and no thread could correct a wrong one later: ask, or fail.
             try:
                 self._lanes.routes.queues(topic, deadline)
             except SendError as error:
@@ -531,7 +537,9 @@ class Producer:
         *,
         is_async: bool = False,
     ) -> Batch:
-        """Give a batch to the pump. Raises SendError (not stored) while too much is pending, or for a producer at its end."""
+        """Send a batch, or give it to the pump. Raises SendError (not stored) while too much is pending, and for an
+        idempotent producer that cannot go on.
+        """
         from commitmq.client.sending.batch import Batch
 
         if self._sequences is not None:
@@ -548,10 +556,10 @@ class Producer:
     # ------------------------------------------------------------ the end
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Send what is pending (for at most ``timeout_s``, default the producer's), then close every connection.
+        """Send the pending messages (for at most ``timeout_s``, default the producer's), then close every connection.
 
-        Sends that are still pending then fail: not stored if they were not handed over, unknown otherwise. Closing
-        twice is allowed.
+        Sends that are still pending then fail: as not stored if the connection did not take them, as unknown otherwise.
+        Closing twice is allowed.
         """
         limit = self._timeout_s if timeout_s is None else checks.seconds("timeout_s", timeout_s, zero=True)
         if self._closed:
@@ -570,7 +578,7 @@ class Producer:
     def __del__(self) -> None:
         if not getattr(self, "_closed", True) and self._pid == os.getpid():
             warnings.warn(f"unclosed producer {self!r}", ResourceWarning, source=self, stacklevel=2)
-            if not sys.is_finalizing():  # the producer's thread runs no more then, and may hold any lock for ever
+            if not sys.is_finalizing():  # at the end of the interpreter the producer's thread may hold a lock for ever
                 self.close(timeout_s=0)
 
     def __repr__(self) -> str:
@@ -584,7 +592,7 @@ class Producer:
             raise CommitMQError("the producer is closed")
 
     def _limit(self, timeout_s: float | None) -> float:
-        """Seconds that one call has."""
+        """The time of one call, in seconds."""
         return self._timeout_s if timeout_s is None else checks.seconds("timeout_s", timeout_s)
 
     def _queue_of_key(self, topic: str, body: bytes | Message, sharding_key: str | None, deadline: float) -> int | None:
@@ -598,7 +606,7 @@ class Producer:
         return shard(sharding_key, self._lanes.routes.queues(check_topic(topic), deadline))
 
     def _would_ask(self, topic: str, body: bytes | Message, fields: Mapping[str, Any]) -> bool:
-        """Whether ``send_async`` of this would ask the coordinator, and so wait for it."""
+        """Whether ``send_async`` of this message would ask the coordinator, and wait for the answer."""
         if self._sequences is None:
             if fields.get("queue") is not None:
                 return False
@@ -613,7 +621,7 @@ class Producer:
             raise CommitMQError("a callback of a send must not wait for a send; use send_async")
 
     def _compressed(self, body: bytes) -> tuple[bytes, int]:
-        """``body`` as stored, and the sysFlag bits that say how."""
+        """``body`` as it is stored, and the sysFlag bits of its compression."""
         if self._compress is None or len(body) <= self._compress_over:
             return body, 0
         smaller = compress(body, self._compress)
@@ -688,7 +696,7 @@ class Producer:
         deadline: float,
         ack: str | None,
     ) -> SendResult:
-        """A run of its own: it goes behind what was sent before it."""
+        """Send a message with ``multi_dispatch``, behind all earlier messages."""
         if self._sequences is not None:
             raise InvalidMessageError("an idempotent producer's messages cannot go to further queues")
         self._check_may_wait()
@@ -734,7 +742,7 @@ class Producer:
         deadline: float = arguments[-1]
         future = self._submit(*arguments)
         try:
-            # The pump ends it at its deadline; the grace is for a pump that waits for the connection itself.
+            # The pump fails it at its deadline. The further 0.25 s are for a pump that waits for a connection.
             return future.result(max(deadline - time.monotonic(), 0) + 0.25)
         except FutureTimeoutError:
             if future.done():
@@ -747,7 +755,7 @@ class Producer:
             raise
 
     def _start_of(self, topic: str, ack: str | None) -> str:
-        """How the header of every send to ``topic`` begins."""
+        """The beginning of the header, the same for every send to ``topic`` with ``ack``."""
         check_topic(topic)
         name = _dumps(topic).decode()
         start = f'{{"v":{wire.PROTOCOL_VERSION},"op":"send","topic":{name},"ack":"{check_ack(ack or self._ack)}"'

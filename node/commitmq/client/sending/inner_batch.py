@@ -34,7 +34,7 @@ _HEAD: Final = np.dtype([("size", ">i4"), ("magic", ">i4"), ("crc", ">i4"), ("fl
 
 
 def message_bytes(body_bytes: Any, properties_bytes: Any) -> Any:
-    """Bytes of a message in a batch; ``properties_bytes`` without the unique id."""
+    """Bytes of a message in an inner batch; ``properties_bytes`` without the unique id."""
     return ELEMENT_BYTES + UNIQUE_BYTES + body_bytes + properties_bytes
 
 

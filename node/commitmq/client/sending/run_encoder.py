@@ -1,17 +1,16 @@
 """Runs: many messages of one topic and queue, encoded here as CommitLog records (ARCHITECTURE section 4).
 
-A record of a run is an ordinary one (see :mod:`commitmq.format.record`) with zeros where only the node knows the value:
-queueOffset, physicalOffset, both hosts, storeTimestamp. With ``properties_crc`` its properties end with an empty
-``__CRC32#`` slot of 20 bytes. Before it comes the mark of an idempotent producer, if it is one's
-(:mod:`commitmq.format.producer_mark`).
+A record of a run is an ordinary record (see :mod:`commitmq.format.record`) with zeros in the fields of the node: queueOffset,
+physicalOffset, both hosts, storeTimestamp. With ``properties_crc`` its properties end with an empty ``__CRC32#`` slot of 20
+bytes. An idempotent producer puts its mark before that slot (:mod:`commitmq.format.producer_mark`).
 
 Two encoders make the same bytes:
 
-* :func:`encode_messages`: the runs of asynchronous sends, which are messages of any kind side by side. Plain code without
-  numpy, which such a producer need not load: it packs the heads one by one, and joins them with pieces that are shared;
-* :func:`encode_run`: whole runs with numpy. What stands between two bodies (the tail of one record and the head of the
-  next) has one length in a run whose messages share their properties, so all of it is one array of fixed-size pieces,
-  filled column by column, and the run is a join of pieces and bodies: no Python code runs per message.
+* :func:`encode_messages` encodes the runs of asynchronous sends, with messages of any kind side by side. It packs the heads
+  one by one and joins them with shared pieces. It does not use numpy, so a producer of single messages does not load it.
+* :func:`encode_run` encodes the runs of batches with numpy. If the messages of a run share their properties, all stretches
+  between two bodies (the tail of one record and the head of the next) have one length. So they are an array of fixed-size
+  pieces, filled column by column, and the run is a join of pieces and bodies: no Python code runs for each message.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ _SHORT: Final = struct.Struct(">h")
 
 @dataclass(slots=True)
 class EncodedRun:
-    """A run ready to be sent, and what is needed to make results of its answer. ``sizes``: bytes of each record."""
+    """An encoded run, with the values that make results of its answer. ``sizes``: bytes of each record."""
 
     topic: str
     queue: int
@@ -64,14 +63,14 @@ class EncodedRun:
         return len(self.sizes)
 
     def acknowledged(self, ack: str, answer: dict[str, Any]) -> RunAck:
-        """The results, once the node has answered."""
+        """The results of the run, made of the node's ``answer``."""
         from commitmq.client.results import RunAck
 
         return RunAck(self.topic, self.queue, ack, self.sizes, self.unique, answer)
 
 
 class RunLayout:
-    """The layout of records as one node wants it (its ``hello``), and for one topic.
+    """The layout of records of one topic for one node, as the node's ``hello`` says.
 
     ``head`` packs everything before the body: see :func:`encode_messages`.
     """
@@ -91,7 +90,7 @@ class RunLayout:
     )
 
     def __init__(self, topic: str, *, born_v6: bool, store_v6: bool, properties_crc: bool, mark: bytes = b"") -> None:
-        """``mark``: of an idempotent producer, without the sequence."""
+        """``mark`` is the mark of an idempotent producer without the sequence, else empty."""
         name = topic.encode()
         wide = len(topic) > V1_TOPIC_UNITS
         self.topic = topic
@@ -106,7 +105,7 @@ class RunLayout:
         self.tail = (_SHORT.pack(len(name)) if wide else bytes((len(name),))) + name
         self.crc_slot = CRC_SLOT if properties_crc else b""
         self.mark = mark
-        # What every record's properties end with: the unique id, the mark, the slot.
+        # The end of every record's properties: the unique id, the mark, the slot.
         self.end_bytes = UNIQUE_BYTES + (len(mark) + MARK_DIGITS + 1 if mark else 0) + len(self.crc_slot)
         # Everything but the body and the properties.
         self.fixed_bytes = MIN_RECORD_BYTES + wide + self.v6_bytes + len(name)
@@ -150,8 +149,8 @@ def encode_messages(
     fixed = layout.fixed_bytes + layout.end_bytes
     bodies = [one.body for one in messages]
     sizes = [fixed + len(body) for body in bodies]
-    # What stands between the body and the last two digits of the unique id: where messages have no properties, it is
-    # the same for up to 256 of them.
+    # The bytes between the body and the last two digits of the unique id. In messages without properties they are the same
+    # for up to 256 messages.
     before = layout.tail + _SHORT.pack(layout.end_bytes) + UNIQUE_PREFIX + prefix
     highs = [_TWO_DIGITS[at & 0xFF] for at in range(counter >> 8, (counter + count - 1 >> 8) + 1)]
     tails = _in_steps([before + high for high in highs], counter, count)
@@ -192,7 +191,7 @@ _head_types: dict[int, np.dtype[np.void]] = {}
 
 
 def _head_type(v6_bytes: int) -> np.dtype[np.void]:
-    """numpy's view of the bytes before the body; ``v6_bytes`` is what IPv6 hosts add. What stays zero needs no name."""
+    """numpy's view of the bytes before the body. IPv6 hosts add ``v6_bytes``. Fields that stay zero have no name."""
     import numpy as np
 
     if v6_bytes not in _head_types:
@@ -231,9 +230,9 @@ def encode_run(
 ) -> EncodedRun:
     """Encode ``bodies`` (1 to MAX_RUN_MESSAGES) as one run.
 
-    ``properties`` are encoded, without the unique id: one for all, or one per message. ``sys_flags``: compression bits.
-    ``sequence``: of the first record, where the layout has a mark. Limits of sizes are the caller's business; properties
-    beyond 32,767 bytes raise InvalidMessageError.
+    ``properties`` are encoded, without the unique id: one for all messages, or one a message. ``sys_flags`` are
+    compression bits. ``sequence`` is the number of the first record, where the layout has a mark. The caller checks the
+    sizes. Properties beyond 32,767 bytes raise InvalidMessageError.
     """
     import numpy as np
 

@@ -1,9 +1,9 @@
 """The future of one asynchronous send: a ``concurrent.futures.Future`` that costs a fraction of one.
 
-The standard class makes a condition variable per object, which at 60,000 sends a second is the largest single cost.
-Here all futures of a producer share the producer's lock; each keeps the fields that ``concurrent.futures.wait``,
-``as_completed`` and ``asyncio.wrap_future`` look at, and makes its lists only when somebody waits. The message to be
-sent lives in the same object, so that a send allocates once, and all fields are slots, so that this is one object.
+The standard class makes a condition variable for each object. At 60,000 sends a second that is the largest single cost. Here
+all futures of a producer share the producer's lock. A future keeps the fields that ``concurrent.futures.wait``,
+``as_completed`` and ``asyncio.wrap_future`` look at, and makes its lists when a thread waits. It also holds the message, so a
+send allocates one object; all fields are slots.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     Callback = Callable[[Future[SendResult]], object]
 
-# The names concurrent.futures uses; its helpers compare with these strings.
+# The helpers of concurrent.futures compare the state with these strings.
 _PENDING = "PENDING"
 _RUNNING = "RUNNING"
 _CANCELLED = "CANCELLED"
@@ -39,21 +39,21 @@ _log = logging.getLogger("commitmq.client")
 
 
 class Sender(Protocol):
-    """Who sends the message of a future."""
+    """The outbox that sends the message of a future."""
 
     lock: threading.RLock
     result_waiters: set[Ticket]
-    """Of threads that wait for a result."""
+    """Tickets of threads that wait for a result."""
 
     def forget(self, future: SendFuture) -> None:
-        """It was cancelled (lock held)."""
+        """``future`` was cancelled (lock held)."""
 
     def add_waiter(self, ticket: Ticket) -> None:
-        """A thread begins to wait for it (lock held); ``ticket`` is in ``result_waiters`` now."""
+        """A thread begins to wait for a result (lock held): put its ``ticket`` into ``result_waiters``."""
 
 
 class _Watch:
-    """Who waits for a future."""
+    """The callbacks and the waiters of a future."""
 
     __slots__ = ("callbacks", "waiters")
 
@@ -111,7 +111,7 @@ class SendFuture(Future[SendResult]):
 
     @property
     def _condition(self) -> threading.RLock:  # type: ignore[override]
-        # They lock it, and neither wait on it nor notify: what wakes them are the waiters.
+        # The helpers lock it. They neither wait on it nor notify it: the waiters wake them.
         return self.sender.lock
 
     @property
@@ -130,7 +130,7 @@ class SendFuture(Future[SendResult]):
     # ------------------------------------------------------------ the public interface of Future
 
     def cancel(self) -> bool:
-        """Withdraw the message if it was not handed to the connection yet; True when it will never be sent."""
+        """Withdraw the message if the connection does not have it yet. True when it will never be sent."""
         with self.sender.lock:
             if self._state in (_CANCELLED, _CANCELLED_AND_NOTIFIED):
                 return True
@@ -180,7 +180,7 @@ class SendFuture(Future[SendResult]):
         return self._exception
 
     def add_done_callback(self, fn: Callback) -> None:
-        """Have ``fn(future)`` called once it is done: in the producer's thread, or here and now if it is already."""
+        """Call ``fn(future)`` when the future is done: at once if it is done already, else in the producer's thread."""
         with self.sender.lock:
             if self._state not in _DONE:
                 self._watched().callbacks.append(fn)
@@ -222,7 +222,7 @@ class SendFuture(Future[SendResult]):
 def finish_run(futures: list[SendFuture], run: RunAck) -> tuple[list[SendFuture], list[SendFuture]]:
     """Resolve all futures of a stored run, lock held.
 
-    Returns those whose callbacks must run afterwards, and those that were done before, because their time was over.
+    Returns the futures whose callbacks must run afterwards, and the futures that were done before because their time was over.
     """
     called: list[SendFuture] = []
     before: list[SendFuture] = []
@@ -232,7 +232,7 @@ def finish_run(futures: list[SendFuture], run: RunAck) -> tuple[list[SendFuture]
             future._exception = None
             future._run = run
             future._state = _FINISHED
-            # What was sent is not needed any more; a kept future should not keep the message.
+            # The program may keep the future for long. It should not keep the message too.
             future.body = b""
             future.encoded_extras = None
             if future._watch is not None:
