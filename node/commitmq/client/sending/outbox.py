@@ -376,8 +376,9 @@ class Outbox:
         """Remove a batch without another run to send, and let it tell its outcome when nothing of it is in flight."""
         if batch.more:
             return
-        with self.lock, contextlib.suppress(ValueError):
-            self.batches.remove(batch)
+        if self.batches:
+            with self.lock, contextlib.suppress(ValueError):
+                self.batches.remove(batch)
         if not batch.in_flight:
             batch.finish()
 

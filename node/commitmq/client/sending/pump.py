@@ -133,10 +133,9 @@ class Pump:
             return False
         if run is not None:
             lane.call_run(channel, run, job.deadline)
-        if job.more:
-            return False
-        self.outbox.finish_batch(job)
-        return True
+        elif not job.more:
+            self.outbox.finish_batch(job)
+        return not job.more
 
     # ------------------------------------------------------------ the thread
 
