@@ -134,7 +134,7 @@ class AsyncProducer:
         self._settle_in(asyncio.get_running_loop())
         if self._closing:
             raise CommitMQError("the producer is closed")
-        # At once, not in the task's first turn: a flush or a close that comes next must find it.
+        # Here and not in the first turn of the task: a flush or a close that comes next must find the batch.
         taken = self._thread.submit(self._producer.send_batch_async, topic, messages, **fields)
         batch = asyncio.ensure_future(self._batch(taken))
         self._batches.add(batch)
@@ -154,7 +154,7 @@ class AsyncProducer:
             await asyncio.wait(self._batches, timeout=max(deadline - time.monotonic(), 0))
 
     async def close(self, timeout_s: float | None = None) -> None:
-        """Send what is pending, close everything. Closing twice is allowed."""
+        """Send the pending messages, then close everything. Closing twice is allowed."""
         if self._is_closed:
             return
         lines = self._settle_in(asyncio.get_running_loop())
