@@ -234,7 +234,9 @@ class AsyncBaseConsumer:
                 request = requests.get(timeout=_LOOP_LOOK_S)
             except Empty:
                 if loop.is_closed():
-                    raise CommitMQError("the event loop ended before it ran the callback on_assign or on_revoke") from None
+                    raise CommitMQError(
+                        "the event loop ended before it ran the callback on_assign or on_revoke"
+                    ) from None
                 continue
             if request is None:
                 break
