@@ -121,7 +121,8 @@ def types_of(function: Any, names: Mapping[str, Any]) -> dict[str, Any]:
     ids=lambda one: getattr(one, "__qualname__", None),
 )
 def test_a_dictionary_of_options_is_the_signature(function: Any, dictionary: type, besides: set[str]) -> None:
-    from commitmq.client.message import Keys, Message
+    from commitmq.client.message import Message
+    from commitmq.client.properties import Keys
     from commitmq.client.selector import MessageSelector
 
     names = {**NAMES, "Keys": Keys, "Message": Message, "MessageSelector": MessageSelector}

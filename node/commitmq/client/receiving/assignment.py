@@ -16,7 +16,8 @@ from commitmq.errors import RequestError
 from commitmq.protocol.connection import Channel
 
 if TYPE_CHECKING:
-    from commitmq.client.receiving.batch import MessageBatch, Part
+    from commitmq.client.receiving.batch import MessageBatch
+    from commitmq.client.receiving.part import Part
 
 Queue = tuple[str, int]  # topic, queue id
 Start = str | datetime | int

@@ -11,7 +11,7 @@ from typing import Final
 
 import numpy as np
 
-from commitmq.client.receiving.batch import Part
+from commitmq.client.receiving.part import Part
 from commitmq.errors import UndecodableBodyError
 from commitmq.format.constants import SysFlag
 

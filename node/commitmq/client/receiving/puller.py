@@ -10,8 +10,9 @@ import orjson
 import zmq
 
 from commitmq.client.receiving.assignment import Assignment, Chunk, Gap, Portion, QueueState, Taken
-from commitmq.client.receiving.batch import MessageBatch, Part, cut_parts, parts_of_records, parts_of_units
+from commitmq.client.receiving.batch import MessageBatch
 from commitmq.client.receiving.bodies import decodable
+from commitmq.client.receiving.part import Part, cut_parts, parts_of_records, parts_of_units
 from commitmq.client.receiving.record_check import check_bytes, check_places
 from commitmq.client.receiving.segments import SegmentMaps
 from commitmq.client.selector import MessageSelector

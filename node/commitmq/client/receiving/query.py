@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     import zmq
 
     from commitmq.client.message import Message
-    from commitmq.client.receiving.batch import MessageBatch, Part
+    from commitmq.client.receiving.batch import MessageBatch
+    from commitmq.client.receiving.part import Part
 
 Request = Callable[[str, str, dict[str, Any]], "tuple[dict[str, Any], list[zmq.Frame]]"]
 
@@ -180,7 +181,7 @@ def _parts(
     topic: str, queue: int, frames: Sequence[memoryview], asked: int = 0, tags: frozenset[str] | None = None
 ) -> list[Part]:
     """The messages in an answer, as a consumer would see them: those in batches one by one, in an LMQ by its numbers."""
-    from commitmq.client.receiving.batch import parts_of_records
+    from commitmq.client.receiving.part import parts_of_records
     from commitmq.client.receiving.record_check import check_bytes
     from commitmq.client.sending.inner_batch import expand
     from commitmq.client.sending.light_queue import is_light, renumber

@@ -17,7 +17,7 @@ from commitmq.format.constants import CRC_PROPERTY_BYTES, CRC_PROPERTY_PREFIX, L
 from commitmq.format.crc import crc32
 
 if TYPE_CHECKING:
-    from commitmq.client.receiving.batch import Array, Part
+    from commitmq.client.receiving.part import Array, Part
 
 _MASK: Final = 0x7FFFFFFF
 _PREFIX: Final = np.frombuffer(CRC_PROPERTY_PREFIX, np.uint8)

@@ -8,7 +8,8 @@ from typing import Final
 
 import orjson
 
-from commitmq.client.message import Keys, Message
+from commitmq.client.message import Message
+from commitmq.client.properties import Keys
 from commitmq.client.results import BatchSendError
 from commitmq.errors import InvalidMessageError, SendError
 from commitmq.format.java import java_string_hash
