@@ -163,15 +163,15 @@ def test_messages_are_never_read_from_another_stores_files(tmp_path: Path) -> No
     with start_node(first, *settings) as node:
         consumer = Reader("same", node=node_address, queues=[("same", 0)])
         assert {one.body[:1] for one in drain(consumer, 500)} == {b"a"}
-        assert len(consumer._puller._segments) == 1
-        mapped = next(iter(consumer._puller._segments.values()))
+        assert len(consumer._puller._readers.segments) == 1
+        mapped = next(iter(consumer._puller._readers.segments.values()))
     with start_node(second, *settings), consumer:
         seen: list[bytes] = []
         deadline = time.monotonic() + 40
         while len(seen) < 500 and time.monotonic() < deadline:
             seen += [one.body for one in consumer.poll(0.3)]
         assert {one[:1] for one in seen} == {b"b"}
-        assert mapped not in consumer._puller._segments.values()
+        assert mapped not in consumer._puller._readers.segments.values()
 
 
 # ---------------------------------------------------------------- waits, resets, sessions

@@ -336,7 +336,6 @@ def test_every_module_says_what_it_is() -> None:
 TO_BE_SPLIT = {
     "node/commitmq/cli/produce.py",
     "node/commitmq/client/aio_producer.py",
-    "node/commitmq/client/receiving/puller.py",
     "node/commitmq/protocol/connection.py",
     "plugins/commitmq_plugins/spark/sinks.py",
 }
