@@ -483,7 +483,7 @@ def test_a_callback_must_not_poll(node: Node) -> None:
         with pytest.raises(CommitMQError, match="a poll is under way"):
             consumer.poll(5)
             consumer.poll(5)
-        consumer._on_assign = None
+        consumer._callbacks.on_assign = None
 
 
 def test_endless_times_are_long_ones(node: Node) -> None:

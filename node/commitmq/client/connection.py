@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from commitmq.client.consumer import Consumer, GroupOptions, Reader, ReadOptions
     from commitmq.client.producer import Producer
     from commitmq.client.receiving.assignment import Queue
-    from commitmq.client.receiving.base_consumer import Told
+    from commitmq.client.receiving.callbacks import Told
     from commitmq.client.sending.options import ProducerOptions
 
 _Client = TypeVar("_Client", "Admin", "Consumer", "Producer", "Reader")

@@ -5,36 +5,15 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import TypedDict, Unpack
+from typing import Unpack
 
-from commitmq.client.receiving.assignment import Queue, Start
-from commitmq.client.receiving.base_consumer import BaseConsumer, Told
-from commitmq.client.selector import MessageSelector
+from commitmq.client.receiving.assignment import Queue
+from commitmq.client.receiving.base_consumer import BaseConsumer
+from commitmq.client.receiving.callbacks import Told
+from commitmq.client.receiving.settings import GroupOptions, ReadOptions
 from commitmq.errors import CommitMQError
 
 __all__ = ["Consumer", "GroupOptions", "ReadOptions", "Reader", "Told"]
-
-
-class ReadOptions(TypedDict, total=False):
-    """How a consumer or a reader reads; see :class:`Consumer`."""
-
-    start: Start
-    filter: str | MessageSelector
-    mode: str
-    max_pull_bytes: int
-    check_crc: bool
-    timeout_s: float
-
-
-class GroupOptions(ReadOptions, total=False):
-    """How a member of a group reads; see :class:`Consumer`."""
-
-    auto_commit: bool
-    auto_commit_interval_s: float
-    session_timeout_ms: int | None
-    rebalance_timeout_s: float
-    max_poll_interval_s: float | None
-    member: str | None
 
 
 class Consumer(BaseConsumer):
@@ -97,7 +76,7 @@ class Consumer(BaseConsumer):
         is no longer this consumer's (it was given to another member), its topic is another one by now, or its offset was
         reset meanwhile: nothing was committed then.
         """
-        if self._group is None:  # made in the words of former versions
+        if self._settings.group is None:  # made in the words of former versions
             self._check_usable()
             raise CommitMQError("a consumer without a group has no offsets to commit")
         return self._using(partial(self._commit, offsets))

@@ -31,7 +31,6 @@ import contextlib
 import secrets
 import threading
 import time
-from collections.abc import Iterable
 from typing import Any
 
 import zmq
@@ -46,7 +45,7 @@ from commitmq.client.receiving.assignment import (
     new_state,
     start_offsets,
 )
-from commitmq.client.selector import MessageSelector
+from commitmq.client.receiving.settings import ConsumerSettings
 from commitmq.errors import CommitMQError, NodeUnavailableError, ProtocolError, RequestError
 from commitmq.log import get_log
 from commitmq.protocol.connection import Channel, Directory
@@ -66,14 +65,8 @@ class GroupMember:
         node: str | None,
         group: str,
         member: str,
-        topics: Iterable[str],
-        start: Start,
         assignment: Assignment,
-        *,
-        selector: MessageSelector | None = None,
-        session_timeout_ms: int | None,
-        rebalance_timeout_s: float,
-        max_poll_interval_s: float | None = None,
+        settings: ConsumerSettings,
     ) -> None:
         self.group = group
         self.member = member
@@ -82,13 +75,8 @@ class GroupMember:
         self.generation = 0
         self.error: CommitMQError | None = None  # why the coordinator refuses this member for good
         self._joined = Bell()  # no threading.Event: whoever is interrupted while it waits for one may leave it locked
-        self._topics = list(topics)
-        self._selector = selector
-        self._start = start
         self._assignment = assignment
-        self._session_timeout_ms = session_timeout_ms
-        self._rebalance_timeout_s = rebalance_timeout_s
-        self._max_poll_interval_s = max_poll_interval_s
+        self._settings = settings
         self._directory = Directory(node)
         self._coordinator: Channel | None = None
         self._reader: Channel | None = None
@@ -194,11 +182,12 @@ class GroupMember:
         if self._is_member:
             answer = self._ask("group.heartbeat", {"generation": self.generation, "owned": owned})
         else:
-            fields: dict[str, Any] = {"topics": self._topics, "owned": owned, "generation": self.generation}
-            if self._selector is not None and self._selector.type != "TAG":
-                fields["filter"] = {"type": self._selector.type, "expression": self._selector.expression}
-            if self._session_timeout_ms is not None:
-                fields["session_timeout_ms"] = self._session_timeout_ms
+            settings, selector = self._settings, self._settings.selector
+            fields: dict[str, Any] = {"topics": settings.topics, "owned": owned, "generation": self.generation}
+            if selector.type != "TAG":
+                fields["filter"] = {"type": selector.type, "expression": selector.expression}
+            if settings.session_timeout_ms is not None:
+                fields["session_timeout_ms"] = settings.session_timeout_ms
             answer = self._ask("group.join", fields)
             self._is_member = True
             if not self._has_joined:
@@ -238,7 +227,7 @@ class GroupMember:
 
     def _is_idle(self) -> bool:
         """Whether nobody has polled for too long."""
-        most_s, assignment = self._max_poll_interval_s, self._assignment
+        most_s, assignment = self._settings.max_poll_interval_s, self._assignment
         return most_s is not None and not assignment.is_polling and time.monotonic() - assignment.polled_at > most_s
 
     def _stay_away(self) -> float:
@@ -246,7 +235,7 @@ class GroupMember:
         if self._is_member:
             _log.warning(
                 "nobody has polled for too long: the consumer leaves its group until it polls again",
-                group=self.group, member=self.member, max_poll_interval_s=self._max_poll_interval_s,
+                group=self.group, member=self.member, max_poll_interval_s=self._settings.max_poll_interval_s,
             )  # fmt: skip
             self._ask("group.leave", {})
             self._is_member = False
@@ -288,7 +277,7 @@ class GroupMember:
                     state.revoked_at = 0.0  # it stays ours after all
                     continue
                 state.revoked_at = state.revoked_at or now
-                late = now - state.revoked_at > self._rebalance_timeout_s
+                late = now - state.revoked_at > self._settings.rebalance_timeout_s
                 in_hand = assignment.is_in_hand(state) or (assignment.tells and state.is_announced)
                 if not in_hand or late:
                     if in_hand:
@@ -339,7 +328,7 @@ class GroupMember:
         if answer["incarnations"].get(topic) != incarnations[topic]:
             raise ProtocolError("FENCED", f"topic {topic} was made anew")
         found = {(topic, queue): int(offset) for _, queue, offset in answer["offsets"]}
-        start: Start = self._start
+        start: Start = self._settings.start
         if topic in self._made_anew:
             start = "earliest"
         elif topic in self._late or any(offset >= 0 for offset in found.values()):

@@ -15,7 +15,7 @@ from commitmq.client.receiving.batch import MessageBatch
 from commitmq.client.receiving.bodies import decodable
 from commitmq.client.receiving.part import Part, cut_parts
 from commitmq.client.receiving.reader_links import Link, ReaderLinks
-from commitmq.client.selector import MessageSelector
+from commitmq.client.receiving.settings import ConsumerSettings
 from commitmq.errors import CorruptRecordError, NodeUnavailableError, RequestError
 from commitmq.log import get_log
 from commitmq.protocol import wire
@@ -45,25 +45,19 @@ class Puller:
         self,
         directory: Directory,
         assignment: Assignment,
-        *,
-        selector: MessageSelector,
-        group: str | None,
-        mode: str,
-        max_bytes: int,
-        check_crc: bool = True,
-        asks_for_queues: bool = False,
+        settings: ConsumerSettings,
     ) -> None:
-        """``asks_for_queues``: the program named its queues, so a queue that never existed is a mistake of the program."""
         self.gaps: deque[Gap] = deque(maxlen=1000)
         self._directory = directory
         self._assignment = assignment
-        self._filter = selector.header()
-        if group is not None and selector.type != "TAG":
-            self._filter["group"] = group
-        self._decoder = AnswerDecoder(selector, check_crc=check_crc)
-        self._max_bytes = max_bytes
-        self._asks_for_queues = asks_for_queues
-        self._readers = ReaderLinks(directory, mode)
+        self._filter = settings.selector.header()
+        if settings.group is not None and settings.selector.type != "TAG":
+            self._filter["group"] = settings.group
+        self._decoder = AnswerDecoder(settings.selector, check_crc=settings.check_crc)
+        self._max_bytes = settings.max_pull_bytes
+        # The program named its queues, so a queue that never existed is a mistake of the program.
+        self._asks_for_queues = settings.queues is not None
+        self._readers = ReaderLinks(directory, settings.mode)
         self._pulls: dict[tuple[int, int], QueueState] = {}  # by reader and request id
         self._retry_connect_at = 0.0
         self._problem: tuple[QueueState, RequestError | CorruptRecordError] | None = None
