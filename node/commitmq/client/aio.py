@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from queue import Empty, SimpleQueue
 from types import TracebackType
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, TypeVar, Unpack, overload
 
 from commitmq.client.admin import Admin
 from commitmq.client.aio_producer import AsyncProducer
@@ -243,6 +243,28 @@ class AsyncBaseConsumer:
 class AsyncConsumer(AsyncBaseConsumer):
     """:class:`commitmq.Consumer` for asyncio; same arguments, same errors. See :class:`AsyncBaseConsumer`."""
 
+    @overload
+    def __init__(
+        self,
+        topics: str | Iterable[str],
+        *,
+        group: str,
+        node: str | None = None,
+        on_assign: AsyncTold | None = None,
+        on_revoke: AsyncTold | None = None,
+        **options: Unpack[GroupOptions],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        topics: str | None,
+        of_group: str | Iterable[str],
+        *,
+        node: str | None = None,
+        on_assign: AsyncTold | None = None,
+        on_revoke: AsyncTold | None = None,
+        **options: Unpack[GroupOptions],
+    ) -> None: ...
     def __init__(
         self,
         topics: str | Iterable[str] | None = (),
