@@ -287,8 +287,8 @@ class Admin:
     def dispatchers(self) -> list[dict[str, Any]]:
         """For each dispatcher ``name``, ``plugin``, ``state``, ``restarts`` and where it is.
 
-        ``position``, ``durable`` and ``lag_bytes`` are bytes of the log. ``skipped`` and ``gaps`` are parts of the log that the
-        dispatcher left out or missed. ``parked`` is the record that it is parked at, or None.
+        ``position``, ``durable`` and ``lag_bytes`` are bytes of the log. ``skipped`` and ``gaps`` are parts of the log that
+        the dispatcher left out or missed. ``parked`` is the record that it is parked at, or None.
         """
         return list(self.status()["dispatchers"])
 

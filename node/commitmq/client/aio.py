@@ -1,8 +1,8 @@
-"""asyncio twins of the clients. They add no behaviour: what blocks runs in a thread of the twin's own.
+"""The asyncio twins of the clients. Each twin runs the blocking calls of its client in a thread of its own.
 
-Cancelling a task that waits here never loses or repeats anything silently: a cancelled ``send`` is withdrawn if it was
-not handed to the connection (else it goes on, and only its result is dropped); what a cancelled ``poll`` fetched is
-returned by the next one; a cancelled request of the admin goes on in its thread.
+No cancelled task loses or repeats a message silently. A cancelled ``send`` is withdrawn if the message was not handed to the
+connection; otherwise it goes on, and only its result is dropped. The messages of a cancelled ``poll`` come with the next one.
+A cancelled request of the admin goes on in its thread.
 """
 
 from __future__ import annotations
@@ -36,25 +36,25 @@ _R = TypeVar("_R")
 
 
 AsyncTold = Callable[[list[Queue]], Awaitable[object] | object]
-"""``on_assign`` and ``on_revoke`` of an AsyncConsumer: functions or coroutine functions, run in the loop."""
+"""``on_assign`` and ``on_revoke`` of an AsyncConsumer: functions or coroutine functions, which run in the loop."""
 
 
 class AsyncBaseConsumer:
     """What :class:`AsyncConsumer` and :class:`AsyncReader` share.
 
-    Use it as an async context manager (or await :meth:`start`): connecting takes place there. Iterating yields batches
-    that are not empty. ``on_assign`` and ``on_revoke`` may be coroutine functions; they run in the loop that polls, and may
-    await what they need, but not :meth:`poll`.
+    Use it as an async context manager, or await :meth:`start`: it connects there. ``async for`` yields batches with messages.
+    ``on_assign`` and ``on_revoke`` may be coroutine functions. They run in the loop that polls, and must not await
+    :meth:`poll`.
 
-    Several tasks may poll: each batch goes to one of them. A poll says that all that was returned before is done, so tasks
-    that work at the same time need ``auto_commit=False`` and commit by themselves. A cancelled poll has returned nothing:
-    what it fetched comes with the next one, and is not committed before.
+    Several tasks may poll, and each batch goes to one of them. A poll says that the program is done with every earlier batch.
+    So tasks that work at the same time need ``auto_commit=False`` and commit by themselves. A cancelled poll has returned no
+    message: the next poll returns its messages, and they are not committed before.
     """
 
     def __init__(
         self, make: Callable[..., BaseConsumer], on_assign: AsyncTold | None, on_revoke: AsyncTold | None
     ) -> None:
-        """``make`` makes the consumer of which this is the twin; it is called with the callbacks."""
+        """``make`` is called with the callbacks, and makes the client that this is the twin of."""
         told = {"on_assign": on_assign, "on_revoke": on_revoke}
         self._make: Callable[[], BaseConsumer] = partial(
             make, **{name: partial(self._tell, one) for name, one in told.items() if one is not None}
@@ -62,7 +62,7 @@ class AsyncBaseConsumer:
         self._consumer: BaseConsumer | None = None
         self._is_closed = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="commitmq-aio-consumer")
-        self._poll: Future[Taken] | None = None  # what nobody has got yet
+        self._poll: Future[Taken] | None = None  # a poll whose batch no task has got yet
         self._polling = asyncio.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._requests: SimpleQueue[Callable[[], object] | None] | None = (
@@ -70,7 +70,7 @@ class AsyncBaseConsumer:
         )
 
     async def start(self) -> Self:
-        """Connect and join the group. After a failure make a new consumer."""
+        """Connect and join the group. After a failure a program must make a new consumer."""
         if self._is_closed:
             raise CommitMQError("the consumer is closed")
         if self._consumer is None:
@@ -91,23 +91,23 @@ class AsyncBaseConsumer:
         return self
 
     async def poll(self, timeout_s: float = 1.0, max_messages: int = 10_000) -> MessageBatch:
-        """The next batch. If an earlier poll was cancelled while it waited, its batch comes first."""
+        """The next batch. After a cancelled poll it is the batch of that poll."""
         consumer = self._started
         async with self._polling:
             if self._poll is None:
                 self._poll = self._thread.submit(consumer._next, timeout_s, max_messages)
             fetching = self._poll
             try:
-                # Shielded: a cancelled task stops waiting, but what the thread fetched stays here for the next poll.
+                # Shielded, so a cancelled task stops to wait, and the batch stays here for the next poll.
                 taken = await asyncio.shield(asyncio.wrap_future(fetching))
             except asyncio.CancelledError:
                 if fetching.cancelled():
                     self._poll = None
                 raise
             except BaseException:
-                self._poll = None  # it is told once, and the next poll is a new one
+                self._poll = None  # the error is raised once, and the next poll is a new one
                 raise
-            # From here to the return nothing waits: the task gets the batch, and only now it counts as handed out.
+            # There is no await from here to the return, so the task gets the batch, and it counts as handed out now.
             self._poll = None
             consumer._assignment.returned = taken
         return taken.batch
@@ -120,7 +120,7 @@ class AsyncBaseConsumer:
         fetched = self._poll
         self._started.seek(topic, queue, offset)
         if fetched is not None and fetched.done():
-            # What a cancelled poll fetched may be of this queue. It is not lost: the next poll takes it again, or does not.
+            # The batch of a cancelled poll may have messages of this queue. The next poll makes the batch anew.
             self._poll = None
 
     def pause(self, queues: Iterable[Queue] | None = None) -> None:
@@ -133,17 +133,17 @@ class AsyncBaseConsumer:
 
     @property
     def paused(self) -> list[Queue]:
-        """The assigned queues of which nothing is returned."""
+        """The paused queues."""
         return self._started.paused
 
     @property
     def assignment(self) -> list[Queue]:
-        """The queues this consumer reads now."""
+        """The assigned queues."""
         return self._started.assignment
 
     @property
     def positions(self) -> dict[Queue, int]:
-        """For each assigned queue, the offset behind what was polled."""
+        """For each assigned queue the offset behind the last message that a poll returned."""
         return self._started.positions
 
     @property
@@ -153,18 +153,18 @@ class AsyncBaseConsumer:
 
     @property
     def gaps(self) -> list[Gap]:
-        """Where reading could not go on and jumped."""
+        """The newest 1000 places where the consumer could not go on and jumped."""
         return self._started.gaps
 
     async def close(self, *, commit: bool | None = None, timeout_s: float | None = None) -> None:
-        """Commit (automatic commits), leave the group, close everything; see :meth:`commitmq.Consumer.close`.
+        """Commit, leave the group and close every connection; see :meth:`commitmq.Consumer.close`.
 
-        A batch nobody took is not committed. A poll under way returns an empty batch. Closing twice is allowed.
+        A batch that no task has got is not committed. A poll under way returns an empty batch. Closing twice is allowed.
         """
         if self._is_closed:
             return
         if commit is None:
-            commit = sys.exception() is None  # asked here: the thread handles none
+            commit = sys.exception() is None  # asked here, because the thread handles no exception
         try:
             if self._consumer is not None:
                 self._consumer._stop_waiting()
@@ -198,7 +198,7 @@ class AsyncBaseConsumer:
         requests = self._requests
         if requests is None:
             return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, work))
-        # The thread waits for the callback that we are called by: it does what the callback asks for meanwhile.
+        # A callback calls this, and the thread waits for the callback. So the thread takes requests while it waits.
         done: Future[_R] = Future()
 
         def answer() -> None:
@@ -211,7 +211,7 @@ class AsyncBaseConsumer:
         return await asyncio.shield(asyncio.wrap_future(done))
 
     def _tell(self, told: AsyncTold, queues: list[Queue]) -> None:
-        """In the consumer's thread: have ``told`` run in the loop, and do what it asks for until it is done."""
+        """In the consumer's thread: let ``told`` run in the loop, and do the work that it asks for until its end."""
         loop = self._loop
         assert loop is not None
         requests: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
@@ -223,7 +223,7 @@ class AsyncBaseConsumer:
                 if inspect.isawaitable(result):
                     await result
             finally:
-                self._requests = None  # in the loop, as all who ask: nobody asks behind the end
+                self._requests = None  # in the loop, where all requests come from, so none comes behind the end
                 requests.put(None)
 
         running = asyncio.run_coroutine_threadsafe(call(), loop)
@@ -276,15 +276,15 @@ class AsyncConsumer(AsyncBaseConsumer):
         on_revoke: AsyncTold | None = None,
         **options: Unpack[GroupOptions],
     ) -> None:
-        """Raises what is wrong with the group; the settings are looked at when it connects."""
+        """Raises TypeError without a group. The consumer checks its other settings when it connects."""
         topics, group = topics_and_group(topics, of_group, group)
-        kind = BaseConsumer if group is None else Consumer  # (None only in the words of former versions)
+        kind = BaseConsumer if group is None else Consumer  # None: a reader in the words of former versions
         super().__init__(partial(kind, topics, group=group, node=node, **options), on_assign, on_revoke)
 
     async def commit(self, offsets: Mapping[Queue, int] | None = None) -> dict[Queue, int]:
-        """Commit; see :meth:`commitmq.Consumer.commit`. Waits for a poll that is still under way."""
+        """Commit; see :meth:`commitmq.Consumer.commit`. A commit waits for a poll that is under way."""
         consumer = self._started
-        if not isinstance(consumer, Consumer):  # made in the words of former versions
+        if not isinstance(consumer, Consumer):  # a reader in the words of former versions
             raise CommitMQError("a consumer without a group has no offsets to commit")
         return await self._run(partial(consumer.commit, offsets))
 
@@ -302,12 +302,12 @@ class AsyncReader(AsyncBaseConsumer):
         on_revoke: AsyncTold | None = None,
         **options: Unpack[ReadOptions],
     ) -> None:
-        """The settings are looked at when it connects."""
+        """The reader checks its settings when it connects."""
         super().__init__(partial(Reader, topics, queues=queues, node=node, **options), on_assign, on_revoke)
 
 
 def _close_unwanted(making: Future[BaseConsumer]) -> None:
-    """A consumer that came to be after nobody wanted it any more."""
+    """Close a consumer that connected after the task that waited for it was gone."""
     if not making.cancelled() and making.exception() is None:
         making.result().close(commit=False)
 
