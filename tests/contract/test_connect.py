@@ -318,11 +318,11 @@ def test_the_words_of_former_versions_work_and_warn(node: Node) -> None:
 
 def test_what_makes_no_sense_is_refused(node: Node) -> None:
     with pytest.raises(TypeError, match="Reader"):
-        Consumer("orders", node=node.address)
+        Consumer("orders", node=node.address)  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="list"):
-        Consumer("orders", "bills", group="g", node=node.address)
+        Consumer("orders", "bills", group="g", node=node.address)  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="Reader"):
-        commitmq.AsyncConsumer("orders")
+        commitmq.AsyncConsumer("orders")  # type: ignore[call-overload]
     with pytest.raises(ValueError, match="leave out"):
         Producer(node.address, delivery=ExactlyOnce(), idempotent=True)
     with pytest.raises(ValueError, match="idempotent=True"):

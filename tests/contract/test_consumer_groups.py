@@ -419,9 +419,13 @@ def test_the_program_is_told_of_its_queues(node: Node, admin: Admin) -> None:
     def note(what: str, queues: list[tuple[str, int]]) -> None:
         told.append((what, [queue for _, queue in queues]))
 
+    def revoked(queues: list[tuple[str, int]]) -> None:
+        note("-", queues)
+        first.commit()
+
     with Consumer(
         "told", group="telling", node=node.address, auto_commit=False, member="a",
-        on_assign=partial(note, "+"), on_revoke=lambda queues: (note("-", queues), first.commit()),  # type: ignore[func-returns-value]
+        on_assign=partial(note, "+"), on_revoke=revoked,
     ) as first:  # fmt: skip
         drain(first, 40)
         assert told == [("+", [0, 1, 2, 3])]
