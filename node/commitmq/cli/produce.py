@@ -340,7 +340,8 @@ def _message_of_json(line: bytes) -> Message:
     """The message in one JSON line. Raises ValueError or InvalidMessageError."""
     import orjson
 
-    from commitmq.client.message import Message, Tombstone, user_properties
+    from commitmq.client.message import Message, Tombstone
+    from commitmq.client.properties import user_properties
 
     value: Any = orjson.loads(line)
     if type(value) is not dict:

@@ -17,7 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from queue import Empty, SimpleQueue
 from types import TracebackType
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, TypeVar, Unpack, overload
 
 from commitmq.client.admin import Admin
 from commitmq.client.aio_producer import AsyncProducer
@@ -38,7 +38,7 @@ _R = TypeVar("_R")
 
 
 AsyncTold = Callable[[list[Queue]], Awaitable[object] | object]
-"""``on_assign`` and ``on_revoke`` of an AsyncConsumer: functions or coroutine functions, run in the loop."""
+"""``on_assign`` and ``on_revoke`` of an AsyncConsumer: functions or coroutine functions, which run in the loop."""
 
 
 class AsyncBaseConsumer:
@@ -72,7 +72,7 @@ class AsyncBaseConsumer:
         )
 
     async def start(self) -> Self:
-        """Connect and join the group. After a failure make a new consumer."""
+        """Connect and join the group. After a failure a program must make a new consumer."""
         if self._is_closed:
             raise CommitMQError("the consumer is closed")
         if self._consumer is None:
@@ -159,7 +159,7 @@ class AsyncBaseConsumer:
         return self._started.gaps
 
     async def close(self, *, commit: bool | None = None, timeout_s: float | None = None) -> None:
-        """Commit (automatic commits), leave the group, close everything; see :meth:`commitmq.Consumer.close`.
+        """Commit, leave the group and close every connection; see :meth:`commitmq.Consumer.close`.
 
         A batch that no task has got is not committed. A poll under way returns an empty batch. Closing twice is allowed.
         """
@@ -247,6 +247,28 @@ class AsyncBaseConsumer:
 class AsyncConsumer(AsyncBaseConsumer):
     """:class:`commitmq.Consumer` for asyncio; same arguments, same errors. See :class:`AsyncBaseConsumer`."""
 
+    @overload
+    def __init__(
+        self,
+        topics: str | Iterable[str],
+        *,
+        group: str,
+        node: str | None = None,
+        on_assign: AsyncTold | None = None,
+        on_revoke: AsyncTold | None = None,
+        **options: Unpack[GroupOptions],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        topics: str | None,
+        of_group: str | Iterable[str],
+        *,
+        node: str | None = None,
+        on_assign: AsyncTold | None = None,
+        on_revoke: AsyncTold | None = None,
+        **options: Unpack[GroupOptions],
+    ) -> None: ...
     def __init__(
         self,
         topics: str | Iterable[str] | None = (),
@@ -264,7 +286,7 @@ class AsyncConsumer(AsyncBaseConsumer):
         super().__init__(partial(kind, topics, group=group, node=node, **options), on_assign, on_revoke)
 
     async def commit(self, offsets: Mapping[Queue, int] | None = None) -> dict[Queue, int]:
-        """Commit; see :meth:`commitmq.Consumer.commit`. Waits for a poll that is still under way."""
+        """Commit; see :meth:`commitmq.Consumer.commit`. A commit waits for a poll that is under way."""
         consumer = self._started
         if not isinstance(consumer, Consumer):  # made with the arguments of former versions
             raise CommitMQError("a consumer without a group has no offsets to commit")

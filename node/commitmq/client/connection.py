@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from commitmq.client.consumer import Consumer, GroupOptions, Reader, ReadOptions
     from commitmq.client.producer import Producer
     from commitmq.client.receiving.assignment import Queue
-    from commitmq.client.receiving.base_consumer import Told
+    from commitmq.client.receiving.callbacks import Told
     from commitmq.client.sending.options import ProducerOptions
 
 _Client = TypeVar("_Client", "Admin", "Consumer", "Producer", "Reader")
@@ -236,11 +236,10 @@ class AsyncConnection:
 
     async def __aenter__(self) -> Self:
         self._check_open()
-        thread = ThreadPoolExecutor(1, thread_name_prefix="commitmq-aio-connect")
-        try:
-            await asyncio.get_running_loop().run_in_executor(thread, self._ask)
-        finally:
-            thread.shutdown(wait=False)  # a loop that has cancelled this must not wait for the thread at its end
+        asked: Future[None] = Future()
+        # A daemon thread, not an executor's: the interpreter would wait at its end for a question that nobody waits for.
+        threading.Thread(target=self._ask, args=(asked,), name="commitmq-aio-connect", daemon=True).start()
+        await asyncio.wrap_future(asked)
         return self
 
     async def __aexit__(
@@ -251,11 +250,19 @@ class AsyncConnection:
     def __repr__(self) -> str:
         return f"AsyncConnection({self.node!r})"
 
-    def _ask(self) -> None:
+    def _ask(self, asked: Future[None]) -> None:
+        """Ask the node what it is, in a thread of its own. The end of ``asked`` says how that went."""
+        if not asked.set_running_or_notify_cancel():
+            return
         try:
-            self._directory.metadata(timeout_s=self.timeout_s)
-        finally:
-            self._directory.close()
+            try:
+                self._directory.metadata(timeout_s=self.timeout_s)
+            finally:
+                self._directory.close()
+        except BaseException as error:
+            asked.set_exception(error)
+        else:
+            asked.set_result(None)
 
     def _check_open(self) -> None:
         if self._is_closed:

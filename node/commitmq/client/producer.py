@@ -23,19 +23,8 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import orjson
 
 from commitmq.client import checks
-from commitmq.client.message import (
-    Keys,
-    Message,
-    both_keys,
-    build_properties,
-    check_alone,
-    check_body,
-    check_flag,
-    check_properties_size,
-    check_topic,
-    content_of,
-    join_queue_names,
-)
+from commitmq.client.message import Message, check_alone, check_body, check_flag, check_topic, content_of
+from commitmq.client.properties import Keys, both_keys, build_properties, check_properties_size, join_queue_names
 from commitmq.client.results import BatchResult, BatchSendError, SendResult
 from commitmq.client.routes import not_stored, unknown
 from commitmq.client.sending.arguments import (

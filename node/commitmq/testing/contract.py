@@ -39,7 +39,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from commitmq.client.message import Message, build_properties
+from commitmq.client.message import Message
+from commitmq.client.properties import build_properties
 from commitmq.config import NodeConfig, load, section_from
 from commitmq.errors import CorruptRecordError
 from commitmq.format.record import Record

@@ -8,7 +8,8 @@ from typing import Final
 
 import orjson
 
-from commitmq.client.message import Keys, Message, build_properties, check_alone, check_body, content_of
+from commitmq.client.message import Message, check_alone, check_body, content_of
+from commitmq.client.properties import Keys, build_properties
 from commitmq.client.results import BatchSendError
 from commitmq.errors import InvalidMessageError, SendError
 from commitmq.format.java import java_string_hash

@@ -9,7 +9,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from commitmq.client.message import Keys, Message, build_properties, check_body, content_of
+from commitmq.client.message import Message, check_body, content_of
+from commitmq.client.properties import Keys, build_properties
 from commitmq.client.sending.inner_batch import MAX_MESSAGES, message_bytes
 from commitmq.client.sending.run_encoder import MAX_RUN_MESSAGES, RunLayout, encode_user_properties
 from commitmq.errors import InvalidMessageError

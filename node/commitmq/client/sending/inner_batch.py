@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from commitmq.client.receiving.batch import Array, Part
+from commitmq.client.receiving.part import Array, Part
 from commitmq.client.sending.run_encoder import UNIQUE_BYTES, UNIQUE_PREFIX
 from commitmq.errors import CommitMQError, CorruptRecordError, InvalidMessageError
 from commitmq.format.compression import decompress

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from commitmq.client.receiving.batch import Array, Part
+from commitmq.client.receiving.part import Array, Part
 from commitmq.errors import CorruptRecordError
 from commitmq.format.constants import LMQ_PREFIX, MAGIC_V2, MULTI_DISPATCH_SEPARATOR, Property
 from commitmq.format.properties import decode_properties

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypedDict
 
-from commitmq.client.message import Keys
+from commitmq.client.properties import Keys
 from commitmq.client.results import SendResult
 
 OnDelivery = Callable[[BaseException | None, SendResult | None], object]
