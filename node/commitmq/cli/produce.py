@@ -35,26 +35,26 @@ if TYPE_CHECKING:
     default="lines",
     show_default=True,
     help="lines: each line is a body. jsonl: each line is an object with body (or body_base64) and optionally tags, "
-    "key, keys, properties, sharding_key, flag, or tombstone: true and no body; what `consume --json` writes is such a line.",
+    "key, keys, properties, sharding_key, flag, or tombstone: true and no body; `consume --json` writes such lines.",
 )
 @click.option("--batch", type=click.IntRange(1, 100_000), default=1000, show_default=True, help="Messages a batch.")
 @click.option("--tags", help="Tag of every message (format lines).")
 @click.option("--keys", help="Key of every message, several with spaces between (format lines).")
-@click.option("--key", help="Key of every message, by which it is found and its queue chosen (format lines).")
+@click.option("--key", help="Key of every message: it finds the message and chooses the queue (format lines).")
 @click.option("--queue", type=click.IntRange(0, MAX_INT), help="Send everything to this queue.")
 @click.option(
     "--ack",
     type=click.Choice(["flushed", "memory"]),
     default="flushed",
     show_default=True,
-    help="What each batch waits for.",
+    help="The ack that each batch waits for.",
 )
 @click.option("--compress", type=click.Choice(["zlib", "lz4", "zstd"]), help="Compress larger bodies.")
-@click.option("--idempotent", is_flag=True, help="Send again what was not answered; the node stores it once.")
+@click.option("--idempotent", is_flag=True, help="Send unanswered messages again; the node stores each once.")
 @click.option(
     "--producer-id",
     metavar="ID",
-    help="Idempotent under this name: the same input sent again, with the same queue, stores only what is missing.",
+    help="Idempotent under this name: the same input sent again, with the same queue, stores only the missing messages.",
 )
 @click.option("--timeout", type=seconds(0.001), default=10.0, show_default=True, help="Seconds a batch.")
 @json_option

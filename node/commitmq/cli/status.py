@@ -128,7 +128,7 @@ def _print_stopped_plugins(dispatchers: list[dict[str, Any]], plugins: list[dict
 
 
 def _print_expiry(expiry: dict[str, Any] | None) -> None:
-    """Print what cleanup deleted, why it deletes nothing now, and when it will."""
+    """Print the last deletion of cleanup, the reason why it deletes nothing now, and the time of the next deletion."""
     if expiry is None:
         return  # its first look comes a minute after the start
     click.echo(f"\nexpiry: oldest segment {expiry['oldest_segment'] or '-'}: {expiry['kept_because']}")

@@ -109,7 +109,7 @@ class DiskWatch:
                 one.was_seen = False
                 one.at_ms = now_ms - PATIENCE_MS + RETURN_MS
             elif not 0 <= now_ms - one.at_ms < PATIENCE_MS:
-                del self._unreturned[file]  # its holder has let go, or the file is not what takes the space
+                del self._unreturned[file]  # its holder has released it, or another file takes the space
         believed = sum(one.disk_bytes for file, one in self._unreturned.items() if file not in seen)
         return len(seen) * self._segment_bytes + believed
 

@@ -1,8 +1,8 @@
 """Fixed-size files of one offset space, mapped on demand: the segments of the CommitLog (spec 1.2, 1.3).
 
 A segment's name is the offset of its first byte, so the folder listing is the whole directory of the log. A segment is
-mapped at its first access, and the least recently used map is given up first, so the number of maps is bounded whatever
-the size of the log.
+mapped at its first access, and the least recently used map is given up first, so the number of maps is bounded for a
+log of any size.
 
 A map that is still read is never unmapped. The map itself counts its readers: every ``memoryview`` into it (including
 one held by an unfinished ZeroMQ send) exports its buffer, and ``mmap.close`` raises BufferError while there is one.

@@ -8,7 +8,7 @@ Reput waits a moment to batch small appends, longer while no consumer waits for 
 (:mod:`commitmq.workers.runtime.coalescing`). This paces the dispatchers too, which wake up for each batch.
 
 A PUSH has room for ``dispatch.queue_batches``. A dispatcher that does not take its batches misses them, and reads the
-gap from the log itself. So neither a slow nor a dead dispatcher holds up reput or the other dispatchers.
+gap from the log itself. So a slow or dead dispatcher holds up neither reput nor the other dispatchers.
 
 A record that cannot be parsed below the end of the log is corruption: reput stops there, logs it, and looks again each
 second. It never skips: skipped records would be acknowledged and invisible.

@@ -86,7 +86,7 @@ def rolls(
 @click.option("--topics", type=click.IntRange(1, 10_000), default=100, show_default=True)
 @click.option("--queues", type=click.IntRange(1, 4096), default=10, show_default=True, help="Queues of each topic.")
 @click.option(
-    "--tail-mib", type=Quantity("mib"), default=256, show_default=True, help="MiB of it that are never flushed."
+    "--tail-mib", type=Quantity("mib"), default=256, show_default=True, help="MiB of the store that are never flushed."
 )
 @body_option
 @click.option("--cold", is_flag=True, help="Drop the store from the page cache before each start, as a boot does.")
@@ -137,7 +137,7 @@ def restart(
         return
     print_machine(host)
     click.echo(
-        f"{gib:g} GiB in {topics * queues} queues, {tail_mib} MiB of it not flushed, killed, "
+        f"{gib:g} GiB in {topics * queues} queues, {tail_mib} MiB of them not flushed, killed, "
         f"{'page cache dropped' if cold else 'page cache warm'}; seconds since the command was started"
     )
     print_table(

@@ -13,7 +13,7 @@ from commitmq.store.index.index_state import SavedState
 
 
 class IndexListing:
-    """``names`` of all files under ``folder``, oldest first, and what is known of them. One thread."""
+    """``names`` of all files under ``folder``, oldest first, and the known facts about them. One thread."""
 
     def __init__(self, folder: Path, state_path: Path) -> None:
         self.folder = folder

@@ -79,7 +79,7 @@ class Situation:
     """The current situation. ``segments`` are all of them, oldest first; times are milliseconds since 1970.
 
     ``used_ratio``: share of the disk in use, with space that only deleted files still hold counted as free; negative
-    when it cannot be measured. ``disk_bytes``: the whole of that disk. ``store_bytes``: the store's part of it.
+    when it cannot be measured. ``disk_bytes``: the whole of that disk. ``store_bytes``: the part that the store uses.
     ``until``: by hand, segments that end at or below this offset are deleted. ``at_any_hour``: by hand, expired
     segments are deleted now.
     """
@@ -125,7 +125,7 @@ def decide(rules: Rules, now: Situation, *, batch: bool = True) -> Plan:
     kept = "there is no segment"
     for segment in now.segments:
         if batch and len(gone) >= rules.batch_files:
-            kept = "a round is full, the next one goes on"
+            kept = "a round is full, the next one continues"
             break
         if segment.end > now.limit.offset:
             kept = f"kept for {now.limit.who}"

@@ -138,7 +138,7 @@ class ProducerTable:
             if epoch < producer.epoch:
                 raise SequenceRefusedError(
                     PRODUCER_FENCED,
-                    f"producer {producer_id!r} goes on with epoch {producer.epoch}; this one has {epoch}",
+                    f"producer {producer_id!r} has epoch {producer.epoch} now; this one has {epoch}",
                 )
             if epoch == producer.epoch:
                 entry = producer.queues.get((topic, queue))
@@ -238,7 +238,7 @@ class ProducerTable:
         count = 0
         for name, producer in list(self._producers.items()):
             if producer.used_ms >= now_ms - self.expiry_ms:
-                break  # they are in the order in which they were heard of
+                break  # they are in the order of their first messages
             self._forget(name)
             count += 1
         return count
@@ -260,7 +260,9 @@ class ProducerTable:
     # ------------------------------------------------------------ as bytes
 
     def to_bytes(self) -> bytes:
-        """All of it: a line of JSON with the names and numbers, then the windows as 8-byte integers of this machine."""
+        """The whole table: a line of JSON with the names and numbers, then the windows as 8-byte integers of this
+        machine.
+        """
         producers: list[Any] = []
         windows = []
         for name, producer in self._producers.items():

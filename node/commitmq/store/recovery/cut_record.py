@@ -84,7 +84,9 @@ class CutPart:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """One cut; see the module's text. ``done``: the log no longer has any of it; ``restored``: a person put it back."""
+    """One cut; see the module's text. ``done``: the log no longer has any of the cut bytes; ``restored``: a person put
+    them back.
+    """
 
     id: int
     time_ms: int

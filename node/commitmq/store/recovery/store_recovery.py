@@ -5,7 +5,7 @@ What a recovery decides
     redispatch_from where dispatchers restart; everything below is in the ConsumeQueues and durable
 
 Rules
-    * Sidecar, checkpoint and ConsumeQueues tell where the scan begins, and what it must find
+    * Sidecar, checkpoint and ConsumeQueues tell where the scan begins, and which records it must find
       (:mod:`commitmq.store.recovery.recovery_start`). Everything from there on is checked record by record (length
       chain, magic, physical offset, body CRC, ``__CRC32#`` when present) and dispatched again, which is idempotent.
     * An interrupted deletion of expired segments is finished first (see :mod:`commitmq.store.log.expiry`), and records
@@ -78,7 +78,7 @@ class Recovered:
     cut: Cut | None = None
     """The cut, as it was written down; None when nothing was cut."""
     allowed: bool = False
-    """A person allowed the log to end below what was promised."""
+    """A person allowed the log to end below a promised position."""
 
 
 def recover(
@@ -215,7 +215,9 @@ def _confirm(layout: StoreLayout, begin: Begin, found: ScanEnd, segment_bytes: i
         commit_log.close()
     if again.end != found.end:
         raise OSError(
-            errno.EIO, f"the device does not have what the page cache had from {again.end} on", str(commit_log.folder)
+            errno.EIO,
+            f"the device does not have the bytes that the page cache had from {again.end} on",
+            str(commit_log.folder),
         )
 
 

@@ -91,8 +91,8 @@ class Cleaner:
         return len(below)
 
     def _limit(self) -> Claim:
-        """The upper bound of any deletion: never the segment that is written to, nor bytes that a start after a crash
-        needs.
+        """The upper bound of any deletion: it keeps the segment that is written to, and the bytes that a start after a
+        crash needs.
         """
         control = self._control
         written = control.get(Word.WRITTEN)
@@ -161,7 +161,7 @@ class Cleaner:
         return segments_bytes + self._beside_bytes
 
     def plan(self, situation: Situation) -> Plan:
-        """What to delete now. The groups are asked only if there is something to delete."""
+        """The segments to delete now. The groups are asked only if there is something to delete."""
         plan = decide(self.rules, situation)
         if plan.segments and self.rules.keep_unconsumed:
             plan = decide(self.rules, replace(situation, unconsumed=self._unconsumed()))
@@ -306,7 +306,7 @@ class Cleaner:
     # ------------------------------------------------------------ by hand
 
     def expire(self, by_hand: ByHand) -> dict[str, Any]:
-        """Delete what ``by_hand`` allows, in one go. Returns the report for a person."""
+        """Delete all segments that ``by_hand`` allows, at once. Returns the report for a person."""
         names: list[str] = []
         disk_bytes = 0
         while True:
@@ -342,7 +342,7 @@ class Cleaner:
     # ------------------------------------------------------------ status
 
     def _tell(self, situation: Situation, disk: DiskUse, plan: Plan) -> None:
-        """Let ``status`` show why nothing is deleted, when something will be, and what was deleted."""
+        """Let ``status`` show why nothing is deleted, the time of the next deletion, and the last deletion."""
         oldest = situation.segments[0] if situation.segments else None
         next_ms = None
         if oldest is not None and oldest.end <= situation.limit.offset:

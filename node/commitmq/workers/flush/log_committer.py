@@ -172,7 +172,7 @@ class LogCommitter:
         self._retry_at_ms = now_ms + (_RETRY_MS if not self._context.stopping else _RETRY_MS // 5)
         if self._tries == 1:
             text = os.strerror(error.errno or 5)
-            self._context.log.error("cannot write to the log; what was sent stays in the pool, for now", error=text)
+            self._context.log.error("cannot write to the log; the messages stay in the pool for now", error=text)
             self._context.tell(commit_error=text)
 
     def close(self) -> None:

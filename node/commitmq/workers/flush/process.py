@@ -172,7 +172,9 @@ class LogFlusher:
         if self.failed or not (control.get(Word.FLUSHING) or writer_died):
             return
         start, end = control.get(Word.FLUSHED), control.committed()
-        self._log.warning("a process was killed in a sync: what it was to cover is written again", start=start, end=end)
+        self._log.warning(
+            "a process was killed in a sync: the bytes of that sync are written again", start=start, end=end
+        )
         write_again(self._layout, start, end, self._segment_bytes, self._alive)
         control.put(Word.FLUSHING, 0)
 

@@ -28,7 +28,7 @@ class RequestSocket:
         context.register(self.router)
 
     def serve(self) -> None:
-        """Answer what has arrived."""
+        """Answer the requests that have arrived."""
         for _ in range(_REQUESTS_A_TURN):
             try:
                 client, *frames = self.router.recv_multipart(zmq.NOBLOCK)

@@ -109,7 +109,9 @@ class Writer:
     # ------------------------------------------------------------ one turn
 
     def take_requests(self, local: Sequence[tuple[int, Frames]] = ()) -> bool:
-        """Handle ``local`` requests and what has arrived over ZeroMQ, up to a turn's limits; True when there may be more."""
+        """Handle ``local`` requests and those that have arrived over ZeroMQ, up to a turn's limits; True when there may
+        be more.
+        """
         budget = _TURN_BYTES
         before = self.appender.position
         wanted = 0
@@ -125,7 +127,7 @@ class Writer:
         gate = router.gate
         more = self._look
         for _ in range(_TURN_REQUESTS if more else 0):
-            # Asking for events costs half of what an Again exception does, and every turn ends with one of the two.
+            # Asking for events costs half as much as an Again exception, and every turn ends with one of the two.
             if not int(router.getsockopt(_EVENTS)) & _POLLIN:
                 more = self._look = False
                 gate.looks += 1

@@ -24,7 +24,9 @@ _COMMIT_PATIENCE_MS = 500
 
 @dataclass(slots=True)
 class Waiting:
-    """An answer that is sent once ``end`` is flushed. ``fields``: what the answer says even when the flush was missed."""
+    """An answer that is sent once ``end`` is flushed. ``fields``: the fields that the answer has even when the flush
+    was missed.
+    """
 
     identity: Peer
     end: int
@@ -89,7 +91,7 @@ class SendAnswers:
         rest: tuple[int, Appended] | None,
         ack: str,
     ) -> bytes | Waiting:
-        """The answer to a send of which ``before`` messages were stored earlier. ``rest`` is the part stored now."""
+        """The answer to a send with ``before`` messages that were stored earlier. ``rest`` is the part stored now."""
         assert self._producers is not None
         self._wait_until_readable(self._producers.table.end(sender.producer_id, topic, queue_id))
         stored, end = self._producers.find(sender, topic, queue_id, before)

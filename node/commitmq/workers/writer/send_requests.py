@@ -80,7 +80,7 @@ class SendRequests:
         self._max_message_bytes = context.config.commit_log.max_message_bytes
 
     def hello(self, header: dict[str, Any], frame: zmq.Frame | Payload) -> bytes:
-        """The answer to ``hello``: what a client must know to lay out runs."""
+        """The answer to ``hello``: the values that a client needs to lay out runs."""
         host = _peer_address(frame)
         network = self._config.network
         return wire.ok(
@@ -240,7 +240,7 @@ class SendRequests:
             raise Refusal("INVALID_PARAMETER", "properties must be an object of strings")
         for name in (Property.INNER_NUM, Property.INNER_BASE):
             if name in properties:
-                raise Refusal("MESSAGE_ILLEGAL", f"property {name!r} is one that only the node may set")
+                raise Refusal("MESSAGE_ILLEGAL", f"only the node may set the property {name!r}")
         born = integer(header, "born", -1, -1, _MAX_TIME_MS)
         number = self._offsets.get((topic, queue_id), 0)
         host = self._born_host(identity, frames[1])
@@ -290,7 +290,7 @@ class SendRequests:
                 if monotonic_ms() >= deadline:
                     raise Refusal(
                         "SYSTEM_BUSY",
-                        "the transient store pool is full: the disk takes less than what is sent",
+                        "the transient store pool is full: the disk is slower than the sends",
                         _PERSISTED_RETRY_MS,
                     ) from None
                 self._context.heartbeat()
@@ -299,7 +299,7 @@ class SendRequests:
                 if self._control.get(Word.DISK_FLAGS) & DiskFlag.NO_SEGMENT:
                     raise Refusal(
                         "CREATE_MAPPED_FILE_FAILED",
-                        "no space for the next segment of the log; reads go on",
+                        "no space for the next segment of the log; reads work",
                         self._config.disk.check_interval_ms,
                     ) from None
                 # A run may need more segments than allocate keeps ready; with preallocate_segments = 0 it keeps none.
