@@ -28,7 +28,7 @@ class Station(IntEnum):
 
     CALLED = 1  # the program called send
     ENCODED = 2  # the client begins to hand the request to its socket
-    HANDED_OVER = 3  # the socket has all of it
+    HANDED_OVER = 3  # the socket has the whole request
     ANSWERED = 4  # the client has the answer
     RETURNED = 5  # send returned
     W_AWAKE = 10  # the writer returned from waiting

@@ -44,7 +44,7 @@ _FLUSHED: Final = (
     (Station.F_SYNCED, "fdatasync, publishes"),
 )
 _ANSWER: Final = (
-    (Station.W_ANSWER, "writer: goes on to the answer"),
+    (Station.W_ANSWER, "writer: begins the answer"),
     (Station.W_ANSWERED, "writer: hands over to the socket"),
     (Station.ANSWERED, "socket, the client wakes up"),
     (Station.RETURNED, "client: the result"),
