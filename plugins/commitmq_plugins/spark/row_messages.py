@@ -45,7 +45,7 @@ def check_columns(schema: StructType, options: SinkOptions) -> None:
     """Raise ConfigError for columns that have no meaning here, or that are missing."""
     names = schema.fieldNames()
     if "body" not in names:
-        raise ConfigError("there is no column body: it is what a message holds")
+        raise ConfigError("there is no column body: it has the body of a message")
     if not options.topic and "topic" not in names:
         raise ConfigError("say where the messages go: option topic, or a column topic")
     for field in schema.fields:

@@ -29,7 +29,7 @@ class SinkOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SinkOptions:
-        """Raises ConfigError with the option's name and what it may be."""
+        """Raises ConfigError with the option's name and its possible values."""
         values = {name.lower(): value for name, value in options.items()}
         unknown = sorted(set(values) - {name.lower() for name in _NAMES} - set(_ALSO_GIVEN))
         if unknown:

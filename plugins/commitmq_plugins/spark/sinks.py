@@ -13,8 +13,8 @@ driver that was believed dead and still sends is refused because of its old epoc
 **Never lost.** That holds while a repeated micro-batch is cut into the same partitions. Spark ensures it for the same
 plan and checkpoint; but a person may change the plan between a crash and the restart. So the ids of messages are
 derived from their content. When the node answers that a number is stored already, the stored message's id must be the
-expected one. Otherwise the task fails before any row is skipped, and says so. Continuing then takes a new ``sinkId``,
-which stores the micro-batch again.
+expected one. Otherwise the task fails, with a message, before any row is skipped. Continuing then takes a new
+``sinkId``, which stores the micro-batch again.
 """
 
 from __future__ import annotations

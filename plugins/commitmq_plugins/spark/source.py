@@ -38,7 +38,7 @@ FORMAT: Final = "commitmq"
 _log = get_log("spark")
 _ADVICE: Final = ". With missingTopics=ignore it counts as empty"
 _MOST_PARTITIONS: Final = 32
-# For whatever process imports this module to plan a read.
+# For every process that imports this module to plan a read.
 quiet_daemon()
 _STREAM_ONLY: Final = (
     ("maxOffsetsPerTrigger", "max_offsets_per_trigger"),
