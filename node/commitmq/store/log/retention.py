@@ -92,7 +92,7 @@ class Situation:
     disk_bytes: int = 1
     store_bytes: int = 0
     wanted_from: Claim | None = None
-    unconsumed: Claim | None = None
+    slowest_group: Claim | None = None
     until: int | None = None
     at_any_hour: bool = False
 
@@ -166,8 +166,8 @@ def _reason(rules: Rules, now: Situation, segment: Segment, ratio: float, freed:
 
 def _claims(rules: Rules, now: Situation) -> list[Claim]:
     found = [] if now.wanted_from is None else [now.wanted_from]
-    if rules.keep_unconsumed and now.unconsumed is not None:
-        found.append(now.unconsumed)
+    if rules.keep_unconsumed and now.slowest_group is not None:
+        found.append(now.slowest_group)
     return found
 
 

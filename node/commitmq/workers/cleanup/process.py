@@ -31,7 +31,7 @@ from commitmq.store.log import expiry
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.retention import Claim, Plan, Reason, Rules, Situation, decide, local_hour, next_by_age
 from commitmq.store.queues import queue_ends
-from commitmq.store.queues.unconsumed import UnitFinder, slowest
+from commitmq.store.queues.slowest_group import UnitFinder, slowest
 from commitmq.workers.cleanup.expiry_requests import ByHand, expiry_socket
 from commitmq.workers.cleanup.group_positions import group_positions
 from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
@@ -164,10 +164,10 @@ class Cleaner:
         """The segments to delete now. The groups are asked only if there is something to delete."""
         plan = decide(self.rules, situation)
         if plan.segments and self.rules.keep_unconsumed:
-            plan = decide(self.rules, replace(situation, unconsumed=self._unconsumed()))
+            plan = decide(self.rules, replace(situation, slowest_group=self._slowest_group()))
         return plan
 
-    def _unconsumed(self) -> Claim | None:
+    def _slowest_group(self) -> Claim | None:
         sizes = self._context.config.consume_queue
         layout = self._layout
         finder = UnitFinder(layout.consume_queue, sizes.file_bytes, layout.batch_consume_queue, sizes.batch_file_bytes)
@@ -336,7 +336,7 @@ class Cleaner:
     def _whole_plan(self, situation: Situation) -> Plan:
         plan = decide(self.rules, situation, batch=False)
         if plan.segments and self.rules.keep_unconsumed:
-            plan = decide(self.rules, replace(situation, unconsumed=self._unconsumed()), batch=False)
+            plan = decide(self.rules, replace(situation, slowest_group=self._slowest_group()), batch=False)
         return plan
 
     # ------------------------------------------------------------ status

@@ -39,7 +39,7 @@ _ASLEEP = int(WorkerWord.ASLEEP)
 _REST_S: Final = 5.0
 
 
-class OwnSync:
+class InlineFsync:
     """The writer's own fdatasync; see the module."""
 
     def __init__(self, context: WorkerContext, *, pooled: bool) -> None:

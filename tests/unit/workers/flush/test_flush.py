@@ -21,7 +21,7 @@ from commitmq.log import get_log
 from commitmq.store.layout import StoreLayout
 from commitmq.workers.flush import process as flush
 from commitmq.workers.runtime.context import role_slot
-from commitmq.workers.writer.writer_sync import OwnSync
+from commitmq.workers.writer.writer_sync import InlineFsync
 from queue_store import QueueStore
 
 SEGMENT = 1 << 16
@@ -236,7 +236,7 @@ def test_a_writer_that_died_in_its_own_sync_leaves_the_same_doubt(
     # A writer that follows knows no more than that.
     control.put(Word.FLUSHED, 0)
     device.calls.clear()
-    OwnSync(context_of(store.layout, control, CONFIG), pooled=False)
+    InlineFsync(context_of(store.layout, control, CONFIG), pooled=False)
     assert device.calls == [("write", 0, store.end)]
     assert control.get(Word.WRITER_SYNC) == WriterSync.IDLE
     flusher.close()
