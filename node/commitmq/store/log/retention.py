@@ -116,15 +116,15 @@ class Plan:
         return sum(segment.disk_bytes for segment in self.segments)
 
 
-def decide(rules: Rules, now: Situation, *, batch: bool = True) -> Plan:
-    """The next round of deletions, at most ``rules.batch_files`` unless ``batch`` is False."""
+def decide(rules: Rules, now: Situation, *, bounded: bool = True) -> Plan:
+    """The next round of deletions: with ``bounded`` at most ``rules.batch_files`` segments."""
     gone: list[Segment] = []
     reasons: list[Reason] = []
     overridden: dict[str, Claim] = {}
     freed = 0
     kept = "there is no segment"
     for segment in now.segments:
-        if batch and len(gone) >= rules.batch_files:
+        if bounded and len(gone) >= rules.batch_files:
             kept = "a round is full, the next one continues"
             break
         if segment.end > now.limit.offset:

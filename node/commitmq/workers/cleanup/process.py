@@ -334,9 +334,9 @@ class Cleaner:
         }
 
     def _whole_plan(self, situation: Situation) -> Plan:
-        plan = decide(self.rules, situation, batch=False)
+        plan = decide(self.rules, situation, bounded=False)
         if plan.segments and self.rules.keep_unconsumed:
-            plan = decide(self.rules, replace(situation, slowest_group=self._slowest_group()), batch=False)
+            plan = decide(self.rules, replace(situation, slowest_group=self._slowest_group()), bounded=False)
         return plan
 
     # ------------------------------------------------------------ status
