@@ -146,8 +146,8 @@ class Deletions:
     def prune(self, log_begin: int, carried_out: int) -> None:
         """Drop tombstones that hide no records any more; the file follows with the next :meth:`bury`.
 
-        ``log_begin``: the log's smallest physical offset. ``carried_out``: the TOPICS_VERSION up to which the
-        ConsumeQueue dispatcher has removed the queues of deleted topics.
+        ``log_begin``: the log's smallest physical offset. ``carried_out``: the ConsumeQueue dispatcher has removed the
+        queues of topics deleted up to this TOPICS_VERSION.
         """
         for name in [name for name, offset in self.tombstones.items() if offset <= log_begin]:
             if name not in self.endings and 0 < self._told.get(name, 0) <= carried_out:

@@ -21,7 +21,7 @@ _FORKSERVER_EXIT_S = 2.0
 
 
 class ForkServerWatch:
-    """One supervisor's forkserver, and its successors. ``server`` is None when there is none."""
+    """One supervisor's forkserver, and its successors. ``server`` is None while no forkserver runs."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class ForkServerWatch:
         return self.server.pid if self.server else 0
 
     def due_in_ms(self, now_ms: int) -> int:
-        """Milliseconds until the next one may be started."""
+        """Milliseconds until the next forkserver may be started."""
         return max(0, self._at_ms - now_ms)
 
     def check(self, now_ms: int) -> None:
@@ -68,7 +68,7 @@ class ForkServerWatch:
             server.kill()
 
     def is_due(self, now_ms: int) -> bool:
-        """Whether none runs, and the next one may be started."""
+        """Whether no forkserver runs, and the next one may be started."""
         return self.server is None and now_ms >= self._at_ms
 
     def start(self, now_ms: int, modules: Iterable[str]) -> None:

@@ -1,4 +1,4 @@
-"""How often a plugin's dispatcher died in the batch behind its position: poison messages are found by that.
+"""Counts the deaths of a plugin's dispatcher in the batch behind its position, and so finds poison messages.
 
 The host counts a death in the control block before each batch and takes it back after the batch. So its successor finds
 there how often the dispatcher died in the batch behind its position, for any cause of death. With each death the

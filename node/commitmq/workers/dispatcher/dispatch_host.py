@@ -185,7 +185,7 @@ class DispatcherHost:
         self.deaths.forgive()
 
     def drop(self) -> None:
-        """Have nothing to do with the dispatcher any more: its state is unknown."""
+        """Drop the dispatcher: its state is unknown."""
         self.dispatcher = self.topics.dispatcher = None
 
     # ------------------------------------------------------------ dispatching
