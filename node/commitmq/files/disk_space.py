@@ -94,8 +94,8 @@ class DiskWatch:
             return DiskUse(max(raw, elsewhere), max(raw, elsewhere), disk_bytes)
         holders = find_holders(self._segments)
         held = self._held_bytes({file for holder in holders for file in holder.files}, now_ms)
-        # Measure once more: a holder that let go since the first look is not in the list, but its space was still in
-        # use then.
+        # Measure once more: a holder that released its file since the first look is not in the list, but its space was
+        # still in use then.
         used = min(used, _use(self._segments)[0])
         raw = used / disk_bytes
         held = min(used, held)

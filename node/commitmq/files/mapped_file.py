@@ -229,8 +229,8 @@ def list_segments(folder: Path, file_bytes: int) -> list[int]:
     for index, (base, size) in enumerate(sizes):
         if size < file_bytes and is_right_size:
             raise SegmentSizeError(
-                f"the segment was cut short: it has {size} bytes, the others {file_bytes}. Put back a copy of it, or see "
-                f"what `commitmq store repair {folder.parent}` finds",
+                f"the segment was cut short: it has {size} bytes, the others {file_bytes}. Put back a copy of it, or "
+                f"look at the report of `commitmq store repair {folder.parent}`",
                 path=folder / segment_name(base),
             )
         check_size(folder / segment_name(base), size, file_bytes)

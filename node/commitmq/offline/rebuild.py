@@ -213,7 +213,7 @@ def _keep_lost_places(old: Path, new: Path, file_bytes: int) -> None:
         try:
             end, made_end = queue.refresh(), made.refresh()
         except StoreError:
-            continue  # the queue is unreadable, which is why it is rebuilt
+            continue  # the queue is unreadable, and so it is rebuilt
         units = np.frombuffer(queue.read_units(made_end, end - made_end) if made_end < end else b"", UNIT)
         if made.has_files and len(units) and bool((units["size"] == PREBLANK_SIZE).all()):
             made.recover()

@@ -3,7 +3,7 @@
     class TestCounts(DispatcherContract):
         plugin = "my_plugin"                       # the module that the entry point names
         name = "counts"                            # the dispatcher's name
-        poison = {"tags": "never"}                 # a message it refuses, if there is one
+        poison = {"tags": "never"}                 # a message that it refuses, if any
 
         def snapshot(self, view):                  # what is in its files
             with sqlite3.connect(view.folder / "counts.db") as database:

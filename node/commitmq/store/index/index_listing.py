@@ -20,7 +20,7 @@ class IndexListing:
         self._state_path = state_path
         self.names: list[str] = []
         self.headers: dict[str, IndexHeader] = {}
-        """Of all files that no longer grow."""
+        """The headers of all files that no longer grow."""
         self.saved = SavedState()
         """The content of ``files.json``."""
         self.durable: set[str] = set()

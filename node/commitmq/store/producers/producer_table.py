@@ -28,11 +28,11 @@ Failure cases
     follows. Two attempts send the same numbers at once: the first to arrive stores each message, and the other is
     answered with it.
 
-    A producer that was not heard of for ``expiry_ms`` is *forgotten*; so is, when ``max_entries`` (one for each
-    producer and queue) are used up, the least recently heard one. A later retry cannot be recognised: its sequence 0
-    would be stored again, and any other is refused as UNKNOWN_PRODUCER_ID, because it is unknown whether it is stored.
-    The same applies to a deleted topic. As a replay may begin before a producer was forgotten, a restarted node may
-    remember more than before, never less.
+    The table *forgets* a producer that has sent nothing for ``expiry_ms``. When ``max_entries`` (one for each producer
+    and queue) are used up, it forgets the producer that has sent nothing for the longest time. A later retry cannot be
+    recognised: its sequence 0 would be stored again, and any other is refused as UNKNOWN_PRODUCER_ID, because it is
+    unknown whether it is stored. The same applies to a deleted topic. As a replay may begin before a producer was
+    forgotten, a restarted node may remember more than before, never less.
 
 Bound of memory: about 500 bytes for each of ``max_entries``, and 40 for each place in its window.
 """
@@ -234,7 +234,7 @@ class ProducerTable:
                 self._entries -= 1
 
     def expire(self, now_ms: int) -> int:
-        """Forget producers not heard of for ``expiry_ms``; returns how many."""
+        """Forget producers that have sent nothing for ``expiry_ms``; returns how many."""
         count = 0
         for name, producer in list(self._producers.items()):
             if producer.used_ms >= now_ms - self.expiry_ms:

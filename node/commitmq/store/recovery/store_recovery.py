@@ -25,7 +25,7 @@ Rules
       dirty again.
 
 The recovery itself is crash-safe: if it is killed anywhere, it is simply run again. A cut has an order of its own for
-that (:mod:`commitmq.store.recovery.tail_cut`). All of it is synced before positions are published.
+that (:mod:`commitmq.store.recovery.tail_cut`). All changes are synced before positions are published.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ def _judge_beginning(layout: StoreLayout, begin: Begin, first: int, log: Log) ->
         raise StoreError(f"{lost}. Nothing was changed", path=layout.commit_log / segment_name(first))
     if lost:
         log.warning(
-            "the log begins later than this node left it: somebody else has used the store since, or its files of positions "
+            "the log begins later than this node left it: another program has used the store since, or its files of positions "
             "are gone",
             begins_at=first,
         )

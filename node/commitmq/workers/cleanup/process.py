@@ -237,7 +237,7 @@ class Cleaner:
         for claim in plan.overridden:
             lost = [one for one in plan.segments if one.end > claim.offset]
             self._log.error(
-                "the disk is so full that segments are deleted although somebody needs them",
+                "the disk is so full that needed segments are deleted",
                 needed_by=claim.who,
                 segments=len(lost),
                 first=segment_name(lost[0].base),

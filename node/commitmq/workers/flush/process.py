@@ -51,7 +51,7 @@ _STAY_NEAR_S = 0.010
 
 
 class LogFlusher:
-    """Syncs the log and saves the checkpoint; the loop is :func:`run`. ``answers_somebody``: whether a sender waited
+    """Syncs the log and saves the checkpoint; the loop is :func:`run`. ``answers_sender``: whether a sender waited
     for the last flush.
     """
 
@@ -66,7 +66,7 @@ class LogFlusher:
         pooled = self._control.get(Word.POOL_BUFFERS)
         self._stamp_word = Word.COMMITTED_TIMESTAMP if pooled else Word.WRITTEN_TIMESTAMP
         self._flushed_timestamp = self._control.get(self._stamp_word)
-        self.answers_somebody = False
+        self.answers_sender = False
         self.retry_at_ms = 0
         self._complained = ""
         self._alive = context.heartbeat
@@ -138,7 +138,7 @@ class LogFlusher:
         # writer works in the opposite order: it stores ``flush_wanted`` and then, before it sleeps, looks how far the
         # flush is. So at least one of the two sees the other's store. A ring that is lost all the same costs at most
         # the writer's bound of 20 ms.
-        self.answers_somebody = control.get(Word.FLUSH_WANTED) > start
+        self.answers_sender = control.get(Word.FLUSH_WANTED) > start
         self._flushed_timestamp = stamp
         self._checkpoint.physic_msg_timestamp = stamp or self._checkpoint.physic_msg_timestamp
         self._drop_files_below(target)
@@ -363,7 +363,7 @@ def run(context: WorkerContext) -> None:
         if due:
             start = control.get(Word.FLUSHED)
             if flusher.flush():
-                if flusher.answers_somebody:
+                if flusher.answers_sender:
                     writer.ring()
                 if sync:
                     reput.ring(urgent=False)

@@ -119,7 +119,7 @@ class Producers:
 
     def _without_snapshot(self, log: CommitLog, end: int) -> int:
         """Rebuild from the whole log: the snapshot's file is missing. Recovery made one when it took the store over, so
-        somebody deleted the file, or there was no room for it. The snapshot made durable here is empty and stands at
+        a person deleted the file, or there was no room for it. The snapshot made durable here is empty and stands at
         the log's beginning, which is right, too.
         """
         begin = min(log.min_offset, end)
