@@ -61,7 +61,7 @@ class BatchQueues:
             self._queues[topic, queue_id] = queue
 
     def queues(self) -> Iterable[BatchConsumeQueue]:
-        """All of them."""
+        """All of these queues."""
         return self._queues.values()
 
     def split(self, batch: DispatchBatch, rows: Rows) -> tuple[Rows, Rows]:

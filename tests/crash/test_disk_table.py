@@ -98,7 +98,7 @@ ELSEWHERE = {
 NO_STORE = {
     "bench/device.py", "bench/restart.py", "cli/consume.py", "cli/main.py", "cli/streams.py", "client/receiving/segments.py",
     "control.py", "failpoints.py", "files/kernel_cache.py", "network/growth.py", "offline/log_damage.py",
-    "supervision/processes.py", "store/index/index_shape.py", "stations.py", "store/memory/shared_memory.py",
+    "supervision/processes.py", "store/index/index_shape.py", "trace_points.py", "store/memory/shared_memory.py",
     "store/log/transient_pool.py", "workers/runtime/doorbell.py",
     "workers/writer/local_sockets.py", "workers/runtime/context.py", "workers/allocate/segment_memory.py",
     "memory/segments.py", "memory/store.py", "memory/units.py",

@@ -77,7 +77,7 @@ class UnitFiles:
         self.last, self.allocated = base, 0
 
     def give_up_reserve(self) -> int:
-        """Free what :meth:`reserve` took for a run that was then refused; returns the bytes."""
+        """Free the memory that :meth:`reserve` took for a run that was then refused; returns the bytes."""
         if self.last < 0:
             return 0
         freed = 0

@@ -2,8 +2,8 @@
 
 The file is JSON: the figures, their settings, the machine, and the floors of that moment
 (:mod:`commitmq.bench.floors`). A later measurement is compared only when its settings are the same. A ratio says how
-many times better the later figure is, whatever the unit: 1.1 is a tenth more messages a second or a tenth less time.
-For the corrected ratio both figures are divided by their own run's floor first.
+many times better the later figure is, in every unit: 1.1 is a tenth more messages a second or a tenth less time. For
+the corrected ratio both figures are divided by their own run's floor first.
 """
 
 from __future__ import annotations

@@ -34,9 +34,9 @@ VERBS = {
     "consume": "Read messages of a topic.",
     "query": "Find messages by key, unique key, tag, id or time.",
     "group": "List consumer groups and their lag.",
-    "store": "Look into a store folder, offline.",
+    "store": "Inspect, repair and expire a store folder.",
     "bench": "Measure a node, keep that as a baseline, compare with one.",
-    "plugins": "List plugins and what they add.",
+    "plugins": "List plugins and the parts that they add.",
     "dispatcher": "List dispatchers; move one that is stuck.",
     "kernels": "Compile the numba kernels, and show where they are kept.",
 }

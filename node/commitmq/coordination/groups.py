@@ -327,7 +327,7 @@ class Groups:
         group = self._live.get(name)
         if group is None:
             raise ProtocolError(
-                "UNKNOWN_MEMBER", f"{member!r} has no session in group {name}: join again and name what you own"
+                "UNKNOWN_MEMBER", f"{member!r} has no session in group {name}: join again and name the queues you own"
             )
         return group
 

@@ -101,7 +101,7 @@ class GroupOffsets:
             # Every crash leaves the snapshot, or the one before it as .bak, and the journal builds on one of them.
             raise StoreError(
                 f"the file of the groups' offsets is missing, and {path} builds on it: groups would consume again what they "
-                f"had acknowledged. Put it back, or remove {path} to go on without",
+                f"had acknowledged. Put it back, or remove {path} to continue without",
                 path=snapshot,
             )
         if content.since(base) is None and content.changes:

@@ -23,7 +23,7 @@ from commitmq.store.metadata.topic_files import (
 )
 
 _PREPARED_AT_ONCE = 1_000
-_MAX_JOURNAL_BYTES = 32 * 1024 * 1024  # a start reads all of it
+_MAX_JOURNAL_BYTES = 32 * 1024 * 1024  # a start reads the whole journal
 _log = get_log("coordinator")
 
 

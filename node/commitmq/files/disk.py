@@ -8,7 +8,7 @@ answer of a network file system; callers must survive both. A test finds calls t
 Only the owner ever writes to a store's files, and other accounts never read them; the umask decides whether a group may
 (:mod:`commitmq.store.access`).
 
-Every function raises OSError: only the caller knows what an error means.
+Every function raises OSError: only the caller knows the meaning of an error.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FILE_MODE: Final = 0o640
 
 NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE)
 """Errors of a call that wanted a descriptor, did nothing, and may succeed a moment later. A failed sync is different:
-it does not say what it wrote.
+it does not report which bytes it wrote.
 """
 
 _AT_FDCWD: Final = -100

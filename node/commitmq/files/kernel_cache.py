@@ -10,10 +10,10 @@ kernels:
     STORE/commitmq/kernels/…                the store of the node or of the offline verb: a service account needs no other
     a temporary folder                      made for this process and removed at its end; nothing else could be written
 
-A folder that has every kernel is used wherever it stands in that order, even if it is read-only; else the first
-writable one is used. The folder's name identifies everything its content depends on: the sources of all kernels (which
-inline each other), Python, numba, llvmlite and the processor. So two installations, or two machines with one home,
-never disturb each other, and a changed source never meets stale machine code.
+A folder with every kernel is used at any place in that order, even if it is read-only; else the first writable folder
+is used. The folder's name identifies everything its content depends on: the sources of all kernels (which inline each
+other), Python, numba, llvmlite and the processor. So two installations, or two machines with one home, never disturb
+each other, and a changed source never meets stale machine code.
 
     kernels-<16 hex>/*.nbi *.nbc    numba's files
     kernels-<16 hex>/complete       JSON: name and size of each file, written last: all kernels are there
@@ -98,7 +98,7 @@ class Candidate:
 
 
 class NoKernelFolderError(CommitMQError):
-    """No folder can keep compiled kernels; the message says which places were tried and what to do."""
+    """No folder can keep compiled kernels; the message names the places that were tried, and the remedy."""
 
 
 def use_store(root: Path) -> None:
@@ -285,7 +285,8 @@ def _mark_complete(cache: KernelCache) -> None:
     mark.write_bytes(orjson.dumps(_contents(folder)))
     os.replace(mark, folder / _COMPLETE)
     if cache.origin == "package":
-        # An installation serves every account that can read it, whatever the umask of the account that used it first.
+        # An installation serves every account that can read it; the umask of the account that used it first has no
+        # effect.
         with contextlib.suppress(OSError):
             for path in (folder, *folder.iterdir()):
                 path.chmod(path.stat().st_mode | stat.S_IRGRP | stat.S_IROTH | (0o011 if path is folder else 0))

@@ -97,7 +97,7 @@ def _sieve_bit(size, first):  # type: ignore[no-untyped-def]
 
 @njit("uint64(Array(uint8, 1, 'C', readonly=True), Array(int64, 1, 'C', readonly=True))", cache=True, nogil=True)
 def names_sieve(names, name_ends):  # type: ignore[no-untyped-def]
-    """A word with a bit for each of ``names``, by which most other names are told apart without a comparison."""
+    """A word with a bit for each of ``names``: it excludes most other names without a comparison."""
     sieve = np.uint64(0)
     begin = np.int64(0)
     for index in range(name_ends.size):

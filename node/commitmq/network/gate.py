@@ -74,7 +74,7 @@ class Gate:
         self._config = config
         self._log = log
         self._max_request_bytes = max_request_bytes
-        # Whatever the configuration says, one connection must be able to send the longest request.
+        # With every configuration one connection must be able to send the longest request.
         self._max_pending_bytes = max(config.max_pending_bytes, 2 * max_request_bytes)
         self._first_number = first_number
         self.max_connections = affordable_connections(config.max_connections)
@@ -274,7 +274,7 @@ class Gate:
             return
         own = connection.own
         if own is not None:
-            # Before the close: as long as libzmq's descriptor is open the kernel would go on reporting events.
+            # Before the close: as long as libzmq's descriptor is open the kernel would keep reporting events.
             with contextlib.suppress(OSError):
                 self._arrivals.unregister(own)
             self._watched.pop(own, None)

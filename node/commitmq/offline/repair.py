@@ -264,7 +264,7 @@ def _overwrite(store: HeldStore, damage: list[Extent]) -> int:
         base = extent.start - extent.start % segment_bytes
         size = extent.end - extent.start
         if not (layout.commit_log / segment_name(base)).exists():
-            continue  # all of it was cut
+            continue  # the whole segment was cut
         if extent.is_torn_end:
             data = bytes(min(size, base + segment_bytes - extent.start))
         elif extent.end == base + segment_bytes or size < _LEAST_RECORD_BYTES:

@@ -5,9 +5,9 @@ and end in the piece (:mod:`commitmq.offline.piece_bounds`), because a queue con
 :mod:`commitmq.offline.queue_order` compares these for all pieces, and then knows which units remain to be checked
 (:mod:`commitmq.offline.queue_rest`).
 
-The queue offset gives a plain queue's unit its place. The 46-byte units of batch queues are consecutive, whatever their
-queue offsets: the place of the first one is searched by its record's physical offset, and returned too; if it differs
-from the place that the pieces before imply, the piece is checked again with the right one.
+The queue offset gives a plain queue's unit its place. The 46-byte units of batch queues are consecutive with any queue
+offsets: the place of the first one is searched by its record's physical offset, and returned too; if it differs from
+the place that the pieces before imply, the piece is checked again with the right one.
 """
 
 from __future__ import annotations

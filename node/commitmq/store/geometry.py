@@ -129,7 +129,7 @@ def _look_at_log(folder: Path, finds: _Finds) -> None:
         return
     size = Counter(size for _, size in files).most_common(1)[0][0]
     if len(files) > 1:
-        # Of two lengths, take the one by which the names are apart: a segment may have been cut short, its name cannot.
+        # Of two lengths, take the distance of the names: a segment may have been cut short, but its name is right.
         apart = min(after - before for (before, _), (after, _) in itertools.pairwise(files))
         if any(one == apart for _, one in files):
             size = apart

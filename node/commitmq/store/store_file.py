@@ -53,13 +53,13 @@ class StoreFile:
             version, crc = members["version"], members["crc32"]
             sizes = found.sizes.items()
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError("it is not what a node writes") from error
+            raise ValueError("no node writes such a file") from error
         if version != _VERSION:
             raise ValueError(f"it has version {version!r:.20}, and this program knows {_VERSION}")
         if crc != found._crc():
             raise ValueError("its checksum does not match")
         if not _is_id(found.store_id) or not all(type(size) is int and size > 0 for _, size in sizes):
-            raise ValueError("it is not what a node writes")
+            raise ValueError("no node writes such a file")
         return found
 
     def save(self, path: Path) -> None:

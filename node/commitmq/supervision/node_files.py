@@ -1,8 +1,8 @@
 """Small files about the node itself: the ``run/`` folder at start, ``run/node.json``, the token, the epoch.
 
-``run/node.json`` exists while a node runs (or died). It has ``pid`` and ``keeper_pid`` with their start times,
-``admin`` endpoints, ``token``, ``epoch``, and the tcp port of each role, which the next supervisor of a killed node
-takes again.
+``run/node.json`` exists while a node runs, and after its death. It has ``pid`` and ``keeper_pid`` with their start
+times, ``admin`` endpoints, ``token``, ``epoch``, and the tcp port of each role, which the next supervisor of a killed
+node takes again.
 """
 
 from __future__ import annotations

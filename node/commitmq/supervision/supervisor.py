@@ -12,11 +12,11 @@ dispatched.
 
 Until recovery has ended well the store still belongs to its former user (:mod:`commitmq.supervision.node_store`).
 
-What happens when a process dies:
+After the death of a process:
 
 * a worker: its pidfd wakes the supervisor, which forks it again after a back-off. A worker whose heartbeat stops is
   killed first.
-* the forkserver: workers are the supervisor's own children (see :mod:`commitmq.supervision.forkserver`) and go on; a
+* the forkserver: workers are the supervisor's own children (see :mod:`commitmq.supervision.forkserver`) and continue; a
   new forkserver is started.
 * the supervisor: every lifeline closes, so every worker and the forkserver exit; the keeper starts a new supervisor.
 * the keeper: in the foreground the node stops in order, because a person who killed ``commitmq start`` meant the node.
@@ -318,7 +318,7 @@ class Supervisor:
     # ------------------------------------------------------------ the loop
 
     def _turn(self, max_wait_ms: float = float("inf")) -> None:
-        """Wait for an event or the poll interval, handle the events, do what is due. May raise StartFailed."""
+        """Wait for an event or the poll interval, handle the events, do the due work. May raise StartFailed."""
         self._admin.look()
         self._loop.wait(min(max_wait_ms, self._timing.poll_interval_ms, self._table.due_in_ms(monotonic_ms())))
         now_ms = monotonic_ms()

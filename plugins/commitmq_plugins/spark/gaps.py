@@ -1,4 +1,4 @@
-"""Missing messages: the error that lists them, or a report when reading goes on."""
+"""Missing messages: the error that lists them, or a report when reading continues."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class Appended:
 
 
 class CommitLogAppender(RunCheck):
-    """The only writer of a CommitLog's tail. It checks what it appends (:mod:`commitmq.store.log.run_check`)."""
+    """The only writer of a CommitLog's tail. It checks the bytes that it appends (:mod:`commitmq.store.log.run_check`)."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class CommitLogAppender(RunCheck):
     def append_run(self, run: CheckedRun, queue_offset: int, born_host: bytes) -> Appended:
         """Append a checked run; its records get ``queue_offset`` and the following offsets.
 
-        All or nothing, whatever is raised: a record that no segment can hold (MessageIllegalError) and a segment that
+        All or nothing, with every exception: a record that no segment can hold (MessageIllegalError) and a segment that
         is missing (SegmentUnavailableError) or cannot be opened are detected before the first byte; after any later
         failure the stored part is zeroed again. No reader has seen it, because the caller publishes the position
         afterwards.
@@ -177,7 +177,9 @@ class CommitLogAppender(RunCheck):
         return Appended([piece.part for piece in pieces], at, stamp)
 
     def _mappings(self, pieces: list[Piece]) -> dict[int, mmap.mmap]:
-        """The segments that ``pieces`` need, and the one left behind, by base, in order. Raises what opening one raises."""
+        """The segments that ``pieces`` need, and the one left behind, by base, in order. Raises the errors of opening a
+        segment.
+        """
         maps: dict[int, mmap.mmap] = {}
         first = self.position - self.position % self.segment_bytes
         try:

@@ -134,7 +134,7 @@ class LogWalker:
         return batch
 
     def _wider(self, start: int, limit: int) -> DispatchBatch:
-        """Take a single record larger than ``max_bytes`` alone, whatever its size."""
+        """A single record larger than ``max_bytes`` is taken alone."""
         whole = LogWalker(self.log, max_rows=1, max_bytes=self.log.segment_bytes)
         return whole.walk(start, limit)
 

@@ -2,8 +2,8 @@
 
 The writer stored the names (``INNER_MULTI_DISPATCH``) and the assigned queue offsets (``INNER_MULTI_QUEUE_OFFSET``) in
 the record. So the log alone says where every unit belongs, and dispatching it again, in any process, gives the same
-queues. For the same reason the records decide, whatever ``consume_queue.enable_multi_dispatch`` says now: a record that
-was stored while it was on has used up an offset, and without its unit the queue would have a hole.
+queues. For the same reason the records decide, not the present value of ``consume_queue.enable_multi_dispatch``: a
+record that was stored while it was on has used up an offset, and without its unit the queue would have a hole.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ def _list(record: memoryview, start: int, size: int) -> list[str]:
 
 
 def _is_folder(name: str) -> bool:
-    """Whether ``name`` can be a folder's name. One that would lead elsewhere, or cannot be a folder, gets no queue."""
+    """Whether ``name`` can be a folder's name. A name that would lead to another folder, or cannot be a folder, gets no
+    queue.
+    """
     return bool(name) and name not in (".", "..") and not {"/", "\0"} & set(name) and _fits(name)
 
 

@@ -1,4 +1,5 @@
-"""Checks what is to be appended to the CommitLog: a run that a client encoded, and the parts of a single message.
+"""Checks messages before they are appended to the CommitLog: a run that a client encoded, and the parts of a single
+message.
 
 A run is not copied: the appender stores the very bytes that were checked. A single message is encoded here.
 """
@@ -66,7 +67,7 @@ _FIXED = struct.Struct(">iiiiiqqiq")  # totalSize … bornTimestamp: 48 bytes
 
 
 class MessageIllegalError(CommitMQError):
-    """A message or run breaks a rule; nothing of it was stored. ``code`` is RocketMQ's PutMessageStatus name."""
+    """A message or run breaks a rule; no part was stored. ``code`` is RocketMQ's PutMessageStatus name."""
 
     def __init__(self, sentence: str, *, code: str = "MESSAGE_ILLEGAL") -> None:
         super().__init__(sentence)

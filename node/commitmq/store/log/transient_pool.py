@@ -28,7 +28,7 @@ Failure cases
       (:mod:`commitmq.store.recovery.pool_recovery`).
     * The machine dies: the pool is gone. Flushed records are in the log; the note in the store names another boot.
     * Files of the pool are deleted under a running node (a login manager that empties /dev/shm): the node continues
-      with its mappings; if it is then killed, uncommitted records are lost, and the next start says so.
+      with its mappings; if it is then killed, uncommitted records are lost, and the next start reports the loss.
     * The note is written before the first buffer is made and removed when the last one is gone, so no memory is ever
       forgotten.
 
@@ -104,7 +104,7 @@ class PoolNote:
         except FileNotFoundError:
             return None
         except (OSError, TypeError, orjson.JSONDecodeError) as error:
-            sentence = "the note about the transient store pool cannot be read; remove it to go on without the pool"
+            sentence = "the note about the transient store pool cannot be read; remove it to continue without the pool"
             raise StoreError(sentence, path=path) from error
         return note
 

@@ -98,7 +98,7 @@ def claim(layout: StoreLayout, parent: str) -> Path:
         except FileExistsError:
             continue
         except OSError as error:
-            sentence = f"there is no folder for what the node keeps in shared memory: {error.strerror} (memory.folder)"
+            sentence = f"there is no folder for the node's files in shared memory: {error.strerror} (memory.folder)"
             raise StoreError(sentence, path=base) from error
         return folder
 

@@ -25,8 +25,8 @@ the last record is incomplete, and it was never acknowledged. Reading has three 
   copied to ``<name>.torn-<ms>`` and cut;
 * corruption: a good record follows the bad one, so the bad one was acknowledged. StoreError; nothing is changed.
 
-A new snapshot (:meth:`Journal.begin_anew`) takes three steps. Whatever dies or fails between two of them, the existing
-files give the same state:
+A new snapshot (:meth:`Journal.begin_anew`) takes three steps. If a process dies, or a call fails, between two of them,
+the existing files give the same state:
 
 1. The mark is appended. The old snapshot with all records is still right.
 2. The snapshot is written under its name, durably. Now both are right: the old one with all records, the new one with
@@ -233,7 +233,7 @@ class Journal(Generic[C]):
             if later is not None:
                 raise StoreError(
                     f"the {cls.kind} is damaged: record {sequence} is not readable, but a good one follows at "
-                    f"offset {later}. Restore the file from a copy, or move it away to go on with {cls.snapshot_name}",
+                    f"offset {later}. Restore the file from a copy, or move it away to continue with {cls.snapshot_name}",
                     path=path,
                     offset=position,
                 )

@@ -238,9 +238,9 @@ def _way_out(path: Path, journal: Path | None, needed: str) -> str:
     gone = [path, *([backup] if not is_whole else []), *([journal] if journal is not None else [])]
     names = " and ".join(str(one) for one in gone if one.exists())
     if is_whole:
-        then = f"its previous generation, {backup.name}, is whole, and what the next start then goes on with"
+        then = f"its previous generation, {backup.name}, is whole, and the next start then continues with it"
     else:
-        then = "the next start then goes on without it"
+        then = "the next start then continues without it"
     return f"Put back a copy, or remove {names}: {then}"
 
 

@@ -1,7 +1,7 @@
-"""Reads queues of BatchCQ topics; the answers have the form that the reader of plain queues gives.
+"""Reads queues of BatchCQ topics; the answers have the form of the plain queues' reader.
 
 The reader of plain queues is :class:`commitmq.store.queues.queue_reader.QueueReader`. Here too another process appends;
-``bound`` and ``floor`` limit what may be shown, and both are monotone along a queue. A unit stands for a batch, so a
+``bound`` and ``floor`` limit the visible units, and both are monotone along a queue. A unit stands for a batch, so a
 pull may begin inside one: the whole record is returned, and the client drops the messages below the offset it asked
 for. Units are returned in the form of plain ones, because a client needs no more.
 """

@@ -258,8 +258,7 @@ class ConsumeQueue(QueueFiles):
     # ------------------------------------------------------------ appending
 
     def append_units(self, queue_offset: int, units: bytes | bytearray | memoryview) -> int:
-        """Append consecutive ``units`` (20 bytes each), the first of which belongs at ``queue_offset``; returns the
-        number of new ones.
+        """Append consecutive ``units`` (20 bytes each), beginning at ``queue_offset``; returns the number of new ones.
 
         Idempotent: units of records that end at or below :attr:`max_physical_offset`, or whose place is taken, are
         skipped. A queue offset beyond the end is logged, and the places up to it are filled with pre-blank units,

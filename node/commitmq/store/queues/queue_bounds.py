@@ -1,9 +1,9 @@
-"""Finds what a reader may show of queues: their bounds, and places in them, while another process appends.
+"""Finds the units of queues that a reader may show: bounds, and places in queues, while another process appends.
 
-Two physical offsets, passed with every call, decide what may be shown: ``bound`` (a unit counts when its record ends at
-or below it) and ``floor`` (a unit counts when its record begins at or above it: the log's minimum, or the place from
-which on a topic's records are not those of a deleted topic of the same name). Both are monotone along a queue, so the
-visible part is an interval, which is found by bisection and from then on only extended.
+Two physical offsets, passed with every call, decide which units may be shown: ``bound`` (a unit counts when its record
+ends at or below it) and ``floor`` (a unit counts when its record begins at or above it: the log's minimum, or the place
+from which on a topic's records are not those of a deleted topic of the same name). Both are monotone along a queue, so
+the visible part is an interval, which is found by bisection and from then on only extended.
 
 A queue costs one small object here: an FdCache bounds the descriptors, the CommitLog the maps. The first file of a
 queue may begin with a hole (``holes``), pages of zeros that its writer gave back: units there pointed below the floor.
@@ -307,8 +307,8 @@ class QueueBounds:
         """First queue offset stored at ``timestamp`` (ms) or later, with ``upper`` the last one stored then or earlier;
         clamped into [min, max] (spec 3.7). None when the queue has no file.
 
-        Store times do not decrease along a queue, so one bisection over the whole queue finds what the rule finds file
-        by file. A record that cannot be read counts as earlier than all others.
+        Store times do not decrease along a queue, so one bisection over the whole queue finds the same unit as the rule
+        does file by file. A record that cannot be read counts as earlier than all others.
         """
         state = self._synced(topic, queue, bound, floor)
         if state is None:
@@ -331,7 +331,7 @@ def _is_below(physical: int, size: int, bound: int) -> bool:
 
 
 def _bisect(low: int, high: int, is_true: Callable[[int], Any]) -> int:
-    """First number in [low, high) for which ``is_true`` holds (it stays true from there on); ``high`` when none."""
+    """First number in [low, high) with a true ``is_true`` (it stays true from there on); ``high`` without one."""
     while low < high:
         middle = (low + high) // 2
         if is_true(middle):

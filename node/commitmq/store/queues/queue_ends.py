@@ -134,7 +134,7 @@ def lost_beginning(layout: StoreLayout, ends: QueueEnds, first: int) -> str:
         return ""
     return (
         f"segments are missing at the log's beginning: it began at physical offset {begin}, begins at {first} now, and the "
-        f"segments between did not expire. Put them back, or remove {layout.queue_ends} to go on without them"
+        f"segments between did not expire. Put them back, or remove {layout.queue_ends} to continue without them"
     )
 
 

@@ -36,7 +36,7 @@ class SyncLaterError(StoreError):
 
 
 class QueueFiles(QueueBytes):
-    """Files of one queue in ``folder``, with what changes them; the base of every kind of queue."""
+    """Files of one queue in ``folder``, with the operations that change them; the base of every kind of queue."""
 
     __slots__ = ("_dirty", "_made")
 

@@ -6,7 +6,8 @@ Its text is the process id in decimal, as RocketMQ writes it. A CommitMQ node ad
     12345\n5f0c…     CommitMQ: 16 hexadecimal digits, drawn again by each supervisor
 
 The token tells whose crash a start finds. The process id cannot tell: in containers it is nearly always the same. A
-token survives whatever a store survives, such as a copy or a backup, and RocketMQ removes it by writing its own text.
+token survives everything that a store survives, such as a copy or a backup, and RocketMQ removes it by writing its own
+text.
 
 Creating the file copies the previous text to ``abort.bak`` (0 bytes when there was none), as RocketMQ's helper does;
 that copy has no meaning.

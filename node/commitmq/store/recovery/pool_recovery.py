@@ -10,7 +10,8 @@ Rules
       the same bytes as the pool, or zeros. If not, RocketMQ or another program has used the store since, or the device
       lost bytes that were never flushed. Then the log stays as it is, and the pool's bytes are kept in
       ``commitmq/cut/``.
-    * The pool is removed only when all of it is on the device. A takeover that is killed is repeated from the start.
+    * The pool is removed only when all of its bytes are on the device. A takeover that is killed is repeated from the
+      start.
 
 After a machine failure none of this applies, because shared memory is empty; the note names another boot.
 """
@@ -92,7 +93,7 @@ def take_over(layout: StoreLayout, segment_bytes: int, log: Log) -> int:
         if spans:
             sync_folder(layout.commit_log)
             log.warning(
-                "took over what a killed node had in its transient store pool only",
+                "copied to the log the messages that a killed node had in its transient store pool only",
                 start=spans[0].base + spans[0].start,
                 end=spans[-1].base + spans[-1].end,
                 records=records,
@@ -111,7 +112,7 @@ def _is_ours(layout: StoreLayout, note: PoolNote, folder: Path, log: Log) -> boo
         log.warning("this store is a copy: the transient store pool of the original is left alone", pool=folder)
         return False
     if note.boot != transient_pool.boot_id():
-        log.warning("the machine was restarted: what was in the transient store pool only is lost", pool=folder)
+        log.warning("the machine was restarted: messages in the transient store pool only are lost", pool=folder)
         transient_pool.remove(layout)
         return False
     found = transient_pool.owner_id(folder)
@@ -122,7 +123,7 @@ def _is_ours(layout: StoreLayout, note: PoolNote, folder: Path, log: Log) -> boo
     elif os.path.lexists(folder):
         transient_pool.remove(layout)  # half made, or half removed: the log has all its records
     else:
-        log.error("the transient store pool was deleted: what it held beyond the log is lost", pool=folder)
+        log.error("the transient store pool was deleted: its messages beyond the log are lost", pool=folder)
     return False
 
 
@@ -195,7 +196,7 @@ def _write(layout: StoreLayout, span: _Span, segment_bytes: int) -> None:
             os.close(fd)
     except OSError as error:
         raise StoreError(
-            f"cannot write to the log what the transient store pool holds, and keep it there: {error.strerror}",
+            f"cannot write the messages of the transient store pool to the log; they stay in the pool: {error.strerror}",
             path=path,
         ) from error
 

@@ -19,7 +19,7 @@ from commitmq.kernels.walk import WALK_BLANK, WALK_LIMIT
 from commitmq.store.log.commit_log import CommitLog
 
 Progress: TypeAlias = Callable[[str, int, int], None]
-"""Called repeatedly with the current phase, how much of it is done and how much there is, in bytes of the log."""
+"""Called repeatedly with the current phase, its finished bytes and all of its bytes, in bytes of the log."""
 
 _SCAN_BYTES = 16 << 20  # checked between two reports
 REASONS = {

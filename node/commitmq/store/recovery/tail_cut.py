@@ -59,7 +59,7 @@ def cut_tail(
             disk.sync_folder(layout.commit_log)
             log.info("removed a segment that holds no records", segment=str(path))
     if cut is None:
-        # The last line of an interrupted cut was never written: the log no longer has any of it.
+        # The last line of an interrupted cut was never written: the log no longer has any of the cut bytes.
         begun = cut_record.unfinished(layout, "recovery", found.end)
         if begun is not None:
             cut_record.mark_done(layout, begun.id)
@@ -86,7 +86,7 @@ def _write_down(layout: StoreLayout, found: ScanEnd, paths: dict[int, Path], beh
     finally:
         for fd in fds.values():
             os.close(fd)
-    reason = found.torn or ("what was promised is missing" if allowed else "stale bytes")
+    reason = found.torn or ("promised messages are missing" if allowed else "stale bytes")
     cut = Cut(number, time.time_ns() // 1_000_000, "recovery", reason, found.end, tuple(parts), allowed)
     cut_record.append(layout, cut)
     return cut

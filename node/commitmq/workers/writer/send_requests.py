@@ -30,7 +30,7 @@ from commitmq.store.producers.producer_table import SequenceRefusedError
 from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
 from commitmq.workers.writer.local_sockets import Frames, Payload, Peer
 from commitmq.workers.writer.producers import Numbered, Producers, ProducersUnusableError, numbered
-from commitmq.workers.writer.send_answers import SendAnswers, Waiting
+from commitmq.workers.writer.send_answers import PendingAck, SendAnswers
 from commitmq.workers.writer.send_checks import FORBIDDEN, Refusal, SendChecks, integer
 from commitmq.workers.writer.special_sends import FurtherQueues, SpecialSendError, batch_properties
 
@@ -80,7 +80,7 @@ class SendRequests:
         self._max_message_bytes = context.config.commit_log.max_message_bytes
 
     def hello(self, header: dict[str, Any], frame: zmq.Frame | Payload) -> bytes:
-        """The answer to ``hello``: what a client must know to lay out runs."""
+        """The answer to ``hello``: the values that a client needs to lay out runs."""
         host = _peer_address(frame)
         network = self._config.network
         return wire.ok(
@@ -101,8 +101,8 @@ class SendRequests:
             del self._offsets[key]
         self._checks.forget_topic(topic)
 
-    def send(self, identity: Peer, header: dict[str, Any], frames: Frames) -> bytes | Waiting:
-        """Handle one ``send``, ``append`` or ``batch``. Returns the answer, or a Waiting that waits for the flush."""
+    def send(self, identity: Peer, header: dict[str, Any], frames: Frames) -> bytes | PendingAck:
+        """Handle one ``send``, ``append`` or ``batch``. Returns the answer, or a PendingAck that waits for the flush."""
         try:
             if header["op"] == "send":
                 return self._send(identity, header, frames)
@@ -120,7 +120,7 @@ class SendRequests:
 
     # ------------------------------------------------------------ send, append, batch
 
-    def _send(self, identity: Peer, header: dict[str, Any], frames: Frames) -> bytes | Waiting:
+    def _send(self, identity: Peer, header: dict[str, Any], frames: Frames) -> bytes | PendingAck:
         topic, queue_id, ack = self._checks.checked(header, frames)
         properties = header.get("properties")
         further: list[str] = []
@@ -167,7 +167,7 @@ class SendRequests:
             self._further.count(further)
         return self._answers.acknowledged(identity, header, topic, queue_id, number, 1, done, ack)
 
-    def _append(self, identity: Peer, header: dict[str, Any], frames: Frames) -> bytes | Waiting:
+    def _append(self, identity: Peer, header: dict[str, Any], frames: Frames) -> bytes | PendingAck:
         topic, queue_id, ack = self._checks.checked(header, frames)
         size = len(frames[1])
         if size > self._max_run_bytes:
@@ -203,7 +203,7 @@ class SendRequests:
         run: CheckedRun,
         host: bytes,
         ack: str,
-    ) -> bytes | Waiting:
+    ) -> bytes | PendingAck:
         """Store a run of an idempotent producer: only messages that are not stored yet are appended; the answer covers
         all.
         """
@@ -219,7 +219,7 @@ class SendRequests:
             )
         return self._answers.acknowledged(identity, header, topic, queue_id, number, run.count, done, ack)
 
-    def _send_batch(self, identity: Peer, header: dict[str, Any], frames: Frames) -> bytes | Waiting:
+    def _send_batch(self, identity: Peer, header: dict[str, Any], frames: Frames) -> bytes | PendingAck:
         """Several messages as the body of one record, for a topic whose queues count batches (spec 2.8)."""
         topic, queue_id, ack = self._checks.checked(header, frames)
         if "producer_id" in header:
@@ -240,7 +240,7 @@ class SendRequests:
             raise Refusal("INVALID_PARAMETER", "properties must be an object of strings")
         for name in (Property.INNER_NUM, Property.INNER_BASE):
             if name in properties:
-                raise Refusal("MESSAGE_ILLEGAL", f"property {name!r} is one that only the node may set")
+                raise Refusal("MESSAGE_ILLEGAL", f"only the node may set the property {name!r}")
         born = integer(header, "born", -1, -1, _MAX_TIME_MS)
         number = self._offsets.get((topic, queue_id), 0)
         host = self._born_host(identity, frames[1])
@@ -290,7 +290,7 @@ class SendRequests:
                 if monotonic_ms() >= deadline:
                     raise Refusal(
                         "SYSTEM_BUSY",
-                        "the transient store pool is full: the disk takes less than what is sent",
+                        "the transient store pool is full: the disk is slower than the sends",
                         _PERSISTED_RETRY_MS,
                     ) from None
                 self._context.heartbeat()
@@ -299,7 +299,7 @@ class SendRequests:
                 if self._control.get(Word.DISK_FLAGS) & DiskFlag.NO_SEGMENT:
                     raise Refusal(
                         "CREATE_MAPPED_FILE_FAILED",
-                        "no space for the next segment of the log; reads go on",
+                        "no space for the next segment of the log; reads work",
                         self._config.disk.check_interval_ms,
                     ) from None
                 # A run may need more segments than allocate keeps ready; with preallocate_segments = 0 it keeps none.

@@ -42,7 +42,7 @@ Positions = dict[tuple[str, str, int], int]
 
 
 class ExportError(CommitMQError):
-    """An export cannot continue in this folder; the sentence says why and what to do."""
+    """An export cannot continue in this folder; the sentence has the reason and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,7 +111,7 @@ def test_nothing_there_is_no_error_but_garbage_is(tmp_path: Path) -> None:
     assert json_config.load(path) is None
     for content in (b"", b"\n", b'{"a":'):
         path.write_bytes(content)
-        with pytest.raises(StoreError, match="goes on without it") as caught:
+        with pytest.raises(StoreError, match="continues without it") as caught:
             json_config.load(path)
         assert caught.value.path == path
 
