@@ -23,6 +23,7 @@ from commitmq.errors import StoreError
 from commitmq.files.disk import sync_folder
 from commitmq.store.access import close_own_folders
 from commitmq.store.layout import StoreLayout, fits_sockets
+from commitmq.store.metadata.epoch import read_epoch
 from commitmq.supervision.processes import lock_holder
 
 
@@ -168,14 +169,8 @@ def next_epoch(layout: StoreLayout) -> int:
     """Count one more start of a node on this store. The number is durable before it is used, so no epoch is given out
     twice.
     """
-    path = layout.own / "epoch"
-    try:
-        last = int(path.read_text(encoding="ascii"))
-    except FileNotFoundError:
-        last = 0
-    except ValueError as error:
-        sentence = "the count of starts is not a number; write one at least as high as before"
-        raise StoreError(sentence, path=path) from error
+    path = layout.epoch
+    last = read_epoch(path)
     write_atomically(path, f"{last + 1}\n".encode(), durable=True)
     return last + 1
 
