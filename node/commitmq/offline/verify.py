@@ -254,18 +254,20 @@ class _Verifier:
                 checks += [(path, _load_json) for path in sorted(self._layout.own.glob(pattern))]
             if self._layout.sidecar.exists():
                 checks.append((self._layout.sidecar, _load_sidecar))
-            if self._layout.queue_ends.exists():
-                checks.append((self._layout.queue_ends, _load_queue_ends))
-            checks.append((self._layout.producers, ProducerSnapshot.load))
             checks.append((self._layout.epoch, read_epoch))
             checks.append((consumer_offsets.journal_path(self._layout), OffsetsJournal.read))
             checks.append((topic_files.journal_path(self._layout), topic_files.TopicsJournal.read))
-        for path, load in checks:
+        # A start makes these anew from the log.
+        remade: list[tuple[Path, Callable[[Path], object]]] = [(self._layout.producers, ProducerSnapshot.load)]
+        if self._layout.queue_ends.exists():
+            remade.append((self._layout.queue_ends, _load_queue_ends))
+        for path, load in (*checks, *remade):
             try:
                 load(path)
             except (CommitMQError, json.JSONDecodeError, OSError) as error:
                 file = path.relative_to(self._layout.root).as_posix()
-                self._tell(SMALL_FILES, file, Finding("file.unreadable", file, 0, 0, str(error)))
+                is_note = (path, load) in remade
+                self._tell(SMALL_FILES, file, Finding("file.unreadable", file, 0, 0, str(error), is_note))
 
     def _load_config(self, path: Path) -> object:
         """Load it as a start does, so that the reported remedy is the same."""
