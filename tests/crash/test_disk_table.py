@@ -50,7 +50,8 @@ TABLE = {
         "open.journal": 1, "sync.journal": 6, "replace.journal": 1, "sync_folder.journal": 1, "open.queue": 1,
     },
     "dispatcher-consume_queue": {
-        "open.segment": 3, "map.segment": 3, "open.queue": 20, "resize.queue": 6, "sync.queue": 9, "unlink.queue": 1,
+        "open.segment": 3, "map.segment": 3, "open.journal": 1,
+        "open.queue": 20, "resize.queue": 6, "sync.queue": 9, "unlink.queue": 1,
         "open.queue_ext": 5, "resize.queue_ext": 3, "sync.queue_ext": 9, "unlink.queue_ext": 1, "open.batch_queue": 1,
         "resize.batch_queue": 1, "sync.batch_queue": 3, "unlink.batch_queue": 1,
         "open.folder": 9, "sync_folder.folder": 2, "sync.queue_folder": 3,
@@ -66,7 +67,8 @@ TABLE = {
         "open.segment": 3, "sync.segment": 30, "open.position": 3, "sync.position": 3, "open.checkpoint": 3,
         "sync.checkpoint": 3, "sync_folder.checkpoint": 1, "open.folder": 1,
     },
-    "reader-0": {"open.queue": 3},
+    "dispatcher-memory": {"open.journal": 1},
+    "reader-0": {"open.queue": 3, "open.journal": 1},
     "recovery": {
         "open.checkpoint": 1, "sync.checkpoint": 1, "sync_folder.checkpoint": 1, "open.position": 1, "sync.position": 1,
         "sync_folder.position": 1, "open.folder": 1, "sync_folder.folder": 1, "open.segment": 1, "map.segment": 1,
@@ -81,7 +83,7 @@ TABLE = {
         "sync_folder.folder": 4, **{f"{one}.store_file": 1 for one in CONTENT},
     },
     "writer": {
-        "open.segment": 4, "map.segment": 4, "sync.segment": 2, "open.queue": 2, "open.folder": 4,
+        "open.segment": 4, "map.segment": 4, "sync.segment": 2, "open.queue": 2, "open.journal": 1, "open.folder": 4,
         **{f"{one}.producers": 6 for one in CONTENT},
     },
 }  # fmt: skip
