@@ -19,6 +19,7 @@ import orjson
 
 from commitmq import failpoints
 from commitmq.errors import StoreError
+from commitmq.files import disk
 from commitmq.files.write_all import write_all
 
 _MAX_TIMEOUT_MS = 3_600_000
@@ -90,12 +91,12 @@ class MemberLog:
             for member, timeout_ms in members.items()
         ]
         data = b"".join(everybody)
-        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        fd = disk.open_file(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, "members", 0o600)
         try:
             write_all(fd, data, 0, place="members.create")
             if failpoints.ACTIVE:
                 failpoints.hit("members.before_replace")
-            os.replace(fresh, self.path)
+            disk.replace(fresh, self.path, "members")
         except BaseException:
             os.close(fd)
             with contextlib.suppress(OSError):

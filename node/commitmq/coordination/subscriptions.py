@@ -36,6 +36,8 @@ from commitmq.config import FilterConfig
 from commitmq.control import ControlBlock, Word
 from commitmq.coordination.pace import Pace
 from commitmq.errors import StoreError
+from commitmq.files import disk
+from commitmq.files.write_all import write_all
 from commitmq.format import bloom
 from commitmq.log import get_log
 from commitmq.store.layout import StoreLayout
@@ -266,10 +268,11 @@ class Subscriptions:
         ]
         path = subscriptions_path(self.layout)
         fresh = path.with_name(path.name + ".new")
-        fresh.write_bytes(orjson.dumps(listed))
+        with disk.opened(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, "subscriptions") as fd:
+            write_all(fd, orjson.dumps(listed), 0)
         if failpoints.ACTIVE:
             failpoints.hit("subscriptions.before_replace")
-        os.replace(fresh, path)
+        disk.replace(fresh, path, "subscriptions")
         self.control.put(Word.SUBSCRIPTIONS_VERSION, self.control.get(Word.SUBSCRIPTIONS_VERSION) + 1)
 
     def to_json(self) -> dict[str, Any]:

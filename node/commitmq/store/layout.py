@@ -74,6 +74,11 @@ class StoreLayout:
         return self.root / "commitmq"
 
     @property
+    def epoch(self) -> Path:
+        """Counts the starts of a node; see :mod:`commitmq.store.metadata.epoch`."""
+        return self.own / "epoch"
+
+    @property
     def queue_ends(self) -> Path:
         """The file that lists the queues and their ends; see :mod:`commitmq.store.queues.queue_ends`."""
         return self.own / "queue_ends"

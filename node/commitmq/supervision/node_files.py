@@ -20,9 +20,12 @@ from typing import Any
 import orjson
 
 from commitmq.errors import StoreError
+from commitmq.files import disk
 from commitmq.files.disk import sync_folder
+from commitmq.files.write_all import write_all
 from commitmq.store.access import close_own_folders
 from commitmq.store.layout import StoreLayout, fits_sockets
+from commitmq.store.metadata.epoch import read_epoch
 from commitmq.supervision.processes import lock_holder
 
 
@@ -33,15 +36,11 @@ def write_atomically(path: Path, data: bytes, *, durable: bool = False, mode: in
     ``mode`` is the file's mode before the umask.
     """
     temporary = path.with_name(path.name + ".new")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
-    try:
-        while data:
-            data = data[os.write(fd, data) :]
+    with disk.opened(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, "node_file", mode) as fd:
+        write_all(fd, data, 0)
         if durable:
-            os.fsync(fd)
-    finally:
-        os.close(fd)
-    os.replace(temporary, path)
+            disk.sync(fd, "node_file", metadata=True)
+    disk.replace(temporary, path, "node_file")
     if durable:
         sync_folder(path.parent)
 
@@ -168,14 +167,8 @@ def next_epoch(layout: StoreLayout) -> int:
     """Count one more start of a node on this store. The number is durable before it is used, so no epoch is given out
     twice.
     """
-    path = layout.own / "epoch"
-    try:
-        last = int(path.read_text(encoding="ascii"))
-    except FileNotFoundError:
-        last = 0
-    except ValueError as error:
-        sentence = "the count of starts is not a number; write one at least as high as before"
-        raise StoreError(sentence, path=path) from error
+    path = layout.epoch
+    last = read_epoch(path)
     write_atomically(path, f"{last + 1}\n".encode(), durable=True)
     return last + 1
 
@@ -197,4 +190,4 @@ def _remove_entries(folder: Path, *, keep: str = "") -> None:
                 shutil.rmtree(entry.path)
             elif not (entry.name.endswith(".lock") and lock_holder(Path(entry.path)) is not None):
                 # A held lock is the only sign for the next node of a process that has not ended yet.
-                os.unlink(entry.path)
+                disk.unlink(entry.path, "run")

@@ -264,7 +264,8 @@ def _loads_quickly(data: bytes, text: str) -> Any:
 def persist(path: Path, data: Any) -> None:
     """Make ``data`` the content of ``path``, durably; the previous content is in ``.bak`` afterwards.
 
-    Raises DiskFullError (nothing changed) or StoreError.
+    Raises DiskFullError (``path``, or its ``.bak`` if it is missing, has the previous content) or StoreError (when only
+    the folder's sync failed, ``path`` has the new content, which a power cut may take back).
     """
     replace_text(path, dumps(data))
 
@@ -282,6 +283,7 @@ def encode(text: str) -> bytes:
 def replace_bytes(path: Path, data: bytes) -> None:
     """:func:`persist` for the bytes of the file."""
     fresh = path.with_name(path.name + ".tmp")
+    is_there = False
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with disk.opened(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, "json") as fd:
@@ -296,10 +298,14 @@ def replace_bytes(path: Path, data: bytes) -> None:
         if failpoints.ACTIVE:
             failpoints.hit("json.inside_replace")
         disk.replace(fresh, path, "json")
+        is_there = True
         if failpoints.ACTIVE:
             failpoints.hit("json.after_replace")
         disk.sync_folder(path.parent, "json")
     except OSError as error:
+        if is_there:
+            sentence = f"the config file has its new content, and a power cut may take it back: {error.strerror}"
+            raise StoreError(sentence, path=path) from error
         kind = kind_of(error)
         raise kind(f"cannot write the config file: {error.strerror}", path=path) from error
 

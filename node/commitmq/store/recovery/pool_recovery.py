@@ -29,6 +29,7 @@ import numpy as np
 
 from commitmq import failpoints
 from commitmq.errors import SegmentSizeError, StoreError
+from commitmq.files import disk
 from commitmq.files.disk import sync_folder
 from commitmq.files.write_all import write_all
 from commitmq.format.file_names import segment_name
@@ -186,14 +187,11 @@ def _fits(found: memoryview, wanted: np.ndarray[Any, np.dtype[np.uint8]]) -> boo
 def _write(layout: StoreLayout, span: _Span, segment_bytes: int) -> None:
     path = layout.commit_log / segment_name(span.base)
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
+        with disk.opened(path, os.O_RDWR | os.O_CREAT, "segment") as fd:
             if os.fstat(fd).st_size < segment_bytes:
-                os.posix_fallocate(fd, 0, segment_bytes)
+                disk.reserve(fd, 0, segment_bytes, "segment")
             write_all(fd, memoryview(span.buffer)[span.start : span.end], span.start, place="recovery.takeover")
-            os.fdatasync(fd)
-        finally:
-            os.close(fd)
+            disk.sync(fd, "segment")
     except OSError as error:
         raise StoreError(
             f"cannot write the messages of the transient store pool to the log; they stay in the pool: {error.strerror}",
@@ -209,14 +207,12 @@ def _keep_copies(layout: StoreLayout, pool: TransientPool) -> list[str]:
     for base, buffer in pool.in_use():
         start = max(0, pool.committed - base)
         copy = folder / f"{base:020d}-{start}-{time.time_ns() // 1_000_000}.pool"
-        with copy.open("wb") as target:
+        with disk.opened(copy, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, "cut") as fd:
             for at in range(start, pool.segment_bytes, _CHUNK_BYTES):
                 chunk = buffer[at : at + _CHUNK_BYTES]
                 if any(chunk):
-                    target.seek(at - start)
-                    target.write(chunk)
-            target.flush()
-            os.fsync(target.fileno())
+                    write_all(fd, chunk, at - start)
+            disk.sync(fd, "cut", metadata=True)
         copies.append(str(copy))
     sync_folder(folder)
     sync_folder(layout.own)

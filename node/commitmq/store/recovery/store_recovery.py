@@ -107,7 +107,7 @@ def recover(
         bases = commit_log.segments()
         first = bases[0] if bases else 0
         if not bases:
-            _refuse_orphaned_queues(layout)
+            refuse_orphaned_queues(layout)
         _check_queue_files(layout.consume_queue, consume_queue_bytes)
         _check_queue_files(layout.batch_consume_queue, batch_queue_bytes)
         if any(note.exists() for note in layout.failed_syncs):
@@ -254,7 +254,8 @@ def _make_folders(layout: StoreLayout) -> None:
         disk.sync_folder(folder)
 
 
-def _refuse_orphaned_queues(layout: StoreLayout) -> None:
+def refuse_orphaned_queues(layout: StoreLayout) -> None:
+    """Raise StoreError when there are ConsumeQueues, for a store whose log has no segment."""
     for queues in (layout.consume_queue, layout.batch_consume_queue):
         if any(True for _ in list_queues(queues)):
             raise StoreError(

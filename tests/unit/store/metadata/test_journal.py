@@ -12,9 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from commitmq.coordination.journal import Change, DropTopic, OffsetsJournal, SetOffsets
 from commitmq.errors import DiskFullError, StoreError
 from commitmq.store.metadata.journal import encode_record
+from commitmq.store.metadata.offsets_journal import Change, DropTopic, OffsetsJournal, SetOffsets
 
 A = SetOffsets("group", "topic", ((0, 5), (3, 1 << 62)))
 B = SetOffsets("group", "other-topic", ((1, 7),))
