@@ -21,7 +21,7 @@ from power_load import PASSING, SETTINGS, Load, Said
 from test_io_error_matrix import make_batches
 from traffic import seed
 
-from disk_places import CONTENT, PROJECT, contents, places, sources
+from disk_places import CONTENT, PASSING_CONTENT, PROJECT, contents, places, sources
 from nodes import Node, start_node
 
 EXPIRING = {
@@ -47,6 +47,7 @@ TABLE = {
         "open.json": 3, "sync.json": 3, "replace.json": 3, "replace.json_backup": 1, "sync_folder.json": 3, "open.folder": 6,
         "sync_folder.folder": 1,
         "open.journal": 1, "sync.journal": 6, "replace.journal": 1, "sync_folder.journal": 1, "open.queue": 1,
+        **{f"{one}.{what}": 1 for one in PASSING_CONTENT for what in ("members", "subscriptions")},
     },
     "dispatcher-consume_queue": {
         "open.segment": 3, "map.segment": 3, "open.queue": 20, "resize.queue": 6, "sync.queue": 9, "unlink.queue": 1,
@@ -74,7 +75,8 @@ TABLE = {
     "reput": {"open.segment": 3, "map.segment": 3},
     "supervisor": {
         "open.checkpoint": 1, "sync.checkpoint": 1, "open.position": 1, "sync.position": 1, "open.folder": 4,
-        "sync_folder.folder": 4, **{f"{one}.store_file": 1 for one in CONTENT},
+        "sync_folder.folder": 4, **{f"{one}.{what}": 1 for one in CONTENT for what in ("store_file", "epoch")},
+        **{f"{one}.node_file": 2 for one in PASSING_CONTENT},
     },
     "writer": {
         "open.segment": 4, "map.segment": 4, "sync.segment": 2, "open.queue": 2, "open.folder": 4,
@@ -92,6 +94,9 @@ ELSEWHERE = {
     "sync.cut_journal": "tests/unit/store/recovery/test_cut_refusals.py",
     "unlink.queue_ends": "tests/unit/store/queues/test_queue_ends.py",
     "resize.journal": "tests/unit/store/metadata/test_journal.py",
+    **{f"{one}.shared_memory": "tests/unit/store/test_shared_folder.py" for one in CONTENT},
+    **{f"{one}.pool_note": "tests/unit/store/test_shared_folder.py" for one in CONTENT},
+    **{f"{one}.pool_owner": "tests/unit/store/test_shared_folder.py" for one in PASSING_CONTENT},
 }
 # What lasts no longer than the node, or is no file of a store: locks, sockets, shared memory, what a client or a bench has,
 # what the kernel tells of a process (network/growth), memory in the place of a file that is too short (offline/log_damage).
@@ -105,8 +110,7 @@ NO_STORE = {
 }  # fmt: skip
 # These have failpoints of their own, listed in test_io_error_matrix and test_kill_node.
 OWN_FAILPOINTS = {
-    "coordination/member_log.py", "coordination/subscriptions.py", "supervision/node_files.py",
-    "store/metadata/topic_files.py",
+    "supervision/node_files.py", "store/metadata/topic_files.py",
     "offline/queue_units.py", "offline/rebuild.py", "offline/rebuild_parallel.py", "offline/rebuild_pieces.py",
     "offline/repair.py", "store/recovery/abort_file.py", "store/recovery/log_sync.py", "store/recovery/pool_recovery.py",
     "store/recovery/scan.py", "store/recovery/tail_cut.py", "store/recovery/writer_tail.py", "store/store_lock.py",
@@ -258,7 +262,10 @@ def test_every_call_in_the_sources_is_in_the_table() -> None:
     assert sorted(listed - places()) == [], "in the table, and not in the sources"
     for where in ELSEWHERE.values():
         assert (PROJECT / where).exists()
-    assert contents() == {"producers", "index_state", "dispatcher_state", "store_file", "queue_ends"}
+    assert contents() == {
+        "dispatcher_state", "epoch", "index_state", "journal", "json", "members", "node_file", "pool_note", "pool_owner",
+        "producers", "queue_ends", "shared_memory", "store_file", "subscriptions",
+    }  # fmt: skip
 
 
 @pytest.mark.slow

@@ -20,30 +20,11 @@ from typing import Any
 import orjson
 
 from commitmq.errors import StoreError
+from commitmq.files import atomic_file
 from commitmq.files.disk import sync_folder
 from commitmq.store.access import close_own_folders
 from commitmq.store.layout import StoreLayout, fits_sockets
 from commitmq.supervision.processes import lock_holder
-
-
-def write_atomically(path: Path, data: bytes, *, durable: bool = False, mode: int = 0o600) -> None:
-    """Replace ``path`` by ``data`` so that a reader sees the old or the new content; ``durable``: also after a power
-    cut.
-
-    ``mode`` is the file's mode before the umask.
-    """
-    temporary = path.with_name(path.name + ".new")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
-    try:
-        while data:
-            data = data[os.write(fd, data) :]
-        if durable:
-            os.fsync(fd)
-    finally:
-        os.close(fd)
-    os.replace(temporary, path)
-    if durable:
-        sync_folder(path.parent)
 
 
 def read_node_file(layout: StoreLayout) -> dict[str, Any]:
@@ -138,8 +119,8 @@ def _record_socket_folder(layout: StoreLayout, folder: Path) -> None:
     """Write down that ``folder`` belongs to this store: in ``run/`` for as long as it exists, and for later lives."""
     root = layout.root.stat()
     record = {"folder": str(folder), "device": root.st_dev, "inode": root.st_ino}
-    write_atomically(layout.socket_record, json.dumps(record).encode())
-    write_atomically(layout.sockets_note, os.fsencode(folder))
+    atomic_file.replace(layout.socket_record, json.dumps(record).encode(), "node_file", durable=False, mode=0o600)
+    atomic_file.replace(layout.sockets_note, os.fsencode(folder), "node_file", durable=False, mode=0o600)
 
 
 def _former_socket_folder(layout: StoreLayout) -> Path | None:
@@ -176,7 +157,7 @@ def next_epoch(layout: StoreLayout) -> int:
     except ValueError as error:
         sentence = "the count of starts is not a number; write one at least as high as before"
         raise StoreError(sentence, path=path) from error
-    write_atomically(path, f"{last + 1}\n".encode(), durable=True)
+    atomic_file.replace(path, f"{last + 1}\n".encode(), "epoch", mode=0o600)
     return last + 1
 
 

@@ -21,7 +21,6 @@ NAMED = re.compile(r"errno\.(ENOSPC|EDQUOT)|errno (not )?(in|==|!=) \(?\d")
 MAKERS = {
     "node/commitmq/files/no_space.py",
     "node/commitmq/files/write_all.py",
-    "node/commitmq/store/log/transient_pool.py",
     "node/commitmq/workers/flush/log_committer.py",
     "node/commitmq/cli/main.py",  # standard output
 }
