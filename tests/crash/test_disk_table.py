@@ -75,7 +75,7 @@ TABLE = {
     "reput": {"open.segment": 3, "map.segment": 3},
     "supervisor": {
         "open.checkpoint": 1, "sync.checkpoint": 1, "open.position": 1, "sync.position": 1, "open.folder": 4,
-        "sync_folder.folder": 4, **{f"{one}.{what}": 1 for one in CONTENT for what in ("store_file", "epoch")},
+        "sync_folder.folder": 4, **{f"{one}.{what}": 1 for one in CONTENT for what in ("store_file", "epoch", "shared_memory")},
         **{f"{one}.node_file": 2 for one in PASSING_CONTENT},
     },
     "writer": {
@@ -94,7 +94,6 @@ ELSEWHERE = {
     "sync.cut_journal": "tests/unit/store/recovery/test_cut_refusals.py",
     "unlink.queue_ends": "tests/unit/store/queues/test_queue_ends.py",
     "resize.journal": "tests/unit/store/metadata/test_journal.py",
-    **{f"{one}.shared_memory": "tests/unit/store/test_shared_folder.py" for one in CONTENT},
     **{f"{one}.pool_note": "tests/unit/store/test_shared_folder.py" for one in CONTENT},
     **{f"{one}.pool_owner": "tests/unit/store/test_shared_folder.py" for one in PASSING_CONTENT},
 }
