@@ -75,7 +75,8 @@ TABLE = {
     "reput": {"open.segment": 3, "map.segment": 3},
     "supervisor": {
         "open.checkpoint": 1, "sync.checkpoint": 1, "open.position": 1, "sync.position": 1, "open.folder": 4,
-        "sync_folder.folder": 4, **{f"{one}.{what}": 1 for one in CONTENT for what in ("store_file", "epoch", "shared_memory")},
+        "sync_folder.folder": 4,
+        **{f"{one}.{what}": 1 for one in CONTENT for what in ("store_file", "epoch", "shared_memory")},
         **{f"{one}.node_file": 2 for one in PASSING_CONTENT},
     },
     "writer": {
