@@ -21,7 +21,7 @@ from power_load import PASSING, SETTINGS, Load, Said
 from test_io_error_matrix import make_batches
 from traffic import seed
 
-from disk_places import CONTENT, PROJECT, contents, places, sources
+from disk_places import CONTENT, PASSING_CONTENT, PROJECT, contents, places, sources
 from nodes import Node, start_node
 
 EXPIRING = {
@@ -48,6 +48,7 @@ TABLE = {
         "sync_folder.folder": 1,
         "open.members": 1, "replace.members": 1, "open.subscriptions": 1, "replace.subscriptions": 1,
         "open.journal": 1, "sync.journal": 6, "replace.journal": 1, "sync_folder.journal": 1, "open.queue": 1,
+        **{f"{one}.{what}": 1 for one in PASSING_CONTENT for what in ("members", "subscriptions")},
     },
     "dispatcher-consume_queue": {
         "open.segment": 3, "map.segment": 3, "open.journal": 1,
@@ -79,8 +80,9 @@ TABLE = {
     "supervisor": {
         "open.checkpoint": 1, "sync.checkpoint": 1, "open.position": 1, "sync.position": 1, "open.folder": 4,
         "open.lock": 1, "sync.lock": 1, "open.abort": 1, "resize.abort": 1, "sync.abort": 1, "unlink.abort": 1,
-        "open.abort_backup": 1, "unlink.run": 9, "open.node_file": 3, "sync.node_file": 1, "replace.node_file": 3,
-        "sync_folder.folder": 4, **{f"{one}.store_file": 1 for one in CONTENT},
+        "open.abort_backup": 1, "unlink.run": 9, "sync_folder.folder": 4,
+        **{f"{one}.{what}": 1 for one in CONTENT for what in ("store_file", "epoch", "shared_memory")},
+        **{f"{one}.node_file": 2 for one in PASSING_CONTENT},
     },
     "writer": {
         "open.segment": 4, "map.segment": 4, "sync.segment": 2, "open.queue": 2, "open.journal": 1, "open.folder": 4,
@@ -98,6 +100,8 @@ ELSEWHERE = {
     "sync.cut_journal": "tests/unit/store/recovery/test_cut_refusals.py",
     "unlink.queue_ends": "tests/unit/store/queues/test_queue_ends.py",
     "resize.journal": "tests/unit/store/metadata/test_journal.py",
+    **{f"{one}.pool_note": "tests/unit/store/test_shared_folder.py" for one in CONTENT},
+    **{f"{one}.pool_owner": "tests/unit/store/test_shared_folder.py" for one in PASSING_CONTENT},
 }
 # What lasts no longer than the node, or is no file of a store: locks, sockets, shared memory, what a client or a bench has,
 # what the kernel tells of a process (network/growth), memory in the place of a file that is too short (offline/log_damage).
@@ -112,8 +116,8 @@ NO_STORE = {
 }  # fmt: skip
 # Verbs on a stopped store, which have failpoints of their own, listed in test_kill_node.
 OWN_FAILPOINTS = {
-    "offline/queue_units.py", "offline/rebuild.py", "offline/rebuild_index.py", "offline/rebuild_parallel.py",
-    "offline/rebuild_pieces.py", "offline/repair.py",
+    "offline/queue_units.py", "offline/rebuild.py", "offline/rebuild_parallel.py", "offline/rebuild_pieces.py",
+    "offline/repair.py",
 }  # fmt: skip
 PLACES = [f"{role}/disk.{place}" for role, calls in TABLE.items() for place in calls]
 # A start that meets an error in these is refused.
@@ -262,7 +266,10 @@ def test_every_call_in_the_sources_is_in_the_table() -> None:
     assert sorted(listed - places()) == [], "in the table, and not in the sources"
     for where in ELSEWHERE.values():
         assert (PROJECT / where).exists()
-    assert contents() == {"producers", "index_state", "dispatcher_state", "store_file", "queue_ends"}
+    assert contents() == {
+        "dispatcher_state", "epoch", "index_state", "journal", "json", "members", "node_file", "pool_note", "pool_owner",
+        "producers", "queue_ends", "shared_memory", "store_file", "subscriptions",
+    }  # fmt: skip
 
 
 @pytest.mark.slow

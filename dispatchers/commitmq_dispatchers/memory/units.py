@@ -21,6 +21,7 @@ from typing import Final
 import numpy as np
 
 from commitmq.files.fd_cache import FdCache
+from commitmq.files.write_all import write_all
 from commitmq.format.file_names import segment_name
 from commitmq.store.memory.memory_files import UNIT_FILE_BYTES
 from commitmq.store.memory.shared_memory import PAGE_BYTES
@@ -100,7 +101,7 @@ class UnitFiles:
         while len(view):
             base = at - at % UNIT_FILE_BYTES
             piece = view[: base + UNIT_FILE_BYTES - at]
-            os.pwrite(self._fds.write_fd(self._path(base)), piece, at - base)
+            write_all(self._fds.write_fd(self._path(base)), piece, at - base)
             at += len(piece)
             view = view[len(piece) :]
 

@@ -22,6 +22,7 @@ from commitmq.errors import (
     StoreError,
     StoreLockedError,
 )
+from commitmq.files.no_space import NO_SPACE
 from commitmq.supervision.exit_codes import MEANINGS, CliExit
 
 # verb -> one-line summary. The module is commitmq.cli.VERB, and its click command is also called VERB.
@@ -130,7 +131,7 @@ def exit_code_of(error: CommitMQError) -> CliExit:
 
 
 # Errors of writing to standard output: a full disk (or /dev/full), a quota, a broken device, a closed descriptor.
-_OUTPUT_PROBLEMS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+_OUTPUT_PROBLEMS = (*NO_SPACE, errno.EFBIG, errno.EIO, errno.EBADF)
 
 
 def _run(words: list[str]) -> object:

@@ -21,7 +21,6 @@ groups use it.
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -31,13 +30,11 @@ from typing import Any, Final
 
 import orjson
 
-from commitmq import failpoints
 from commitmq.config import FilterConfig
 from commitmq.control import ControlBlock, Word
 from commitmq.coordination.pace import Pace
 from commitmq.errors import StoreError
-from commitmq.files import disk
-from commitmq.files.write_all import write_all
+from commitmq.files import atomic_file
 from commitmq.format import bloom
 from commitmq.log import get_log
 from commitmq.store.layout import StoreLayout
@@ -266,13 +263,7 @@ class Subscriptions:
             for of_topic in self.by_topic.values()
             for one in list(of_topic.values())[:MAX_PER_TOPIC]
         ]
-        path = subscriptions_path(self.layout)
-        fresh = path.with_name(path.name + ".new")
-        with disk.opened(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, "subscriptions") as fd:
-            write_all(fd, orjson.dumps(listed), 0)
-        if failpoints.ACTIVE:
-            failpoints.hit("subscriptions.before_replace")
-        disk.replace(fresh, path, "subscriptions")
+        atomic_file.replace(subscriptions_path(self.layout), orjson.dumps(listed), "subscriptions", durable=False)
         self.control.put(Word.SUBSCRIPTIONS_VERSION, self.control.get(Word.SUBSCRIPTIONS_VERSION) + 1)
 
     def to_json(self) -> dict[str, Any]:

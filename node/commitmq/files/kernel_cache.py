@@ -46,6 +46,7 @@ from typing import Final
 import orjson
 
 from commitmq.errors import CommitMQError
+from commitmq.files import atomic_file
 
 SOURCES: Final = Path(__file__).parents[1] / "kernels"
 MODULES: Final = (
@@ -281,9 +282,8 @@ def compiling(cache: KernelCache) -> Iterator[None]:
 
 def _mark_complete(cache: KernelCache) -> None:
     folder = cache.folder
-    mark = folder / f"{_COMPLETE}.{os.getpid()}"
-    mark.write_bytes(orjson.dumps(_contents(folder)))
-    os.replace(mark, folder / _COMPLETE)
+    # The caller holds the folder's lock.
+    atomic_file.replace(folder / _COMPLETE, orjson.dumps(_contents(folder)), "kernel_cache", durable=False, mode=0o666)
     if cache.origin == "package":
         # An installation serves every account that can read it; the umask of the account that used it first has no
         # effect.

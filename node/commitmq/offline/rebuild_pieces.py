@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from commitmq.errors import StoreError
 from commitmq.files.fd_cache import FdCache, affordable_files
 from commitmq.files.no_space import kind_of
+from commitmq.files.write_all import write_all
 from commitmq.format.constants import PREBLANK_SIZE, UNIT_BYTES
 from commitmq.format.file_names import segment_name
 from commitmq.kernels.index_insertion import count_items
@@ -292,11 +293,11 @@ class _Files:
             piece = data[: base + self._file_bytes - at]
             path = self.make(queue, base)
             try:
-                written = os.pwrite(self._fds.write_fd(path), piece, at - base)
+                write_all(self._fds.write_fd(path), piece, at - base)
             except OSError as error:
                 raise _error("cannot write units", error, path) from error
-            at += written
-            data = data[written:]
+            at += len(piece)
+            data = data[len(piece) :]
 
     def make(self, queue: Queue, base: int) -> str:
         """The path of the existing file that begins at logical byte ``base``."""

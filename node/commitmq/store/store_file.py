@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from commitmq.files import disk
+from commitmq.files import atomic_file
 from commitmq.files.no_space import kind_of
 from commitmq.store.layout import StoreLayout
 
@@ -66,7 +66,7 @@ class StoreFile:
         """Replace ``path``, durably. Raises DiskFullError or StoreError; then ``path`` has the old or the new content."""
         text = json.dumps({**self._members(), "crc32": self._crc()}, indent=1) + "\n"
         try:
-            disk.replace_content(path, text.encode(), "store_file")
+            atomic_file.replace(path, text.encode(), "store_file")
         except OSError as error:
             kind = kind_of(error)
             raise kind(f"cannot write the store's id and sizes: {error.strerror}", path=path) from error

@@ -20,29 +20,12 @@ from typing import Any
 import orjson
 
 from commitmq.errors import StoreError
-from commitmq.files import disk
+from commitmq.files import atomic_file, disk
 from commitmq.files.disk import sync_folder
-from commitmq.files.write_all import write_all
 from commitmq.store.access import close_own_folders
 from commitmq.store.layout import StoreLayout, fits_sockets
 from commitmq.store.metadata.epoch import read_epoch
 from commitmq.supervision.processes import lock_holder
-
-
-def write_atomically(path: Path, data: bytes, *, durable: bool = False, mode: int = 0o600) -> None:
-    """Replace ``path`` by ``data`` so that a reader sees the old or the new content; ``durable``: also after a power
-    cut.
-
-    ``mode`` is the file's mode before the umask.
-    """
-    temporary = path.with_name(path.name + ".new")
-    with disk.opened(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, "node_file", mode) as fd:
-        write_all(fd, data, 0)
-        if durable:
-            disk.sync(fd, "node_file", metadata=True)
-    disk.replace(temporary, path, "node_file")
-    if durable:
-        sync_folder(path.parent)
 
 
 def read_node_file(layout: StoreLayout) -> dict[str, Any]:
@@ -137,8 +120,8 @@ def _record_socket_folder(layout: StoreLayout, folder: Path) -> None:
     """Write down that ``folder`` belongs to this store: in ``run/`` for as long as it exists, and for later lives."""
     root = layout.root.stat()
     record = {"folder": str(folder), "device": root.st_dev, "inode": root.st_ino}
-    write_atomically(layout.socket_record, json.dumps(record).encode())
-    write_atomically(layout.sockets_note, os.fsencode(folder))
+    atomic_file.replace(layout.socket_record, json.dumps(record).encode(), "node_file", durable=False, mode=0o600)
+    atomic_file.replace(layout.sockets_note, os.fsencode(folder), "node_file", durable=False, mode=0o600)
 
 
 def _former_socket_folder(layout: StoreLayout) -> Path | None:
@@ -169,7 +152,7 @@ def next_epoch(layout: StoreLayout) -> int:
     """
     path = layout.epoch
     last = read_epoch(path)
-    write_atomically(path, f"{last + 1}\n".encode(), durable=True)
+    atomic_file.replace(path, f"{last + 1}\n".encode(), "epoch", mode=0o600)
     return last + 1
 
 

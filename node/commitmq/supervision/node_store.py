@@ -19,6 +19,7 @@ from commitmq.config import NodeConfig
 from commitmq.config.fitting import fit
 from commitmq.control import ControlBlock, DispatcherWord, Word
 from commitmq.errors import StoreError
+from commitmq.files import atomic_file
 from commitmq.log import Log
 from commitmq.store.access import open_folders
 from commitmq.store.checkpoint import Checkpoint
@@ -86,28 +87,26 @@ class NodeStore:
     def write_token(self) -> None:
         """Write ``run/token``: a client that can read it proves that it is on the same machine."""
         self.token = secrets.token_hex(16)
-        node_files.write_atomically(self.layout.run / "token", self.token.encode(), mode=0o640)
+        atomic_file.replace(self.layout.run / "token", self.token.encode(), "node_file", durable=False)
 
     def write_node_file(self, keeper: KeeperWatch, endpoints: list[str], ports: dict[str, int]) -> None:
         """Write ``run/node.json``: the supervisor's process, the address of the admin socket, and the port of each
         role.
         """
-        node_files.write_atomically(
-            self.layout.node_file,
-            orjson.dumps(
-                {
-                    "pid": os.getpid(),
-                    "started_ticks": start_time_ticks(os.getpid()),
-                    "keeper_pid": keeper.pid,
-                    "keeper_started_ticks": start_time_ticks(keeper.pid) if keeper.pid else None,
-                    "life": keeper.life,
-                    "admin": endpoints,
-                    "token": self.token,
-                    "epoch": self.epoch,
-                    "ports": ports,
-                }
-            ),
+        content = orjson.dumps(
+            {
+                "pid": os.getpid(),
+                "started_ticks": start_time_ticks(os.getpid()),
+                "keeper_pid": keeper.pid,
+                "keeper_started_ticks": start_time_ticks(keeper.pid) if keeper.pid else None,
+                "life": keeper.life,
+                "admin": endpoints,
+                "token": self.token,
+                "epoch": self.epoch,
+                "ports": ports,
+            }
         )
+        atomic_file.replace(self.layout.node_file, content, "node_file", durable=False, mode=0o600)
 
     def look_back(self) -> None:
         """Find how the former node ended, and whether other accounts can read its files."""

@@ -38,7 +38,6 @@ This module has no loop and needs no numpy: the supervisor removes the pool of a
 from __future__ import annotations
 
 import contextlib
-import errno
 import mmap
 import os
 import secrets
@@ -52,6 +51,7 @@ import orjson
 
 from commitmq import failpoints
 from commitmq.errors import StoreError
+from commitmq.files import atomic_file
 from commitmq.files.disk import sync_folder
 from commitmq.store.layout import StoreLayout
 from commitmq.store.memory.shared_memory import (
@@ -271,8 +271,7 @@ def make(
     try:
         # Before the note: if a note names a pool without its folder, something deleted the pool.
         folder.mkdir(mode=0o700)
-        _write(note_path(layout), orjson.dumps(asdict(note)))
-        sync_folder(layout.own)
+        atomic_file.replace(note_path(layout), orjson.dumps(asdict(note)), "pool_note", mode=0o600)
         if failpoints.ACTIVE:
             failpoints.hit("pool.before_make")
         for number in range(buffers):
@@ -287,24 +286,12 @@ def make(
         head.close()
         if failpoints.ACTIVE:
             failpoints.hit("pool.before_owner")
-        _write(folder / "owner", orjson.dumps({"id": note.id, "store": str(layout.root.resolve())}))
+        owner = {"id": note.id, "store": str(layout.root.resolve())}
+        atomic_file.replace(folder / "owner", orjson.dumps(owner), "pool_owner", durable=False, mode=0o600)
     except OSError as error:
         remove(layout)
         sentence = f"cannot make the transient store pool of {buffers} x {segment_bytes} bytes: {error.strerror}"
         raise StoreError(sentence, path=folder) from error
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Write ``path`` so that it either does not exist, or is complete and synced; the caller syncs its name."""
-    fresh = path.with_name(path.name + ".new")
-    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        if os.write(fd, data) != len(data):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    os.replace(fresh, path)
 
 
 def _check_room(parent: Path, buffers: int, segment_bytes: int) -> None:

@@ -23,11 +23,9 @@ from typing import Any
 
 import orjson
 
-from commitmq import failpoints
 from commitmq.errors import StoreError
-from commitmq.files import disk
+from commitmq.files import atomic_file, disk
 from commitmq.files.no_space import kind_of
-from commitmq.files.write_all import write_all
 
 # A string is matched as a whole, so that digits and braces inside it are never taken for a key.
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"(\s*:)?|([{,]\s*)(-?\d+)(?=\s*:)', re.DOTALL)
@@ -282,25 +280,12 @@ def encode(text: str) -> bytes:
 
 def replace_bytes(path: Path, data: bytes) -> None:
     """:func:`persist` for the bytes of the file."""
-    fresh = path.with_name(path.name + ".tmp")
     is_there = False
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with disk.opened(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, "json") as fd:
-            write_all(fd, data, 0, place="json.write")
-            if failpoints.ACTIVE:
-                failpoints.hit("json.before_fsync")
-            disk.sync(fd, "json", metadata=True)
-        if failpoints.ACTIVE:
-            failpoints.hit("json.before_replace")
-        if _looks_whole(path):
-            disk.replace(path, backup_path(path), "json_backup")
-        if failpoints.ACTIVE:
-            failpoints.hit("json.inside_replace")
-        disk.replace(fresh, path, "json")
+        os.close(atomic_file.write_beside(path, data, "json"))
+        atomic_file.take_name(path, "json", before=lambda: _keep_previous(path))
         is_there = True
-        if failpoints.ACTIVE:
-            failpoints.hit("json.after_replace")
         disk.sync_folder(path.parent, "json")
     except OSError as error:
         if is_there:
@@ -308,6 +293,14 @@ def replace_bytes(path: Path, data: bytes) -> None:
             raise StoreError(sentence, path=path) from error
         kind = kind_of(error)
         raise kind(f"cannot write the config file: {error.strerror}", path=path) from error
+
+
+def _keep_previous(path: Path) -> None:
+    """RocketMQ's convention (spec 1.4): the previous generation becomes ``.bak``, where a load finds it if the file is
+    missing.
+    """
+    if _looks_whole(path):
+        disk.replace(path, backup_path(path), "json_backup")
 
 
 def backup_path(path: Path) -> Path:

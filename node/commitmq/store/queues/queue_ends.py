@@ -34,7 +34,7 @@ from typing import Final, NamedTuple
 import orjson
 
 from commitmq.errors import StoreError
-from commitmq.files import disk
+from commitmq.files import atomic_file, disk
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log.expiry import MinOffsetFile
 from commitmq.store.queues.batch_consume_queue import BatchConsumeQueue
@@ -104,7 +104,7 @@ class QueueEnds:
         )
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            disk.replace_content(path, b"%s%08x\n%s" % (_MAGIC, zlib.crc32(data), data), "queue_ends")
+            atomic_file.replace(path, b"%s%08x\n%s" % (_MAGIC, zlib.crc32(data), data), "queue_ends")
         except OSError as error:
             raise StoreError(f"cannot write the record of the queues' ends: {error.strerror}", path=path) from error
 

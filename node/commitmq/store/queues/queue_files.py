@@ -22,6 +22,7 @@ from commitmq.files.disk import sync_folder
 from commitmq.files.fd_cache import FdCache
 from commitmq.files.mapped_file import check_size, list_sizes
 from commitmq.files.no_space import kind_of
+from commitmq.files.write_all import write_all
 from commitmq.files.writeback import start_writeback
 from commitmq.store.queues.queue_bytes import QueueBytes
 
@@ -111,11 +112,7 @@ class QueueFiles(QueueBytes):
             if self._dirty is None:
                 self._dirty = set()
             self._dirty.add(base)
-            while len(data):
-                piece = failpoints.clip(f"{self.place}.append", data) if failpoints.ACTIVE else data
-                written = os.pwrite(fd, piece, position)
-                data = data[written:]
-                position += written
+            write_all(fd, data, position, place=f"{self.place}.append")
         except OSError as error:
             kind = kind_of(error)
             raise kind(f"cannot append to the queue: {error.strerror}", path=path, offset=position) from error

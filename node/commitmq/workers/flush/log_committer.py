@@ -15,7 +15,6 @@ nothing more becomes visible or durable, and sends are refused once the pool is 
 
 from __future__ import annotations
 
-import errno
 import mmap
 import os
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from collections.abc import Callable
 from commitmq import failpoints
 from commitmq.control import Word
 from commitmq.errors import StoreError
+from commitmq.files.write_all import write_all
 from commitmq.format.file_names import segment_name
 from commitmq.store.log.transient_pool import TransientPool, pool_folder, zero
 from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
@@ -151,10 +151,10 @@ class LogCommitter:
     def _copy(self, fd: int, buffer: mmap.mmap, start: int, end: int) -> None:
         with memoryview(buffer) as view:
             head = min(end, start + _HEAD_BYTES)
-            _write_all(fd, view[head:end], head)
+            write_all(fd, view[head:end], head, place="flush.commit")
             if failpoints.ACTIVE:
                 failpoints.hit("flush.inside_commit")
-            _write_all(fd, view[start:head], start)
+            write_all(fd, view[start:head], start, place="flush.commit")
 
     def _tidy(self, start: int, end: int) -> None:
         """Zero the committed range from ``start`` to ``end``, and give back the buffers of whole segments."""
@@ -177,11 +177,3 @@ class LogCommitter:
 
     def close(self) -> None:
         self._pool.close()
-
-
-def _write_all(fd: int, data: memoryview, position: int) -> None:
-    while data:
-        written = os.pwrite(fd, failpoints.clip("flush.commit", data) if failpoints.ACTIVE else data, position)
-        if not written:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        data, position = data[written:], position + written
