@@ -101,7 +101,7 @@ RULES: dict[str, set[str]] = {
     "ownership": {"control"},
     "format": {"errors"},
     "files": {"errors", "failpoints", "format", "log"},
-    "kernels": {"extras"},
+    "kernels": {"extras", "format.constants"},
     "store": {"errors", "failpoints", "files", "format", "kernels", "log"},
     "config": {"errors", "format", "store"},
     "protocol": {"errors"},
@@ -232,6 +232,12 @@ def test_the_store_has_no_sockets_and_no_processes() -> None:
 
 def test_kernels_know_nothing_but_bytes() -> None:
     assert offences("commitmq.kernels", "zmq", "socket", "subprocess", "logging", "orjson") == []
+
+
+def test_kernels_use_only_numbers_that_their_cache_knows() -> None:
+    """The key of the cache (commitmq.files.kernel_cache) covers the kernels' sources and that one module."""
+    own = {one for name in MODULES if below(name, "commitmq.kernels") for one in imports_of(name)}
+    assert {one for one in own if below(one, "commitmq.format")} == {"commitmq.format.constants"}
 
 
 def test_few_modules_are_loose() -> None:

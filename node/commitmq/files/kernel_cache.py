@@ -49,6 +49,8 @@ from commitmq.errors import CommitMQError
 from commitmq.files import atomic_file
 
 SOURCES: Final = Path(__file__).parents[1] / "kernels"
+CONSTANTS: Final = Path(__file__).parents[1] / "format" / "constants.py"
+"""Compiled code has the numbers of this module in it."""
 MODULES: Final = (
     "words",
     "raw",
@@ -229,7 +231,7 @@ def _untrusted(folder: Path, base: Path) -> str | None:
 def key() -> str:
     """Identifies everything that compiled code depends on; processes with equal keys can share a folder."""
     digest = hashlib.sha256()
-    for source in sorted(SOURCES.glob("*.py")):
+    for source in (*sorted(SOURCES.glob("*.py")), CONSTANTS):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
     parts = [sys.implementation.cache_tag, getattr(sys, "abiflags", ""), version("numba"), version("llvmlite")]
     parts += [version("numpy"), version("isal"), platform.machine(), *_processor()]

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from commitmq.format.constants import PREBLANK_SIZE
+from commitmq.format.units import BATCH_UNIT, UNIT
 from commitmq.offline.findings import QUEUES, Faults, Finding, Single
-from commitmq.offline.queue_units import UNIT, runs, show, written_units
+from commitmq.offline.queue_units import runs, show, written_units
 from commitmq.offline.store_view import StoreView
-from commitmq.store.queues.batch_consume_queue import BATCH_UNIT
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,8 @@ import numpy as np
 from commitmq import failpoints
 from commitmq.errors import StoreError
 from commitmq.files.disk import sync_folder
-from commitmq.format.constants import PREBLANK_SIZE, UNIT_BYTES
+from commitmq.format.constants import BATCH_UNIT_BYTES, PREBLANK_SIZE, UNIT_BYTES
+from commitmq.format.units import UNIT
 from commitmq.log import get_log
 from commitmq.offline.held_store import HeldStore
 from commitmq.offline.log_beginning import trusted_ends
@@ -33,8 +34,8 @@ from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.dispatch_batch import LogWalker
 from commitmq.store.metadata.deleted_topics import load_tombstones
 from commitmq.store.queues import queue_ends
-from commitmq.store.queues.batch_consume_queue import BATCH_UNIT_BYTES, BatchConsumeQueue, make_units
-from commitmq.store.queues.consume_queue import UNIT, ConsumeQueue
+from commitmq.store.queues.batch_consume_queue import BatchConsumeQueue, make_units
+from commitmq.store.queues.consume_queue import ConsumeQueue
 from commitmq.store.queues.queue_bytes import close_shared_files
 from commitmq.store.queues.queue_ends import QueueEnds
 from commitmq.store.queues.queue_files import list_queues

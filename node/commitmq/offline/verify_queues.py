@@ -22,14 +22,15 @@ from numpy.typing import NDArray
 
 from commitmq.files.fd_cache import FdCache, affordable_files
 from commitmq.format.constants import LMQ_PREFIX
+from commitmq.format.units import BATCH_UNIT, UNIT
 from commitmq.offline.findings import Faults, UnitRun
 from commitmq.offline.piece_bounds import BATCH, BOUNDS, LIGHT, PLAIN, Bounds, Queue
 from commitmq.offline.queue_order import disorder
-from commitmq.offline.queue_units import UNIT, QueueUnits, locate, runs, show
+from commitmq.offline.queue_units import QueueUnits, locate, runs, show
 from commitmq.offline.store_view import StoreView
 from commitmq.store.log import multi_dispatch
 from commitmq.store.log.dispatch_batch import DispatchBatch, by_queue, consumable
-from commitmq.store.queues.batch_consume_queue import BATCH_UNIT, make_units
+from commitmq.store.queues.batch_consume_queue import make_units
 
 _MOST_ORDERS: Final = 100  # of one queue in one batch: everything behind them is disorder too
 _FAR: Final = 1024  # units between two records of a batch that are not worth reading

@@ -126,11 +126,15 @@ def test_a_pool_that_could_not_be_made_leaves_nothing(
         return  # memory is not synced
     monkeypatch.setattr(failpoints, "_points", failpoints.parse(f"{point.format(what)}=errno:ENOSPC@1"))
     monkeypatch.setattr(failpoints, "ACTIVE", True)
-    sizes = {"buffers": 1, "segment_bytes": 65_536, "properties_crc": False, "committed": 0}
+
+    def make() -> None:
+        parent = str(layout.root.parent / "shm")
+        transient_pool.make(layout, parent, buffers=1, segment_bytes=65_536, properties_crc=False, committed=0)
+
     with pytest.raises(StoreError, match="No space left"):
-        transient_pool.make(layout, str(layout.root.parent / "shm"), **sizes)
+        make()
     assert not transient_pool.note_path(layout).exists()
-    transient_pool.make(layout, str(layout.root.parent / "shm"), **sizes)
+    make()
     note = transient_pool.PoolNote.load(layout)
     assert note is not None
     assert transient_pool.owner_id(Path(note.folder)) == note.id

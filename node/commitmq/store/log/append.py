@@ -27,7 +27,7 @@ import numpy as np
 from isal import isal_zlib
 
 from commitmq.errors import StoreError
-from commitmq.kernels import raw
+from commitmq.format.constants import CRC_PROPERTY_BYTES, MAGIC_FILLER, QUEUE_OFFSET_OFFSET, STORE_TIMESTAMP_OFFSET
 from commitmq.kernels.run import store_run
 from commitmq.store.log.run_check import CheckedRun, RunCheck
 from commitmq.store.log.run_pieces import FILLER_BYTES, Part, Piece, split_run, too_long
@@ -134,10 +134,10 @@ class CommitLogAppender(RunCheck):
         at = self._room_for(size)
         stamp = self._timestamp()
         offset = self._base + at
-        struct.pack_into(">qq", record, 20, queue_offset, offset)
-        struct.pack_into(">q", record, 48 + born_host_bytes, stamp)
+        struct.pack_into(">qq", record, QUEUE_OFFSET_OFFSET, queue_offset, offset)
+        struct.pack_into(">q", record, STORE_TIMESTAMP_OFFSET + born_host_bytes, stamp)
         if self.properties_crc:
-            value = isal_zlib.crc32(memoryview(record)[: size - 20]) & 0x7FFFFFFF
+            value = isal_zlib.crc32(memoryview(record)[: size - CRC_PROPERTY_BYTES]) & 0x7FFFFFFF
             record[-11:-1] = b"%010d" % value
             record[-11:-1] = record[-2:-12:-1]
         target = self._map
@@ -204,7 +204,7 @@ class CommitLogAppender(RunCheck):
 
     def _store_filler(self, mapping: mmap.mmap, at: int) -> None:
         # Size and magic in one store: a reader must never see half a filler.
-        mapping[at : at + FILLER_BYTES] = struct.pack(">ii", self.segment_bytes - at, raw.MAGIC_BLANK)
+        mapping[at : at + FILLER_BYTES] = struct.pack(">ii", self.segment_bytes - at, MAGIC_FILLER)
 
     def _store_piece(
         self, run: CheckedRun, piece: Piece, mapping: mmap.mmap, queue_offset: int, stamp: int, host: _Bytes

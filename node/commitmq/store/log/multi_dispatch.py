@@ -8,14 +8,12 @@ record that was stored while it was on has used up an offset, and without its un
 
 from __future__ import annotations
 
-import struct
-
 import numpy as np
 
 from commitmq.format.constants import LMQ_PREFIX, MULTI_DISPATCH_SEPARATOR, RETRY_PREFIX, UNIT_BYTES
+from commitmq.format.units import UNIT_STRUCT
 from commitmq.store.log.dispatch_batch import SCHEDULE_TOPIC, DispatchBatch, Rows
 
-_UNIT = struct.Struct(">qiq")
 _MAX_NAME_BYTES = 255
 _MAX_OFFSET_DIGITS = 18
 _EXCEPT = (RETRY_PREFIX, "rmq_sys_")
@@ -42,7 +40,7 @@ def runs(batch: DispatchBatch, rows: Rows) -> list[Run]:
         offsets = _list(record, int(row["multi_offsets_start"]), int(row["multi_offsets_size"]))
         if len(names) != len(offsets):
             continue
-        unit = _UNIT.pack(int(row["physical_offset"]), int(row["size"]), int(row["tags_code"]))
+        unit = UNIT_STRUCT.pack(int(row["physical_offset"]), int(row["size"]), int(row["tags_code"]))
         for name, text in zip(names, offsets, strict=True):
             if not _is_folder(name) or not text.isascii() or not text.isdigit() or len(text) > _MAX_OFFSET_DIGITS:
                 continue

@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from commitmq.errors import ProtocolError
 from commitmq.files.fd_cache import FdCache
+from commitmq.format.units import UNIT
 from commitmq.store.queues.batch_consume_queue import BatchConsumeQueue, BatchUnits
-from commitmq.store.queues.pull_result import UNIT, PullResult, PullStatus, Units
+from commitmq.store.queues.pull_result import PullResult, PullStatus, Units
 from commitmq.store.queues.record_filter import RecordFilter
 from commitmq.store.queues.tag_filter import TagFilter
 

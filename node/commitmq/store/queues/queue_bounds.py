@@ -14,7 +14,6 @@ the minimum of spec 3.6 is a number in memory. Pre-blank units are skipped.
 from __future__ import annotations
 
 import os
-import struct
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -26,10 +25,10 @@ from commitmq.errors import StoreError
 from commitmq.files.fd_cache import FdCache
 from commitmq.format.constants import PREBLANK_SIZE, UNIT_BYTES
 from commitmq.format.file_names import segment_name
+from commitmq.format.units import UNIT, UNIT_STRUCT
 from commitmq.store.log.commit_log import CommitLog
-from commitmq.store.queues.pull_result import NO_UNITS, UNIT, Units
+from commitmq.store.queues.pull_result import NO_UNITS, Units
 
-_UNIT: Final = struct.Struct(">qiq")
 _CHUNK_UNITS: Final = 8_192
 _TAIL_UNITS: Final = 128
 
@@ -190,11 +189,11 @@ class QueueBounds:
         """
         data = self._pread(state, start, _TAIL_UNITS)
         count = 0
-        for physical, size, _ in _UNIT.iter_unpack(data):
+        for physical, size, _ in UNIT_STRUCT.iter_unpack(data):
             if not _is_below(physical, size, bound):
                 break
             count += 1
-        physical, size, _ = _UNIT.unpack_from(data) if data else (-1, 0, 0)
+        physical, size, _ = UNIT_STRUCT.unpack_from(data) if data else (-1, 0, 0)
         return count, physical if size else -1
 
     def _end(self, state: QueueState, known: int, bound: int) -> int:
@@ -253,7 +252,7 @@ class QueueBounds:
 
     def _unit(self, state: QueueState, offset: int) -> tuple[int, int, int] | None:
         data = self._pread(state, offset, 1)
-        return _UNIT.unpack(data) if data else None
+        return UNIT_STRUCT.unpack(data) if data else None
 
     def _units(self, state: QueueState, offset: int, count: int) -> Units:
         """Up to ``count`` units from ``offset`` on, across file borders; fewer when a file is missing."""

@@ -10,10 +10,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import ClassVar
 
 from commitmq import failpoints
 from commitmq.errors import StoreError
@@ -24,9 +23,8 @@ from commitmq.files.mapped_file import check_size, list_sizes
 from commitmq.files.no_space import kind_of
 from commitmq.files.write_all import write_all
 from commitmq.files.writeback import start_writeback
+from commitmq.format.units import UNIT_HEAD
 from commitmq.store.queues.queue_bytes import QueueBytes
-
-_UNIT_HEAD: Final = struct.Struct(">qi")  # every kind of unit begins with its record's physical offset and size
 
 
 class SyncLaterError(StoreError):
@@ -87,8 +85,8 @@ class QueueFiles(QueueBytes):
         """Whether a file's first unit points below ``limit``; always True without a limit."""
         if limit is None:
             return True
-        head = self._pread(base, 0, _UNIT_HEAD.size)
-        offset, size = _UNIT_HEAD.unpack(head) if len(head) == _UNIT_HEAD.size else (0, 0)
+        head = self._pread(base, 0, UNIT_HEAD.size)
+        offset, size = UNIT_HEAD.unpack(head) if len(head) == UNIT_HEAD.size else (0, 0)
         return bool(size > 0 and offset < limit)
 
     # ------------------------------------------------------------ appending

@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 from commitmq.errors import StoreError
 from commitmq.files.fd_cache import FdCache
 from commitmq.format.constants import PREBLANK_SIZE
+from commitmq.format.units import UNIT
 from commitmq.kernels.tags import MATCH, NO_RECORD
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.queues.consume_queue_ext import ExtensionReader
-from commitmq.store.queues.pull_result import NO_UNITS, UNIT, PullResult, PullStatus, Units
+from commitmq.store.queues.pull_result import NO_UNITS, PullResult, PullStatus, Units
 from commitmq.store.queues.queue_bounds import QueueBounds, QueueState
 from commitmq.store.queues.record_filter import JUDGED_BYTES, RecordFilter, affordable, cost_of
 

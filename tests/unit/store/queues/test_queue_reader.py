@@ -21,11 +21,12 @@ from numpy.typing import NDArray
 
 from commitmq.format.file_names import segment_name
 from commitmq.format.record import Record, decode_record
+from commitmq.format.units import UNIT
 from commitmq.kernels.tags import MATCH, NO_MATCH
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.queues import queue_reader
 from commitmq.store.queues.consume_queue import ConsumeQueue
-from commitmq.store.queues.pull_result import UNIT, PullResult, PullStatus
+from commitmq.store.queues.pull_result import PullResult, PullStatus
 from commitmq.store.queues.queue_files import list_queues
 from commitmq.store.queues.queue_reader import QueueReader
 from commitmq.store.queues.queue_times import offset_by_time
