@@ -135,7 +135,7 @@ def test_a_store_that_lost_its_first_segment_is_refused_until_a_person_decides(t
         assert node.stop().returncode == 0
         if how == "stopped":
             first.unlink()
-            words = re.search(r"or remove (\S+) to go on", sentence)
+            words = re.search(r"or remove (\S+) to continue", sentence)
             assert words is not None
             Path(words[1]).unlink()
             for _ in range(2):

@@ -232,7 +232,7 @@ def follow(sentence: str, path: Path) -> None:
     elif "Put back a copy: its previous generation" in sentence:
         shutil.copy2(path.with_name(path.name + ".bak"), path)
     else:
-        words = re.search(r"(?:or|and) remove (.*?)(?:: | to go on)", sentence)
+        words = re.search(r"(?:or|and) remove (.*?)(?:: | to continue)", sentence)
         assert words is not None, sentence
         for name in words[1].split(" and "):
             Path(name).unlink()
