@@ -41,6 +41,8 @@ READ_ONLY = frozenset(
     ("topic.list", "topic.describe", "group.list", "group.describe", "group.positions", "offset.fetch")
 )
 """Operations without an effect: nobody misses one whose client has gone."""
+LISTS = frozenset(("topic.list", "group.list", "group.positions"))
+"""Operations whose answers are made at the end of a turn, so that equal requests of a turn get equal ones."""
 _PUBLISH_MS = 100  # between two lists of SQL92 subscriptions for the other workers
 
 
