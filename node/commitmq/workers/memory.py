@@ -229,9 +229,9 @@ class MemoryProcess:
                 if connection is None:
                     continue
                 connection.handled += (size := sum(map(len, frames)) + FRAME_HEAD_BYTES * len(frames))
-                if line.waiting or len(frames[0]) > LONG_HEADER_BYTES:
-                    if router.must_wait([identity, *frames], size, connection):
-                        continue
+                may_wait = line.waiting or len(frames[0]) > LONG_HEADER_BYTES
+                if may_wait and router.must_wait([identity, *frames], size, connection):
+                    continue
             answer = self._handle(identity, frames)
             with contextlib.suppress(zmq.ZMQError):  # the peer has gone, so its answer is dropped
                 router.send(identity, _SEND_MORE)

@@ -149,9 +149,9 @@ class Writer:
                 if connection is None:
                     continue
                 connection.handled += (size := sum(map(len, frames)) + FRAME_HEAD_BYTES * len(frames))
-                if line.waiting or len(frames[0]) > LONG_HEADER_BYTES:
-                    if router.must_wait([identity, *frames], size, connection):
-                        continue
+                may_wait = line.waiting or len(frames[0]) > LONG_HEADER_BYTES
+                if may_wait and router.must_wait([identity, *frames], size, connection):
+                    continue
             answer = self._handle(identity, frames)
             if isinstance(answer, Waiting):
                 self._waiting.append(answer)
