@@ -44,7 +44,9 @@ _GRACE_MS = 500
 # A turn ends when no request waits or at one of these limits, which bound its memory and the wait of its first answer.
 _TURN_REQUESTS = 512
 _TURN_BYTES = 4 * 1024 * 1024
-_TURN_NS = 5_000_000
+_TURN_NS = 10_000_000
+# A turn that changes nothing has no sync that many requests should share.
+_READING_TURN_NS = 1_000_000
 # Clients that wait for their answers leave a turn that ends with no request waiting. Clients that ask on and on do not:
 # after two turns in a row that ended at a limit this process rests for this many times a turn, so that others get the
 # processor.
@@ -140,7 +142,7 @@ class Coordinator:
         self._last_turn_ms = now_ms
         self._service.mend(now_ms)
         began_ns = time.monotonic_ns()
-        end_ns = began_ns + _TURN_NS
+        end_ns = began_ns + _READING_TURN_NS
         while len(answers) < _TURN_REQUESTS and taken_bytes < _TURN_BYTES and time.monotonic_ns() < end_ns:
             try:
                 frames = self._router.recv_multipart(zmq.NOBLOCK)
@@ -151,6 +153,8 @@ class Coordinator:
             identity, answer = self._handle(frames[1:], has_left=self._router.gate.has_left(frames[0]))
             if answer is not None:
                 answers.append((frames[0], identity, answer))
+                if isinstance(answer, Answer) and answer.needs is not None:
+                    end_ns = began_ns + _TURN_NS
         self._full_turns = 0 if drained else self._full_turns + 1
         calm = now_ms >= self._no_expiry_before_ms
         self._service.tick(now_ms, expire_ms=(now_ms if drained else now_ms - _FLOODED_MS) if calm else None)
