@@ -1,7 +1,8 @@
 """The ROUTER behind each port of the node, with its gate.
 
 Its limits: the bytes of a frame (libzmq ends the connection that sends a larger one), 64 whole requests waiting per
-connection, the frames of one request, waiting answers, and the bounds of :mod:`.gate`.
+connection, the frames of one request, waiting answers, and the bounds of :mod:`.gate`. Requests with long headers wait for
+shorter ones, see :mod:`.long_requests`.
 
 ``ROUTER_HANDOVER`` is on: a connection that comes with the id of another one takes its place. With it off, libzmq would
 ignore the newcomer and keep its messages for ever, also after it has gone (4 connections and 60 requests of 1 MB each:
