@@ -331,6 +331,26 @@ def test_many_commits_share_a_sync_and_are_answered_in_order(node: Node) -> None
     assert answers[-1]["offsets"] == [["t", 0, 499]]
 
 
+def test_equal_lists_of_a_turn_have_their_own_ids_and_show_all_changes_before_them(node: Node) -> None:
+    node.start()
+    client = node.client()
+    asked: dict[int, int | None] = {}
+    for number in range(50):
+        asked[client.send("topic.create", topic=f"t{number}", queues=1)] = None
+        asked[client.send("topic.list")] = number
+        asked[client.send("topic.list", limit=1)] = 0
+        asked[client.send("group.list")] = None
+        asked[client.send("topic.list")] = number
+    answers = [client.answer() for _ in asked]
+    assert [answer["id"] for answer in answers] == [*asked]
+    for answer in answers:
+        assert answer["ok"], answer
+        least = asked[answer["id"]]
+        if least is not None:
+            names = {topic["name"] for topic in answer["topics"]}
+            assert names >= {f"t{number}" for number in range(least + 1)} or len(names) == 1
+
+
 @pytest.mark.slow
 def test_acknowledged_offsets_survive_kill(node: Node) -> None:
     node.start({"groups": {**FAST, "offsets_interval_ms": 50}})

@@ -117,8 +117,7 @@ NO_STORE = {
 # Verbs on a stopped store, which have failpoints of their own, listed in test_kill_node.
 OWN_FAILPOINTS = {
     "offline/queue_units.py", "offline/rebuild.py", "offline/rebuild_index.py", "offline/rebuild_parallel.py",
-    "offline/rebuild_pieces.py",
-    "offline/repair.py",
+    "offline/rebuild_pieces.py", "offline/repair.py",
 }  # fmt: skip
 PLACES = [f"{role}/disk.{place}" for role, calls in TABLE.items() for place in calls]
 # A start that meets an error in these is refused.

@@ -1,7 +1,8 @@
 """The ROUTER behind each port of the node, with its gate.
 
 Its limits: the bytes of a frame (libzmq ends the connection that sends a larger one), 64 whole requests waiting per
-connection, the frames of one request, waiting answers, and the bounds of :mod:`.gate`.
+connection, the frames of one request, waiting answers, and the bounds of :mod:`.gate`. Requests with long headers wait for
+shorter ones, see :mod:`.long_requests`.
 
 ``ROUTER_HANDOVER`` is on: a connection that comes with the id of another one takes its place. With it off, libzmq would
 ignore the newcomer and keep its messages for ever, also after it has gone (4 connections and 60 requests of 1 MB each:
@@ -24,6 +25,7 @@ from commitmq.log import Log
 from commitmq.network import ports, routing_ids
 from commitmq.network.connection import Connection
 from commitmq.network.gate import Gate
+from commitmq.network.long_requests import LONG_HEADER_BYTES, MAX_BYTES, LongRequests
 from commitmq.network.unsent import UnsentAnswers
 from commitmq.protocol import wire
 
@@ -37,18 +39,26 @@ _numbers = itertools.count(1)
 
 
 class Router(zmq.Socket[bytes]):
-    """Made by :func:`open_router`; ``gate`` guards it."""
+    """Made by :func:`open_router`; ``gate`` guards it, and requests with long headers wait in ``line``."""
 
     gate: Gate
     unsent: UnsentAnswers
+    line: LongRequests
     only_answers: bool
+    has_line: bool
 
     def recv_multipart(self, flags: int = 0, copy: bool = True, track: bool = False) -> list[Any]:
         """The next request: routing id, header, payload. A request that is refused because of its sender's id is never
         returned. A request that only needs an answer is not returned when its peer has gone.
         """
-        gate = self.gate
+        gate, line = self.gate, self.line
+        if line.began_ns:
+            line.settle()
         while True:
+            if line.waiting and (long := self.take_long()) is not None:
+                if self._is_over(long):
+                    continue
+                return long
             try:
                 identity = self.recv(flags)
             except zmq.Again:
@@ -69,13 +79,41 @@ class Router(zmq.Socket[bytes]):
                 frames.append(self.recv(flags))
             if connection is None:
                 continue
-            connection.handled += sum(map(len, frames)) + FRAME_HEAD_BYTES * len(frames)
+            size = sum(map(len, frames)) + FRAME_HEAD_BYTES * len(frames)
+            connection.handled += size
             if connection.gone and self.only_answers:
                 continue
-            if len(self.unsent) and self.unsent.is_over(identity):
-                self._refuse_busy(identity, frames[1])
+            if (size > LONG_HEADER_BYTES or line.waiting) and self.must_wait(frames, size, connection):
+                continue
+            if self._is_over(frames):
                 continue
             return frames
+
+    def must_wait(self, request: list[Any], size: int, connection: Connection) -> bool:
+        """Whether ``request``, ``[routing id, header, …]``, waits in the line. Ask for large ones, and while any waits."""
+        line = self.line
+        if not self.has_line or (len(request[1]) <= LONG_HEADER_BYTES and not line.holds(request[0])):
+            return False
+        line.add(request, size, connection)
+        while line.total_bytes > MAX_BYTES and line.waiting > 1:
+            worst, held = line.drop_worst()
+            why = f"{held} of the {MAX_BYTES} bytes of requests with long headers that may wait"
+            self.gate.end(worst, "long headers", why)
+        return True
+
+    def take_long(self) -> list[Any] | None:
+        """The next request of the line whose time has come."""
+        line = self.line
+        if self.only_answers:
+            while (owner := line.next_owner()) is not None and owner.gone:
+                line.drop_next()
+        return line.take()
+
+    def _is_over(self, request: list[Any]) -> bool:
+        if not len(self.unsent) or not self.unsent.is_over(request[0]):
+            return False
+        self._refuse_busy(request[0], request[1])
+        return True
 
     def send_multipart(
         self, msg_parts: Any, flags: int = 0, copy: bool = True, track: bool = False, **_: Any
@@ -134,6 +172,7 @@ def open_router(
     *,
     takes_payload: bool = False,
     only_answers: bool = False,
+    has_line: bool = True,
     max_header_bytes: int = wire.MAX_HEADER_BYTES,
     waiting_answers: int = 10_000,
     linger_ms: int = 500,
@@ -141,14 +180,16 @@ def open_router(
     """A ROUTER bound to ``ipc`` and to ``port`` of ``network.host`` (0: a free one). Returns it and its endpoints.
 
     ``takes_payload``: requests have more than a header. ``only_answers``: requests change nothing, so those of a peer
-    that has gone are dropped. ``max_header_bytes``: a header of more than twice this size ends
-    its connection. ``waiting_answers``: further answers to a peer that reads none
-    are dropped, which can only hurt that peer. Raises zmq.ZMQError when an address is taken.
+    that has gone are dropped. ``has_line``: requests with long headers wait for short ones, see :mod:`.long_requests`;
+    the loop then wakes when one's time comes. ``max_header_bytes``: a header of more than twice this size ends its
+    connection. ``waiting_answers``: further answers to a peer that reads none are dropped, which can only hurt that peer.
+    Raises zmq.ZMQError when an address is taken.
     """
     routing_ids.seed()
     router = cast(Router, context.socket(zmq.ROUTER, socket_class=Router))
     router.unsent = UnsentAnswers(config.max_unsent_bytes)
-    router.only_answers = only_answers
+    router.line = LongRequests()
+    router.only_answers, router.has_line = only_answers, has_line
     option = router.setsockopt
     option(zmq.LINGER, linger_ms)
     frame_bytes = config.max_frame_bytes if takes_payload else min(config.max_frame_bytes, 2 * max_header_bytes)

@@ -83,6 +83,12 @@ def ok(identity: int, **fields: Any) -> bytes:
     return orjson.dumps({"v": PROTOCOL_VERSION, "id": identity, "ok": True, **fields})
 
 
+def answer_again(answer: bytes, first: int, identity: int) -> bytes:
+    """``answer``, made by :func:`ok` for request ``first``, as the answer to request ``identity``."""
+    head = b'{"v":%d,"id":%d,'
+    return head % (PROTOCOL_VERSION, identity) + answer[len(head % (PROTOCOL_VERSION, first)) :]
+
+
 def error(identity: int | None, code: str, sentence: str, **fields: Any) -> bytes:
     """A refusal: a stable ``code``, a sentence for people, and further help (``outcome``, ``retry_after_ms``).
 

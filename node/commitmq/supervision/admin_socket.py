@@ -21,14 +21,19 @@ from commitmq.network import ports
 from commitmq.network.router import open_router
 from commitmq.protocol import wire
 
-_MAX_REQUESTS_A_TURN = 64
+_MAX_REQUESTS_A_TURN = 256
 _WAITING_ANSWERS = 1_000
 _MAX_HEADER_BYTES = 64 * 1024
 _MAX_TURN_NS = 5_000_000
 # The supervisor rests for this many times a turn that ended at its limit: requests get at most a fifth of its time, and
 # of a processor that the other processes need. Unread requests wait in the connections of their clients.
 _REST = 4
+<<<<<<< HEAD
 _READ_ONLY = ("metadata", "status")  # without an effect, so they are dropped when the client has gone
+=======
+_SHARED = "status"  # its answer takes milliseconds, and depends on nothing in the request
+_READ_ONLY = ("metadata", "status")  # nobody misses one whose client has gone
+>>>>>>> fd5cb916d411cb667ba4bc983b8ddb193d8b39b3
 _PORT_PATIENCE_MS = 500
 LAST_WORD_S = 0.1
 
@@ -56,6 +61,7 @@ class AdminSocket:
                 log,
                 ipc,
                 port,
+                has_line=False,
                 max_header_bytes=_MAX_HEADER_BYTES,
                 waiting_answers=_WAITING_ANSWERS,
                 linger_ms=1000,
@@ -68,35 +74,53 @@ class AdminSocket:
             raise CommitMQError(f"cannot listen on {address}: {error.strerror}") from error
 
     def serve(self) -> float:
-        """Answer the requests that have arrived, up to a limit. Returns the seconds to rest before the next call."""
+        """Answer the requests that have arrived, up to a limit. Returns the seconds to rest before the next call.
+
+        Those for the status come last, and share one answer, which was made after the last of them arrived.
+        """
         began_ns = now_ns = time.monotonic_ns()
+        shared: list[tuple[bytes, int]] = []
+        is_drained = False
         for _ in range(_MAX_REQUESTS_A_TURN):
             try:
                 frames = self.socket.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
-                return 0.0
+                is_drained = True
+                break
             if len(frames) < 2:
                 continue  # only an identity: there is nothing to answer and no id to repeat
-            answer = self._answer(frames[0], frames[1], len(frames) - 2)
+            answer = self._answer(frames[0], frames[1], len(frames) - 2, shared)
             if answer is not None:
                 self.send(frames[0], answer)
             now_ns = time.monotonic_ns()
             if now_ns >= began_ns + _MAX_TURN_NS:
                 break
-        return _REST * min(now_ns - began_ns, _MAX_TURN_NS) / 1e9
+        if shared:
+            self._answer_shared(shared)
+            now_ns = time.monotonic_ns()
+        return 0.0 if is_drained else _REST * min(now_ns - began_ns, _MAX_TURN_NS) / 1e9
+
+    def _answer_shared(self, requests: list[tuple[bytes, int]]) -> None:
+        first_peer, first = requests[0]
+        answer = self._handled(first_peer, {"op": _SHARED, "id": first})
+        if answer is None:
+            return
+        for peer, identity in requests:
+            if not self.socket.gate.has_left(peer):
+                self.send(peer, wire.answer_again(answer, first, identity))
 
     def look(self) -> None:
         """Tell the gate when no request waits; before each sleep, because :meth:`serve` may end at its bound."""
         if not int(self.socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             self.socket.gate.found_nothing()
 
-    def _answer(self, peer: bytes, frame: bytes, surplus: int) -> Answer:
+    def _answer(self, peer: bytes, frame: bytes, surplus: int, shared: list[tuple[bytes, int]]) -> Answer:
+        """The answer, if it is made now. A request whose answer others may share goes to ``shared``."""
         try:
             header = wire.parse_request(frame)
         except ProtocolError as error:
             return wire.error(wire.request_id(frame), error.code, error.message)
-        handler = self._handlers.get(header["op"])
-        if handler is None:
+        if header["op"] not in self._handlers:
             known = ", ".join(sorted(self._handlers))
             return wire.error(header["id"], "UNKNOWN_OP", f"the admin socket knows {known}, not {header['op']!r}")
         if header["op"] in _READ_ONLY and self.socket.gate.has_left(peer):
@@ -104,8 +128,14 @@ class AdminSocket:
         if surplus:
             sentence = f"{header['op']} takes no payload, but {surplus} frames came"
             return wire.error(header["id"], "INVALID_PARAMETER", sentence)
+        if header["op"] == _SHARED:
+            shared.append((peer, header["id"]))
+            return None
+        return self._handled(peer, header)
+
+    def _handled(self, peer: bytes, header: dict[str, Any]) -> Answer:
         try:
-            return handler(peer, header)
+            return self._handlers[header["op"]](peer, header)
         except ProtocolError as error:
             return wire.error(header["id"], error.code, error.message)
         except Exception as error:  # the failure of one request must not end the node

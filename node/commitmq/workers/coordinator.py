@@ -28,7 +28,7 @@ import zmq
 
 from commitmq.control import Word
 from commitmq.coordination.answers import Answer
-from commitmq.coordination.service import READ_ONLY, RETRY_MS, Service, TopicNews
+from commitmq.coordination.service import LISTS, READ_ONLY, RETRY_MS, Service, TopicNews
 from commitmq.errors import ProtocolError, StoreError
 from commitmq.protocol import wire
 from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
@@ -43,10 +43,14 @@ _GRACE_MS = 500
 # A turn ends when no request waits or at one of these limits, which bound its memory and the wait of its first answer.
 _TURN_REQUESTS = 512
 _TURN_BYTES = 4 * 1024 * 1024
-_TURN_NS = 20_000_000
+_TURN_NS = 10_000_000
+# A turn that changes nothing has no sync that many requests should share.
+_READING_TURN_NS = 1_000_000
 # Clients that wait for their answers leave a turn that ends with no request waiting. Clients that ask on and on do not:
-# after two turns in a row that ended at a limit this process rests, so that others get the processor.
-_REST_S = 0.04
+# after two turns in a row that ended at a limit this process rests for this many times a turn, so that others get the
+# processor.
+_REST = 2
+_LONGEST_REST_S = 0.04
 # The socket takes its clients in turns, so a client that sends without a pause delays the requests of others by less
 # than this. A session that is overdue by this much ends, although requests wait.
 _FLOODED_MS = 1_000
@@ -90,7 +94,11 @@ class Coordinator:
         # they confirm it.
         self._service.tell(self._version)
         self._parked: list[_Parked] = []
+        # The lists that this turn answers, by their requests without ids, and their encoded answers by id().
+        self._lists: dict[bytes, Answer] = {}
+        self._encoded: dict[int, tuple[int, bytes]] = {}
         self._full_turns = 0  # in a row
+        self._rest_s = 0.0
         self._delete_timeout_ms = context.config.topics.delete_timeout_ms
         self._router, self._endpoints = context.bind_router(ROLE)
         context.register(self._router)
@@ -102,9 +110,10 @@ class Coordinator:
         self._log.info("ready", topics=len(self._service.topics.table.topics), endpoints=",".join(self._endpoints))
         while not context.stopping:
             if self._full_turns > 1:
-                time.sleep(_REST_S)
+                time.sleep(self._rest_s)
             context.wait(self._timeout_ms())
             self._turn()
+        self._router.line.stop_resting()
         while self._turn():
             pass
         self._refuse_parked("the node stops; the deletion continues with its next start")
@@ -131,7 +140,8 @@ class Coordinator:
             self._no_expiry_before_ms = now_ms + _GRACE_MS
         self._last_turn_ms = now_ms
         self._service.mend(now_ms)
-        end_ns = time.monotonic_ns() + _TURN_NS
+        began_ns = time.monotonic_ns()
+        end_ns = began_ns + _READING_TURN_NS
         while len(answers) < _TURN_REQUESTS and taken_bytes < _TURN_BYTES and time.monotonic_ns() < end_ns:
             try:
                 frames = self._router.recv_multipart(zmq.NOBLOCK)
@@ -142,11 +152,14 @@ class Coordinator:
             identity, answer = self._handle(frames[1:], has_left=self._router.gate.has_left(frames[0]))
             if answer is not None:
                 answers.append((frames[0], identity, answer))
+                if isinstance(answer, Answer) and answer.needs is not None:
+                    end_ns = began_ns + _TURN_NS
         self._full_turns = 0 if drained else self._full_turns + 1
         calm = now_ms >= self._no_expiry_before_ms
         self._service.tick(now_ms, expire_ms=(now_ms if drained else now_ms - _FLOODED_MS) if calm else None)
         self._end_turn(answers)
         self._service.write_snapshots(now_ms)
+        self._rest_s = min(_REST * (time.monotonic_ns() - began_ns) / 1e9, _LONGEST_REST_S)
         return bool(answers)
 
     def _handle(self, frames: list[bytes], *, has_left: bool) -> tuple[int | None, Answer | bytes | None]:
@@ -164,6 +177,11 @@ class Coordinator:
                 )
             if has_left and header["op"] in READ_ONLY:
                 return identity, None
+            if header["op"] in LISTS:
+                key = orjson.dumps({**header, "id": 0})
+                if key not in self._lists:
+                    self._lists[key] = self._service.handle(header, monotonic_ms())
+                return identity, self._lists[key]
             return identity, self._service.handle(header, monotonic_ms())
         except ProtocolError as error:
             identity = wire.request_id(header_frame) if identity is None else identity
@@ -188,6 +206,8 @@ class Coordinator:
             self._router.send_multipart([peer, self._encode(identity, answer)])
         if self._parked:
             self._answer_parked(now_ms)
+        self._lists.clear()
+        self._encoded.clear()
         service.forget_faults()
 
     def _must_wait(self, answer: Answer | bytes) -> bool:
@@ -226,9 +246,15 @@ class Coordinator:
             return _not_available(identity, fault)
         if answer.after is not None and self._service.is_ending(answer.after):
             return wire.error(identity, "SERVICE_NOT_AVAILABLE", _STILL_ENDING, retry_after_ms=RETRY_MS)
+        shared = self._encoded.get(id(answer))
+        if shared is not None:
+            return wire.answer_again(shared[1], shared[0], identity or 0)
         try:
             fields: dict[str, Any] = answer.fields()
-            return wire.ok(identity or 0, **fields)
+            encoded = wire.ok(identity or 0, **fields)
+            if self._lists and any(answer is one for one in self._lists.values()):
+                self._encoded[id(answer)] = identity or 0, encoded
+            return encoded
         except Exception as error:
             self._log.exception("an answer could not be made", error=repr(error))
             return wire.error(identity, "SYSTEM_ERROR", f"the coordinator failed on this request: {error!r}")

@@ -33,6 +33,7 @@ from commitmq.control import Word
 from commitmq.errors import DiskFullError, ProtocolError, StoreError
 from commitmq.format.message_id import pack_host
 from commitmq.format.record import Host
+from commitmq.network.long_requests import LONG_HEADER_BYTES
 from commitmq.network.router import FRAME_HEAD_BYTES, MAX_FRAMES
 from commitmq.plugin import loading as plugins
 from commitmq.plugin.hookspecs import Stored, TopicStore, TopicStoreView
@@ -203,28 +204,34 @@ class MemoryProcess:
         """Handle the requests that have arrived, up to a turn's limits; True when there may be more."""
         budget = _TURN_BYTES
         router = self._router
-        gate = router.gate
+        gate, line = router.gate, router.line
         more = True
         for _ in range(_TURN_REQUESTS):
-            if not int(router.getsockopt(_EVENTS)) & _POLLIN:
-                more = False
-                gate.looks += 1
-                gate.is_empty = True
-                break
-            gate.is_empty = False
-            identity = router.recv(_NOBLOCK)
-            frame = router.recv(_NOBLOCK, copy=False)
-            frames = [frame]
-            while frame.more:
-                if len(frames) > MAX_FRAMES:
-                    router.skip_rest(identity, gate.peers.get(identity))
+            if line.waiting and (long := router.take_long()) is not None:
+                identity, *frames = long
+            else:
+                if not int(router.getsockopt(_EVENTS)) & _POLLIN:
+                    more = False
+                    gate.looks += 1
+                    gate.is_empty = True
                     break
+                gate.is_empty = False
+                identity = router.recv(_NOBLOCK)
                 frame = router.recv(_NOBLOCK, copy=False)
-                frames.append(frame)
-            connection = gate.peers.get(identity) or router.meet(identity, frames[0])
-            if connection is None:
-                continue
-            connection.handled += sum(map(len, frames)) + FRAME_HEAD_BYTES * len(frames)
+                frames = [frame]
+                while frame.more:
+                    if len(frames) > MAX_FRAMES:
+                        router.skip_rest(identity, gate.peers.get(identity))
+                        break
+                    frame = router.recv(_NOBLOCK, copy=False)
+                    frames.append(frame)
+                connection = gate.peers.get(identity) or router.meet(identity, frames[0])
+                if connection is None:
+                    continue
+                connection.handled += (size := sum(map(len, frames)) + FRAME_HEAD_BYTES * len(frames))
+                may_wait = line.waiting or len(frames[0]) > LONG_HEADER_BYTES
+                if may_wait and router.must_wait([identity, *frames], size, connection):
+                    continue
             answer = self._handle(identity, frames)
             with contextlib.suppress(zmq.ZMQError):  # the peer has gone, so its answer is dropped
                 router.send(identity, _SEND_MORE)
@@ -311,6 +318,7 @@ class MemoryProcess:
         for name in self.endpoints:
             with contextlib.suppress(zmq.ZMQError):
                 self._router.unbind(name)
+        self._router.line.stop_resting()
         while self.take_requests():
             pass
         self._announce()

@@ -75,3 +75,8 @@ def test_refusals_become_their_errors() -> None:
 def test_the_name_of_no_operation_is_shown_shortened() -> None:
     header = wire.parse_request(wire.pack({"op": "x" * 800_000, "id": 3}))
     assert header == {"v": 1, "op": "x" * 64 + "…", "id": 3}
+
+
+def test_an_answer_again_has_another_id() -> None:
+    answer = wire.ok(-7, id_of="x", many=[1, 2])
+    assert wire.answer_again(answer, -7, 12_345) == wire.ok(12_345, id_of="x", many=[1, 2])

@@ -159,6 +159,7 @@ class Reader:
 
     def drain(self) -> None:
         """Answer the requests that have arrived and the parked pulls, without waiting for messages."""
+        self._router.line.stop_resting()
         self._serve()
         for key in self._parked.queues():
             for pull in self._parked.waiting(key):

@@ -29,7 +29,7 @@ from commitmq.workers.runtime.subscription_view import BitMapFilter, Subscriptio
 _CHANGES_A_TURN: Final = 256
 # A turn gives this time each to requests, to woken pulls and to pulls whose time is up. So none of them waits for many
 # of the others, and the supervisor sees the loop turn.
-PART_NS: Final = 20_000_000
+PART_NS: Final = 5_000_000
 _SWEEP_QUEUES: Final = 2_000
 _EVICTION_RETRIES: Final = 3
 _NO_QUEUE: Final = (PullStatus.NO_MATCHED_LOGIC_QUEUE, PullStatus.NO_MESSAGE_IN_QUEUE)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import gc
+import math
 import os
 import select
 import signal
@@ -241,6 +242,11 @@ class WorkerContext:
         """
         control = self.control
         control.put_worker(self.slot, _HEARTBEAT, monotonic_ms())
+        for router in self._routers:
+            if router.line.began_ns:
+                router.line.settle()
+            if router.line.waiting:
+                timeout_ms = min(timeout_ms, math.ceil(router.line.wait_ms()))
         if timeout_ms > 0:
             control.put_worker(self.slot, _ASLEEP, SLEEPING if timeout_ms > _NAP_MS and not nap else NAPPING)
             if unless is not None and unless():
@@ -253,6 +259,9 @@ class WorkerContext:
                 router.gate.found_nothing()
         for fd, _ in self._epoll.poll(0 if readable else timeout_ms / 1000):
             readable.add(self._sources[fd])
+        for router in self._routers:
+            if router.line.waiting and not router.line.wait_ms():
+                readable.add(router)
         control.put_worker(self.slot, _ASLEEP, 0)
         if readable:
             self._woken_ms = monotonic_ms()

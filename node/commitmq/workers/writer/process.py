@@ -24,6 +24,7 @@ import zmq
 from commitmq import trace_points
 from commitmq.control import Word
 from commitmq.errors import CorruptRecordError, ProtocolError
+from commitmq.network.long_requests import LONG_HEADER_BYTES
 from commitmq.network.router import FRAME_HEAD_BYTES, MAX_FRAMES
 from commitmq.offline.damage import explained
 from commitmq.protocol import wire
@@ -124,8 +125,9 @@ class Writer:
             elif answer is not None:
                 self._answer(number, answer)
         router = self.router
-        gate = router.gate
+        gate, line = router.gate, router.line
         more = self._look
+<<<<<<< HEAD
         for _ in range(_TURN_REQUESTS if more else 0):
             # Asking for events costs half as much as an Again exception, and every turn ends with one of the two.
             if not int(router.getsockopt(_EVENTS)) & _POLLIN:
@@ -140,13 +142,35 @@ class Writer:
             while frame.more:
                 if len(frames) > MAX_FRAMES:
                     router.skip_rest(identity, gate.peers.get(identity))
+=======
+        for _ in range(_TURN_REQUESTS if more or line.waiting else 0):
+            if line.waiting and (long := router.take_long()) is not None:
+                identity, *frames = long
+            else:
+                # Asking for events costs half of what an Again exception does, and every turn ends with one of the two.
+                if not int(router.getsockopt(_EVENTS)) & _POLLIN:
+                    more = self._look = False
+                    gate.looks += 1
+                    gate.is_empty = True
+>>>>>>> fd5cb916d411cb667ba4bc983b8ddb193d8b39b3
                     break
+                gate.is_empty = False
+                identity = router.recv(_NOBLOCK)
                 frame = router.recv(_NOBLOCK, copy=False)
-                frames.append(frame)
-            connection = gate.peers.get(identity) or router.meet(identity, frames[0])
-            if connection is None:
-                continue
-            connection.handled += sum(map(len, frames)) + FRAME_HEAD_BYTES * len(frames)
+                frames = [frame]
+                while frame.more:
+                    if len(frames) > MAX_FRAMES:
+                        router.skip_rest(identity, gate.peers.get(identity))
+                        break
+                    frame = router.recv(_NOBLOCK, copy=False)
+                    frames.append(frame)
+                connection = gate.peers.get(identity) or router.meet(identity, frames[0])
+                if connection is None:
+                    continue
+                connection.handled += (size := sum(map(len, frames)) + FRAME_HEAD_BYTES * len(frames))
+                may_wait = line.waiting or len(frames[0]) > LONG_HEADER_BYTES
+                if may_wait and router.must_wait([identity, *frames], size, connection):
+                    continue
             answer = self._handle(identity, frames)
             if isinstance(answer, PendingAck):
                 self._waiting.append(answer)
@@ -310,6 +334,7 @@ class Writer:
         for name in self.endpoints:
             with contextlib.suppress(zmq.ZMQError):
                 self.router.unbind(name)
+        self.router.line.stop_resting()
         self._look = True
         more = self.take_requests([*self._arrived, *self.local.last()])
         while more:
