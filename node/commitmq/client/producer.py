@@ -50,7 +50,8 @@ from commitmq.format.constants import Property
 from commitmq.format.producer_mark import MAX_MARK_BYTES
 from commitmq.format.unique_ids import UniqueIds
 from commitmq.protocol import wire
-from commitmq.protocol.connection import WAIT_SLICE_S, check_fork
+from commitmq.protocol.channel import WAIT_SLICE_S
+from commitmq.protocol.zmq_context import check_fork
 
 if TYPE_CHECKING:
     from commitmq.client.sending.batch import Batch
