@@ -33,7 +33,7 @@ from commitmq import (
     ProtocolError,
     Reader,
 )
-from commitmq.protocol.connection import Channel
+from commitmq.protocol.channel import Channel
 from interrupts import logging_survives
 from nodes import Node, eventually, start_node
 

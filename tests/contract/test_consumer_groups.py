@@ -35,7 +35,8 @@ from commitmq import (
 )
 from commitmq.client.receiving import membership
 from commitmq.client.receiving.assignment import start_offsets
-from commitmq.protocol.connection import Directory, wants_ipv6
+from commitmq.protocol.channel import wants_ipv6
+from commitmq.protocol.directory import Directory
 from nodes import Node, commitmq, eventually, free_ports, start_node
 
 pytestmark = pytest.mark.timeout(120)

@@ -20,7 +20,7 @@ import zmq
 
 from attacks import FIRST_ID
 from commitmq.protocol import wire
-from commitmq.protocol.connection import Channel
+from commitmq.protocol.channel import Channel
 from commitmq.store.layout import StoreLayout
 from nodes import Node, eventually, start_node
 from zmtp import MORE, RawPeer, frame

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 import pytest
 
 from commitmq import Admin, AsyncConsumer, Consumer, Message, MessageBatch, Producer, Reader, UndecodableBodyError
-from commitmq.protocol.connection import Directory
+from commitmq.protocol.directory import Directory
 from nodes import Node, start_node
 
 GARBAGE = b"this is no zlib data"

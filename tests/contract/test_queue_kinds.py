@@ -23,7 +23,7 @@ from commitmq.format.client_batch import BatchElement, encode_client_batch
 from commitmq.format.properties import encode_properties
 from commitmq.format.units import BATCH_UNIT
 from commitmq.protocol import wire
-from commitmq.protocol.connection import Directory
+from commitmq.protocol.directory import Directory
 from commitmq.store.queues.batch_consume_queue import BatchConsumeQueue
 from nodes import Node, commitmq, start_node
 

@@ -401,14 +401,14 @@ def test_a_program_ends_though_a_thread_that_runs_no_more_holds_the_lock(node: N
         """
         import sys, threading, time
         from commitmq import Producer
-        from commitmq.protocol import connection
+        from commitmq.protocol import zmq_context
 
         producer = Producer(sys.argv[1])
         producer.send_async("ending", b"x").result(30)
         held = threading.Event()
 
         def hold():
-            with producer._lanes.lock, connection._context_lock:
+            with producer._lanes.lock, zmq_context._context_lock:
                 held.set()
                 time.sleep(3600)
 
@@ -424,7 +424,7 @@ def test_a_child_can_connect_whatever_the_parents_threads_did(node: Node) -> Non
     ended = run_program(
         """
         import os, signal, sys, threading
-        from commitmq.protocol.connection import Channel
+        from commitmq.protocol.channel import Channel
         from commitmq import Admin
 
         ends = threading.Event()

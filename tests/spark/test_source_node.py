@@ -15,7 +15,7 @@ import pytest
 from source_reading import read_table, wait_until_shown
 
 from commitmq import Admin, Message, Producer, Reader
-from commitmq.protocol.connection import Directory
+from commitmq.protocol.directory import Directory
 from nodes import Node, start_node
 
 COLUMNS = (

@@ -338,10 +338,6 @@ def test_every_module_says_what_it_is() -> None:
     assert silent == []
 
 
-# Modules that are longer than they should be, and have no reason: to be split. None may come to this list.
-TO_BE_SPLIT = {
-    "node/commitmq/protocol/connection.py",
-}
 LONGEST_MODULE = 400
 
 
@@ -355,7 +351,7 @@ def test_a_long_module_says_why() -> None:
                 reason = ast.get_docstring(ast.parse(text)) or ""
                 if f"more than {LONGEST_MODULE} lines because" not in " ".join(reason.split()):
                     without.add(str(path.relative_to(PROJECT)))
-    assert without == TO_BE_SPLIT
+    assert without == set()
 
 
 def test_every_test_module_says_its_goal_and_its_method() -> None:

@@ -16,7 +16,7 @@ from typing import Final
 
 from commitmq.bench.device import Device
 from commitmq.bench.echo import EchoPeer
-from commitmq.protocol.connection import Directory
+from commitmq.protocol.directory import Directory
 
 _BODY_BYTES: Final = 1024
 _ECHOES: Final = 600

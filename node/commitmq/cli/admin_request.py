@@ -8,7 +8,8 @@ import zmq
 
 from commitmq.errors import NodeUnavailableError
 from commitmq.protocol import wire
-from commitmq.protocol.connection import new_routing_id, node_address
+from commitmq.protocol.channel import new_routing_id
+from commitmq.protocol.node_address import node_address
 
 
 def request(address: str, op: str, *, timeout_s: float | None) -> dict[str, Any]:

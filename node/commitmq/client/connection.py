@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
 from commitmq.client import checks
 from commitmq.errors import CommitMQError
-from commitmq.protocol.connection import Directory
+from commitmq.protocol.directory import Directory
 
 if TYPE_CHECKING:
     from commitmq.client.admin import Admin

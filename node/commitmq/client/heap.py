@@ -3,11 +3,12 @@
 A run of a thousand messages takes a megabyte twice, for the encoded run and in ZeroMQ's queue, and frees both. With its
 defaults glibc gives the top of the heap back to the kernel after each run and asks for it again. The page faults on that
 memory took two thirds of a client's CPU time (1.6 of 2.4 µs a message of 1 KiB, measured on two cores).
+
+The settings hold for the whole process, so they are the program's own decision: ``Producer(keep_freed_memory=True)``.
 """
 
 from __future__ import annotations
 
-import ctypes
 from functools import cache
 from typing import Final
 
@@ -21,6 +22,8 @@ _TRIM_OVER_BYTES: Final = 16 * 1024 * 1024
 @cache
 def keep_freed_memory() -> bool:
     """Let this process keep up to 16 MiB of freed heap. Later calls do nothing. False if the C library has no mallopt."""
+    import ctypes  # only here: most producers never ask for this
+
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError):

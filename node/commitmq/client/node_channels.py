@@ -6,7 +6,8 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from commitmq.errors import NodeUnavailableError
-from commitmq.protocol.connection import Channel, ConnectionLost, Directory
+from commitmq.protocol.channel import Channel, ConnectionLost
+from commitmq.protocol.directory import Directory
 
 if TYPE_CHECKING:
     import zmq

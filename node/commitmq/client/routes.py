@@ -12,7 +12,8 @@ from typing import Any, Final
 
 from commitmq.client.sending.line import Line
 from commitmq.errors import NodeUnavailableError, Outcome, RequestError, SendError, send_error
-from commitmq.protocol.connection import Channel, Directory
+from commitmq.protocol.channel import Channel
+from commitmq.protocol.directory import Directory
 from commitmq.store.metadata.topic_config import QUEUE_TYPE, QUEUE_TYPE_BATCH, STORAGE_MEMORY, STORAGE_TYPE
 
 _TTL_S: Final = 10.0

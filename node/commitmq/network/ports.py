@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import random
 import socket
 import time
@@ -38,7 +37,6 @@ _FIRST_PLUGIN_DISPATCHER: Final = 23
 _FREE_PORTS: Final = range(10_240, 60_000)
 _ATTEMPTS: Final = 64
 _PATIENCE_S: Final = 0.5
-_LISTENING: Final = "0A"  # the state "listening" in /proc/net/tcp
 
 
 def configured_port(role: str, config: NodeConfig, slot: int = 0) -> int:
@@ -148,20 +146,12 @@ def why_not(host: str, port: int) -> int:
 
 def holder_of(port: int) -> str:
     """``process 4711 (nginx)``: the process that listens on ``port``, as far as the system shows it; else ""."""
-    inodes = set()
-    for table in ("tcp", "tcp6"):
-        with contextlib.suppress(OSError), open(f"/proc/net/{table}", encoding="ascii") as file:
-            for line in file.readlines()[1:]:
-                fields = line.split()
-                if fields[3] == _LISTENING and int(fields[1].rpartition(":")[2], 16) == port:
-                    inodes.add(f"socket:[{fields[9]}]")
-    for pid in filter(str.isdigit, os.listdir("/proc") if inodes else ()):
-        with contextlib.suppress(OSError):
-            for fd in os.listdir(f"/proc/{pid}/fd"):
-                with contextlib.suppress(OSError):
-                    if os.readlink(f"/proc/{pid}/fd/{fd}") in inodes:
-                        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
-                            return f"process {pid} ({file.read().strip()})"
+    import psutil  # only for this message of a start that failed
+
+    with contextlib.suppress(psutil.Error, OSError):
+        for one in psutil.net_connections("tcp"):
+            if one.status == psutil.CONN_LISTEN and one.laddr.port == port and one.pid:
+                return f"process {one.pid} ({psutil.Process(one.pid).name()})"
     return ""
 
 

@@ -1,7 +1,7 @@
 """The client's end of the writer's Unix socket on the same host (see commitmq.workers.writer.local_sockets).
 
 One request and its answer at a time; the owner serialises its use. "Not taken" means *not sent*, "taken, no answer"
-means *unknown*, as with a :class:`~commitmq.protocol.connection.Channel`.
+means *unknown*, as with a :class:`~commitmq.protocol.channel.Channel`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from typing import Any, Final
 
 from commitmq.errors import NodeUnavailableError
-from commitmq.protocol.connection import WAIT_SLICE_MS, ConnectionLost
+from commitmq.protocol.channel import WAIT_SLICE_MS, ConnectionLost
 
 MAX_PACKET_BYTES: Final = 65_536
 HEADER_LENGTH: Final = 4  # bytes, big-endian, before the header

@@ -115,6 +115,7 @@ def start_time_ticks(pid: int) -> int | None:
     """When ``pid`` started, in ticks since boot: pid and start time together name one process for good. None if it is
     gone.
     """
+    # Not by psutil: it gives seconds of the wall clock, which a changed clock moves, and the keeper stays light.
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:

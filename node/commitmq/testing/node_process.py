@@ -57,10 +57,9 @@ def run_commitmq(
 def alive(pid: int) -> bool:
     """True for a process that exists and is no zombie."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
         return False
-    return stat[stat.rindex(b")") + 2 :][:1] != b"Z"
 
 
 def eventually(condition: Callable[[], Any], what: str, timeout_s: float = DEADLINE_S) -> Any:
@@ -232,8 +231,8 @@ class NodeProcess:
     def is_ours(self, pid: int) -> bool:
         """Whether ``pid`` still is a process of this node, and not another program with the same number."""
         try:
-            return b"commitmq" in Path(f"/proc/{pid}/cmdline").read_bytes()
-        except OSError:
+            return any("commitmq" in word for word in psutil.Process(pid).cmdline())
+        except psutil.Error:
             return False
 
 

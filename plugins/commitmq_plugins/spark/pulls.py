@@ -11,7 +11,8 @@ import numpy as np
 from commitmq.errors import CorruptRecordError, NodeUnavailableError
 from commitmq.format.units import UNIT
 from commitmq.kernels import arrow as kernel
-from commitmq.protocol.connection import Channel, Directory
+from commitmq.protocol.channel import Channel
+from commitmq.protocol.directory import Directory
 from commitmq_plugins.spark.columns import Bytes, Numbers
 from commitmq_plugins.spark.stores import Slice
 

@@ -1,12 +1,20 @@
-"""Goal: once a process keeps its freed memory, a run's megabyte costs page faults the first time only.
+"""Goal: once a process keeps its freed memory, a run's megabyte costs page faults the first time only; it is asked first.
 
-Method: processes of their own allocate, fill and free as a batch does, and count minor faults with getrusage(2).
+Method: processes of their own allocate, fill and free as a batch does, and count minor faults with getrusage(2). Producers
+with and without the argument, and what they call.
 """
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
+
+from commitmq import AsyncProducer, Producer
+from commitmq.client import heap
 
 ROUNDS = 100
 PAGES_A_ROUND = 2 * 1_100_000 // 4096
@@ -38,3 +46,31 @@ def test_kept_memory_is_used_again_without_page_faults() -> None:
     # The C library's defaults must show the problem, or this test shows nothing.
     assert faults("defaults") > ROUNDS * PAGES_A_ROUND / 4
     assert faults("keep") < ROUNDS * PAGES_A_ROUND / 100
+
+
+@pytest.mark.parametrize("is_asked", [False, True])
+def test_a_producer_sets_the_heap_only_when_asked(monkeypatch: pytest.MonkeyPatch, is_asked: bool) -> None:
+    calls: list[bool] = []
+    monkeypatch.setattr(heap, "keep_freed_memory", lambda: calls.append(True))
+    with Producer(keep_freed_memory=True) if is_asked else Producer():
+        assert calls == [True] * is_asked
+
+
+@pytest.mark.parametrize("is_asked", [False, True])
+def test_an_asyncio_producer_sets_the_heap_only_when_asked(monkeypatch: pytest.MonkeyPatch, is_asked: bool) -> None:
+    calls: list[bool] = []
+    monkeypatch.setattr(heap, "keep_freed_memory", lambda: calls.append(True))
+
+    async def make() -> None:
+        async with AsyncProducer(keep_freed_memory=True) if is_asked else AsyncProducer():
+            pass
+
+    asyncio.run(make())
+    assert calls == [True] * is_asked
+
+
+def test_a_batch_does_not_set_the_heap() -> None:
+    """Nothing of the library calls it beside a producer's ``__init__``."""
+    client = Path(heap.__file__).parent
+    users = [str(path.relative_to(client)) for path in client.rglob("*.py") if "heap.keep_freed" in path.read_text()]
+    assert users == ["producer.py"]

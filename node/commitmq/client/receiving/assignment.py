@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from commitmq.client import checks
 from commitmq.client.bell import Bell
 from commitmq.errors import RequestError
-from commitmq.protocol.connection import Channel
+from commitmq.protocol.channel import Channel
 
 if TYPE_CHECKING:
     from commitmq.client.receiving.batch import MessageBatch

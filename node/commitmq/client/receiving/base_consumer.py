@@ -27,7 +27,8 @@ from commitmq.client.receiving.reader_queues import ReaderQueues
 from commitmq.client.receiving.settings import ConsumerSettings, GroupOptions
 from commitmq.errors import CommitMQError, NodeUnavailableError
 from commitmq.log import get_log
-from commitmq.protocol.connection import Directory, check_fork
+from commitmq.protocol.directory import Directory
+from commitmq.protocol.zmq_context import check_fork
 
 if TYPE_CHECKING:
     from commitmq.client.receiving.batch import MessageBatch

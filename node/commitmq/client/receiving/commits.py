@@ -14,7 +14,8 @@ from commitmq.client.receiving.assignment import Assignment, Queue, QueueState
 from commitmq.client.receiving.membership import GroupMember
 from commitmq.errors import FencedError, NodeUnavailableError, RequestError
 from commitmq.log import get_log
-from commitmq.protocol.connection import Channel, Directory
+from commitmq.protocol.channel import Channel
+from commitmq.protocol.directory import Directory
 
 _PAUSE_S: Final = 0.05
 _AGAIN: Final = ("UNKNOWN_MEMBER", "SERVICE_NOT_AVAILABLE")

@@ -48,7 +48,8 @@ from commitmq.client.receiving.assignment import (
 from commitmq.client.receiving.settings import ConsumerSettings
 from commitmq.errors import CommitMQError, NodeUnavailableError, ProtocolError, RequestError
 from commitmq.log import get_log
-from commitmq.protocol.connection import Channel, Directory
+from commitmq.protocol.channel import Channel
+from commitmq.protocol.directory import Directory
 
 _REQUEST_S = 2.0
 _CONNECT_S = 0.5

@@ -19,7 +19,7 @@ from commitmq.client.receiving.settings import ConsumerSettings
 from commitmq.errors import CorruptRecordError, NodeUnavailableError, RequestError
 from commitmq.log import get_log
 from commitmq.protocol import wire
-from commitmq.protocol.connection import Directory
+from commitmq.protocol.directory import Directory
 
 _WAIT_MS: Final = 15_000
 _ANSWER_GRACE_S: Final = 10.0

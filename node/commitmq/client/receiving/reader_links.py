@@ -6,7 +6,9 @@ from typing import Any, NamedTuple
 
 from commitmq.client.receiving.segments import SegmentMaps
 from commitmq.errors import ProtocolError
-from commitmq.protocol.connection import Channel, Directory, Metadata
+from commitmq.protocol.channel import Channel
+from commitmq.protocol.directory import Directory
+from commitmq.protocol.node_metadata import Metadata
 
 
 class Link(NamedTuple):

@@ -19,7 +19,8 @@ from commitmq.client.receiving.commits import Committer
 from commitmq.client.receiving.settings import ConsumerSettings
 from commitmq.errors import NodeUnavailableError, RequestError
 from commitmq.log import get_log
-from commitmq.protocol.connection import Channel, Directory
+from commitmq.protocol.channel import Channel
+from commitmq.protocol.directory import Directory
 
 _INTERVAL_S: Final = 3.0
 _RETRY_S: Final = 1.0

@@ -17,7 +17,6 @@ from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
-from commitmq.client.heap import keep_freed_memory
 from commitmq.client.results import BatchResult, BatchSendError, RunAck
 from commitmq.client.sending.arguments import shard
 from commitmq.client.sending.batch_plan import BatchPlan, PlannedRun
@@ -271,7 +270,6 @@ class Batch:
 
     def _runs(self, deadline: float) -> Iterator[PlannedRun]:
         """The batch in runs, each of one queue and of a size that the node takes. Raises SendError."""
-        keep_freed_memory()
         lane, plan = self._lane, self._plan
         groups = [(-1 if self._queue is None else self._queue, 0, len(plan))]
         if self._queue is None and plan.sharding_keys is not None:

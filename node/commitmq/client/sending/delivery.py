@@ -34,7 +34,7 @@ from commitmq.client.sending.run import NEVER_S, Run
 from commitmq.errors import NodeUnavailableError, Outcome, SendError
 from commitmq.format.producer_mark import MAX_EPOCH, MAX_ID_CHARACTERS, is_producer_id, mark_prefix
 from commitmq.protocol import wire
-from commitmq.protocol.connection import Channel
+from commitmq.protocol.channel import Channel
 
 WINDOW: Final = 16
 LEAST_WINDOW: Final = 4

@@ -33,7 +33,8 @@ from commitmq.client.sending.run_encoder import RunLayout
 from commitmq.errors import NodeUnavailableError, RequestError, SendError
 from commitmq.format.unique_ids import UniqueIds
 from commitmq.protocol import wire
-from commitmq.protocol.connection import Channel, ConnectionLost, Directory
+from commitmq.protocol.channel import Channel, ConnectionLost
+from commitmq.protocol.directory import Directory
 from commitmq.protocol.local_packet import LocalSocket, local_path
 
 WRONG_ENDPOINT: Final = "WRONG_ENDPOINT"

@@ -67,6 +67,7 @@ class ProducerOptions(TypedDict, total=False):
     max_pending: int
     max_pending_bytes: int
     linger_ms: float
+    keep_freed_memory: bool
     delivery: ExactlyOnce | None
 
 

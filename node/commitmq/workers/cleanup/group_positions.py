@@ -9,7 +9,7 @@ import zmq
 
 from commitmq.errors import NodeUnavailableError
 from commitmq.protocol import wire
-from commitmq.protocol.connection import new_routing_id
+from commitmq.protocol.channel import new_routing_id
 from commitmq.store.queues.slowest_group import GroupPosition
 from commitmq.workers.runtime.context import WorkerContext
 

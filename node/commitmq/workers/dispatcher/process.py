@@ -128,6 +128,7 @@ def _limit_memory(more_bytes: int) -> None:
 
     RLIMIT_DATA counts private writable mappings and the heap, not the store's files, which are mapped shared.
     """
+    # Not by psutil: its figure of the data includes the stack, and the limit counts VmData.
     status = Path("/proc/self/status").read_text()
     used = next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmData:")), 0)
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)

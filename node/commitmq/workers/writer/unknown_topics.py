@@ -13,7 +13,7 @@ import orjson
 import zmq
 
 from commitmq.protocol import wire
-from commitmq.protocol.connection import new_routing_id
+from commitmq.protocol.channel import new_routing_id
 from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
 from commitmq.workers.runtime.topic_view import TopicViews
 from commitmq.workers.writer.local_sockets import Frames, Peer

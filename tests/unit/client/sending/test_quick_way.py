@@ -20,7 +20,7 @@ from commitmq.client.sending.delivery import AtMostOnce, Numbered, Sequences
 from commitmq.client.sending.lanes import Lanes
 from commitmq.client.sending.pump import Pump
 from commitmq.errors import InvalidMessageError, Outcome
-from commitmq.protocol.connection import ConnectionLost
+from commitmq.protocol.channel import ConnectionLost
 
 HELLO: dict[str, Any] = {
     "max_message_bytes": 1 << 20,

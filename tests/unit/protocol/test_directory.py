@@ -13,7 +13,7 @@ import pytest
 import zmq
 
 from commitmq.errors import ProtocolError
-from commitmq.protocol.connection import Directory
+from commitmq.protocol.directory import Directory
 from nodes import eventually
 
 REST = {"node": "n", "epoch": 1, "segment_bytes": 1 << 20, "properties_crc": False, "token": ""}

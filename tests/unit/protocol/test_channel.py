@@ -6,7 +6,6 @@ Method: a real ROUTER in this process, bound late, closed early, or silent.
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import time
 from collections.abc import Iterator
@@ -16,17 +15,9 @@ import orjson
 import pytest
 import zmq
 
-from commitmq import CommitMQError, NodeUnavailableError, ProtocolError
-from commitmq.protocol import connection, wire
-from commitmq.protocol.connection import (
-    Channel,
-    ConnectionLost,
-    Directory,
-    acquire_context,
-    check_fork,
-    node_address,
-    release_context,
-)
+from commitmq import NodeUnavailableError, ProtocolError
+from commitmq.protocol import wire
+from commitmq.protocol.channel import Channel, ConnectionLost
 
 
 class Server:
@@ -84,18 +75,6 @@ def channel(server: Server) -> Iterator[Channel]:
 
 def soon(seconds: float = 2.0) -> float:
     return time.monotonic() + seconds
-
-
-def test_the_last_client_ends_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Other tests' clients that were interrupted inside of a call live until the garbage collector finds them.
-    monkeypatch.setattr(connection, "_context", None)
-    monkeypatch.setattr(connection, "_context_users", 0)
-    first = acquire_context()
-    assert acquire_context() is first
-    release_context()
-    assert not first.closed
-    release_context()
-    assert first.closed
 
 
 def test_answers_to_earlier_requests_are_dropped(server: Server, channel: Channel) -> None:
@@ -191,78 +170,3 @@ def test_what_a_closed_channel_held_is_not_sent_later(server: Server, channel: C
     channel.close()
     server.bind()
     assert server.nothing_more()
-
-
-@pytest.mark.parametrize(
-    ("given", "expected"),
-    [
-        ("tcp://10.0.0.1:5", "tcp://10.0.0.1:5"),
-        ("10.0.0.1:5", "tcp://10.0.0.1:5"),
-        ("tcp://[::1]:5", "tcp://[::1]:5"),
-        ("ipc:///tmp/x", "ipc:///tmp/x"),
-    ],
-)
-def test_node_addresses(given: str, expected: str) -> None:
-    assert node_address(given) == expected
-
-
-@pytest.mark.parametrize("given", ["http://x:1", "tcp://host", "tcp://host:", "tcp://host:99999", "tcp://host:x"])
-def test_addresses_that_are_none(given: str) -> None:
-    with pytest.raises(ValueError, match="node address"):
-        node_address(given)
-
-
-def test_the_environment_names_the_default_node(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("COMMITMQ_NODE", raising=False)
-    assert node_address(None) == "tcp://127.0.0.1:7310"
-    monkeypatch.setenv("COMMITMQ_NODE", "tcp://h:1")
-    assert node_address(None) == "tcp://h:1"
-
-
-def test_a_fork_is_told_what_to_do() -> None:
-    check_fork(os.getpid(), "producer")
-    with pytest.raises(CommitMQError, match="Make a new producer in the child"):
-        check_fork(os.getpid() + 1, "producer")
-
-
-def metadata(
-    store: Path, token: str, *, host: str = "0.0.0.0", address: str = "tcp://10.9.8.7:7310"
-) -> connection.Metadata:
-    answer = {
-        "node": "n",
-        "token": token,
-        "epoch": 1,
-        "store": str(store),
-        "segment_bytes": 65536,
-        "properties_crc": True,
-        "endpoints": {
-            "writer": [f"tcp://{host}:1", f"ipc://{store}/w"],
-            "reader": [[f"tcp://{host}:2", f"ipc://{store}/r0"], [f"tcp://{host}:3", f"ipc://{store}/r1"]],
-            "coordinator": [],
-        },
-    }
-    return Directory(address)._parse(answer)
-
-
-def test_the_same_host_is_told_by_the_token(tmp_path: Path) -> None:
-    assert not metadata(tmp_path, "t").same_host
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "token").write_text("t\n")
-    assert metadata(tmp_path, "t").same_host
-    assert not metadata(tmp_path, "other").same_host
-    assert not metadata(tmp_path, "").same_host
-
-
-def test_endpoints_by_host(tmp_path: Path) -> None:
-    far = metadata(tmp_path, "t")
-    assert far.endpoint("writer") == "tcp://10.9.8.7:1", "a node that listens everywhere is where we found it"
-    assert far.count("reader") == 2
-    assert far.endpoint("reader", 3) == "tcp://10.9.8.7:3"
-    with pytest.raises(NodeUnavailableError, match="has no coordinator"):
-        far.endpoint("coordinator")
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "token").write_text("t")
-    (tmp_path / "w").touch()
-    near = metadata(tmp_path, "t", host="127.0.0.1")
-    assert near.endpoint("writer") == f"ipc://{tmp_path}/w"
-    assert near.endpoint("reader") == "tcp://127.0.0.1:2", "its Unix socket cannot be reached"

@@ -1,0 +1,228 @@
+"""A client's connection to one process of a node: requests, answers, and lost connections.
+
+A socket never holds a request back unseen: it is connected with ``IMMEDIATE``, so a request is accepted only while the
+connection stands, and it is closed with ``LINGER`` 0 as soon as an answer is overdue or the connection is lost. So "the
+socket did not take it" means *not sent*, and "taken, no answer" means *unknown*.
+
+ZeroMQ's monitor reports lost connections. It is read only when an answer takes longer than one wait slice, or when the
+socket was idle that long before a request, so it costs a fast request nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import socket
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+import orjson
+import zmq
+
+from commitmq.errors import NodeUnavailableError, ProtocolError
+from commitmq.protocol import wire
+from commitmq.protocol.zmq_context import acquire_context, release_context
+
+WAIT_SLICE_MS: Final = 50
+WAIT_SLICE_S: Final = WAIT_SLICE_MS / 1000
+_ROUTING_ID_BYTES: Final = 16
+
+Frames = Sequence[bytes | memoryview]
+
+
+class ConnectionLost(NodeUnavailableError):
+    """The connection ended, or the time was over, after the request was handed over: its fate is unknown."""
+
+
+def new_routing_id() -> bytes:
+    """A name for one connection that cannot be guessed: another client with the same name would take its answers."""
+    return b"c" + os.urandom(_ROUTING_ID_BYTES)
+
+
+def wants_ipv6(endpoint: str) -> bool:
+    """Whether the host of a tcp ``endpoint`` has an IPv6 address only; ZeroMQ uses IPv4 by default."""
+    if "[" in endpoint:
+        return True
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    if host.replace(".", "").isdigit():
+        return False
+    try:
+        families = {found[0] for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+    except (OSError, UnicodeError):
+        return False  # the connect reports what is wrong with the name
+    return socket.AF_INET6 in families and socket.AF_INET not in families
+
+
+class Channel:
+    """A DEALER socket to one endpoint. Not thread-safe: the owner serialises its use."""
+
+    __slots__ = ("_connect_by", "_lost", "_monitor", "_next_id", "endpoint", "last_use", "receive", "send", "socket")
+
+    def __init__(self, endpoint: str, patience_s: float = math.inf) -> None:
+        """Start to connect to ``endpoint``. A request waits for the connection, but never longer than ``patience_s``
+        from now: a restarted node may be elsewhere.
+        """
+        self.endpoint = endpoint
+        self._next_id = 0
+        self._lost = False
+        self.last_use = time.monotonic()
+        self._connect_by = self.last_use + patience_s  # infinite once the connection stood
+        context = acquire_context()
+        try:
+            self.socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
+        except BaseException as error:
+            release_context()
+            if isinstance(error, zmq.ZMQError):
+                raise NodeUnavailableError(f"cannot open a socket to {endpoint}: {error}") from error
+            raise
+        try:
+            self._open()
+        except BaseException as error:
+            self.socket.close(0)
+            release_context()
+            if isinstance(error, zmq.ZMQError):
+                raise NodeUnavailableError(f"cannot connect to {endpoint}: {error}") from error
+            raise
+
+    def _open(self) -> None:
+        option = self.socket.setsockopt
+        option(zmq.ROUTING_ID, new_routing_id())
+        option(zmq.LINGER, 0)
+        option(zmq.IMMEDIATE, 1)
+        option(zmq.RCVTIMEO, WAIT_SLICE_MS)
+        option(zmq.SNDTIMEO, WAIT_SLICE_MS)
+        option(zmq.RCVHWM, 0)  # answers are bounded by the requests this client has outstanding
+        option(zmq.SNDHWM, 64)
+        option(zmq.RECONNECT_IVL, 10)
+        option(zmq.RECONNECT_IVL_MAX, 200)
+        if self.endpoint.startswith("tcp"):
+            if wants_ipv6(self.endpoint):
+                option(zmq.IPV6, 1)
+            # Missing pongs reveal a node that vanished without closing (power, cable).
+            option(zmq.HEARTBEAT_IVL, 5_000)
+            option(zmq.HEARTBEAT_TIMEOUT, 15_000)
+        # The methods below zmq.Socket's own Python code: one call less for each frame of a single send.
+        self.send = super(zmq.Socket, self.socket).send
+        self.receive = super(zmq.Socket, self.socket).recv
+        self._monitor: zmq.Socket[bytes] = self.socket.get_monitor_socket(
+            zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED
+        )
+        try:
+            self._monitor.setsockopt(zmq.LINGER, 0)
+            self.socket.connect(self.endpoint)
+        except BaseException:
+            self.socket.disable_monitor()
+            self._monitor.close(0)
+            raise
+
+    def close(self) -> None:
+        """Close now; queued requests are not sent any more."""
+        if self.socket.closed:
+            return
+        self.socket.disable_monitor()
+        self._monitor.close(0)
+        self.socket.close(0)
+        release_context()
+
+    @property
+    def closed(self) -> bool:
+        return bool(self.socket.closed)
+
+    def next_id(self) -> int:
+        """A request id that this channel has not used."""
+        self._next_id += 1
+        return self._next_id
+
+    def lost(self) -> bool:
+        """True once the connection has ended, even if ZeroMQ has made a new one since; then close this channel."""
+        while not self._lost:
+            try:
+                event = self._monitor.recv_multipart(zmq.DONTWAIT)
+            except zmq.Again:
+                break
+            self._connect_by = math.inf
+            if int.from_bytes(event[0][:2], "little") == zmq.EVENT_DISCONNECTED:
+                self._lost = True
+        return self._lost
+
+    def lost_while_idle(self) -> bool:
+        """Like :meth:`lost`, but looks only when the channel was not used for a wait slice: cheap before each request."""
+        now = time.monotonic()
+        idle = now - self.last_use
+        self.last_use = now
+        return self._lost or (idle > WAIT_SLICE_S and self.lost())
+
+    def put(self, frames: Frames, deadline: float) -> None:
+        """Hand over one request. ``deadline`` is in ``time.monotonic()`` seconds.
+
+        Raises NodeUnavailableError when the connection does not take it in time: then it was not sent.
+        """
+        sock = self.socket
+        while True:
+            try:
+                sock.send_multipart(frames)
+                return
+            except zmq.Again:
+                if self.lost():
+                    raise NodeUnavailableError(f"the connection to {self.endpoint} ended") from None
+                if time.monotonic() >= min(deadline, self._connect_by):
+                    raise NodeUnavailableError(f"no connection to {self.endpoint}") from None
+            except BaseException:
+                # Interrupted: a request of more than one frame may be half sent, and the next one would continue behind
+                # that half.
+                self._lost |= len(frames) > 1
+                raise
+
+    def wait(self, deadline: float) -> bytes:
+        """First frame of the next answer. Raises ConnectionLost when the connection ends or the time is over."""
+        while True:
+            try:
+                return self.socket.recv()
+            except zmq.Again:
+                if self.lost():
+                    # The answer may have come between the two looks, as the last message of a process that ends.
+                    with contextlib.suppress(zmq.Again):
+                        return self.socket.recv(zmq.NOBLOCK)
+                    raise ConnectionLost(f"the connection to {self.endpoint} ended before its answer") from None
+                if time.monotonic() >= deadline:
+                    raise ConnectionLost(f"no answer from {self.endpoint} in time") from None
+
+    def rest(self) -> list[zmq.Frame]:
+        """The further frames of the answer whose first one was just read, without copying them."""
+        frames = []
+        try:
+            while self.socket.getsockopt(zmq.RCVMORE):
+                frames.append(self.socket.recv(copy=False))
+        except BaseException:
+            self._lost = True  # the rest would be taken for the next answer
+            raise
+        return frames
+
+    def request(
+        self, op: str, fields: dict[str, Any] | None = None, payload: Frames = (), *, timeout_s: float
+    ) -> tuple[dict[str, Any], list[zmq.Frame]]:
+        """Send one request and return its answer. Answers to earlier requests of this channel are dropped.
+
+        Raises ProtocolError for a refusal, ConnectionLost without an answer, NodeUnavailableError if it was not sent. A
+        value that a request cannot carry (a string that is no valid Unicode, as bytes of a command line may be; a
+        number beyond 64 bits) counts as refused.
+        """
+        deadline = time.monotonic() + timeout_s
+        identity = self.next_id()
+        try:
+            header = orjson.dumps({"v": wire.PROTOCOL_VERSION, "op": op, "id": identity, **(fields or {})})
+        except orjson.JSONEncodeError as error:
+            raise ProtocolError("INVALID_PARAMETER", f"a value cannot be sent: {error}") from error
+        self.last_use = time.monotonic()
+        self.put([header, *payload], deadline)
+        while True:
+            answer = wire.parse_answer(self.wait(deadline))
+            frames = self.rest()
+            if answer.get("id") not in (identity, None):
+                continue
+            self.last_use = time.monotonic()
+            if not answer["ok"]:
+                raise wire.refusal(answer)
+            return answer, frames

@@ -1,0 +1,157 @@
+"""A client's directory of one node: the supervisor's address, and the other processes from its ``metadata``.
+
+It connects to the process of a role, and waits for a node that starts or starts again.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any, Final
+
+from commitmq.errors import NodeUnavailableError, RequestError
+from commitmq.protocol.channel import Channel
+from commitmq.protocol.node_address import node_address
+from commitmq.protocol.node_metadata import Metadata, parse_metadata
+
+_CONNECT_ATTEMPT_S: Final = 1.0
+_RETRY_PAUSE_S: Final = 0.05
+_ONE_SILENCE_S: Final = 0.25
+_WORTH_A_RETRY: Final = ("SERVICE_NOT_AVAILABLE", "BAD_ANSWER")
+
+
+class _Silences(threading.local):
+    """For each address at which this thread got no answer: the first and the last time of that.
+
+    It is not part of a directory: a batch asks for its topic's queues over one directory and connects to the writer
+    over another, in turn.
+    """
+
+    def __init__(self) -> None:
+        self.of: dict[str, tuple[float, float]] = {}
+
+
+_silences = _Silences()
+
+
+class Directory:
+    """The admin endpoint of one node and its last metadata. Not thread-safe."""
+
+    def __init__(self, node: str | None) -> None:
+        self.address = node_address(node)
+        self._channel: Channel | None = None
+        self._metadata: Metadata | None = None
+
+    def close(self) -> None:
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+    def request(self, op: str, fields: dict[str, Any] | None = None, *, timeout_s: float) -> dict[str, Any]:
+        """One request to the supervisor. Raises NodeUnavailableError or ProtocolError."""
+        began = time.monotonic()
+        try:
+            return self._request(op, fields, timeout_s=timeout_s)
+        except NodeUnavailableError as error:
+            raise self._no_answer(error.message, time.monotonic() - began) from error
+
+    def _no_answer(self, reason: str, waited_s: float) -> NodeUnavailableError:
+        return NodeUnavailableError(
+            f"no answer from the node at {self.address} within {waited_s:.1f} s; is it started? ({reason})"
+        )
+
+    def _request(self, op: str, fields: dict[str, Any] | None = None, *, timeout_s: float) -> dict[str, Any]:
+        if self._channel is None or self._channel.lost():
+            self.close()
+            self._channel = Channel(self.address)
+        try:
+            return self._channel.request(op, fields, timeout_s=timeout_s)[0]
+        except RequestError as error:
+            if not isinstance(error, NodeUnavailableError):
+                if error.code == "BAD_ANSWER":
+                    self.close()
+                raise
+            self.close()
+            raise
+
+    def metadata(self, *, timeout_s: float, refresh: bool = False) -> Metadata:
+        """The node's metadata; asks the node unless it is known and ``refresh`` is false.
+
+        The call waits for a starting node, also for one that dies meanwhile and is started again. Raises
+        NodeUnavailableError or ProtocolError at the end of ``timeout_s``.
+        """
+        began = time.monotonic()
+        deadline = began + timeout_s
+        while self._metadata is None or refresh:
+            try:
+                left_s = max(deadline - time.monotonic(), _RETRY_PAUSE_S)
+                self._metadata = parse_metadata(self._request("metadata", timeout_s=left_s), self.address)
+                break
+            except RequestError as error:
+                is_away = isinstance(error, NodeUnavailableError)
+                is_over = time.monotonic() + _RETRY_PAUSE_S >= deadline
+                if is_away and is_over:
+                    raise self._no_answer(error.message, time.monotonic() - began) from error
+                if is_over or not (is_away or error.code == "SERVICE_NOT_AVAILABLE"):
+                    raise
+            time.sleep(_RETRY_PAUSE_S)
+        return self._metadata
+
+    def connect(
+        self, role: str, deadline: float, *, index: int = 0, hello: bool = False
+    ) -> tuple[Channel, dict[str, Any]]:
+        """A channel to a process of ``role``, trying until ``deadline`` (``time.monotonic()`` seconds).
+
+        With ``hello`` the process is asked ``hello`` and its answer is returned. A restarting node keeps its addresses:
+        if the supervisor does not answer, the last known address is tried too. A caller without ``hello`` has to
+        connect again when the channel takes nothing: the address may have belonged to a node that is gone.
+        """
+        problem: RequestError | None = None
+        silent = False  # True when it is the supervisor that does not answer
+        began = time.monotonic()
+        while True:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0 and problem is not None:
+                waited_s = self._silent_for(began)
+                raise (
+                    self._no_answer(problem.message, waited_s) if silent else NodeUnavailableError(problem.message)
+                ) from problem
+            attempt_s = min(max(remaining, 0.01), _CONNECT_ATTEMPT_S)
+            channel: Channel | None = None
+            try:
+                try:
+                    metadata = self._metadata = parse_metadata(
+                        self._request("metadata", timeout_s=attempt_s), self.address
+                    )
+                    silent = False
+                except NodeUnavailableError:
+                    silent = True
+                    if self._metadata is None:
+                        raise
+                    metadata = self._metadata
+                channel = Channel(metadata.endpoint(role, index), _CONNECT_ATTEMPT_S)
+                answer = channel.request("hello", timeout_s=attempt_s)[0] if hello else {}
+                _silences.of.pop(self.address, None)
+                return channel, answer
+            except RequestError as error:
+                problem = error
+                if channel is not None:
+                    channel.close()
+                # BAD_ANSWER: while no process listens on a port of the system's own range, the kernel may connect a
+                # client to itself, and the client then receives its own requests.
+                if not isinstance(error, NodeUnavailableError) and error.code not in _WORTH_A_RETRY:
+                    raise
+            except BaseException:
+                if channel is not None:
+                    channel.close()
+                raise
+            time.sleep(min(_RETRY_PAUSE_S, max(deadline - time.monotonic(), 0)))
+
+    def _silent_for(self, began: float) -> float:
+        """For how long (seconds) the node was unreachable: a caller that tries for a long time does so in short turns."""
+        now = time.monotonic()
+        since, last = _silences.of.get(self.address, (began, began))
+        if began - last > _ONE_SILENCE_S:
+            since = began
+        _silences.of[self.address] = (since, now)
+        return now - since
