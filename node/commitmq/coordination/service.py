@@ -40,13 +40,9 @@ RETRY_MS = 500
 READ_ONLY = frozenset(
     ("topic.list", "topic.describe", "group.list", "group.describe", "group.positions", "offset.fetch")
 )
-<<<<<<< HEAD
-"""Operations without an effect: they are dropped when the client has gone."""
-=======
 """Operations without an effect: nobody misses one whose client has gone."""
 LISTS = frozenset(("topic.list", "group.list", "group.positions"))
 """Operations whose answers are made at the end of a turn, so that equal requests of a turn get equal ones."""
->>>>>>> fd5cb916d411cb667ba4bc983b8ddb193d8b39b3
 _PUBLISH_MS = 100  # between two lists of SQL92 subscriptions for the other workers
 
 

@@ -93,7 +93,7 @@ class LongRequests:
         return max(0.0, (self._due_ns - self._clock_ns()) / 1e6)
 
     def settle(self) -> None:
-        """The long request taken last has been handled by now: the loop says so before its next request, and before it sleeps."""
+        """The last long request has been handled: the loop says so before its next request, and before it sleeps."""
         if self.began_ns:
             now_ns = self._clock_ns()
             self._due_ns = now_ns + min(REST * (now_ns - self.began_ns), _LONGEST_REST_NS)

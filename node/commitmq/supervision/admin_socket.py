@@ -28,12 +28,8 @@ _MAX_TURN_NS = 5_000_000
 # The supervisor rests for this many times a turn that ended at its limit: requests get at most a fifth of its time, and
 # of a processor that the other processes need. Unread requests wait in the connections of their clients.
 _REST = 4
-<<<<<<< HEAD
-_READ_ONLY = ("metadata", "status")  # without an effect, so they are dropped when the client has gone
-=======
 _SHARED = "status"  # its answer takes milliseconds, and depends on nothing in the request
 _READ_ONLY = ("metadata", "status")  # nobody misses one whose client has gone
->>>>>>> fd5cb916d411cb667ba4bc983b8ddb193d8b39b3
 _PORT_PATIENCE_MS = 500
 LAST_WORD_S = 0.1
 

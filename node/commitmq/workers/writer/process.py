@@ -127,22 +127,6 @@ class Writer:
         router = self.router
         gate, line = router.gate, router.line
         more = self._look
-<<<<<<< HEAD
-        for _ in range(_TURN_REQUESTS if more else 0):
-            # Asking for events costs half as much as an Again exception, and every turn ends with one of the two.
-            if not int(router.getsockopt(_EVENTS)) & _POLLIN:
-                more = self._look = False
-                gate.looks += 1
-                gate.is_empty = True
-                break
-            gate.is_empty = False
-            identity = router.recv(_NOBLOCK)
-            frame = router.recv(_NOBLOCK, copy=False)
-            frames = [frame]
-            while frame.more:
-                if len(frames) > MAX_FRAMES:
-                    router.skip_rest(identity, gate.peers.get(identity))
-=======
         for _ in range(_TURN_REQUESTS if more or line.waiting else 0):
             if line.waiting and (long := router.take_long()) is not None:
                 identity, *frames = long
@@ -152,7 +136,6 @@ class Writer:
                     more = self._look = False
                     gate.looks += 1
                     gate.is_empty = True
->>>>>>> fd5cb916d411cb667ba4bc983b8ddb193d8b39b3
                     break
                 gate.is_empty = False
                 identity = router.recv(_NOBLOCK)
