@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,12 @@ def _admin(tmp_path: Path) -> Iterator[_Admin]:
     admin.socket.close(linger_ms=0)
 
 
+def is_answered(admin: _Admin, peer: zmq.Socket[bytes]) -> bool:
+    """Let the socket serve, and see whether ``peer`` has an answer."""
+    admin.socket.serve()
+    return bool(peer.poll(1))
+
+
 def test_requests_for_the_status_share_an_answer(admin: _Admin) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     peers = [context.socket(zmq.DEALER) for _ in range(_PEERS)]
@@ -50,7 +57,7 @@ def test_requests_for_the_status_share_an_answer(admin: _Admin) -> None:
             peer.connect(admin.socket.endpoints[number % 2])
             peer.send(wire.pack({"op": "metadata", "id": number}))
         for peer in peers:
-            assert eventually(lambda peer=peer: admin.socket.serve() >= 0 and peer.poll(1), "each is connected")
+            assert eventually(partial(is_answered, admin, peer), "each is connected")
             peer.recv()
         admin.handled.clear()
         for number, peer in enumerate(peers):
@@ -60,7 +67,7 @@ def test_requests_for_the_status_share_an_answer(admin: _Admin) -> None:
         answers = []
         for peer in peers:
             for _ in range(2):
-                assert eventually(lambda peer=peer: admin.socket.serve() >= 0 and peer.poll(1), "an answer")
+                assert eventually(partial(is_answered, admin, peer), "an answer")
                 answers.append(json.loads(peer.recv()))
         statuses = sorted(one["id"] for one in answers if one["op"] == "status")
         assert statuses == list(range(_PEERS))
