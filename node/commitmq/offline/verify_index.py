@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from commitmq.errors import CommitMQError
 from commitmq.format.index_header import HEADER_BYTES, ITEM_BYTES, SLOT_BYTES, IndexShape, list_index_files
+from commitmq.format.index_item import ITEM_FIELDS
 from commitmq.kernels import index_insertion as kernel
 from commitmq.kernels.index_chains import check_chains, find_strays
 from commitmq.offline.findings import CHAINS, Faults, Finding, ItemRun, Single
@@ -28,7 +29,7 @@ from commitmq.offline.store_view import StoreView
 from commitmq.store.index.index_reader import MappedIndex
 from commitmq.store.log.dispatch_batch import DispatchBatch
 
-_ITEM: Final = np.dtype([("hash", ">i4"), ("offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
+_ITEM: Final = np.dtype(ITEM_FIELDS)
 _KEY: Final = np.dtype([("hash", np.int64), ("offset", np.int64)])
 _SCRATCH_ITEMS: Final = 1 << 16
 _MOST_CHAIN_FAULTS: Final = 100  # of a file

@@ -26,7 +26,7 @@ _FORGOTTEN_MS = 60_000
 
 def cpu_seconds(pid: int) -> float | None:
     """User plus system time of process ``pid`` since it started; None when it is gone."""
-    # Not by psutil: the supervisor samples every worker each second, and this is one small read without an object.
+    # Not by psutil: the supervisor samples every process again and again, and this is one small read.
     try:
         with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:
             stat = file.read(4096)
@@ -38,7 +38,7 @@ def cpu_seconds(pid: int) -> float | None:
 
 def memory_bytes(pid: int, store: Path) -> int | None:
     """PSS of ``pid`` without mappings of files under ``store``; None when it is gone or this account may not look at it."""
-    # Not by psutil: its figures of a mapping cost an object each, and a worker has thousands of mapped files.
+    # Not by psutil: it makes an object of every mapping, and only the Pss lines count here.
     try:
         smaps = Path(f"/proc/{pid}/smaps").read_bytes()
     except OSError:

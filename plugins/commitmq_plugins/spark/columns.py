@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from commitmq.errors import CommitMQError, ConfigError, CorruptRecordError
 from commitmq.format.compression import decompress
-from commitmq.format.constants import Property, SysFlag
+from commitmq.format.constants import ELEMENT_BYTES, Property, SysFlag
 from commitmq.kernels import arrow as kernel
 from commitmq.kernels.columns import EQUALS, text_tests
 from commitmq.log import get_log
@@ -70,7 +70,6 @@ _PROPERTIES: Final = {"tags": Property.TAGS, "keys": Property.KEYS, "unique_id":
 
 _INNER: Final = SysFlag.INNER_BATCH | SysFlag.NEED_UNWRAP
 _COMPRESSION: Final = SysFlag.COMPRESSED | SysFlag.COMPRESSION_MASK
-_ELEMENT_BYTES: Final = 22
 
 
 def default_schema(*, several_stores: bool, properties: bool) -> str:
@@ -184,7 +183,7 @@ class Rows:
             fields[field] = inside[field]
         fields[kernel.QUEUE_OFFSET] += inside[kernel.QUEUE_OFFSET]
         fields[kernel.SYS_FLAG] &= ~_COMPRESSION
-        total = inside[kernel.BODY_SIZE] + inside[kernel.PROPERTIES_SIZE] + _ELEMENT_BYTES
+        total = inside[kernel.BODY_SIZE] + inside[kernel.PROPERTIES_SIZE] + ELEMENT_BYTES
         return Rows(log, fields, self.physical_offsets[owners], total, self._hosts_log), owners
 
     def columns(self, names: Sequence[str], *, inflate: bool = False) -> dict[str, pa.Array]:

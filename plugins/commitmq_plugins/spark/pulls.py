@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 
 from commitmq.errors import CorruptRecordError, NodeUnavailableError
+from commitmq.format.constants import MIN_RECORD_BYTES
 from commitmq.format.units import UNIT
 from commitmq.kernels import arrow as kernel
 from commitmq.protocol.channel import Channel
@@ -20,7 +21,6 @@ _PATIENCE_S: Final = 60.0
 _CONNECT_S: Final = 5.0
 _ANSWER_S: Final = 15.0
 _MAX_BYTES: Final = 8 * 1024 * 1024
-_LEAST_RECORD: Final = 91
 
 Pulled = tuple[Bytes, Numbers, Numbers, Numbers, list[tuple[int, int]]]
 """Memory, positions of records in it, their sizes and physical offsets, and the missing queue offsets before them."""
@@ -111,7 +111,7 @@ class RecordPuller:
 
 
 def _split(data: Bytes) -> tuple[Bytes, Numbers, Numbers, Numbers]:
-    room = len(data) // _LEAST_RECORD + 1
+    room = len(data) // MIN_RECORD_BYTES + 1
     positions, sizes, physical = np.empty(room, np.int64), np.empty(room, np.int64), np.empty(room, np.int64)
     count = kernel.split(data, positions, sizes, physical)
     if count < 0:

@@ -12,13 +12,20 @@ from pathlib import Path
 import pytest
 
 PROJECT = Path(__file__).resolve().parents[3]
-FOLDERS = ("node/commitmq/store", "node/commitmq/kernels", "node/commitmq/offline", "dispatchers/commitmq_dispatchers")
+FOLDERS = (
+    "node/commitmq/store",
+    "node/commitmq/kernels",
+    "node/commitmq/offline",
+    "node/commitmq/client",
+    "dispatchers/commitmq_dispatchers",
+    "plugins/commitmq_plugins",
+)
 # Sizes that only these structures have; magics, signed and not.
 TELLING = {91, 46, 0xDAA320A7, 0xDAA320AB, 0xCBD43194, 626843481, 626843477, 875286124, 0x700, 0x701}
 # Positions and sizes that say something beside a position only: ``at + 28``.
 POSITIONS = {20, 28, 36, 40, 48, 56, 60, 68, 72}
 STARTS = {"at", "position", "offset", "start", "target", "source"}
-STRUCTS = {">qiq", ">qi"}
+STRUCTS = {">qiq", ">qi", ">iqii"}
 ALLOWED = {
     "node/commitmq/kernels/columns.py": {46},  # the character "."
 }
@@ -43,7 +50,7 @@ def second_definitions(tree: ast.AST) -> list[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("Struct", "dtype")):
             text = ast.unparse(node)
-            is_unit = "'physical_offset', '>i8'" in text
+            is_unit = "'physical_offset', '>i8'" in text or "['physical_offset', 'size', 'tags_code']" in text
             if is_unit or any(isinstance(one, ast.Constant) and one.value in STRUCTS for one in node.args):
                 found.append(text)
     return found

@@ -17,29 +17,49 @@ import numpy as np
 from commitmq.client.receiving.received_message import decode_body
 from commitmq.client.receiving.segments import SegmentMaps
 from commitmq.errors import CorruptRecordError, UndecodableBodyError
-from commitmq.format.constants import LMQ_PREFIX, MAGIC_V1, MAGIC_V2, MIN_RECORD_BYTES, UNIT_BYTES, SysFlag
+from commitmq.format.constants import (
+    BODY_CRC_OFFSET,
+    BODY_OFFSET,
+    BODY_SIZE_OFFSET,
+    BORN_TIMESTAMP_OFFSET,
+    FLAG_OFFSET,
+    HOST_BYTES,
+    HOST_V6_BYTES,
+    LMQ_PREFIX,
+    MAGIC_OFFSET,
+    MAGIC_V1,
+    MAGIC_V2,
+    MIN_RECORD_BYTES,
+    PHYSICAL_OFFSET_OFFSET,
+    QUEUE_ID_OFFSET,
+    QUEUE_OFFSET_OFFSET,
+    RECONSUME_TIMES_OFFSET,
+    SIZE_OFFSET,
+    STORE_HOST_OFFSET,
+    STORE_TIMESTAMP_OFFSET,
+    SYS_FLAG_OFFSET,
+    SysFlag,
+)
+from commitmq.format.units import UNIT
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
-_HEAD_BYTES: Final = 88
+_HOSTS_BYTES: Final = 2 * HOST_BYTES
+_HEAD_BYTES: Final = BODY_OFFSET + _HOSTS_BYTES
 HEAD: Final = np.dtype({
     "names": [
         "size", "magic", "crc", "queue_id", "flag", "queue_offset", "physical_offset", "sys_flag", "born_timestamp",
         "store_timestamp", "store_host", "reconsume_times", "body_size",
     ],
     "formats": [">i4", ">i4", ">i4", ">i4", ">i4", ">i8", ">i8", ">i4", ">i8", ">i8", "V8", ">i4", ">i4"],
-    "offsets": [0, 4, 8, 12, 16, 20, 28, 36, 40, 56, 64, 72, 84],
+    "offsets": [
+        SIZE_OFFSET, MAGIC_OFFSET, BODY_CRC_OFFSET, QUEUE_ID_OFFSET, FLAG_OFFSET, QUEUE_OFFSET_OFFSET, PHYSICAL_OFFSET_OFFSET,
+        SYS_FLAG_OFFSET, BORN_TIMESTAMP_OFFSET, STORE_TIMESTAMP_OFFSET + HOST_BYTES, STORE_HOST_OFFSET + HOST_BYTES,
+        RECONSUME_TIMES_OFFSET + _HOSTS_BYTES, BODY_SIZE_OFFSET + _HOSTS_BYTES,
+    ],
     "itemsize": _HEAD_BYTES,
 })  # fmt: skip
 """The bytes before the body of a record with two IPv4 hosts (spec 2.1)."""
-_UNIT: Final = np.dtype(
-    {
-        "names": ["physical_offset", "size", "tags_code"],
-        "formats": [">i8", ">i4", ">i8"],
-        "offsets": [0, 8, 12],
-        "itemsize": UNIT_BYTES,
-    }
-)
 _SIZE: Final = struct.Struct(">i")
 _MANY_FRAMES: Final = 8
 _V6: Final = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
@@ -102,8 +122,8 @@ class Part:
         view = memoryview(self.data)
         result = []
         for position, flags in zip(self.positions.tolist(), self.heads["sys_flag"].tolist(), strict=True):
-            start = position + 56 + (20 if flags & SysFlag.BORN_HOST_V6 else 8)
-            result.append(bytes(view[start : start + (20 if flags & SysFlag.STORE_HOST_V6 else 8)]))
+            start = position + STORE_HOST_OFFSET + (HOST_V6_BYTES if flags & SysFlag.BORN_HOST_V6 else HOST_BYTES)
+            result.append(bytes(view[start : start + (HOST_V6_BYTES if flags & SysFlag.STORE_HOST_V6 else HOST_BYTES)]))
         return result
 
 
@@ -145,13 +165,13 @@ def decode_part(topic: str, queue_id: int, data: mmap.mmap | memoryview, positio
 def _widen(data: mmap.mmap | memoryview, positions: Array, heads: Array) -> Array:
     """Correct the fields that IPv6 hosts push back. Returns where the bodies begin."""
     flags = heads["sys_flag"]
-    born = np.where(flags & SysFlag.BORN_HOST_V6, 20, 8)
-    store = np.where(flags & SysFlag.STORE_HOST_V6, 20, 8)
+    born = np.where(flags & SysFlag.BORN_HOST_V6, HOST_V6_BYTES, HOST_BYTES)
+    store = np.where(flags & SysFlag.STORE_HOST_V6, HOST_V6_BYTES, HOST_BYTES)
     raw: Array = np.frombuffer(data, np.uint8)
     for name, offset in (
-        ("store_timestamp", 48 + born),
-        ("reconsume_times", 56 + born + store),
-        ("body_size", 68 + born + store),
+        ("store_timestamp", STORE_TIMESTAMP_OFFSET + born),
+        ("reconsume_times", RECONSUME_TIMES_OFFSET + born + store),
+        ("body_size", BODY_SIZE_OFFSET + born + store),
     ):
         kind = HEAD[name]
         columns = np.arange(kind.itemsize)
@@ -167,7 +187,7 @@ def parts_of_units(topic: str, queue_id: int, frame: memoryview, segments: Segme
 
     Raises OSError when a segment cannot be mapped, CorruptRecordError when a unit and its record do not fit.
     """
-    units: Array = np.frombuffer(frame, _UNIT)
+    units: Array = np.frombuffer(frame, UNIT)
     offsets = units["physical_offset"].astype(np.int64)
     sizes = units["size"].astype(np.int32)
     bases = offsets - offsets % segments.segment_bytes

@@ -10,6 +10,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from commitmq.errors import CorruptRecordError, ProtocolError
+from commitmq.format.constants import MIN_RECORD_BYTES
 
 if TYPE_CHECKING:
     import zmq
@@ -171,7 +172,7 @@ def records_of(frames: Sequence[memoryview]) -> Iterator[memoryview]:
         at = 0
         while at < len(frame):
             size = int.from_bytes(frame[at : at + 4], "big")
-            if size < 91 or at + size > len(frame):
+            if size < MIN_RECORD_BYTES or at + size > len(frame):
                 raise CorruptRecordError("the answer ends inside a record", offset=at)
             yield frame[at : at + size]
             at += size

@@ -17,12 +17,10 @@ from commitmq.client.receiving.part import Array, Part
 from commitmq.client.sending.run_encoder import UNIQUE_BYTES, UNIQUE_PREFIX
 from commitmq.errors import CommitMQError, CorruptRecordError, InvalidMessageError
 from commitmq.format.compression import decompress
-from commitmq.format.constants import MAX_PROPERTIES_BYTES, Property, SysFlag
+from commitmq.format.constants import ELEMENT_BODY_OFFSET, ELEMENT_BYTES, MAX_PROPERTIES_BYTES, Property, SysFlag
 from commitmq.format.properties import decode_properties
 from commitmq.format.unique_ids import UniqueIds
 
-ELEMENT_BYTES: Final = 22
-"""Of a message in a batch, without its body and properties."""
 MAX_MESSAGES: Final = 32_767
 
 _INNER: Final = SysFlag.INNER_BATCH | SysFlag.NEED_UNWRAP
@@ -155,7 +153,7 @@ def _elements(part: Part, data: Any, starts: list[int], asked: int, tags: frozen
             size, _, _, flag, body = unpack(view, at)
             if not (ELEMENT_BYTES <= size <= end - at and 0 <= body <= size - ELEMENT_BYTES):
                 raise _corrupt(part, owner, f"a message of {size} bytes with a body of {body} does not fit")
-            if ELEMENT_BYTES + body + _SHORT.unpack_from(view, at + 20 + body)[0] != size:
+            if ELEMENT_BYTES + body + _SHORT.unpack_from(view, at + ELEMENT_BODY_OFFSET + body)[0] != size:
                 raise _corrupt(part, owner, "the sizes of a message's parts do not add up")
             if offset >= asked and (tags is None or _has_tag(view, at + ELEMENT_BYTES + body, at + size, tags)):
                 positions.append(at)
@@ -172,7 +170,7 @@ def _elements(part: Part, data: Any, starts: list[int], asked: int, tags: frozen
     heads["queue_offset"] = offsets
     heads["body_size"] = bodies
     places = np.array(positions, np.int64)
-    body_offsets = places + 20
+    body_offsets = places + ELEMENT_BODY_OFFSET
     hosts = None
     if part.v6:
         known = part.store_hosts()

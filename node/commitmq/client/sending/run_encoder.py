@@ -22,11 +22,22 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from commitmq.errors import InvalidMessageError
 from commitmq.format.constants import (
+    BODY_CRC_OFFSET,
+    BODY_OFFSET,
+    BODY_SIZE_OFFSET,
+    BORN_TIMESTAMP_OFFSET,
     CRC_PROPERTY_PREFIX,
+    FLAG_OFFSET,
+    HOST_BYTES,
+    HOST_V6_BYTES,
+    MAGIC_OFFSET,
     MAGIC_V1,
     MAGIC_V2,
     MAX_PROPERTIES_BYTES,
     MIN_RECORD_BYTES,
+    QUEUE_ID_OFFSET,
+    SIZE_OFFSET,
+    SYS_FLAG_OFFSET,
     V1_TOPIC_UNITS,
     Property,
     SysFlag,
@@ -97,8 +108,8 @@ class RunLayout:
         self.topic_bytes = name
         self.magic = MAGIC_V2 if wide else MAGIC_V1
         self.sys_flag = (SysFlag.BORN_HOST_V6 if born_v6 else 0) | (SysFlag.STORE_HOST_V6 if store_v6 else 0)
-        born, store = (20 if born_v6 else 8), (20 if store_v6 else 8)
-        self.v6_bytes = born + store - 16
+        born, store = (HOST_V6_BYTES if born_v6 else HOST_BYTES), (HOST_V6_BYTES if store_v6 else HOST_BYTES)
+        self.v6_bytes = born + store - 2 * HOST_BYTES
         # size, magic, crc, queue id, flag, [queue offset, physical offset], sysFlag, born, [born host, store time,
         # store host], reconsume times, [prepared offset], body length; the bracketed are zeros.
         self.head = struct.Struct(f">iiiii16xiq{born + 8 + store}xi8xi")
@@ -195,12 +206,22 @@ def _head_type(v6_bytes: int) -> np.dtype[np.void]:
     import numpy as np
 
     if v6_bytes not in _head_types:
+        hosts_bytes = 2 * HOST_BYTES + v6_bytes
         _head_types[v6_bytes] = np.dtype(
             {
                 "names": ["size", "magic", "crc", "queue", "flag", "sys_flag", "born", "body"],
                 "formats": [">i4", ">i4", ">i4", ">i4", ">i4", ">i4", ">i8", ">i4"],
-                "offsets": [0, 4, 8, 12, 16, 36, 40, 84 + v6_bytes],
-                "itemsize": 88 + v6_bytes,
+                "offsets": [
+                    SIZE_OFFSET,
+                    MAGIC_OFFSET,
+                    BODY_CRC_OFFSET,
+                    QUEUE_ID_OFFSET,
+                    FLAG_OFFSET,
+                    SYS_FLAG_OFFSET,
+                    BORN_TIMESTAMP_OFFSET,
+                    BODY_SIZE_OFFSET + hosts_bytes,
+                ],
+                "itemsize": BODY_OFFSET + hosts_bytes,
             }
         )
     return _head_types[v6_bytes]

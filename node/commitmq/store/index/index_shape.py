@@ -28,9 +28,9 @@ from commitmq.format.index_header import (
     header_of,
     list_index_files,
 )
+from commitmq.format.index_item import ITEM_STRUCT
 
 _SAMPLES: Final = 256
-_ITEM: Final = struct.Struct(">iqii")
 _OFFSET: Final = struct.Struct(">q")
 _OFFSET_AT: Final = 4  # in an item, behind its hash
 _SLOT: Final = struct.Struct(">i")
@@ -141,7 +141,7 @@ def _fits(fd: int, shape: IndexShape, header: IndexHeader) -> bool:
         data = os.pread(fd, ITEM_BYTES, shape.item_position(number))
         if len(data) < ITEM_BYTES:
             return False
-        hashed, offset, _, previous = _ITEM.unpack(data)
+        hashed, offset, _, previous = ITEM_STRUCT.unpack(data)
         if hashed < 0 or not before <= offset or not 0 <= previous < number:
             return False
         slot = os.pread(fd, SLOT_BYTES, HEADER_BYTES + SLOT_BYTES * (hashed % shape.hash_slots))

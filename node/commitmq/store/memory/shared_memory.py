@@ -167,7 +167,7 @@ def check_private(folder: Path) -> None:
 
 def available_bytes() -> int:
     """Memory that could be taken now: the machine's, or the rest of this control group's if that is less."""
-    # Not by psutil: the store needs no package for processes, as clients use it too.
+    # Not by psutil: the store imports no package about processes (a test of the project checks that).
     meminfo = Path("/proc/meminfo").read_text(encoding="ascii")
     available = next(int(line.split()[1]) * 1024 for line in meminfo.splitlines() if line.startswith("MemAvailable:"))
     try:
