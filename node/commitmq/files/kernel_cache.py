@@ -53,6 +53,7 @@ MODULES: Final = (
     "raw",
     "run",
     "java_hash",
+    "readdress",
     "walk",
     "scan",
     "tags",
