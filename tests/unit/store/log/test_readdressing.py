@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from commitmq.format.java import java_string_hash
 from commitmq.semantics.delay import SCHEDULE_TOPIC
 from commitmq.semantics.properties import java_order
-from commitmq.store.log.readdressing import Target, common_value, readdress, starts_of, values
+from commitmq.store.log.readdressing import Target, find, readdress
 from commitmq.store.log.run_check import MessageIllegalError
 from golden_stores import unpack
 
@@ -170,20 +170,16 @@ def test_many_names_make_javas_table_grow() -> None:
         readdress(as_array(bytes(record)), ONE, Target(b"t", 0, False, False), [b""])
 
 
-def test_values_of_one_property(golden: list[bytes]) -> None:
+def test_records_that_agree_in_properties_are_found(golden: list[bytes]) -> None:
     data = as_array(b"".join(golden))
-    ends = np.cumsum([len(record) for record in golden])
-    starts = np.concatenate(([0], ends[:-1])).astype(np.int64)
-    found = values(data, starts, "KEYS")
-    expected = [dict(split(record)[1]).get("KEYS") for record in golden]
-    assert [None if value is None else value.decode() for value in found] == expected
-    assert common_value(data, starts[:0], "KEYS") is None if not len(starts) else True
-    assert common_value(data, starts, "KEYS") is None
-    delayed = [record for record in golden if split(record)[0] == SCHEDULE_TOPIC and dict(split(record)[1])["DELAY"] == "1"]
-    lengths = np.cumsum([len(record) for record in delayed])
-    run = readdress(
-        as_array(b"".join(delayed)),
-        np.concatenate(([0], lengths[:-1])).astype(np.int64),
-        Target(b"any", 0, False, False),
-    )
-    assert common_value(run.data, starts_of(run), "DELAY") == b"1"
+    sizes = np.array([len(record) for record in golden], np.int64)
+    starts = np.cumsum(sizes) - sizes
+    found = find(data, starts, sizes, ["KEYS", "REAL_TOPIC"])
+    named = [dict(split(record)[1]) for record in golden]
+    expected = [(one.get("KEYS", ""), one.get("REAL_TOPIC", "")) for one in named]
+    assert [(found.value(0, at).decode(), found.value(1, at).decode()) for at in range(len(golden))] == expected
+    assert found.whole.all()
+    numbers, firsts = found.alike()
+    order = list(dict.fromkeys(expected))
+    assert [expected[first] for first in firsts] == order
+    assert [order[number] for number in numbers.tolist()] == expected
