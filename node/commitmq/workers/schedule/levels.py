@@ -199,3 +199,9 @@ def one_by_one(one: MovedRun) -> Iterator[MovedRun]:
         data = one.run.data[start:end]
         yield MovedRun(one.topic, one.queue_id, CheckedRun(data, np.array([end - start], np.int64), 1), one.born_v6)
         start = end
+
+
+def unique_key(one: MovedRun) -> str:
+    """The unique key of the first message of a run, for people who look for it."""
+    found = find(one.run.data, np.zeros(1, np.int64), one.run.ends[:1], [Property.UNIQUE_KEY])
+    return found.value(0, 0).decode("utf-8", "replace")

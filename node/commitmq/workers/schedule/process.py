@@ -31,7 +31,7 @@ from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
 from commitmq.workers.runtime.expired_segments import ExpiredSegments
 from commitmq.workers.runtime.moved_before import MovedBefore
 from commitmq.workers.runtime.run_mover import MovedRun, RunMover, WriterLost
-from commitmq.workers.schedule.levels import NEVER_MS, Level, Portion, one_by_one
+from commitmq.workers.schedule.levels import NEVER_MS, Level, Portion, one_by_one, unique_key
 from commitmq.workers.schedule.progress import UNKNOWN, Progress, ProgressFiles
 
 ROLE = "schedule"
@@ -168,19 +168,20 @@ class Schedule:
             elif one.run.count > 1:
                 left += one_by_one(one)
             else:
-                self._report(f"{put.code}: {put.sentence}", -1)
+                self._report(f"{put.code}: {put.sentence}; its unique key is {unique_key(one)}", None)
         if failpoints.ACTIVE:
             failpoints.hit("schedule.after_put")
         portion.runs = left
         if not left:
             level.offset, level.waiting = portion.behind, None
 
-    def _report(self, why: str, place: int) -> None:
-        """A message that is left out: it stays in the log, and people are told."""
+    def _report(self, why: str, place: int | None) -> None:
+        """A message that is left out: it stays in the log (at ``place``), and people are told."""
         self._left_out += 1
         self._reports += 1
         if self._reports <= _MAX_REPORTS:
-            self._context.log.error("a delayed message cannot be delivered", why=why, physical_offset=place)
+            where = {} if place is None else {"physical_offset": place}
+            self._context.log.error("a delayed message cannot be delivered", why=why, **where)
         self._context.tell(left_out=self._left_out)
 
     # ------------------------------------------------------------ positions
