@@ -6,7 +6,7 @@ destination: the client puts messages with the same delay into one run.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +47,14 @@ class PutRules:
             return self._delayed(run, topic, queue_id)
         return Placed(run, topic, queue_id)
 
+    def place_copy(self, run: CheckedRun, topic: str, queue_id: int, *, delayed: bool) -> Placed:
+        """The same for a copy that the node itself made. ``delayed``: it has a delay level. Raises as :meth:`place`."""
+        if delayed:
+            placed = self._delayed(run, topic, queue_id)
+        else:
+            placed = Placed(self._readdressed(run, starts_of(run), topic, queue_id, None), topic, queue_id)
+        return replace(placed, run=replace(placed.run, moved=True))
+
     def _delayed(self, run: CheckedRun, topic: str, queue_id: int) -> Placed:
         if not self._delays:
             raise Refusal("MESSAGE_ILLEGAL", "this node delivers no delayed messages (schedule.enable is false)")
@@ -69,9 +77,11 @@ class PutRules:
         return Placed(self._readdressed(run, starts, delay.SCHEDULE_TOPIC, queue, pairs), delay.SCHEDULE_TOPIC, queue)
 
     def _readdressed(
-        self, run: CheckedRun, starts: NDArray[np.int64], topic: str, queue_id: int, pairs: dict[str, str]
+        self, run: CheckedRun, starts: NDArray[np.int64], topic: str, queue_id: int, pairs: dict[str, str] | None
     ) -> CheckedRun:
         checker = self._checker
         target = Target(topic.encode(), queue_id, len(checker.store_host) == 20, checker.properties_crc)
+        if pairs is None:
+            return readdress(run.data, starts, target)
         more = "".join(f"{name}\x01{value}\x02" for name, value in pairs.items())
         return readdress(run.data, starts, target, [more.encode()])

@@ -28,10 +28,12 @@ from commitmq.store.log.inner_batch import count_messages
 from commitmq.store.log.run_check import SPECIAL_PROPERTIES, CheckedRun, MessageIllegalError
 from commitmq.store.producers.producer_table import SequenceRefusedError
 from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
+from commitmq.workers.runtime.topic_view import TopicViews
 from commitmq.workers.writer.local_sockets import Frames, Payload, Peer
 from commitmq.workers.writer.producers import Numbered, Producers, ProducersUnusableError, numbered
 from commitmq.workers.writer.put_rules import Placed, PutRules
 from commitmq.workers.writer.send_answers import SendAnswers, Waiting
+from commitmq.workers.writer.send_backs import SendBacks
 from commitmq.workers.writer.send_checks import FORBIDDEN, Refusal, SendChecks, integer
 from commitmq.workers.writer.special_sends import FurtherQueues, SpecialSendError, batch_properties
 
@@ -60,9 +62,10 @@ class SendRequests:
         publish: Callable[[], None],
         producers: Producers | None = None,
         *,
+        topics: TopicViews | None = None,
         local_socket: Path | None = None,
     ) -> None:
-        """``producers``: the table of idempotent producers; None where idempotent sends are refused. ``local_socket``:
+        """``topics``: the topic table, where messages can be sent back. ``producers``: the table of idempotent producers; None where idempotent sends are refused. ``local_socket``:
         the path in the answer to ``hello``.
         """
         self._checks = checks
@@ -76,9 +79,10 @@ class SendRequests:
         self._offsets = offsets
         self._publish = publish
         self._config = context.config
+        self._rules = PutRules(appender, delays=context.config.schedule.enable)
+        self._send_backs = None if topics is None else SendBacks(context, topics, self._rules)
         self._peers: dict[Peer, bytes] = {}
         self._further = FurtherQueues(context.config, offsets)
-        self._rules = PutRules(appender, delays=context.config.schedule.enable)
         self._local_host = pack_host(Host("127.0.0.1", 0))
         self._max_run_bytes = context.config.commit_log.max_run_bytes
         self._max_message_bytes = context.config.commit_log.max_message_bytes
@@ -112,6 +116,8 @@ class SendRequests:
                 return self._send(identity, header, frames)
             if header["op"] == "append":
                 return self._append(identity, header, frames)
+            if header["op"] == "send_back":
+                return self._send_back(identity, header, frames)
             return self._send_batch(identity, header, frames)
         except SpecialSendError as refusal:
             return wire.error(header["id"], refusal.code, refusal.sentence, outcome="not_stored")
@@ -298,6 +304,19 @@ class SendRequests:
         done = self._stored(lambda: self._appender.append_record(record, number, len(host)))
         self._offsets[topic, queue_id] = number + count
         return self._answers.acknowledged(identity, header, topic, queue_id, number, count, done, ack)
+
+    def _send_back(self, identity: Peer, header: dict[str, Any], frames: Frames) -> bytes | Waiting:
+        """Store a copy of a message that failed, for another try of its group or as a dead letter (spec 12.4)."""
+        if self._send_backs is None:
+            raise Refusal("UNKNOWN_OP", "messages are sent back to the writer")
+        ack = self._checks.checked_ack(header, frames)
+        copy = self._send_backs.copy_of(header)
+        placed = copy.placed
+        number, done = self._store_run(placed.topic, placed.queue_id, placed.run, bytes(copy.born_host_bytes))
+        where = {"topic": copy.topic, "dead": copy.dead}
+        if placed.topic != copy.topic:
+            where |= {"stored_topic": placed.topic, "stored_queue": placed.queue_id}
+        return self._answers.acknowledged(identity, header, copy.topic, copy.queue_id, number, 1, done, ack, where)
 
     # ------------------------------------------------------------ where it is stored
 
