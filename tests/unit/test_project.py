@@ -101,6 +101,7 @@ RULES: dict[str, set[str]] = {
     "ownership": {"control"},
     "format": {"errors"},
     "files": {"errors", "failpoints", "format", "log"},
+    "semantics": {"errors", "format"},
     "kernels": {"extras"},
     "store": {"errors", "failpoints", "files", "format", "kernels", "log"},
     "config": {"errors", "format", "store"},

@@ -7,11 +7,10 @@ computed (:func:`commitmq.format.java.hash_map_order`); :mod:`commitmq.kernels.r
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+
 
 from commitmq.format.java import hash_map_order
-
-BUCKETS: Final = 128
+from commitmq.format.properties import BROKER_BUCKETS
 
 
 def java_order(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
@@ -20,4 +19,4 @@ def java_order(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
     A name that is put again keeps its place and takes the new value.
     """
     values = dict(pairs)
-    return [(name, values[name]) for name in hash_map_order(values, BUCKETS)]
+    return [(name, values[name]) for name in hash_map_order(values, BROKER_BUCKETS)]

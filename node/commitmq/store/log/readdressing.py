@@ -97,9 +97,7 @@ class Found:
         return numbers, firsts[:count].tolist()
 
 
-def find(
-    data: NDArray[np.uint8], starts: NDArray[np.int64], sizes: NDArray[np.int64], names: Sequence[str]
-) -> Found:
+def find(data: NDArray[np.uint8], starts: NDArray[np.int64], sizes: NDArray[np.int64], names: Sequence[str]) -> Found:
     """The properties ``names`` of the records of ``sizes`` bytes at ``starts``."""
     encoded = [name.encode() for name in names]
     bounds = np.cumsum([0, *map(len, encoded)], dtype=np.int64)

@@ -59,9 +59,7 @@ class Schedule:
         self._control = context.control
         self._config = context.config
         config, layout = context.config, context.layout
-        self._log = CommitLog(
-            layout.commit_log, config.commit_log.segment_bytes, config.commit_log.max_mapped_segments
-        )
+        self._log = CommitLog(layout.commit_log, config.commit_log.segment_bytes, config.commit_log.max_mapped_segments)
         self._expired = ExpiredSegments(context, self._log)
         self._reader = QueueReader(self._log, layout.consume_queue, config.consume_queue.file_bytes)
         self._files = ProgressFiles(layout)

@@ -91,8 +91,14 @@ class Writer:
         )
         self._checks = SendChecks(context, self._topics)
         self.requests = SendRequests(
-            context, tail.appender, offsets, self._checks, tail.publish, self._producers,
-            topics=self._topics, local_socket=self.local.path
+            context,
+            tail.appender,
+            offsets,
+            self._checks,
+            tail.publish,
+            self._producers,
+            topics=self._topics,
+            local_socket=self.local.path,
         )
         self._unknown = UnknownTopics(context, self._topics)
         context.register(self._news.socket, quiet=True)

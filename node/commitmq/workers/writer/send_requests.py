@@ -421,7 +421,9 @@ class SendRequests:
 
 
 def _unnumbered() -> Refusal:
-    return Refusal("MESSAGE_ILLEGAL", "a delayed message cannot come from an idempotent producer: its copy is no repetition")
+    return Refusal(
+        "MESSAGE_ILLEGAL", "a delayed message cannot come from an idempotent producer: its copy is no repetition"
+    )
 
 
 def _peer_address(frame: zmq.Frame | Payload) -> str | None:
