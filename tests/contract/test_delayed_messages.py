@@ -9,6 +9,7 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import orjson
@@ -34,6 +35,10 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 
 def bodies(node: Node, topic: str = TOPIC) -> list[bytes]:
     return [one.body for one in everything(node, topic)]
+
+
+def has(node: Node, topic: str, count: int) -> bool:
+    return len(bodies(node, topic)) >= count
 
 
 def test_a_message_comes_at_its_time_and_not_before(node: Node) -> None:
@@ -81,7 +86,8 @@ def test_a_level_is_an_integer(node: Node, level: str) -> None:
 def test_no_level_is_no_delay(node: Node, level: int) -> None:
     with Peer(node) as peer:
         answer = peer.send(TOPIC, b"at once %d" % level, level)
-    assert answer["ok"] and "stored_topic" not in answer
+    assert answer["ok"]
+    assert "stored_topic" not in answer
     eventually(lambda: b"at once %d" % level in bodies(node), "it is there")
 
 
@@ -129,7 +135,8 @@ def test_messages_wait_while_the_node_is_down(tmp_path: Path) -> None:
         eventually(lambda: bodies(node) == [b"while down", b"later"], "both are delivered, each once")
         assert node.stop().returncode == 0
     table = json_config.load(tmp_path / "store" / "config" / "delayOffset.json")
-    assert table is not None and table["offsetTable"] == {1: 1, 2: 1}
+    assert table is not None
+    assert table["offsetTable"] == {1: 1, 2: 1}
 
 
 def test_a_node_without_the_process_refuses(tmp_path: Path) -> None:
@@ -172,7 +179,7 @@ def test_what_rocketmq_left_pending_is_delivered_once(tmp_path: Path, stopped: b
     node = Node.bare(golden.root)
     with started(node):
         for topic, hexes in wanted.items():
-            eventually(lambda topic=topic, hexes=hexes: len(bodies(node, topic)) >= len(hexes), f"all of {topic}")
+            eventually(partial(has, node, topic, len(hexes)), f"all of {topic}")
             time.sleep(0.5)
             assert sorted(body.hex() for body in bodies(node, topic)) == sorted(hexes)
         if not stopped:

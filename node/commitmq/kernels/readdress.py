@@ -170,7 +170,7 @@ def readdress(buf, starts, topic, queue_id, store_v6, more, more_ends, reorder, 
     for number in range(starts.size):
         result[0], result[1] = number, at
         start = starts[number]
-        (reason, total, born, old_host, body, body_size, topic_at, topic_size, properties, size) = layout(
+        (reason, _total, born, old_host, body, body_size, _topic_at, _topic_size, properties, size) = layout(
             buf, start, buf.size
         )
         if reason != OK:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-
 from commitmq.format.java import hash_map_order
 from commitmq.format.properties import BROKER_BUCKETS
 

@@ -44,8 +44,8 @@ from commitmq.store.memory.shared_memory import DEFAULT_FOLDER, available_bytes,
 from commitmq.supervision.node_files import node_life
 from commitmq.workers.runtime.context import WorkerContext
 from commitmq.workers.runtime.topic_view import TopicView, TopicViews
-from commitmq.workers.writer.send_checks import WRONG_ENDPOINT, Refusal, SendChecks
 from commitmq.workers.writer.put_rules import Placed
+from commitmq.workers.writer.send_checks import WRONG_ENDPOINT, Refusal, SendChecks
 from commitmq.workers.writer.send_requests import SendRequests
 from commitmq.workers.writer.special_sends import FurtherQueues, SpecialSendError
 

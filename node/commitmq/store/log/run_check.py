@@ -141,7 +141,8 @@ class RunCheck:
     ) -> CheckedRun:
         """Check all of a run (any buffer); raises MessageIllegalError that names the record. Stores nothing.
 
-        ``moved``: the run is a mover's, whose records may have any property and their own born host. ``mark``: the mark of an idempotent producer, which record i must carry with the number ``sequence`` + i
+        ``moved``: the run is a mover's, whose records may have any property and their own born host. ``mark``: the mark
+        of an idempotent producer, which record i must carry with the number ``sequence`` + i
         (:mod:`commitmq.format.producer_mark`); empty for a run without one.
         """
         buffer = np.frombuffer(data, np.uint8)

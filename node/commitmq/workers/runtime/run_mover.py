@@ -15,7 +15,7 @@ from typing import Any, Final
 import orjson
 import zmq
 
-from commitmq.control import WorkerState, WorkerWord, Word
+from commitmq.control import Word, WorkerState, WorkerWord
 from commitmq.protocol import wire
 from commitmq.protocol.connection import new_routing_id
 from commitmq.store.log.run_check import CheckedRun
@@ -101,7 +101,7 @@ class RunMover:
                 self._check_writer()
                 continue
             answer = orjson.loads(socket.recv())
-            index = asked.pop(answer.get("id"), None)
+            index = asked.pop(answer.get("id", 0), None)
             if index is not None:
                 puts[index] = _judged(answer)
                 is_open |= puts[index].is_open

@@ -75,8 +75,8 @@ class Level:
     ) -> Portion | None:
         """Up to ``count`` messages that are due, as runs; None when none is. Sets ``next_due_ms``.
 
-        ``log_end`` is the log's end now. ``is_moved``: tells of a record whether its message was delivered already. Messages that cannot be delivered
-        are reported and left out.
+        ``log_end`` is the log's end now. ``is_moved``: tells of a record whether its message was delivered already.
+        Messages that cannot be delivered are reported and left out.
         """
         self._clamp(bound, floor)
         at, units = self._reader.units(

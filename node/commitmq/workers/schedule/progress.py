@@ -51,7 +51,8 @@ class ProgressFiles:
             if _as_list(self._version) in ours.get("versions", ()):
                 return Progress(_levels(ours["offsets"]), int(ours["log"]))
         except (TypeError, ValueError, AttributeError, KeyError) as error:
-            raise StoreError(f"the positions of delay levels are not in RocketMQ's shape: {error!r}", path=self._theirs)
+            sentence = f"the positions of delay levels are not in RocketMQ's shape: {error!r}"
+            raise StoreError(sentence, path=self._theirs) from error
         return Progress(offsets)
 
     def store(self, progress: Progress) -> None:

@@ -7,7 +7,6 @@ stored, so a refused request has ``outcome`` not_stored. :mod:`commitmq.workers.
 
 from __future__ import annotations
 
-import ipaddress
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,20 +15,19 @@ from typing import Any
 import zmq
 
 from commitmq import failpoints
-from commitmq.control import DiskFlag, Word
-from commitmq.errors import StoreError
+from commitmq.control import Word
 from commitmq.format.constants import Property
-from commitmq.format.message_id import pack_host
 from commitmq.format.producer_mark import mark_of
-from commitmq.format.record import Host
 from commitmq.protocol import wire
-from commitmq.store.log.append import Appended, CommitLogAppender, PoolFullError, SegmentUnavailableError
+from commitmq.store.log.append import Appended, CommitLogAppender
 from commitmq.store.log.inner_batch import count_messages
 from commitmq.store.log.run_check import SPECIAL_PROPERTIES, CheckedRun, MessageIllegalError
 from commitmq.store.producers.producer_table import SequenceRefusedError
-from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
+from commitmq.workers.runtime.context import WorkerContext
 from commitmq.workers.runtime.topic_view import TopicViews
+from commitmq.workers.writer.born_hosts import BornHosts, peer_address
 from commitmq.workers.writer.local_sockets import Frames, Payload, Peer
+from commitmq.workers.writer.patient_append import PatientAppend
 from commitmq.workers.writer.producers import Numbered, Producers, ProducersUnusableError, numbered
 from commitmq.workers.writer.put_rules import Placed, PutRules
 from commitmq.workers.writer.send_answers import SendAnswers, Waiting
@@ -65,31 +63,28 @@ class SendRequests:
         topics: TopicViews | None = None,
         local_socket: Path | None = None,
     ) -> None:
-        """``topics``: the topic table, where messages can be sent back. ``producers``: the table of idempotent producers; None where idempotent sends are refused. ``local_socket``:
-        the path in the answer to ``hello``.
+        """``producers``: the table of idempotent producers; None where idempotent sends are refused. ``topics``: the topic
+        table, where messages can be sent back. ``local_socket``: the path in the answer to ``hello``.
         """
         self._checks = checks
         self._answers = SendAnswers(context, appender, producers)
         self._local_socket = {} if local_socket is None else {"local_socket": str(local_socket)}
         self._producers = producers
-        self._context = context
         self._control = context.control
-        self._allocate = context.ringer("allocate")
         self._appender = appender
         self._offsets = offsets
-        self._publish = publish
+        self._stored = PatientAppend(context, publish).store
         self._config = context.config
         self._rules = PutRules(appender, delays=context.config.schedule.enable)
         self._send_backs = None if topics is None else SendBacks(context, topics, self._rules)
-        self._peers: dict[Peer, bytes] = {}
+        self._born_hosts = BornHosts()
         self._further = FurtherQueues(context.config, offsets)
-        self._local_host = pack_host(Host("127.0.0.1", 0))
         self._max_run_bytes = context.config.commit_log.max_run_bytes
         self._max_message_bytes = context.config.commit_log.max_message_bytes
 
     def hello(self, header: dict[str, Any], frame: zmq.Frame | Payload) -> bytes:
         """The answer to ``hello``: what a client must know to lay out runs."""
-        host = _peer_address(frame)
+        host = peer_address(frame)
         network = self._config.network
         return wire.ok(
             header["id"],
@@ -144,7 +139,7 @@ class SendRequests:
         born = integer(header, "born", -1, -1, _MAX_TIME_MS) if "born" in header else -1
         if born < 0:
             born = time.time_ns() // 1_000_000
-        host = self._born_host(identity, frames[1])
+        host = self._born_hosts.of(identity, frames[1])
         sender = self._numbered(header) if "producer_id" in header else None
         if sender is not None and further:
             raise Refusal("MESSAGE_ILLEGAL", "an idempotent send cannot go to further queues")
@@ -191,7 +186,7 @@ class SendRequests:
                 f"the run has {size} bytes, this node takes {self._max_run_bytes} (commit_log.max_run_bytes)",
             )
         count = integer(header, "count", -1, -1, 1 << 31)
-        host = self._born_host(identity, frames[1])
+        host = self._born_hosts.of(identity, frames[1])
         moved = "moved" in header and self._is_mover(header, frames[1])
         sender = self._numbered(header) if "producer_id" in header else None
         run = self._appender.check_run(
@@ -232,7 +227,7 @@ class SendRequests:
 
         They come over ipc, whose sockets are in a folder that only the node's account may enter. Raises Refusal.
         """
-        if _peer_address(frame) is not None or "producer_id" in header:
+        if peer_address(frame) is not None or "producer_id" in header:
             raise Refusal("NO_PERMISSION", "only a process of this node may move messages (moved)")
         if header["moved"] not in (4, 6):
             raise Refusal("INVALID_PARAMETER", "moved must be 4 or 6")
@@ -288,7 +283,7 @@ class SendRequests:
                 raise Refusal("MESSAGE_ILLEGAL", f"property {name!r} is one that only the node may set")
         born = integer(header, "born", -1, -1, _MAX_TIME_MS)
         number = self._offsets.get((topic, queue_id), 0)
-        host = self._born_host(identity, frames[1])
+        host = self._born_hosts.of(identity, frames[1])
         record = self._appender.encode(
             topic.encode(),
             queue_id,
@@ -334,49 +329,6 @@ class SendRequests:
         self._offsets[topic, queue_id] = number + run.count
         return number, done
 
-    def _stored(self, append: Callable[[], Appended]) -> Appended:
-        """Append and publish. When a segment is missing, wait for it a moment, unless the disk is known to be full."""
-        deadline = 0
-        while True:
-            try:
-                if failpoints.ACTIVE:
-                    failpoints.hit("writer.before_append")
-                done = append()
-                break
-            except PoolFullError:
-                deadline = deadline or monotonic_ms() + _POOL_PATIENCE_MS
-                if monotonic_ms() >= deadline:
-                    raise Refusal(
-                        "SYSTEM_BUSY",
-                        "the transient store pool is full: the disk takes less than what is sent",
-                        _PERSISTED_RETRY_MS,
-                    ) from None
-                self._context.heartbeat()
-                time.sleep(0.002)
-            except SegmentUnavailableError as error:
-                if self._control.get(Word.DISK_FLAGS) & DiskFlag.NO_SEGMENT:
-                    raise Refusal(
-                        "CREATE_MAPPED_FILE_FAILED",
-                        "no space for the next segment of the log; reads go on",
-                        self._config.disk.check_interval_ms,
-                    ) from None
-                # A run may need more segments than allocate keeps ready; with preallocate_segments = 0 it keeps none.
-                self._control.put(Word.SEGMENT_WANTED, error.base)
-                self._allocate.ring()
-                deadline = deadline or monotonic_ms() + _SEGMENT_PATIENCE_MS
-                if monotonic_ms() >= deadline:
-                    raise Refusal(
-                        "CREATE_MAPPED_FILE_FAILED", "the next segment is not ready yet", _PERSISTED_RETRY_MS
-                    ) from None
-                self._context.heartbeat()
-                time.sleep(_SEGMENT_LOOK_S)
-            except StoreError as error:
-                raise Refusal("SYSTEM_ERROR", str(error)) from error
-        if failpoints.ACTIVE:
-            failpoints.hit("writer.after_append")
-        self._publish()
-        return done
-
     # ------------------------------------------------------------ idempotent producers
 
     def _numbered(self, header: dict[str, Any]) -> Numbered:
@@ -406,32 +358,8 @@ class SendRequests:
         if failpoints.ACTIVE:
             failpoints.hit("writer.before_answer")
 
-    def _born_host(self, identity: Peer, frame: zmq.Frame | Payload) -> bytes:
-        host = self._peers.get(identity)
-        if host is None:
-            if len(self._peers) >= _MAX_KNOWN_PEERS:
-                self._peers.clear()
-            address = _peer_address(frame)
-            try:
-                host = pack_host(Host(address, 0)) if address else self._local_host
-            except ValueError:
-                host = self._local_host
-            self._peers[identity] = host
-        return host
-
 
 def _unnumbered() -> Refusal:
     return Refusal(
         "MESSAGE_ILLEGAL", "a delayed message cannot come from an idempotent producer: its copy is no repetition"
     )
-
-
-def _peer_address(frame: zmq.Frame | Payload) -> str | None:
-    """The peer's IP address from ZeroMQ; None over ipc. An IPv4 address mapped into IPv6 counts as IPv4."""
-    try:
-        text = str(frame.get("Peer-Address"))
-        address = ipaddress.ip_address(text.partition("%")[0])
-    except (zmq.ZMQError, ValueError, KeyError):
-        return None
-    mapped = getattr(address, "ipv4_mapped", None)
-    return str(mapped or address)
