@@ -22,7 +22,7 @@ def main() -> None:
         by_tag = admin.query(TOPIC, tag="open", begin=begin, end=end)
         print("open:", [message.body.decode() for message in by_tag])
 
-        # By time alone, in pages: `next` is where the query goes on.
+        # By time alone, in pages: the next page begins at `next`.
         page = admin.query(TOPIC, max_messages=2, begin=begin, end=end)
         found = list(page)
         while page.next is not None:

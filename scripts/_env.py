@@ -3,9 +3,9 @@
     python _env.py [--extra NAME] SCRIPT [ARGUMENT…]
 
 Runs under any Python ≥ 3.11 with nothing but its standard library. The environment is ``.venv`` in the project, or the
-folder that ``COMMITMQ_VENV`` names. A stamp in it says from which pyproject.toml, constraints.txt, Python and project
-folder it was made; while that holds nothing is installed and no network is touched. Compiled kernels have a stamp of
-their own, so that a changed kernel is compiled here, with a message, and not inside the first node.
+folder that ``COMMITMQ_VENV`` names. A stamp in it names the pyproject.toml, constraints.txt, Python and project folder
+that it was made from. While they are the same, nothing is installed and no network is used. Compiled kernels have a
+stamp of their own, so that a changed kernel is compiled here, with a message, and not inside the first node.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 PROJECT = Path(__file__).resolve().parent.parent
-EXIT_UNAVAILABLE = 69  # sysexits.h EX_UNAVAILABLE: what the environment is made of could not be had
+EXIT_UNAVAILABLE = 69  # sysexits.h EX_UNAVAILABLE: a part of the environment could not be fetched
 # hatchling builds the editable install and needs editables for it; PySpark comes as a source archive, which setuptools
 # builds. All are installed first, by the same constraints, because pip does not apply constraints to the build
 # environments that it makes by itself.
@@ -33,7 +33,7 @@ FOREIGN_SETTINGS += ["PIP_USER", "PIP_TARGET", "PIP_PREFIX", "PIP_ROOT", "PIP_PY
 
 
 class EnvironmentUnavailable(Exception):
-    """The environment could not be made; the text says why and what to do."""
+    """The environment could not be made; the text has the reason and the remedy."""
 
 
 def main(arguments: list[str]) -> int:
@@ -64,7 +64,7 @@ def main(arguments: list[str]) -> int:
 
 @contextlib.contextmanager
 def only_one_at_a_time() -> Iterator[None]:
-    """Hold off other scripts of this project meanwhile: two installations into one folder would spoil it."""
+    """Keep other scripts of this project waiting meanwhile: two installations into one folder would damage it."""
     fd = os.open(PROJECT, os.O_RDONLY)  # the folder itself can be locked, so no lock file is left behind
     try:
         try:
@@ -78,32 +78,32 @@ def only_one_at_a_time() -> Iterator[None]:
 
 
 def ensure_environment(folder: Path) -> None:
-    """Make ``folder`` an environment with the project installed as it is now, unless its stamp says that it is one."""
+    """Make ``folder`` an environment with the present project, unless its stamp says that it is one."""
     stamp = folder / "commitmq-environment"
     wanted = environment_digest()
     if read_text(stamp) == wanted and works(folder):
         return
     with contextlib.suppress(OSError):
-        stamp.unlink()  # from here on the folder counts as unfinished, whatever interrupts us
+        stamp.unlink()  # from here on an interrupted folder counts as unfinished
     if not works(folder):
         if folder.exists() and not (folder / "pyvenv.cfg").exists() and any(folder.iterdir()):
             raise EnvironmentUnavailable(f"{folder} is not empty and no virtual environment; it stays untouched")
         say(f"making a Python {sysconfig.get_python_version()} environment in {folder} …")
         shutil.rmtree(folder, ignore_errors=True)
         run([sys.executable, "-I", "-m", "venv", str(folder)], "the environment could not be made")
-    say("installing what commitmq needs, once …")
+    say("installing the dependencies of commitmq, once …")
     install(folder, *BUILD_REQUIREMENTS)
     install(folder, "--no-build-isolation", "--editable", f"{PROJECT}[test]")
     stamp.write_text(wanted, encoding="ascii")
 
 
 def ensure_extra(folder: Path, extra: str) -> None:
-    """Install an extra of the project into the environment ``folder`` unless its stamp says that it is there."""
+    """Install an extra of the project into the environment ``folder`` unless its stamp names the extra."""
     stamp = folder / f"commitmq-extra-{extra}"
     wanted = environment_digest()
     if read_text(stamp) == wanted:
         return
-    say(f"installing what the extra {extra} needs, once …")
+    say(f"installing the dependencies of the extra {extra}, once …")
     install(folder, "--no-build-isolation", "--editable", f"{PROJECT}[{extra}]")
     stamp.write_text(wanted, encoding="ascii")
 
@@ -125,7 +125,7 @@ def ensure_kernels(folder: Path) -> None:
     digest = hashlib.sha256()
     for path in sorted((PROJECT / "node" / "commitmq" / "kernels").glob("*.py")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    # Where they were put is in the stamp too: a cache folder may be cleaned.
+    # The stamp has their folder too: a cache folder may be cleaned.
     known = (read_text(stamp) or "").split("\n")
     if known[0] == digest.hexdigest() and (Path(known[-1]) / "complete").exists():
         return
@@ -136,7 +136,7 @@ def ensure_kernels(folder: Path) -> None:
 
 
 def environment_digest() -> str:
-    """What an environment depends on, as one text: requirements, pins, the Python's version and the project's place."""
+    """The inputs of an environment, as one text: requirements, pins, the Python's version and the project's place."""
     digest = hashlib.sha256()
     for name in ("pyproject.toml", "constraints.txt"):
         digest.update((PROJECT / name).read_bytes())
@@ -184,7 +184,7 @@ def read_text(path: Path) -> str | None:
 
 
 def say(text: str) -> None:
-    """Progress goes to standard error, so that what the script itself prints can be piped."""
+    """Progress goes to standard error, so that the script's own output can be piped."""
     print(f"commitmq: {text}", file=sys.stderr, flush=True)
 
 

@@ -19,7 +19,7 @@ SOURCES = ["node", "plugins", "dispatchers", "tests", "scripts", "docs", "exampl
 
 
 def main(arguments: list[str]) -> int:
-    """Run what the first argument names; returns the exit code."""
+    """Run the command that the first argument names; returns the exit code."""
     os.chdir(PROJECT)  # settings of all tools are in the project's pyproject.toml
     command, *rest = arguments
     if command == "lint":
@@ -30,7 +30,7 @@ def main(arguments: list[str]) -> int:
         return code
     if not rest:
         # Four at a time: most tests wait for processes. A file's tests stay together, because they share a node, and come
-        # in order, the short ones last. Who names tests wants to see them one after the other.
+        # in order, the short ones last. Named tests run one after the other.
         rest = ["-n", "4", "--dist", "loadfile", "--no-loadscope-reorder"]
     if not any(argument.startswith("-m") for argument in rest):
         rest = ["-m", "not slow and not long", *rest]
@@ -38,7 +38,7 @@ def main(arguments: list[str]) -> int:
 
 
 def lint(*, fix: bool) -> int:
-    """Linter, formatter and type checker; with ``fix`` the first two repair what they can."""
+    """Linter, formatter and type checker; with ``fix`` the first two make their repairs."""
     format_mode = [] if fix else ["--check", "--diff"]
     return (
         check("ruff", "check", "--quiet", *(["--fix"] if fix else []), *SOURCES)

@@ -31,7 +31,7 @@ MODES: tuple[dict[str, Any], ...] = (
 
 
 def one_run(arguments: tuple[int, int, str]) -> tuple[str, int, Any]:
-    """Record the run with a seed and check its images; returns its folder, seed and what was found."""
+    """Record the run with a seed and check its images; returns its folder, its seed and the failures."""
     from power_images import Images
     from power_load import record_run
 

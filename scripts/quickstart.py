@@ -1,7 +1,7 @@
 """CommitMQ in one minute: start a node, send it a month of real flights, read them back, ask Spark about them, stop it.
 
-Run through scripts/quickstart, which prepares the environment. Leaves nothing behind: the node lives in a temporary
-folder and is stopped however this ends, also by Ctrl-C. With --keep it stays, and the last lines say how to talk to it.
+Run through scripts/quickstart, which prepares the environment. Leaves nothing behind: the node has a temporary folder,
+and every end of the script stops it, also Ctrl-C. With --keep it stays, and the last lines tell how to use it.
 """
 
 from __future__ import annotations
@@ -79,14 +79,14 @@ def interrupted(_signal: int, _frame: object) -> NoReturn:
 
 @contextmanager
 def temporary_node(*, keep: bool) -> Iterator[tuple[Path, str]]:
-    """A node on a new folder, as (store folder, address); stopped and removed afterwards unless it is to be kept."""
+    """A node on a new folder, as (store folder, address). It is stopped and removed afterwards, unless --keep is given."""
     store = Path(tempfile.mkdtemp(prefix="commitmq-quickstart-"))
     heading(f"start a node on {store}")
     processes: list[psutil.Process] = []
     try:
         run("start", "--background", "--store", store, "--profile", "dev", "--set", "network.port=0")
         status = json.loads(run("status", "--store", store, "--json", show=False))
-        # Noted now: psutil keeps start times with the pids, so that what is looked for later is these very processes.
+        # Noted now: psutil keeps start times with the pids, so that a later search finds these processes only.
         processes = [psutil.Process(row["pid"]) for row in status["processes"] if row["pid"]]
         console.print(f"{len(processes)} processes: " + ", ".join(r["role"] for r in status["processes"] if r["pid"]))
         yield store, status["node"]["admin"][0]
@@ -120,14 +120,15 @@ def stop(store: Path, processes: list[psutil.Process]) -> None:
 
 
 def run(*arguments: object, show: bool = True) -> str:
-    """Run ``commitmq`` with ``arguments`` and return what it printed. Raises CalledProcessError."""
+    """Run ``commitmq`` with ``arguments`` and return its output. Raises CalledProcessError."""
     # A session of its own: Ctrl-C must reach this script only, which then stops the node in order.
     command = [str(COMMITMQ), *map(str, arguments)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         try:
             output, _ = process.communicate()
         except KeyboardInterrupt:
-            # An interrupted start takes back what it has started; a killed one would leave a node that comes up later.
+            # An interrupted start ends the processes that it has started; a killed start would leave a node that comes
+            # up later.
             process.send_signal(signal.SIGINT)
             process.wait(timeout=PATIENCE_S)
             raise
@@ -201,7 +202,7 @@ def receive(address: str, flights: list[Message]) -> None:
 
 def receive_some(address: str, flights: list[Message]) -> None:
     """The node filters by tag: only the flights of one airport leave it."""
-    heading("read only what left from JFK, filtered by the node")
+    heading("read only the flights from JFK, filtered by the node")
     wanted = sum(message.tags == "JFK" for message in flights)
     received = 0
     with Consumer(TOPIC, group="jfk-only", node=address, start="earliest", filter="JFK") as consumer:
@@ -246,7 +247,7 @@ def show_message(message: Message) -> None:
 
 
 def show_delays(delays: dict[str, list[int]]) -> None:
-    """What the data says: mean departure delay by airline, the busiest ones."""
+    """The mean departure delay of the busiest airlines."""
     table = Table(show_edge=False)
     for name in ("airline", "flights", "mean minutes late"):
         table.add_column(name, justify="left" if name == "airline" else "right")
@@ -256,7 +257,7 @@ def show_delays(delays: dict[str, list[int]]) -> None:
 
 
 def show_lag(admin: Admin) -> None:
-    """Where the group stands in each queue: committed offsets outlive the consumer and the node."""
+    """The group's offset in each queue: committed offsets outlive the consumer and the node."""
     table = Table(show_edge=False)
     for name in ("queue", "committed", "end", "lag"):
         table.add_column(name, justify="right")
@@ -269,7 +270,7 @@ def show_lag(admin: Admin) -> None:
 
 
 def show_files(store: Path) -> None:
-    """RocketMQ's files of the store, as they would be found by RocketMQ."""
+    """The files of the store, at RocketMQ's places."""
     heading("the files on disk, in RocketMQ's format")
     table = Table(show_edge=False)
     for name in ("file", "size", "on disk"):
@@ -339,7 +340,7 @@ def show_lateness(cells: list[tuple[int, str, int, float]]) -> None:
 
 
 def show_what_next(store: Path, address: str) -> None:
-    """How to go on with a node that was kept."""
+    """How to use a node that was kept."""
     heading("the node stays; talk to it like this")
     here = os.path.relpath(COMMITMQ)
     command = here if not here.startswith("..") else str(COMMITMQ)

@@ -1,1 +1,1 @@
-"""The built-in dispatchers; each uses only what a plugin's dispatcher could use."""
+"""The built-in dispatchers; each uses only the interfaces of a plugin's dispatcher."""

@@ -18,11 +18,11 @@ from typing import Any
 import numpy as np
 
 from commitmq.files.fd_cache import FdCache
-from commitmq.format.constants import SysFlag
+from commitmq.format.constants import BATCH_UNIT_BYTES, SysFlag
 from commitmq.plugin.hookspecs import DispatcherView
 from commitmq.store.log.dispatch_batch import DispatchBatch, Rows, by_queue
 from commitmq.store.metadata.topic_config import QUEUE_TYPE, QUEUE_TYPE_BATCH
-from commitmq.store.queues.batch_consume_queue import BATCH_UNIT_BYTES, BatchConsumeQueue, make_units
+from commitmq.store.queues.batch_consume_queue import BatchConsumeQueue, make_units
 from commitmq.store.queues.queue_files import list_queues
 from commitmq_dispatchers.unsynced import Unsynced
 
@@ -61,7 +61,7 @@ class BatchQueues:
             self._queues[topic, queue_id] = queue
 
     def queues(self) -> Iterable[BatchConsumeQueue]:
-        """All of them."""
+        """All of these queues."""
         return self._queues.values()
 
     def split(self, batch: DispatchBatch, rows: Rows) -> tuple[Rows, Rows]:

@@ -24,6 +24,8 @@ import numpy as np
 from commitmq.config import NodeConfig
 from commitmq.errors import StoreError
 from commitmq.files.fd_cache import FdCache, affordable_files
+from commitmq.format.constants import UNIT_BYTES
+from commitmq.format.units import UNIT
 from commitmq.plugin.hookspecs import DispatcherSpec, DispatcherView, hookimpl
 from commitmq.store.log import multi_dispatch
 from commitmq.store.log.dispatch_batch import DispatchBatch, Rows, by_queue, consecutive, consumable
@@ -36,7 +38,6 @@ from commitmq_dispatchers.ends_record import EndsRecord
 from commitmq_dispatchers.queue_extensions import QueueExtensions
 from commitmq_dispatchers.unsynced import Unsynced
 
-_UNIT = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 _PAGE_BYTES = 4096
 _FEW_QUEUES = 64
 _FEW_FILES = 128  # each needs one more descriptor while it is synced
@@ -149,7 +150,7 @@ class ConsumeQueueDispatcher:
         deleted = self._view.topics_deleted()
         rows, starts = by_queue(rows)
         topics, queues = rows["topic"], rows["queue_id"]
-        units = np.empty(len(rows), _UNIT)
+        units = np.empty(len(rows), UNIT)
         units["physical_offset"] = rows["physical_offset"]
         units["size"] = rows["size"]
         units["tags_code"] = rows["tags_code"]
@@ -166,8 +167,8 @@ class ConsumeQueueDispatcher:
             queue = self._queue(topic, queue_id)
             self._extensions.add((topic, queue_id), queue, rows[start:stop], units[start:stop])
             for first, last in consecutive(rows["queue_offset"], start, stop):
-                queue.append_units(int(rows["queue_offset"][first]), data[first * 20 : last * 20])
-            self._unsynced.add(queue, (stop - start) * 20)
+                queue.append_units(int(rows["queue_offset"][first]), data[first * UNIT_BYTES : last * UNIT_BYTES])
+            self._unsynced.add(queue, (stop - start) * UNIT_BYTES)
             changed.append((topic, queue_id))
         return changed
 

@@ -74,8 +74,8 @@ class EndsRecord:
             self._waiting, self._taken = None, -self._interval  # the next record has the remaining ones
 
     def _take(self, position: int) -> None:
-        # Without a segment the log goes on where it ended, and that is then its beginning. The folder is listed for
-        # this: this process may have mapped nothing since the log was empty.
+        # Without a segment the log continues at its end, which is then its beginning. The folder is listed for this:
+        # this process may have mapped nothing since the log was empty.
         log_start = next(iter(list_bases(self._folder)), position)
         ends = QueueEnds.at(position, log_start, self._queues())
         self._waiting, self._taken = ends, position

@@ -1,7 +1,7 @@
 """The index dispatcher: enters records that have a key in RocketMQ's IndexFiles (spec section 4).
 
-Invariants: a record's items follow each other in the order of the log and are written once, whatever dies; a batch's
-items are in the files before its end is published. All rules of trust, durability and repair are in
+Invariants: a record's items follow each other in the order of the log and are written once, also after a death; a
+batch's items are in the files before its end is published. All rules of trust, durability and repair are in
 :mod:`commitmq.store.index.index_files`; no Python code runs for each message.
 """
 

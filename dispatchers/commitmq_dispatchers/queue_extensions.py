@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from commitmq.errors import FilterError
 from commitmq.files.fd_cache import FdCache
 from commitmq.format.bloom import BITMAP_BYTES
+from commitmq.format.units import UNIT
 from commitmq.kernels.tags import MATCH, NO_MATCH
 from commitmq.plugin.hookspecs import DispatcherView
 from commitmq.store.log.dispatch_batch import Rows
-from commitmq.store.queues.consume_queue import UNIT, ConsumeQueue
+from commitmq.store.queues.consume_queue import ConsumeQueue
 from commitmq.store.queues.consume_queue_ext import MAX_ADDRESS, ConsumeQueueExt, is_address
 from commitmq.store.queues.queue_files import list_queues
 

@@ -1,9 +1,8 @@
-"""Tracks which queues have units that are not on the device yet, and so up to where everything is.
+"""Tracks the queues whose units are not all on the device yet, and so the position below which everything is.
 
 The queue that waits longest comes first, with the position that the log was dispatched to before its first unsynced
 unit: below that position no unit of any queue is missing on the device. So the durable position follows the syncs one
-by one, in whatever order they are done, and a recovery begins at the unit that waits longest, not at the last time that
-all were synced.
+by one, in any order, and a recovery begins at the unit that waits longest, not at the last time that all were synced.
 """
 
 from __future__ import annotations

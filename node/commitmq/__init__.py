@@ -1,7 +1,7 @@
 """CommitMQ: a message storage node whose files are RocketMQ's, byte for byte, and its clients.
 
-This is the public API. Names are loaded when they are first used: a program that only produces does not pay for what a
-consumer needs, and ``import commitmq`` itself costs nothing.
+This is the public API. Names are loaded when they are first used: a program that only produces does not load a
+consumer's modules, and ``import commitmq`` itself costs nothing.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ Only with the transient store pool is ``committed`` a word of its own; without i
 Why no barriers: x86 keeps a process's stores in order. arm64 need not: a process that reads a position there may see it
 a moment before the bytes it stands for, unless the writer made a system call in between. A sync is such a call, so the
 bytes below FLUSHED are there. So a process that reads the log up to WRITTEN checks size, magic and physical offset of
-each record, and reput, from which all others get their records, looks again later at bytes that are no record yet.
+each record. Reput, the source of all others' records, looks again later at bytes that are no record yet.
 
 A wake-up (see :mod:`commitmq.workers.runtime.doorbell`) only says "look again": it may be lost, so every loop also polls.
 """
@@ -94,7 +94,7 @@ class DispatcherWord(IntEnum):
     DISPATCHED = 0  # everything below is in its files (and may be shown to readers)
     DURABLE = 1  # everything below survives a power cut
     TIMESTAMP = 2  # store timestamp (ms) of the newest record dispatched
-    DURABLE_TIMESTAMP = 3  # the same for DURABLE: what checkpoint.logicsMsgTimestamp confirms
+    DURABLE_TIMESTAMP = 3  # the same for DURABLE: checkpoint.logicsMsgTimestamp confirms it
     FLAGS = 4  # bits of DispatcherFlag
     DEATHS = 5  # how often it died in the batch behind DISPATCHED; counted before the batch, taken back after it
     SUSPECT_END = 6  # end of that batch
@@ -102,7 +102,7 @@ class DispatcherWord(IntEnum):
 
 
 class DispatcherFlag(IntEnum):
-    """Why a dispatcher does not go on."""
+    """Why a dispatcher has stopped."""
 
     DISK_FULL = 1
     PARKED = 2  # it died too often on one record, and waits for a person

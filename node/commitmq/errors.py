@@ -1,4 +1,5 @@
-"""Typed errors: every failure that a caller can meet has one class and a sentence that says what, where and what to do.
+"""Typed errors: every failure that a caller can meet has one class, and a sentence with the fault, its place and the
+remedy.
 
 Only this module is imported by clients and workers alike, so it must stay free of heavy imports.
 """
@@ -40,7 +41,7 @@ class NodeAddressError(ConfigError, ValueError):
 
 
 class StoreError(CommitMQError):
-    """A file of the store is unusable as it is. ``path`` and ``offset`` say where."""
+    """A file of the store is unusable in its present state. ``path`` and ``offset`` name the place."""
 
     def __init__(self, message: str, *, path: Path | str | None = None, offset: int | None = None) -> None:
         where = "" if path is None else f" [{path}" + ("" if offset is None else f" at offset {offset}") + "]"
@@ -144,7 +145,7 @@ class Code(StrEnum):
     CLIENT_BUFFER_FULL = "CLIENT_BUFFER_FULL"
     """As many messages as ``max_pending`` allows are pending."""
     CLIENT_BUSY = "CLIENT_BUSY"
-    """What was sent before a batch is still pending."""
+    """Sends before the batch are still pending."""
     CLIENT_CLOSED = "CLIENT_CLOSED"
     """The producer was closed before the message was sent."""
     CLIENT_ERROR = "CLIENT_ERROR"
@@ -166,7 +167,7 @@ _PASSING: Final = frozenset(
 
 
 class RequestError(CommitMQError):
-    """A request did not get the answer it was made for. ``code`` is one of :class:`Code`, or a newer node's.
+    """A request failed. ``code`` is one of :class:`Code`, or a newer node's.
 
     ``retry_after_ms``: the node's advice when to ask again, or None.
     """
@@ -210,7 +211,7 @@ class SendError(RequestError):
     def retryable(self) -> bool:
         """Whether the same send may succeed later and store no message twice: it is certain that nothing is stored.
 
-        An idempotent producer sends again by itself what is of unknown fate.
+        An idempotent producer itself repeats sends with an unknown outcome.
         """
         return self.outcome is Outcome.NOT_STORED and self.code in _PASSING
 

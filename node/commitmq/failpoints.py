@@ -2,7 +2,7 @@
 
 ``COMMITMQ_FAILPOINTS="writer.after_append=kill@3;flush.before_fdatasync=delay:50ms"`` names them. Actions:
 
-    kill            SIGKILL to this process: what the out-of-memory killer does
+    kill            SIGKILL to this process, like the out-of-memory killer
     kill_node       SIGKILL to every process of this one's group: a whole node but its keeper, which starts it again
     stop            SIGSTOP to this process: a hang that only a heartbeat shows
     exit            end at once with exit code 77, without clean-up

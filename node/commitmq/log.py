@@ -32,7 +32,7 @@ def _tail(fields: Mapping[str, Any]) -> str:
 
 
 class _Event:
-    """The logged object. As text, which is what any other formatter writes, it includes its fields."""
+    """The logged object. As text, the form in any other formatter's line, it includes its fields."""
 
     def __init__(self, sentence: str, fields: Mapping[str, Any]) -> None:
         self.sentence = sentence

@@ -1,4 +1,4 @@
-"""Makes ``format("commitmq")`` known to Spark by itself: Spark imports modules called ``pyspark_…`` and looks for this."""
+"""Spark finds ``format("commitmq")`` by this package: it imports modules called ``pyspark_…`` and looks for this class."""
 
 from commitmq_plugins.spark.source import CommitMQSource as DefaultSource
 

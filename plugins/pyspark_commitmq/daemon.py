@@ -1,12 +1,12 @@
-"""The process from which a local Spark forks its Python workers, with what a CommitMQ source needs imported once.
+"""The process from which a local Spark forks its Python workers. It has imported the modules of a CommitMQ source once.
 
-Spark starts a worker to create a source, another to plan each read, and some to read. Each imports NumPy, PyArrow and the
-source again, 0.1 to 0.2 s a time, unless the process that they are forked from has them. Spark takes this module by its
-setting ``spark.python.daemon.module``; :func:`commitmq_plugins.spark.session` sets it for local masters, whose workers
-surely can import it.
+Spark starts a worker to create a source, another to plan each read, and some to read. Each imports NumPy, PyArrow and
+the source again, 0.1 to 0.2 s a time, unless its parent has imported them. Spark takes this module by its setting
+``spark.python.daemon.module``; :func:`commitmq_plugins.spark.session` sets it for local masters: their workers can
+import it.
 
-A worker whose JVM closed the connection (a task that needs no more rows, or the end of the program) ends without a word:
-Spark's own prints the traceback of a BrokenPipeError.
+A worker whose JVM closed the connection (a task that needs no more rows, or the end of the program) ends silently:
+Spark's own worker prints the traceback of a BrokenPipeError.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _work = daemon.worker
 
 
 def quiet_worker(sock: Any, authenticated: bool) -> int:
-    """``pyspark.daemon.worker``, which ends this process where nobody listens any more."""
+    """``pyspark.daemon.worker``, which ends this process when the JVM has closed the connection."""
     try:
         return int(_work(sock, authenticated))
     except (BrokenPipeError, ConnectionResetError):

@@ -1,4 +1,4 @@
-"""The command: options, the order of rounds, and what is written."""
+"""The command: options, the order of rounds, and the written files."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from bench.workloads import BOTH, RESTART, Size, Workload, workloads
 
 _RESULTS = Path(__file__).resolve().parent / "results"
 _ROUNDS = 3
-_NOT_QUICK = ("confluent",)  # another client of a broker that is there anyway
+_NOT_QUICK = ("confluent",)  # another client of a broker that is measured already
 _started = time.monotonic()
 
 
@@ -42,7 +42,7 @@ def main(arguments: list[str]) -> int:
         _tell(str(error))
         return 1
     except KeyboardInterrupt:
-        _tell("interrupted; --resume FOLDER goes on behind the last complete session")
+        _tell("interrupted; --resume FOLDER continues behind the last complete session")
         return 130
     return 0
 
@@ -67,7 +67,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     known = [one.name for one in (*workloads("full"), RESTART)]
     parser.add_argument("--only", type=_names(known), metavar="A,B", help="these workloads: " + ", ".join(known))
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="new folder for results (default: below results/)")
-    parser.add_argument("--resume", type=Path, metavar="FOLDER", help="go on with an interrupted run")
+    parser.add_argument("--resume", type=Path, metavar="FOLDER", help="continue an interrupted run")
     parser.add_argument("--report", type=Path, metavar="FOLDER", help="measure nothing, write tables and plots again")
     parser.add_argument(
         "--dir", type=Path, metavar="FOLDER", help="where stores are made (default: for temporary files)"
@@ -82,7 +82,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def _run(options: argparse.Namespace, arguments: Sequence[str]) -> Results:
-    """Measure what is asked for and not yet there. Raises BenchError."""
+    """Measure the sessions that are asked for and not yet done. Raises BenchError."""
     with tempfile.TemporaryDirectory(prefix="commitmq-compare-", dir=options.dir) as folder:
         results = _results(options, arguments, Path(folder))
         about = results.document["options"]
@@ -161,7 +161,7 @@ def _present(results: Results, names: Sequence[str]) -> list[System]:
 def _chosen(size: Size, only: Sequence[str] | None) -> list[Workload]:
     if only is None:
         return [*workloads(size), RESTART]
-    # A workload that was asked for is measured as the full run does, and with what it reads.
+    # A named workload is measured as in the full run, together with the workload that it reads.
     needed = {*only, *(one.reads for one in workloads("full") if one.name in only)}
     return [one for one in (*workloads("full"), RESTART) if one.name in needed]
 
@@ -171,7 +171,7 @@ def _names(known: Sequence[str]) -> Any:
         names = [name for name in text.split(",") if name]
         for name in names:
             if name not in known:
-                raise argparse.ArgumentTypeError(f"{name} is none of {', '.join(known)}")
+                raise argparse.ArgumentTypeError(f"{name} is unknown; the names are {', '.join(known)}")
         return names
 
     return parse

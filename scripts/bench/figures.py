@@ -1,4 +1,4 @@
-"""What is told of each work: figures with names, units, and which way is better."""
+"""The figures of each work: names, units, and the better direction."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 @dataclass(frozen=True)
 class Figure:
-    """``of`` takes it from a driver's result; a result without it raises KeyError, and then it is left out."""
+    """``of`` takes the figure from a driver's result. Without it ``of`` raises KeyError, and the figure is left out."""
 
     name: str
     title: str
@@ -90,5 +90,5 @@ def figures_of(work: str, result: dict[str, Any]) -> dict[str, float]:
 
 
 def figure(work: str, name: str) -> Figure:
-    """Raises KeyError for an unknown one."""
+    """Raises KeyError for an unknown name."""
     return {one.name: one for one in FIGURES[work]}[name]

@@ -1,4 +1,4 @@
-"""What was to be reached: ratios of our figure to a peer's, or to a bare echo, within one run."""
+"""The goals: ratios of our figure to a peer's, or to a bare echo, within one run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Goal:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one goal with one peer. ``met`` is None when one of the two was not measured."""
+    """The result of one goal with one peer. ``met`` is None when one of the two was not measured."""
 
     goal: Goal
     peer: Place

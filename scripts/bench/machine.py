@@ -1,4 +1,4 @@
-"""What figures depend on besides the systems: processor, memory, kernel, file system, versions, load."""
+"""The facts that figures depend on besides the systems: processor, memory, kernel, file system, versions, load."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _processor() -> str:
 
 
 def _mount_of(folder: Path) -> tuple[str, str]:
-    """Device and type of the file system whose mount point is the longest that ``folder`` lies under."""
+    """Device and type of the file system of ``folder``: the one with the longest mount point above it."""
     place = str(folder.resolve()) + "/"
     found, best = ("", ""), -1
     for one in psutil.disk_partitions(all=True):

@@ -1,4 +1,4 @@
-"""One run of a driver: its result, the processor time of both sides, and an error that says what went wrong."""
+"""One run of a driver: its result, the processor time of both sides, and an error with its reason."""
 
 from __future__ import annotations
 
@@ -21,17 +21,18 @@ _SHOWN_BYTES = 2000
 def run_driver(
     server: Server, job: dict[str, Any], *, limit_s: float, settle_s: float = 0.0, count_cpu: bool = True
 ) -> dict[str, Any]:
-    """What the driver of ``server`` measured, with ``server_cpu_s`` and ``driver_cpu_s`` added (user + system, seconds).
+    """The result of the driver of ``server``, with ``server_cpu_s`` and ``driver_cpu_s`` added (user + system,
+    seconds).
 
-    The server is looked at ``settle_s`` after the driver ended. Raises BenchError when the driver fails, prints no result
-    or takes longer than ``limit_s``.
+    The server's time is read ``settle_s`` after the driver ended. Raises BenchError when the driver fails, prints no
+    result or takes longer than ``limit_s``.
     """
     command = [*server.driver(), json.dumps({"address": server.address, **job})]
     if not count_cpu:
         return run_command(command, limit_s=limit_s)
     server_before, driver_before = server.cpu_seconds(), _children_cpu_s()
     result = run_command(command, limit_s=limit_s)
-    # Nothing else that this process starts ends meanwhile, so what its ended children took is the driver's.
+    # No other child of this process ends meanwhile, so the time of its ended children is the driver's.
     driver_after = _children_cpu_s()
     time.sleep(settle_s)
     result["driver_cpu_s"] = round(driver_after - driver_before, 3)

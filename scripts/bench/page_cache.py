@@ -1,4 +1,4 @@
-"""Dropping a store's files from the page cache, and checking that they are gone."""
+"""Drops a store's files from the page cache, and checks that they are gone."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def drop(files: Iterable[Path]) -> float:
 
 
 def resident_bytes(fd: int, size: int) -> int:
-    """How much of a file the page cache has. Raises OSError when the kernel does not tell."""
+    """The share of a file that is in the page cache. Raises OSError when the kernel does not tell."""
     if not size:
         return 0
     pages = -(-size // _PAGE_BYTES)

@@ -17,7 +17,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator
 from bench.results import Results, Row
 from bench.workloads import FULL, OURS, Workload
 
-# Where a percentile is drawn: each step to the right leaves a tenth of the samples.
+# The place of a percentile: each step to the right leaves a tenth of the samples.
 _SHARES: Final = {"p50": 0.5, "p90": 0.9, "p99": 0.99, "p99.9": 0.999, "p99.99": 0.9999}
 _BARS: Final = ("pipeline", "batch", "read", "mixed")
 _CURVES: Final = ("send", "end_to_end")
@@ -27,7 +27,7 @@ _INCHES: Final = (5.2, 3.4)  # of one picture in the grid
 
 
 def draw(results: Results) -> list[Path]:
-    """Both pictures in both formats, as far as there is something to draw; returns the files."""
+    """Both pictures in both formats, if there are figures to draw; returns the files."""
     written = []
     for name, works, panel in (("throughput", _BARS, _bars), ("latency", _CURVES, _curves)):
         written += _grid(results, name, works, panel)

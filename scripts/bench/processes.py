@@ -1,6 +1,6 @@
 """The processes of a server: found by descent, counted, halted and ended together.
 
-A server may be many processes that start and end others; what counts is what all of them took.
+A server may be many processes that start and end others; the use of all of them counts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _GONE = (psutil.NoSuchProcess, psutil.ZombieProcess)
 
 @dataclass(slots=True)
 class _Seen:
-    """What a member had when it was last looked at."""
+    """The use of a member at the last look."""
 
     cpu_s: float = 0.0
     parent: int = 0
@@ -39,7 +39,7 @@ class ProcessTree:
         self._seen: dict[psutil.Process, _Seen] = {self._root: _Seen()}
 
     def members(self) -> list[psutil.Process]:
-        """All that live now."""
+        """All living members."""
         for known in list(self._seen):
             with contextlib.suppress(*_GONE):
                 for child in known.children(recursive=True):
@@ -49,8 +49,8 @@ class ProcessTree:
     def cpu_seconds(self) -> float:
         """User and system time of all members so far.
 
-        Of those that ended, the time is in their parent's account once it waited for them. One whose parent was gone by
-        then counts with what it had when this was last called.
+        The time of an ended member is in its parent's account once the parent waited for it. A member whose parent had
+        ended before counts with its time at the last call.
         """
         living = {one.pid for one in self.members()}
         for one, seen in self._seen.items():
@@ -64,7 +64,7 @@ class ProcessTree:
         return sum(seen.cpu_s for seen in self._seen.values())
 
     def memory_bytes(self, *, without: Path) -> int:
-        """Proportional memory (PSS) of all members, without what they map of files under the folder ``without``.
+        """Proportional memory (PSS) of all members, without their maps of files under the folder ``without``.
 
         Those pages are the page cache's, which every system fills with its store, whether it maps or reads it.
         """
@@ -76,7 +76,7 @@ class ProcessTree:
             self._root.send_signal(number)
 
     def kill(self) -> None:
-        """SIGKILL all members at one moment: they are halted first, so that none sees another one go."""
+        """SIGKILL all members at one moment: they are halted first, so that none sees the end of another."""
         # A member may start another one until it is halted itself: halt until nobody new appears.
         halted: set[psutil.Process] = set()
         while new := set(self.members()) - halted:
@@ -99,14 +99,14 @@ class ProcessTree:
 
 
 def children() -> set[psutil.Process]:
-    """All that this process and what it started have started, as far as their parents live."""
+    """All descendants of this process whose parents live."""
     return set(psutil.Process().children(recursive=True))
 
 
 def end_children(*, without: set[psutil.Process]) -> None:
     """SIGKILL all descendants of this process but those in ``without``.
 
-    For a run that is interrupted: Ctrl-C may come when a process is there and its starter does not know it yet.
+    For an interrupted run: Ctrl-C may come when a process exists and its starter does not know it yet.
     """
     for one in psutil.Process().children():
         if one not in without:

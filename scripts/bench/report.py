@@ -1,4 +1,4 @@
-"""The Markdown that a run is read as: goals, one table a workload, gaps, settings, load."""
+"""The report of a run in Markdown: goals, one table a workload, gaps, settings, load."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _DURABILITY = {"memory": "ack from memory", "flushed": "ack after the device has
 
 
 def write(results: Results, *, plots: bool) -> list[Path]:
-    """Write tables, and plots, into the folder of ``results``; returns what was written."""
+    """Write tables, and plots, into the folder of ``results``; returns the written files."""
     pictures: list[Path] = []
     if plots:
-        # matplotlib is needed by nothing else.
+        # Only plots need matplotlib.
         from bench.plots import draw
 
         pictures = draw(results)
@@ -124,7 +124,7 @@ def _gaps(results: Results) -> Iterable[str]:
 
 def _settings(results: Results) -> Iterable[str]:
     yield "## Settings\n"
-    yield "Whatever is not named has its default.\n"
+    yield "All other settings have their defaults.\n"
     for name, about in results.document["systems"].items():
         both = about.get("settings")
         if not both:
@@ -174,7 +174,7 @@ def _spread(spread: Spread | None) -> str:
 
 
 def _number(value: float) -> str:
-    """Three significant digits, or all of those before the point."""
+    """Three significant digits, or all digits before the point."""
     if abs(value) >= 100:
         return f"{value:,.0f}"
     if abs(value) >= 10:

@@ -1,4 +1,4 @@
-"""What was measured, as one JSON document that is on disk after every measurement, and medians and ratios of it."""
+"""The results of a run as one JSON document, which is on disk after every measurement; their medians and ratios."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ FILE: Final = "results.json"
 
 @dataclass(frozen=True, order=True)
 class Row:
-    """What one median belongs to: the same workload, durability, system and variant in all rounds."""
+    """The key of one median: the same workload, durability, system and variant in all rounds."""
 
     workload: str
     durability: str
@@ -45,7 +45,7 @@ class Spread:
 
 
 class Results:
-    """The document of one run. Sessions are the unit of an interrupted run: a started one is done again."""
+    """The document of one run. An interrupted run repeats whole sessions: it does an unfinished session again."""
 
     def __init__(self, folder: Path, document: dict[str, Any]) -> None:
         self.folder = folder
@@ -53,7 +53,7 @@ class Results:
 
     @classmethod
     def new(cls, folder: Path, **about: Any) -> Results:
-        """Of a run that begins. Raises BenchError when ``folder`` already has one."""
+        """The document of a new run. Raises BenchError when ``folder`` already has one."""
         if (folder / FILE).exists():
             raise BenchError(f"{folder / FILE} exists: give another folder, or --resume it")
         folder.mkdir(parents=True, exist_ok=True)
@@ -64,13 +64,13 @@ class Results:
 
     @classmethod
     def load(cls, folder: Path) -> Results:
-        """Of a former run. Raises BenchError when it cannot be read."""
+        """The document of a former run. Raises BenchError when it cannot be read."""
         try:
             document = json.loads((folder / FILE).read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise BenchError(f"{folder / FILE} cannot be read: {error}") from None
         if not isinstance(document, dict) or document.get("format") != FORMAT:
-            raise BenchError(f"{folder / FILE} is none of format {FORMAT}")
+            raise BenchError(f"{folder / FILE} has another format than {FORMAT}")
         return cls(folder, document)
 
     def save(self) -> None:
@@ -95,7 +95,7 @@ class Results:
         return any(_key(one) == _key(session) for one in self.document["sessions"])
 
     def begin(self, session: dict[str, Any]) -> None:
-        """Forget what an interrupted run left of this session."""
+        """Forget the measurements that an interrupted run left of this session."""
         key = _key(session)
         self.document["measurements"] = [
             one for one in self.measurements if any(one[name] != value for name, value in key.items())
@@ -114,7 +114,7 @@ class Results:
         return found
 
     def rows(self) -> dict[Row, dict[int, dict[str, float]]]:
-        """The figures of each row by round, of the measurements that gave a result."""
+        """The figures of each row by round, from the measurements with a result."""
         rows: dict[Row, dict[int, dict[str, float]]] = {}
         for one in self.measurements:
             row = _row(one)
@@ -124,7 +124,7 @@ class Results:
         return rows
 
     def errors(self) -> dict[Row, list[str]]:
-        """Why measurements are missing, and sends that failed within others."""
+        """The reasons of missing measurements, and failed sends within others."""
         found: dict[Row, list[str]] = {}
         for one in self.measurements:
             if "error" in one:
@@ -140,15 +140,15 @@ class Results:
         return Spread.of(values) if values else None
 
     def ratio(self, ours: tuple[Row, str], theirs: tuple[Row, str]) -> Spread | None:
-        """Our figure divided by theirs: of the medians, with the lowest and highest within one round."""
+        """Our figure divided by theirs: the ratio of the medians, with the lowest and highest ratio of one round."""
         rows = self.rows()
         return ratio(_by_round(rows.get(ours[0], {}), ours[1]), _by_round(rows.get(theirs[0], {}), theirs[1]))
 
 
 def ratio(ours: dict[int, float], theirs: dict[int, float]) -> Spread | None:
-    """Of the medians of two figures by round; low and high are of the rounds that have both.
+    """The ratio of the medians of two figures; low and high come from the rounds that have both.
 
-    None where one is missing, or theirs is nothing, of which ours is no multiple.
+    None when one is missing, or when theirs is 0.
     """
     if not ours or not theirs or not median(theirs.values()):
         return None

@@ -26,7 +26,7 @@ def takes(system: System, workload: Workload, durability: Durability) -> bool:
 
 
 class Session:
-    """Measures ``workloads`` one after the other; what fails is noted, and the next one follows."""
+    """Measures ``workloads`` one after the other; a failure is noted, and the next one follows."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class Session:
                 step = Step(server, workload, self._readable(workload, job), self._size)
                 result = STEPS.get(workload.work, drive)(step)
             except Exception as error:
-                # Whatever it is, the run goes on; the table names the gap and this text.
+                # After every error the run continues; the table names the gap and this text.
                 self._note(workload, variant, job, error=str(error) or repr(error))
                 continue
             self._filled.setdefault(workload.name, {**step.job, **result})
@@ -109,7 +109,7 @@ class Session:
         return {**COMMON[self._size], **common, "clients": 1, "seed": self.key["round"], "timeout_s": 60.0, **wanted}
 
     def _readable(self, workload: Workload, job: dict[str, Any]) -> dict[str, Any]:
-        """The job, of the messages that another workload of this session stored. Raises BenchError without them."""
+        """The job, with the messages that another workload of this session stored. Raises BenchError without them."""
         if not workload.reads:
             return job
         if workload.reads not in self._filled:
@@ -118,7 +118,7 @@ class Session:
         return {**job, **{name: filled[name] for name in ("topic", "queues", "messages")}}
 
     def _keep_alive(self, server: Server) -> None:
-        """Start a server again that died of the last workload."""
+        """Start a server again that died in the last workload."""
         if not server.pids():
             server.kill()
             server.restart()

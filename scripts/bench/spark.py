@@ -4,9 +4,9 @@
 
 A real node stores messages with bodies of 300 bytes, a tag and a key each; Spark writes them to Parquet from the source. Then,
 in one session of ``local[2]``, source and Parquet answer the same questions in turn, and the store is verified and rebuilt by
-this process and by Spark in turn. The same on ``local[1]`` says what the second core brings. The first round of everything is
-not counted: it starts workers and compiles. Files are in the page cache. Prints medians, ratios and goals;
---json writes every time as well.
+this process and by Spark in turn. The same on ``local[1]`` shows the gain of the second core. The first round of
+everything is not counted: it starts workers and compiles. Files are in the page cache. Prints medians, ratios and
+goals; --json writes every time as well.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ BODY_BYTES = 300
 QUEUES = 16
 SEND = 4_000
 TOPIC = "bench"
-# Tests want small files; a node's own sizes are what is measured here.
+# Tests use small files; here the node has its own sizes, because they are measured.
 SETTINGS = (
     "profile=server",
     "commit_log.segment_bytes=1073741824",
@@ -49,13 +49,13 @@ SETTINGS = (
     "index.hash_slots=5000000",
     "index.max_items=20000000",
 )
-# Name: what is asked, the columns that it needs, and how often Parquet's time it may take.
+# Name: the question, the columns that it needs, and its limit as a multiple of Parquet's time.
 QUESTIONS = {
     "count": ("count(*)", "queue_offset bigint", 1.5),
     "two narrow columns": ("sum(queue_id), max(queue_offset)", "queue_id int, queue_offset bigint", 1.5),
     "bodies": ("sum(length(body))", "body binary", 2.5),
 }
-# What a question costs before the first row: Spark asks a source in Python for its plan in processes of its own.
+# The cost of a question before the first row: Spark asks a source in Python for its plan in processes of its own.
 ONE_MESSAGE = {
     "startingOffsets": json.dumps({TOPIC: {str(queue): 0 if queue == 0 else -1 for queue in range(QUEUES)}}),
     "endingOffsets": json.dumps({TOPIC: {str(queue): 1 if queue == 0 else -1 for queue in range(QUEUES)}}),
@@ -64,7 +64,7 @@ Times = dict[str, list[float]]
 
 
 def make_store(folder: Path, messages: int) -> tuple[Path, int]:
-    """A store with ``messages`` messages, which a node has written and left; also the bytes of its log."""
+    """A closed store with ``messages`` messages that a node has written; also the bytes of its log."""
     shared = random.Random(1).randbytes(BODY_BYTES * 64)  # random, so that Parquet cannot compress it away
     with start_node(folder, SETTINGS) as node:
         node.admin.topic_create(TOPIC, QUEUES)
@@ -116,7 +116,7 @@ def split(question: str) -> list[str]:
 
 
 def jobs(spark: SparkSession, store: Path, runs: int, *, also_here: bool) -> Times:
-    """Seconds of both jobs, on Spark and where it is wanted in this process."""
+    """Seconds of both jobs, on Spark and, if asked for, in this process."""
     from commitmq_plugins.spark.jobs import rebuild as rebuilding
     from commitmq_plugins.spark.jobs import verify as verifying
 
@@ -157,7 +157,7 @@ def jobs(spark: SparkSession, store: Path, runs: int, *, also_here: bool) -> Tim
 
 
 def measure(master: str, store: Path, parquet: Path, runs: int) -> Times:
-    """All seconds on ``master``; what Spark is compared with only where Parquet files are still to be made."""
+    """All seconds on ``master``. The comparisons are measured only when the Parquet files do not exist yet."""
     from commitmq_plugins.spark.sessions import session
 
     is_first = not parquet.exists()
@@ -179,7 +179,9 @@ def measured(master: str, store: Path, parquet: Path, runs: int) -> Times:
 
 
 def report(two: Times, one: Times, log_bytes: int) -> dict[str, Any]:
-    """Medians; ratios are medians of each run's, whose two parts follow one another on a machine that others may use."""
+    """Medians. A ratio is the median of the ratios of each run, because its two parts follow one another on a machine
+    that others may use.
+    """
     seconds = {name: statistics.median(values) for name, values in two.items()}
     alone = {name: statistics.median(values) for name, values in one.items()}
 

@@ -13,14 +13,14 @@ from bench.measurement import run_driver
 from bench.system import BenchError, Server
 from bench.workloads import CPU_MESSAGES, FLOOR_COUNT, IDLE_S, RESTART_BYTES, SETTLE_S, Size, Workload
 
-# What a server still does for what was just stored (indexes, flushes) counts with it.
+# The later work of a server for stored messages (indexes, flushes) counts too.
 _SETTLE_S: Final = 0.5
 _FILL_LIMIT_S: Final = 600.0
 
 
 @dataclass(frozen=True)
 class Step:
-    """A measurement in a session: ``job`` is complete but for what the step itself sets."""
+    """A measurement in a session: ``job`` is complete except for the fields that the step itself sets."""
 
     server: Server
     workload: Workload
@@ -55,7 +55,7 @@ def idle(step: Step) -> dict[str, Any]:
 def cpu(step: Step) -> dict[str, Any]:
     """CPU seconds per million messages of client and server, to produce them in batches and to read all of them.
 
-    What it takes to start a client is left out: the same is done with a tenth of the messages, and the difference counts.
+    The cost of a client's start is left out: the same is done with a tenth of the messages, and the difference counts.
     """
     messages = CPU_MESSAGES[step.size]
     few = messages // 10
@@ -74,7 +74,7 @@ def cpu(step: Step) -> dict[str, Any]:
     each = {work: (spent[work, messages] - spent[work, few]) / (messages - few) * 1e6 for work in ("batch", "read")}
     result = {"messages": messages, "details": details}
     if min(each.values()) <= 0:
-        return result  # what a start took varies by more than the messages took: no figure
+        return result  # the cost of a start varies by more than the messages cost: no figure
     return {**result, "produce": each["batch"], "consume": each["read"], "cpu_s_per_million": sum(each.values())}
 
 
@@ -128,7 +128,7 @@ STEPS: Final[dict[str, Callable[[Step], dict[str, Any]]]] = {
     "floor": floor,
     "restart": restart,
 }
-# Which works of a driver a step needs, where that is not its own name.
+# The works of a driver that a step needs, when they have another name than the step.
 NEEDS: Final[dict[str, frozenset[str]]] = {
     "idle": frozenset(),
     "cpu": frozenset({"batch", "read"}),

@@ -1,4 +1,4 @@
-"""What a system must offer to be compared, and the base of its servers: start, wait until ready, count, stop, kill."""
+"""The interface of a compared system, and the base of its servers: start, wait until ready, count, stop, kill."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from typing import Literal, Protocol, Self
 from bench.processes import ProcessTree
 
 Durability = Literal["memory", "flushed"]
-"""What an ack promises: the message is in the server's memory (or the page cache), or it is on the device."""
+"""The promise of an ack: the message is in the server's memory (or the page cache), or it is on the device."""
 
 CACHE = Path(__file__).resolve().parent / ".cache"
-"""Where systems keep what they built or fetched; not part of the project."""
+"""The folder of built and fetched programs; not part of the project."""
 
 HOST = "127.0.0.1"
 _READY_POLL_S = 0.02
@@ -33,30 +33,30 @@ _given_ports: set[int] = set()
 
 
 class BenchError(Exception):
-    """A measurement could not be made; the text says why. The run goes on with the next one."""
+    """A measurement failed; the text has the reason. The run continues with the next one."""
 
 
 class System(Protocol):
     """One of the systems that are compared."""
 
     name: str
-    """As shown, e.g. ``RocketMQ``."""
+    """The name in the tables, e.g. ``RocketMQ``."""
 
     works: frozenset[str]
-    """What its driver can do, of the works of :mod:`bench.workloads`; workloads with others leave this system out."""
+    """The works of :mod:`bench.workloads` that its driver can do. Workloads with other works leave this system out."""
 
     @property
     def version(self) -> str:
-        """Of server and client; called after :meth:`install`."""
+        """The versions of server and client; called after :meth:`install`."""
 
     def missing(self) -> str | None:
-        """Why this system cannot run here (``no JDK: …``), None when it can. Never raises."""
+        """The reason why this system cannot run here (``no JDK: …``), None when it can. Never raises."""
 
     def install(self) -> None:
-        """Build or fetch what is needed, into :data:`CACHE`; does nothing when it is there. Raises BenchError."""
+        """Build or fetch the programs into :data:`CACHE`; does nothing when they are there. Raises BenchError."""
 
     def settings(self, durability: Durability) -> dict[str, str]:
-        """Every setting of server and client that is not the default, exactly as it is given to them."""
+        """Every setting of server and client with another value than the default, exactly as they get it."""
 
     def start(self, folder: Path, durability: Durability, **hints: str) -> Server:
         """A server that is ready and keeps everything in the new ``folder``. Raises BenchError."""
@@ -90,7 +90,7 @@ class Server(ABC):
     @property
     @abstractmethod
     def address(self) -> str:
-        """Where clients connect, as its driver wants it."""
+        """The address for clients, in the form of its driver."""
 
     @abstractmethod
     def commands(self) -> list[Command]:
@@ -98,7 +98,7 @@ class Server(ABC):
 
     @abstractmethod
     def is_ready(self) -> bool:
-        """True when clients are served. Called again and again, so cheap; what it raises as OSError counts as False."""
+        """True when clients are served. Called often, so it must be cheap; an OSError counts as False."""
 
     @abstractmethod
     def driver(self) -> list[str]:
@@ -126,7 +126,9 @@ class Server(ABC):
         return self
 
     def stop(self) -> None:
-        """End in order, the last started first; what does not end in time is killed. Stopping twice is allowed."""
+        """End the processes in order, the last started first; a process that does not end in time is killed. Stopping
+        twice is allowed.
+        """
         for command, process, tree in reversed(self._running):
             tree.send_signal(command.stop)
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -145,7 +147,7 @@ class Server(ABC):
         self._running.clear()
 
     def discard(self) -> None:
-        """End a server whose folder is not needed any more; an orderly stop would write what is removed next."""
+        """End a server whose folder is not needed any more; an orderly stop would write files that are removed next."""
         self.kill()
 
     def restart(self) -> None:
@@ -153,7 +155,7 @@ class Server(ABC):
         self.launch()
 
     def pids(self) -> list[int]:
-        """Of all processes that live."""
+        """The memory of all living processes."""
         return [one.pid for _, _, tree in self._running for one in tree.members()]
 
     def cpu_seconds(self) -> float:
@@ -212,7 +214,7 @@ class Server(ABC):
 
 
 def free_port() -> int:
-    """A TCP port of the loopback interface that is free, and was not given by this function before."""
+    """A free TCP port of the loopback interface that this function has not returned before."""
     while (port := free_ports(1)) in _given_ports:
         continue
     _given_ports.add(port)
@@ -220,9 +222,9 @@ def free_port() -> int:
 
 
 def free_ports(count: int) -> int:
-    """The first of ``count`` neighbouring ports that are free, below those that the kernel hands out by itself.
+    """The first of ``count`` neighbouring free ports, below the range from which the kernel assigns ports.
 
-    Those may be some connection's when a server is started again and wants its own back.
+    A port of that range may belong to a connection when a server is started again on its old port.
     """
     while True:
         first = random.randrange(12_000, 32_000 - count)

@@ -1,4 +1,4 @@
-"""What is measured: each workload is a job for the drivers, or a step of its own, with a full and a quick size.
+"""The measurements: each workload is a job for the drivers, or a step of its own, with a full and a quick size.
 
 Rows that are compared have equal durability: ``memory`` (the server has the message; nothing waits for the device) or
 ``flushed`` (the message is on the device).
@@ -19,9 +19,9 @@ MEMORY: Final[tuple[Durability, ...]] = ("memory",)
 FLUSHED: Final[tuple[Durability, ...]] = ("flushed",)
 
 OURS: Final = "CommitMQ"
-# Kafka's broker once more, with another client: what is the broker's alone is not measured again.
+# Kafka's broker once more, with another client: workloads of the broker alone are not measured again.
 KAFKA_PY: Final = "Kafka (Python)"
-# Of CommitMQ only: how its clients wait, or which way a reader takes.
+# For CommitMQ only: how its clients wait, or which way a reader takes.
 _READS: Final = {
     OURS: {
         "columns": {"mode": "columns"},
@@ -51,9 +51,9 @@ class Workload:
     """One row of comparison.
 
     ``work`` is the driver's, or a step of :mod:`bench.session` (``idle``, ``restart``, ``cpu``). ``job`` are the driver's
-    parameters. ``per_second`` names the row of expected rates that gives the number of messages. ``variants`` are, for
-    the systems named, further ways to do it, by what they are called in the tables. ``reads``: the workload whose
-    messages are read. ``cold``: after the page cache was dropped. ``without``: systems that it makes no sense for.
+    parameters. ``per_second`` names the row of expected rates that gives the number of messages. ``variants`` are
+    further ways to do it for the named systems, by their names in the tables. ``reads``: the workload whose messages
+    are read. ``cold``: after the page cache was dropped. ``without``: systems for which it makes no sense.
     ``only_ours``: durabilities with which it is measured for CommitMQ alone.
     """
 
@@ -150,7 +150,7 @@ RESTART: Final = Workload(
     "restart",
     MEMORY,
     {"body_bytes": 1024, "clients": 1},
-    # A store that is all of Redis's memory is not what it is for.
+    # Redis is not meant for a store of its whole memory's size.
     without=frozenset({"Redis", KAFKA_PY}),
 )
 FLOOR: Final = Workload(
@@ -205,10 +205,10 @@ _QUICK_NAMES: Final[dict[str, tuple[Durability, ...]]] = {
 _TINY_NAMES: Final[dict[str, tuple[Durability, ...]]] = dict.fromkeys(
     ("idle", "mixed", "query", "cpu", "queues-100", "read-1024-cold"), MEMORY
 )
-# Where the quick run waits for the device with CommitMQ only: peers that do not are what it is compared with.
+# The workloads in which the quick run waits for the device with CommitMQ only: peers do not wait there.
 _QUICK_FLUSHED_OURS: Final = frozenset({"pipeline", "batch-100-1"})
 
-# What each size has of the parameters that every job gets.
+# The values of each size for the parameters that every job gets.
 COMMON: Final[dict[Size, dict[str, Any]]] = {
     "full": {"warmup_s": 1.0, "seconds": 2.5},
     "quick": {"warmup_s": 0.6, "seconds": 1.0},
@@ -223,7 +223,7 @@ FLOOR_COUNT: Final[dict[Size, int]] = {"full": 4_000, "quick": 1_000, "tiny": 20
 
 
 def workloads(size: Size) -> tuple[Workload, ...]:
-    """The workloads of ``size``, in the order in which they run; those that read come behind those that write."""
+    """The workloads of ``size`` in their order; those that read come behind those that write."""
     if size == "full":
         return FULL
     names = _QUICK_NAMES | (_TINY_NAMES if size == "tiny" else {})

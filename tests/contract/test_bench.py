@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from commitmq import Admin, CommitMQError, Message, Producer, stations
+from commitmq import Admin, CommitMQError, Message, Producer, trace_points
 from commitmq.bench import target as target_module
 from commitmq.bench.baseline import Baseline, BaselineError, Figure, compare
 from commitmq.bench.checksum import checksum_of_batch, checksum_of_bodies
@@ -26,10 +26,10 @@ from commitmq.bench.floors import COPY, ECHO_AND_SYNC, NONE, Floors
 from commitmq.bench.goals import Goal, judge, measure_all
 from commitmq.bench.latency import measure_latency
 from commitmq.bench.produce import measure_produce
-from commitmq.bench.stations import _times as station_times
 from commitmq.bench.target import BenchTopic
+from commitmq.bench.trace_points import _times as trace_times
 from commitmq.client.consumer import Reader
-from commitmq.stations import Station
+from commitmq.trace_points import TracePoint
 from nodes import Node, alive, commitmq, eventually, start_node
 
 SEGMENT_BYTES = 8 << 20
@@ -400,12 +400,22 @@ def test_every_figure_of_all_measurements_has_a_floor_that_can_be_had(node: Node
             assert one.more_is_better is (one.unit == "messages/s")
 
 
-# ---------------------------------------------------------------- stations
+# ---------------------------------------------------------------- trace points
 
 
-def test_the_stations_of_a_send_add_up(tmp_path: Path) -> None:
+def test_the_trace_points_of_a_send_add_up(tmp_path: Path) -> None:
     ended = commitmq(
-        "bench", "stations", "--count", "60", "--ack", "flushed", "--body", "200", "--folder", str(tmp_path), "--json"
+        "bench",
+        "trace-points",
+        "--count",
+        "60",
+        "--ack",
+        "flushed",
+        "--body",
+        "200",
+        "--folder",
+        str(tmp_path),
+        "--json",
     )
     assert ended.returncode == 0, ended.stderr
     [result] = json.loads(ended.stdout)["results"]
@@ -420,15 +430,15 @@ def test_the_stations_of_a_send_add_up(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_stations_are_put_in_their_order() -> None:
-    order = [Station.CALLED, Station.HANDED_OVER, Station.W_AWAKE, Station.W_RECEIVED, Station.RETURNED]
+def test_trace_points_are_put_in_their_order() -> None:
+    order = [TracePoint.CALLED, TracePoint.HANDED_OVER, TracePoint.W_AWAKE, TracePoint.W_RECEIVED, TracePoint.RETURNED]
     # Two frames are handed over; the writer woke for something else before, then for this; flush is nobody's business here.
     seen = [(10, 1), (12, 3), (13, 10), (14, 3), (15, 10), (17, 11), (18, 20), (30, 5)]
-    assert station_times(order, seen, 15) == [10, 14, 15, 17, 30]
-    assert station_times(order, [(10, 1), (14, 3), (17, 11), (30, 5)], 9) == [10, 14, 14, 17, 30], "it was awake"
-    assert station_times(order, [(10, 1), (14, 3), (30, 5)], 9) is None
+    assert trace_times(order, seen, 15) == [10, 14, 15, 17, 30]
+    assert trace_times(order, [(10, 1), (14, 3), (17, 11), (30, 5)], 9) == [10, 14, 14, 17, 30], "it was awake"
+    assert trace_times(order, [(10, 1), (14, 3), (30, 5)], 9) is None
     late = [(10, 1), (13, 10), (14, 11), (20, 3), (30, 5)]
-    assert station_times(order, late, 15) == [10, 14, 14, 14, 30], "the client lost its core after it handed over"
+    assert trace_times(order, late, 15) == [10, 14, 14, 14, 30], "the client lost its core after it handed over"
 
 
 def test_without_the_variable_nothing_is_wrapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -436,13 +446,13 @@ def test_without_the_variable_nothing_is_wrapped(tmp_path: Path, monkeypatch: py
         def work(self, number: int) -> int:
             return number + 1
 
-    monkeypatch.delenv(stations.VARIABLE, raising=False)
+    monkeypatch.delenv(trace_points.VARIABLE, raising=False)
     worker = Worker()
-    stations.watch("worker", (worker, "work", Station.F_SYNC, Station.F_SYNCED))
+    trace_points.watch("worker", (worker, "work", TracePoint.F_SYNC, TracePoint.F_SYNCED))
     assert vars(worker) == {}
-    monkeypatch.setenv(stations.VARIABLE, str(tmp_path))
-    stations.watch("worker", (worker, "work", Station.F_SYNC, Station.F_SYNCED))
+    monkeypatch.setenv(trace_points.VARIABLE, str(tmp_path))
+    trace_points.watch("worker", (worker, "work", TracePoint.F_SYNC, TracePoint.F_SYNCED))
     assert worker.work(1) == 2
-    (first, one), (second, other) = stations.read(tmp_path)
-    assert (one, other) == (Station.F_SYNC, Station.F_SYNCED)
+    (first, one), (second, other) = trace_points.read(tmp_path)
+    assert (one, other) == (TracePoint.F_SYNC, TracePoint.F_SYNCED)
     assert first <= second

@@ -105,7 +105,7 @@ def test_input_that_cannot_be_read(node: Node, tmp_path: Path) -> None:
     assert run(node, f"produce closed --file {file}", "<&-").stdout.startswith("1 messages stored")
     done = run(node, "dispatcher reset index --to begin", "<&-")
     assert (done.returncode, done.stdout) == (CliExit.USAGE, "")
-    assert "nobody can be asked" in done.stderr
+    assert "the command cannot ask" in done.stderr
 
 
 @pytest.mark.parametrize("redirection", [">&-", "2>&-", "<&- >&- 2>&-"])

@@ -1,13 +1,16 @@
 """Goal: one connection object makes every client of a node and closes them; what a program says in the words of former
 versions still works and warns; ``on_delivery`` hears of every message.
 
-Method: a real node.
+Method: a real node, and for a program that gives up a socket that never answers.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -33,6 +36,20 @@ from commitmq import (
 from nodes import Node, eventually, start_node
 
 NOBODY = "tcp://127.0.0.1:1"
+GIVES_UP = """
+import asyncio, sys
+import commitmq
+
+async def main():
+    try:
+        async with asyncio.timeout(0.3):
+            async with commitmq.connect_async(sys.argv[1], timeout_s=100):
+                pass
+    except TimeoutError:
+        print("gave up")
+
+asyncio.run(main())
+"""
 Told = tuple[BaseException | None, SendResult | None]
 
 
@@ -40,6 +57,13 @@ Told = tuple[BaseException | None, SendResult | None]
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     with start_node(tmp_path_factory.mktemp("connect"), "network.port=0") as node:
         yield node
+
+
+def test_a_program_that_gives_up_connecting_ends() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        command = [sys.executable, "-c", GIVES_UP, f"tcp://127.0.0.1:{silent.getsockname()[1]}"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "gave up\n", "")
 
 
 def test_a_connection_makes_every_client_and_closes_those_that_are_open(node: Node) -> None:
@@ -294,11 +318,11 @@ def test_the_words_of_former_versions_work_and_warn(node: Node) -> None:
 
 def test_what_makes_no_sense_is_refused(node: Node) -> None:
     with pytest.raises(TypeError, match="Reader"):
-        Consumer("orders", node=node.address)
+        Consumer("orders", node=node.address)  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="list"):
-        Consumer("orders", "bills", group="g", node=node.address)
+        Consumer("orders", "bills", group="g", node=node.address)  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="Reader"):
-        commitmq.AsyncConsumer("orders")
+        commitmq.AsyncConsumer("orders")  # type: ignore[call-overload]
     with pytest.raises(ValueError, match="leave out"):
         Producer(node.address, delivery=ExactlyOnce(), idempotent=True)
     with pytest.raises(ValueError, match="idempotent=True"):

@@ -164,7 +164,7 @@ def test_no_descriptors_are_no_reason_to_lose_a_batch(node: Node, monkeypatch: p
                 raise zmq.ZMQError(24)
 
             patched.setattr(Channel, "_open", refuse)
-            for index in list(consumer._puller._links):
+            for index in list(consumer._puller._readers.links):
                 consumer._puller._drop_link(index)
             seen = len(first)
             for _ in range(10):

@@ -163,15 +163,15 @@ def test_messages_are_never_read_from_another_stores_files(tmp_path: Path) -> No
     with start_node(first, *settings) as node:
         consumer = Reader("same", node=node_address, queues=[("same", 0)])
         assert {one.body[:1] for one in drain(consumer, 500)} == {b"a"}
-        assert len(consumer._puller._segments) == 1
-        mapped = next(iter(consumer._puller._segments.values()))
+        assert len(consumer._puller._readers.segments) == 1
+        mapped = next(iter(consumer._puller._readers.segments.values()))
     with start_node(second, *settings), consumer:
         seen: list[bytes] = []
         deadline = time.monotonic() + 40
         while len(seen) < 500 and time.monotonic() < deadline:
             seen += [one.body for one in consumer.poll(0.3)]
         assert {one[:1] for one in seen} == {b"b"}
-        assert mapped not in consumer._puller._segments.values()
+        assert mapped not in consumer._puller._readers.segments.values()
 
 
 # ---------------------------------------------------------------- waits, resets, sessions
@@ -419,9 +419,13 @@ def test_the_program_is_told_of_its_queues(node: Node, admin: Admin) -> None:
     def note(what: str, queues: list[tuple[str, int]]) -> None:
         told.append((what, [queue for _, queue in queues]))
 
+    def revoked(queues: list[tuple[str, int]]) -> None:
+        note("-", queues)
+        first.commit()
+
     with Consumer(
         "told", group="telling", node=node.address, auto_commit=False, member="a",
-        on_assign=partial(note, "+"), on_revoke=lambda queues: (note("-", queues), first.commit()),  # type: ignore[func-returns-value]
+        on_assign=partial(note, "+"), on_revoke=revoked,
     ) as first:  # fmt: skip
         drain(first, 40)
         assert told == [("+", [0, 1, 2, 3])]
@@ -483,7 +487,7 @@ def test_a_callback_must_not_poll(node: Node) -> None:
         with pytest.raises(CommitMQError, match="a poll is under way"):
             consumer.poll(5)
             consumer.poll(5)
-        consumer._on_assign = None
+        consumer._callbacks.on_assign = None
 
 
 def test_endless_times_are_long_ones(node: Node) -> None:

@@ -21,10 +21,10 @@ import pytest
 import zmq
 
 from commitmq.control import ControlBlock, Word
-from commitmq.coordination.journal import OffsetsJournal, SetOffsets
 from commitmq.store.layout import StoreLayout
 from commitmq.store.metadata import json_config
 from commitmq.store.metadata.journal import encode_record
+from commitmq.store.metadata.offsets_journal import OffsetsJournal, SetOffsets
 from commitmq.store.metadata.topic_files import load_topics
 from commitmq.supervision import node_files
 from commitmq.workers.runtime.context import ExitCode

@@ -82,7 +82,7 @@ def test_the_next_automatic_id_is_not_known(node: Node, port: str, kind: str) ->
 
 
 @pytest.mark.parametrize("identity", [b"\0" + b"abcd", b"\0" + bytes(16), b"victim", b"x"])
-@pytest.mark.parametrize(("port", "kind"), EVERY_WAY[:4])
+@pytest.mark.parametrize(("port", "kind"), EVERY_WAY)
 def test_an_id_that_could_be_another_ones_is_refused(node: Node, port: str, kind: str, identity: bytes) -> None:
     with RawPeer(endpoint(node, port, kind), identity) as peer:
         peer.send(REQUEST)

@@ -104,7 +104,7 @@ def test_who_waits_for_a_result_does_not_linger(slow: Producer) -> None:
     for _ in range(5):
         slow.send_async("linger", b"x").result(30)
     assert time.monotonic() - began < AT_ONCE_S
-    assert not slow._outbox.hurried
+    assert not slow._outbox.result_waiters
     late = slow.send_async("linger", b"x")
     threading.Timer(0.05, lambda: late.result(30)).start()
     assert done_within(late) < AT_ONCE_S, "the wait began while the pump lingered"
@@ -114,7 +114,7 @@ def test_a_wait_that_is_over_hurries_nobody(slow: Producer) -> None:
     future = slow.send_async("linger", b"x")
     with contextlib.suppress(TimeoutError):
         future.result(0)
-    assert not slow._outbox.hurried
+    assert not slow._outbox.result_waiters
     assert done_within(future) < 2 * LONG_MS / 1000
 
 

@@ -258,6 +258,21 @@ def test_a_batch_sorted_by_sharding_keys_has_its_results_in_order(node: Node, pr
             last[key] = result.queue_offset
 
 
+def test_a_lone_batch_of_one_run_needs_no_second_thread(node: Node) -> None:
+    """Goal: it is sent as a lone send is, keeps its place among other sends, and larger ones go on through the pump."""
+    with Producer(node.address, ack="memory") as producer:
+        first = producer.send("lone", b"first", queue=0)
+        offsets = [producer.send_batch("lone", [b"x"] * 10, queue=0)[9].queue_offset for _ in range(5)]
+        assert offsets == [first.queue_offset + 10 * (number + 1) for number in range(5)]
+        assert producer._lanes.writer.thread is None
+        before = [producer.send_async("lone", b"y", queue=0) for _ in range(100)]
+        behind = producer.send_batch("lone", [b"z"] * 10, queue=0)
+        assert behind[0].queue_offset == before[-1].result(0).queue_offset + 1
+        large = producer.send_batch("lone", [b"l" * 1000] * 10_000, queue=0)
+        assert len(large.acks) > 1
+        assert producer.send_batch("lone", [b"x"], queue=0)[0].queue_offset == large[-1].queue_offset + 1
+
+
 def test_batches_of_one_and_of_none(producer: Producer) -> None:
     assert len(producer.send_batch("few", [])) == 0
     assert producer.send_batch("few", [Message(b"x", flag=5)])[0].queue_offset == 0

@@ -21,9 +21,10 @@ from commitmq import Admin, Consumer, Message, Producer, Reader, SendResult, Sql
 from commitmq.errors import InvalidMessageError, ProtocolError, SendError
 from commitmq.format.client_batch import BatchElement, encode_client_batch
 from commitmq.format.properties import encode_properties
+from commitmq.format.units import BATCH_UNIT
 from commitmq.protocol import wire
 from commitmq.protocol.connection import Directory
-from commitmq.store.queues.batch_consume_queue import BATCH_UNIT, BatchConsumeQueue
+from commitmq.store.queues.batch_consume_queue import BatchConsumeQueue
 from nodes import Node, commitmq, start_node
 
 BATCH = {"queue.type": "BatchCQ"}

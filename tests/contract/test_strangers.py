@@ -320,7 +320,7 @@ with Reader(node=sys.argv[1], queues=[("orders", 0)]) as consumer:
     bodies = []
     while len(bodies) < 2:
         bodies += [message.body.decode() for message in consumer.poll(30)]
-    print(bodies, all(link.ranges for link in consumer._puller._links.values() if link))
+    print(bodies, all(link.ranges for link in consumer._puller._readers.links.values() if link))
 """
 
 

@@ -9,7 +9,7 @@ from power_check import Recovered
 from power_load import SETTINGS
 
 from commitmq import Admin, Consumer, Message, Producer
-from commitmq.client.receiving.batch import parts_of_records
+from commitmq.client.receiving.part import parts_of_records
 from commitmq.client.receiving.record_check import check_bytes, check_places
 from commitmq.errors import CommitMQError, CorruptRecordError
 from commitmq.format.record import decode_record

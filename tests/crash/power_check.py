@@ -29,12 +29,13 @@ from commitmq.format.constants import SysFlag
 from commitmq.format.index_header import IndexShape
 from commitmq.format.producer_mark import parse_mark
 from commitmq.format.record import Record
+from commitmq.format.units import UNIT
 from commitmq.log import get_log
 from commitmq.store.index.index_reader import IndexReader, KeyKind, KeyQuery
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.queues.batch_consume_queue import BatchConsumeQueue
-from commitmq.store.queues.consume_queue import UNIT, ConsumeQueue
+from commitmq.store.queues.consume_queue import ConsumeQueue
 from commitmq.store.queues.consume_queue_ext import ExtensionReader
 from commitmq.store.queues.queue_files import list_queues
 from commitmq.store.recovery import abort_file

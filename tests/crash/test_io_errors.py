@@ -27,7 +27,7 @@ CLOCK = Path(__file__).parent / "clock_shim"
 ERRORS = {
     "disk.reserve.segment:before": "errno:ENOSPC@4",
     "flush.before_checkpoint": "errno:EIO@2",
-    "json.before_replace": "errno:EIO@4",
+    "disk.replace.json:before": "errno:EIO@4",
     "journal.append": "short:7@3",
     "journal.before_fdatasync": "errno:EIO@6",
     "queue.append": "short:13@30",

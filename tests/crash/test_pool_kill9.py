@@ -116,7 +116,7 @@ def test_killed_while_it_takes_the_pool_over(tmp_path: Path, points: tuple[str, 
                     ended = node.start(COMMITMQ_FAILPOINTS=names, COMMITMQ_FAILPOINTS_ONCE=str(fired))
             assert ended.returncode == 0, ended.stderr
             assert {one.name for one in fired.iterdir()} == set(points)
-            assert "took over what a killed node had" in node.log()
+            assert "that a killed node had in its transient store pool" in node.log()
             traffic.wait_for_sends(20)
         check_closed(node, traffic)
 

@@ -13,7 +13,7 @@ import pytest
 from test_kill9 import SETTINGS
 
 from commitmq import Message, Producer, Reader
-from commitmq.client import message as client_message
+from commitmq.client import properties as client_properties
 from nodes import Node, commitmq, start_node
 
 VALUES = ("a\0b", "\0", "\0" * 300, "x" * 600 + "\0" * 511, "plain")
@@ -32,7 +32,7 @@ def found(node: Node) -> list[tuple[int, str]]:
 @pytest.mark.parametrize("crc", ["true", "false"])
 def test_a_zero_byte_in_a_property_costs_nothing(tmp_path: Path, crc: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # Ours refuses them before it sends; the protocol and RocketMQ's clients do not.
-    monkeypatch.setattr(client_message, "_check_text", lambda _what, text: text)
+    monkeypatch.setattr(client_properties, "_check_text", lambda _what, text: text)
     settings = (*SETTINGS, f"commit_log.append_properties_crc={crc}")
     sizes = [part for one in settings for part in ("--set", one)]
     sent: list[tuple[int, str]] = []

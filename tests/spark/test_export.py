@@ -262,5 +262,5 @@ def test_one_export_at_a_time_and_no_foreign_manifest(spark: SparkSession, golde
         export(spark, [store], tmp_path)
     with pytest.raises(ConfigError, match="need a schema"):
         Form("json")
-    with pytest.raises(ConfigError, match="say what to read"):
+    with pytest.raises(ConfigError, match="name a source"):
         export(spark, [], tmp_path)

@@ -25,7 +25,7 @@ from commitmq_plugins.spark.jobs.manifest import ExportError
 from commitmq_plugins.spark.jobs.replay import replay
 from commitmq_plugins.spark.jobs.sending import by_queue, shares
 from commitmq_plugins.spark.jobs.state import StateError
-from commitmq_plugins.spark.sinks import NOT_CARRIED
+from commitmq_plugins.spark.row_messages import NOT_CARRIED
 from golden_stores import GoldenStore
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 @dataclass
 class OneMessage:
-    """``about``: encoded properties, flag and compression bits; None where there is nothing of them."""
+    """``encoded_extras``: encoded properties, flag and compression bits; None where there is nothing of them."""
 
     body: bytes
-    about: tuple[bytes, int, int] | None = None
+    encoded_extras: tuple[bytes, int, int] | None = None
     born: int = 0

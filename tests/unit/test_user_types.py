@@ -23,8 +23,11 @@ async def wrong() -> None:
     Consumer("t", group=1)
     commitmq.connect().reader("t", group="g")
     Producer(delivery=True)
+    Consumer()
+    Consumer("t")
+    commitmq.AsyncConsumer("t", auto_commit=False)
 """
-RULES = ["reportCallIssue", "reportArgumentType"] * 3
+RULES = [*["reportCallIssue", "reportArgumentType"] * 3, *["reportCallIssue"] * 3]
 
 
 def problems(folder: Path, program: str) -> list[tuple[int, str]]:

@@ -1,11 +1,11 @@
 """Memory topics: a separate store for topics with ``storage.type=memory``, under a byte budget.
 
 Nothing is dispatched to this dispatcher: the node hands it the runs of its topics (hookspecs.TopicStore), and these
-never reach the CommitLog. commitmq.store.memory.memory_files describes the files and what readers may see.
+never reach the CommitLog. commitmq.store.memory.memory_files describes the files and the messages that readers may see.
 
 An append has this order, and dying after any step is harmless: memory is reserved (fallocate: a store into a missing
 page would be SIGBUS); records are copied, their first bytes last; units are written; TIMESTAMP and BOUND move. Only
-then the node acknowledges. A restarted process continues at BOUND, which alone decides: bytes behind it are zeroed,
+then the node acknowledges. A restarted process continues at BOUND, and only BOUND decides: bytes behind it are zeroed,
 units that point behind it are cut, and the next queue offset is the number of the first cut unit.
 
 Budget: allocated memory counts. Segments grow in pieces, unit files in pages, and each topic has one page. Before an

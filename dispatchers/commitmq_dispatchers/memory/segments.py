@@ -116,9 +116,9 @@ class Segments:
         """The error when nothing is left to evict."""
         queues = sum(len(one.queues) for one in self._topics.values())
         return DiskFullError(
-            f"the {self._budget} bytes of memory.budget_bytes do not hold this message beside what is never evicted: a page"
-            f" for each of {len(self._topics)} memory topics, and one or two for each of their {queues} queues in use;"
-            " nothing is left to evict",
+            f"the {self._budget} bytes of memory.budget_bytes do not hold this message beside the pages that are never"
+            f" evicted: one for each of {len(self._topics)} memory topics, and one or two for each of their {queues}"
+            " queues in use; nothing is left to evict",
             path=self._folder,
         )
 
@@ -146,7 +146,7 @@ class Segments:
         return False
 
     def drop(self, one: Topic, base: int) -> None:
-        """Evict a topic's first segment. If it is the active one, all of it goes, and the topic continues behind it."""
+        """Evict a topic's first segment. The active segment is evicted as a whole, and the topic continues behind it."""
         floor = base + self._segment_bytes
         one.head.put(TopicWord.FLOOR, floor)
         if one.appender.position < floor:

@@ -15,6 +15,8 @@ import orjson
 from commitmq import failpoints
 from commitmq.errors import DiskFullError, StoreError
 from commitmq.files.fd_cache import FdCache
+from commitmq.format.constants import HOST_BYTES, HOST_V6_BYTES, STORE_TIMESTAMP_OFFSET, SYS_FLAG_OFFSET, SysFlag
+from commitmq.format.units import UNIT, UNIT_STRUCT
 from commitmq.kernels.units import tags_codes
 from commitmq.plugin.hookspecs import Stored, TopicStoreView
 from commitmq.store.log.append import Appended, CommitLogAppender, SegmentUnavailableError
@@ -23,7 +25,7 @@ from commitmq.store.memory.memory_files import NodeWord, TopicState, TopicWord, 
 from commitmq.store.memory.shared_memory import PAGE_BYTES, SharedPage, check_private
 from commitmq_dispatchers.memory.segments import FILLER_BYTES, NO_ROOM, Segments
 from commitmq_dispatchers.memory.topic import Topic
-from commitmq_dispatchers.memory.units import UNIT, UNIT_STRUCT, UnitFiles
+from commitmq_dispatchers.memory.units import UnitFiles
 
 _MAX_OPEN_FILES: Final = 256
 _BOUND, _TIMESTAMP, _INCARNATION = int(TopicWord.BOUND), int(TopicWord.TIMESTAMP), int(TopicWord.INCARNATION)
@@ -313,5 +315,6 @@ class MemoryStore:
 
 def _store_timestamp(segment: mmap.mmap) -> int:
     """Store timestamp (ms) of a segment's first record: the segment's age."""
-    born_v6 = segment[39] & 0x10
-    return int.from_bytes(segment[68:76] if born_v6 else segment[56:64], "big", signed=True)
+    born_v6 = segment[SYS_FLAG_OFFSET + 3] & SysFlag.BORN_HOST_V6
+    at = STORE_TIMESTAMP_OFFSET + (HOST_V6_BYTES if born_v6 else HOST_BYTES)
+    return int.from_bytes(segment[at : at + 8], "big", signed=True)

@@ -13,21 +13,18 @@ from __future__ import annotations
 
 import mmap
 import os
-import struct
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
 
 import numpy as np
 
 from commitmq.files.fd_cache import FdCache
+from commitmq.files.write_all import write_all
+from commitmq.format.constants import UNIT_BYTES
 from commitmq.format.file_names import segment_name
+from commitmq.format.units import UNIT, UNIT_STRUCT
 from commitmq.store.memory.memory_files import UNIT_FILE_BYTES
 from commitmq.store.memory.shared_memory import PAGE_BYTES
-
-UNIT: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
-UNIT_STRUCT: Final = struct.Struct(">qiq")
-_UNIT_BYTES: Final = 20
 
 
 class UnitFiles:
@@ -54,7 +51,7 @@ class UnitFiles:
 
     def reserve(self, count: int, allocate: Callable[[int, int, int], None]) -> None:
         """Allocate the places of the next ``count`` units with ``allocate(descriptor, start, size)``."""
-        start, stop = self.next * _UNIT_BYTES, (self.next + count) * _UNIT_BYTES
+        start, stop = self.next * UNIT_BYTES, (self.next + count) * UNIT_BYTES
         for base in range(start - start % UNIT_FILE_BYTES, stop, UNIT_FILE_BYTES):
             if base < self.last:
                 continue  # fully allocated for an append that then failed
@@ -77,11 +74,11 @@ class UnitFiles:
         self.last, self.allocated = base, 0
 
     def give_up_reserve(self) -> int:
-        """Free what :meth:`reserve` took for a run that was then refused; returns the bytes."""
+        """Free the memory that :meth:`reserve` took for a run that was then refused; returns the bytes."""
         if self.last < 0:
             return 0
         freed = 0
-        end = self.next * _UNIT_BYTES
+        end = self.next * UNIT_BYTES
         while self.last > self.first and self.last >= end:
             self._unlink(self.last)
             freed += self.allocated
@@ -95,12 +92,12 @@ class UnitFiles:
 
     def write(self, data: bytes) -> None:
         """Write the units of the next messages, whose places are reserved; ``next`` does not change."""
-        at = self.next * _UNIT_BYTES
+        at = self.next * UNIT_BYTES
         view = memoryview(data)
         while len(view):
             base = at - at % UNIT_FILE_BYTES
             piece = view[: base + UNIT_FILE_BYTES - at]
-            os.pwrite(self._fds.write_fd(self._path(base)), piece, at - base)
+            write_all(self._fds.write_fd(self._path(base)), piece, at - base)
             at += len(piece)
             view = view[len(piece) :]
 
@@ -126,7 +123,7 @@ class UnitFiles:
             freed += UNIT_FILE_BYTES - self.hole
             self.hole = 0
         # The last unit stays; for a queue of few units this returns without reading its file.
-        stop = min((self.next - 1) * _UNIT_BYTES - self.first, UNIT_FILE_BYTES) // PAGE_BYTES
+        stop = min((self.next - 1) * UNIT_BYTES - self.first, UNIT_FILE_BYTES) // PAGE_BYTES
         low, high = self.hole // PAGE_BYTES, stop
         while low < high:
             middle = (low + high + 1) // 2
@@ -142,12 +139,12 @@ class UnitFiles:
 
     def _is_below(self, end: int, floor: int) -> bool:
         """Whether the last unit that begins before byte ``end`` of the queue is written and points below ``floor``."""
-        number = -(-end // _UNIT_BYTES) - 1
+        number = -(-end // UNIT_BYTES) - 1
         if number >= self.next:
             return False
-        at = number * _UNIT_BYTES
+        at = number * UNIT_BYTES
         base = at - at % UNIT_FILE_BYTES
-        data = os.pread(self._fds.write_fd(self._path(base)), _UNIT_BYTES, at - base)
+        data = os.pread(self._fds.write_fd(self._path(base)), UNIT_BYTES, at - base)
         physical: int = UNIT_STRUCT.unpack(data)[0]
         return physical < floor
 
@@ -180,9 +177,9 @@ class UnitFiles:
                 break
             self._unlink(bases.pop())
         count = int(written[-1]) + 1 if len(written) else 0
-        self.next = self.last // _UNIT_BYTES + count
-        self.allocated = pages(count * _UNIT_BYTES)
-        self._cut(count * _UNIT_BYTES)
+        self.next = self.last // UNIT_BYTES + count
+        self.allocated = pages(count * UNIT_BYTES)
+        self._cut(count * UNIT_BYTES)
         there = np.flatnonzero(np.fromfile(self._path(self.first), np.uint8))
         self.hole = int(there[0]) // PAGE_BYTES * PAGE_BYTES if len(there) else 0
         if self.allocated:

@@ -2,8 +2,8 @@
 
 The file is JSON: the figures, their settings, the machine, and the floors of that moment
 (:mod:`commitmq.bench.floors`). A later measurement is compared only when its settings are the same. A ratio says how
-many times better the later figure is, whatever the unit: 1.1 is a tenth more messages a second or a tenth less time.
-For the corrected ratio both figures are divided by their own run's floor first.
+many times better the later figure is, in every unit: 1.1 is a tenth more messages a second or a tenth less time. For
+the corrected ratio both figures are divided by their own run's floor first.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Final
 from commitmq.bench.figures import Spread
 from commitmq.bench.floors import Floors
 from commitmq.errors import CommitMQError
-from commitmq.supervision.node_files import write_atomically
+from commitmq.files import atomic_file
 
 FORMAT: Final = "commitmq-bench-baseline-1"
 
@@ -52,7 +52,9 @@ class Baseline:
         """Write the file, or leave an existing one unchanged. Raises OSError."""
         taken = self.taken or datetime.now(UTC).isoformat(timespec="seconds")
         report = {"format": FORMAT, **asdict(self), "taken": taken}
-        write_atomically(path, (json.dumps(report, indent=2) + "\n").encode("ascii"))
+        atomic_file.replace(
+            path, (json.dumps(report, indent=2) + "\n").encode("ascii"), "baseline", durable=False, mode=0o600
+        )
 
     @classmethod
     def load(cls, path: Path) -> Baseline:

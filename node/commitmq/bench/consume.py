@@ -30,7 +30,9 @@ class Filled:
 
 @dataclass(frozen=True, slots=True)
 class ConsumeResult:
-    """One run over ``messages`` with ``body_bytes`` in all their bodies; ``checked``: the content equals what was sent."""
+    """One run over ``messages`` with ``body_bytes`` in all their bodies; ``checked``: the content equals the sent
+    content.
+    """
 
     form: str
     mode: str
@@ -82,7 +84,7 @@ def measure_consume(
     limit_s: float = 60.0,
     progress: Progress = no_progress,
 ) -> ConsumeResult:
-    """Read a topic from its beginning without a group: ``messages`` of it, by default all.
+    """Read a topic from its beginning without a group: ``messages`` messages, by default all.
 
     ``form`` columns: each batch as arrays, and the CRC-32 of every body. ``messages``: a Message object with a bytes
     body for each, its length and first byte. ``mode`` is the Consumer's. The clock runs from the first poll. Raises

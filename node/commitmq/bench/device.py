@@ -1,6 +1,6 @@
 """Measures the disk alone: a record stored in a mapped file, and fdatasync, without a node.
 
-No send that waits for its flush can be faster, whatever the node does.
+No send that waits for its flush can be faster.
 """
 
 from __future__ import annotations

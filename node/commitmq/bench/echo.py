@@ -1,7 +1,7 @@
 """The yardstick: a bare ROUTER that sends every request back, in a process of its own, and a DEALER that asks it.
 
-It does only what any request over ZeroMQ must do (two processes, two hops, one body). So a send compared to it shows
-what the node itself costs on this machine at this moment.
+It does only the work of any request over ZeroMQ (two processes, two hops, one body). So a send compared to it shows the
+cost of the node itself on this machine at this moment.
 """
 
 from __future__ import annotations

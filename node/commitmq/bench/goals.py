@@ -127,7 +127,7 @@ def measure_all(
             messages=messages,
             body_bytes=BODY_BYTES,
             limit_s=limit_s,
-            progress=begin("writing what is read next", messages),
+            progress=begin("writing the messages that are read next", messages),
         )
         for goal, form in ((READ_COLUMNS, "columns"), (READ_MESSAGES, "messages")):
             progress = begin(goal.name, expected.messages * repeat)

@@ -196,7 +196,7 @@ class _Store:
         key = (result.topic, result.queue)
         if result.queue_offset != self._sent.get(key, 0):
             raise CommitMQError(
-                f"after the restart {key} goes on at {result.queue_offset}, not at {self._sent.get(key)}"
+                f"after the restart {key} continues at {result.queue_offset}, not at {self._sent.get(key)}"
             )
         self._sent[key] = self._sent.get(key, 0) + 1
 

@@ -103,7 +103,7 @@ class BenchTopic:
         while self._admin.offsets(last.topic)[last.queue][2] <= last.queue_offset:
             if clock.over():
                 raise CommitMQError(
-                    f"{last.topic}: what was acknowledged is not visible after {_VISIBLE_WITHIN_S:.0f} s"
+                    f"{last.topic}: acknowledged messages are not visible after {_VISIBLE_WITHIN_S:.0f} s"
                 )
             time.sleep(_POLL_S)
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     "otherwise; OFFSET a queue offset.  [default: earliest]",
 )
 @click.option("--limit", type=click.IntRange(min=1), help="Stop after this many messages.")
-@click.option("--follow", "-f", is_flag=True, help="Go on waiting for new messages until interrupted.")
+@click.option("--follow", "-f", is_flag=True, help="Wait for new messages until interrupted.")
 @click.option("--tags", "expression", default="*", metavar="EXPR", help="Only these tags: 'TagA || TagB'.")
 @click.option(
     "--sql", metavar="EXPR", help="Only where this is true of the properties: \"price > 10 AND region = 'eu'\"."

@@ -96,7 +96,7 @@ def restart(name: str, as_json: bool, node: str) -> None:
 @json_option
 @node_option
 def skip(name: str, yes: bool, as_json: bool, node: str) -> None:
-    """Let the parked dispatcher NAME go on without the record it is parked at."""
+    """Let the parked dispatcher NAME continue without the record it is parked at."""
     from commitmq.client.admin import Admin
 
     with Admin(node) as admin:
@@ -108,7 +108,7 @@ def skip(name: str, yes: bool, as_json: bool, node: str) -> None:
     if as_json:
         print_json({"skipped": skipped})
     else:
-        click.echo(f"dispatcher {name} goes on without {_record(skipped)}")
+        click.echo(f"dispatcher {name} continues without {_record(skipped)}")
 
 
 @dispatcher.command()

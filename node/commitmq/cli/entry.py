@@ -4,7 +4,7 @@ It imports only built-in modules of Python, so that Ctrl-C while the command is 
 it quietly and not with a traceback out of some module.
 """
 
-import _signal  # type: ignore[import-not-found]  # what `signal` is made of; that one imports enum
+import _signal  # type: ignore[import-not-found]  # the C module behind `signal`, which imports enum
 import os
 
 _INTERRUPTED = 130  # CliExit.INTERRUPTED, which is not imported yet

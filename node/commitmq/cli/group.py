@@ -99,7 +99,7 @@ def describe(name: str, as_json: bool, node: str) -> None:
     "position",
     required=True,
     metavar="earliest|latest|TIME|OFFSET",
-    help="Where the group goes on: TIME is ISO 8601 (UTC unless it says otherwise), OFFSET a queue offset.",
+    help="Where the group continues: TIME is ISO 8601 (UTC without an offset), OFFSET a queue offset.",
 )
 @click.option(
     "--queue", "queues", type=click.IntRange(0, MAX_INT), multiple=True, help="Only this queue; may be repeated."

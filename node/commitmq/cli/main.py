@@ -22,6 +22,7 @@ from commitmq.errors import (
     StoreError,
     StoreLockedError,
 )
+from commitmq.files.no_space import NO_SPACE
 from commitmq.supervision.exit_codes import MEANINGS, CliExit
 
 # verb -> one-line summary. The module is commitmq.cli.VERB, and its click command is also called VERB.
@@ -34,9 +35,9 @@ VERBS = {
     "consume": "Read messages of a topic.",
     "query": "Find messages by key, unique key, tag, id or time.",
     "group": "List consumer groups and their lag.",
-    "store": "Look into a store folder, offline.",
+    "store": "Inspect, repair and expire a store folder.",
     "bench": "Measure a node, keep that as a baseline, compare with one.",
-    "plugins": "List plugins and what they add.",
+    "plugins": "List plugins and the parts that they add.",
     "dispatcher": "List dispatchers; move one that is stuck.",
     "kernels": "Compile the numba kernels, and show where they are kept.",
 }
@@ -130,7 +131,7 @@ def exit_code_of(error: CommitMQError) -> CliExit:
 
 
 # Errors of writing to standard output: a full disk (or /dev/full), a quota, a broken device, a closed descriptor.
-_OUTPUT_PROBLEMS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+_OUTPUT_PROBLEMS = (*NO_SPACE, errno.EFBIG, errno.EIO, errno.EBADF)
 
 
 def _run(words: list[str]) -> object:

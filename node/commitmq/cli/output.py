@@ -79,9 +79,11 @@ def human_bytes(count: int | None) -> str:
 
 
 def confirm(question: str) -> None:
-    """Go on only after a yes. Raises click's Abort, and UsageError when standard input is closed."""
+    """Continue only after a yes. Raises click's Abort, and UsageError when standard input is closed."""
     if is_closed(0):
-        raise click.UsageError("standard input is closed, so nobody can be asked; to go on without that, give --yes")
+        raise click.UsageError(
+            "standard input is closed, so the command cannot ask; --yes continues without a question"
+        )
     click.confirm(question, abort=True)
 
 

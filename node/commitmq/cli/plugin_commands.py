@@ -30,4 +30,6 @@ def add_to(group: click.Group, *, taken: set[str]) -> None:
             continue  # the node's own plugins add no verbs here, and a client need not have them
         if report.failure and report.failed_in in ("import", "registration", "commitmq_register_commands"):
             why = report.failure.strip().splitlines()[-1]
-            complain(f"plugin {report.name} failed in {report.failed_in}: {why} (`commitmq plugins` shows all of it)")
+            complain(
+                f"plugin {report.name} failed in {report.failed_in}: {why} (`commitmq plugins` shows the whole failure)"
+            )

@@ -1,4 +1,4 @@
-"""``commitmq plugins``: installed plugins, what each adds, and why one is left out."""
+"""``commitmq plugins``: the installed plugins, the parts that each adds, and the reason why one is left out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from commitmq.cli.output import complain, json_option, print_json, print_table
 def plugins(
     ctx: click.Context, show_all: bool, config_path: Path | None, overrides: tuple[str, ...], as_json: bool
 ) -> None:
-    """List plugins and what they add. They are imported in a process of their own."""
+    """List plugins and the parts that they add. They are imported in a process of their own."""
     if ctx.invoked_subcommand is not None:
         return
     from commitmq.config import load

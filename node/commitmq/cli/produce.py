@@ -2,49 +2,25 @@
 
 from __future__ import annotations
 
-import errno
-import os
-import select
-import signal
-import stat
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import click
 
+from commitmq.cli.input_lines import BadLineError, Ending, UnreadableError, input_lines
+from commitmq.cli.line_sender import LineSender
+from commitmq.cli.message_lines import message_of_json, message_of_line
 from commitmq.cli.output import complain, fail, json_option, node_option, print_json
 from commitmq.cli.progress import can_draw
 from commitmq.cli.quantity import MAX_INT, seconds
-from commitmq.errors import CommitMQError, ConfigError, InvalidMessageError
+from commitmq.errors import CommitMQError, ConfigError
 
 if TYPE_CHECKING:
-    from commitmq.client.message import Message
     from commitmq.client.producer import Producer
-
-_READ_BYTES: Final = 1 << 20
-_MAX_LINE_BYTES: Final = 64 * 1024 * 1024
-_HELD_S: Final = 0.05  # a line waits at most this long for others
-_DRAINED_BYTES: Final = 1 << 20  # read at most this much from a pipe after the command was told to end
-_FIELDS: Final = {"body", "body_base64", "tags", "keys", "properties", "sharding_key", "key", "flag", "tombstone"}
-# Further fields of `consume --json`: they describe the old message's place and mean nothing for the new one.
-_OF_ITS_PLACE: Final = {
-    "topic",
-    "queue_id",
-    "queue_offset",
-    "physical_offset",
-    "msg_id",
-    "born_timestamp",
-    "store_timestamp",
-    "sys_flag",
-    "reconsume_times",
-}
-
-# One line of input: its number, and the message; None means that the input pauses.
-Numbered = tuple[int, "Message | bytes"]
 
 
 @click.command()
@@ -59,26 +35,26 @@ Numbered = tuple[int, "Message | bytes"]
     default="lines",
     show_default=True,
     help="lines: each line is a body. jsonl: each line is an object with body (or body_base64) and optionally tags, "
-    "key, keys, properties, sharding_key, flag, or tombstone: true and no body; what `consume --json` writes is such a line.",
+    "key, keys, properties, sharding_key, flag, or tombstone: true and no body; `consume --json` writes such lines.",
 )
 @click.option("--batch", type=click.IntRange(1, 100_000), default=1000, show_default=True, help="Messages a batch.")
 @click.option("--tags", help="Tag of every message (format lines).")
 @click.option("--keys", help="Key of every message, several with spaces between (format lines).")
-@click.option("--key", help="Key of every message, by which it is found and its queue chosen (format lines).")
+@click.option("--key", help="Key of every message: it finds the message and chooses the queue (format lines).")
 @click.option("--queue", type=click.IntRange(0, MAX_INT), help="Send everything to this queue.")
 @click.option(
     "--ack",
     type=click.Choice(["flushed", "memory"]),
     default="flushed",
     show_default=True,
-    help="What each batch waits for.",
+    help="The ack that each batch waits for.",
 )
 @click.option("--compress", type=click.Choice(["zlib", "lz4", "zstd"]), help="Compress larger bodies.")
-@click.option("--idempotent", is_flag=True, help="Send again what was not answered; the node stores it once.")
+@click.option("--idempotent", is_flag=True, help="Send unanswered messages again; the node stores each once.")
 @click.option(
     "--producer-id",
     metavar="ID",
-    help="Idempotent under this name: the same input sent again, with the same queue, stores only what is missing.",
+    help="Idempotent under this name: the same input sent again, with the same queue, stores only the missing messages.",
 )
 @click.option("--timeout", type=seconds(0.001), default=10.0, show_default=True, help="Seconds a batch.")
 @json_option
@@ -117,42 +93,49 @@ def produce(
         raise click.UsageError("--producer-id needs --queue: a repetition must send to the same queue")
     check_topic(topic)
     delivery = ExactlyOnce(producer_id) if idempotent or producer_id is not None else None
-    parse = _message_of_json if form == "jsonl" else _message_of_line(tags, keys, key)
+    sender = LineSender(topic, queue, batch, message_of_json if form == "jsonl" else message_of_line(tags, keys, key))
     source: BinaryIO = sys.stdin.buffer if path is None else path.open("rb")
     started = time.perf_counter()
-    state = _Progress()
+    with (
+        _failures_with_progress(sender),
+        source,
+        _bar(path) as advance,
+        _producer(node, ack=ack, timeout_s=timeout, compress=compress, delivery=delivery) as producer,
+        Ending() as ending,
+    ):
+        sender.send_all(producer, input_lines(source.fileno(), advance, ending))
+    if ending.signal is not None:
+        left_out = "; the last line was not whole and is left out" if ending.left_out else ""
+        complain(f"ended by {ending.signal.name}; {sender.stored} messages are stored{left_out}")
+        raise click.Abort
+    took_s = time.perf_counter() - started
+    if as_json:
+        print_json(
+            {"topic": topic, "messages": sender.stored, "empty_lines": sender.empty, "seconds": round(took_s, 6)}
+        )
+        return
+    left_out = f", {sender.empty} empty lines left out" if sender.empty else ""
+    click.echo(f"{sender.stored} messages stored in {topic} in {took_s:.2f} s ({ack}){left_out}")
+
+
+@contextmanager
+def _failures_with_progress(sender: LineSender) -> Iterator[None]:
+    """A failure inside ends the command with a sentence that tells how many messages are stored."""
     try:
-        with (
-            source,
-            _bar(path) as advance,
-            _producer(node, ack=ack, timeout_s=timeout, compress=compress, delivery=delivery) as producer,
-            _Ending() as ending,
-        ):
-            lines = _lines(source.fileno(), advance, ending)
-            _send_all(producer, topic, queue, batch, _messages(lines, parse, state), state)
-        if ending.signal is not None:
-            left_out = "; the last line was not whole and is left out" if ending.left_out else ""
-            complain(f"ended by {ending.signal.name}; {state.stored} messages are stored{left_out}")
-            raise click.Abort
-    except _BadLineError as error:
-        fail(f"line {error.number}: {error.reason}; {state.stored} messages before it are stored")
-    except _UnreadableError as error:
-        fail(f"the input cannot be read: {error}; {state.stored} messages are stored")
+        yield
+    except BadLineError as error:
+        fail(f"line {error.number}: {error.reason}; {sender.stored} messages before it are stored")
+    except UnreadableError as error:
+        fail(f"the input cannot be read: {error}; {sender.stored} messages are stored")
     except KeyboardInterrupt:
-        complain(f"interrupted; {state.stored} messages are stored")
+        complain(f"interrupted; {sender.stored} messages are stored")
         raise click.Abort from None
     except ConfigError:
         raise  # nothing was sent
     except CommitMQError:
         # The error itself ends the command with its own exit code; this line reports how far the command got.
-        complain(f"{state.stored} messages are stored, up to line {state.line}")
+        complain(f"{sender.stored} messages are stored, up to line {sender.last_line}")
         raise
-    seconds = time.perf_counter() - started
-    if as_json:
-        print_json({"topic": topic, "messages": state.stored, "empty_lines": state.empty, "seconds": round(seconds, 6)})
-        return
-    left_out = f", {state.empty} empty lines left out" if state.empty else ""
-    click.echo(f"{state.stored} messages stored in {topic} in {seconds:.2f} s ({ack}){left_out}")
 
 
 def _producer(node: str, **settings: Any) -> Producer:
@@ -166,232 +149,6 @@ def _producer(node: str, **settings: Any) -> Producer:
         raise
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-
-
-class _Progress:
-    """How far the command got: stored messages, the last stored line, empty lines seen."""
-
-    def __init__(self) -> None:
-        self.stored = 0
-        self.line = 0
-        self.empty = 0
-
-
-class _BadLineError(Exception):
-    def __init__(self, number: int, reason: str) -> None:
-        super().__init__(reason)
-        self.number = number
-        self.reason = reason
-
-
-class _UnreadableError(Exception):
-    """Reading the input failed with a system error."""
-
-
-def _send_all(
-    producer: Producer,
-    topic: str,
-    queue: int | None,
-    batch: int,
-    messages: Iterator[Numbered | None],
-    state: _Progress,
-) -> None:
-    """Send in batches; a partial batch when its first line has waited long enough, and when the input ends or has a bad
-    line.
-    """
-    waiting: list[Numbered] = []
-    since = 0.0
-    try:
-        for one in messages:
-            if one is not None:
-                if not waiting:
-                    since = time.monotonic()
-                waiting.append(one)
-            if waiting and (len(waiting) >= batch or (one is None and time.monotonic() - since >= _HELD_S)):
-                _send_batch(producer, topic, queue, waiting, state)
-                waiting = []
-    except (_BadLineError, _UnreadableError):
-        if waiting:
-            _send_batch(producer, topic, queue, waiting, state)
-        raise
-    if waiting:
-        _send_batch(producer, topic, queue, waiting, state)
-
-
-def _send_batch(producer: Producer, topic: str, queue: int | None, batch: list[Numbered], state: _Progress) -> None:
-    from commitmq.client.results import BatchSendError
-
-    try:
-        producer.send_batch(topic, [message for _, message in batch], queue=queue)
-    except BatchSendError as error:
-        state.stored += error.stored
-        if error.stored_prefix:
-            state.line = batch[error.stored_prefix - 1][0]
-        raise
-    except InvalidMessageError as error:
-        raise InvalidMessageError(f"lines {batch[0][0]} to {batch[-1][0]}: {error}") from error
-    state.stored += len(batch)
-    state.line = batch[-1][0]
-
-
-# ---------------------------------------------------------------- input
-
-
-class _Ending:
-    """Notes Ctrl-C and SIGTERM while it is entered, so that the lines already read can be sent. The second signal
-    raises.
-    """
-
-    def __init__(self) -> None:
-        self.signal: signal.Signals | None = None
-        self.left_out = False
-        """Whether an incomplete line was dropped."""
-        self._stack = ExitStack()
-
-    def __enter__(self) -> _Ending:
-        self.fd, wake = os.pipe()
-        os.set_blocking(wake, False)
-        self._stack.callback(os.close, self.fd)
-        self._stack.callback(os.close, wake)
-        before = signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-        self._stack.callback(signal.set_wakeup_fd, before)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._stack.callback(signal.signal, number, signal.signal(number, self._note))
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self._stack.close()
-
-    def _note(self, number: int, _frame: object) -> None:
-        if self.signal is not None:
-            raise KeyboardInterrupt
-        self.signal = signal.Signals(number)
-
-
-def _messages(
-    lines: Iterator[tuple[int, bytes | None]], parse: Callable[[bytes], Message | bytes], state: _Progress
-) -> Iterator[Numbered | None]:
-    """Each line's number and message; None after each look for more input. Raises _BadLineError."""
-    for number, line in lines:
-        if line is None:
-            yield None
-        elif not line:
-            state.empty += 1
-        else:
-            try:
-                yield number, parse(line)
-            except (ValueError, CommitMQError) as error:
-                raise _BadLineError(number, str(error)) from error
-
-
-def _lines(fd: int, advance: Callable[[int], None], ending: _Ending) -> Iterator[tuple[int, bytes | None]]:
-    """Numbered lines without their ends; (number, None) after each look for more input, at least every 50 ms at first."""
-    rest = b""
-    number = 0
-    is_file = stat.S_ISREG(os.fstat(fd).st_mode)
-    longest: float | None = _HELD_S
-    drained = 0
-    while True:
-        is_ending = ending.signal is not None
-        if not is_ending:
-            ready = select.select([fd, ending.fd], [], [], longest)[0]
-        else:
-            # Read no more of a file, and of a pipe only the bytes that are there.
-            ready = [] if is_file or drained >= _DRAINED_BYTES else select.select([fd], [], [], 0)[0]
-        if fd not in ready:
-            yield number, None
-            if is_ending:
-                ending.left_out = bool(rest)
-                return
-            # After twice the time without input the consumer of the lines has sent every held line. (The signal may
-            # have come after this look: the input that came before the signal needs one more look.)
-            longest = None if longest is None or not ready else longest
-            continue
-        longest = _HELD_S
-        try:
-            data = os.read(fd, _READ_BYTES)
-        except OSError as error:
-            raise _UnreadableError("it is closed" if error.errno == errno.EBADF else error.strerror) from error
-        if ending.signal is not None:
-            drained += len(data)
-        advance(len(data))
-        if not data:
-            break
-        *lines, rest = (rest + data).split(b"\n")
-        for line in lines:
-            number += 1
-            yield number, line.removesuffix(b"\r")
-        yield number, None
-        if len(rest) > _MAX_LINE_BYTES:
-            raise _BadLineError(number + 1, f"it is longer than {_MAX_LINE_BYTES} bytes")
-    if rest:
-        yield number + 1, rest
-
-
-def _message_of_line(tags: str | None, keys: str | None, key: str | None) -> Callable[[bytes], Message | bytes]:
-    from commitmq.client.message import Message
-
-    if tags is None and keys is None and key is None:
-        return lambda line: line
-    return lambda line: Message(line, tags=tags, keys=keys, key=key)
-
-
-def _message_of_json(line: bytes) -> Message:
-    """The message in one JSON line. Raises ValueError or InvalidMessageError."""
-    import orjson
-
-    from commitmq.client.message import Message, Tombstone, user_properties
-
-    value: Any = orjson.loads(line)
-    if type(value) is not dict:
-        raise ValueError("a JSON line must be an object with a body")
-    if "damage" in value:
-        raise ValueError(f"it is a message whose body cannot be decoded: {value['damage']}")
-    properties = value.get("properties")
-    if properties is not None and type(properties) is not dict:
-        raise ValueError("properties must be an object of strings")
-    sharding_key = value.get("sharding_key")
-    if "queue_offset" in value:  # as `consume --json` writes it
-        value = {name: one for name, one in value.items() if name not in _OF_ITS_PLACE}
-        sharding_key = sharding_key or (properties or {}).get("__SHARDINGKEY")
-        properties = user_properties(properties or {})
-    unknown = set(value) - _FIELDS
-    if unknown:
-        raise ValueError(f"unknown fields: {', '.join(sorted(unknown))}; fields are {', '.join(sorted(_FIELDS))}")
-    keys = value.get("keys")
-    if keys is not None and type(keys) not in (str, list):
-        raise ValueError("keys must be a string or a list of strings")
-    about: dict[str, Any] = {
-        "tags": value.get("tags"),
-        "keys": keys,
-        "properties": properties,
-        "sharding_key": sharding_key,
-        "key": value.get("key"),
-        "flag": value.get("flag", 0),
-    }
-    tombstone = value.get("tombstone", False)
-    if type(tombstone) is not bool:
-        raise ValueError("tombstone must be true or false")
-    if tombstone:
-        if value.get("body") or value.get("body_base64"):
-            raise ValueError("a tombstone has no body")
-        return Tombstone(**about)
-    return Message(_body_of(value), **about)
-
-
-def _body_of(value: dict[str, Any]) -> bytes:
-    import base64
-
-    body, encoded = value.get("body"), value.get("body_base64")
-    if (body is None) == (encoded is None):
-        raise ValueError("a JSON line needs either body or body_base64")
-    if encoded is not None:
-        if type(encoded) is not str:
-            raise ValueError("body_base64 must be a string")
-        return base64.b64decode(encoded, validate=True)
-    if type(body) is not str:
-        raise ValueError("body must be a string (body_base64 for bytes)")
-    return body.encode()
 
 
 @contextmanager

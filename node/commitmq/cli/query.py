@@ -19,7 +19,7 @@ _BODY_CHARACTERS = 60
 
 @click.command()
 @click.option("--topic", metavar="TOPIC", help="Where to look; needed for everything but --id.")
-@click.option("--key", metavar="KEY", help="Messages of which one key is KEY.")
+@click.option("--key", metavar="KEY", help="Messages with the key KEY.")
 @click.option("--unique-key", metavar="ID", help="The message that its producer gave this unique id.")
 @click.option("--tag", metavar="TAG", help="Messages with this tag.")
 @click.option("--id", "message_id", metavar="ID", help="The message with this offset message id.")
@@ -36,7 +36,7 @@ _BODY_CHARACTERS = 60
     help="Messages to show; the newest by key.",
 )
 @click.option(
-    "--continue", "continue_from", metavar="WHERE", help="Go on where a former query of the same kind stopped."
+    "--continue", "continue_from", metavar="WHERE", help="Continue where a former query of the same kind stopped."
 )
 @json_option
 @node_option

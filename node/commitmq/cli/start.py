@@ -79,7 +79,7 @@ def start(
     if (profile or config.profile != DEFAULT_PROFILE) and sizes_of(fitted.config) != sizes_of(config):
         click.echo(f"the store has its sizes already; those of the profile {config.profile} are not used", err=True)
     if not layout.own.exists():
-        _require_ports(config)  # a folder in which no node has started yet stays unchanged
+        _require_ports(config)  # a folder without a former start stays unchanged
     keep_private(layout.root)  # inherited by every process of the node
     make_folders(layout)
     if not is_loopback(config.network.host):

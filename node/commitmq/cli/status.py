@@ -19,6 +19,7 @@ from commitmq.supervision.node_files import read_node_file
 from commitmq.supervision.progress import progress_sentence
 
 _PARTS = ("node", "processes", "positions", "disk_flags", "disk_warnings", "dispatchers", "plugins")
+_POSITIONS = ("min_offset", "dispatched", "reput", "flushed", "written", "allocated")
 
 
 @click.command()
@@ -47,7 +48,18 @@ def _address_of(store: Path) -> str:
 
 
 def _print(report: dict[str, Any]) -> None:
-    node, processes = report["node"], report["processes"]
+    processes = report["processes"]
+    _print_node(report["node"], report["disk_warnings"])
+    click.echo()
+    _print_processes(processes)
+    _print_expiry(next((row["info"].get("expiry") for row in processes if row["role"] == "cleanup"), None))
+    _print_clock(next((row["info"].get("clock") for row in processes if row["role"] == "writer"), None))
+    _print_stopped_plugins(report["dispatchers"], report["plugins"])
+    words = report["positions"]
+    click.echo("\nlog " + "  ".join(f"{name} {words[name]}" for name in _POSITIONS))
+
+
+def _print_node(node: dict[str, Any], disk_warnings: list[str]) -> None:
     click.echo(f"node {node['admin'][0]}  {node['state']}  epoch {node['epoch']}  {node['flush_mode']} flush")
     click.echo(f"store {node['store']}  id {node['store_id']}")
     if node.get("kernels"):
@@ -62,10 +74,14 @@ def _print(report: dict[str, Any]) -> None:
         when = datetime.fromtimestamp(cut["time_ms"] / 1000, UTC).isoformat(" ", "seconds")
         click.echo(f"cut from the log {when} by {cut['by']}: {cut['bytes']} bytes{records}; the log ended at", nl=False)
         click.echo(f" {cut['log_end']} ({cut['reason']}); kept in {where}")
-    for warning in report["disk_warnings"]:
+    for warning in disk_warnings:
         click.echo(warning)
     if node["index_problem"]:
         click.echo(no_index(node["index_problem"]))
+
+
+def _print_processes(processes: list[dict[str, Any]]) -> None:
+    """Print a table of the processes with its totals, and the last ends of those that ended."""
     rows = [
         (
             row["role"],
@@ -79,55 +95,40 @@ def _print(report: dict[str, Any]) -> None:
         )
         for row in processes
     ]
-    rows.append(
-        (
-            "total",
-            "",
-            "",
-            sum(row["restarts"] for row in processes),
-            f"{sum(row['cpu_percent'] or 0 for row in processes):.1f}",
-            human_bytes(sum(row["memory_bytes"] or 0 for row in processes)),
-            "",
-            "",
-        )
-    )
-    click.echo()
+    restarts = sum(row["restarts"] for row in processes)
+    cpu_percent = sum(row["cpu_percent"] or 0 for row in processes)
+    memory_bytes = sum(row["memory_bytes"] or 0 for row in processes)
+    rows.append(("total", "", "", restarts, f"{cpu_percent:.1f}", human_bytes(memory_bytes), "", ""))
     print_table(("process", "state", "pid", "restarts", "cpu %", "memory", "position", "lag"), rows, left=(0, 1))
-    troubles = [
-        f"{row['role']}: {row['last_exit']}{': ' + row['last_error'] if row.get('last_error') else ''}"
-        for row in processes
-        if row.get("last_exit") and row["state"] != "done"
-    ]
-    if troubles:
+    ended = [row for row in processes if row.get("last_exit") and row["state"] != "done"]
+    if ended:
         click.echo("\nlast ends:")
-        for trouble in troubles:
-            click.echo(f"  {trouble}")
-    _print_expiry(next((row["info"].get("expiry") for row in processes if row["role"] == "cleanup"), None))
-    clock = next((row["info"].get("clock") for row in processes if row["role"] == "writer"), None)
+    for row in ended:
+        click.echo(f"  {row['role']}: {row['last_exit']}{': ' + row['last_error'] if row.get('last_error') else ''}")
+
+
+def _print_clock(clock: dict[str, Any] | None) -> None:
     if clock:
         click.echo(
             f"\nthe clock was {clock['was_ahead_ms'] / 1000:.0f} s ahead: so are the store timestamps of messages below offset"
             f" {clock['until_offset']}"
         )
-    parked = [row for row in report["dispatchers"] if row["state"] == "parked"]
-    for row in parked:
-        click.echo(f"\ndispatcher {row['name']} is parked: see `commitmq dispatcher list`")
-    for plugin in report["plugins"]:
+
+
+def _print_stopped_plugins(dispatchers: list[dict[str, Any]], plugins: list[dict[str, Any]]) -> None:
+    """Print the parked dispatchers, and the plugins that failed."""
+    for row in dispatchers:
+        if row["state"] == "parked":
+            click.echo(f"\ndispatcher {row['name']} is parked: see `commitmq dispatcher list`")
+    for plugin in plugins:
         if plugin["failure"]:
             why = plugin["failure"].strip().splitlines()[-1]
             click.echo(f"\nplugin {plugin['name']} failed in {plugin['failed_in']}: {why}")
-            click.echo("  `commitmq plugins` shows all of it")
-    words = report["positions"]
-    click.echo(
-        "\nlog "
-        + "  ".join(
-            f"{name} {words[name]}" for name in ("min_offset", "dispatched", "reput", "flushed", "written", "allocated")
-        )
-    )
+            click.echo("  `commitmq plugins` shows the whole failure")
 
 
 def _print_expiry(expiry: dict[str, Any] | None) -> None:
-    """Print what cleanup deleted, why it deletes nothing now, and when it will."""
+    """Print the last deletion of cleanup, the reason why it deletes nothing now, and the time of the next deletion."""
     if expiry is None:
         return  # its first look comes a minute after the start
     click.echo(f"\nexpiry: oldest segment {expiry['oldest_segment'] or '-'}: {expiry['kept_because']}")

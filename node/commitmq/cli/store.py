@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def store() -> None:
-    """Look into a store folder, mend it, delete what is old."""
+    """Inspect a store folder, repair it, and delete old messages."""
 
 
 store.add_command(expire)
@@ -55,7 +55,7 @@ def dump(folder: Path, as_json: bool) -> None:
             out.write("\n")
     except TornTailError as error:
         out.flush()
-        complain(f"stopped at the end of what is whole: {error}")
+        complain(f"stopped at the end of the undamaged log: {error}")
     except CorruptRecordError as error:
         out.flush()
         complain(f"stopped at damage: {error}")

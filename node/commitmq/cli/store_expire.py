@@ -22,11 +22,9 @@ if TYPE_CHECKING:
     "folder", metavar="[DIR]", required=False, type=click.Path(exists=True, file_okay=False, path_type=Path)
 )
 @click.option("--node", metavar="ADDRESS", envvar="COMMITMQ_NODE", help=f"Admin address.  [default: {DEFAULT_NODE}]")
-@click.option(
-    "--before", metavar="TIME", help="Delete what was stored before TIME (ISO 8601, UTC unless it says else)."
-)
+@click.option("--before", metavar="TIME", help="Delete messages stored before TIME (ISO 8601, UTC without an offset).")
 @click.option("--keep-bytes", type=Quantity("bytes"), metavar="SIZE", help="Delete all but the newest SIZE of log.")
-@click.option("--dry-run", is_flag=True, help="Only say what would be deleted.")
+@click.option("--dry-run", is_flag=True, help="Print the deletions and delete nothing.")
 @json_option
 def expire(
     folder: Path | None, node: str | None, before: str | None, keep_bytes: int | None, dry_run: bool, as_json: bool
@@ -35,8 +33,8 @@ def expire(
 
     Whole segments are deleted, oldest first; the segment that is written to stays. With both --before and --keep-bytes
     only segments that both allow are deleted. A node without either deletes the segments that its configuration lets
-    expire, whatever the hour; and it keeps the segments that its configuration protects (keep_unconsumed). A store that
-    a node holds is refused: ask the node.
+    expire, at any hour. It keeps the segments that its configuration protects (keep_unconsumed). A store that a node
+    holds is refused: ask the node.
 
     A store that was not closed in order can be expired as far as the next start has nothing to recover there. That
     needs no space: it is the way out when a disk is so full that no node can start on it.

@@ -19,8 +19,12 @@ if TYPE_CHECKING:
 @click.command(cls=NodeVerb)
 @click.argument("folder", metavar="DIR", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--cut", "how", flag_value="cut", help="End the log where the damage begins.")
-@click.option("--skip", "how", flag_value="skip", help="Take out the damaged records only, and keep what follows.")
-@click.option("--restore-cut", "how", flag_value="restore-cut", help="Put back what was cut last, from commitmq/cut.")
+@click.option(
+    "--skip", "how", flag_value="skip", help="Take out the damaged records only, and keep the records behind them."
+)
+@click.option(
+    "--restore-cut", "how", flag_value="restore-cut", help="Put back the bytes of the last cut, from commitmq/cut."
+)
 @click.option("--config", "config_file", type=click.Path(path_type=Path, dir_okay=False), help="TOML file of keys.")
 @click.option("--set", "overrides", metavar="KEY=VALUE", multiple=True, help="One configuration key; repeatable.")
 @click.option("--yes", is_flag=True, help="Do not ask.")

@@ -55,7 +55,9 @@ def create(name: str, queues: int | None, memory: bool, pairs: tuple[str, ...], 
 @click.option(
     "--queues", type=click.IntRange(1, MAX_INT), help="Number of queues. Fewer leave messages of the others unread."
 )
-@click.option("--perm", type=click.Choice(["rw", "r", "w", "-"]), help="Who may: r read, w write, - nobody.")
+@click.option(
+    "--perm", type=click.Choice(["rw", "r", "w", "-"]), help="Permission of clients: r read, w write, - neither."
+)
 @click.option("--attribute", "pairs", metavar="KEY=VALUE", multiple=True, help="An attribute to set; may be repeated.")
 @json_option
 @node_option

@@ -1,13 +1,9 @@
-"""The administrator's client: what a node knows of itself, its topics and its groups.
-
-It has more than 400 lines because it has a public method with its text for each request, and little else.
-"""
+"""The administrator's client: a node, its topics, its groups and its dispatchers."""
 
 from __future__ import annotations
 
 import os
 import sys
-import time
 import warnings
 from collections.abc import Iterable, Iterator
 from datetime import datetime
@@ -23,9 +19,11 @@ from commitmq.client.admin_results import (
     TopicDescription,
     TopicInfo,
 )
-from commitmq.errors import CommitMQError, NodeUnavailableError, ProtocolError, TopicNotFoundError
+from commitmq.client.group_offsets import check_target, lag_of, reset_targets
+from commitmq.client.node_channels import NodeChannels
+from commitmq.errors import CommitMQError, ProtocolError, TopicNotFoundError
 from commitmq.format.message_id import parse_offset_message_id
-from commitmq.protocol.connection import Channel, ConnectionLost, Directory, check_fork
+from commitmq.protocol.connection import Directory, check_fork
 
 if TYPE_CHECKING:
     import zmq
@@ -33,21 +31,23 @@ if TYPE_CHECKING:
     from commitmq.client.message import Message
     from commitmq.client.receiving.query import QueryResult
 
-_LONG_WORK_S = 600.0  # stopping and deleting take as long as the disk needs
+_LONG_WORK_S = 600.0  # the disk decides how long a stop and a deletion take
 
 
 class Admin:
-    """Asks one node. Not thread-safe. Every method raises NodeUnavailableError without an answer within ``timeout_s``,
-    and ProtocolError, whose ``code`` says why, when the node refuses. Where a method has a longer ``timeout_s`` of its own,
-    that is for the work of a node that is there: one that cannot be reached is an error after the admin's.
+    """Asks one node. Not thread-safe.
+
+    Every method raises NodeUnavailableError without an answer within ``timeout_s``, and ProtocolError when the node refuses;
+    its ``code`` says why. A method with a ``timeout_s`` of its own gives the node this longer time for its work. A node that
+    cannot be reached is an error after the admin's ``timeout_s`` all the same.
     """
 
     def __init__(self, node: str | None = None, *, timeout_s: float = 10.0) -> None:
-        """Connects at the first request. ``node``: admin address, default COMMITMQ_NODE, else tcp://127.0.0.1:7310."""
+        """Does not connect yet. ``node`` is the admin address (default: COMMITMQ_NODE, else tcp://127.0.0.1:7310)."""
         self._closed = True
         self._timeout_s = checks.seconds("timeout_s", timeout_s)
         self._directory = Directory(node)
-        self._channels: dict[str, Channel] = {}
+        self._channels = NodeChannels(self._directory, self._timeout_s)
         self._pid = os.getpid()
         self._closed = False
 
@@ -59,14 +59,14 @@ class Admin:
         return _without_envelope(self._directory.metadata(timeout_s=self._timeout_s, refresh=True).raw)
 
     def status(self) -> dict[str, Any]:
-        """Per process: pid, state, restarts, CPU, memory, position, lag; and the log's positions."""
+        """For each process pid, state, restarts, CPU, memory, position and lag; and the positions of the log."""
         self._check_usable()
         return _without_envelope(self._directory.request("status", timeout_s=self._timeout_s))
 
     def stop(self, *, timeout_s: float = _LONG_WORK_S) -> dict[str, Any]:
-        """Stop the node; returns when everything is flushed."""
+        """Stop the node. Returns when everything is flushed."""
         self._check_usable()
-        self._directory.request("status", timeout_s=min(timeout_s, self._timeout_s))  # is it there?
+        self._directory.request("status", timeout_s=min(timeout_s, self._timeout_s))  # is the node there?
         return _without_envelope(self._directory.request("stop", timeout_s=timeout_s))
 
     def expire(
@@ -77,11 +77,13 @@ class Admin:
         dry_run: bool = False,
         timeout_s: float = _LONG_WORK_S,
     ) -> dict[str, Any]:
-        """Delete the oldest segments of the CommitLog: those of which every message was stored before ``before``
-        (milliseconds or a datetime), or that lie further than ``keep_bytes`` behind the log's end; with both, those to
-        which both apply; with neither, those that are expired by age, whatever the hour.
+        """Delete the oldest segments of the CommitLog.
 
-        Returns ``segments`` (names), ``disk_bytes``, ``min_offset``, ``kept`` (why the next one stays) and ``dry_run``.
+        With ``before`` (milliseconds or a datetime) a segment goes if every message in it was stored before that time. With
+        ``keep_bytes`` a segment goes if it lies further behind the log's end. With both, both must apply. With neither, a
+        segment goes that is expired by age, at any hour of the day.
+
+        Returns ``segments`` (names), ``disk_bytes``, ``min_offset``, ``kept`` (why the next segment stays) and ``dry_run``.
         """
         fields: dict[str, Any] = {"dry_run": dry_run, "keep_bytes": keep_bytes}
         fields["before"] = int(before.timestamp() * 1000) if isinstance(before, datetime) else before
@@ -92,7 +94,7 @@ class Admin:
     def topic_create(
         self, name: str, queues: int | None = None, *, perm: int | None = None, attributes: dict[str, str] | None = None
     ) -> TopicCreated:
-        """Create a topic (``queues`` default: the node's). One that exists with the same settings is no error."""
+        """Create a topic; the node has a default for ``queues``. A topic with the same settings may exist already."""
         fields: dict[str, Any] = {"topic": name, "queues": queues, "perm": perm, "attributes": attributes}
         answer = self._ask("coordinator", "topic.create", {k: v for k, v in fields.items() if v is not None})
         return TopicCreated(answer["created"], TopicInfo.of(answer["topic"]))
@@ -100,10 +102,10 @@ class Admin:
     def topic_update(
         self, name: str, queues: int | None = None, *, perm: int | None = None, attributes: dict[str, str] | None = None
     ) -> TopicInfo:
-        """Change settings of a topic that exists; what is None stays. Returns its settings.
+        """Change the settings of a topic, and return all its settings. A setting that is None here stays.
 
-        More ``queues`` are read from their beginning; fewer leave the messages of the others unread. ``attributes`` are set
-        beside those it has; what its messages are kept in cannot change. Raises ProtocolError TOPIC_NOT_EXIST without one.
+        Consumers read new ``queues`` from the beginning. With fewer ``queues`` nobody reads the messages of the others.
+        ``attributes`` are added to those of the topic; its kind of storage cannot change. Raises TopicNotFoundError.
         """
         now = self.topic(name)
         fields: dict[str, Any] = {
@@ -121,31 +123,31 @@ class Admin:
         return [TopicInfo.of(one) for page in self._pages("topic.list", {}) for one in page["topics"]]
 
     def topic(self, name: str) -> TopicDescription:
-        """One topic's settings, and the groups that have offsets in it. Raises TopicNotFoundError."""
+        """The settings of one topic, and the groups with offsets in it. Raises TopicNotFoundError."""
         return TopicDescription.of(self._ask("coordinator", "topic.describe", {"topic": name})["topic"])
 
     def memory_use(self, topic: str | None = None) -> dict[str, int]:
-        """What memory topics use of ``memory.budget_bytes``, in bytes; with ``topic`` also what that one uses."""
+        """The memory that memory topics use of ``memory.budget_bytes``; with ``topic`` also the memory of this topic."""
         return dict(self._ask("reader", "memory", {} if topic is None else {"topic": topic}))
 
     def topic_delete(self, name: str) -> None:
-        """Delete a topic: its messages cannot be read any more, its groups' offsets are dropped.
+        """Delete a topic. Nobody can read its messages afterwards, and its groups lose their offsets in it.
 
-        Deletes the topic that is there when this is called, and never one that is made of the same name since, however often
-        the request has to be repeated. A topic whose deletion was not finished (ProtocolError SERVICE_NOT_AVAILABLE: the
-        writer is being restarted) does not exist any more; the node finishes it by itself, and calling this again waits.
+        This deletes the topic that exists at the time of the call. It never deletes a later topic of the same name, however
+        often the request is repeated. While the writer restarts, the deletion can end with ProtocolError
+        SERVICE_NOT_AVAILABLE. The topic does not exist any more then, and the node finishes by itself. A second call waits.
         """
         try:
             incarnation = self.topic(name).incarnation
         except TopicNotFoundError:
-            incarnation = None  # it may be ending: this waits for that
+            incarnation = None  # an unfinished deletion may be under way: the request waits for its end
         fields = {"topic": name} if incarnation is None else {"topic": name, "incarnation": incarnation}
         self._ask("coordinator", "topic.delete", fields)
 
     def offsets(self, topic: str, timestamp: int | datetime | None = None) -> list[QueueBounds]:
-        """For each queue its first offset and the one the next message will get.
+        """For each queue the offset of its first message and the offset that the next message will get.
 
-        ``by_time``: the first message stored at ``timestamp`` (milliseconds or a datetime) or later; None without it.
+        With ``timestamp`` (milliseconds or a datetime) ``by_time`` is the first message that was stored then or later.
         """
         fields: dict[str, Any] = {"topic": topic}
         if timestamp is not None:
@@ -153,10 +155,10 @@ class Admin:
         return [QueueBounds(*row[:4]) for row in self._ask("reader", "offsets", fields)["queues"]]
 
     def view(self, where: int | str, topic: str | None = None) -> Message:
-        """One message by its physical offset or its offset message id. Raises ProtocolError when none begins there.
+        """One message by its physical offset or its offset message id. Raises ProtocolError if no message begins there.
 
-        ``topic`` is needed for a message of a memory topic, whose offsets are its own. The messages of an inner batch have
-        one place and one id; this is the first of them.
+        A message of a memory topic needs ``topic`` too, because each memory topic has offsets of its own. The messages of an
+        inner batch share one offset and one id, and this returns the first of them.
         """
         from commitmq.client.receiving.query import batch_of
         from commitmq.format.record import decode_record
@@ -171,7 +173,7 @@ class Admin:
     def message(self, message_id: str) -> Message:
         """One message by its offset message id (:attr:`Message.msg_id`).
 
-        Raises ValueError for what is no such id, ProtocolError when no message has it.
+        Raises ValueError for another kind of id, ProtocolError if no message has this id.
         """
         return self.view(message_id)
 
@@ -188,14 +190,16 @@ class Admin:
         continue_from: str | None = None,
         wait_s: float = 1.0,
     ) -> QueryResult:
-        """Messages by one of ``key`` (any of a message's keys), ``unique_key`` and ``tag``, or by time alone.
+        """Messages by ``key`` (one of a message's keys), by ``unique_key``, by ``tag``, or by time alone.
 
-        ``begin`` and ``end`` are store times, both inclusive: milliseconds or datetimes. A query by key returns the
-        newest ``max_messages``, one by time alone the oldest; ``result.next`` as ``continue_from`` (and the same other
-        arguments) goes on behind them. Messages are in the order of the log. What was sent a moment ago is found too: the
-        index is given ``wait_s`` to catch up, after which ``result.complete`` is False.
-        Of a topic with ``queue.type=BatchCQ`` the index has one tag for a batch, if all its messages share it, and none of
-        their keys (as RocketMQ's); a batch that is found by its tag counts once for ``max_messages``.
+        ``begin`` and ``end`` are store times, in milliseconds or as datetimes, both inclusive. A query by key returns the
+        newest ``max_messages``, a query by time alone the oldest. A call with ``result.next`` as ``continue_from``, and
+        with the same other arguments, goes on behind them. Messages are in the order of the log.
+
+        A query by key waits up to ``wait_s`` for the index to catch up with messages that were sent a moment ago. Otherwise
+        ``result.complete`` is False. For a BatchCQ topic the index has no keys, and a tag only if all messages of an inner
+        batch share it, as RocketMQ's index. An inner batch counts once for ``max_messages``.
+
         Raises ValueError for arguments that do not go together.
         """
         from commitmq.client.receiving import query
@@ -213,7 +217,7 @@ class Admin:
     # ------------------------------------------------------------ groups
 
     def groups(self) -> list[dict[str, Any]]:
-        """All groups: ``name``, ``members`` (number), ``topics`` (with offsets)."""
+        """For each group ``name``, ``members`` (their number) and ``topics`` (those with offsets)."""
         groups: dict[str, dict[str, Any]] = {}
         for page in self._pages("group.list", {}):
             for row in page["groups"]:
@@ -223,7 +227,7 @@ class Admin:
         return list(groups.values())
 
     def group(self, name: str) -> dict[str, Any]:
-        """One group: state, members, which of them has which queue, committed offsets."""
+        """One group: its state, its members, the queues of each member, and the committed offsets."""
         first, *more = (page["group"] for page in self._pages("group.describe", {"group": name}))
         for page in more:
             for part in ("members", "queues", "offsets"):
@@ -231,7 +235,7 @@ class Admin:
         return dict(first)
 
     def group_lag(self, name: str) -> list[Lag]:
-        """How far the group is behind in each queue of the topics that it has consumed or consumes."""
+        """How far the group is behind in each queue of its topics: those with offsets and those that a member reads."""
         described = self.group(name)
         committed = {(topic, queue): offset for topic, queue, offset in described["offsets"]}
         holders = {(topic, queue): member for topic, queue, member in described["queues"]}
@@ -240,30 +244,16 @@ class Admin:
             try:
                 bounds = self.offsets(topic)
             except TopicNotFoundError:
-                continue  # deleted since
-            for queue, low, high, _ in bounds:
-                at = committed.get((topic, queue))
-                # What expired cannot be consumed any more, so it is no lag.
-                reached = max(low, at or 0)
-                rows.append(
-                    Lag(
-                        topic=topic,
-                        queue=queue,
-                        committed=at,
-                        end=high,
-                        lag=max(high - reached, 0),
-                        member=holders.get((topic, queue)),
-                        problem=None
-                        if at is None or at <= high
-                        else f"offset {at} is committed, and the queue ends at {high}: reset the group's offset",
-                    )
-                )
+                continue  # the topic was deleted meanwhile
+            for one in bounds:
+                key = (topic, one.queue)
+                rows.append(lag_of(topic, one, committed.get(key), holders.get(key)))
         return rows
 
     def commit_offsets(self, group: str, offsets: Iterable[tuple[str, int, int]]) -> list[GroupOffset]:
-        """Say how far a group has come whose members are not this node's: ``(topic, queue, next offset)`` each.
+        """Commit offsets for a group whose members are not at this node: ``(topic, queue, next offset)`` each.
 
-        Never goes back. Returns what is stored now. Refused (FENCED) for queues that a member of the group reads.
+        An offset never goes back. Returns the stored offsets. Raises FencedError for a queue that a member of the group reads.
         """
         fields = {"group": group, "offsets": [list(one) for one in offsets]}
         answer = self._ask("coordinator", "offset.commit", fields)
@@ -272,31 +262,18 @@ class Admin:
     def reset_offsets(
         self, group: str, topic: str, to: str | int | datetime, *, queues: Iterable[int] | None = None
     ) -> list[GroupOffset]:
-        """Set a group's committed offsets, back or ahead: ``earliest``, ``latest``, a datetime, or a queue offset.
+        """Move a group's committed offsets, back or ahead, to ``earliest``, ``latest``, a datetime, or a queue offset.
 
-        Returns what is stored now. Refused (FENCED) while a member reads a queue.
+        Returns the stored offsets. Raises FencedError while a member reads one of the queues.
         """
-        if isinstance(to, str) and to not in ("earliest", "latest"):
-            raise ValueError(f"to must be 'earliest', 'latest', a datetime or an offset, not {to!r}")
-        wanted = None if queues is None else set(queues)
-        offsets = []
-        for queue, low, high, by_time in self.offsets(topic, to if isinstance(to, datetime) else None):
-            if wanted is not None and queue not in wanted:
-                continue
-            if isinstance(to, datetime):
-                offset = low if by_time is None else by_time
-            elif isinstance(to, int):
-                offset = min(max(to, low), high)
-            else:
-                offset = low if to == "earliest" else high
-            offsets.append([topic, queue, offset])
-        if wanted is not None and len(offsets) != len(wanted):
-            raise ValueError(f"topic {topic!r} does not have all of the queues {sorted(wanted)}")
+        check_target(to)
+        bounds = self.offsets(topic, to if isinstance(to, datetime) else None)
+        offsets = reset_targets(topic, bounds, to, queues)
         answer = self._ask("coordinator", "offset.commit", {"group": group, "offsets": offsets, "reset": True})
         return [GroupOffset(*one[:3]) for one in answer["stored"]]
 
     def _pages(self, op: str, fields: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """The pages of a listing, one request each."""
+        """The pages of a list, one request each."""
         after: Any = None
         while True:
             page = self._ask("coordinator", op, fields if after is None else {**fields, "after": after})
@@ -308,34 +285,36 @@ class Admin:
     # ------------------------------------------------------------ dispatchers
 
     def dispatchers(self) -> list[dict[str, Any]]:
-        """For each dispatcher ``name``, ``plugin``, ``state``, ``position``, ``durable`` and ``lag_bytes`` (bytes of the log),
-        ``restarts``, ``skipped`` and ``gaps`` (stretches of the log it left out or missed), and ``parked``: the record it is
-        parked at, or None.
+        """For each dispatcher ``name``, ``plugin``, ``state``, ``restarts`` and where it is.
+
+        ``position``, ``durable`` and ``lag_bytes`` are bytes of the log. ``skipped`` and ``gaps`` are parts of the log that
+        the dispatcher left out or missed. ``parked`` is the record that it is parked at, or None.
         """
         return list(self.status()["dispatchers"])
 
     def dispatcher_query(self, name: str, request: dict[str, Any]) -> dict[str, Any]:
-        """What the dispatcher ``name`` answers to ``request``; JSON values both ways."""
+        """The answer of dispatcher ``name`` to ``request``. Both are JSON values."""
         return dict(self._ask(self._dispatcher(name), "query", {"request": request})["result"])
 
     def dispatcher_retry(self, name: str) -> None:
-        """Have a parked dispatcher try its record again, in a new process that imports its code again."""
+        """Let a parked dispatcher try its record again, in a new process that imports its code again."""
         self._ask(self._dispatcher(name), "retry", {})
 
     def dispatcher_restart(self, name: str) -> None:
-        """Have a dispatcher end in order and begin again in a new process, which imports its code again: after its plugin was
-        replaced by another version.
+        """Stop a dispatcher in order and start it in a new process, which imports its code again.
+
+        This is for a plugin that was replaced by another version.
         """
         self._ask(self._dispatcher(name), "restart", {})
 
     def dispatcher_skip(self, name: str, at: int) -> dict[str, Any]:
-        """Have a dispatcher that is parked at physical offset ``at`` leave that record out, for ever. Returns the record."""
+        """Let a dispatcher that is parked at physical offset ``at`` skip that record for ever. Returns the record."""
         return dict(self._ask(self._dispatcher(name), "skip", {"at": at})["skipped"])
 
     def dispatcher_reset(self, name: str, to: str | int | datetime) -> dict[str, Any]:
         """Move a dispatcher to ``begin``, ``end``, a record's physical offset, or the first record stored at a datetime.
 
-        Forwards leaves records out; backwards needs a dispatcher that can forget. Returns ``position`` and ``before``.
+        A move ahead leaves records out. A move back needs a dispatcher that can forget. Returns ``position`` and ``before``.
         """
         if isinstance(to, datetime):
             return self._ask(self._dispatcher(name), "reset", {"timestamp": int(to.timestamp() * 1000)})
@@ -362,9 +341,7 @@ class Admin:
         self._closed = True
         if self._pid != os.getpid():
             return
-        for channel in self._channels.values():
-            channel.close()
-        self._channels.clear()
+        self._channels.close()
         self._directory.close()
 
     def __enter__(self) -> Self:
@@ -396,30 +373,7 @@ class Admin:
         self, role: str, op: str, fields: dict[str, Any], *, timeout_s: float | None = None
     ) -> tuple[dict[str, Any], list[zmq.Frame]]:
         self._check_usable()
-        began = time.monotonic()
-        deadline = began + (self._timeout_s if timeout_s is None else timeout_s)
-        reached_by = min(deadline, began + self._timeout_s)
-        while True:
-            channel = self._channels.get(role)
-            if channel is not None and channel.lost():
-                self._drop(role)
-                channel = None
-            if channel is None:
-                channel, _ = self._directory.connect(role, reached_by)
-                self._channels[role] = channel
-            try:
-                return channel.request(op, fields, timeout_s=max(deadline - time.monotonic(), 0.01))
-            except NodeUnavailableError as error:
-                # All of these requests may be repeated: they say what should be, not what should change.
-                self._drop(role)
-                now = time.monotonic()
-                if isinstance(error, ConnectionLost):  # it was there, and may be back in a moment
-                    reached_by = min(deadline, now + self._timeout_s)
-                if now >= reached_by:
-                    raise
-
-    def _drop(self, role: str) -> None:
-        self._channels.pop(role).close()
+        return self._channels.request(role, op, fields, timeout_s=timeout_s)
 
 
 def _without_envelope(answer: dict[str, Any]) -> dict[str, Any]:

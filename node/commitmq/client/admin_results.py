@@ -1,6 +1,6 @@
-"""What :class:`commitmq.Admin` answers: topics, the bounds of queues, and how far a group is behind.
+"""The results of :class:`commitmq.Admin`: topics, the bounds of queues, and the lag of a group.
 
-A newer node may say more of a topic than is known here; that is left out. Each of these can also be read like a dictionary,
+A newer node may send more fields of a topic; the client leaves them out. A program can also read a result like a dictionary,
 ``row["lag"]``, as in former versions.
 """
 
@@ -12,13 +12,13 @@ from typing import Any, NamedTuple, Self
 
 
 class Row(Mapping[str, Any]):
-    """A dataclass whose fields can be read by their names like a dictionary's."""
+    """A dataclass whose fields a program can also read by name, as in a dictionary."""
 
     __slots__ = ()
 
     @classmethod
     def of(cls, answer: Mapping[str, Any]) -> Self:
-        """From the node's answer; what has no field here is left out. Raises TypeError when something is missing."""
+        """From the node's answer, without the fields that this class lacks. Raises TypeError when a field is missing."""
         return cls(**{name: answer[name] for name in cls._names() if name in answer})
 
     @classmethod
@@ -39,9 +39,9 @@ class Row(Mapping[str, Any]):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TopicInfo(Row):
-    """A topic's settings. ``perm`` is RocketMQ's: 4 to read, 2 to write, 1 inherited.
+    """The settings of a topic. ``perm`` is RocketMQ's sum: 4 to read, 2 to write, 1 inherited.
 
-    ``incarnation`` tells this topic from others of the same name, before and after it. ``system``: the node's own.
+    ``incarnation`` tells this topic from earlier and later topics of the same name. ``system``: the topic is the node's own.
     """
 
     name: str
@@ -55,23 +55,23 @@ class TopicInfo(Row):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TopicDescription(TopicInfo):
-    """A topic's settings, and the ``groups`` that have offsets in it."""
+    """The settings of a topic, and the ``groups`` with offsets in it."""
 
     groups: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TopicCreated(Row):
-    """``created`` is False when the ``topic`` existed with the same settings."""
+    """``created`` is False if the ``topic`` existed already, with the same settings."""
 
     created: bool
     topic: TopicInfo
 
 
 class QueueBounds(NamedTuple):
-    """The offsets of a queue: ``max`` is the one the next message will get.
+    """The bounds of a queue: ``min`` is the offset of its first message, ``max`` the offset that the next message will get.
 
-    ``by_time`` is the first message that was stored at the time asked for or later, None when none was asked for.
+    ``by_time`` is the offset of the first message that was stored at the given time or later; None without a time.
     """
 
     queue: int
@@ -81,7 +81,7 @@ class QueueBounds(NamedTuple):
 
 
 class GroupOffset(NamedTuple):
-    """``offset`` is that of the next message which the group reads in this queue."""
+    """The committed offset of a group in one queue: the offset of the next message that the group reads."""
 
     topic: str
     queue: int
@@ -92,9 +92,10 @@ class GroupOffset(NamedTuple):
 class Lag(Row):
     """How far a group is behind in one queue.
 
-    ``committed`` is None where it never committed; ``end`` is the next message's offset; ``lag`` counts messages, from the
-    first one where nothing is committed; ``member`` reads the queue now, or None. ``problem`` is None, or says what is wrong:
-    more is committed than the queue has, so messages to come will be skipped.
+    ``committed`` is None if the group never committed an offset. ``end`` is the offset of the next message. ``lag`` is a
+    number of messages; without a committed offset it counts from the first message. ``member`` is the member that reads the
+    queue now, or None. ``problem`` is None, or it says that the committed offset is behind the end, so the group will skip
+    new messages.
     """
 
     topic: str

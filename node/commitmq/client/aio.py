@@ -1,8 +1,10 @@
-"""asyncio twins of the clients. They add no behaviour: what blocks runs in a thread of the twin's own.
+"""The clients for asyncio. Each is a twin of a synchronous client, and runs its blocking calls in a thread of its own.
 
-Cancelling a task that waits here never loses or repeats anything silently: a cancelled ``send`` is withdrawn if it was
-not handed to the connection (else it goes on, and only its result is dropped); what a cancelled ``poll`` fetched is
-returned by the next one; a cancelled request of the admin goes on in its thread.
+The cancellation of a waiting task neither loses nor repeats a message silently:
+
+* a cancelled ``send`` withdraws the message if the connection does not have it yet; else the send goes on without its task;
+* the next ``poll`` returns the batch that a cancelled ``poll`` fetched;
+* a cancelled request of the admin client goes on in its thread.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from queue import Empty, SimpleQueue
 from types import TracebackType
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, TypeVar, Unpack, overload
 
 from commitmq.client.admin import Admin
 from commitmq.client.aio_producer import AsyncProducer
@@ -36,25 +38,25 @@ _R = TypeVar("_R")
 
 
 AsyncTold = Callable[[list[Queue]], Awaitable[object] | object]
-"""``on_assign`` and ``on_revoke`` of an AsyncConsumer: functions or coroutine functions, run in the loop."""
+"""``on_assign`` and ``on_revoke`` of an AsyncConsumer: functions or coroutine functions, which run in the loop."""
 
 
 class AsyncBaseConsumer:
-    """What :class:`AsyncConsumer` and :class:`AsyncReader` share.
+    """The common part of :class:`AsyncConsumer` and :class:`AsyncReader`.
 
-    Use it as an async context manager (or await :meth:`start`): connecting takes place there. Iterating yields batches
-    that are not empty. ``on_assign`` and ``on_revoke`` may be coroutine functions; they run in the loop that polls, and may
-    await what they need, but not :meth:`poll`.
+    Use it as an async context manager, or await :meth:`start`: this connects. An iteration yields the batches that are not
+    empty. ``on_assign`` and ``on_revoke`` may be coroutine functions. They run in the loop that polls, and may await anything
+    but :meth:`poll`.
 
-    Several tasks may poll: each batch goes to one of them. A poll says that all that was returned before is done, so tasks
-    that work at the same time need ``auto_commit=False`` and commit by themselves. A cancelled poll has returned nothing:
-    what it fetched comes with the next one, and is not committed before.
+    Several tasks may poll, and each batch goes to one of them. A poll declares all batches before it as done, so tasks that
+    work at the same time need ``auto_commit=False`` and commits of their own. A cancelled poll returns nothing: its batch
+    comes with the next poll, and is not committed before.
     """
 
     def __init__(
         self, make: Callable[..., BaseConsumer], on_assign: AsyncTold | None, on_revoke: AsyncTold | None
     ) -> None:
-        """``make`` makes the consumer of which this is the twin; it is called with the callbacks."""
+        """``make`` makes the synchronous consumer; it is called with the callbacks."""
         told = {"on_assign": on_assign, "on_revoke": on_revoke}
         self._make: Callable[[], BaseConsumer] = partial(
             make, **{name: partial(self._tell, one) for name, one in told.items() if one is not None}
@@ -62,15 +64,15 @@ class AsyncBaseConsumer:
         self._consumer: BaseConsumer | None = None
         self._is_closed = False
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="commitmq-aio-consumer")
-        self._poll: Future[Taken] | None = None  # what nobody has got yet
+        self._poll: Future[Taken] | None = None  # fetches a batch that no task has yet
         self._polling = asyncio.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._requests: SimpleQueue[Callable[[], object] | None] | None = (
-            None  # for the thread while it tells something
+            None  # of a callback, to the thread that waits for it
         )
 
     async def start(self) -> Self:
-        """Connect and join the group. After a failure make a new consumer."""
+        """Connect and join the group. After a failure a program must make a new consumer."""
         if self._is_closed:
             raise CommitMQError("the consumer is closed")
         if self._consumer is None:
@@ -91,23 +93,23 @@ class AsyncBaseConsumer:
         return self
 
     async def poll(self, timeout_s: float = 1.0, max_messages: int = 10_000) -> MessageBatch:
-        """The next batch. If an earlier poll was cancelled while it waited, its batch comes first."""
+        """The next batch. The batch of a cancelled poll comes first."""
         consumer = self._started
         async with self._polling:
             if self._poll is None:
                 self._poll = self._thread.submit(consumer._next, timeout_s, max_messages)
             fetching = self._poll
             try:
-                # Shielded: a cancelled task stops waiting, but what the thread fetched stays here for the next poll.
+                # Shielded: a cancelled task stops waiting, but the batch that the thread fetches stays for the next poll.
                 taken = await asyncio.shield(asyncio.wrap_future(fetching))
             except asyncio.CancelledError:
                 if fetching.cancelled():
                     self._poll = None
                 raise
             except BaseException:
-                self._poll = None  # it is told once, and the next poll is a new one
+                self._poll = None  # the error comes once, and the next poll fetches anew
                 raise
-            # From here to the return nothing waits: the task gets the batch, and only now it counts as handed out.
+            # There is no await from here to the return, so the task gets the batch. Only now the batch counts as returned.
             self._poll = None
             consumer._assignment.returned = taken
         return taken.batch
@@ -120,11 +122,11 @@ class AsyncBaseConsumer:
         fetched = self._poll
         self._started.seek(topic, queue, offset)
         if fetched is not None and fetched.done():
-            # What a cancelled poll fetched may be of this queue. It is not lost: the next poll takes it again, or does not.
+            # The batch of a cancelled poll may have messages of this queue. The next poll fetches anew, from the new position.
             self._poll = None
 
     def pause(self, queues: Iterable[Queue] | None = None) -> None:
-        """Return no messages of these queues until :meth:`resume`; see :meth:`commitmq.Consumer.pause`."""
+        """Poll no messages of these queues until :meth:`resume`; see :meth:`commitmq.Consumer.pause`."""
         self._started.pause(queues)
 
     def resume(self, queues: Iterable[Queue] | None = None) -> None:
@@ -133,17 +135,17 @@ class AsyncBaseConsumer:
 
     @property
     def paused(self) -> list[Queue]:
-        """The assigned queues of which nothing is returned."""
+        """The assigned queues that are paused."""
         return self._started.paused
 
     @property
     def assignment(self) -> list[Queue]:
-        """The queues this consumer reads now."""
+        """The queues that this consumer reads now."""
         return self._started.assignment
 
     @property
     def positions(self) -> dict[Queue, int]:
-        """For each assigned queue, the offset behind what was polled."""
+        """For each assigned queue, the offset behind the last polled message."""
         return self._started.positions
 
     @property
@@ -153,18 +155,18 @@ class AsyncBaseConsumer:
 
     @property
     def gaps(self) -> list[Gap]:
-        """Where reading could not go on and jumped."""
+        """The places where the consumer could not go on and jumped."""
         return self._started.gaps
 
     async def close(self, *, commit: bool | None = None, timeout_s: float | None = None) -> None:
-        """Commit (automatic commits), leave the group, close everything; see :meth:`commitmq.Consumer.close`.
+        """Commit, leave the group and close every connection; see :meth:`commitmq.Consumer.close`.
 
-        A batch nobody took is not committed. A poll under way returns an empty batch. Closing twice is allowed.
+        A batch that no task has got is not committed. A poll under way returns an empty batch. Closing twice is allowed.
         """
         if self._is_closed:
             return
         if commit is None:
-            commit = sys.exception() is None  # asked here: the thread handles none
+            commit = sys.exception() is None  # (in the thread of the consumer there is no such exception)
         try:
             if self._consumer is not None:
                 self._consumer._stop_waiting()
@@ -198,7 +200,7 @@ class AsyncBaseConsumer:
         requests = self._requests
         if requests is None:
             return await asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, work))
-        # The thread waits for the callback that we are called by: it does what the callback asks for meanwhile.
+        # A callback calls this, and the thread waits for that callback. Meanwhile it does the callback's requests.
         done: Future[_R] = Future()
 
         def answer() -> None:
@@ -211,7 +213,7 @@ class AsyncBaseConsumer:
         return await asyncio.shield(asyncio.wrap_future(done))
 
     def _tell(self, told: AsyncTold, queues: list[Queue]) -> None:
-        """In the consumer's thread: have ``told`` run in the loop, and do what it asks for until it is done."""
+        """Run the callback ``told`` in the loop, and do its requests until it is done. Called in the consumer's thread."""
         loop = self._loop
         assert loop is not None
         requests: SimpleQueue[Callable[[], object] | None] = SimpleQueue()
@@ -223,7 +225,7 @@ class AsyncBaseConsumer:
                 if inspect.isawaitable(result):
                     await result
             finally:
-                self._requests = None  # in the loop, as all who ask: nobody asks behind the end
+                self._requests = None  # in the loop, like all requests: so none comes behind the end
                 requests.put(None)
 
         running = asyncio.run_coroutine_threadsafe(call(), loop)
@@ -232,7 +234,9 @@ class AsyncBaseConsumer:
                 request = requests.get(timeout=_LOOP_LOOK_S)
             except Empty:
                 if loop.is_closed():
-                    raise CommitMQError("the event loop ended before it could tell of queues") from None
+                    raise CommitMQError(
+                        "the event loop ended before it ran the callback on_assign or on_revoke"
+                    ) from None
                 continue
             if request is None:
                 break
@@ -243,6 +247,28 @@ class AsyncBaseConsumer:
 class AsyncConsumer(AsyncBaseConsumer):
     """:class:`commitmq.Consumer` for asyncio; same arguments, same errors. See :class:`AsyncBaseConsumer`."""
 
+    @overload
+    def __init__(
+        self,
+        topics: str | Iterable[str],
+        *,
+        group: str,
+        node: str | None = None,
+        on_assign: AsyncTold | None = None,
+        on_revoke: AsyncTold | None = None,
+        **options: Unpack[GroupOptions],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        topics: str | None,
+        of_group: str | Iterable[str],
+        *,
+        node: str | None = None,
+        on_assign: AsyncTold | None = None,
+        on_revoke: AsyncTold | None = None,
+        **options: Unpack[GroupOptions],
+    ) -> None: ...
     def __init__(
         self,
         topics: str | Iterable[str] | None = (),
@@ -254,15 +280,15 @@ class AsyncConsumer(AsyncBaseConsumer):
         on_revoke: AsyncTold | None = None,
         **options: Unpack[GroupOptions],
     ) -> None:
-        """Raises what is wrong with the group; the settings are looked at when it connects."""
+        """Raises TypeError without a group. The settings are checked when the consumer connects."""
         topics, group = topics_and_group(topics, of_group, group)
-        kind = BaseConsumer if group is None else Consumer  # (None only in the words of former versions)
+        kind = BaseConsumer if group is None else Consumer  # (None: made with the arguments of former versions)
         super().__init__(partial(kind, topics, group=group, node=node, **options), on_assign, on_revoke)
 
     async def commit(self, offsets: Mapping[Queue, int] | None = None) -> dict[Queue, int]:
-        """Commit; see :meth:`commitmq.Consumer.commit`. Waits for a poll that is still under way."""
+        """Commit; see :meth:`commitmq.Consumer.commit`. A commit waits for a poll that is under way."""
         consumer = self._started
-        if not isinstance(consumer, Consumer):  # made in the words of former versions
+        if not isinstance(consumer, Consumer):  # made with the arguments of former versions
             raise CommitMQError("a consumer without a group has no offsets to commit")
         return await self._run(partial(consumer.commit, offsets))
 
@@ -280,12 +306,12 @@ class AsyncReader(AsyncBaseConsumer):
         on_revoke: AsyncTold | None = None,
         **options: Unpack[ReadOptions],
     ) -> None:
-        """The settings are looked at when it connects."""
+        """The settings are checked when the reader connects."""
         super().__init__(partial(Reader, topics, queues=queues, node=node, **options), on_assign, on_revoke)
 
 
 def _close_unwanted(making: Future[BaseConsumer]) -> None:
-    """A consumer that came to be after nobody wanted it any more."""
+    """Close a consumer that was made after its twin was closed or cancelled."""
     if not making.cancelled() and making.exception() is None:
         making.result().close(commit=False)
 

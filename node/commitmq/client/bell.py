@@ -1,4 +1,4 @@
-"""A bell between threads that a poller can wait for: an eventfd, or a pipe where the system has none (macOS)."""
+"""A bell between threads that a poller can wait for: an eventfd, or a pipe on a system without eventfd (macOS)."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class Bell:
         os.set_blocking(self._wake, False)
 
     def ring(self) -> None:
-        """Never blocks; ringing twice is ringing once, and a closed bell makes no sound."""
+        """Make ``fd`` readable without waiting. A second ring before :meth:`clear` or one after :meth:`close` does nothing."""
         if self._wake < 0:
             return
         with contextlib.suppress(BlockingIOError):
-            # An eventfd takes 8 bytes, a number; to a pipe they are some bytes.
+            # An eventfd takes a number of 8 bytes. A pipe takes any bytes.
             os.write(self._wake, _ONE)
 
     def clear(self) -> None:
-        """Whatever rang before is forgotten."""
+        """Forget every earlier :meth:`ring`."""
         with contextlib.suppress(BlockingIOError):
             while len(os.read(self.fd, _MOST_BYTES)) == _MOST_BYTES:
                 pass

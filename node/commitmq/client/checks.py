@@ -1,4 +1,4 @@
-"""What a program may give a client for a time, an offset or a callback. A ValueError names the argument and what was given."""
+"""Checks of times, offsets and callbacks that a program gives a client. A ValueError has the argument's name and value."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Callable
 from typing import Any, Final
 
 MOST_SECONDS: Final = 2e6
-"""Three weeks: longer times, also ``math.inf``, count as that. (ZeroMQ counts milliseconds in 32 bits.)"""
+"""Three weeks. A longer time, also ``math.inf``, counts as this one, because ZeroMQ counts milliseconds in 32 bits."""
 
 MAX_OFFSET: Final = (1 << 63) - 1
 
 
 def seconds(name: str, value: Any, *, zero: bool = False) -> float:
-    """``value`` as a time to wait: above 0, or not below it where ``zero`` is a time too."""
+    """``value`` as a time to wait. It must be above 0; with ``zero`` it may also be 0."""
     known = float(value) if isinstance(value, numbers.Real) and not isinstance(value, bool) else -1.0
     if not (known > 0 or (zero and known == 0)):
         raise ValueError(f"{name} must be {'a number of seconds, not below 0' if zero else 'positive'}, not {value!r}")
@@ -30,7 +30,7 @@ def offset(name: str, value: Any) -> int:
 
 
 def integer(name: str, value: Any) -> int:
-    """``value`` as an integer; numpy's are."""
+    """``value`` as an integer. numpy's integers are accepted."""
     try:
         return operator.index(value)
     except TypeError:
@@ -38,6 +38,6 @@ def integer(name: str, value: Any) -> int:
 
 
 def callback(name: str, value: Callable[..., object] | None) -> None:
-    """``value`` is None or can be called."""
+    """Raise ValueError unless ``value`` is None or can be called."""
     if value is not None and not callable(value):
         raise ValueError(f"{name} must be a function, not {value!r}")

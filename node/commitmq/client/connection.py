@@ -1,11 +1,11 @@
-"""One place that says where the node is, for all clients of a program: ``commitmq.connect(node)``."""
+"""The connection object, which has the node's address for all clients of a program: ``commitmq.connect(node)``."""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar, Unpack
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from commitmq.client.consumer import Consumer, GroupOptions, Reader, ReadOptions
     from commitmq.client.producer import Producer
     from commitmq.client.receiving.assignment import Queue
-    from commitmq.client.receiving.base_consumer import Told
+    from commitmq.client.receiving.callbacks import Told
     from commitmq.client.sending.options import ProducerOptions
 
 _Client = TypeVar("_Client", "Admin", "Consumer", "Producer", "Reader")
@@ -29,7 +29,7 @@ _AsyncClient = TypeVar("_AsyncClient", "AsyncAdmin", "AsyncConsumer", "AsyncProd
 def connect(node: str | None = None, *, timeout_s: float = 10.0) -> Connection:
     """A connection to ``node``: the admin address, by default the environment's COMMITMQ_NODE, else tcp://127.0.0.1:7310.
 
-    Raises NodeUnavailableError when the node does not answer within ``timeout_s`` (seconds), NodeAddressError for what is no
+    Raises NodeUnavailableError when the node does not answer within ``timeout_s`` (seconds), NodeAddressError for a bad
     address, ProtocolError when the node refuses.
     """
     timeout_s = checks.seconds("timeout_s", timeout_s)
@@ -42,15 +42,15 @@ def connect(node: str | None = None, *, timeout_s: float = 10.0) -> Connection:
 
 
 def connect_async(node: str | None = None, *, timeout_s: float = 10.0) -> AsyncConnection:
-    """As :func:`connect`, for asyncio: entering what it returns asks the node."""
+    """As :func:`connect`, for asyncio. The connection asks the node when it is entered."""
     return AsyncConnection(node, checks.seconds("timeout_s", timeout_s))
 
 
 class Connection:
-    """What :func:`commitmq.connect` returns. It makes clients, and its end closes those that are still open.
+    """The result of :func:`commitmq.connect`. It makes clients, and closes the clients that are still open at its end.
 
-    ``node`` is the address of the node, ``timeout_s`` the time for a request of a client that is not given another one.
-    Clients of one connection have nothing else in common: each has sockets of its own. Any thread may make clients.
+    ``node`` is the address of the node. ``timeout_s`` is the default time for a request of a client. The clients of one
+    connection share nothing else: each has sockets of its own. Any thread may make clients.
     """
 
     def __init__(self, node: str, timeout_s: float) -> None:
@@ -114,8 +114,8 @@ class Connection:
     def close(self) -> None:
         """Close every client that is still open, the newest first. Closing twice is allowed.
 
-        A producer sends what is pending; a consumer commits as :meth:`commitmq.Consumer.close` says. When one of them fails,
-        the others are closed all the same, and the first error is raised.
+        A producer sends its pending messages; a consumer commits as :meth:`commitmq.Consumer.close` says. If one of
+        them fails, the others are closed all the same, and the first error is raised.
         """
         problem: BaseException | None = None
         while (client := self._newest()) is not None:
@@ -151,7 +151,7 @@ class Connection:
         raise CommitMQError("the connection is closed")
 
     def _newest(self) -> Admin | Consumer | Producer | Reader | None:
-        """Take the newest client out; there will be no other."""
+        """Take the newest client out of the list. No client is added any more."""
         with self._lock:
             self._is_closed = True
             return self._clients.pop() if self._clients else None
@@ -160,7 +160,7 @@ class Connection:
 class AsyncConnection:
     """:class:`Connection` for asyncio, an async context manager: ``async with commitmq.connect_async(node) as connection``.
 
-    Entering it asks the node. A consumer and a reader connect when they are entered, or awaited by their ``start``.
+    It asks the node when it is entered. A consumer and a reader connect when they are entered, or by ``start``.
     """
 
     def __init__(self, node: str | None, timeout_s: float) -> None:
@@ -236,11 +236,10 @@ class AsyncConnection:
 
     async def __aenter__(self) -> Self:
         self._check_open()
-        thread = ThreadPoolExecutor(1, thread_name_prefix="commitmq-aio-connect")
-        try:
-            await asyncio.get_running_loop().run_in_executor(thread, self._ask)
-        finally:
-            thread.shutdown(wait=False)  # a loop that gives up waiting should not wait at its end
+        asked: Future[None] = Future()
+        # A daemon thread, not an executor's: the interpreter would wait at its end for a question that nobody waits for.
+        threading.Thread(target=self._ask, args=(asked,), name="commitmq-aio-connect", daemon=True).start()
+        await asyncio.wrap_future(asked)
         return self
 
     async def __aexit__(
@@ -251,11 +250,19 @@ class AsyncConnection:
     def __repr__(self) -> str:
         return f"AsyncConnection({self.node!r})"
 
-    def _ask(self) -> None:
+    def _ask(self, asked: Future[None]) -> None:
+        """Ask the node what it is, in a thread of its own. The end of ``asked`` says how that went."""
+        if not asked.set_running_or_notify_cancel():
+            return
         try:
-            self._directory.metadata(timeout_s=self.timeout_s)
-        finally:
-            self._directory.close()
+            try:
+                self._directory.metadata(timeout_s=self.timeout_s)
+            finally:
+                self._directory.close()
+        except BaseException as error:
+            asked.set_exception(error)
+        else:
+            asked.set_result(None)
 
     def _check_open(self) -> None:
         if self._is_closed:

@@ -1,8 +1,8 @@
-"""Keeping the memory of one run for the next.
+"""Settings of the heap, by which the memory of one run is kept for the next run.
 
-A run of a thousand messages is a megabyte, allocated twice (encoded, and in ZeroMQ's queue) and freed again. With glibc's
-defaults every such round gives the top of the heap back to the kernel and asks for it anew: two thirds of the CPU time a
-batch took in the client went into page faults on that memory (1.6 of 2.4 us a message of 1 KiB, measured on two cores).
+A run of a thousand messages takes a megabyte twice, for the encoded run and in ZeroMQ's queue, and frees both. With its
+defaults glibc gives the top of the heap back to the kernel after each run and asks for it again. The page faults on that
+memory took two thirds of a client's CPU time (1.6 of 2.4 µs a message of 1 KiB, measured on two cores).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import ctypes
 from functools import cache
 from typing import Final
 
-# Numbers of mallopt(3). A run and its copy, several times over, fit below both.
+# Parameters of mallopt(3). Several runs with their copies fit below both limits.
 _M_TRIM_THRESHOLD: Final = -1
 _M_MMAP_THRESHOLD: Final = -3
 _MMAP_OVER_BYTES: Final = 8 * 1024 * 1024
@@ -20,7 +20,7 @@ _TRIM_OVER_BYTES: Final = 16 * 1024 * 1024
 
 @cache
 def keep_freed_memory() -> bool:
-    """Let this process keep up to 16 MiB of freed heap; once a process. False where the C library has no mallopt."""
+    """Let this process keep up to 16 MiB of freed heap. Later calls do nothing. False if the C library has no mallopt."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError):

@@ -1,115 +1,34 @@
-"""A message: what a producer sends and a consumer gets; and the checks a client can make before it sends."""
+"""A message, which a producer sends and a consumer gets, and the checks that a client makes before it sends one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from commitmq.errors import CommitMQError, InvalidMessageError, UndecodableBodyError
-from commitmq.format.compression import decompress
-from commitmq.format.constants import (
-    CRC_PROPERTY_BYTES,
-    LMQ_PREFIX,
-    MAX_PROPERTIES_BYTES,
-    MULTI_DISPATCH_SEPARATOR,
-    Property,
-    SysFlag,
-)
+from commitmq.client.properties import Keys, both_keys, build_properties, sendable, user_properties
+from commitmq.errors import InvalidMessageError
+from commitmq.format.constants import Property
 from commitmq.format.properties import decode_properties
 from commitmq.store.metadata.topic_name import is_send_forbidden, validate_topic
 
 if TYPE_CHECKING:
     from typing import Any
 
-Keys = str | Iterable[str]
-
-# What the node needs of the properties' 32,767 bytes: the CRC slot and the names it puts itself (cluster, region,
-# trace).
-RESERVED_PROPERTIES_BYTES: Final = CRC_PROPERTY_BYTES
-
-# Marks that turn a message into a delayed one, a half message, a timer or an inner batch. The node refuses them on a plain
-# send, and with them the whole run, so a message must not get that far.
-_MARKS: Final = dict.fromkeys(
-    (
-        Property.DELAY,
-        Property.TRANSACTION_PREPARED,
-        Property.INNER_NUM,
-        Property.INNER_BASE,
-        Property.TIMER_DELAY_SECONDS,
-        Property.TIMER_DELAY_MS,
-        Property.TIMER_DELIVER_MS,
-        "TIMER_OUT_MS",
-        "TIMER_DEL_UNIQKEY",
-    ),
-    "a plain send must not set it",
-)
-_BY_PARAMETER: Final = {
-    Property.TAGS: "give it as tags=",
-    Property.KEYS: "give it as keys=",
-    Property.SHARDING_KEY: "give it as sharding_key=",
-    Property.UNIQUE_KEY: "the client makes it",
-    Property.CRC32: "the node makes it",
-    Property.PRODUCER_SEQUENCE: "an idempotent producer makes it",
-    Property.INNER_MULTI_DISPATCH: "give the names as multi_dispatch=",
-    Property.INNER_MULTI_QUEUE_OFFSET: "the node makes it",
-    **_MARKS,
-}
-# What nodes and clients of RocketMQ put beside the sender's own properties (its MessageConst), with no meaning for whoever
-# sends the message again.
-_OF_THE_SYSTEM: Final = frozenset(
-    (
-        *_BY_PARAMETER,
-        Property.WAIT,
-        Property.RETRY_TOPIC,
-        Property.REAL_TOPIC,
-        Property.REAL_QUEUE_ID,
-        Property.PRODUCER_GROUP,
-        Property.CLUSTER,
-        Property.REGION,
-        Property.TRACE_ON,
-        "MIN_OFFSET",
-        "MAX_OFFSET",
-        "BUYER_ID",
-        "ORIGIN_MESSAGE_ID",
-        "TRANSFER_FLAG",
-        "CORRECTION_FLAG",
-        "MQ2_FLAG",
-        "RECONSUME_TIME",
-        "MAX_RECONSUME_TIMES",
-        "CONSUME_START_TIME",
-        "EXTEND_UNIQ_INFO",
-        "INSTANCE_ID",
-        "CORRELATION_ID",
-        "REPLY_TO_CLIENT",
-        "PUSH_REPLY_TIME",
-        "ARRIVE_TIME",
-        "MSG_TYPE",
-        "TTL",
-        "DUP_INFO",
-        "POP_CK",
-        "POP_CK_OFFSET",
-        "1ST_POP_TIME",
-        "TRAN_PREPARED_QUEUE_OFFSET",
-        "TRANSACTION_CHECK_TIMES",
-        "CHECK_IMMUNITY_TIME_IN_SECONDS",
-    )
-)
-# The node takes a whole sector of zeros for one that never reached the disk.
-_ZEROS: Final = "\0" * 512
-
 
 class Message:
     """One message.
 
-    To be sent: ``body`` and optionally ``tags``, ``keys``, ``properties``, ``sharding_key``, ``flag`` (the
-    application's 32-bit number); ``key`` is message key and sharding key in one. Received ones also know their place:
-    ``topic``, ``queue_id``, ``queue_offset``, ``physical_offset``, the two time stamps in milliseconds, ``sys_flag`` and
-    ``reconsume_times``; a message made for sending has -1 and "" there.
+    A program that sends gives ``body`` and optionally ``tags``, ``keys``, ``properties``, ``sharding_key`` and ``flag`` (the
+    application's 32-bit number). ``key`` is message key and sharding key in one.
 
-    The body of a received message is decompressed. Where that is not possible (the node does not look into bodies, so a
-    sender may say "compressed" of anything) ``damage`` says why, ``raw_body`` has the bytes as stored, and ``body`` raises
-    UndecodableBodyError; of every other message ``damage`` is None and ``raw_body`` is the body.
+    A received message also has its place and its history: ``topic``, ``queue_id``, ``queue_offset``, ``physical_offset``,
+    ``born_timestamp`` and ``store_timestamp`` (both in milliseconds), ``sys_flag`` and ``reconsume_times``. A message that was
+    made for sending has "" as its topic, 0 as its last two, and -1 in the others.
+
+    The client decompresses the body of a received message. The node does not look into bodies, so a message may be marked as
+    compressed although it is not. Then ``damage`` says why the body cannot be decoded, ``raw_body`` has the stored bytes, and
+    ``body`` raises UndecodableBodyError. In every other message ``damage`` is None and ``raw_body`` is the body.
     """
 
     __slots__ = (
@@ -142,7 +61,7 @@ class Message:
         key: str | None = None,
         flag: int = 0,
     ) -> None:
-        """Raises InvalidMessageError for what no message can hold."""
+        """Raises InvalidMessageError for a value that a message cannot hold."""
         if key is not None:
             keys, sharding_key = both_keys(key, keys, sharding_key)
         self.body = self._check_body(body)
@@ -166,12 +85,12 @@ class Message:
 
     @property
     def is_tombstone(self) -> bool:
-        """Whether its body is empty: where only the newest message of a key counts, there is none of this key any more."""
+        """Whether the body is empty. In a compacted topic such a message deletes its key."""
         return not self.raw_body
 
     @property
     def raw_body(self) -> bytes:
-        """The body, as stored where it cannot be decoded."""
+        """The body; the stored bytes if they cannot be decoded."""
         return self.body
 
     @property
@@ -186,15 +105,17 @@ class Message:
 
     @property
     def user_properties(self) -> dict[str, str]:
-        """The sender's own properties: all but those with a meaning to RocketMQ's or our nodes and clients (tags, keys,
-        sharding key and ids among them), so that ``send(…, properties=message.user_properties)`` is possible.
+        """The sender's own properties, which ``send(…, properties=message.user_properties)`` accepts.
+
+        Properties with a meaning to RocketMQ's or CommitMQ's nodes and clients are left out: tags, keys, sharding key, ids
+        and others.
         """
         return user_properties(self.properties)
 
     @property
     def origin_topic(self) -> str:
-        """The topic it was sent to: another than ``topic`` when it was read through a light message queue (LMQ)."""
-        # Unset in all other messages: storing it in each would cost every consumer.
+        """The topic that the message was sent to. It differs from ``topic`` in a message of a light message queue (LMQ)."""
+        # Only messages of an LMQ have the attribute: to set it in all messages would cost every consumer time.
         return getattr(self, "_origin_topic", self.topic)
 
     @property
@@ -203,7 +124,7 @@ class Message:
 
     @property
     def keys(self) -> list[str]:
-        """The business keys; none is an empty list."""
+        """The message keys; an empty list without any."""
         return self.properties.get(Property.KEYS, "").split()
 
     @property
@@ -212,19 +133,21 @@ class Message:
 
     @property
     def unique_id(self) -> str | None:
-        """The id its producer made."""
+        """The id that the producer gave to the message."""
         return self.properties.get(Property.UNIQUE_KEY)
 
     @property
     def msg_id(self) -> str | None:
-        """The offset message id, which names the place in the node's log (spec 2.10); None before it was stored."""
+        """The offset message id, which names the node and the physical offset (spec 2.10); None in an unsent message."""
         if not self._store_host:
             return None
         return f"{self._store_host.hex().upper()}{self.physical_offset:016X}"
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values for JSON; the body is ``body`` where it is UTF-8 text, else ``body_base64``. One without a body also
-        has ``tombstone``: true.
+        """The message as plain values for JSON.
+
+        A body that is UTF-8 text is in ``body``, another one in ``body_base64``. A message without a body also has
+        ``tombstone``: true. A message with a body that cannot be decoded has ``damage`` and ``raw_body_base64`` instead.
         """
         import base64
 
@@ -262,11 +185,11 @@ class Message:
 
 
 class Tombstone(Message):
-    """A message without a body: where only the newest message of a key counts, it says that ``key`` has none any more.
+    """A message without a body, which deletes ``key`` from a compacted topic: ``commitmq pipeline compact`` drops the key.
 
-    ``key`` is its message key and its sharding key, so it goes to the queue of the messages that were sent with that key and
-    comes behind them. ``commitmq pipeline compact`` leaves the key out. Everything else refuses an empty body, as
-    RocketMQ's clients do: it is mostly a mistake.
+    ``key`` is the message key and the sharding key. So the tombstone goes to the queue of the messages that were sent with
+    this key, and lies behind them. An empty body in any other message is refused, as by RocketMQ's clients, because it is
+    mostly a mistake.
     """
 
     __slots__ = ()
@@ -281,12 +204,12 @@ class Tombstone(Message):
         sharding_key: str | None = None,
         flag: int = 0,
     ) -> None:
-        """``keys`` and ``sharding_key`` are for those that differ, instead of ``key``.
+        """Give ``keys`` and ``sharding_key`` instead of ``key`` when the two differ.
 
-        Raises InvalidMessageError for what no message can hold, and without any key.
+        Raises InvalidMessageError without any key, and for a value that a message cannot hold.
         """
         if key is None and not keys:
-            raise InvalidMessageError("a tombstone needs the key that it is about")
+            raise InvalidMessageError("a tombstone needs the key that it deletes")
         super().__init__(
             b"", tags=tags, keys=keys, properties=properties, sharding_key=sharding_key, key=key, flag=flag
         )
@@ -296,99 +219,8 @@ class Tombstone(Message):
         return body
 
 
-class _UndecodableMessage(Message):
-    """A received message whose body is not what its sysFlag says."""
-
-    __slots__ = ("_damage", "_raw_body")
-
-    _damage: str
-    _raw_body: bytes
-
-    def __getstate__(self) -> tuple[None, dict[str, Any]]:
-        """For pickle and copy, which would ask for the body."""
-        names = [*Message.__slots__, *_UndecodableMessage.__slots__]
-        return None, {name: getattr(self, name) for name in names if name != "body" and hasattr(self, name)}
-
-    @property
-    def body(self) -> bytes:  # type: ignore[override]
-        place = f"{self.topic}/{self.queue_id}@{self.queue_offset}"
-        raise UndecodableBodyError(f"message {place} has a body that cannot be decoded: {self._damage}; see raw_body")
-
-    @property
-    def damage(self) -> str:
-        return self._damage
-
-    @property
-    def raw_body(self) -> bytes:
-        return self._raw_body
-
-
-def user_properties(properties: Mapping[str, str]) -> dict[str, str]:
-    """Those of ``properties`` that are the sender's own; see :attr:`Message.user_properties`."""
-    return {name: value for name, value in properties.items() if name not in _OF_THE_SYSTEM}
-
-
-def decode_body(body: bytes, sys_flag: int) -> bytes | UndecodableBodyError:
-    """The original of a stored ``body``, or why there is none."""
-    try:
-        return decompress(body, sys_flag)
-    except CommitMQError as error:
-        return UndecodableBodyError(str(error))
-
-
-def received(
-    topic: str,
-    queue_id: int,
-    queue_offset: int,
-    physical_offset: int,
-    store_timestamp: int,
-    born_timestamp: int,
-    sys_flag: int,
-    flag: int,
-    reconsume_times: int,
-    store_host: bytes,
-    raw_properties: bytes,
-    body: bytes,
-    decoded: bytes | UndecodableBodyError | None = None,
-) -> Message:
-    """A message as it came from a node. ``body`` is as stored, ``decoded`` what :func:`decode_body` made of it if that is
-    known; ``store_host`` is 8 or 20 bytes.
-    """
-    if not sys_flag & SysFlag.COMPRESSED:
-        message = _new(Message)
-        message.body = body
-    else:
-        message = _compressed(body, decode_body(body, sys_flag) if decoded is None else decoded)
-    message.topic = topic
-    message.queue_id = queue_id
-    message.queue_offset = queue_offset
-    message.physical_offset = physical_offset
-    message.store_timestamp = store_timestamp
-    message.born_timestamp = born_timestamp
-    message.sys_flag = sys_flag
-    message.flag = flag
-    message.reconsume_times = reconsume_times
-    message._store_host = store_host
-    message._raw_properties = raw_properties
-    message._properties = None
-    return message
-
-
-def _compressed(body: bytes, decoded: bytes | UndecodableBodyError) -> Message:
-    if isinstance(decoded, bytes):
-        message = _new(Message)
-        message.body = decoded
-        return message
-    damaged = _UndecodableMessage.__new__(_UndecodableMessage)
-    damaged._damage, damaged._raw_body = str(decoded), body
-    return damaged
-
-
-_new = Message.__new__
-
-
 def check_body(body: bytes) -> bytes:
-    """``body`` as bytes. Raises InvalidMessageError for another type or an empty one (spec 2.7: client body check)."""
+    """``body`` as bytes. Raises InvalidMessageError for an empty body and for another type (spec 2.7: client body check)."""
     if type(body) is not bytes:
         if not isinstance(body, bytes | bytearray | memoryview):
             raise InvalidMessageError(f"a body must be bytes, not {type(body).__name__}; encode text with .encode()")
@@ -401,9 +233,10 @@ def check_body(body: bytes) -> bytes:
 
 
 def content_of(message: Message) -> tuple[bytes, dict[str, str], int]:
-    """Body, properties and flag of a message to be sent, checked again: an object can be changed once it is made.
+    """Body, properties and flag of a message to be sent. Raises InvalidMessageError.
 
-    The body may be empty in a Tombstone and in a message that was received so. Raises InvalidMessageError.
+    The values are checked again, because a program can change a message after its constructor checked it. A Tombstone and a
+    received message may have an empty body.
     """
     body = message.body
     if type(body) is not bytes or (not body and message.queue_offset < 0 and not isinstance(message, Tombstone)):
@@ -411,17 +244,10 @@ def content_of(message: Message) -> tuple[bytes, dict[str, str], int]:
     return body, sendable(message.properties), check_flag(message.flag)
 
 
-def both_keys(key: str, keys: Keys | None, sharding_key: str | None) -> tuple[Keys | None, str | None]:
-    """``keys`` and ``sharding_key`` of a message with ``key``. Raises InvalidMessageError when they are given beside it."""
-    if keys is not None or sharding_key is not None:
-        raise InvalidMessageError("key is keys and sharding_key in one: give either it or them")
-    return [key], key
-
-
 def check_alone(
     tags: object, keys: object, properties: object, sharding_key: object, key: object = None, flag: object = 0
 ) -> None:
-    """Raise InvalidMessageError when something is given beside a Message that it has itself."""
+    """Raise InvalidMessageError if an argument beside a Message is one of the values that the Message carries itself."""
     given = {"tags": tags, "keys": keys, "properties": properties, "sharding_key": sharding_key, "key": key}
     beside = [name for name, value in given.items() if value is not None] + (["flag"] if flag else [])
     if beside:
@@ -432,7 +258,7 @@ def check_alone(
 
 @lru_cache(maxsize=1024)
 def check_topic(topic: str) -> str:
-    """``topic`` itself if messages can be sent to it; raises InvalidMessageError."""
+    """``topic`` itself. Raises InvalidMessageError if it is no topic that a client may send to."""
     if not isinstance(topic, str):
         raise InvalidMessageError(f"a topic must be a string, not {type(topic).__name__}")
     validate_topic(topic)
@@ -442,130 +268,7 @@ def check_topic(topic: str) -> str:
 
 
 def check_flag(flag: int) -> int:
-    """``flag`` itself if it fits the record's signed 32 bits; raises InvalidMessageError."""
+    """``flag`` itself. Raises InvalidMessageError unless it fits the record's signed 32 bits."""
     if type(flag) is not int or not -(1 << 31) <= flag < 1 << 31:
         raise InvalidMessageError(f"flag {flag!r} is no signed 32-bit integer")
     return flag
-
-
-def join_keys(keys: Keys) -> str:
-    """``KEYS`` as stored: separated by one space. A string is taken as one key or several with spaces between.
-
-    Raises InvalidMessageError for an empty key or one with a space in it when several are given.
-    """
-    if isinstance(keys, str):
-        return keys
-    try:
-        several = list(keys)
-    except TypeError:
-        raise InvalidMessageError(f"keys must be a string or a list of strings, not {type(keys).__name__}") from None
-    for key in several:
-        if not isinstance(key, str) or not key or " " in key:
-            raise InvalidMessageError(f"key {key!r} must be a string that is not empty and has no space")
-    return " ".join(several)
-
-
-def join_queue_names(names: Iterable[str]) -> str:
-    """``INNER_MULTI_DISPATCH`` as stored: names of light message queues, separated by a comma.
-
-    Raises InvalidMessageError for none, for one that is no LMQ's name, and for one that comes twice.
-    """
-    several = [names] if isinstance(names, str) else list(names)
-    for name in several:
-        if not isinstance(name, str) or not name.startswith(LMQ_PREFIX) or name == LMQ_PREFIX:
-            raise InvalidMessageError(f"{name!r} is no light message queue: its name must begin with {LMQ_PREFIX}")
-        validate_topic(name)
-    if not several or len(set(several)) != len(several):
-        raise InvalidMessageError("multi_dispatch needs at least one name, and none of them twice")
-    return MULTI_DISPATCH_SEPARATOR.join(several)
-
-
-def build_properties(
-    tags: str | None, keys: Keys | None, properties: Mapping[str, str] | None, sharding_key: str | None
-) -> dict[str, str]:
-    """The properties of a message to be sent, without its unique id. Raises InvalidMessageError."""
-    result: dict[str, str] = {}
-    if properties:
-        for name, value in properties.items():
-            if name in _BY_PARAMETER:
-                raise InvalidMessageError(f"property {name!r} has a meaning of its own: {_BY_PARAMETER[name]}")
-            _check_text("a property's name", name)
-            _check_text(f"property {name!r}", value)
-            result[name] = value
-    if tags:
-        result[Property.TAGS] = _check_text("tags", tags)
-    if keys:
-        joined = join_keys(keys)
-        if joined:
-            result[Property.KEYS] = _check_text("keys", joined)
-    if sharding_key:
-        result[Property.SHARDING_KEY] = _check_text("sharding_key", sharding_key)
-    if result:
-        check_properties_size(sum(len(name.encode()) + len(value.encode()) + 2 for name, value in result.items()))
-    return result
-
-
-def check_properties_size(size_bytes: int) -> None:
-    """Raise InvalidMessageError when properties of ``size_bytes`` (without the unique id) cannot be stored."""
-    limit = MAX_PROPERTIES_BYTES - RESERVED_PROPERTIES_BYTES - _UNIQUE_PROPERTY_BYTES
-    if size_bytes > limit:
-        raise InvalidMessageError(
-            f"the properties take {size_bytes} bytes, at most {limit} of {MAX_PROPERTIES_BYTES} are the sender's"
-        )
-
-
-_UNIQUE_PROPERTY_BYTES: Final = len(Property.UNIQUE_KEY) + 32 + 2
-
-
-def _check_text(what: str, text: str) -> str:
-    if not isinstance(text, str):
-        raise InvalidMessageError(f"{what} must be a string, not {type(text).__name__}")
-    if not text:
-        raise InvalidMessageError(f"{what} is empty; properties without a value cannot be stored")
-    if "\x01" in text or "\x02" in text or "\x00" in text:
-        raise InvalidMessageError(f"{what} contains the character 0x00, 0x01 or 0x02, which separate properties")
-    if not text.isascii():
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise InvalidMessageError(f"{what} is no valid Unicode: {error}") from error
-    return text
-
-
-_NOT_SENT_AGAIN: Final = frozenset(
-    (
-        Property.UNIQUE_KEY,
-        Property.INNER_MULTI_DISPATCH,
-        Property.INNER_MULTI_QUEUE_OFFSET,
-        Property.PRODUCER_SEQUENCE,
-        Property.CRC32,
-    )
-)
-
-
-def sendable(properties: dict[str, str]) -> dict[str, str]:
-    """A copy of a message's properties without what the client makes for each send.
-
-    A message that was received and is sent again is a new one, with a unique id of its own, and goes to no further
-    queues by itself. Raises InvalidMessageError for what the node would refuse, and with it the messages of the same run.
-    """
-    result = {}
-    size_bytes = 0
-    for name, value in properties.items():
-        if name in _NOT_SENT_AGAIN:
-            continue
-        if name in _MARKS:
-            raise InvalidMessageError(
-                f"property {name!r} has a meaning of its own: {_MARKS[name]}; user_properties leaves such ones out"
-            )
-        # (A received message may have a zero byte in a value, which is no mistake there.)
-        if type(value) is str and "\0" in value and _ZEROS not in value:
-            _check_text(f"property {name!r}", value.replace("\0", " "))
-        else:
-            _check_text(f"property {name!r}", value)
-        _check_text("a property's name", name)
-        size_bytes += len(name.encode()) + len(value.encode()) + 2
-        result[name] = value
-    if result:
-        check_properties_size(size_bytes)
-    return result

@@ -1,7 +1,9 @@
-"""The producer: synchronous sends in the calling thread, asynchronous ones through a pump, batches as runs.
+"""The producer: the facade of :mod:`commitmq.client.sending`.
 
-It has more than 400 lines because more than half of them are signatures and texts of public methods; and the quick way of a
-single send is written out here, where each call would cost.
+A lone synchronous send, or batch of one run, is sent by the calling thread. All other sends go through a pump.
+
+This module has more than 400 lines because more than half of them are signatures and texts of public methods. The quick way of
+a single send is written out here too: each call would cost latency.
 """
 
 from __future__ import annotations
@@ -21,26 +23,15 @@ from typing import TYPE_CHECKING, Any, Final, Self
 import orjson
 
 from commitmq.client import checks
-from commitmq.client.message import (
-    Keys,
-    Message,
-    both_keys,
-    build_properties,
-    check_alone,
-    check_body,
-    check_flag,
-    check_properties_size,
-    check_topic,
-    content_of,
-    join_queue_names,
-)
+from commitmq.client.message import Message, check_alone, check_body, check_flag, check_topic, content_of
+from commitmq.client.properties import Keys, both_keys, build_properties, check_properties_size, join_queue_names
 from commitmq.client.results import BatchResult, BatchSendError, SendResult
 from commitmq.client.routes import not_stored, unknown
 from commitmq.client.sending.arguments import (
     check_ack,
     check_queue,
     has_sharding_keys,
-    json_members,
+    json_content,
     keys_of_batch,
     needs_queue,
     nothing_stored,
@@ -78,7 +69,7 @@ _live: weakref.WeakSet[Producer] = weakref.WeakSet()
 
 
 def _disown() -> None:
-    """In a forked child: its producers are the parent's. Marking them here keeps the check out of every send."""
+    """Mark the parent's producers as closed in a forked child. So no send has to check for a fork."""
     for producer in _live:
         producer._closed = True
         producer._lanes.disown()
@@ -91,40 +82,41 @@ class Producer:
     """Sends messages to one node. Thread-safe; threads that send at the same time share runs.
 
     The first send connects. ``node`` is the admin address (default: the environment's COMMITMQ_NODE, else
-    tcp://127.0.0.1:7310). ``ack`` is what a send waits for: ``flushed`` (survives power loss) or ``memory`` (survives
-    the death of any process). ``timeout_s`` bounds each send; a send that fails raises SendError, whose ``outcome``
-    says whether the message is stored, and which is a NodeUnavailableError too where the node did not answer.
-    ``compress`` (zlib, lz4 or zstd) applies to bodies of more than
-    ``compress_over_bytes`` that become smaller by it. ``max_pending`` and ``max_pending_bytes`` bound what asynchronous
-    sends may pile up; beyond, ``send_async`` blocks.
+    tcp://127.0.0.1:7310). A send waits for its ``ack``: ``flushed`` (survives power loss) or ``memory`` (survives the
+    death of any process). ``timeout_s`` bounds each send. A send that fails raises SendError; its ``outcome`` says
+    whether the message is stored. Where the node did not answer, the error is a NodeUnavailableError too. ``compress``
+    (zlib, lz4 or zstd) applies to bodies of more than ``compress_over_bytes`` that become smaller by it.
+    ``max_pending`` and ``max_pending_bytes`` bound the pending messages of asynchronous sends; beyond them
+    ``send_async`` blocks.
 
-    ``linger_ms``: asynchronous sends that come within so many milliseconds of the last ones wait until that time is over,
-    so that a thin stream travels in fewer, thicker runs; each run costs the node and its consumers the same. Nothing waits
-    that comes after a pause, while a thread waits in ``result``, ``flush`` or ``send``, or once 256 KiB are there. 0 turns it
-    off. (Kafka's producer has ``linger.ms``, by default 5.)
+    ``linger_ms``: an asynchronous send that comes within this time after the last run waits until the time is over. So
+    a thin stream travels in fewer and larger runs, and each run costs the node and its consumers the same. A send goes
+    at once after a pause, while a thread waits in ``result``, ``flush`` or ``send``, and as soon as 256 KiB are
+    pending. 0 turns the wait off. (Kafka's producer has ``linger.ms``, by default 5.)
 
-    Asynchronous sends travel in a thread of the producer's. Where the program's own threads compute without a pause, that
-    thread waits for the interpreter up to ``sys.getswitchinterval()`` (5 ms) several times a run; a lower one, set by the
-    program, shortens the way of a message (measured at 10,000 a second: 16 ms to 6 ms with 0.5 ms).
+    A thread of the producer sends the asynchronous messages. While the program's own threads compute without a pause,
+    this thread waits for the interpreter several times a run, each time up to ``sys.getswitchinterval()`` (5 ms). A
+    program that sets a shorter interval shortens the way of a message (measured at 10,000 a second: 16 ms, with an
+    interval of 0.5 ms 6 ms).
 
     Order: messages that one thread sends to one queue are stored in that order. Without ``queue`` or ``sharding_key`` a
     message may go to any queue.
 
-    ``delivery=ExactlyOnce()`` makes an idempotent producer: each message is numbered and stored exactly once, and what would
-    be of unknown fate (the node died, the connection ended) is sent again by itself for as long as its ``timeout_s`` lasts;
-    give that the time a restart of the node takes. A single ``send`` takes a little longer then. The node remembers a
-    producer for ``producers.expiry_ms``. Not for memory topics, BatchCQ topics and ``multi_dispatch``. A message whose time
-    is over is still of unknown fate.
+    ``delivery=ExactlyOnce()`` makes an idempotent producer. It numbers each message, and the node stores each number
+    once. After the death of the node or the end of the connection the producer sends such a message again, until its
+    ``timeout_s`` is over; set that to more than a restart of the node takes. A message whose time is over is still of
+    unknown fate. A single ``send`` takes a little longer than without numbers. The node remembers a producer for
+    ``producers.expiry_ms``. Memory topics, BatchCQ topics and ``multi_dispatch`` take no idempotent sends.
 
-    With a ``producer_id`` that outlives this object, ``ExactlyOnce("import-7", epoch=0)`` (1 to 64 letters, digits and
-    ``._-/@+=``), a program can repeat itself: messages are numbered from 0 in each queue, in the order of sending, and one
-    that has the same id, epoch, queue and number as a stored one is that one: it is not stored, and its result
-    (``duplicate``) tells where it lies. So an attempt that failed is repeated by a new producer, anywhere, that sends the
-    same messages in the same order to the same queues, however they are cut into batches; two attempts at the same time
-    store each message once. Every send needs its queue (``queue``, or sharding keys while the number of queues stays) then.
-    A higher epoch begins at 0 again and shuts out the lower ones: their sends are refused (ProducerFencedError). After a
-    send of unknown fate such a producer refuses to go on; its successor repeats all of it. An id belongs to one sender:
-    several at the same time must send the very same messages.
+    With ``ExactlyOnce("import-7", epoch=0)`` a program can repeat itself after its own death. The ``producer_id`` (1 to
+    64 letters, digits and ``._-/@+=``) outlives this object. The producer numbers the messages of each queue from 0, in
+    the order of sending. The node does not store a message with the id, epoch, queue and number of a stored one; its
+    result has ``duplicate`` set and the place of the stored one. So a new producer, anywhere, repeats a failed attempt:
+    it sends the same messages in the same order to the same queues, and may cut them into other batches. Two attempts
+    at the same time store each message once. Every send needs its queue then: ``queue``, or sharding keys while the
+    number of queues stays. A higher epoch begins at 0 again, and the node refuses the sends of lower epochs
+    (ProducerFencedError). After a send of unknown fate such a producer refuses all further sends; its successor repeats
+    all messages. An id belongs to one sender: several senders at the same time must send the very same messages.
     """
 
     def __init__(
@@ -154,7 +146,7 @@ class Producer:
             raise ValueError("max_pending and max_pending_bytes must be at least 1")
         if not 0 <= linger_ms <= MAX_LINGER_MS:
             raise ValueError(f"linger_ms must be between 0 and {MAX_LINGER_MS}, not {linger_ms}")
-        self._closed = True  # until everything is made: __del__ must not complain about a producer that never was
+        self._closed = True  # until all of it is made: __del__ must not warn of a producer whose __init__ raised
         self._ack = check_ack(ack)
         self._timeout_s = timeout_s
         self._compress = compress
@@ -201,19 +193,17 @@ class Producer:
     ) -> SendResult:
         """Send one message and wait for its ack.
 
-        ``keys``, by which messages are found, is one key, several with spaces between, or a list. The queue is ``queue``,
-        else the one that the hash of ``sharding_key`` picks (as RocketMQ's hash selector), else the node's round robin;
-        messages of one sharding key are stored and read in their order. ``key`` is both in one. A Message brings all of
-        these itself, so none may be given beside it. ``multi_dispatch`` names light message queues (``%LMQ%…``) that get the
-        message too; the node must have them enabled. Raises InvalidMessageError for what cannot be sent, SendError when it
-        was not acknowledged.
+        ``keys`` find messages: one key, several with spaces between, or a list. ``queue`` picks the queue, else the
+        hash of ``sharding_key`` (as RocketMQ's hash selector), else the node's round robin. Messages of one sharding
+        key keep their order. ``key`` is key and sharding key in one. A Message object has all of these itself, so the
+        call may name none of them. ``multi_dispatch`` names light message queues (``%LMQ%…``) that get the message
+        too. Raises InvalidMessageError for a message that cannot be sent, SendError for one without an ack.
         """
-        if timeout_s is not None:
-            timeout_s = checks.seconds("timeout_s", timeout_s)
+        timeout_s = self._timeout_s if timeout_s is None else checks.seconds("timeout_s", timeout_s)
         if key is not None:
             keys, sharding_key = both_keys(key, keys, sharding_key)
         now = _monotonic()
-        deadline = now + (timeout_s or self._timeout_s)
+        deadline = now + timeout_s
         if self._closed:
             self._check_usable()
         if multi_dispatch is not None:
@@ -221,12 +211,10 @@ class Producer:
                 topic, body, tags, keys, properties, sharding_key, queue, flag, multi_dispatch, deadline, ack
             )
         if queue is None and (sharding_key or type(body) is not bytes):
-            # Before the connection is taken: nobody else should wait for the coordinator.
+            # Before the connection is taken: this may ask the coordinator, and other threads must not wait for that.
             queue = self._queue_of_key(topic, body, sharding_key, deadline)
         lanes = self._lanes
-        pump = lanes.writer
-        if lanes.elsewhere:
-            pump = lanes.elsewhere.get(topic, pump)
+        pump = lanes.pump_of_topic.get(topic, lanes.writer) if lanes.pump_of_topic else lanes.writer
         lane = pump.lane
         line = lane.line
         if not (line or pump.outbox.outstanding or self._sequences is not None):
@@ -241,13 +229,11 @@ class Producer:
                         return result
             except SendError as error:
                 if not lanes.corrected(topic, error, pump):
-                    raise  # else nothing is stored: another process takes this topic
+                    raise  # else nothing is stored, and another process takes this topic
             finally:
-                line.remove(ticket)  # nothing may stand before it: an exception from outside would come between
+                line.remove(ticket)  # first in the finally: an exception can come before any later call
                 if line:
                     line.wake()
-        # Others are sending, and joining their runs is faster than taking turns; or numbering is the pump's; or there is no
-        # connection at the moment, and the pump makes one.
         return self._send_along(topic, body, tags, keys, properties, sharding_key, queue, flag, ack, deadline)
 
     def _send_alone(
@@ -267,28 +253,16 @@ class Producer:
     ) -> SendResult | None:
         """Send one message in the calling thread, which owns the connection; None when the connection did not take it.
 
-        Everything here is on the latency of every send, so it is written out: a call costs, and code that is not in the
-        processor's caches after the wait for the last answer costs several times as much.
+        All of this is on the latency of every send, so it is written out: a call costs, and more so with cold caches.
         """
         channel = lane.channel
         if channel is None or (now - channel.last_use > WAIT_SLICE_S and channel.lost()):
             channel = lane.connect(deadline)
         channel.last_use = now
-        if type(body) is not bytes or not body:
-            if isinstance(body, Message):
-                check_alone(tags, keys, properties, sharding_key, None, flag)
-                body, properties, flag = content_of(body)
-                own = json_members(properties)
-            else:
-                own = json_members(build_properties(tags, keys, properties, sharding_key))
-                body = check_body(body)
-        elif tags is None and keys is None and properties is None and sharding_key is None:
-            own = ""
-        else:
-            own = json_members(build_properties(tags, keys, properties, sharding_key))
-        more = ""
-        if flag:
-            more = f',"flag":{check_flag(flag)}'
+        own = ""
+        if not (type(body) is bytes and body and properties is None and tags is keys is sharding_key is None):
+            body, own, flag = json_content(body, tags, keys, properties, sharding_key, flag)
+        more = f',"flag":{check_flag(flag)}' if flag else ""
         if self._compress is not None:
             body, sys_flag = self._compressed(body)
             more += f',"sys_flag":{sys_flag}'
@@ -297,15 +271,15 @@ class Producer:
             raise too_large(size_bytes, lane.max_message_bytes)
         if queue is not None:
             more += f',"queue":{check_queue(queue)}'
-        start = self._starts.get((topic, ack))
-        if start is None:
-            start = self._start_of(topic, ack)
+        start = self._starts.get((topic, ack)) or self._start_of(topic, ack)
         born = _time_ns() // 1_000_000
         unique_id = self._ids.at(born)
         fields = f'{start},"born":{born},"properties":{{{own}"UNIQ_KEY":"{unique_id}"}}{more}'
         answer = lane.call(channel, fields, body, size_bytes, deadline)
         if answer is None:
             return None
+        if answer["ok"] is not True:
+            raise wire.send_refusal(answer)
         return _new_tuple(
             SendResult,
             (
@@ -339,11 +313,11 @@ class Producer:
     ) -> Future[SendResult]:
         """Send one message without waiting; the future gets a SendResult or a SendError. Arguments as of :meth:`send`.
 
-        ``on_delivery`` is called with ``(error, result)``, one of which is None, and not at all for a message that was
-        cancelled: for a program that keeps no futures.
+        ``on_delivery`` is for a program that keeps no futures. It is called with ``(error, result)``, one of which is None. It
+        is not called for a cancelled message.
 
-        Raises InvalidMessageError at once for what cannot be sent. Blocks while ``max_pending`` messages are pending.
-        Cancelling the future withdraws a message that was not handed to the connection yet. Callbacks run in the
+        Raises InvalidMessageError at once for a message that cannot be sent. Blocks while ``max_pending`` messages are
+        pending. Cancelling the future withdraws a message that was not handed to the connection yet. Callbacks run in the
         producer's thread: they may send asynchronously, but must not wait for a send.
         """
         if self._closed:
@@ -354,22 +328,8 @@ class Producer:
             keys, sharding_key = both_keys(key, keys, sharding_key)
         if on_delivery is not None:
             checks.callback("on_delivery", on_delivery)
-            sent = self.send_async(
-                topic,
-                body,
-                tags=tags,
-                keys=keys,
-                properties=properties,
-                sharding_key=sharding_key,
-                queue=queue,
-                flag=flag,
-                timeout_s=timeout_s,
-                ack=ack,
-            )
-            sent.add_done_callback(partial(tell_delivery, on_delivery))
-            return sent
         deadline = _monotonic() + (timeout_s or self._timeout_s)
-        if not (
+        if (
             type(body) is bytes
             and body
             and tags is None
@@ -380,14 +340,18 @@ class Producer:
             and ack is None
             and self._may_be_plain
         ):
-            return self._submit(topic, body, tags, keys, properties, sharding_key, queue, flag, ack, deadline)
-        # The same for a message that is only a body: what is asked above need not be asked again.
-        check_topic(topic)
-        queue = -1 if queue is None else check_queue(queue)
-        return self._outbox.submit(topic, queue, self._ack, body, None, deadline)
+            # The same as below for a message that is only a body, without the checks of all else.
+            check_topic(topic)
+            queue = -1 if queue is None else check_queue(queue)
+            sent = self._outbox.submit(topic, queue, self._ack, body, None, deadline)
+        else:
+            sent = self._submit(topic, body, tags, keys, properties, sharding_key, queue, flag, ack, deadline)
+        if on_delivery is not None:
+            sent.add_done_callback(partial(tell_delivery, on_delivery))
+        return sent
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Wait until every asynchronous send is done (its future resolved, for good or bad).
+        """Wait until every asynchronous send has its outcome.
 
         Raises TimeoutError when that takes longer than ``timeout_s`` (default: the producer's).
         """
@@ -413,14 +377,14 @@ class Producer:
         timeout_s: float | None = None,
         ack: str | None = None,
     ) -> BatchResult:
-        """Send many messages and wait for all acks. The fastest way in: they are encoded and stored as runs.
+        """Send many messages and wait for all acks. The fastest way in: the messages are encoded and stored as runs.
 
-        ``tags`` is one for all or a list, ``keys`` and ``sharding_keys`` are lists, one entry a message; ``key``, one for all
-        or a list, is both of them in one; ``properties`` apply to all. Message objects bring their own. A run goes to one
-        queue: ``queue``, or the sharding key's, else the next in turn. To a topic with ``queue.type=BatchCQ`` they go as
-        inner batches, each of which the node keeps as one record; bodies are not compressed then. ``timeout_s`` is how long
-        the node may take for the next answer.
-        Raises InvalidMessageError before anything is sent, BatchSendError when not all of it was acknowledged.
+        ``tags`` is one tag for all messages or a list; ``keys`` and ``sharding_keys`` are lists; a list has one entry a
+        message. ``key``, one for all messages or a list, sets keys and sharding keys. ``properties`` apply to all messages.
+        Message objects have all of these themselves. A run goes to one queue: ``queue``, or the queue of the sharding key,
+        else the next in turn. To a topic with ``queue.type=BatchCQ`` the messages go as inner batches without compression;
+        the node keeps each inner batch as one record. ``timeout_s`` bounds the wait for each answer of the node.
+        Raises InvalidMessageError before anything is sent, BatchSendError when a message was not acknowledged.
         """
         self._check_usable()
         limit = self._limit(timeout_s)
@@ -429,7 +393,7 @@ class Producer:
         if queue is not None:
             queue = check_queue(queue)
         keys, sharding_keys = keys_of_batch(key, keys, sharding_keys, messages)
-        about: dict[str, Any] = {"tags": tags, "keys": keys, "properties": properties, "sharding_keys": sharding_keys}
+        options: dict[str, Any] = {"tags": tags, "keys": keys, "properties": properties, "sharding_keys": sharding_keys}
         self._check_may_wait()
         ack = self._ack if ack is None else check_ack(ack)
         deadline = _monotonic() + limit
@@ -437,12 +401,12 @@ class Producer:
             self._flush_before(messages, queue, sharding_keys, deadline)
             corrections = 0
             while True:
-                plan, inner = self._plan(topic, messages, about, queue, deadline)
+                plan, inner = self._plan(topic, messages, options, queue, deadline)
                 batch = self._submit_batch(plan, inner, queue, limit, ack, deadline)
                 try:
                     return batch.wait()
                 except BatchSendError as error:
-                    # Nothing is stored where the topic is of another kind than was known: all of it goes the other way.
+                    # The topic is of another kind than the producer knew, and nothing is stored: send it all the other way.
                     corrections += 1
                     if corrections > _MAX_CORRECTIONS or not (
                         self._lanes.routes.guessed_wrong(topic, error, deadline)
@@ -461,7 +425,10 @@ class Producer:
         sharding_keys: Sequence[str | None] | None,
         deadline: float,
     ) -> None:
-        """Messages that this thread sent before a batch must come before it in their queue. Raises SendError."""
+        """Wait for the messages that were sent before a batch, if the batch names its queues: they come first there.
+
+        Raises SendError.
+        """
         if (
             self._lanes.all_in_flight()
             and (queue is not None or sharding_keys is not None or has_sharding_keys(messages))
@@ -486,9 +453,9 @@ class Producer:
         """As :meth:`send_batch`, without waiting: the next batch is encoded and sent while the node stores this one.
 
         The future gets a BatchResult or a BatchSendError (InvalidMessageError for a body larger than the node allows).
-        Batches are stored in the order of the calls, unless one fails; between batches and single sends there is no order
-        without a :meth:`flush`. Raises InvalidMessageError at once for what no node takes. Blocks while ``max_pending``
-        messages are pending; an idempotent producer's batch also waits for the single messages that were sent before it.
+        Batches are stored in the order of the calls, unless one fails. Between batches and single sends there is no order
+        without a :meth:`flush`. Raises InvalidMessageError at once for a batch that no node takes. Blocks while
+        ``max_pending`` messages are pending. A batch of an idempotent producer also waits for earlier single messages.
         """
         self._check_usable()
         limit = self._limit(timeout_s)
@@ -496,7 +463,7 @@ class Producer:
         ack = self._ack if ack is None else check_ack(ack)
         if messages:
             keys, sharding_keys = keys_of_batch(key, keys, sharding_keys, messages)
-        about: dict[str, Any] = {"tags": tags, "keys": keys, "properties": properties, "sharding_keys": sharding_keys}
+        options: dict[str, Any] = {"tags": tags, "keys": keys, "properties": properties, "sharding_keys": sharding_keys}
         if not messages:
             done: Future[BatchResult] = Future()
             done.set_result(BatchResult([]))
@@ -506,30 +473,30 @@ class Producer:
         if self._sequences is not None:
             # Numbers count in the order of the calls.
             self._flush_before(messages, queue, sharding_keys, deadline)
-        # This asks for the topic's queues, so that the producer's thread need not wait for the coordinator.
-        plan, inner = self._plan(topic, messages, about, queue, deadline)
+        # This asks for the topic's queues here, so that the producer's thread does not wait for the coordinator.
+        plan, inner = self._plan(topic, messages, options, queue, deadline)
         if self._lanes.routes.is_guess(topic):
-            # Nobody could correct it later.
+            # The kind of topic is a guess, and no thread could correct a wrong one later: ask, or fail.
             try:
                 self._lanes.routes.queues(topic, deadline)
             except SendError as error:
                 failed: Future[BatchResult] = Future()
                 failed.set_exception(nothing_stored(error, len(messages)))
                 return failed
-            plan, inner = self._plan(topic, messages, about, queue, deadline)
+            plan, inner = self._plan(topic, messages, options, queue, deadline)
         return self._submit_batch(plan, inner, queue, limit, ack, deadline, is_async=True).future
 
     def _plan(
         self,
         topic: str,
         messages: Sequence[bytes | Message],
-        about: dict[str, Any],
+        options: dict[str, Any],
         queue: int | None,
         deadline: float,
     ) -> tuple[BatchPlan, bool]:
         """The batch with its properties, and whether it goes as inner batches. Raises InvalidMessageError.
 
-        ``about``: tags, keys, properties and sharding_keys, as :meth:`send_batch` takes them.
+        ``options``: tags, keys, properties and sharding_keys, as :meth:`send_batch` takes them.
         """
         # Only batches need numpy: a producer of single messages starts without it.
         from commitmq.client.sending.batch_plan import plan_batch
@@ -538,7 +505,7 @@ class Producer:
         if inner and self._sequences is not None:
             raise InvalidMessageError(f"topic {topic!r} has queue.type=BatchCQ, which takes no idempotent sends")
         compressed = None if self._compress is None or inner else self._compressed
-        plan = plan_batch(topic, messages, **about, compressed=compressed)
+        plan = plan_batch(topic, messages, **options, compressed=compressed)
         if (
             queue is None
             and self._sequences is not None
@@ -559,7 +526,9 @@ class Producer:
         *,
         is_async: bool = False,
     ) -> Batch:
-        """Give a batch to the pump. Raises SendError (not stored) while too much is pending, or for a producer at its end."""
+        """Send a batch, or give it to the pump. Raises SendError (not stored) while too much is pending, and for an
+        idempotent producer that cannot go on.
+        """
         from commitmq.client.sending.batch import Batch
 
         if self._sequences is not None:
@@ -567,16 +536,19 @@ class Producer:
             self._check_takes_numbers(plan.topic, min(deadline, time.monotonic() + 1.0))
         pump = self._lanes.of(plan.topic, deadline)
         batch = Batch(pump, plan, ack=ack, limit_s=limit, inner=inner, queue=queue, is_async=is_async)
-        pump.outbox.submit_batch(batch)
+        if is_async:
+            pump.outbox.submit_batch(batch)
+        else:
+            pump.send_waiting(batch)
         return batch
 
     # ------------------------------------------------------------ the end
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Send what is pending (for at most ``timeout_s``, default the producer's), then close every connection.
+        """Send the pending messages (for at most ``timeout_s``, default the producer's), then close every connection.
 
-        Sends that are still pending then fail: not stored if they were not handed over, unknown otherwise. Closing
-        twice is allowed.
+        Sends that are still pending then fail: as not stored if the connection did not take them, as unknown otherwise.
+        Closing twice is allowed.
         """
         limit = self._timeout_s if timeout_s is None else checks.seconds("timeout_s", timeout_s, zero=True)
         if self._closed:
@@ -595,7 +567,7 @@ class Producer:
     def __del__(self) -> None:
         if not getattr(self, "_closed", True) and self._pid == os.getpid():
             warnings.warn(f"unclosed producer {self!r}", ResourceWarning, source=self, stacklevel=2)
-            if not sys.is_finalizing():  # the producer's thread runs no more then, and may hold any lock for ever
+            if not sys.is_finalizing():  # at the end of the interpreter the producer's thread may hold a lock for ever
                 self.close(timeout_s=0)
 
     def __repr__(self) -> str:
@@ -609,7 +581,7 @@ class Producer:
             raise CommitMQError("the producer is closed")
 
     def _limit(self, timeout_s: float | None) -> float:
-        """Seconds that one call has."""
+        """The time of one call, in seconds."""
         return self._timeout_s if timeout_s is None else checks.seconds("timeout_s", timeout_s)
 
     def _queue_of_key(self, topic: str, body: bytes | Message, sharding_key: str | None, deadline: float) -> int | None:
@@ -623,7 +595,7 @@ class Producer:
         return shard(sharding_key, self._lanes.routes.queues(check_topic(topic), deadline))
 
     def _would_ask(self, topic: str, body: bytes | Message, fields: Mapping[str, Any]) -> bool:
-        """Whether ``send_async`` of this would ask the coordinator, and so wait for it."""
+        """Whether ``send_async`` of this message would ask the coordinator, and wait for the answer."""
         if self._sequences is None:
             if fields.get("queue") is not None:
                 return False
@@ -638,7 +610,7 @@ class Producer:
             raise CommitMQError("a callback of a send must not wait for a send; use send_async")
 
     def _compressed(self, body: bytes) -> tuple[bytes, int]:
-        """``body`` as stored, and the sysFlag bits that say how."""
+        """``body`` as it is stored, and the sysFlag bits of its compression."""
         if self._compress is None or len(body) <= self._compress_over:
             return body, 0
         smaller = compress(body, self._compress)
@@ -681,9 +653,9 @@ class Producer:
         sys_flag = 0
         if self._compress is not None:
             body, sys_flag = self._compressed(body)
-        about = (encoded, flag, sys_flag) if encoded or flag or sys_flag else None
+        extras = (encoded, flag, sys_flag) if encoded or flag or sys_flag else None
         queue = -1 if queue is None else queue
-        return self._outbox.submit(topic, queue, self._ack if ack is None else check_ack(ack), body, about, deadline)
+        return self._outbox.submit(topic, queue, self._ack if ack is None else check_ack(ack), body, extras, deadline)
 
     def _check_numbered(
         self, topic: str, queue: int | None, sharding_key: str | None, properties_bytes: int, deadline: float
@@ -713,7 +685,7 @@ class Producer:
         deadline: float,
         ack: str | None,
     ) -> SendResult:
-        """A run of its own: it goes behind what was sent before it."""
+        """Send a message with ``multi_dispatch``, behind all earlier messages."""
         if self._sequences is not None:
             raise InvalidMessageError("an idempotent producer's messages cannot go to further queues")
         self._check_may_wait()
@@ -745,17 +717,21 @@ class Producer:
         if self._lanes.all_in_flight():
             self._lanes.flush(deadline)
         lone = LoneMessage(self._lanes.writer, fields, body, deadline)
-        self._outbox.submit_batch(lone)
+        self._lanes.writer.send_waiting(lone)
         return lone.wait()
 
     def _send_along(self, *arguments: Any) -> SendResult:
-        """A synchronous send while others are under way: as a pending one, waited for."""
+        """Send through the pump, and wait for the outcome.
+
+        Others are sending, and to join their runs is faster than to take turns; or the message gets a number, which is the
+        pump's task; or there is no connection at the moment, and the pump makes one.
+        """
         self._check_usable()
         self._check_may_wait()
         deadline: float = arguments[-1]
         future = self._submit(*arguments)
         try:
-            # The pump ends it at its deadline; the grace is for a pump that waits for the connection itself.
+            # The pump fails it at its deadline. The further 0.25 s are for a pump that waits for a connection.
             return future.result(max(deadline - time.monotonic(), 0) + 0.25)
         except FutureTimeoutError:
             if future.done():
@@ -768,7 +744,7 @@ class Producer:
             raise
 
     def _start_of(self, topic: str, ack: str | None) -> str:
-        """How the header of every send to ``topic`` begins."""
+        """The beginning of the header, the same for every send to ``topic`` with ``ack``."""
         check_topic(topic)
         name = _dumps(topic).decode()
         start = f'{{"v":{wire.PROTOCOL_VERSION},"op":"send","topic":{name},"ack":"{check_ack(ack or self._ack)}"'

@@ -1,4 +1,4 @@
-"""What a consumer wants of its topics: a tag expression, or an expression of any type that the node has a filter for."""
+"""The filter of a consumer: a tag expression, or an expression of another type that the node has a filter for."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class MessageSelector:
-    """An expression and its type: ``TAG``, ``SQL92``, or one that a plugin of the node adds."""
+    """An expression and its type: ``TAG``, ``SQL92``, or a type that a plugin of the node adds."""
 
     type: str
     expression: str
@@ -19,16 +19,16 @@ class MessageSelector:
             raise ValueError(f"a selector's expression must be a string, not {type(self.expression).__name__}")
 
     def header(self) -> dict[str, str]:
-        """The fields of a pull that say so; none when every message is wanted."""
+        """The fields of a pull with this filter; none if every message passes."""
         if self.type == "TAG":
             return {} if self.expression.strip() in ("", "*") else {"filter": self.expression}
         return {"filter_type": self.type, "filter": self.expression}
 
 
 class Sql(MessageSelector):
-    """An SQL92 expression on properties: ``Sql("price > 10 AND region = 'eu'")``. ``TAGS`` and ``KEYS`` are two of them.
+    """An SQL92 expression on properties: ``Sql("price > 10 AND region = 'eu'")``. ``TAGS`` and ``KEYS`` are properties too.
 
-    It is checked on the node: a wrong one makes ``poll`` raise ProtocolError with the position of the mistake.
+    The node checks the expression. After a mistake ``poll`` raises ProtocolError, which has the position of the mistake.
     """
 
     __slots__ = ()
@@ -38,10 +38,10 @@ class Sql(MessageSelector):
 
 
 def selector(wanted: str | MessageSelector) -> MessageSelector:
-    """``wanted`` itself, or the tag expression that a string is.
+    """``wanted`` itself, or a selector for a string, which is a tag expression.
 
-    Raises ValueError for a string with a single ``|``, which is almost always meant as ``||``. A tag that has one is wanted
-    by ``MessageSelector("TAG", "a|b")``.
+    Raises ValueError for a string with a single ``|``, because almost always ``||`` is meant. ``MessageSelector("TAG",
+    "a|b")`` selects a tag with this character.
     """
     if isinstance(wanted, MessageSelector):
         return wanted

@@ -4,8 +4,8 @@
   not agree are refused together, in one sentence, before anything is changed.
 * A default size gives way to the store's.
 * Where the store has no such files yet, the given size counts, else the remembered one, else the default.
-* The index is derived from the log: if the sizes of its files cannot be told, the node says so and runs without an
-  index.
+* The index is derived from the log: if the sizes of its files cannot be found, the node reports this and runs without
+  an index.
 
 The start writes the decided sizes to ``commitmq/store.json`` after its recovery succeeded (:meth:`Fitted.remember`).
 """
@@ -46,7 +46,7 @@ class Fitted:
     def remember(self, layout: StoreLayout) -> None:
         """Write the decided sizes and the store's id durably, unless they are already written. Raises StoreError.
 
-        Call it only after the recovery succeeded: the next start must not have to believe what a refused start wrote.
+        Call it only after the recovery succeeded: the next start must not have to trust the file of a refused start.
         """
         now = StoreFile(self.store_id, {key: size for key, size in sizes_of(self.config).items() if key in self._kept})
         if now != self._before:

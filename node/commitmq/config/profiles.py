@@ -7,7 +7,7 @@ memory and disk space taken in advance. An existing store keeps its sizes, and e
     commit_log.warm_ahead_bytes      8 MiB    32 MiB            64 MiB
     index.hash_slots                 50,000   1,000,000         5,000,000
     index.max_items                  200,000  4,000,000         20,000,000
-    memory.budget_bytes              32 MiB   0 (75 % of what is available)
+    memory.budget_bytes              32 MiB   0 (75 % of the available memory)
     memory.segment_bytes             4 MiB    16 MiB            16 MiB
     disk after the first message     40 MiB   140 MiB           3.1 GiB
 

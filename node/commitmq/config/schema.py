@@ -281,7 +281,7 @@ class NodeConfig:
 def load(path: Path | None = None, overrides: Iterable[str] = (), profile: str | None = None) -> NodeConfig:
     """Defaults, the ``profile``'s, then the TOML file at ``path``, then each ``section.key=value`` of ``overrides``.
 
-    The profile is the argument, else the last ``profile=NAME`` of ``overrides``, else what the file says. Raises ConfigError
+    The profile is the argument, else the last ``profile=NAME`` of ``overrides``, else the file's. Raises ConfigError
     for an unreadable file, bad TOML, an unknown key, a wrong type or a value out of range.
     """
     data: dict[str, Any] = {}

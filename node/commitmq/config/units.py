@@ -53,7 +53,7 @@ def accepted(unit: str) -> str:
 
 
 def parse(text: str, unit: str) -> int:
-    """``text`` as a whole number of ``unit`` (see :func:`unit_of`). Raises ValueError with what is accepted."""
+    """``text`` as a whole number of ``unit`` (see :func:`unit_of`). Raises ValueError with the accepted forms."""
     exact = _exact(text, unit)
     if exact.denominator != 1:
         raise ValueError(f"{text!r} is no whole number of {_WORDS[unit]}; write {accepted(unit)}")

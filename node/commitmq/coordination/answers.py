@@ -1,4 +1,4 @@
-"""What an operation of the coordinator returns: the answer, and what must happen before it may be sent."""
+"""The result of an operation of the coordinator: the answer, and the writes that must end before the answer is sent."""
 
 from __future__ import annotations
 

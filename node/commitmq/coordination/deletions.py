@@ -15,7 +15,7 @@ A deletion takes more than one file and more than one process. The steps, each d
 6. The ending is removed. The other processes learn of the tombstone with the next TOPICS_VERSION, and the request is
    answered.
 
-What happens when a process dies:
+After the death of a process:
 
 * The coordinator, before step 1: the topic is unchanged. Between any later two steps: its successor finds the ending,
   announces it with a version of its own, and does steps 2 to 6 again before the name can be used. All steps can be done
@@ -31,7 +31,7 @@ What happens when a process dies:
   recovery lowers the tombstone to the log's new end (:mod:`commitmq.store.metadata.deleted_topics`).
 
 A writer that does not run delays step 2. The request is refused after ``topics.delete_timeout_ms``, with that reason.
-The deletion goes on by itself, and the same request again waits for the same deletion.
+The deletion continues by itself, and the same request again waits for the same deletion.
 
 A tombstone can be dropped when the log holds nothing below it and the ConsumeQueue dispatcher has removed the old
 incarnation's queue files. Until then a start would take those files for the next incarnation's.
@@ -146,8 +146,8 @@ class Deletions:
     def prune(self, log_begin: int, carried_out: int) -> None:
         """Drop tombstones that hide no records any more; the file follows with the next :meth:`bury`.
 
-        ``log_begin``: the log's smallest physical offset. ``carried_out``: the TOPICS_VERSION up to which the
-        ConsumeQueue dispatcher has removed the queues of deleted topics.
+        ``log_begin``: the log's smallest physical offset. ``carried_out``: the ConsumeQueue dispatcher has removed the
+        queues of topics deleted up to this TOPICS_VERSION.
         """
         for name in [name for name, offset in self.tombstones.items() if offset <= log_begin]:
             if name not in self.endings and 0 < self._told.get(name, 0) <= carried_out:

@@ -69,7 +69,7 @@ class GroupOperations:
         return Answer(lambda: self._view(view, timeout_ms))
 
     def _view(self, view: View, session_timeout_ms: int) -> Fields:
-        # Three heartbeats fit into a session, whatever the member chose, so that one lost heartbeat ends nothing.
+        # Three heartbeats fit into every session, so that one lost heartbeat ends nothing.
         interval_ms = max(_MIN_HEARTBEAT_MS, min(self._config.heartbeat_interval_ms, session_timeout_ms // 3))
         soon_ms = max(_MIN_HEARTBEAT_MS, interval_ms // _REBALANCE_SPEEDUP)
         return {

@@ -37,6 +37,7 @@ _T = TypeVar("_T")
 _LOOK_MS = 5_000
 # Sessions end at most this much late: thousands of members must not wake the coordinator a thousand times a second.
 _GRAIN_MS = 50
+_PREPARED_AT_ONCE = 200
 
 
 class Groups:
@@ -66,6 +67,7 @@ class Groups:
         self._size_bytes = 0
         self.ended: list[str] = []  # groups without members, since the caller last emptied this list
         self._written_version = replace(table.version)
+        self._unprepared = iter(list(table.groups.items()))
         self._pace = Pace(config.offsets_interval_ms)
 
     @classmethod
@@ -242,7 +244,13 @@ class Groups:
 
     def write(self, now_ms: int, *, at_once: bool = False) -> None:
         """Write the names if groups were added, but not too often. Raises StoreError; a later call tries again."""
-        if self._written_version == self.table.version or not (at_once or self._pace.is_due(now_ms)):
+        if self._written_version == self.table.version:
+            return
+        # After a start all texts have to be encoded, which would take half a second at 10,000 groups: each call encodes
+        # some, and the first file waits for the last of them.
+        some = list(itertools.islice(self._unprepared, _PREPARED_AT_ONCE))
+        self.table.prepare(some)
+        if not at_once and (some or not self._pace.is_due(now_ms)):
             return
         with self._pace:
             self.table.persist(self._path)
@@ -327,7 +335,7 @@ class Groups:
         group = self._live.get(name)
         if group is None:
             raise ProtocolError(
-                "UNKNOWN_MEMBER", f"{member!r} has no session in group {name}: join again and name what you own"
+                "UNKNOWN_MEMBER", f"{member!r} has no session in group {name}: join again and name the queues you own"
             )
         return group
 

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import orjson
 
-from commitmq import failpoints
 from commitmq.errors import StoreError
+from commitmq.files import atomic_file
 from commitmq.files.write_all import write_all
 
 _MAX_TIMEOUT_MS = 3_600_000
@@ -83,23 +83,17 @@ class MemberLog:
 
     def _write_anew(self) -> None:
         self.close()
-        fresh = self.path.with_name(self.path.name + ".new")
         everybody = [
             orjson.dumps([group, member, timeout_ms], option=orjson.OPT_APPEND_NEWLINE)
             for group, members in self.members.items()
             for member, timeout_ms in members.items()
         ]
         data = b"".join(everybody)
-        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        fd = atomic_file.write_beside(self.path, data, "members", durable=False, mode=0o600)
         try:
-            write_all(fd, data, 0, place="members.create")
-            if failpoints.ACTIVE:
-                failpoints.hit("members.before_replace")
-            os.replace(fresh, self.path)
+            atomic_file.take_name(self.path, "members")
         except BaseException:
             os.close(fd)
-            with contextlib.suppress(OSError):
-                fresh.unlink()
             raise
         self._fd, self._lines, self._size_bytes = fd, len(everybody), len(data)
 

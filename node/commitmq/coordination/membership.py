@@ -20,8 +20,8 @@ The cost of a request grows with the topics and queues of its member, not with t
 but arithmetic on the sorted names of a topic's subscribers, and a heartbeat that changes nothing is answered with the
 last answer.
 
-After a restart of the coordinator the group has no members, yet consumers go on consuming until they learn of it. They
-join again and name the queues that they own (``owned``), which stay theirs as long as no other member holds them. The
+After a restart of the coordinator the group has no members, yet consumers continue until they learn of it. They join
+again and name the queues that they own (``owned``), which stay theirs as long as no other member holds them. The
 members from before the restart are *awaited*: until they have all come back, left, or missed a session time-out, no
 unclaimed queue is given away.
 
@@ -78,7 +78,7 @@ class Member:
     held: dict[Queue, int] = field(default_factory=dict)  # queue -> generation of the answer that gave it
     claims: set[Queue] = field(default_factory=set)  # of held: queues that it had already, so no answer gave them
     owned: frozenset[Queue] = frozenset()  # as in its last request
-    instance: str = ""  # which of the consumers with this name it is; the one that joined last
+    instance: str = ""  # the instance of this name that joined last
     # The generation of the session's first answer. Until the member has read it, its claims are of an earlier time.
     since: int = 0
     size_bytes: int = 0  # its approximate memory
@@ -199,7 +199,7 @@ class Membership:
         return self._view(member)
 
     def leave(self, name: str, instance: str = "") -> None:
-        """Leave; all queues of the member are free at once. Leaving twice is no error, nor is leaving after another
+        """Leave; all queues of the member are free at once. It is no error to leave twice, or to leave after another
         instance joined.
         """
         if name in self.members and self.members[name].instance != instance:
@@ -246,7 +246,7 @@ class Membership:
     def check_member(self, name: str | None, instance: str = "") -> None:
         """Raise unless ``name`` may act for the group: ProtocolError UNKNOWN_MEMBER when it has no session, FENCED when
         it is another ``instance``. Without a name, FENCED while members from before a restart of the coordinator are
-        awaited: they may go on reading, and would undo a change that they do not know of.
+        awaited: they may still read, and would undo a change that they do not know.
         """
         if name is not None:
             self.member(name, instance)
@@ -292,7 +292,8 @@ class Membership:
             return self.members[name]
         except KeyError:
             raise ProtocolError(
-                "UNKNOWN_MEMBER", f"{name!r} has no session in group {self.group}: join again and name what you own"
+                "UNKNOWN_MEMBER",
+                f"{name!r} has no session in group {self.group}: join again and name the queues you own",
             ) from None
 
     def _subscribe(self, member: Member, wanted: frozenset[str]) -> None:

@@ -2,7 +2,7 @@
 
 Two files hold them. ``config/consumerOffset.json`` is RocketMQ's (spec 1.4, 12.10): a snapshot, written every
 ``groups.offsets_interval_ms`` when something changed and at stop. ``commitmq/offsets.journal`` has every change since
-the snapshot (:mod:`commitmq.coordination.journal`). A change is staged first, becomes durable by
+the snapshot (:mod:`commitmq.store.metadata.offsets_journal`). A change is staged first, becomes durable by
 :meth:`GroupOffsets.sync`, and only then visible and acknowledged; a failed sync drops all staged changes.
 
 Crash points, and the state that the next :meth:`GroupOffsets.open` finds:
@@ -27,13 +27,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from commitmq.coordination.journal import Change, DropTopic, OffsetsJournal, SetOffsets
 from commitmq.errors import StoreError
 from commitmq.log import get_log
 from commitmq.store.layout import StoreLayout
 from commitmq.store.metadata import json_config
 from commitmq.store.metadata.consumer_offsets import ConsumerOffsets, journal_path, load_snapshot
 from commitmq.store.metadata.journal import Replay
+from commitmq.store.metadata.offsets_journal import Change, DropTopic, OffsetsJournal, SetOffsets
 
 NONE = -1  # the answer of fetch for a queue without a committed offset
 COMMITS_A_VERSION = 500  # RocketMQ's consumerOffsetUpdateVersionStep (spec 1.4)
@@ -101,7 +101,7 @@ class GroupOffsets:
             # Every crash leaves the snapshot, or the one before it as .bak, and the journal builds on one of them.
             raise StoreError(
                 f"the file of the groups' offsets is missing, and {path} builds on it: groups would consume again what they "
-                f"had acknowledged. Put it back, or remove {path} to go on without",
+                f"had acknowledged. Put it back, or remove {path} to continue without",
                 path=snapshot,
             )
         if content.since(base) is None and content.changes:

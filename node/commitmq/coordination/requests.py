@@ -86,7 +86,7 @@ def cursor(header: Header, *kinds: type) -> list[Any]:
     if value is None:
         return []
     if type(value) is not list or [type(one) for one in value] != [*kinds]:
-        raise refuse("after", "what next was in the page before", value)
+        raise refuse("after", "the value of next in the page before", value)
     return value
 
 
@@ -101,7 +101,7 @@ def part_cursor(header: Header) -> list[Any]:
 def _queue_cursor(header: Header, value: Any) -> list[Any]:
     found = cursor(header, str, str, int)
     if found and found[0] not in ("queues", "offsets"):
-        raise refuse("after", "what next was in the page before", value)
+        raise refuse("after", "the value of next in the page before", value)
     return found
 
 
@@ -174,7 +174,7 @@ def known_offsets(header: Header, field: str, count: int) -> list[int] | None:
         or len(value) != count
         or not all(type(one) is int and -1 <= one <= _MAX_OFFSET for one in value)
     ):
-        raise refuse(field, f"a list of {count} offsets, one for each of offsets, -1 for one that is not known", value)
+        raise refuse(field, f"a list of {count} offsets, one for each of offsets, -1 for an unknown one", value)
     return value
 
 

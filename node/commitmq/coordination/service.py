@@ -4,7 +4,7 @@ Requests are handled in turns. :meth:`Service.handle` changes the state in memor
 :meth:`Service.end_turn` writes them, with one sync for all group commits of the turn. Only then the answers are made
 and sent. So many clients share the cost of a sync, and no client learns of a change that a crash could still take back.
 
-A failed write refuses exactly the requests that depended on it (``SERVICE_NOT_AVAILABLE``); everything else goes on.
+A failed write refuses exactly the requests that depended on it (``SERVICE_NOT_AVAILABLE``); everything else continues.
 Work that must be finished (a decided deletion, a journal that failed) is tried again every RETRY_MS.
 """
 
@@ -40,7 +40,7 @@ RETRY_MS = 500
 READ_ONLY = frozenset(
     ("topic.list", "topic.describe", "group.list", "group.describe", "group.positions", "offset.fetch")
 )
-"""Operations without an effect: nobody misses one whose client has gone."""
+"""Operations without an effect: they are dropped when the client has gone."""
 _PUBLISH_MS = 100  # between two lists of SQL92 subscriptions for the other workers
 
 
@@ -270,7 +270,7 @@ class Service:
             try:
                 self.topics.storage.recover()
                 self._last_errors.pop("topics", None)
-                self._retry_ms["topics"] = now_ms  # deletions that waited for it go on at once
+                self._retry_ms["topics"] = now_ms  # deletions that waited for it continue at once
                 self._log.info("topics can be changed again")
             except StoreError as error:
                 self._fail("topics", error, now_ms)

@@ -21,7 +21,6 @@ groups use it.
 
 from __future__ import annotations
 
-import os
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -31,11 +30,11 @@ from typing import Any, Final
 
 import orjson
 
-from commitmq import failpoints
 from commitmq.config import FilterConfig
 from commitmq.control import ControlBlock, Word
 from commitmq.coordination.pace import Pace
 from commitmq.errors import StoreError
+from commitmq.files import atomic_file
 from commitmq.format import bloom
 from commitmq.log import get_log
 from commitmq.store.layout import StoreLayout
@@ -264,12 +263,7 @@ class Subscriptions:
             for of_topic in self.by_topic.values()
             for one in list(of_topic.values())[:MAX_PER_TOPIC]
         ]
-        path = subscriptions_path(self.layout)
-        fresh = path.with_name(path.name + ".new")
-        fresh.write_bytes(orjson.dumps(listed))
-        if failpoints.ACTIVE:
-            failpoints.hit("subscriptions.before_replace")
-        os.replace(fresh, path)
+        atomic_file.replace(subscriptions_path(self.layout), orjson.dumps(listed), "subscriptions", durable=False)
         self.control.put(Word.SUBSCRIPTIONS_VERSION, self.control.get(Word.SUBSCRIPTIONS_VERSION) + 1)
 
     def to_json(self) -> dict[str, Any]:

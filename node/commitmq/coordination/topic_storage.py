@@ -23,7 +23,7 @@ from commitmq.store.metadata.topic_files import (
 )
 
 _PREPARED_AT_ONCE = 1_000
-_MAX_JOURNAL_BYTES = 32 * 1024 * 1024  # a start reads all of it
+_MAX_JOURNAL_BYTES = 32 * 1024 * 1024  # a start reads the whole journal
 _log = get_log("coordinator")
 
 
@@ -97,9 +97,10 @@ class TopicStorage:
         Call it with nothing staged: the file's content must survive a crash.
         """
         # After a start all texts have to be encoded, which would take a second at 100,000 topics: each call encodes
-        # some.
-        self.table.prepare(itertools.islice(self._unprepared, _PREPARED_AT_ONCE))
-        is_due = self._pace.is_due(now_ms) or self.journal.size_bytes >= _MAX_JOURNAL_BYTES
+        # some, and the first file waits for the last of them.
+        some = list(itertools.islice(self._unprepared, _PREPARED_AT_ONCE))
+        self.table.prepare(some)
+        is_due = (not some and self._pace.is_due(now_ms)) or self.journal.size_bytes >= _MAX_JOURNAL_BYTES
         if self._is_dirty and not self.failed and (at_once or is_due):
             self.recover()
 

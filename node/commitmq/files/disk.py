@@ -8,7 +8,7 @@ answer of a network file system; callers must survive both. A test finds calls t
 Only the owner ever writes to a store's files, and other accounts never read them; the umask decides whether a group may
 (:mod:`commitmq.store.access`).
 
-Every function raises OSError: only the caller knows what an error means.
+Every function raises OSError: only the caller knows the meaning of an error.
 """
 
 from __future__ import annotations
@@ -21,11 +21,9 @@ import mmap
 import os
 import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Final, TypeAlias
 
 from commitmq import failpoints
-from commitmq.files.write_all import write_all
 
 AnyPath: TypeAlias = str | os.PathLike[str]
 
@@ -33,7 +31,7 @@ FILE_MODE: Final = 0o640
 
 NO_DESCRIPTOR: Final = (errno.EMFILE, errno.ENFILE)
 """Errors of a call that wanted a descriptor, did nothing, and may succeed a moment later. A failed sync is different:
-it does not say what it wrote.
+it does not report which bytes it wrote.
 """
 
 _AT_FDCWD: Final = -100
@@ -158,23 +156,6 @@ def resize(fd: int, size: int, what: str) -> None:
     os.ftruncate(fd, size)
     if failpoints.ACTIVE:
         failpoints.hit(f"disk.resize.{what}:after")
-
-
-def replace_content(path: Path, data: failpoints.Buffer, what: str, *, durable: bool = True) -> None:
-    """Make ``data`` the content of ``path`` in one step: a reader finds the old content or the new. With ``durable``
-    the same holds after a power cut.
-
-    Raises OSError. The content is then the old one or, when only the folder's sync failed, the new one, which a power
-    cut may take back.
-    """
-    beside = path.with_name(path.name + ".new")
-    with opened(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, what) as fd:
-        write_all(fd, data, 0, place=f"{what}.write")
-        if durable:
-            sync(fd, what)
-    replace(beside, path, what)
-    if durable:
-        sync_folder(path.parent, what)
 
 
 @functools.cache

@@ -94,8 +94,8 @@ class DiskWatch:
             return DiskUse(max(raw, elsewhere), max(raw, elsewhere), disk_bytes)
         holders = find_holders(self._segments)
         held = self._held_bytes({file for holder in holders for file in holder.files}, now_ms)
-        # Measure once more: a holder that let go since the first look is not in the list, but its space was still in
-        # use then.
+        # Measure once more: a holder that released its file since the first look is not in the list, but its space was
+        # still in use then.
         used = min(used, _use(self._segments)[0])
         raw = used / disk_bytes
         held = min(used, held)
@@ -109,7 +109,7 @@ class DiskWatch:
                 one.was_seen = False
                 one.at_ms = now_ms - PATIENCE_MS + RETURN_MS
             elif not 0 <= now_ms - one.at_ms < PATIENCE_MS:
-                del self._unreturned[file]  # its holder has let go, or the file is not what takes the space
+                del self._unreturned[file]  # its holder has released it, or another file takes the space
         believed = sum(one.disk_bytes for file, one in self._unreturned.items() if file not in seen)
         return len(seen) * self._segment_bytes + believed
 

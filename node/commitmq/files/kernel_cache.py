@@ -10,10 +10,10 @@ kernels:
     STORE/commitmq/kernels/…                the store of the node or of the offline verb: a service account needs no other
     a temporary folder                      made for this process and removed at its end; nothing else could be written
 
-A folder that has every kernel is used wherever it stands in that order, even if it is read-only; else the first
-writable one is used. The folder's name identifies everything its content depends on: the sources of all kernels (which
-inline each other), Python, numba, llvmlite and the processor. So two installations, or two machines with one home,
-never disturb each other, and a changed source never meets stale machine code.
+A folder with every kernel is used at any place in that order, even if it is read-only; else the first writable folder
+is used. The folder's name identifies everything its content depends on: the sources of all kernels (which inline each
+other), Python, numba, llvmlite and the processor. So two installations, or two machines with one home, never disturb
+each other, and a changed source never meets stale machine code.
 
     kernels-<16 hex>/*.nbi *.nbc    numba's files
     kernels-<16 hex>/complete       JSON: name and size of each file, written last: all kernels are there
@@ -46,8 +46,11 @@ from typing import Final
 import orjson
 
 from commitmq.errors import CommitMQError
+from commitmq.files import atomic_file
 
 SOURCES: Final = Path(__file__).parents[1] / "kernels"
+CONSTANTS: Final = Path(__file__).parents[1] / "format" / "constants.py"
+"""Compiled code has the numbers of this module in it."""
 MODULES: Final = (
     "words",
     "raw",
@@ -99,7 +102,7 @@ class Candidate:
 
 
 class NoKernelFolderError(CommitMQError):
-    """No folder can keep compiled kernels; the message says which places were tried and what to do."""
+    """No folder can keep compiled kernels; the message names the places that were tried, and the remedy."""
 
 
 def use_store(root: Path) -> None:
@@ -229,7 +232,7 @@ def _untrusted(folder: Path, base: Path) -> str | None:
 def key() -> str:
     """Identifies everything that compiled code depends on; processes with equal keys can share a folder."""
     digest = hashlib.sha256()
-    for source in sorted(SOURCES.glob("*.py")):
+    for source in (*sorted(SOURCES.glob("*.py")), CONSTANTS):
         digest.update(source.name.encode() + b"\0" + source.read_bytes())
     parts = [sys.implementation.cache_tag, getattr(sys, "abiflags", ""), version("numba"), version("llvmlite")]
     parts += [version("numpy"), version("isal"), platform.machine(), *_processor()]
@@ -282,11 +285,11 @@ def compiling(cache: KernelCache) -> Iterator[None]:
 
 def _mark_complete(cache: KernelCache) -> None:
     folder = cache.folder
-    mark = folder / f"{_COMPLETE}.{os.getpid()}"
-    mark.write_bytes(orjson.dumps(_contents(folder)))
-    os.replace(mark, folder / _COMPLETE)
+    # The caller holds the folder's lock.
+    atomic_file.replace(folder / _COMPLETE, orjson.dumps(_contents(folder)), "kernel_cache", durable=False, mode=0o666)
     if cache.origin == "package":
-        # An installation serves every account that can read it, whatever the umask of the account that used it first.
+        # An installation serves every account that can read it; the umask of the account that used it first has no
+        # effect.
         with contextlib.suppress(OSError):
             for path in (folder, *folder.iterdir()):
                 path.chmod(path.stat().st_mode | stat.S_IRGRP | stat.S_IROTH | (0o011 if path is folder else 0))

@@ -1,8 +1,8 @@
 """Fixed-size files of one offset space, mapped on demand: the segments of the CommitLog (spec 1.2, 1.3).
 
 A segment's name is the offset of its first byte, so the folder listing is the whole directory of the log. A segment is
-mapped at its first access, and the least recently used map is given up first, so the number of maps is bounded whatever
-the size of the log.
+mapped at its first access, and the least recently used map is given up first, so the number of maps is bounded for a
+log of any size.
 
 A map that is still read is never unmapped. The map itself counts its readers: every ``memoryview`` into it (including
 one held by an unfinished ZeroMQ send) exports its buffer, and ``mmap.close`` raises BufferError while there is one.
@@ -229,8 +229,8 @@ def list_segments(folder: Path, file_bytes: int) -> list[int]:
     for index, (base, size) in enumerate(sizes):
         if size < file_bytes and is_right_size:
             raise SegmentSizeError(
-                f"the segment was cut short: it has {size} bytes, the others {file_bytes}. Put back a copy of it, or see "
-                f"what `commitmq store repair {folder.parent}` finds",
+                f"the segment was cut short: it has {size} bytes, the others {file_bytes}. Put back a copy of it, or "
+                f"look at the report of `commitmq store repair {folder.parent}`",
                 path=folder / segment_name(base),
             )
         check_size(folder / segment_name(base), size, file_bytes)

@@ -1,4 +1,4 @@
-"""The one place that knows which errors mean: there is no space for it. They pass when somebody makes room."""
+"""The one place that knows the errors for a lack of space. They pass when space is freed."""
 
 from __future__ import annotations
 

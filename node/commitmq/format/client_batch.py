@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from commitmq.errors import CorruptRecordError, InvalidMessageError
-from commitmq.format.constants import MAX_PROPERTIES_BYTES
+from commitmq.format.constants import ELEMENT_BYTES, MAX_PROPERTIES_BYTES
 from commitmq.format.properties import decode_properties
 
 _HEAD: Final = struct.Struct(">iiiii")
 _SHORT: Final = struct.Struct(">h")
-_FIXED_BYTES: Final = 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,7 @@ def encode_client_batch(elements: Iterable[BatchElement]) -> bytes:
             raise InvalidMessageError(
                 f"the properties take {len(element.properties)} bytes, at most {MAX_PROPERTIES_BYTES} are allowed"
             )
-        total = _FIXED_BYTES + len(element.body) + len(element.properties)
+        total = ELEMENT_BYTES + len(element.body) + len(element.properties)
         parts.append(_HEAD.pack(total, 0, 0, element.flag, len(element.body)))
         parts.append(element.body)
         parts.append(_SHORT.pack(len(element.properties)))
@@ -58,12 +57,12 @@ def decode_client_batch(data: bytes | memoryview) -> list[BatchElement]:
     elements = []
     at = 0
     while at < len(view):
-        if len(view) - at < _FIXED_BYTES:
-            raise _corrupt(at, f"{len(view) - at} bytes are left, an element has {_FIXED_BYTES} and more")
+        if len(view) - at < ELEMENT_BYTES:
+            raise _corrupt(at, f"{len(view) - at} bytes are left, an element has {ELEMENT_BYTES} and more")
         total, _, _, flag, body_bytes = _HEAD.unpack_from(view, at)
-        if not _FIXED_BYTES <= total <= len(view) - at:
+        if not ELEMENT_BYTES <= total <= len(view) - at:
             raise _corrupt(at, f"the element claims {total} bytes, {len(view) - at} are left")
-        if not 0 <= body_bytes <= total - _FIXED_BYTES:
+        if not 0 <= body_bytes <= total - ELEMENT_BYTES:
             raise _corrupt(at, f"the body claims {body_bytes} bytes of an element of {total}")
         body_at = at + _HEAD.size
         properties_at = body_at + body_bytes + 2

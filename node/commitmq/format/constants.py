@@ -19,6 +19,9 @@ FILLER_BYTES: Final = 8
 UNIT_BYTES: Final = 20
 """One ConsumeQueue unit: physical offset i8, record size i4, tags code i8 (spec 3.1)."""
 
+BATCH_UNIT_BYTES: Final = 46
+"""One unit of a BatchCQ queue (spec 3.9)."""
+
 PREBLANK_SIZE: Final = 0x7FFFFFFF
 """Size field of a unit that only fills the queue up to its first real offset (spec 3.3)."""
 
@@ -32,9 +35,30 @@ PHYSICAL_OFFSET_OFFSET: Final = 28
 SYS_FLAG_OFFSET: Final = 36
 BORN_TIMESTAMP_OFFSET: Final = 40
 BORN_HOST_OFFSET: Final = 48
+# Behind the hosts: add the bytes of bornHost, and from reconsumeTimes on those of storeHost.
+STORE_TIMESTAMP_OFFSET: Final = 48
+STORE_HOST_OFFSET: Final = 56
+RECONSUME_TIMES_OFFSET: Final = 56
+PREPARED_OFFSET_OFFSET: Final = 60
+BODY_SIZE_OFFSET: Final = 68
+BODY_OFFSET: Final = 72
+
+HOST_BYTES: Final = 8
+HOST_V6_BYTES: Final = 20
+"""An address of 4 or 16 bytes and a port of 4."""
 
 MIN_RECORD_BYTES: Final = 91
 """A v1 record with two IPv4 hosts and neither body, topic nor properties."""
+
+
+# A message in a client batch, also called an element (spec 2.8).
+ELEMENT_MAGIC_OFFSET: Final = 4
+ELEMENT_CRC_OFFSET: Final = 8
+ELEMENT_FLAG_OFFSET: Final = 12
+ELEMENT_BODY_SIZE_OFFSET: Final = 16
+ELEMENT_BODY_OFFSET: Final = 20
+ELEMENT_BYTES: Final = 22
+"""An element without body and properties."""
 
 
 class SysFlag:

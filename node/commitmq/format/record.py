@@ -118,7 +118,7 @@ def peek(buf: bytes | bytearray | memoryview, offset: int = 0) -> tuple[int, int
 
 
 def encode_filler(blank_bytes: int) -> bytes:
-    """The 8 bytes that end a segment in which ``blank_bytes`` are left (spec 2.11)."""
+    """The 8 bytes that end a segment with ``blank_bytes`` left (spec 2.11)."""
     return _PEEK.pack(blank_bytes, MAGIC_FILLER)
 
 
@@ -139,7 +139,7 @@ def encode_record(
     """The bytes of ``record``. Its size, body CRC and the two sysFlag bits for the hosts' widths are computed here.
 
     ``properties_crc`` appends the CRC of the whole record (spec 2.9); ``buckets`` is the order of the properties and
-    ``empty_values`` lets empty ones pass, see :func:`encode_properties`. Raises InvalidMessageError for what the format
+    ``empty_values`` lets empty ones pass, see :func:`encode_properties`. Raises InvalidMessageError for values that the format
     cannot hold.
     """
     try:

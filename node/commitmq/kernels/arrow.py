@@ -10,8 +10,25 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from commitmq.format.constants import (
+    BODY_CRC_OFFSET,
+    BORN_TIMESTAMP_OFFSET,
+    CRC_PROPERTY_BYTES,
+    ELEMENT_BODY_OFFSET,
+    ELEMENT_BODY_SIZE_OFFSET,
+    ELEMENT_BYTES,
+    ELEMENT_FLAG_OFFSET,
+    FLAG_OFFSET,
+    MIN_RECORD_BYTES,
+    PHYSICAL_OFFSET_OFFSET,
+    QUEUE_ID_OFFSET,
+    QUEUE_OFFSET_OFFSET,
+    RECONSUME_TIMES_OFFSET,
+    STORE_HOST_OFFSET,
+    STORE_TIMESTAMP_OFFSET,
+    SYS_FLAG_OFFSET,
+)
 from commitmq.kernels.raw import (
-    CRC_SLOT_BYTES,
     OK,
     REASON_BODY_CRC,
     REASON_PHYSICAL_OFFSET,
@@ -76,32 +93,32 @@ def heads(log, positions, sizes, physical_offsets, crc_from, check_body, fields,
         )
         if reason == OK and total != sizes[index]:
             reason = REASON_SHORT
-        if reason == OK and load8(log, at + 28) != physical_offsets[index]:
+        if reason == OK and load8(log, at + PHYSICAL_OFFSET_OFFSET) != physical_offsets[index]:
             reason = REASON_PHYSICAL_OFFSET
         if reason == OK and crc_from != UNCHECKED:
             if has_crc_slot(log, properties, properties_size):
-                crc = np.int64(crc32(log, at, total - CRC_SLOT_BYTES, np.uint32(0))) & 0x7FFFFFFF
-                if crc != crc_slot_value(log, at + total - CRC_SLOT_BYTES):
+                crc = np.int64(crc32(log, at, total - CRC_PROPERTY_BYTES, np.uint32(0))) & 0x7FFFFFFF
+                if crc != crc_slot_value(log, at + total - CRC_PROPERTY_BYTES):
                     reason = REASON_RECORD_CRC
             elif crc_from <= physical_offsets[index]:
                 reason = REASON_RECORD_CRC_MISSING
         if reason == OK and check_body:
             crc = np.int64(crc32(log, body, body_size, np.uint32(0))) & 0x7FFFFFFF if body_size else np.int64(0)
-            if crc != load4(log, at + 8):
+            if crc != load4(log, at + BODY_CRC_OFFSET):
                 reason = REASON_BODY_CRC
         why[index] = reason
         if reason != OK:
             continue
         good += 1
-        fields[QUEUE_ID, index] = load4(log, at + 12)
-        fields[FLAG, index] = load4(log, at + 16)
-        fields[QUEUE_OFFSET, index] = load8(log, at + 20)
-        fields[SYS_FLAG, index] = load4(log, at + 36)
-        fields[BORN_TIMESTAMP, index] = load8(log, at + 40)
-        fields[STORE_TIMESTAMP, index] = load8(log, at + 48 + born)
-        fields[STORE_HOST, index] = at + 56 + born
+        fields[QUEUE_ID, index] = load4(log, at + QUEUE_ID_OFFSET)
+        fields[FLAG, index] = load4(log, at + FLAG_OFFSET)
+        fields[QUEUE_OFFSET, index] = load8(log, at + QUEUE_OFFSET_OFFSET)
+        fields[SYS_FLAG, index] = load4(log, at + SYS_FLAG_OFFSET)
+        fields[BORN_TIMESTAMP, index] = load8(log, at + BORN_TIMESTAMP_OFFSET)
+        fields[STORE_TIMESTAMP, index] = load8(log, at + STORE_TIMESTAMP_OFFSET + born)
+        fields[STORE_HOST, index] = at + STORE_HOST_OFFSET + born
         fields[STORE_HOST_SIZE, index] = host
-        fields[RECONSUME_TIMES, index] = load4(log, at + 56 + born + host)
+        fields[RECONSUME_TIMES, index] = load4(log, at + RECONSUME_TIMES_OFFSET + born + host)
         fields[BODY, index] = body
         fields[BODY_SIZE, index] = body_size
         fields[TOPIC, index] = topic
@@ -123,22 +140,17 @@ def split(frame, positions, sizes, physical_offsets):  # type: ignore[no-untyped
     at = np.int64(0)
     count = 0
     while at < frame.size and count < positions.size:
-        if at + 91 > frame.size:
+        if at + MIN_RECORD_BYTES > frame.size:
             return -1
         size = load4(frame, at)
-        if size < 91 or at + size > frame.size:
+        if size < MIN_RECORD_BYTES or at + size > frame.size:
             return -1
         positions[count] = at
         sizes[count] = size
-        physical_offsets[count] = load8(frame, at + 28)
+        physical_offsets[count] = load8(frame, at + PHYSICAL_OFFSET_OFFSET)
         count += 1
         at += size
     return count
-
-
-# A message in an inner batch (spec 2.8): size, magic, CRC, flag and body size before the body, 4 bytes each.
-_ELEMENT_HEAD = 20
-_ELEMENT_BYTES = 22
 
 
 @njit(
@@ -160,22 +172,22 @@ def elements(data, starts, sizes, room, fields, owners):  # type: ignore[no-unty
         end = at + sizes[owner]
         number = 0
         while at < end:
-            if end - at < _ELEMENT_BYTES:
+            if end - at < ELEMENT_BYTES:
                 return -1 - owner
             size = load4(data, at)
-            body_size = load4(data, at + 16)
-            if size < _ELEMENT_BYTES or size > end - at or body_size < 0 or body_size > size - _ELEMENT_BYTES:
+            body_size = load4(data, at + ELEMENT_BODY_SIZE_OFFSET)
+            if size < ELEMENT_BYTES or size > end - at or body_size < 0 or body_size > size - ELEMENT_BYTES:
                 return -1 - owner
-            properties_size = load2(data, at + _ELEMENT_HEAD + body_size)
-            if properties_size < 0 or _ELEMENT_BYTES + body_size + properties_size != size:
+            properties_size = load2(data, at + ELEMENT_BODY_OFFSET + body_size)
+            if properties_size < 0 or ELEMENT_BYTES + body_size + properties_size != size:
                 return -1 - owner
             if count < room:
                 owners[count] = owner
-                fields[FLAG, count] = load4(data, at + 12)
+                fields[FLAG, count] = load4(data, at + ELEMENT_FLAG_OFFSET)
                 fields[QUEUE_OFFSET, count] = number
-                fields[BODY, count] = at + _ELEMENT_HEAD
+                fields[BODY, count] = at + ELEMENT_BODY_OFFSET
                 fields[BODY_SIZE, count] = body_size
-                fields[PROPERTIES, count] = at + _ELEMENT_BYTES + body_size
+                fields[PROPERTIES, count] = at + ELEMENT_BYTES + body_size
                 fields[PROPERTIES_SIZE, count] = properties_size
             count += 1
             number += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from commitmq.format.constants import PHYSICAL_OFFSET_OFFSET, STORE_TIMESTAMP_OFFSET
 from commitmq.kernels.raw import OK, layout
 from commitmq.kernels.words import load8, same_bytes, until_mark, until_two
 
@@ -51,11 +52,11 @@ def match_keys(  # type: ignore[no-untyped-def]
         (reason, total, born, _host, _body, _body_size, topic_at, topic_size, properties, properties_size) = layout(
             log, at, limit
         )
-        if reason != OK or load8(log, at + 28) != offsets[index]:
+        if reason != OK or load8(log, at + PHYSICAL_OFFSET_OFFSET) != offsets[index]:
             continue
         sizes[index] = total
         verdicts[index] = NO_MATCH
-        stamp = load8(log, at + 48 + born)
+        stamp = load8(log, at + STORE_TIMESTAMP_OFFSET + born)
         if stamp < begin or stamp > end:
             continue
         if topic_size != topic.size or not same_bytes(log, topic_at, topic, 0, topic_size):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from commitmq.kernels.raw import CRC_SLOT_BYTES, has_crc_slot
+from commitmq.format.constants import CRC_PROPERTY_BYTES
+from commitmq.kernels.raw import has_crc_slot
 from commitmq.kernels.run import MARK_DIGITS, mark_number
 from commitmq.kernels.words import same_bytes
 
@@ -35,7 +36,7 @@ def find_marks(log, properties, sizes, marks):  # type: ignore[no-untyped-def]
         start = properties[index]
         stop = start + sizes[index]
         if has_crc_slot(log, start, sizes[index]):
-            stop -= CRC_SLOT_BYTES
+            stop -= CRC_PROPERTY_BYTES
         # Parsed from its end: 0x02, the digits of the sequence, a colon, the epoch, a colon, the id, the name before
         # 0x01.
         at = stop - 1 - MARK_DIGITS

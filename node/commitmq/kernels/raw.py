@@ -1,4 +1,4 @@
-"""CRC-32, and the layout of one record (spec 2.1): what all other kernels build on.
+"""CRC-32, and the layout of one record (spec 2.1): the base of all other kernels.
 
 CRC-32 is ISA-L's, taken from the ``isal`` wheel by symbol, because a Python call for each record costs more than the
 CRC itself: 1 KiB takes about 0.06 us in ISA-L, 0.4 us in zlib, 0.4 us in the table loop below. Builds of isal that hide
@@ -15,6 +15,19 @@ import numpy as np
 from isal import isal_zlib
 from numba import njit, types
 
+from commitmq.format.constants import (
+    BODY_OFFSET,
+    CRC_PROPERTY_BYTES,
+    CRC_PROPERTY_PREFIX,
+    HOST_BYTES,
+    HOST_V6_BYTES,
+    MAGIC_OFFSET,
+    MAGIC_V1,
+    MAGIC_V2,
+    MIN_RECORD_BYTES,
+    SYS_FLAG_OFFSET,
+    SysFlag,
+)
 from commitmq.kernels.words import address_of, load2, load4, load8
 
 _SYMBOL = "crc32_gzip_refl"
@@ -91,9 +104,9 @@ if _ADDRESS is not None:
 else:
     crc32 = crc32_tables
 
-MAGIC_V1 = -626843481
-MAGIC_V2 = -626843477
-MAGIC_BLANK = -875286124
+# numba sees numbers of a module, and not those of a class.
+_BORN_HOST_V6 = SysFlag.BORN_HOST_V6
+_STORE_HOST_V6 = SysFlag.STORE_HOST_V6
 
 # Reasons, shared by all kernels that check records; store.log.run_check and store.recovery.scan have the sentences.
 OK = 0
@@ -129,21 +142,21 @@ def layout(buf, at, end):  # type: ignore[no-untyped-def]
     properties start, properties size); starts are positions in ``buf``. Only the length chain and magic are checked.
     """
     zero = np.int64(0)
-    if at + 91 > end:
+    if at + MIN_RECORD_BYTES > end:
         return (REASON_SHORT, zero, zero, zero, zero, zero, zero, zero, zero, zero)
     total = load4(buf, at)
-    magic = load4(buf, at + 4)
+    magic = load4(buf, at + MAGIC_OFFSET)
     if magic != MAGIC_V1 and magic != MAGIC_V2:
         return (REASON_MAGIC, total, zero, zero, zero, zero, zero, zero, zero, zero)
-    if total < 91 or at + total > end:
+    if total < MIN_RECORD_BYTES or at + total > end:
         return (REASON_SHORT, total, zero, zero, zero, zero, zero, zero, zero, zero)
     stop = at + total
-    flags = load4(buf, at + 36)
-    born = np.int64(20) if flags & 0x10 else np.int64(8)
-    host = np.int64(20) if flags & 0x20 else np.int64(8)
-    body = at + 72 + born + host
+    flags = load4(buf, at + SYS_FLAG_OFFSET)
+    born = np.int64(HOST_V6_BYTES) if flags & _BORN_HOST_V6 else np.int64(HOST_BYTES)
+    host = np.int64(HOST_V6_BYTES) if flags & _STORE_HOST_V6 else np.int64(HOST_BYTES)
+    body = at + BODY_OFFSET + born + host
     if body + 3 > stop:
-        # With IPv6 hosts the fields before the body need more than the checked 91 bytes; the buffer may end behind
+        # With IPv6 hosts the fields before the body need more than the bytes checked so far; the buffer may end behind
         # them, and a mapping with it.
         return (REASON_LENGTHS, total, born, host, body, zero, zero, zero, zero, zero)
     body_size = load4(buf, body - 4)
@@ -166,17 +179,16 @@ def layout(buf, at, end):  # type: ignore[no-untyped-def]
     return (OK, total, born, host, body, body_size, topic, topic_size, properties, properties_size)
 
 
-CRC_SLOT_BYTES = 20
-_SLOT_NAME = int.from_bytes(b"__CRC32#", "big")
+_SLOT_NAME = int.from_bytes(CRC_PROPERTY_PREFIX[:8], "big")
 
 
 @njit(inline="always")
 def has_crc_slot(buf, properties, properties_size):  # type: ignore[no-untyped-def]
     """True when the properties end with ``__CRC32#`` 0x01, ten bytes, 0x02 (spec 2.9)."""
-    if properties_size < CRC_SLOT_BYTES:
+    if properties_size < CRC_PROPERTY_BYTES:
         return False
-    at = properties + properties_size - CRC_SLOT_BYTES
-    return load8(buf, at) == _SLOT_NAME and buf[at + 8] == 1 and buf[at + 19] == 2
+    at = properties + properties_size - CRC_PROPERTY_BYTES
+    return load8(buf, at) == _SLOT_NAME and buf[at + 8] == 1 and buf[at + CRC_PROPERTY_BYTES - 1] == 2
 
 
 @njit(inline="always")

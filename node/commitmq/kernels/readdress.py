@@ -9,16 +9,35 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from commitmq.format.constants import (
+    BODY_OFFSET,
+    BORN_HOST_OFFSET,
+    CRC_PROPERTY_BYTES,
+    HOST_BYTES,
+    HOST_V6_BYTES,
+    MAGIC_OFFSET,
+    MAGIC_V1,
+    MAGIC_V2,
+    MAX_PROPERTIES_BYTES,
+    PHYSICAL_OFFSET_OFFSET,
+    PREPARED_OFFSET_OFFSET,
+    QUEUE_ID_OFFSET,
+    QUEUE_OFFSET_OFFSET,
+    RECONSUME_TIMES_OFFSET,
+    STORE_TIMESTAMP_OFFSET,
+    SYS_FLAG_OFFSET,
+    SysFlag,
+)
 from commitmq.kernels.java_hash import hash_on
-from commitmq.kernels.raw import CRC_SLOT_BYTES, MAGIC_V1, MAGIC_V2, OK, REASON_PROPERTIES, crc32, has_crc_slot, layout
+from commitmq.kernels.raw import OK, REASON_PROPERTIES, crc32, has_crc_slot, layout
 from commitmq.kernels.words import copy_bytes, load4, same_bytes, store8, until_mark, until_two
 
 MAX_PAIRS = 512  # of a record whose properties are put into another order; bounds the work for a hostile record
-MAX_PROPERTIES = 32_767
 REASON_TOO_MANY_PAIRS = 30
 REASON_PROPERTIES_SIZE = 31
 
-_LONG_TOPIC = 127
+_LONG_TOPIC = 127  # bytes; a topic with more has two bytes of length
+_STORE_HOST_V6 = SysFlag.STORE_HOST_V6
 _FIRST_BUCKETS = 128
 _SLOT = np.frombuffer(b"__CRC32#\x01" + b"0" * 10 + b"\x02", np.uint8)
 
@@ -164,7 +183,7 @@ def readdress(buf, starts, topic, queue_id, store_v6, more, more_ends, reorder, 
     ``result[1]`` the end of the last one. Returns OK, or the reason why the next record cannot be made.
     """
     at = np.int64(0)
-    host = np.int64(20) if store_v6 else np.int64(8)
+    host = np.int64(HOST_V6_BYTES) if store_v6 else np.int64(HOST_BYTES)
     pairs = np.empty((MAX_PAIRS, 5), np.int64)
     long_topic = topic.size > _LONG_TOPIC
     for number in range(starts.size):
@@ -176,21 +195,25 @@ def readdress(buf, starts, topic, queue_id, store_v6, more, more_ends, reorder, 
         if reason != OK:
             return reason
         if has_crc_slot(buf, properties, size):
-            size -= CRC_SLOT_BYTES
-        copy_bytes(out, at, buf, start, np.int64(48) + born)
-        _store4(out, at + 4, np.int64(MAGIC_V2 if long_topic else MAGIC_V1))
-        _store4(out, at + 12, queue_id)
-        store8(out, at + 20, np.int64(0))
-        store8(out, at + 28, np.int64(0))
-        flags = load4(buf, start + 36)
-        _store4(out, at + 36, (flags | np.int64(0x20)) if store_v6 else (flags & ~np.int64(0x20)))
-        stamp = at + 48 + born
-        out[stamp : stamp + 8 + host] = 0
-        after = stamp + 8 + host
-        copy_bytes(out, after, buf, start + 56 + born + old_host, np.int64(4))  # reconsumeTimes
-        store8(out, after + 4, np.int64(0))  # preparedTransactionOffset
-        copy_bytes(out, after + 12, buf, body - 4, body_size + 4)
-        place = after + 16 + body_size
+            size -= CRC_PROPERTY_BYTES
+        copy_bytes(out, at, buf, start, np.int64(BORN_HOST_OFFSET) + born)
+        _store4(out, at + MAGIC_OFFSET, np.int64(MAGIC_V2 if long_topic else MAGIC_V1))
+        _store4(out, at + QUEUE_ID_OFFSET, queue_id)
+        store8(out, at + QUEUE_OFFSET_OFFSET, np.int64(0))
+        store8(out, at + PHYSICAL_OFFSET_OFFSET, np.int64(0))
+        flags = load4(buf, start + SYS_FLAG_OFFSET)
+        _store4(
+            out,
+            at + SYS_FLAG_OFFSET,
+            (flags | np.int64(_STORE_HOST_V6)) if store_v6 else (flags & ~np.int64(_STORE_HOST_V6)),
+        )
+        tries = at + RECONSUME_TIMES_OFFSET + born + host
+        out[at + STORE_TIMESTAMP_OFFSET + born : tries] = 0
+        copy_bytes(out, tries, buf, start + RECONSUME_TIMES_OFFSET + born + old_host, np.int64(4))
+        store8(out, at + PREPARED_OFFSET_OFFSET + born + host, np.int64(0))
+        place = at + BODY_OFFSET + born + host
+        copy_bytes(out, place - 4, buf, body - 4, body_size + 4)
+        place += body_size
         if long_topic:
             out[place] = np.uint8(topic.size >> 8)
             out[place + 1] = np.uint8(topic.size & 255)
@@ -213,9 +236,9 @@ def readdress(buf, starts, topic, queue_id, store_v6, more, more_ends, reorder, 
             copy_bytes(out, text, buf, properties, size)
             end = text + size
         if crc_slot:
-            copy_bytes(out, end, _SLOT, np.int64(0), np.int64(CRC_SLOT_BYTES))
-            end += CRC_SLOT_BYTES
-        if end - text > MAX_PROPERTIES:
+            copy_bytes(out, end, _SLOT, np.int64(0), np.int64(CRC_PROPERTY_BYTES))
+            end += CRC_PROPERTY_BYTES
+        if end - text > MAX_PROPERTIES_BYTES:
             return REASON_PROPERTIES_SIZE
         out[place] = np.uint8((end - text) >> 8)
         out[place + 1] = np.uint8((end - text) & 255)

@@ -8,8 +8,25 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from commitmq.format.constants import (
+    BODY_CRC_OFFSET,
+    BORN_HOST_OFFSET,
+    BORN_TIMESTAMP_OFFSET,
+    CRC_PROPERTY_BYTES,
+    ELEMENT_BODY_SIZE_OFFSET,
+    ELEMENT_BYTES,
+    ELEMENT_CRC_OFFSET,
+    ELEMENT_MAGIC_OFFSET,
+    PHYSICAL_OFFSET_OFFSET,
+    PREPARED_OFFSET_OFFSET,
+    QUEUE_ID_OFFSET,
+    QUEUE_OFFSET_OFFSET,
+    RECONSUME_TIMES_OFFSET,
+    STORE_TIMESTAMP_OFFSET,
+    SYS_FLAG_OFFSET,
+    SysFlag,
+)
 from commitmq.kernels.raw import (
-    CRC_SLOT_BYTES,
     OK,
     REASON_BODY_CRC,
     REASON_BODY_SIZE,
@@ -36,9 +53,12 @@ from commitmq.kernels.words import copy_bytes, is_ascii, load2, load4, load8, sa
 MARK_DIGITS = 12  # of the sequence at the end of a producer's mark, see commitmq.format.producer_mark
 
 # sysFlag bits that a client may set: compressed, and the compression type.
-CLIENT_SYS_FLAGS = 0x1 | 0x700
-MOVER_SYS_FLAGS = CLIENT_SYS_FLAGS | 0xC  # the transaction bits too
-_V6_FLAGS = 0x30
+CLIENT_SYS_FLAGS = SysFlag.COMPRESSED | SysFlag.COMPRESSION_MASK
+MOVER_SYS_FLAGS = CLIENT_SYS_FLAGS | SysFlag.TRANSACTION_MASK
+_V6_FLAGS = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
+_COMPRESSION_MASK = SysFlag.COMPRESSION_MASK
+_COMPRESSION_LZ4 = SysFlag.COMPRESSION_LZ4
+_COMPRESSION_LAST = SysFlag.COMPRESSION_ZLIB
 
 
 @njit("int64(Array(uint8, 1, 'C', readonly=True), int64, int64)", cache=True, nogil=True)
@@ -98,7 +118,7 @@ def _sieve_bit(size, first):  # type: ignore[no-untyped-def]
 
 @njit("uint64(Array(uint8, 1, 'C', readonly=True), Array(int64, 1, 'C', readonly=True))", cache=True, nogil=True)
 def names_sieve(names, name_ends):  # type: ignore[no-untyped-def]
-    """A word with a bit for each of ``names``, by which most other names are told apart without a comparison."""
+    """A word with a bit for each of ``names``: it excludes most other names without a comparison."""
     sieve = np.uint64(0)
     begin = np.int64(0)
     for index in range(name_ends.size):
@@ -180,13 +200,13 @@ def check_run(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Check every record of the run ``buf``. The input is untrusted.
 
-    ``ends[i]`` becomes the end of record i in the run (int64, at least ``buf.size // 91 + 1`` long), ``out[0]`` the
-    number of good records, ``out[1]`` the position of the first bad one, ``out[2]`` a bit for each name from number
-    ``special_from`` on that a record carries; the names before it are forbidden. ``v6_flags`` are the sysFlag bits 0x30
-    that the layout must have; ``crc_slot`` says whether each record must end with an empty ``__CRC32#`` slot. ``moved``:
-    the records come from a mover of this node, which may set the born host, the transaction bits, the number of tries
-    and the prepared offset. Unless ``mark`` is empty, record i must carry it, with the number ``sequence`` + i, as its
-    last property (before that slot). Returns OK or the reason.
+    ``ends[i]`` becomes the end of record i in the run (int64, at least ``buf.size // MIN_RECORD_BYTES + 1`` long),
+    ``out[0]`` the number of good records, ``out[1]`` the position of the first bad one, ``out[2]`` a bit for each name
+    from number ``special_from`` on that a record carries; the names before it are forbidden. ``v6_flags`` are the
+    sysFlag bits 0x30 that the layout must have; ``crc_slot`` says whether each record must end with an empty
+    ``__CRC32#`` slot. ``moved``: the records come from a mover of this node, which may set the born host, the
+    transaction bits, the number of tries and the prepared offset. Unless ``mark`` is empty, record i must carry it,
+    with the number ``sequence`` + i, as its last property (before that slot). Returns OK or the reason.
     """
     at = np.int64(0)
     count = 0
@@ -208,27 +228,31 @@ def check_run(  # type: ignore[no-untyped-def]
             return REASON_BODY_SIZE
         if topic_size != topic.size or not same_bytes(buf, topic_at, topic, 0, topic_size):
             return REASON_TOPIC
-        if load4(buf, at + 12) != queue_id:
+        if load4(buf, at + QUEUE_ID_OFFSET) != queue_id:
             return REASON_QUEUE
-        flags = load4(buf, at + 36)
-        if flags & ~allowed or (flags & 0x700) > 0x300 or (flags & 0x701) == 0x100:
+        flags = load4(buf, at + SYS_FLAG_OFFSET)
+        if (
+            flags & ~allowed
+            or (flags & _COMPRESSION_MASK) > _COMPRESSION_LAST
+            or (flags & CLIENT_SYS_FLAGS) == _COMPRESSION_LZ4  # the type of a compression, and no compression
+        ):
             return REASON_SYS_FLAG
         if (flags & _V6_FLAGS) != v6_flags:
             return REASON_SYS_FLAG
         if (
-            load8(buf, at + 20) != 0
-            or load8(buf, at + 28) != 0
-            or load8(buf, at + 48 + born) != 0
-            or (load8(buf, at + 60 + born + host) != 0 and not moved)
+            load8(buf, at + QUEUE_OFFSET_OFFSET) != 0
+            or load8(buf, at + PHYSICAL_OFFSET_OFFSET) != 0
+            or load8(buf, at + STORE_TIMESTAMP_OFFSET + born) != 0
+            or (load8(buf, at + PREPARED_OFFSET_OFFSET + born + host) != 0 and not moved)
         ):
             return REASON_RESERVED_FIELD
-        if load4(buf, at + 56 + born + host) < 0 or load8(buf, at + 40) < 0:
+        if load4(buf, at + RECONSUME_TIMES_OFFSET + born + host) < 0 or load8(buf, at + BORN_TIMESTAMP_OFFSET) < 0:
             return REASON_RESERVED_FIELD
         stop = properties + properties_size
         if crc_slot:
             if not has_crc_slot(buf, properties, properties_size):
                 return REASON_CRC_SLOT
-            stop -= CRC_SLOT_BYTES
+            stop -= CRC_PROPERTY_BYTES
         if mark.size:
             stop -= mark.size + MARK_DIGITS + 1
             if stop < properties or not same_bytes(buf, stop, mark, 0, mark.size):
@@ -239,7 +263,7 @@ def check_run(  # type: ignore[no-untyped-def]
         if reason != OK:
             return reason
         expected = np.int64(crc32(buf, body, body_size, np.uint32(0))) & 0x7FFFFFFF if body_size else np.int64(0)
-        if load4(buf, at + 8) != expected:
+        if load4(buf, at + BODY_CRC_OFFSET) != expected:
             return REASON_BODY_CRC
         at += total
         ends[count] = at
@@ -249,9 +273,6 @@ def check_run(  # type: ignore[no-untyped-def]
     if count == 0:
         return REASON_LENGTHS
     return OK
-
-
-_ELEMENT_BYTES = 22  # of a message in a client batch, without body and properties
 
 
 @njit(
@@ -273,17 +294,17 @@ def check_batch(buf, names, name_ends, out):  # type: ignore[no-untyped-def]
     while at < size:
         out[0] = count
         out[1] = at
-        if size - at < _ELEMENT_BYTES:
+        if size - at < ELEMENT_BYTES:
             return REASON_SHORT
         total = load4(buf, at)
-        if total < _ELEMENT_BYTES or total > size - at:
+        if total < ELEMENT_BYTES or total > size - at:
             return REASON_SHORT
-        if load4(buf, at + 4) != 0 or load4(buf, at + 8) != 0:
+        if load4(buf, at + ELEMENT_MAGIC_OFFSET) != 0 or load4(buf, at + ELEMENT_CRC_OFFSET) != 0:
             return REASON_RESERVED_FIELD
-        body_size = load4(buf, at + 16)
-        if body_size < 0 or body_size > total - _ELEMENT_BYTES:
+        body_size = load4(buf, at + ELEMENT_BODY_SIZE_OFFSET)
+        if body_size < 0 or body_size > total - ELEMENT_BYTES:
             return REASON_LENGTHS
-        properties = at + 22 + body_size
+        properties = at + ELEMENT_BYTES + body_size
         properties_size = load2(buf, properties - 2)
         if properties_size < 0 or properties + properties_size != at + total:
             return REASON_LENGTHS
@@ -325,18 +346,18 @@ def store_run(  # type: ignore[no-untyped-def]
     number = queue_offset
     while source < end:
         total = load4(run, source)
-        store8(segment, target + 20, number)
-        store8(segment, target + 28, base_offset + target)
+        store8(segment, target + QUEUE_OFFSET_OFFSET, number)
+        store8(segment, target + PHYSICAL_OFFSET_OFFSET, base_offset + target)
         if not keep_born:
-            copy_bytes(segment, target + 48, born_host, 0, born_host.size)
-        stamp = target + 48 + born_host.size
+            copy_bytes(segment, target + BORN_HOST_OFFSET, born_host, 0, born_host.size)
+        stamp = target + STORE_TIMESTAMP_OFFSET + born_host.size
         store8(segment, stamp, store_timestamp)
         copy_bytes(segment, stamp + 8, store_host, 0, store_host.size)
         if crc_slot:
             # The CRC covers size and magic, which for the first record are so far only in the run.
             head = crc32(run, source, 8, np.uint32(0))
-            value = np.int64(crc32(segment, target + 8, total - CRC_SLOT_BYTES - 8, head)) & 0x7FFFFFFF
-            slot = target + total - CRC_SLOT_BYTES + 9
+            value = np.int64(crc32(segment, target + 8, total - CRC_PROPERTY_BYTES - 8, head)) & 0x7FFFFFFF
+            slot = target + total - CRC_PROPERTY_BYTES + 9
             for index in range(10):
                 segment[slot + index] = np.uint8(48 + value % 10)
                 value //= 10

@@ -5,9 +5,18 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
+from commitmq.format.constants import (
+    BODY_CRC_OFFSET,
+    CRC_PROPERTY_BYTES,
+    FILLER_BYTES,
+    MAGIC_FILLER,
+    MAGIC_OFFSET,
+    MAGIC_V1,
+    MIN_RECORD_BYTES,
+    PHYSICAL_OFFSET_OFFSET,
+    STORE_TIMESTAMP_OFFSET,
+)
 from commitmq.kernels.raw import (
-    CRC_SLOT_BYTES,
-    MAGIC_BLANK,
     OK,
     REASON_BODY_CRC,
     REASON_PHYSICAL_OFFSET,
@@ -23,6 +32,9 @@ from commitmq.kernels.raw import (
 )
 from commitmq.kernels.walk import WALK_BAD, WALK_BLANK, WALK_LIMIT
 from commitmq.kernels.words import load4, load8
+
+# The bytes that both magics begin with.
+_MAGIC_0, _MAGIC_1, _MAGIC_2 = MAGIC_V1.to_bytes(4, "big", signed=True)[:3]
 
 
 @njit("boolean(Array(uint8, 1, 'C', readonly=True), int64, int64, int64)", cache=True, nogil=True)
@@ -54,21 +66,21 @@ def scan_until(segment, start, stop, end, base_offset, require_crc, out):  # typ
     out[3] = 0
     out[4] = OK
     while at < stop:
-        if at + 8 <= end and load4(segment, at + 4) == MAGIC_BLANK:
+        if at + FILLER_BYTES <= end and load4(segment, at + MAGIC_OFFSET) == MAGIC_FILLER:
             return WALK_BLANK
         (reason, total, born, _host, body, body_size, topic, topic_size, properties, properties_size) = layout(
             segment, at, end
         )
-        if reason == OK and load8(segment, at + 28) != base_offset + at:
+        if reason == OK and load8(segment, at + PHYSICAL_OFFSET_OFFSET) != base_offset + at:
             reason = REASON_PHYSICAL_OFFSET
         if reason == OK:
             crc = np.int64(crc32(segment, body, body_size, np.uint32(0))) & 0x7FFFFFFF if body_size else np.int64(0)
-            if crc != load4(segment, at + 8):
+            if crc != load4(segment, at + BODY_CRC_OFFSET):
                 reason = REASON_BODY_CRC
         if reason == OK:
             if has_crc_slot(segment, properties, properties_size):
-                crc = np.int64(crc32(segment, at, total - CRC_SLOT_BYTES, np.uint32(0))) & 0x7FFFFFFF
-                if crc != crc_slot_value(segment, at + total - CRC_SLOT_BYTES):
+                crc = np.int64(crc32(segment, at, total - CRC_PROPERTY_BYTES, np.uint32(0))) & 0x7FFFFFFF
+                if crc != crc_slot_value(segment, at + total - CRC_PROPERTY_BYTES):
                     reason = REASON_RECORD_CRC
             elif require_crc:
                 reason = REASON_RECORD_CRC_MISSING
@@ -85,7 +97,7 @@ def scan_until(segment, start, stop, end, base_offset, require_crc, out):  # typ
             return WALK_BAD
         out[0] += 1
         out[2] = at
-        out[3] = load8(segment, at + 48 + born)
+        out[3] = load8(segment, at + STORE_TIMESTAMP_OFFSET + born)
         at += total
         out[1] = at
     out[4] = REASON_SHORT
@@ -119,11 +131,11 @@ def find_record(segment, start, stop, base_offset, budget, out):  # type: ignore
     CRCs counts. Checking CRCs of false candidates may cost ``budget`` bytes; -2 when they are used up. ``out`` is
     scratch, as of scan.
     """
-    last = min(stop, np.int64(segment.size) - 91 + 1)
+    last = min(stop, np.int64(segment.size) - MIN_RECORD_BYTES + 1)
     for at in range(start, last):
-        if segment[at + 4] != 0xDA or segment[at + 5] != 0xA3 or segment[at + 6] != 0x20:
+        if segment[at + 4] != _MAGIC_0 or segment[at + 5] != _MAGIC_1 or segment[at + 6] != _MAGIC_2:
             continue
-        if load8(segment, at + 28) != base_offset + at:
+        if load8(segment, at + PHYSICAL_OFFSET_OFFSET) != base_offset + at:
             continue
         scan_until(segment, at, at + 1, segment.size, base_offset, False, out)
         if out[0] == 1:

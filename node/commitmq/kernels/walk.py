@@ -7,8 +7,21 @@ from typing import Any
 import numpy as np
 from numba import from_dtype, njit, types
 
+from commitmq.format.constants import (
+    BORN_TIMESTAMP_OFFSET,
+    FILLER_BYTES,
+    MAGIC_FILLER,
+    MAGIC_OFFSET,
+    PHYSICAL_OFFSET_OFFSET,
+    PREPARED_OFFSET_OFFSET,
+    QUEUE_ID_OFFSET,
+    QUEUE_OFFSET_OFFSET,
+    RECONSUME_TIMES_OFFSET,
+    STORE_TIMESTAMP_OFFSET,
+    SYS_FLAG_OFFSET,
+)
 from commitmq.kernels.java_hash import string_hash
-from commitmq.kernels.raw import MAGIC_BLANK, OK, REASON_PHYSICAL_OFFSET, layout
+from commitmq.kernels.raw import OK, REASON_PHYSICAL_OFFSET, layout
 from commitmq.kernels.words import load4, load8, same_bytes, until_mark, until_two
 
 # One row a record. Spans are (start, size) in bytes from the record's first byte; a missing part has size 0.
@@ -121,7 +134,7 @@ def walk(segment, start, limit, base_offset, rows, topics, table, out):  # type:
         if count >= rows.size:
             result = WALK_FULL
             break
-        if at + 8 <= limit and load4(segment, at + 4) == MAGIC_BLANK:
+        if at + FILLER_BYTES <= limit and load4(segment, at + MAGIC_OFFSET) == MAGIC_FILLER:
             result = WALK_BLANK
             break
         (why, total, born, host, body, body_size, topic, topic_size, properties, properties_size) = layout(
@@ -131,20 +144,20 @@ def walk(segment, start, limit, base_offset, rows, topics, table, out):  # type:
             result = WALK_BAD
             reason = why
             break
-        if load8(segment, at + 28) != base_offset + at:
+        if load8(segment, at + PHYSICAL_OFFSET_OFFSET) != base_offset + at:
             result = WALK_BAD
             reason = REASON_PHYSICAL_OFFSET
             break
         row = rows[count]
         row.physical_offset = base_offset + at
         row.size = total
-        row.queue_id = load4(segment, at + 12)
-        row.queue_offset = load8(segment, at + 20)
-        row.sys_flag = load4(segment, at + 36)
-        row.born_timestamp = load8(segment, at + 40)
-        row.store_timestamp = load8(segment, at + 48 + born)
-        row.reconsume_times = load4(segment, at + 56 + born + host)
-        row.prepared_offset = load8(segment, at + 60 + born + host)
+        row.queue_id = load4(segment, at + QUEUE_ID_OFFSET)
+        row.queue_offset = load8(segment, at + QUEUE_OFFSET_OFFSET)
+        row.sys_flag = load4(segment, at + SYS_FLAG_OFFSET)
+        row.born_timestamp = load8(segment, at + BORN_TIMESTAMP_OFFSET)
+        row.store_timestamp = load8(segment, at + STORE_TIMESTAMP_OFFSET + born)
+        row.reconsume_times = load4(segment, at + RECONSUME_TIMES_OFFSET + born + host)
+        row.prepared_offset = load8(segment, at + PREPARED_OFFSET_OFFSET + born + host)
         row.body_start = body - at
         row.body_size = body_size
         row.topic_start = topic - at

@@ -157,7 +157,7 @@ class Connection:
 
     @property
     def is_held(self) -> bool:
-        """Whether bytes of it wait. libzmq drops an incomplete request when its connection has ended."""
+        """Whether bytes of this connection wait. libzmq drops an incomplete request when its connection has ended."""
         if self.closed:
             return self.pending > self.unfinished
         return self.pending > 0 and not self.ended

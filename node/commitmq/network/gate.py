@@ -57,6 +57,7 @@ _EVENTS: Final = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED
 _ARMED: Final = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLONESHOT
 _GONE: Final = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 _NEWCOMER_S: Final = 1.0
+_ANSWER_S: Final = 0.1  # within this time the I/O thread sends an answer
 _SCAN: Final = 1_000
 # libzmq may give out automatic ids before the gate has learnt of their connections.
 _UNHEARD: Final = 4_096
@@ -74,7 +75,7 @@ class Gate:
         self._config = config
         self._log = log
         self._max_request_bytes = max_request_bytes
-        # Whatever the configuration says, one connection must be able to send the longest request.
+        # With every configuration one connection must be able to send the longest request.
         self._max_pending_bytes = max(config.max_pending_bytes, 2 * max_request_bytes)
         self._first_number = first_number
         self.max_connections = affordable_connections(config.max_connections)
@@ -96,10 +97,9 @@ class Gate:
         self._accepted = 0
         self._of_client: Counter[str] = Counter()
         self._silent: deque[Connection] = deque()
-        self._to_end: deque[tuple[Connection, str, str]] = deque()
+        self._to_end: deque[tuple[float, Connection, str, str]] = deque()
         self._next_line_s = 0.0
-        self._seen_looks = -1
-        self._counting_s = 0.0
+        self._seen_looks, self._counting_s = -1, 0.0
         self._growth = Growth()
         address = f"inproc://gate-{id(self)}"
         router.monitor(address, _EVENTS)
@@ -160,7 +160,7 @@ class Gate:
 
     def end(self, connection: Connection, bound: str, why: str) -> None:
         """Let the gate end ``connection`` a moment later, after the peer got its answer."""
-        self._to_end.append((connection, bound, why))
+        self._to_end.append((time.monotonic() + _ANSWER_S, connection, bound, why))
         with contextlib.suppress(OSError):
             os.eventfd_write(self._wake, 1)
 
@@ -274,7 +274,7 @@ class Gate:
             return
         own = connection.own
         if own is not None:
-            # Before the close: as long as libzmq's descriptor is open the kernel would go on reporting events.
+            # Before the close: as long as libzmq's descriptor is open the kernel would keep reporting events.
             with contextlib.suppress(OSError):
                 self._arrivals.unregister(own)
             self._watched.pop(own, None)
@@ -329,10 +329,10 @@ class Gate:
 
     def _look(self, now: float) -> bool:
         """Count the new bytes, and end connections that hold too much. False when nothing came and nothing is held."""
-        while self._to_end:
-            one, bound, why = self._to_end.popleft()
-            # The descriptor may have been unknown when the receiving thread asked for the end.
-            self._end(self._connections.get(one.descriptor, one), bound, why)
+        while self._to_end and self._to_end[0][0] <= now:
+            _, one, bound, why = self._to_end.popleft()
+            # The descriptor may have been unknown when the receiving thread asked for the end; of a closed one it is free.
+            self._end(one if one.closed else self._connections.get(one.descriptor, one), bound, why)
         began = time.thread_time()
         arrived = self._arrivals.poll(0, max(1, len(self._connections)))
         active = {own: self._watched[own] for own, _ in arrived if own in self._watched}

@@ -36,7 +36,7 @@ class Growth:
         self._low = self._private_bytes()
 
     def measure(self) -> int:
-        """Bytes by which the process has grown."""
+        """The growth of the process, in bytes."""
         private = self._private_bytes()
         self._low = min(self._low, private)
         return private - self._low

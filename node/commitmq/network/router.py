@@ -44,8 +44,8 @@ class Router(zmq.Socket[bytes]):
     only_answers: bool
 
     def recv_multipart(self, flags: int = 0, copy: bool = True, track: bool = False) -> list[Any]:
-        """The next request: routing id, header, payload. A request refused because of its sender's id is never returned,
-        nor one that needs no more than an answer when its peer has gone.
+        """The next request: routing id, header, payload. A request that is refused because of its sender's id is never
+        returned. A request that only needs an answer is not returned when its peer has gone.
         """
         gate = self.gate
         while True:

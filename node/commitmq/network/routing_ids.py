@@ -6,7 +6,7 @@ not called ``srand``: six connections are then enough to end any node. So each p
 randomness. An attacker can then only guess: a client that holds c chosen ids needs 2^32 / c connections of others to
 meet one. A peer that sends requests under such an id is also refused.
 
-A peer that chooses the id of another one takes its place. So a chosen id must be one that cannot be guessed.
+A peer that chooses the id of another one takes its place. So nobody may be able to guess a chosen id.
 """
 
 from __future__ import annotations

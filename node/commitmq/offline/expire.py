@@ -51,7 +51,7 @@ def expire(
 ) -> Expired:
     """Delete the segments that end at or below ``until``, and the files that only point below them.
 
-    The segment with the log's end stays, whatever ``until`` is. The caller holds the store's lock. Raises StoreError.
+    The segment with the log's end stays, with any ``until``. The caller holds the store's lock. Raises StoreError.
     """
     last = log_end - 1 if log_end else 0
     gone = [one for one in segments if one.end <= until and one.end <= last]

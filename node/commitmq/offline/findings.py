@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, Protocol, Self
 
-from commitmq.format.constants import UNIT_BYTES
+from commitmq.format.constants import BATCH_UNIT_BYTES, UNIT_BYTES
 from commitmq.format.file_names import segment_name
-from commitmq.store.queues.batch_consume_queue import BATCH_UNIT_BYTES
+from commitmq.format.index_header import ITEM_BYTES
 
 MAX_FINDINGS: Final = 10_000
 _SHOWN: Final = 50
@@ -202,14 +202,14 @@ class ItemRun:
         if not is_behind:
             number = max(index for index, start in enumerate(outcome.index_starts[:-1]) if start <= self.at)
         file = f"index/{outcome.index_names[number]}" if outcome.index_names else "index"
-        position = 0 if is_behind else outcome.item_position + 20 * (self.at - outcome.index_starts[number])
+        position = 0 if is_behind else outcome.item_position + ITEM_BYTES * (self.at - outcome.index_starts[number])
         first = self.physical_offset
         if self.kind == "index.missing":
             detail = f"{self.count} key(s) have no item, the first belongs to the record at {first}"
             return Finding(self.kind, file, position, 0, detail, is_behind and outcome.was_open)
         detail = f"{self.count} item(s) stand for no key of a record; the first is for the offset {first}"
         return Finding(
-            self.kind, file, position, 20 * self.count, detail, outcome.was_open and first >= outcome.log_end
+            self.kind, file, position, ITEM_BYTES * self.count, detail, outcome.was_open and first >= outcome.log_end
         )
 
 

@@ -45,7 +45,7 @@ def find_damage(store: HeldStore) -> list[Extent]:
             for base, size in short
             if not any(base <= one.start < base + log.segment_bytes for one in found)
         ]
-        return sorted(found, key=lambda one: one.start) or _missing_end(store, log)
+        return sorted(found, key=lambda one: one.start) or missing_end(store, log)
     finally:
         log.close()
 
@@ -64,7 +64,7 @@ def refuse_damage(store: HeldStore, log: CommitLog) -> None:
     CorruptRecordError when a start would refuse to end it where it ends now.
     """
     refuse_missing_beginning(store, log.segments())
-    missing = _missing_end(store, log)
+    missing = missing_end(store, log)
     if missing:
         one = missing[0]
         base = one.start - one.start % log.segment_bytes
@@ -75,7 +75,7 @@ def refuse_damage(store: HeldStore, log: CommitLog) -> None:
         )
 
 
-def _missing_end(store: HeldStore, log: CommitLog) -> list[Extent]:
+def missing_end(store: HeldStore, log: CommitLog) -> list[Extent]:
     """The place where a start would refuse to end the log: promised records are missing behind it."""
     begin = begin_of(store, log)
     try:

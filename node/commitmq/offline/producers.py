@@ -71,7 +71,7 @@ def _saved(layout: StoreLayout, snapshot: ProducerSnapshot) -> ProducerSnapshot 
         if is_no_space(error):
             return snapshot
         raise StoreError(
-            f"cannot write down what is known of producers, so nothing is deleted: {error.strerror}",
+            f"cannot write the table of idempotent producers, so nothing is deleted: {error.strerror}",
             path=layout.producers,
         ) from error
     return None

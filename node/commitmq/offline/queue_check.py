@@ -21,13 +21,14 @@ import numpy as np
 from commitmq.errors import StoreError
 from commitmq.files.fd_cache import FdCache
 from commitmq.format.constants import UNIT_BYTES
+from commitmq.format.units import UNIT
 from commitmq.offline.piece_bounds import BATCH, Queue
 from commitmq.offline.queue_units import locate
 from commitmq.offline.rebuild_pieces import units_of
 from commitmq.offline.store_view import StoreView
 from commitmq.store.queues import queue_ends
 from commitmq.store.queues.batch_consume_queue import BatchConsumeQueue
-from commitmq.store.queues.consume_queue import UNIT, ConsumeQueue
+from commitmq.store.queues.consume_queue import ConsumeQueue
 from commitmq.store.queues.log_proof import LogProof
 from commitmq.store.queues.queue_ends import QueueEnd, QueueEnds
 from commitmq.store.queues.queue_files import list_queues

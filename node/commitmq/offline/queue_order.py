@@ -11,9 +11,10 @@ from typing import Final
 
 from commitmq.files.fd_cache import FdCache, affordable_files
 from commitmq.format.constants import PREBLANK_SIZE
+from commitmq.format.units import UNIT
 from commitmq.offline.findings import LOG, Faults, Finding, Single
 from commitmq.offline.piece_bounds import BATCH, LIGHT, Bounds, Queue
-from commitmq.offline.queue_units import UNIT, QueueUnits, locate
+from commitmq.offline.queue_units import QueueUnits, locate
 from commitmq.offline.store_view import StoreView
 
 _MOST_BLANKS: Final = 1_000_000

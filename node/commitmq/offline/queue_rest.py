@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from commitmq.format.constants import PREBLANK_SIZE
+from commitmq.format.units import BATCH_UNIT, UNIT
 from commitmq.offline.findings import QUEUES, Faults, Finding, Single
-from commitmq.offline.queue_units import UNIT, runs, show, written_units
+from commitmq.offline.queue_units import runs, show, written_units
 from commitmq.offline.store_view import StoreView
-from commitmq.store.queues.batch_consume_queue import BATCH_UNIT
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ def _check_file(view: StoreView, rest: Rest, path: Path, file_bytes: int, faults
         faults.add(Single((*order, "file.unreadable", base), Finding("file.unreadable", file, 0, size, detail)))
         return
     if rest.is_batch and rest.end < 0:
-        return  # all of its records expired
+        return  # all records of the queue expired
     first = max(0, max(0, rest.end) * kind.itemsize - base) // kind.itemsize
     for position, units in written_units(path, first * kind.itemsize, kind):
         # Pre-blank units occupy the places before a queue's first unit (spec 3.3).

@@ -5,17 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from commitmq.files.fd_cache import FdCache
+from commitmq.format.constants import BATCH_UNIT_BYTES
 from commitmq.format.file_names import segment_name
+from commitmq.format.units import BATCH_UNIT
 from commitmq.offline.piece_bounds import Queue
-from commitmq.store.queues.batch_consume_queue import BATCH_UNIT, BATCH_UNIT_BYTES
-
-UNIT: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 
 
 class QueueUnits:

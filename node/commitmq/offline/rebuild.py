@@ -21,7 +21,8 @@ import numpy as np
 from commitmq import failpoints
 from commitmq.errors import StoreError
 from commitmq.files.disk import sync_folder
-from commitmq.format.constants import PREBLANK_SIZE, UNIT_BYTES
+from commitmq.format.constants import BATCH_UNIT_BYTES, PREBLANK_SIZE, UNIT_BYTES
+from commitmq.format.units import UNIT
 from commitmq.log import get_log
 from commitmq.offline.held_store import HeldStore
 from commitmq.offline.log_beginning import trusted_ends
@@ -33,8 +34,8 @@ from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.dispatch_batch import LogWalker
 from commitmq.store.metadata.deleted_topics import load_tombstones
 from commitmq.store.queues import queue_ends
-from commitmq.store.queues.batch_consume_queue import BATCH_UNIT_BYTES, BatchConsumeQueue, make_units
-from commitmq.store.queues.consume_queue import UNIT, ConsumeQueue
+from commitmq.store.queues.batch_consume_queue import BatchConsumeQueue, make_units
+from commitmq.store.queues.consume_queue import ConsumeQueue
 from commitmq.store.queues.queue_bytes import close_shared_files
 from commitmq.store.queues.queue_ends import QueueEnds
 from commitmq.store.queues.queue_files import list_queues
@@ -75,7 +76,7 @@ class Rebuilt:
     def left_lines(self, most: int = 20) -> list[str]:
         """The remaining faults, for users; empty when there are none."""
         more = [f"and {len(self.left) - most} more; --json lists them"] if len(self.left) > most else []
-        head = ["the rebuilt files do not show all of the log; what is not right:"] if self.left else []
+        head = ["the rebuilt files do not show the whole log. Their faults:"] if self.left else []
         return [*head, *self.left[:most], *more]
 
     def line(self, only: str | None) -> str:
@@ -119,8 +120,8 @@ def rebuild(
 
 
 def keep_ends(store: HeldStore, beside: StoreLayout, log_start: int, ends: QueueEnds | None) -> None:
-    """Copy to ``beside`` what only the old queues, or the record of their ends, know: the ends of queues of which the
-    log has no record any more, and places at a queue's end that a repair left.
+    """Copy to ``beside`` the facts that only the old queues, or the record of their ends, have: the ends of queues
+    without a record in the log, and places at a queue's end that a repair left.
     """
     layout = store.layout
     deleted = load_tombstones(layout)
@@ -180,7 +181,7 @@ def _dispatch(
 
 
 def _keep_ends(old: Path, new: Path, unit_bytes: int, log_start: int, deleted: Mapping[str, int]) -> None:
-    """Copy the last file of every queue of which the log has no record any more: only it tells the next offset.
+    """Copy the last file of every queue that has no record in the log any more: only this file tells the next offset.
 
     Both kinds of units begin with physical offset i8 and size i4. A queue whose last unit is not below the log's
     beginning is left out, because that unit points at nothing. So is a queue whose topic was ``deleted``: the next
@@ -213,7 +214,7 @@ def _keep_lost_places(old: Path, new: Path, file_bytes: int) -> None:
         try:
             end, made_end = queue.refresh(), made.refresh()
         except StoreError:
-            continue  # the queue is unreadable, which is why it is rebuilt
+            continue  # the queue is unreadable, and so it is rebuilt
         units = np.frombuffer(queue.read_units(made_end, end - made_end) if made_end < end else b"", UNIT)
         if made.has_files and len(units) and bool((units["size"] == PREBLANK_SIZE).all()):
             made.recover()

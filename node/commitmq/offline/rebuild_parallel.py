@@ -2,8 +2,8 @@
 
 First, a survey of all pieces of the log (:mod:`commitmq.offline.rebuild_pieces`) finds the log's end as a recovery
 does, and counts. Then each piece writes its units, and each index file is made, all at their own places in a folder of
-this job. When all of it is durable, it replaces the old files as in :mod:`commitmq.offline.rebuild`, or goes to a given
-empty folder. If tasks or this process die earlier, that folder stays, and the next job removes it.
+this job. When the result is durable, it replaces the old files as in :mod:`commitmq.offline.rebuild`, or goes to a
+given empty folder. If tasks or this process die earlier, that folder stays, and the next job removes it.
 """
 
 from __future__ import annotations

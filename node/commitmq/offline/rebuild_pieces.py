@@ -30,8 +30,10 @@ from numpy.typing import NDArray
 from commitmq.errors import StoreError
 from commitmq.files.fd_cache import FdCache, affordable_files
 from commitmq.files.no_space import kind_of
-from commitmq.format.constants import PREBLANK_SIZE, UNIT_BYTES
+from commitmq.files.write_all import write_all
+from commitmq.format.constants import BATCH_UNIT_BYTES, PREBLANK_SIZE, UNIT_BYTES
 from commitmq.format.file_names import segment_name
+from commitmq.format.units import UNIT
 from commitmq.kernels.index_insertion import count_items
 from commitmq.kernels.scan import scan_until
 from commitmq.kernels.walk import WALK_BAD, WALK_LIMIT
@@ -42,8 +44,8 @@ from commitmq.store.layout import StoreLayout
 from commitmq.store.log import multi_dispatch
 from commitmq.store.log.dispatch_batch import DispatchBatch, Rows, by_queue, consecutive, consumable
 from commitmq.store.log.log_split import NO_START, Piece, find_start, find_stop
-from commitmq.store.queues.batch_consume_queue import BATCH_UNIT_BYTES, make_units
-from commitmq.store.queues.consume_queue import MAX_GAP_UNITS, UNIT, ConsumeQueue
+from commitmq.store.queues.batch_consume_queue import make_units
+from commitmq.store.queues.consume_queue import MAX_GAP_UNITS, ConsumeQueue
 
 LOCK_NAME: Final = "job.lock"
 _BLANK: Final = np.array([(0, PREBLANK_SIZE, 0)], UNIT).tobytes()
@@ -292,11 +294,11 @@ class _Files:
             piece = data[: base + self._file_bytes - at]
             path = self.make(queue, base)
             try:
-                written = os.pwrite(self._fds.write_fd(path), piece, at - base)
+                write_all(self._fds.write_fd(path), piece, at - base)
             except OSError as error:
                 raise _error("cannot write units", error, path) from error
-            at += written
-            data = data[written:]
+            at += len(piece)
+            data = data[len(piece) :]
 
     def make(self, queue: Queue, base: int) -> str:
         """The path of the existing file that begins at logical byte ``base``."""

@@ -33,9 +33,18 @@ from commitmq.files.disk import sync_folder
 from commitmq.files.fd_cache import FdCache
 from commitmq.files.no_space import kind_of
 from commitmq.files.write_all import write_all
-from commitmq.format.constants import MAGIC_FILLER, PREBLANK_SIZE, UNIT_BYTES, Host, SysFlag
+from commitmq.format.constants import (
+    FILLER_BYTES,
+    MAGIC_FILLER,
+    MIN_RECORD_BYTES,
+    PREBLANK_SIZE,
+    UNIT_BYTES,
+    Host,
+    SysFlag,
+)
 from commitmq.format.file_names import segment_name
 from commitmq.format.record import Record, encode_record
+from commitmq.format.units import BATCH_UNIT, UNIT
 from commitmq.offline.extents import Extent, extents
 from commitmq.offline.held_store import HeldStore
 from commitmq.offline.log_damage import find_damage, short_segments
@@ -44,7 +53,7 @@ from commitmq.store.checkpoint import Checkpoint
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.queues import queue_ends
-from commitmq.store.queues.batch_consume_queue import BATCH_UNIT, BatchConsumeQueue
+from commitmq.store.queues.batch_consume_queue import BatchConsumeQueue
 from commitmq.store.queues.consume_queue import ConsumeQueue
 from commitmq.store.queues.queue_files import list_queues
 from commitmq.store.recovery import cut_record
@@ -54,11 +63,8 @@ How = Literal["cut", "skip"]
 
 REPAIRED_TOPIC: Final = "RMQ_SYS_REPAIRED"
 SHORT_TOPIC: Final = "-"
-_FILLER_BYTES: Final = 8
 _MOST_BODY_BYTES: Final = 1 << 20
-_UNIT: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
-_LEAST_RECORD_BYTES: Final = 92  # no record is shorter: 91 bytes and a topic of one character
-_FIXED_BYTES: Final = 91
+_LEAST_RECORD_BYTES: Final = MIN_RECORD_BYTES + 1  # no record is shorter: its topic has a character
 
 
 @dataclass(slots=True)
@@ -156,7 +162,7 @@ def _lengthen(path: Path, segment_bytes: int) -> None:
 
 def _refuse_short(layout: StoreLayout, damage: list[Extent]) -> None:
     for extent in damage:
-        if not extent.is_torn_end and extent.end - extent.start < _FILLER_BYTES:
+        if not extent.is_torn_end and extent.end - extent.start < FILLER_BYTES:
             raise StoreError(
                 f"the damage of {extent.end - extent.start} bytes is too short to be skipped; cut there",
                 path=layout.commit_log,
@@ -264,7 +270,7 @@ def _overwrite(store: HeldStore, damage: list[Extent]) -> int:
         base = extent.start - extent.start % segment_bytes
         size = extent.end - extent.start
         if not (layout.commit_log / segment_name(base)).exists():
-            continue  # all of it was cut
+            continue  # the whole segment was cut
         if extent.is_torn_end:
             data = bytes(min(size, base + segment_bytes - extent.start))
         elif extent.end == base + segment_bytes or size < _LEAST_RECORD_BYTES:
@@ -295,8 +301,8 @@ def _blank_records(start: int, size: int, stamp: int) -> bytes:
     data = bytearray()
     while len(data) < size:
         left = size - len(data)
-        topic = REPAIRED_TOPIC if left >= _FIXED_BYTES + len(REPAIRED_TOPIC) else SHORT_TOPIC
-        body = left - _FIXED_BYTES - len(topic)
+        topic = REPAIRED_TOPIC if left >= MIN_RECORD_BYTES + len(REPAIRED_TOPIC) else SHORT_TOPIC
+        body = left - MIN_RECORD_BYTES - len(topic)
         if body > _MOST_BODY_BYTES:
             # Never leave a rest that is too short for a record.
             body = min(_MOST_BODY_BYTES, body - _LEAST_RECORD_BYTES - len(REPAIRED_TOPIC))
@@ -322,7 +328,7 @@ def _blank_units(store: HeldStore, damage: list[Extent]) -> int:
         for path in sorted(folder.iterdir()):
             if not path.name.isdecimal():
                 continue
-            units = np.frombuffer(bytearray(path.read_bytes()), _UNIT)
+            units = np.frombuffer(bytearray(path.read_bytes()), UNIT)
             offsets = units["physical_offset"].astype(np.int64)
             hit = np.zeros(len(units), np.bool_)
             for extent in damage:

@@ -64,7 +64,7 @@ def restore(store: HeldStore, progress: Progress = lambda _done, _total: None) -
     cut = cuts[0]
     for part in cut.parts:
         if not cut_record.copy_is_whole(store.layout, part):
-            raise StoreError("the copy of what was cut is missing or damaged", path=_copy(store, part))
+            raise StoreError("the copy of the cut bytes is missing or damaged", path=_copy(store, part))
     refuse_missing_beginning(store, list_bases(store.layout.commit_log))
     regions = _end_regions(store, cut) if cut.log_end >= 0 else _skipped_regions(store, cut)
     # From here on the store is changed: the new end will be beyond the promised one.
@@ -109,9 +109,9 @@ def _end_regions(store: HeldStore, cut: Cut) -> list[tuple[CutPart, int]]:
             end = log_end(store)
         except CommitMQError:
             end = -1
-        since = f"the log goes on to {end} now" if end > cut.log_end else "other bytes are there now"
+        since = f"the log ends at {end} now" if end > cut.log_end else "other bytes are there now"
         raise StoreError(
-            f"what was cut at physical offset {cut.log_end} cannot be put back: {since}, and messages that were stored since "
+            f"the bytes cut at physical offset {cut.log_end} cannot be put back: {since}, and messages that were stored since "
             f"would be overwritten. The copies stay; `commitmq store dump` reads a store made of them",
             path=cut_record.cut_folder(layout),
         )
@@ -185,7 +185,7 @@ def _make_segments(store: HeldStore, cut: Cut) -> None:
 
 def _error(error: OSError, path: Path) -> StoreError:
     kind = kind_of(error)
-    return kind(f"cannot put back what was cut: {error.strerror}; try again", path=path)
+    return kind(f"cannot put back the cut bytes: {error.strerror}; try again", path=path)
 
 
 def _put(store: HeldStore, part: CutPart, stop: int) -> None:

@@ -1,4 +1,4 @@
-"""The data about a held store that a task needs, wherever it runs: plain values that can be sent to another process.
+"""The data about a held store that a task needs: plain values that can be sent to another process.
 
 Tasks read the store itself by its path, so a process on another machine must see the same folder there.
 """

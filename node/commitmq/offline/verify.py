@@ -5,6 +5,7 @@ Nothing is changed. The result is a list of :class:`Finding` s: the kind, the fi
     log.segment      a segment is missing, or has another size
     log.record       bytes that are not a record where one must be, up to the next record
     log.order        queue offsets of a queue do not follow each other
+    log.end          the log ends before a place that it must reach, so that a start refuses it
     queue.missing    a record without its unit; queue.wrong: a unit that differs from its record
     queue.extra      units without a record in the log
     index.missing    a key of a record without its item; index.wrong: an item without a record's key
@@ -38,6 +39,7 @@ from commitmq.offline import verify_index
 from commitmq.offline.findings import LOG, SMALL_FILES, Faults, Finding, Outcome, Report, Single
 from commitmq.offline.held_store import HeldStore
 from commitmq.offline.log_beginning import missing_beginning
+from commitmq.offline.log_damage import missing_end, open_whole
 from commitmq.offline.piece_bounds import Queue
 from commitmq.offline.queue_order import QueueOrder
 from commitmq.offline.queue_rest import Rest, check_rest
@@ -48,8 +50,13 @@ from commitmq.offline.verify_piece import PieceReport, PieceTask, check_piece
 from commitmq.store.checkpoint import Checkpoint
 from commitmq.store.log.log_split import PIECE_BYTES, Job, Piece, pieces_of, prove
 from commitmq.store.metadata import consumer_offsets, json_config, topic_files
+from commitmq.store.metadata.epoch import read_epoch
+from commitmq.store.metadata.offsets_journal import OffsetsJournal
+from commitmq.store.producers.producer_snapshot import ProducerSnapshot
+from commitmq.store.queues.queue_ends import QueueEnds
 from commitmq.store.queues.queue_files import list_queues
 from commitmq.store.recovery.sidecar import Sidecar
+from commitmq.store.recovery.store_recovery import refuse_orphaned_queues
 
 __all__ = ["Finding", "Progress", "Report", "verify"]
 
@@ -105,6 +112,8 @@ class _Verifier:
                 report.index_items = index.total
                 first_item = IndexShape(config.index.hash_slots, config.index.max_items).item_position(1)
                 outcome = replace(outcome, index_names=index.names, index_starts=index.starts, item_position=first_item)
+        if is_whole:
+            self._end()
         report.findings = faults.findings(outcome)
         report.untold = faults.untold
         return report
@@ -153,6 +162,25 @@ class _Verifier:
         queues.close()
         self._progress(total, total)
         return log_end
+
+    def _end(self) -> None:
+        """Report an end of the log that a start refuses; other damage of the log says enough of itself."""
+        told = [one.finding for one in self._faults.faults if isinstance(one, Single)]
+        if any(one.kind.startswith("log.") and not one.is_note for one in told):
+            return
+        log = open_whole(self._store)
+        try:
+            if not log.segments():
+                refuse_orphaned_queues(self._layout)
+            for one in missing_end(self._store, log):
+                base = one.start - one.start % self._segment_bytes
+                file = f"commitlog/{segment_name(base)}"
+                finding = Finding("log.end", file, one.start - base, one.end - one.start, str(one.damage))
+                self._tell(LOG, one.start, finding)
+        except StoreError as error:
+            self._tell(LOG, 0, Finding("log.end", "commitlog", 0, 0, str(error)))
+        finally:
+            log.close()
 
     def _pieces(
         self,
@@ -226,12 +254,20 @@ class _Verifier:
                 checks += [(path, _load_json) for path in sorted(self._layout.own.glob(pattern))]
             if self._layout.sidecar.exists():
                 checks.append((self._layout.sidecar, _load_sidecar))
-        for path, load in checks:
+            checks.append((self._layout.epoch, read_epoch))
+            checks.append((consumer_offsets.journal_path(self._layout), OffsetsJournal.read))
+            checks.append((topic_files.journal_path(self._layout), topic_files.TopicsJournal.read))
+        # A start makes these anew from the log.
+        remade: list[tuple[Path, Callable[[Path], object]]] = [(self._layout.producers, ProducerSnapshot.load)]
+        if self._layout.queue_ends.exists():
+            remade.append((self._layout.queue_ends, _load_queue_ends))
+        for path, load in (*checks, *remade):
             try:
                 load(path)
             except (CommitMQError, json.JSONDecodeError, OSError) as error:
                 file = path.relative_to(self._layout.root).as_posix()
-                self._tell(SMALL_FILES, file, Finding("file.unreadable", file, 0, 0, str(error)))
+                is_note = (path, load) in remade
+                self._tell(SMALL_FILES, file, Finding("file.unreadable", file, 0, 0, str(error), is_note))
 
     def _load_config(self, path: Path) -> object:
         """Load it as a start does, so that the reported remedy is the same."""
@@ -241,6 +277,11 @@ class _Verifier:
 def _load_sidecar(path: Path) -> None:
     if Sidecar.load(path) is None:
         raise StoreError("its checksum is false: a start goes by RocketMQ's rules", path=path)
+
+
+def _load_queue_ends(path: Path) -> None:
+    if QueueEnds.load(path) is None:
+        raise StoreError("its checksum is false: a start compares samples of the log with the queues", path=path)
 
 
 def _load_json(path: Path) -> object:

@@ -5,9 +5,9 @@ and end in the piece (:mod:`commitmq.offline.piece_bounds`), because a queue con
 :mod:`commitmq.offline.queue_order` compares these for all pieces, and then knows which units remain to be checked
 (:mod:`commitmq.offline.queue_rest`).
 
-The queue offset gives a plain queue's unit its place. The 46-byte units of batch queues are consecutive, whatever their
-queue offsets: the place of the first one is searched by its record's physical offset, and returned too; if it differs
-from the place that the pieces before imply, the piece is checked again with the right one.
+The queue offset gives a plain queue's unit its place. The 46-byte units of batch queues are consecutive with any queue
+offsets: the place of the first one is searched by its record's physical offset, and returned too; if it differs from
+the place that the pieces before imply, the piece is checked again with the right one.
 """
 
 from __future__ import annotations
@@ -22,14 +22,15 @@ from numpy.typing import NDArray
 
 from commitmq.files.fd_cache import FdCache, affordable_files
 from commitmq.format.constants import LMQ_PREFIX
+from commitmq.format.units import BATCH_UNIT, UNIT
 from commitmq.offline.findings import Faults, UnitRun
 from commitmq.offline.piece_bounds import BATCH, BOUNDS, LIGHT, PLAIN, Bounds, Queue
 from commitmq.offline.queue_order import disorder
-from commitmq.offline.queue_units import UNIT, QueueUnits, locate, runs, show
+from commitmq.offline.queue_units import QueueUnits, locate, runs, show
 from commitmq.offline.store_view import StoreView
 from commitmq.store.log import multi_dispatch
 from commitmq.store.log.dispatch_batch import DispatchBatch, by_queue, consumable
-from commitmq.store.queues.batch_consume_queue import BATCH_UNIT, make_units
+from commitmq.store.queues.batch_consume_queue import make_units
 
 _MOST_ORDERS: Final = 100  # of one queue in one batch: everything behind them is disorder too
 _FAR: Final = 1024  # units between two records of a batch that are not worth reading

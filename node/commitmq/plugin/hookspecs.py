@@ -99,7 +99,7 @@ class Dispatcher(Protocol):
     Replay is at least once: after a crash records at or behind the returned position come again, so ``dispatch`` must
     be idempotent by physical offset. An exception in any of these methods ends the process; it is started again with
     back-off. A plugin's dispatcher that dies ``dispatch.park_after`` times on the same record is parked: it waits for
-    ``commitmq dispatcher retry`` or ``skip`` while everything else goes on.
+    ``commitmq dispatcher retry`` or ``skip`` while everything else continues.
 
     Two more methods are optional. ``forget(topic: str) -> None``: the topic was deleted, and all its records so far
     have been dispatched. The call is repeated when the records are, and comes late when the dispatcher was dead or
@@ -126,8 +126,8 @@ class Dispatcher(Protocol):
         Not ``thorough``: the dispatcher may leave small amounts for later. The call is thorough once a minute and at
         the end. For a dispatcher with a true attribute ``spreads_flush`` it is thorough only at the end; such a
         dispatcher ensures by itself that nothing stays unsynced for long. A dispatcher that syncs in a thread, so that
-        dispatching goes on meanwhile, returns the durable offset so far; while its attribute ``is_flushing`` is true it
-        is called again within a moment.
+        dispatching continues meanwhile, returns the durable offset so far; while its attribute ``is_flushing`` is true
+        it is called again within a moment.
         """
 
     def truncate(self, offset: int) -> None:

@@ -429,8 +429,8 @@ class Directory:
     def metadata(self, *, timeout_s: float, refresh: bool = False) -> Metadata:
         """The node's metadata; asks the node unless it is known and ``refresh`` is false.
 
-        A starting node is waited for, also one that dies meanwhile and is started again. Raises NodeUnavailableError or
-        ProtocolError at the end of ``timeout_s``.
+        The call waits for a starting node, also for one that dies meanwhile and is started again. Raises
+        NodeUnavailableError or ProtocolError at the end of ``timeout_s``.
         """
         began = time.monotonic()
         deadline = began + timeout_s

@@ -1,4 +1,4 @@
-"""Access to a store: only its owner may read it, whatever the umask, unless the store's own folder admits a group.
+"""Access to a store: with every umask only its owner may read it, unless the store's own folder admits a group.
 
 Messages are in the files, so files are 0600 and folders 0700. The processes of a node, the offline verbs and the tasks
 of jobs that write to a store all set their umask by :func:`umask_of`, so no file is missed.

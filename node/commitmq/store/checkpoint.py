@@ -1,4 +1,5 @@
-"""``checkpoint``: up to which time CommitLog, ConsumeQueues and index were durable when it was written (spec 1.6).
+"""``checkpoint``: the store times up to which CommitLog, ConsumeQueues and index were durable when it was written (spec
+1.6).
 
 0    physicMsgTimestamp i8     store time of the newest record known flushed
 8    logicsMsgTimestamp i8     store time of the newest record known in a ConsumeQueue

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Final
 
 from commitmq.files.mapped_file import list_sizes
+from commitmq.format.constants import BATCH_UNIT_BYTES, UNIT_BYTES
 from commitmq.format.index_header import IndexShape
 from commitmq.store.access import refusals_told
 from commitmq.store.index.index_shape import find_shape
@@ -38,7 +39,7 @@ MAX_ITEMS: Final = "index.max_items"
 INDEX: Final = (HASH_SLOTS, MAX_ITEMS)
 SIZES: Final = (SEGMENT, QUEUE_FILE, BATCH_FILE, EXT_FILE, *INDEX)
 
-_UNIT_BYTES: Final = {QUEUE_FILE: 20, BATCH_FILE: 46, EXT_FILE: 1}
+_UNIT_BYTES: Final = {QUEUE_FILE: UNIT_BYTES, BATCH_FILE: BATCH_UNIT_BYTES, EXT_FILE: 1}
 _MOST_FILES: Final = 1_000  # of each kind of queue: examining 100,000 would take too long
 _ROCKETMQ_SHAPE: Final = IndexShape(5_000_000, 20_000_000)
 
@@ -129,7 +130,7 @@ def _look_at_log(folder: Path, finds: _Finds) -> None:
         return
     size = Counter(size for _, size in files).most_common(1)[0][0]
     if len(files) > 1:
-        # Of two lengths, take the one by which the names are apart: a segment may have been cut short, its name cannot.
+        # Of two lengths, take the distance of the names: a segment may have been cut short, but its name is right.
         apart = min(after - before for (before, _), (after, _) in itertools.pairwise(files))
         if any(one == apart for _, one in files):
             size = apart

@@ -58,7 +58,7 @@ class StoreLayout:
 
     @property
     def sidecar(self) -> Path:
-        """The file that says where the next recovery may begin; see :mod:`commitmq.store.recovery.sidecar`."""
+        """The position from which the next recovery may begin; see :mod:`commitmq.store.recovery.sidecar`."""
         return self.root / "commitmq" / "position"
 
     @property
@@ -72,6 +72,11 @@ class StoreLayout:
     @property
     def own(self) -> Path:
         return self.root / "commitmq"
+
+    @property
+    def epoch(self) -> Path:
+        """Counts the starts of a node; see :mod:`commitmq.store.metadata.epoch`."""
+        return self.own / "epoch"
 
     @property
     def queue_ends(self) -> Path:
@@ -123,7 +128,7 @@ class StoreLayout:
 
     @property
     def node_file(self) -> Path:
-        """JSON about the live node: pid, admin endpoints, token. Exists only while a node runs (or after it died)."""
+        """JSON about the live node: pid, admin endpoints, token. Exists only while a node runs, and after its death."""
         return self.run / "node.json"
 
     def role_lock(self, role: str) -> Path:

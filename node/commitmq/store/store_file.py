@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from commitmq.files import disk
+from commitmq.files import atomic_file
 from commitmq.files.no_space import kind_of
 from commitmq.store.layout import StoreLayout
 
@@ -53,20 +53,20 @@ class StoreFile:
             version, crc = members["version"], members["crc32"]
             sizes = found.sizes.items()
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError("it is not what a node writes") from error
+            raise ValueError("no node writes such a file") from error
         if version != _VERSION:
             raise ValueError(f"it has version {version!r:.20}, and this program knows {_VERSION}")
         if crc != found._crc():
             raise ValueError("its checksum does not match")
         if not _is_id(found.store_id) or not all(type(size) is int and size > 0 for _, size in sizes):
-            raise ValueError("it is not what a node writes")
+            raise ValueError("no node writes such a file")
         return found
 
     def save(self, path: Path) -> None:
         """Replace ``path``, durably. Raises DiskFullError or StoreError; then ``path`` has the old or the new content."""
         text = json.dumps({**self._members(), "crc32": self._crc()}, indent=1) + "\n"
         try:
-            disk.replace_content(path, text.encode(), "store_file")
+            atomic_file.replace(path, text.encode(), "store_file")
         except OSError as error:
             kind = kind_of(error)
             raise kind(f"cannot write the store's id and sizes: {error.strerror}", path=path) from error

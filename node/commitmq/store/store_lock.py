@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from commitmq.errors import StoreError, StoreLockedError
+from commitmq.files import disk
 
 _FLOCK: Final = struct.Struct("@hhqqi")  # l_type, l_whence, l_start, l_len, l_pid of Linux's struct flock
 _held: set[tuple[int, int]] = set()  # POSIX locks do not exclude their own process, so this set does
@@ -41,13 +42,13 @@ class StoreLock:
         except FileNotFoundError:
             pass
         try:
-            fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            fd = disk.open_file(self.path, os.O_RDWR | os.O_CREAT, "lock")
         except OSError as error:
             raise StoreError(f"cannot open the lock file: {error.strerror}", path=self.path) from error
         try:
             fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
             os.pwrite(fd, b"lock", 0)
-            os.fsync(fd)
+            disk.sync(fd, "lock", metadata=True)
         except (BlockingIOError, PermissionError) as error:
             pid = _holder(fd)
             os.close(fd)
@@ -80,7 +81,7 @@ def lock_holder(path: Path) -> int:
     Raises StoreError where this account lacks permission.
     """
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        fd = disk.open_file(path, os.O_RDWR, "lock")
     except FileNotFoundError:
         return 0
     except OSError as error:

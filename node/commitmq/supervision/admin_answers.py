@@ -1,4 +1,4 @@
-"""The answers of the admin socket to ``metadata`` and ``status``, and what is measured for them."""
+"""The answers of the admin socket to ``metadata`` and ``status``, and their measurements."""
 
 from __future__ import annotations
 

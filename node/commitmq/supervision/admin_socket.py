@@ -26,9 +26,9 @@ _WAITING_ANSWERS = 1_000
 _MAX_HEADER_BYTES = 64 * 1024
 _MAX_TURN_NS = 5_000_000
 # The supervisor rests for this many times a turn that ended at its limit: requests get at most a fifth of its time, and
-# of a processor that the other processes need. What has not been read waits in the connections of its clients.
+# of a processor that the other processes need. Unread requests wait in the connections of their clients.
 _REST = 4
-_READ_ONLY = ("metadata", "status")  # nobody misses one whose client has gone
+_READ_ONLY = ("metadata", "status")  # without an effect, so they are dropped when the client has gone
 _PORT_PATIENCE_MS = 500
 LAST_WORD_S = 0.1
 
@@ -145,8 +145,8 @@ def is_loopback(host: str) -> bool:
 def exposure_warning(host: str, port: int) -> str:
     """The warning, to be shown loudly, when a node listens on another address than loopback."""
     return (
-        f"this node listens on {host}:{port} WITHOUT AUTHENTICATION OR ENCRYPTION: everybody who can reach that "
-        "address can read, write and delete everything in it. Use network.host=127.0.0.1 unless the network is closed."
+        f"this node listens on {host}:{port} WITHOUT AUTHENTICATION OR ENCRYPTION: everyone who reaches that "
+        "address can read, write and delete all messages. Use network.host=127.0.0.1 unless the network is closed."
     )
 
 

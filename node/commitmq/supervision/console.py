@@ -1,7 +1,8 @@
-"""The supervisor's reports to whoever started the node: lines for a person, or JSON lines; everything else is in its log.
+"""The supervisor's reports to the program or person that started the node: JSON lines, or lines of text. Everything
+else is in its log.
 
-In the foreground the keeper is the process that was started. It passes two descriptors through: standard output, and
-the standard error of before the log took its place. A restarted supervisor prints again that it is ready.
+In the foreground the keeper is the started process. It passes two descriptors on: standard output, and the first
+standard error, before the log took its place. A restarted supervisor prints again that it is ready.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Finds out what plugins add to a node, in a process of its own, because importing foreign code can do anything.
+"""Finds the parts that plugins add to a node, in a process of its own, because importing foreign code can do anything.
 
 :func:`discover` imports every plugin and calls the hooks that declare dispatchers, workers and filters. It reports the
 name of each plugin before it touches the plugin. So when the process hangs or ends, its parent knows the culprit and

@@ -66,7 +66,7 @@ class EventLoop:
         signal.set_wakeup_fd(wakeup_writer.fileno(), warn_on_full_buffer=False)
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda received, _frame: handler(signal.Signals(received).name))
-        # A closed terminal is the keeper's business, and writing to one must not stop a node behind it.
+        # The keeper handles a closed terminal. A write to a closed terminal must not stop a node in the background.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.signal(signal.SIGTTOU, signal.SIG_IGN)
         self.watch(self._wakeup.fileno(), self._drain_wakeups)

@@ -31,7 +31,7 @@ MEANINGS = {
     CliExit.OK: "success",
     CliExit.FAILURE: "the request was refused; the message says why",
     CliExit.USAGE: "wrong options or arguments",
-    CliExit.DAMAGE_FOUND: "the store was checked or mended, and not all of it is sound",
+    CliExit.DAMAGE_FOUND: "the store was checked or repaired, and has damage",
     CliExit.NODE_UNAVAILABLE: "no node answers",
     CliExit.CRASHED: "unexpected error",
     CliExit.START_FAILED: "a process of the node could not start",

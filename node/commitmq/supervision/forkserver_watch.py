@@ -1,4 +1,4 @@
-"""Watches the forkserver, and starts another one when it has died. Workers go on meanwhile."""
+"""Watches the forkserver, and starts another one when it has died. Workers continue meanwhile."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FORKSERVER_EXIT_S = 2.0
 
 
 class ForkServerWatch:
-    """One supervisor's forkserver, and its successors. ``server`` is None when there is none."""
+    """One supervisor's forkserver, and its successors. ``server`` is None while no forkserver runs."""
 
     def __init__(
         self,
@@ -54,11 +54,11 @@ class ForkServerWatch:
         return self.server.pid if self.server else 0
 
     def due_in_ms(self, now_ms: int) -> int:
-        """Milliseconds until the next one may be started."""
+        """Milliseconds until the next forkserver may be started."""
         return max(0, self._at_ms - now_ms)
 
     def check(self, now_ms: int) -> None:
-        """Kill one that does not get ready."""
+        """Kill a forkserver that does not get ready."""
         server = self.server
         if server is None or server.ready:
             return
@@ -68,11 +68,11 @@ class ForkServerWatch:
             server.kill()
 
     def is_due(self, now_ms: int) -> bool:
-        """Whether none runs, and the next one may be started."""
+        """Whether no forkserver runs, and the next one may be started."""
         return self.server is None and now_ms >= self._at_ms
 
     def start(self, now_ms: int, modules: Iterable[str]) -> None:
-        """Start one that preloads ``modules``."""
+        """Start a forkserver that preloads ``modules``."""
         self._at_ms = now_ms
         self.server = started = ForkServer(self._layout, self._config, modules)
         self._loop.watch(started.socket.fileno(), self._hear)
@@ -116,7 +116,7 @@ class ForkServerWatch:
         self._at_ms = now_ms + self._backoff_ms
         self.deaths += 1
         self._log.error(
-            "forkserver died; workers go on",
+            "forkserver died; workers continue",
             pid=forkserver.pid,
             why=describe_exit(code),
             restart_in_ms=self._backoff_ms,

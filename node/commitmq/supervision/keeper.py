@@ -1,8 +1,7 @@
 """The small parent of a supervisor: starts it again after a kill, and passes signals and exit codes through.
 
-``python -m commitmq.supervision.keeper STORE CONFIG_FD READY_FD MODE`` is what ``commitmq start`` becomes (in the
-foreground) or leaves behind (in the background). It only waits in ``wait`` all its life and loads nothing but the standard
-library.
+``commitmq start`` becomes ``python -m commitmq.supervision.keeper STORE CONFIG_FD READY_FD MODE`` (in the foreground)
+or leaves this process behind (in the background). It spends its life in ``wait`` and loads only the standard library.
 
 ``… MODE LIFE PID WORD_FD`` is the command of a supervisor in the background when its keeper was killed. That
 supervisor, PID, is the new keeper's parent and not its child. WORD_FD is a pipe on which the supervisor writes its exit

@@ -1,8 +1,8 @@
 """Small files about the node itself: the ``run/`` folder at start, ``run/node.json``, the token, the epoch.
 
-``run/node.json`` exists while a node runs (or died). It has ``pid`` and ``keeper_pid`` with their start times,
-``admin`` endpoints, ``token``, ``epoch``, and the tcp port of each role, which the next supervisor of a killed node
-takes again.
+``run/node.json`` exists while a node runs, and after its death. It has ``pid`` and ``keeper_pid`` with their start
+times, ``admin`` endpoints, ``token``, ``epoch``, and the tcp port of each role, which the next supervisor of a killed
+node takes again.
 """
 
 from __future__ import annotations
@@ -20,30 +20,12 @@ from typing import Any
 import orjson
 
 from commitmq.errors import StoreError
+from commitmq.files import atomic_file, disk
 from commitmq.files.disk import sync_folder
 from commitmq.store.access import close_own_folders
 from commitmq.store.layout import StoreLayout, fits_sockets
+from commitmq.store.metadata.epoch import read_epoch
 from commitmq.supervision.processes import lock_holder
-
-
-def write_atomically(path: Path, data: bytes, *, durable: bool = False, mode: int = 0o600) -> None:
-    """Replace ``path`` by ``data`` so that a reader sees the old or the new content; ``durable``: also after a power
-    cut.
-
-    ``mode`` is the file's mode before the umask.
-    """
-    temporary = path.with_name(path.name + ".new")
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
-    try:
-        while data:
-            data = data[os.write(fd, data) :]
-        if durable:
-            os.fsync(fd)
-    finally:
-        os.close(fd)
-    os.replace(temporary, path)
-    if durable:
-        sync_folder(path.parent)
 
 
 def read_node_file(layout: StoreLayout) -> dict[str, Any]:
@@ -138,8 +120,8 @@ def _record_socket_folder(layout: StoreLayout, folder: Path) -> None:
     """Write down that ``folder`` belongs to this store: in ``run/`` for as long as it exists, and for later lives."""
     root = layout.root.stat()
     record = {"folder": str(folder), "device": root.st_dev, "inode": root.st_ino}
-    write_atomically(layout.socket_record, json.dumps(record).encode())
-    write_atomically(layout.sockets_note, os.fsencode(folder))
+    atomic_file.replace(layout.socket_record, json.dumps(record).encode(), "node_file", durable=False, mode=0o600)
+    atomic_file.replace(layout.sockets_note, os.fsencode(folder), "node_file", durable=False, mode=0o600)
 
 
 def _former_socket_folder(layout: StoreLayout) -> Path | None:
@@ -168,15 +150,9 @@ def next_epoch(layout: StoreLayout) -> int:
     """Count one more start of a node on this store. The number is durable before it is used, so no epoch is given out
     twice.
     """
-    path = layout.own / "epoch"
-    try:
-        last = int(path.read_text(encoding="ascii"))
-    except FileNotFoundError:
-        last = 0
-    except ValueError as error:
-        sentence = "the count of starts is not a number; write one at least as high as before"
-        raise StoreError(sentence, path=path) from error
-    write_atomically(path, f"{last + 1}\n".encode(), durable=True)
+    path = layout.epoch
+    last = read_epoch(path)
+    atomic_file.replace(path, f"{last + 1}\n".encode(), "epoch", mode=0o600)
     return last + 1
 
 
@@ -197,4 +173,4 @@ def _remove_entries(folder: Path, *, keep: str = "") -> None:
                 shutil.rmtree(entry.path)
             elif not (entry.name.endswith(".lock") and lock_holder(Path(entry.path)) is not None):
                 # A held lock is the only sign for the next node of a process that has not ended yet.
-                os.unlink(entry.path)
+                disk.unlink(entry.path, "run")

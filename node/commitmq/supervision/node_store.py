@@ -1,9 +1,8 @@
 """The store in the hands of a node: taken with its lock, claimed with ``abort``, and given back.
 
 Until recovery has ended well the store still belongs to its former user: a start that fails or is interrupted before
-that, in whatever way, leaves ``abort``, checkpoint and sidecar as it found them. Then :meth:`NodeStore.claim` makes
-``abort`` with a token of this node. Only from there on does a process of this node write files that a later recovery
-trusts.
+that leaves ``abort``, checkpoint and sidecar as it found them. Then :meth:`NodeStore.claim` makes ``abort`` with a
+token of this node. Only from there on does a process of this node write files that a later recovery trusts.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from commitmq.config import NodeConfig
 from commitmq.config.fitting import fit
 from commitmq.control import ControlBlock, DispatcherWord, Word
 from commitmq.errors import StoreError
+from commitmq.files import atomic_file
 from commitmq.log import Log
 from commitmq.store.access import open_folders
 from commitmq.store.checkpoint import Checkpoint
@@ -62,8 +62,8 @@ class NodeStore:
         return self.fitted.config
 
     def take_over(self) -> dict[str, int]:
-        """End what is left of a former node and begin ``run/`` anew. Returns the ports of its roles, which this node takes
-        again where the configuration leaves them open. Raises StoreError.
+        """End the processes that a former node left, and begin ``run/`` anew. Returns the ports of its roles, which
+        this node takes again where the configuration leaves them open. Raises StoreError.
         """
         layout, config = self.layout, self.fitted.config
         try:
@@ -85,28 +85,28 @@ class NodeStore:
         return found
 
     def write_token(self) -> None:
-        """Write what a client on the same machine reads to prove that it is there."""
+        """Write ``run/token``: a client that can read it proves that it is on the same machine."""
         self.token = secrets.token_hex(16)
-        node_files.write_atomically(self.layout.run / "token", self.token.encode(), mode=0o640)
+        atomic_file.replace(self.layout.run / "token", self.token.encode(), "node_file", durable=False)
 
     def write_node_file(self, keeper: KeeperWatch, endpoints: list[str], ports: dict[str, int]) -> None:
-        """Write ``run/node.json``: who runs the node, where its admin socket is, and the port of each role."""
-        node_files.write_atomically(
-            self.layout.node_file,
-            orjson.dumps(
-                {
-                    "pid": os.getpid(),
-                    "started_ticks": start_time_ticks(os.getpid()),
-                    "keeper_pid": keeper.pid,
-                    "keeper_started_ticks": start_time_ticks(keeper.pid) if keeper.pid else None,
-                    "life": keeper.life,
-                    "admin": endpoints,
-                    "token": self.token,
-                    "epoch": self.epoch,
-                    "ports": ports,
-                }
-            ),
+        """Write ``run/node.json``: the supervisor's process, the address of the admin socket, and the port of each
+        role.
+        """
+        content = orjson.dumps(
+            {
+                "pid": os.getpid(),
+                "started_ticks": start_time_ticks(os.getpid()),
+                "keeper_pid": keeper.pid,
+                "keeper_started_ticks": start_time_ticks(keeper.pid) if keeper.pid else None,
+                "life": keeper.life,
+                "admin": endpoints,
+                "token": self.token,
+                "epoch": self.epoch,
+                "ports": ports,
+            }
         )
+        atomic_file.replace(self.layout.node_file, content, "node_file", durable=False, mode=0o600)
 
     def look_back(self) -> None:
         """Find how the former node ended, and whether other accounts can read its files."""

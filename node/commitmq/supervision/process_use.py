@@ -49,7 +49,7 @@ def memory_bytes(pid: int, store: Path) -> int | None:
             total_kib += int(pss) if counts else 0
         else:
             counts = not path.startswith(inside)
-    return total_kib * 1024 or None  # (one that has ended and was not waited for yet has no mappings)
+    return total_kib * 1024 or None  # (an ended process that was not waited for yet has no mappings)
 
 
 @dataclass(slots=True)

@@ -76,7 +76,7 @@ class Roster:
         self._workers: list[dict[str, Any]] = list(found.get("workers", ()))
 
     def own_dispatchers(self) -> list[dict[str, Any]]:
-        """Built-in dispatchers other than the ConsumeQueue's (which runs whatever discovery finds)."""
+        """Built-in dispatchers other than the ConsumeQueue's (which runs with every result of discovery)."""
         return [one for one in self._dispatchers if one["built_in"] and one["name"] in FIXED_DISPATCHER_SLOTS]
 
     def plugin_roles(self) -> tuple[list[Role], list[Role]]:

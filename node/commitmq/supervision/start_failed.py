@@ -1,4 +1,4 @@
-"""Why a node cannot start, in words for the person who started it."""
+"""The reason why a node cannot start, as a sentence for the person at the terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ START_ATTEMPTS = 3
 
 
 class StartFailed(CommitMQError):
-    """The node cannot start. The sentence and the exit code are for the person who started it."""
+    """The node cannot start. The sentence and the exit code are for the person at the terminal."""
 
     def __init__(self, message: str, code: CliExit) -> None:
         super().__init__(message)
@@ -24,7 +24,7 @@ def with_a_way_out(sentence: str, layout: StoreLayout) -> str:
     if "store expire" in sentence or not tells_of_no_space(sentence):
         return sentence
     return (
-        f"{sentence}. The disk of the store has no space left for what a start must write, and nothing is lost. Free some: "
+        f"{sentence}. The disk of the store has no space left for the files of a start. Nothing is lost. To free some: "
         f"`commitmq store expire {layout.root} --keep-bytes N` deletes the oldest segments without a node (--dry-run says "
         "which)"
     )

@@ -1,4 +1,6 @@
-"""The node's status as the admin socket tells it: endpoints and settings, processes, positions, dispatchers, the disk."""
+"""The node's status in the answer of the admin socket: endpoints and settings, processes, positions, dispatchers, the
+disk.
+"""
 
 from __future__ import annotations
 
@@ -79,7 +81,7 @@ def position_and_lag(
 
 
 def positions(control: ControlBlock) -> dict[str, int]:
-    """The node-wide words that people ask for, by name; bytes of the CommitLog unless the name says otherwise."""
+    """The node-wide words for ``status``, by name; bytes of the CommitLog unless the name says otherwise."""
     names = (
         Word.MIN_OFFSET, Word.REPUT, Word.FLUSHED, Word.WRITTEN, Word.ALLOCATED, Word.WRITTEN_TIMESTAMP,
         Word.FLUSH_ERRNO, Word.WRITER_GENERATION, Word.TOPICS_VERSION, Word.RECOVERED_END,

@@ -12,11 +12,11 @@ dispatched.
 
 Until recovery has ended well the store still belongs to its former user (:mod:`commitmq.supervision.node_store`).
 
-What happens when a process dies:
+After the death of a process:
 
 * a worker: its pidfd wakes the supervisor, which forks it again after a back-off. A worker whose heartbeat stops is
   killed first.
-* the forkserver: workers are the supervisor's own children (see :mod:`commitmq.supervision.forkserver`) and go on; a
+* the forkserver: workers are the supervisor's own children (see :mod:`commitmq.supervision.forkserver`) and continue; a
   new forkserver is started.
 * the supervisor: every lifeline closes, so every worker and the forkserver exit; the keeper starts a new supervisor.
 * the keeper: in the foreground the node stops in order, because a person who killed ``commitmq start`` meant the node.
@@ -98,6 +98,7 @@ class Supervisor:
         self._stop_peers: list[tuple[bytes, int]] = []
         self._failure: StartFailed | None = None
         self._ports: dict[str, int] = {}
+        self._node_file_is_old = False
 
     # ------------------------------------------------------------ life
 
@@ -192,7 +193,7 @@ class Supervisor:
             loop=self._loop,
             ports=self._ports,
             was_clean=store.was_clean,
-            on_new_port=self._write_node_file,
+            on_new_port=self._renew_node_file,
             on_news=lambda sentence: self._report({"event": "info", "message": sentence}),
             log=self._log,
         )
@@ -208,6 +209,17 @@ class Supervisor:
 
     def _write_node_file(self) -> None:
         self._store.write_node_file(self._keeper, self._admin.endpoints, self._ports)
+
+    def _renew_node_file(self) -> None:
+        """Write the file again under a running node. An error, as of a full disk, is logged, and the next turn tries again."""
+        try:
+            self._write_node_file()
+        except OSError as error:
+            if not self._node_file_is_old:
+                self._log.error("run/node.json could not be written", error=str(error))
+            self._node_file_is_old = True
+        else:
+            self._node_file_is_old = False
 
     # ------------------------------------------------------------ start
 
@@ -318,7 +330,7 @@ class Supervisor:
     # ------------------------------------------------------------ the loop
 
     def _turn(self, max_wait_ms: float = float("inf")) -> None:
-        """Wait for an event or the poll interval, handle the events, do what is due. May raise StartFailed."""
+        """Wait for an event or the poll interval, handle the events, do the due work. May raise StartFailed."""
         self._admin.look()
         self._loop.wait(min(max_wait_ms, self._timing.poll_interval_ms, self._table.due_in_ms(monotonic_ms())))
         now_ms = monotonic_ms()
@@ -326,6 +338,8 @@ class Supervisor:
         self._table.tick(now_ms)
         self._answers.tick(now_ms)
         self._keep_keeper(now_ms)
+        if self._node_file_is_old:
+            self._renew_node_file()
 
     def _serve_admin(self) -> None:
         rest_s = self._admin.serve()
@@ -348,7 +362,7 @@ class Supervisor:
                 self._log.error("cannot start a keeper", error=str(error))
             else:
                 self._log.info("keeper started", pid=keeper.pid, restarts=keeper.restarts)
-                self._write_node_file()
+                self._renew_node_file()
 
     def _ask_stop(self, reason: str) -> None:
         if not self._stop_asked:

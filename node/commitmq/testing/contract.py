@@ -3,7 +3,7 @@
     class TestCounts(DispatcherContract):
         plugin = "my_plugin"                       # the module that the entry point names
         name = "counts"                            # the dispatcher's name
-        poison = {"tags": "never"}                 # a message it refuses, if there is one
+        poison = {"tags": "never"}                 # a message that it refuses, if any
 
         def snapshot(self, view):                  # what is in its files
             with sqlite3.connect(view.folder / "counts.db") as database:
@@ -39,7 +39,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from commitmq.client.message import Message, build_properties
+from commitmq.client.message import Message
+from commitmq.client.properties import build_properties
 from commitmq.config import NodeConfig, load, section_from
 from commitmq.errors import CorruptRecordError
 from commitmq.format.record import Record
@@ -195,7 +196,7 @@ class DispatcherContract:
         """The present content of the files under ``view.folder``, as a value that ``==`` compares. The dispatcher is
         closed.
         """
-        raise NotImplementedError("a subclass of DispatcherContract says what there is to compare")
+        raise NotImplementedError("a subclass of DispatcherContract returns the content to compare")
 
     # ------------------------------------------------------------ helpers of the tests
 
@@ -388,7 +389,7 @@ class DispatcherContract:
         """A deleted topic does not come back when its records are replayed."""
         topic = "orders"
         if not hasattr(self._life(tmp_path / "look", sample).open().dispatcher, "forget"):
-            pytest.skip("it has no forget(topic): it keeps what it has of deleted topics")
+            pytest.skip("it has no forget(topic): it keeps its content of deleted topics")
         life = self._life(tmp_path / "a", sample).open().feed(sample.end)
         forget: Callable[[str], None] = life.dispatcher.forget  # type: ignore[attr-defined]
         forget(topic)
@@ -401,8 +402,8 @@ class DispatcherContract:
     # ------------------------------------------------------------ directly: poison
 
     def test_a_record_that_cannot_be_read(self, sample: SampleLog, tmp_path: Path) -> None:
-        """It may raise on the record; after the death and a skip all others are there. One that does not read it sees
-        nothing.
+        """It may raise on the record; after the death and a skip all others are there. A dispatcher that does not read
+        it sees nothing.
         """
         number = 75
         life = self._life(tmp_path / "a", sample).open().feed(sample.offsets[50])
@@ -483,7 +484,7 @@ class DispatcherContract:
         self._compare_with_straight_run(node, tmp_path)
 
     def test_poison_in_a_node(self, commitmq_node_factory: Callable[..., CommitMQNode], tmp_path: Path) -> None:
-        """It is parked at the message of ``poison`` while everything else goes on, and takes the rest after a skip."""
+        """It is parked at the message of ``poison`` while everything else continues, and takes the rest after a skip."""
         if self.poison is None:
             pytest.skip("no message is known that it refuses")
         node = self._node(commitmq_node_factory)

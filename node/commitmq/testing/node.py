@@ -66,7 +66,7 @@ class CommitMQNode:
 
         The node knows a plugin by the name of its entry point if it is installed, else by its module's last part;
         ``name=module`` sets another name. The node can import every module that this process can import; AssertionError
-        names one that it cannot.
+        names a missing one.
         """
         self.store = folder / "store"
         self._process = DirectNodeProcess(self.store, *_QUICK, *settings)
@@ -130,7 +130,7 @@ class CommitMQNode:
                 os.kill(pid, signal.SIGCONT)
 
     def end(self) -> None:
-        """Clean up completely, whatever state the node is in."""
+        """Clean up completely, in any state of the node."""
         self._disconnect()
         if self in _live:
             _live.remove(self)
@@ -196,7 +196,7 @@ class CommitMQNode:
         return dict(eventually(parked, f"dispatcher {name} is parked", timeout_s))
 
     def skip(self, name: str) -> dict[str, Any]:
-        """Let the parked dispatcher ``name`` go on without the record it is parked at. Returns the record."""
+        """Let the parked dispatcher ``name`` continue without the record it is parked at. Returns the record."""
         return self.admin.dispatcher_skip(name, self.wait_until_parked(name)["parked"]["physical_offset"])
 
     def retry(self, name: str) -> None:

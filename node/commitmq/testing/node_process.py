@@ -64,7 +64,7 @@ def alive(pid: int) -> bool:
 
 
 def eventually(condition: Callable[[], Any], what: str, timeout_s: float = DEADLINE_S) -> Any:
-    """The first true value of ``condition``; raises AssertionError naming ``what`` when there is none in time."""
+    """The first true value of ``condition``; raises AssertionError naming ``what`` when no value is true in time."""
     deadline = time.monotonic() + timeout_s
     while True:
         found = condition()

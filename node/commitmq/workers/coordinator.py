@@ -7,10 +7,9 @@ Owns (only it writes): ``config/topics.json``, ``config/consumerOffset.json``, `
 Reads: the control block's WRITTEN, MIN_OFFSET, WRITER_TOPICS and MEMORY_TOPICS, and the ConsumeQueue dispatcher's TOPICS,
     for deletions (:mod:`commitmq.coordination.deletions`).
 Advances: TOPICS_VERSION, SUBSCRIPTIONS_VERSION.
-Sockets: ROUTER ``coordinator`` (ipc and tcp) for requests; PUB ipc ``topics`` for what changed:
-    ``[b"topics", {"version", "topics": {name: settings}, "ending": [[name, incarnation]],
-    "deleted": [[name, physical offset, incarnation]]}]``.
-Exit codes: :class:`commitmq.workers.runtime.context.ExitCode`; STORE_UNUSABLE when one of its files is damaged.
+Sockets: ROUTER ``coordinator`` (ipc and tcp) for requests; PUB ipc ``topics`` for changes: ``[b"topics", {"version",
+    "topics": {name: settings}, "ending": [[name, incarnation]], "deleted": [[name, physical offset, incarnation]]}]``.
+    Exit codes: :class:`commitmq.workers.runtime.context.ExitCode`; STORE_UNUSABLE when one of its files is damaged.
 
 A change of topics is made durable first, then counted in TOPICS_VERSION, then published. A worker that sees the word
 ahead of the news it has taken (a message was lost, or this process died between file and message) reads the rest in the
@@ -56,8 +55,8 @@ _FLOODED_MS = 1_000
 _DELETION_LOOK_MS = 20
 _MAX_PARKED = 10_000  # answers that wait for the end of a topic; beyond this number a request is refused at once
 _STILL_ENDING = (
-    "the topic is deleted, but the process that takes sends to it has not ended it yet (is it being restarted?); that goes on"
-    " by itself, and this request may be repeated"
+    "the topic is deleted, but the process that takes sends to it has not ended it yet (is it being restarted?);"
+    " the deletion continues by itself, and this request may be repeated"
 )
 
 
@@ -87,8 +86,8 @@ class Coordinator:
         self._publisher.setsockopt(zmq.SNDHWM, 10_000)
         self._publisher.bind(context.layout.ipc("topics"))
         context.control.put(Word.TOPICS_VERSION, self._version)
-        # With this version the other processes also learn of a deletion that a crash interrupted. It goes on when they
-        # confirm it.
+        # With this version the other processes also learn of a deletion that a crash interrupted. It continues when
+        # they confirm it.
         self._service.tell(self._version)
         self._parked: list[_Parked] = []
         self._full_turns = 0  # in a row
@@ -108,7 +107,7 @@ class Coordinator:
             self._turn()
         while self._turn():
             pass
-        self._refuse_parked("the node stops; the deletion goes on with its next start")
+        self._refuse_parked("the node stops; the deletion continues with its next start")
         self._service.close()
         self._publisher.close()
         self._router.close()

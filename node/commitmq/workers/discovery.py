@@ -1,4 +1,5 @@
-"""discovery: one-shot; imports the plugins and reports to the supervisor what they add. A node has one such process.
+"""discovery: one-shot; imports the plugins and reports the parts that they add to the supervisor. A node has one such
+process.
 
 Owns, reads, advances: nothing of the store. Sockets: none. Exit codes: 0, or any code when a plugin's import ends the
 process; the supervisor then starts it again without that plugin (``params["leave_out"]``).

@@ -11,9 +11,9 @@ Exit       workers.runtime.context.ExitCode; 74 when the folder cannot be used.
 Producers send here directly: a detour through the writer would cost latency and, at high rates, the writer's time.
 
 Acknowledged messages lie in shared memory, complete and published. So a killed process loses nothing: the next one
-takes over and queue offsets go on. The same holds after the death of the supervisor. A node that is stopped or killed
-as a whole loses everything: its next life begins with an empty folder. An ack of ``flushed`` is impossible; the answer
-says ``memory``.
+takes over and continues the queue offsets. The same holds after the death of the supervisor. A node that is stopped or
+killed as a whole loses everything: its next life begins with an empty folder. An ack of ``flushed`` is impossible; the
+answer says ``memory``.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ class MemoryProcess:
             self._hear_news()
 
     def take_requests(self) -> bool:
-        """Handle what has arrived, up to a turn's limits; True when there may be more."""
+        """Handle the requests that have arrived, up to a turn's limits; True when there may be more."""
         budget = _TURN_BYTES
         router = self._router
         gate = router.gate
@@ -292,7 +292,7 @@ class MemoryProcess:
         self._say_heard()
 
     def _say_heard(self) -> None:
-        """Confirm the deletions of ended topics, so that the coordinator goes on: this process takes no more messages
+        """Confirm the deletions of ended topics, so that the coordinator continues: this process takes no more messages
         for them.
         """
         version = self._topics.version

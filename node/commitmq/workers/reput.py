@@ -8,7 +8,7 @@ Reput waits a moment to batch small appends, longer while no consumer waits for 
 (:mod:`commitmq.workers.runtime.coalescing`). This paces the dispatchers too, which wake up for each batch.
 
 A PUSH has room for ``dispatch.queue_batches``. A dispatcher that does not take its batches misses them, and reads the
-gap from the log itself. So neither a slow nor a dead dispatcher holds up reput or the other dispatchers.
+gap from the log itself. So a slow or dead dispatcher holds up neither reput nor the other dispatchers.
 
 A record that cannot be parsed below the end of the log is corruption: reput stops there, logs it, and looks again each
 second. It never skips: skipped records would be acknowledged and invisible.
@@ -27,7 +27,7 @@ from commitmq.control import ControlBlock, Word
 from commitmq.errors import CorruptRecordError
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.dispatch_batch import DispatchBatch, LogWalker
-from commitmq.workers.runtime.coalescing import LITTLE_BYTES, Pauses
+from commitmq.workers.runtime.coalescing import LITTLE_BYTES, CoalescingDelay
 from commitmq.workers.runtime.context import WorkerContext
 from commitmq.workers.runtime.expired_segments import ExpiredSegments
 
@@ -57,21 +57,21 @@ def run(context: WorkerContext) -> None:
         pusher.connect(dispatch_endpoint(context, name))
         pushers.append(pusher)
     sync = config.sync_flush
-    pauses = Pauses(control, config)
+    coalescing = CoalescingDelay(control, config)
     expired = ExpiredSegments(context, log)
     expired.release()
     position = control.get(Word.REPUT)
     context.ready()
     stuck = ""
     while True:
-        pauses.look()
+        coalescing.look()
         limit = control.visible(sync)
-        left_s = pauses.left_s()
+        left_s = coalescing.left_s()
         if position < limit:
             if left_s > 0 and limit - position < LITTLE_BYTES and not context.stopping:
                 # Under a stream of small sends one batch for several of them costs a fraction of one batch each.
                 if left_s >= _NAP_S:
-                    context.wait(left_s * 1000, unless=pauses.is_late, nap=True)
+                    context.wait(left_s * 1000, unless=coalescing.is_late, nap=True)
                     continue
                 time.sleep(left_s)  # an epoll would take a millisecond
                 limit = control.visible(sync)
@@ -86,7 +86,7 @@ def run(context: WorkerContext) -> None:
                     break
                 context.wait(1000)
                 continue
-            pauses.done(batch.end - position)
+            coalescing.done(batch.end - position)
             position = batch.end
             # Publish REPUT before the batch leaves: a dispatcher takes nothing beyond REPUT. A dispatcher that was
             # quicker than this store dropped the batch, and read it from the log up to 100 ms later.
@@ -102,14 +102,14 @@ def run(context: WorkerContext) -> None:
         walker.release_below(control.get(Word.MIN_OFFSET))
         expired.release()
         # More appends are likely soon, and while no consumer waits for them, not before the pause is over.
-        naps = left_s > 0 or pauses.since_s() < _STAY_NEAR_S
+        naps = left_s > 0 or coalescing.since_s() < _STAY_NEAR_S
         timeout_ms = max(1.0, left_s * 1000) if naps else context.poll_ms
-        context.wait(timeout_ms, unless=_has_come(control, sync, position, pauses), nap=naps)
+        context.wait(timeout_ms, unless=_has_come(control, sync, position, coalescing), nap=naps)
     walker.release()
 
 
-def _has_come(control: ControlBlock, sync: bool, position: int, pauses: Pauses) -> Callable[[], bool]:
-    return lambda: control.visible(sync) > position or pauses.is_late()
+def _has_come(control: ControlBlock, sync: bool, position: int, coalescing: CoalescingDelay) -> Callable[[], bool]:
+    return lambda: control.visible(sync) > position or coalescing.is_late()
 
 
 def _push(pushers: list[zmq.Socket[bytes]], batch: DispatchBatch) -> None:

@@ -1,9 +1,8 @@
-"""Missing messages: the error that lists them, or a report when reading goes on."""
+"""Missing messages: the error that lists them, or a report when reading continues."""
 
 from __future__ import annotations
 
 import json
-import os
 import secrets
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from commitmq.errors import CommitMQError
+from commitmq.files import atomic_file
 from commitmq.log import get_log
 
 _SHOWN: Final = 10
@@ -69,10 +69,8 @@ class GapPolicy:
             folder.mkdir(parents=True, exist_ok=True)
             name = f"gaps-{secrets.token_hex(8)}.jsonl"
             text = "".join(json.dumps(gap.to_json()) + "\n" for gap in found)
-            # Write under another name first, so that a listing of the folder shows only complete files.
-            unfinished = folder / f".{name}"
-            unfinished.write_text(text, encoding="utf-8")
-            os.replace(unfinished, folder / name)
+            # Hidden, so that a program that reads the whole folder finds only complete files.
+            atomic_file.replace(folder / name, text.encode(), "gaps", durable=False, mode=0o666, hidden=True)
 
 
 def coalesced(gaps: Iterable[Gap]) -> list[Gap]:

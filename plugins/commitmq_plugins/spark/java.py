@@ -39,7 +39,7 @@ _ASK_S = 60
 
 
 class JavaMissingError(CommitMQError):
-    """There is no Java for Spark; the sentence names the places that were searched and what to do."""
+    """There is no Java for Spark; the sentence names the searched places and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)

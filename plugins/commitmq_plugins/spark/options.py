@@ -76,7 +76,7 @@ class SourceOptions:
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SourceOptions:
-        """Raises ConfigError with the option's name and what it may be."""
+        """Raises ConfigError with the option's name and its possible values."""
         values = {name.lower(): value for name, value in options.items()}
         known = {name.lower() for name in NAMES}
         unknown = sorted(set(values) - known)
@@ -84,7 +84,7 @@ class SourceOptions:
             raise ConfigError(f"there is no option {unknown[0]!r}; options are {', '.join(NAMES)}")
         stores, nodes = words(values.get("store", values.get("path", ""))), words(values.get("node", ""))
         if not stores and not nodes:
-            raise ConfigError("say what to read: option store (a folder) or option node (tcp://HOST:PORT)")
+            raise ConfigError("name a source: option store (a folder) or option node (tcp://HOST:PORT)")
         found = cls(
             stores=tuple(stores),
             nodes=tuple(nodes),

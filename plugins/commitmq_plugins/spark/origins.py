@@ -47,7 +47,7 @@ class Origin(Protocol):
 
     @property
     def identity(self) -> str:
-        """The id that tells the store from others, by whatever name it is read."""
+        """The id that tells the store from others. It is the same under every name of the store."""
         ...
 
     def topics(self) -> dict[str, SourceTopic]:

@@ -9,9 +9,9 @@ from typing import Any, Final
 import numpy as np
 
 from commitmq.errors import CorruptRecordError, NodeUnavailableError
+from commitmq.format.units import UNIT
 from commitmq.kernels import arrow as kernel
 from commitmq.protocol.connection import Channel, Directory
-from commitmq.store.queues.pull_result import UNIT
 from commitmq_plugins.spark.columns import Bytes, Numbers
 from commitmq_plugins.spark.stores import Slice
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from commitmq.format.constants import PREBLANK_SIZE, UNIT_BYTES
 from commitmq.format.file_names import segment_name
-from commitmq.store.queues.pull_result import UNIT
+from commitmq.format.units import UNIT
 from commitmq.store.queues.queue_bytes import Proof
 
 _LOOK: Final = 64

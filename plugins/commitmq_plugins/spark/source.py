@@ -38,7 +38,7 @@ FORMAT: Final = "commitmq"
 _log = get_log("spark")
 _ADVICE: Final = ". With missingTopics=ignore it counts as empty"
 _MOST_PARTITIONS: Final = 32
-# For whatever process imports this module to plan a read.
+# For every process that imports this module to plan a read.
 quiet_daemon()
 _STREAM_ONLY: Final = (
     ("maxOffsetsPerTrigger", "max_offsets_per_trigger"),
@@ -77,7 +77,8 @@ class CommitMQSource(DataSource):
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceArrowWriter:
         """For ``df.write``. Raises ConfigError for an overwrite: a log can only be appended to."""
-        from commitmq_plugins.spark.sinks import BatchSink, SinkOptions
+        from commitmq_plugins.spark.sink_options import SinkOptions
+        from commitmq_plugins.spark.sinks import BatchSink
 
         if overwrite:
             raise ConfigError("a topic cannot be overwritten: write with mode append")
@@ -85,7 +86,8 @@ class CommitMQSource(DataSource):
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamArrowWriter:
         """For ``writeStream``, in the output mode append or update."""
-        from commitmq_plugins.spark.sinks import SinkOptions, StreamSink
+        from commitmq_plugins.spark.sink_options import SinkOptions
+        from commitmq_plugins.spark.sinks import StreamSink
 
         del overwrite
         return StreamSink(SinkOptions.parse(self.options), schema)

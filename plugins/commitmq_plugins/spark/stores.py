@@ -173,8 +173,8 @@ class OpenStore:
         return max(floor, int(self._deleted.get(topic, 0)))
 
     def identity(self) -> str:
-        """The id that tells this store from others, by whatever name it is read: its store id, else the log's folder on
-        this machine.
+        """The id that tells this store from others, the same under every name of the store: its store id, else the
+        log's folder on this machine.
         """
         known = store_id(self.layout.root)
         if known is not None:

@@ -135,11 +135,11 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             first = one.first if known is None else known
             was = start.incarnation(origin.name, one.topic)
             if known is not None and was is not None and was != one.incarnation:
-                reason = "the topic was deleted and made anew; what was not read of the former one is gone"
+                reason = "the topic was deleted and made anew; unread messages of the former topic are gone"
                 anew.append(Gap(origin.name, one.topic, one.queue_id, known, known + 1, reason))
                 first = one.first
             elif one.end < first:
-                reason = "the queue ends before what was read of it: this is another store"
+                reason = "the queue ends before the messages that were read from it: this is another store"
                 anew.append(Gap(origin.name, one.topic, one.queue_id, one.end, first, reason))
                 first = one.first
             end = one.end

@@ -1,10 +1,10 @@
 """Judges messages by a parsed expression, a batch at a time: every part of the tree becomes an array of states.
 
 A state is FALSE, TRUE, NULL or FAILED. NULL is SQL's unknown, and comes from properties that a message does not have.
-FAILED stands for an exception in RocketMQ: a property that must be a number and is none (``size > 10`` with the value
-``big``, but also ``5.5`` against an integer: write ``10.0`` to compare with decimals). The exception ends RocketMQ's
-evaluation. So here FAILED wins over every later state in AND and OR, and over no earlier one. A message matches when
-the whole expression is TRUE.
+FAILED stands for an exception in RocketMQ: a property that must be a number and is something else (``size > 10`` with
+the value ``big``, but also ``5.5`` against an integer: write ``10.0`` to compare with decimals). The exception ends
+RocketMQ's evaluation. So here FAILED wins over every later state in AND and OR, and over no earlier one. A message
+matches when the whole expression is TRUE.
 
 The rules are exactly RocketMQ's, because a subscription must select the same messages on both. Some of them surprise:
 ``5 = a`` without ``a`` is FALSE although ``a = 5`` is NULL; two missing properties are equal; ``TRUE = a`` fails

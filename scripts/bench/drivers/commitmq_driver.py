@@ -1,6 +1,6 @@
 """CommitMQ's own client: the public Producer, Consumer and Admin, as a program would use them.
 
-``mode`` is a list of words: ``tcp`` does what a client on another host does; ``threads`` and ``tasks`` say how the
+``mode`` is a list of words: ``tcp`` connects like a client on another host; ``threads`` and ``tasks`` say how the
 clients of ``send`` wait; ``columns`` and ``messages`` in which form ``read`` wants messages.
 """
 
@@ -28,7 +28,7 @@ _WARM_MESSAGES = 1000
 
 
 def send(job: Job) -> Result:
-    """Threads share one producer, which joins what they send at the same time; ``tasks`` are asyncio's in one thread."""
+    """Threads share one producer, which joins their simultaneous sends; ``tasks`` are asyncio's in one thread."""
     with Target(job) as target:
         if "tasks" in words(job):
             return asyncio.run(_send_by_tasks(job))
@@ -89,7 +89,7 @@ def pipeline(job: Job) -> Result:
             nonlocal errors
             for body in itertools.islice(supply, messages):
                 pending.append(producer.send_async(job.topic, body))
-                # The oldest are done by now, and what they keep is not needed any more.
+                # The oldest are done by now, and their results are not needed any more.
                 while len(pending) > 2 * job.window:
                     errors += pending.popleft().exception() is not None
             producer.flush(job.timeout_s)
@@ -143,7 +143,7 @@ def batch(job: Job) -> Result:
 
 @contextlib.contextmanager
 def _batch_sender(job: Job, number: int) -> Iterator[Callable[[], None]]:
-    """What sends one client's share; connected, and what a batch needs is imported."""
+    """A function that sends one client's share. The client is connected, and the modules for a batch are imported."""
     share = job.messages // job.clients + (number < job.messages % job.clients)
     bodies = [body for body, _ in zip(itertools.cycle(make_bodies(job)), range(job.batch), strict=False)]
     names = Target.names(job)

@@ -22,7 +22,7 @@ from commitmq.errors import CommitMQError
 _NUMBER_BYTES = 12
 _START_AHEAD_S = 0.3
 _LATE_S = 10.0
-# An open loop sends what is due and then waits; below this the wait is not worth a system call.
+# An open loop sends all due messages and then waits; a shorter wait is not worth a system call.
 _LEAST_SLEEP_S = 0.00002
 
 
@@ -156,7 +156,7 @@ class _Follower:
         self._ours.send(order)
 
     def result(self) -> Any:
-        """What the consumer sends next. Raises CommitMQError when nothing comes."""
+        """The next object from the consumer. Raises CommitMQError when nothing comes."""
         if not self._ours.poll(self._timeout_s):
             raise CommitMQError("the consumer does not answer")
         answer = self._ours.recv()
@@ -168,7 +168,7 @@ class _Follower:
 def _consume(job: Job, follow: Any, pipe: Connection) -> None:
     try:
         with Reader(job.topic, node=job.address, start="latest", timeout_s=job.timeout_s) as consumer:
-            consumer.poll(0.05)  # asks for the first time, and so is where it begins
+            consumer.poll(0.05)  # the first request, which sets its beginning
             pipe.send("ready")
             pipe.send(follow(job, consumer, pipe))
     except Exception as error:

@@ -1,4 +1,4 @@
-"""CommitMQ's driver, reading what is there: all of a topic, single messages by key, and one after a restart."""
+"""CommitMQ's driver, reading stored messages: a whole topic, single messages by key, and one after a restart."""
 
 from __future__ import annotations
 

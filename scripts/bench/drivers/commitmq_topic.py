@@ -1,4 +1,4 @@
-"""Where CommitMQ's driver works: its topic, what a consumer could read of it, and times up to that."""
+"""The topic of CommitMQ's driver, the messages that a consumer could read there, and the times up to that."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ _POLL_S = 0.0005
 
 
 def words(job: Job) -> list[str]:
-    """Of the job's mode."""
+    """The words of the job's mode."""
     return job.mode.split()
 
 
 def connect_as_from_elsewhere() -> None:
-    """From now on this process does not find the node's token on its own host: it connects by tcp and maps no files."""
+    """From now on this process finds no token of the node on its own host: it connects by tcp and maps no files."""
     connection._token_matches = lambda store, token: False
 
 
@@ -100,12 +100,14 @@ class Target:
             time.sleep(_POLL_S)
 
     def wait_visible_all(self) -> int:
-        """Return :meth:`visible` when everything that was acknowledged before is: what is dispatched is in log order."""
+        """Return :meth:`visible` when all messages acknowledged before are visible: dispatching follows the log's
+        order.
+        """
         self._wait_dispatched("consume_queue")
         return self.visible()
 
     def wait_indexed(self) -> None:
-        """Return when the index has everything that was acknowledged before."""
+        """Return when the index has all messages acknowledged before."""
         self._wait_dispatched("index")
 
     def _wait_dispatched(self, dispatcher: str) -> None:

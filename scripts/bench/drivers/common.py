@@ -1,4 +1,6 @@
-"""What all drivers in Python share: their job, bodies, percentiles, several clients at once, and how results are told."""
+"""The common part of all drivers in Python: job, bodies, percentiles, several clients at once, and the printing of
+results.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ Result = dict[str, Any]
 
 @dataclass(frozen=True)
 class Job:
-    """What the driver is asked to do; see README.md for the meaning of each field. Sizes in bytes, times in seconds."""
+    """The job of the driver; README.md has the meaning of each field. Sizes in bytes, times in seconds."""
 
     address: str
     work: str
@@ -72,8 +74,8 @@ def percentiles(samples_ns: Sequence[int]) -> dict[str, float]:
 def closed_loop(job: Job, make_send: Callable[[int], Callable[[bytes], object]]) -> Result:
     """The work ``send``: ``clients`` threads send one message at a time for ``seconds`` after ``warmup_s``.
 
-    ``make_send`` makes one client and returns what sends a body and waits for its ack; it is called in the client's
-    thread. An exception of a send counts as an error.
+    ``make_send`` makes one client and returns a function that sends a body and waits for its ack; it is called in the
+    client's thread. An exception of a send counts as an error.
     """
     bodies = make_bodies(job)
     lock = threading.Lock()
@@ -127,8 +129,8 @@ def closed_loop(job: Job, make_send: Callable[[int], Callable[[bytes], object]])
 def all_at_once(job: Job, make_part: Callable[[int, int], Callable[[], None]]) -> tuple[float, float]:
     """Times (``perf_counter``) at which ``clients`` threads together began and ended to send ``messages``.
 
-    ``make_part(number, messages)`` makes one client, in its thread, and returns what sends its share and waits for the
-    last ack.
+    ``make_part(number, messages)`` makes one client, in its thread, and returns a function that sends its share and
+    waits for the last ack.
     """
     ready = threading.Barrier(job.clients + 1)
     failed: list[BaseException] = []

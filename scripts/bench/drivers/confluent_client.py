@@ -37,7 +37,7 @@ class Target:
 
     @property
     def partitions(self) -> list[TopicPartition]:
-        """All of the topic, from their beginning."""
+        """All partitions of the topic, from their beginning."""
         return [TopicPartition(self.job.topic, number, OFFSET_BEGINNING) for number in range(self.job.queues)]
 
     def new_producer(self, use: str) -> Producer:
@@ -45,14 +45,14 @@ class Target:
         return Producer(self._config("producer", f"producer, {use}"))
 
     def producer(self, use: str) -> Producer:
-        """One that is connected and knows the topic already."""
+        """A producer that is connected and knows the topic already."""
         made = self.new_producer(use)
         made.list_topics(self.job.topic, timeout=_ASK_TIMEOUT_S)
         return made
 
     @contextlib.contextmanager
     def consumer(self, *, at_end: bool) -> Iterator[tuple[Consumer, list[TopicPartition]]]:
-        """A connected consumer, and what it is to be assigned: it fetches from then on."""
+        """A connected consumer, and the partitions for its assignment: it fetches from then on."""
         made = Consumer(self._config("consumer"))
         try:
             made.list_topics(self.job.topic, timeout=_ASK_TIMEOUT_S)
@@ -76,7 +76,7 @@ class Target:
                 raise TimeoutError(f"{messages} messages did not become visible")
 
     def _watermarks(self) -> list[int]:
-        """Of each partition; waits while one that was just made has no leader."""
+        """The watermarks of each partition; waits while a new partition has no leader."""
         deadline = time.monotonic() + _ASK_TIMEOUT_S
         wanted = {one: OffsetSpec.latest() for one in self.partitions}
         while True:

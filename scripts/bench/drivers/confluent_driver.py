@@ -21,7 +21,9 @@ from bench.drivers.confluent_client import Batches, Target
 
 
 def send(job: Job) -> Result:
-    """All clients share a producer. One alone waits for its answer itself; for several a thread hands the answers out."""
+    """All clients share a producer. A single client waits for its answer itself; for several a thread distributes the
+    answers.
+    """
     producer = Target(job).producer("single")
     if job.clients > 1:
         Thread(target=_hand_out, args=(producer,), daemon=True).start()
@@ -91,7 +93,7 @@ def pipeline(job: Job) -> Result:
 
 
 def batch(job: Job) -> Result:
-    """``produce_batch``; each client has a producer of its own, whose queue is what it has under way."""
+    """``produce_batch``; each client has a producer of its own, and the producer's queue holds the messages under way."""
     target = Target(job)
     clients: list[Batches] = []
 

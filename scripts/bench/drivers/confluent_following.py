@@ -23,7 +23,7 @@ from bench.drivers.confluent_reading import take
 _NUMBER_BYTES = 12
 _START_AHEAD_S = 0.3
 _LATE_S = 10.0
-# An open loop sends what is due and then waits; below this the wait is not worth a system call.
+# An open loop sends all due messages and then waits; a shorter wait is not worth a system call.
 _LEAST_SLEEP_S = 0.00002
 
 
@@ -142,11 +142,11 @@ class _Follower:
         self._process.join()
 
     def tell(self, order: object) -> None:
-        """Give the consumer what it waits for."""
+        """Give the consumer the object that it waits for."""
         self._ours.send(order)
 
     def result(self) -> Any:
-        """What the consumer sends next. Raises what it raised, and TimeoutError when nothing comes."""
+        """The next object from the consumer. Raises the consumer's exception, and TimeoutError when nothing comes."""
         if not self._ours.poll(self._timeout_s):
             raise TimeoutError("the consumer does not answer")
         answer = self._ours.recv()

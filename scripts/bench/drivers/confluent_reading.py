@@ -1,4 +1,4 @@
-"""confluent-kafka's driver, reading what is there: all of a topic, and one message after a restart."""
+"""confluent-kafka's driver, reading stored messages: a whole topic, and one message after a restart."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _ROUND_TRIP_S = 2.0
 
 
 def take(consumer: Consumer, *, wait_s: float) -> list[bytes]:
-    """The bodies of what has arrived, as ``bytes`` objects; waits for one message. Raises KafkaException."""
-    # consume() waits until it has as many as it was asked for, so what is to be waited for is one.
+    """The bodies of the messages that have arrived, as ``bytes`` objects; waits for one message. Raises KafkaException."""
+    # consume() waits until it has the number that it was asked for, so the call asks for one message.
     first = consumer.poll(wait_s)
     if first is None:
         return []

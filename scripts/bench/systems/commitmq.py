@@ -16,7 +16,7 @@ from commitmq.store.layout import StoreLayout
 from commitmq.store.memory.shared_memory import recorded_folder
 
 _COMMITMQ: Final = (sys.executable, "-m", "commitmq.cli.main")
-# As flushDiskType of RocketMQ: the promise of an ack is that of the row, and with "async" consumers do not wait for the
+# Like RocketMQ's flushDiskType: an ack has the promise of the row, and with "async" consumers do not wait for the
 # device either.
 _SETTINGS: Final[dict[Durability, dict[str, str]]] = {
     "memory": {"profile": "server", "commit_log.flush_mode": "async"},
@@ -38,7 +38,7 @@ class CommitMQ:
         return None
 
     def install(self) -> None:
-        """Its kernels are compiled with the environment; nothing is left to do."""
+        """Its kernels are compiled with the environment, so this does nothing."""
 
     def settings(self, durability: Durability) -> dict[str, str]:
         return {**_SETTINGS[durability], "Producer(ack=…)": durability}
@@ -84,7 +84,7 @@ class CommitMQServer(Server):
 
     def discard(self) -> None:
         super().discard()
-        # What a node keeps in shared memory waits for its next start, which this store does not have.
+        # A killed node leaves files in shared memory for its next start, which this store does not have.
         layout = StoreLayout(self._store)
         folder = recorded_folder(layout)
         if folder is not None:

@@ -17,18 +17,18 @@ _CLIENT_VERSION = "2.16.1"
 _REQUIREMENT = f"confluent-kafka=={_CLIENT_VERSION}"
 _INSTALLED_WITHIN_S = 600
 
-# As far as both have it, what Kafka's Java client is given.
+# The settings of Kafka's Java client, as far as both clients have them.
 CLIENTS: dict[str, dict[str, str | bool]] = {
     "all": {"socket.nagle.disable": "true", "reconnect.backoff.ms": "20", "reconnect.backoff.max.ms": "20"},
     "producer": {"acks": "1", "message.max.bytes": str(16 << 20), "queue.buffering.max.kbytes": str(128 << 10)},
-    # Without the limit, which is Java's own, every message would be a request of its own, however many are under way.
+    # Without the limit, which is Java's own, every message would be a request of its own, with any number under way.
     "producer, single": {"linger.ms": "0", "max.in.flight.requests.per.connection": "5"},
     "producer, pipeline": {"linger.ms": "5"},
     "producer, batch": {
         "linger.ms": "5",
         "batch.size": str(4 << 20),
         "batch.num.messages": "10000",
-        # Failures are told, successes are not: a Python call for each message would be most of the work.
+        # Only failures are reported: a Python call for each message would be most of the work.
         "delivery.report.only.error": True,
     },
     "consumer": {
@@ -54,11 +54,11 @@ class Confluent:
 
     @property
     def version(self) -> str:
-        """Of broker and client."""
+        """The versions of broker and client."""
         return f"{self._kafka.version}, client confluent-kafka {_CLIENT_VERSION}"
 
     def missing(self) -> str | None:
-        """What the broker needs; the client is installed with pip."""
+        """The needs of the broker; the client is installed with pip."""
         return jvm.missing()
 
     def install(self) -> None:
@@ -74,7 +74,7 @@ class Confluent:
         stamp.write_text(wanted, encoding="utf-8")
 
     def settings(self, durability: Durability) -> dict[str, str]:
-        """The broker's as for Kafka, and the clients'."""
+        """The broker's settings as for Kafka, and the clients' settings."""
         found = {name: value for name, value in self._kafka.settings(durability).items() if name.startswith("broker")}
         for section, values in CLIENTS.items():
             found |= {f"{section}: {key}": str(value).lower() for key, value in values.items()}

@@ -17,18 +17,18 @@ _SHOWN_BYTES = 2000
 
 
 def missing() -> str | None:
-    """Why nothing can be built here, None when it can."""
+    """The reason why nothing can be built here; None when it can."""
     return None if shutil.which("go") else "no Go: the command go is not on the PATH"
 
 
 def program(package: str) -> Path:
-    """Where :func:`build` puts the program of ``package``."""
+    """The file of ``package``'s program, which :func:`build` makes."""
     return _BUILT / _name(package)
 
 
 def build(package: str) -> None:
     """Build ``package`` (``./driver`` of the module, or the path of one it requires), unless it is built from the same
-    sources already. Go fetches what it needs by its own settings. Raises BenchError.
+    sources already. Go fetches modules by its own settings. Raises BenchError.
 
     It is built in a copy, where Go writes down what go.mod leaves to it: the versions of what its requirements require,
     which follow from theirs, and the checksums, which it gets from where it gets the modules."""

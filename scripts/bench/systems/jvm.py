@@ -1,4 +1,4 @@
-"""The Java half of the comparison: building ``scripts/bench/java`` with Maven, and starting what it built."""
+"""The Java half of the comparison: builds ``scripts/bench/java`` with Maven, and starts the built programs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _BUILD_TIMEOUT_S = 900.0
 _OLDEST_JAVA = 17
 
 DRIVER_FLAGS = {"-Xms": "512m", "-Xmx": "3g"}
-"""Of the drivers' virtual machines; the collector is Java's own choice (G1)."""
+"""The flags of the drivers' virtual machines; the collector is Java's own choice (G1)."""
 
 
 WARM_UP = "three times that of the other systems' clients"
@@ -27,7 +27,7 @@ WARM_UP = "three times that of the other systems' clients"
 
 
 def missing() -> str | None:
-    """Why nothing can be built or run, None when it can."""
+    """The reason why nothing can be built or run; None when it can."""
     programs = [name for name in ("java", "javac", "mvn") if shutil.which(name) is None]
     if programs:
         return f"no JDK {_OLDEST_JAVA} with Maven: PATH has no {', '.join(programs)}"
@@ -42,7 +42,7 @@ def missing() -> str | None:
 
 
 def version(name: str) -> str:
-    """Of a server, as the Maven project pins it."""
+    """The version of a server, as the Maven project pins it."""
     found = re.search(rf"<{name}\.version>(.*)</{name}\.version>", _POM.read_text(encoding="utf-8"))
     if found is None:
         raise BenchError(f"{_POM} pins no version of {name}")
@@ -72,7 +72,7 @@ def java(module: str, main_class: str, flags: dict[str, str]) -> list[str]:
 
 
 def _repository() -> list[str]:
-    """Where Maven keeps what it fetches, for an account without a home."""
+    """The folder for Maven's downloads, for an account without a home."""
     own = Path(os.path.expanduser("~")) / ".m2"  # (Path.home() raises for an account without an entry)
     if os.access(own if own.exists() else own.parent, os.W_OK):
         return []

@@ -12,7 +12,7 @@ from pathlib import Path
 from bench.system import HOST, BenchError, Command, Durability, Server, accepts, free_port
 from bench.systems import jvm
 
-# What Kafka's documentation recommends, with a heap for this kind of machine instead of 6 GB.
+# The recommendation of Kafka's documentation, with a heap for this kind of machine instead of 6 GB.
 _BROKER_FLAGS = {
     "-Xms": "2g",
     "-Xmx": "2g",
@@ -37,14 +37,15 @@ _BROKER = {
     "message.max.bytes": str(16 << 20),
 }
 
-# After a restart of the server, it is looked for as often as the other systems' clients do.
+# After a restart of the server, the client looks for it as often as the other systems' clients do.
 _RECONNECT = {"reconnect.backoff.ms": "20", "reconnect.backoff.max.ms": "20"}
-# What comes while a request is under way goes in the next one: by the default of 16 KiB that is 15 messages of 1 KiB.
+# Messages that come while a request is under way go in the next one: with the default of 16 KiB these are 15 messages
+# of 1 KiB.
 _PROMPT = {"linger.ms": "0", "batch.size": str(256 << 10)}
 _BULK = {"linger.ms": "5", "batch.size": str(1 << 20), "buffer.memory": str(128 << 20)}
 _CLIENTS = {
     "producer": {
-        # One broker, so the leader's acknowledgement is all there can be.
+        # With one broker the leader's acknowledgement is the strongest.
         "acks": "1",
         "max.request.size": str(16 << 20),
         **_RECONNECT,
@@ -52,7 +53,8 @@ _CLIENTS = {
     "producer, single": _PROMPT,
     "producer, rate": _PROMPT,
     "producer, pipeline": _BULK,
-    # The driver lowers this batch.size to what one batch of its job needs, or to what buffer.memory has for each queue.
+    # The driver lowers this batch.size to the size of one batch of its job, or to the share of buffer.memory for each
+    # queue.
     "producer, batch": {**_BULK, "messages outstanding": "50000"},
     "consumer": {
         "max.poll.records": "10000",
@@ -73,11 +75,11 @@ class Kafka:
 
     @property
     def version(self) -> str:
-        """Of broker and client."""
+        """The versions of broker and client."""
         return jvm.version("kafka")
 
     def missing(self) -> str | None:
-        """Why it cannot run here."""
+        """The reason why it cannot run here."""
         return jvm.missing()
 
     def install(self) -> None:
@@ -85,7 +87,7 @@ class Kafka:
         jvm.install()
 
     def settings(self, durability: Durability) -> dict[str, str]:
-        """All that is not the default."""
+        """All settings with other values than the defaults."""
         flags = " ".join(name + value for name, value in _BROKER_FLAGS.items())
         found = {"broker JVM": flags, **{f"broker: {key}": value for key, value in _broker(durability).items()}}
         found["clients: warm-up"] = jvm.WARM_UP
@@ -106,7 +108,7 @@ def _broker(durability: Durability) -> dict[str, str]:
 
 
 class KafkaServer(Server):
-    """Also what Kafka's other clients are measured with."""
+    """The settings that Kafka's other clients have too."""
 
     ready_within_s = 120.0
 

@@ -25,7 +25,7 @@ class Nats:
 
     @property
     def version(self) -> str:
-        """Of server and client."""
+        """The versions of server and client."""
         return f"{golang.required(_SERVER)}, client nats.go {golang.required(_CLIENT)}"
 
     def missing(self) -> str | None:
@@ -47,7 +47,7 @@ class Nats:
 
 
 class _NatsServer(Server):
-    # After a kill it looks through the files of its streams first.
+    # After a kill the server first reads the files of its streams.
     ready_within_s = 300.0
 
     def __init__(self, folder: Path, settings: dict[str, str]) -> None:
@@ -66,7 +66,7 @@ class _NatsServer(Server):
         return [Command("nats", [golang.program(_SERVER), "--config", self._config])]
 
     def is_ready(self) -> bool:
-        # It listens when its streams are recovered, and greets whoever connects.
+        # The server listens when its streams are recovered, and greets every client.
         with socket.create_connection((HOST, self._port), timeout=1.0) as connection:
             return connection.recv(64).startswith(b"INFO ")
 

@@ -1,8 +1,8 @@
 """Redis streams: a stream is a queue, an entry a message. The server is the system's own package.
 
-The append-only file is on in both kinds of durability, so that what was acknowledged outlives the process; it is never
-rewritten and there are no snapshots, which only cost time. One thread serves all commands, as Redis recommends for fewer
-than four cores.
+The append-only file is on in both kinds of durability, so that acknowledged messages outlive the process. It is never
+rewritten, and there are no snapshots: both only cost time. One thread serves all commands, as Redis recommends for
+fewer than four cores.
 """
 
 from __future__ import annotations

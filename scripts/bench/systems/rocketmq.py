@@ -30,7 +30,7 @@ _BROKER = {
     # Sends that wait longer are refused; under a full load of this benchmark they would be, by the default of 200 ms.
     "waitTimeMillsInSendQueue": "10000",
     "sendThreadPoolQueueCapacity": "100000",
-    # One pull gets 32 messages or 256 KiB by default, and 8 or 64 KiB when they are older than what memory holds.
+    # One pull gets 32 messages or 256 KiB by default, and 8 or 64 KiB when they are older than the messages in memory.
     "maxTransferCountOnMessageInMemory": "4096",
     "maxTransferBytesOnMessageInMemory": str(4 << 20),
     "maxTransferCountOnMessageInDisk": "4096",
@@ -49,9 +49,9 @@ _CLIENTS = {
         "maxMessageSize": str(16 << 20),
         # Late is not lost.
         "sendMsgTimeout": "30000",
-        # Bodies of 4 KiB and more are compressed by default, which no other client does unasked.
+        # Bodies of 4 KiB and more are compressed by default; no other client does this by default.
         "compressMsgBodyOverHowmuch": str(2**31 - 1),
-        # What failed counts as failed.
+        # A failed send counts as failed.
         "retryTimesWhenSendFailed": "0",
         "retryTimesWhenSendAsyncFailed": "0",
     },
@@ -70,11 +70,11 @@ class RocketMQ:
 
     @property
     def version(self) -> str:
-        """Of broker and client."""
+        """The versions of broker and client."""
         return jvm.version("rocketmq")
 
     def missing(self) -> str | None:
-        """Why it cannot run here."""
+        """The reason why it cannot run here."""
         return jvm.missing()
 
     def install(self) -> None:
@@ -82,7 +82,7 @@ class RocketMQ:
         jvm.install()
 
     def settings(self, durability: Durability) -> dict[str, str]:
-        """All that is not the default."""
+        """All settings with other values than the defaults."""
         flags = " ".join(name + value for name, value in _BROKER_FLAGS.items())
         found = {"broker JVM": flags, **{f"broker: {key}": value for key, value in _broker(durability).items()}}
         found["name server JVM"] = " ".join(name + value for name, value in _NAME_SERVER_FLAGS.items())
@@ -143,7 +143,7 @@ class _Server(Server):
 
     @property
     def address(self) -> str:
-        """The name server's, which knows the broker's."""
+        """The address of the name server, which knows the broker's."""
         return f"{HOST}:{self._name_server_port}"
 
     def commands(self) -> list[Command]:

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from commitmq.cli import produce
+from commitmq.cli.input_lines import Ending, input_lines
 
 
 def test_input_that_came_before_the_signal_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """The command looks, and finds nothing. Then input comes, and then the signal; only then the command goes on."""
     inlet, outlet = os.pipe()
-    ending = produce._Ending()
+    ending = Ending()
     look = select.select
 
     def late(*arguments: Any) -> Any:
@@ -31,7 +31,7 @@ def test_input_that_came_before_the_signal_is_read(monkeypatch: pytest.MonkeyPat
     try:
         with ending:
             monkeypatch.setattr(select, "select", late)
-            lines = list(produce._lines(inlet, lambda _bytes: None, ending))
+            lines = list(input_lines(inlet, lambda _bytes: None, ending))
     finally:
         os.close(inlet)
         os.close(outlet)

@@ -35,7 +35,7 @@ NODE_VERBS: dict[str, list[str]] = {
     "bench consume": [],
     "bench rolls": [],
     "bench restart": [],
-    "bench stations": [],
+    "bench trace-points": [],
     "bench all": [],
     "kernels warm": [],
     "kernels where": [],

@@ -8,7 +8,9 @@ from __future__ import annotations
 import pytest
 
 from commitmq import InvalidMessageError, Message
-from commitmq.client.message import build_properties, check_flag, check_topic, received, sendable
+from commitmq.client.message import check_flag, check_topic
+from commitmq.client.properties import build_properties, sendable
+from commitmq.client.receiving.received_message import received
 from commitmq.format.properties import encode_properties
 
 

@@ -13,7 +13,7 @@ import pytest
 
 import commitmq
 from commitmq.client import connection, consumer, producer
-from commitmq.client.receiving import base_consumer
+from commitmq.client.receiving import base_consumer, settings
 from commitmq.client.sending import options
 
 TWINS = [
@@ -25,7 +25,7 @@ TWINS = [
 ]
 NAMES = {
     name: value
-    for module in (commitmq, producer, consumer, connection, options, base_consumer)
+    for module in (commitmq, producer, consumer, connection, options, base_consumer, settings)
     for name, value in vars(module).items()
     if isinstance(value, type)
 }
@@ -113,15 +113,16 @@ def types_of(function: Any, names: Mapping[str, Any]) -> dict[str, Any]:
         (producer.Producer.send_batch, options.BatchOptions, set()),
         (producer.Producer.send_batch_async, options.BatchOptions, set()),
         (
-            base_consumer.BaseConsumer.__init__,
-            consumer.GroupOptions,
-            {"group", "node", "queues", "on_assign", "on_revoke"},
+            settings.ConsumerSettings.__init__,
+            settings.GroupOptions,
+            {"group", "queues"},
         ),
     ],
     ids=lambda one: getattr(one, "__qualname__", None),
 )
 def test_a_dictionary_of_options_is_the_signature(function: Any, dictionary: type, besides: set[str]) -> None:
-    from commitmq.client.message import Keys, Message
+    from commitmq.client.message import Message
+    from commitmq.client.properties import Keys
     from commitmq.client.selector import MessageSelector
 
     names = {**NAMES, "Keys": Keys, "Message": Message, "MessageSelector": MessageSelector}

@@ -22,6 +22,8 @@ from commitmq.coordination.service import Service
 from commitmq.errors import ProtocolError
 from commitmq.store.layout import StoreLayout
 from commitmq.store.metadata import json_config
+from commitmq.store.metadata.group_config import GroupConfig, GroupTable
+from commitmq.store.metadata.topic_config import TopicConfig, TopicTable
 
 LONG_MS = 30 * 60_000
 
@@ -150,6 +152,41 @@ def test_the_ten_thousandth_topic_is_not_dearer_than_the_first_hundred(made: Cal
         )
     for few, many in zip(costs[100], costs[3_000], strict=True):
         assert many <= 2 * few, costs
+
+
+def test_after_a_start_with_thousands_of_groups_and_topics_no_turn_encodes_all_of_them(tmp_path: Path) -> None:
+    count = 2_000
+    layout = StoreLayout(tmp_path)
+    layout.config.mkdir()
+    groups, topics = GroupTable(), TopicTable()
+    for number in range(count):
+        groups.put(GroupConfig(f"group-{number:06d}"))
+        topics.put(TopicConfig(f"topic-{number:06d}", 4, 4))
+    groups.persist(layout.config / "subscriptionGroup.json")
+    topics.persist(layout.config / "topics.json")
+    one = Coordinator(tmp_path)
+    turns = []
+
+    def turn() -> None:
+        one.now_ms += 10
+        one.service.tick(one.now_ms, expire_ms=one.now_ms)
+        one.service.end_turn(one.now_ms)
+        one.service.write_snapshots(one.now_ms)
+
+    try:
+        turns.append(calls(lambda: one.join("new")))
+        turns.append(calls(lambda: one.ask("topic.create", topic="new", queues=1)))
+        while (
+            one.service.groups.next_write_ms() is not None or one.service.topics.storage.next_snapshot_ms() is not None
+        ):
+            turns.append(calls(turn))
+            assert len(turns) < 100
+        assert max(turns) < 40 * count, "one turn encoded everything"
+        assert len(GroupTable.load(layout.config / "subscriptionGroup.json").groups) == count + 1
+        assert len(TopicTable.load(layout.config / "topics.json").topics) == count + 1
+    finally:
+        one.service.close()
+        one.control.close()
 
 
 def test_a_large_group_answers_heartbeats_without_a_look_at_its_members(made: Callable[..., Coordinator]) -> None:

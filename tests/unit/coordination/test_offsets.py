@@ -13,13 +13,13 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from commitmq.coordination.journal import DropTopic, OffsetsJournal, SetOffsets
 from commitmq.coordination.offsets import COMMITS_A_VERSION, NONE, GroupOffsets
 from commitmq.errors import StoreError
 from commitmq.files import disk
 from commitmq.store.layout import StoreLayout
 from commitmq.store.metadata import json_config
 from commitmq.store.metadata.consumer_offsets import ConsumerOffsets
+from commitmq.store.metadata.offsets_journal import DropTopic, OffsetsJournal, SetOffsets
 
 
 def _committed(offsets: GroupOffsets, group: str, *entries: tuple[str, int, int], reset: bool = False) -> None:

@@ -16,7 +16,8 @@ import pytest
 from test_filter_bit_maps import Node
 
 from commitmq.files.fd_cache import FdCache
-from commitmq.store.queues.consume_queue import UNIT, ConsumeQueue
+from commitmq.format.units import UNIT
+from commitmq.store.queues.consume_queue import ConsumeQueue
 from commitmq.store.queues.consume_queue_ext import MAX_ADDRESS, ExtensionReader
 
 

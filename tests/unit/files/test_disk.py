@@ -88,7 +88,7 @@ def test_every_call_fails_on_both_sides_and_leaks_nothing(
 def test_the_table_above_has_every_operation() -> None:
     public = {name for name, value in vars(disk).items() if callable(value) and value.__module__ == disk.__name__}
     named = {name.removesuffix("_file") for name in public if not name.startswith("_")}
-    assert named - {"opened", "open_folder", "replace_content"} == set(OPERATIONS)
+    assert named - {"opened", "open_folder"} == set(OPERATIONS)
 
 
 def test_a_rename_takes_no_name_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,24 +108,12 @@ def test_a_rename_takes_no_name_away(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert not one.exists()
 
 
-def test_content_is_replaced_whole_or_not_at_all(tmp_path: Path, armed: Callable[[str], None]) -> None:
-    path = tmp_path / "file"
-    disk.replace_content(path, b"first", "x")
-    for point in ("disk.open.x:before", "disk.open.x:after", "x.write", "disk.sync.x:before", "disk.replace.x:before"):
-        armed(f"{point}=errno:EIO")
-        with pytest.raises(OSError, match=os.strerror(errno.EIO)):
-            disk.replace_content(path, b"second", "x")
-        assert path.read_bytes() == b"first"
-    armed("x.write=short:1")
-    disk.replace_content(path, b"second", "x")
-    assert path.read_bytes() == b"second"
-
-
 @pytest.mark.parametrize(("umask", "mode"), [(0, 0o640), (0o077, 0o600), (0o027, 0o640)])
 def test_the_umask_says_whether_a_group_reads_and_nobody_else_does(tmp_path: Path, umask: int, mode: int) -> None:
     before = os.umask(umask)
     try:
-        disk.replace_content(tmp_path / "file", b"", "x")
+        with disk.opened(tmp_path / "file", os.O_WRONLY | os.O_CREAT, "x"):
+            pass
     finally:
         os.umask(before)
     assert (tmp_path / "file").stat().st_mode & 0o777 == mode

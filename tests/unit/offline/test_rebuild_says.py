@@ -37,7 +37,7 @@ def test_a_queue_whose_offsets_begin_anew_in_the_log_is_told(tmp_path: Path) -> 
         store.put("orders", 0, b"again %d" % number, timestamp=2_000 + number, dispatch=False)
     done = commitmq("store", "rebuild", str(store.root), "--only", "queues")
     assert done.returncode == CliExit.DAMAGE_FOUND, done.stdout + done.stderr
-    assert "do not show all of the log" in done.stdout
+    assert "do not show the whole log" in done.stdout
     assert "queue offset 0 comes where 20 must" in done.stdout
     found = commitmq("store", "rebuild", str(store.root), "--only", "queues", "--json")
     assert found.returncode == CliExit.DAMAGE_FOUND

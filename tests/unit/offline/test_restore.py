@@ -97,7 +97,7 @@ def test_records_that_were_cut_are_read_again(clean: GoldenStore) -> None:
     copy = cut_record.cut_folder(clean.layout) / part.copy
     broken = copy.read_bytes()
     copy.write_bytes(before[first.name][part.start : part.start + part.size])
-    with held(clean) as store, pytest.raises(StoreError, match="copy of what was cut is missing or damaged"):
+    with held(clean) as store, pytest.raises(StoreError, match="copy of the cut bytes is missing or damaged"):
         restore(store)
     copy.write_bytes(broken)
     with held(clean) as store:

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from commitmq import failpoints
 from commitmq.errors import StoreError
 from commitmq.store.layout import StoreLayout
+from commitmq.store.log import transient_pool
 from commitmq.store.memory import shared_memory
 from commitmq.supervision import node_files
 
@@ -95,3 +97,44 @@ def test_a_record_that_cannot_be_read_counts_as_none(layout: StoreLayout) -> Non
     (layout.own / "shared_memory.json").write_bytes(b'{"folder": 1')
     assert shared_memory.recorded_folder(layout) is None
     assert claim(layout).is_dir()
+
+
+STEPS = ("disk.open.{}:after", "{}.write", "disk.sync.{}:after", "disk.replace.{}:before", "disk.replace.{}:after")
+
+
+@pytest.mark.parametrize("point", [*STEPS, "disk.sync_folder.{}:before"])
+def test_a_folder_that_could_not_be_recorded_is_not_used(
+    layout: StoreLayout, monkeypatch: pytest.MonkeyPatch, point: str
+) -> None:
+    """No name of a folder is forgotten: the record comes first, so at most it names a folder that does not exist."""
+    monkeypatch.setattr(failpoints, "_points", failpoints.parse(f"{point.format('shared_memory')}=errno:ENOSPC@1"))
+    monkeypatch.setattr(failpoints, "ACTIVE", True)
+    with pytest.raises(StoreError, match="No space left"):
+        claim(layout)
+    parent = layout.root.parent / "shm"
+    assert list(parent.iterdir()) == []
+    folder = claim(layout)
+    assert [folder] == list(parent.iterdir()) == [shared_memory.recorded_folder(layout)]
+
+
+@pytest.mark.parametrize("point", [*STEPS, "disk.sync_folder.{}:after"])
+@pytest.mark.parametrize("what", ["pool_note", "pool_owner"])
+def test_a_pool_that_could_not_be_made_leaves_nothing(
+    layout: StoreLayout, monkeypatch: pytest.MonkeyPatch, point: str, what: str
+) -> None:
+    if what == "pool_owner" and "sync" in point:
+        return  # memory is not synced
+    monkeypatch.setattr(failpoints, "_points", failpoints.parse(f"{point.format(what)}=errno:ENOSPC@1"))
+    monkeypatch.setattr(failpoints, "ACTIVE", True)
+
+    def make() -> None:
+        parent = str(layout.root.parent / "shm")
+        transient_pool.make(layout, parent, buffers=1, segment_bytes=65_536, properties_crc=False, committed=0)
+
+    with pytest.raises(StoreError, match="No space left"):
+        make()
+    assert not transient_pool.note_path(layout).exists()
+    make()
+    note = transient_pool.PoolNote.load(layout)
+    assert note is not None
+    assert transient_pool.owner_id(Path(note.folder)) == note.id

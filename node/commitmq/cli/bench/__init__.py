@@ -1,4 +1,4 @@
-"""``commitmq bench``: measurements of a running node; ``rolls``, ``restart`` and ``stations`` run nodes of their own.
+"""``commitmq bench``: measurements of a running node; ``rolls``, ``restart`` and ``trace-points`` run nodes of their own.
 
 The others are ``produce``, ``consume``, ``latency``, ``memory`` and ``all``. Results are printed or written as JSON;
 they can be saved as a baseline, or compared with one.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import click
 
 from commitmq.cli.bench.everything import all_
-from commitmq.cli.bench.own_nodes import restart, rolls, stations
+from commitmq.cli.bench.own_nodes import restart, rolls, trace_points
 from commitmq.cli.bench.reads import consume
 from commitmq.cli.bench.sends import latency, memory, produce
 
@@ -29,5 +29,5 @@ def bench() -> None:
     """
 
 
-for _command in (latency, produce, consume, memory, rolls, restart, stations, all_):
+for _command in (latency, produce, consume, memory, rolls, restart, trace_points, all_):
     bench.add_command(_command)

@@ -1,4 +1,4 @@
-"""``commitmq bench rolls|restart|stations``: measurements that run nodes of their own."""
+"""``commitmq bench rolls|restart|trace-points``: measurements that run nodes of their own."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def rolls(
 @click.option("--topics", type=click.IntRange(1, 10_000), default=100, show_default=True)
 @click.option("--queues", type=click.IntRange(1, 4096), default=10, show_default=True, help="Queues of each topic.")
 @click.option(
-    "--tail-mib", type=Quantity("mib"), default=256, show_default=True, help="MiB of it that are never flushed."
+    "--tail-mib", type=Quantity("mib"), default=256, show_default=True, help="MiB of the store that are never flushed."
 )
 @body_option
 @click.option("--cold", is_flag=True, help="Drop the store from the page cache before each start, as a boot does.")
@@ -137,7 +137,7 @@ def restart(
         return
     print_machine(host)
     click.echo(
-        f"{gib:g} GiB in {topics * queues} queues, {tail_mib} MiB of it not flushed, killed, "
+        f"{gib:g} GiB in {topics * queues} queues, {tail_mib} MiB of them not flushed, killed, "
         f"{'page cache dropped' if cold else 'page cache warm'}; seconds since the command was started"
     )
     print_table(
@@ -158,7 +158,7 @@ def restart(
     )
 
 
-@click.command(cls=NodeVerb, short_help="Where the time of a single send goes, station by station.")
+@click.command(cls=NodeVerb, short_help="Where the time of a single send goes, point by point.")
 @body_option
 @click.option(
     "--count", type=click.IntRange(1, 15_000), default=2000, show_default=True, help="Sends of each ack level."
@@ -171,22 +171,26 @@ def restart(
 )
 @click.option("--set", "settings", multiple=True, metavar="SECTION.KEY=VALUE", help="A setting of the node.")
 @json_option
-def stations(body: int, count: int, ack: str, folder: Path | None, settings: tuple[str, ...], as_json: bool) -> None:
+def trace_points(
+    body: int, count: int, ack: str, folder: Path | None, settings: tuple[str, ...], as_json: bool
+) -> None:
     """Where the time of a single synchronous send goes: client, socket, writer, flush, and the way back.
 
-    Starts a node of its own that notes when a send passes each station. Noting takes a few microseconds itself, so the
+    Starts a node of its own that notes when a send passes each trace point. Noting takes a few microseconds itself, so the
     result shows shares; `bench latency` measures how long a send takes.
     """
     from commitmq.bench.figures import machine, to_json
-    from commitmq.bench.stations import measure_stations
+    from commitmq.bench.trace_points import measure_trace_points
 
     host = machine()
     acks = ("memory", "flushed") if ack == "both" else (ack,)
     with progress_bars() as begin:
-        advance = begin("stations", count * len(acks))
-        results = measure_stations(folder, body_bytes=body, count=count, acks=acks, settings=settings, progress=advance)
+        advance = begin("trace points", count * len(acks))
+        results = measure_trace_points(
+            folder, body_bytes=body, count=count, acks=acks, settings=settings, progress=advance
+        )
     if as_json:
-        print_json({"bench": "stations", "machine": host, "results": [to_json(one) for one in results]})
+        print_json({"bench": "trace_points", "machine": host, "results": [to_json(one) for one in results]})
         return
     print_machine(host)
     for result in results:

@@ -31,7 +31,7 @@ from commitmq.cli.output import print_json, print_table
 @click.option(
     "--messages",
     type=click.IntRange(1, 10**9),
-    help="Messages to write first and read in each run; with --topic, how many of it to read.  "
+    help="Messages to write first and read in each run; with --topic, the number to read from it.  "
     "[default: 200000, with --topic all]",
 )
 @topic_option

@@ -1,4 +1,4 @@
-"""Which queues a consumer reads, where it stands in each, and what a thread may change of it while another polls."""
+"""The queues of a consumer, its position in each, and the rules by which one thread changes them while another polls."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ from commitmq.errors import RequestError
 from commitmq.protocol.connection import Channel
 
 if TYPE_CHECKING:
-    from commitmq.client.receiving.batch import MessageBatch, Part
+    from commitmq.client.receiving.batch import MessageBatch
+    from commitmq.client.receiving.part import Part
 
 Queue = tuple[str, int]  # topic, queue id
 Start = str | datetime | int
 
 
 class Gap(NamedTuple):
-    """A consumer could not read on where it stood: it went from ``from_offset`` to ``to_offset`` because of ``reason``.
+    """A consumer could not go on at ``from_offset``, and jumped to ``to_offset``.
 
-    ``reason`` is the node's status: OFFSET_TOO_SMALL (messages expired), OFFSET_OVERFLOW_BADLY (the offset was beyond
-    the queue's end), MESSAGE_WAS_REMOVING, NO_MATCHED_LOGIC_QUEUE.
+    ``reason`` is the node's status: OFFSET_TOO_SMALL (the messages expired), OFFSET_OVERFLOW_BADLY (the offset was behind
+    the queue's end), MESSAGE_WAS_REMOVING or NO_MATCHED_LOGIC_QUEUE.
     """
 
     topic: str
@@ -38,9 +39,9 @@ class Gap(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class Chunk:
-    """An answer, or what is left of it, that was not handed out yet. ``next_offset`` is where the queue goes on behind it.
+    """The messages of one answer that were not handed out yet. ``next_offset`` is where the queue goes on behind them.
 
-    ``is_taken``: a batch with all of it was made, so what comes behind it may be asked for.
+    ``is_taken``: a batch has all of these messages, so the consumer may ask for the ones behind.
     """
 
     parts: list[Part]
@@ -51,14 +52,16 @@ class Chunk:
 
 @dataclass(slots=True, eq=False)
 class QueueState:
-    """One queue. Offsets are queue offsets, each the *next* message's.
+    """One queue. Each offset is the queue offset of the *next* message.
 
-    ``delivered``: behind what poll has returned; ``confirmed``: what ``delivered`` was when poll was last called, so what
-    the program has certainly seen and worked on; ``committed``: what the group's offset was last known to be (-1: never
-    committed); ``sent``: what was last asked to be committed, whatever became of it; ``settled``: what ``delivered`` was at
-    the last commit or at the start, so nothing handed out is uncommitted while the two are equal. ``incarnation``: of the
-    topic that all of these are offsets in (-1: not known); it is told with every pull and commit, so that none of them can
-    mean another topic of the name.
+    * ``delivered``: the offset behind the messages that poll returned. * ``confirmed``: the value of ``delivered`` at the
+    last call of poll. The program is done with the messages before it. * ``committed``: the group's offset as far as this
+    consumer knows; -1 without one. * ``sent``: the last offset that this consumer tried to commit, with or without success.
+    * ``settled``: the value of ``delivered`` at the last commit or at the start. While the two are equal, every message
+    that was
+      handed out is committed.
+    * ``incarnation``: the incarnation of the topic that these offsets belong to; -1 if it is not known. Every pull and commit
+      carries it, so none can reach another topic of the same name.
     """
 
     topic: str
@@ -68,18 +71,18 @@ class QueueState:
     committed: int
     settled: int
     sent: int = -1
-    request: int = -1  # id of the pull under way
-    channel: int = -1  # reader that got it
+    request: int = -1  # the id of the pull under way
+    channel: int = -1  # the index of the reader that got the pull
     answer_by: float = 0.0
     retry_at: float = 0.0
-    chunks: deque[Chunk] = field(default_factory=deque)  # what came and was not handed out; two at most
-    end: int = -1  # the queue's end as the last answer told it
-    use_bytes: bool = False  # this queue's segments cannot be mapped here
-    careful_until: int = -1  # below this queue offset one message is asked for at a time: one of them is damaged
+    chunks: deque[Chunk] = field(default_factory=deque)  # answers that were not handed out; two at most
+    end: int = -1  # the queue's end in the last answer
+    use_bytes: bool = False  # the node sends this queue's records, because this process cannot map its segments
+    careful_until: int = -1  # below this queue offset each pull asks for one message, because one of them is damaged
     revoked_at: float = 0.0  # time.monotonic() when the coordinator asked for it back
     incarnation: int = -1
-    is_proven: bool = True  # False while `delivered` is what somebody said, and the node did not confirm that it exists
-    is_announced: bool = False  # on_assign has been told of it
+    is_proven: bool = True  # False while a program gave `delivered` and the node has not confirmed that it exists
+    is_announced: bool = False  # on_assign was called with this queue
     is_paused: bool = False
 
     @property
@@ -88,24 +91,24 @@ class QueueState:
 
     @property
     def position(self) -> int:
-        """The next to ask the node for."""
+        """The offset of the next pull."""
         return self.chunks[-1].next_offset if self.chunks else self.delivered
 
     def move_to(self, offset: int) -> None:
-        """The queue goes on at ``offset``; what is skipped, if anything, counts as handed out with what is before it."""
+        """Go on at ``offset``. The skipped messages count as handed out together with the messages before them."""
         if self.chunks:
             self.chunks[-1].next_offset = offset
         else:
             self.delivered = offset
 
     def forget(self) -> None:
-        """What was pulled is not wanted any more."""
+        """Drop the pulled messages and the pull under way."""
         self.request = -1
         self.chunks.clear()
 
 
 class Portion(NamedTuple):
-    """What a batch has of one queue: all of ``chunk``, or all but ``rest``, before which ``delivered`` is reached."""
+    """The messages of one queue in a batch: all of ``chunk``, or ``chunk`` without ``rest``, which begins at ``delivered``."""
 
     state: QueueState
     chunk: Chunk
@@ -113,11 +116,11 @@ class Portion(NamedTuple):
     delivered: int = -1
 
     def hand_out(self) -> None:
-        """Count it as handed out. Doing it twice is the same as once."""
+        """Count these messages as handed out. A second call changes nothing."""
         chunks = self.state.chunks
         if not chunks or chunks[0] is not self.chunk:
             return
-        # In this order: whoever is interrupted between the two does both again.
+        # In this order an interruption between the two steps does no harm: the next call does both.
         if self.rest is None:
             self.state.delivered = self.chunk.next_offset
             chunks.popleft()
@@ -128,7 +131,7 @@ class Portion(NamedTuple):
 
 
 class Taken(NamedTuple):
-    """A batch, and what it is made of. It counts as handed out from the moment when it is ``Assignment.returned``."""
+    """A batch and its portions. It counts as handed out from the moment when it is ``Assignment.returned``."""
 
     batch: MessageBatch
     portions: list[Portion]
@@ -141,18 +144,20 @@ class Taken(NamedTuple):
 class Assignment:
     """The queues of one consumer. ``lock`` guards everything; :meth:`ring` wakes a poll that waits.
 
-    A batch is handed out by one store: ``returned`` is set in the statement before poll returns it. Until then nothing
-    of what it was made of has changed, so that an exception from anywhere (Ctrl-C, a signal handler, no descriptors)
-    leaves it to the next poll; what follows from it is done by :meth:`settle`, which comes first in whatever looks.
+    One store hands a batch out: ``poll`` sets ``returned`` in the statement before its return. Before this store the batch has
+    changed no queue. So after an exception (Ctrl-C, a signal handler, no descriptors) the next poll returns its messages. The
+    positions move in :meth:`settle`, and each method that reads them calls it first.
     """
 
     lock: threading.RLock = field(default_factory=threading.RLock)
     owned: dict[Queue, QueueState] = field(default_factory=dict)
-    ready: dict[Queue, QueueState] = field(default_factory=dict)  # those with chunks, the next in turn first
-    making: Taken | None = None  # the last batch that was made, handed out or not
+    ready: dict[Queue, QueueState] = field(
+        default_factory=dict
+    )  # the queues with chunks; the first is the next in turn
+    making: Taken | None = None  # the newest batch, handed out or not
     returned: Taken | None = None
-    lost: list[Queue] = field(default_factory=list)  # announced, and given back without the program
-    tells: bool = False  # the program wants to be told before a queue is given back
+    lost: list[Queue] = field(default_factory=list)  # announced queues that were given back without a call of on_revoke
+    tells: bool = False  # the program has an on_revoke, and a queue is given back after its call
     polled_at: float = field(default_factory=time.monotonic)
     is_polling: bool = False
 
@@ -168,7 +173,7 @@ class Assignment:
             self.bell.close()
 
     def settle(self) -> None:
-        """What follows from the last batch that poll returned."""
+        """Move the positions behind the last batch that poll returned."""
         with self.lock:
             taken = self.returned
             if taken is None:
@@ -176,7 +181,7 @@ class Assignment:
             for portion in taken.portions:
                 portion.hand_out()
                 state = portion.state
-                # Its turn is over: others come first. (A state of a former assignment is in nobody's way.)
+                # The turn of this queue is over, and it goes behind the others. (A state of a former assignment is not there.)
                 if self.ready.get(state.key) is state:
                     del self.ready[state.key]
                 if state.chunks and self.owned.get(state.key) is state:
@@ -184,7 +189,7 @@ class Assignment:
             self.making = self.returned = None
 
     def confirm(self) -> None:
-        """The program is done with all it was given."""
+        """Note that the program is done with every batch that it has got."""
         with self.lock:
             self.settle()
             for state in self.owned.values():
@@ -192,13 +197,13 @@ class Assignment:
                     state.confirmed = state.delivered
 
     def is_in_hand(self, state: QueueState) -> bool:
-        """Whether something was handed out, or is about to be, that is not committed."""
+        """Whether a message of the queue was handed out, or is in a new batch, and is not committed."""
         with self.lock:
             self.settle()
             return state.delivered != state.settled or (self.making is not None and self.making.has(state))
 
     def drop(self, state: QueueState, *, told: bool = False) -> None:
-        """Read the queue no longer; unless the program was ``told``, it will be."""
+        """Stop to read the queue. If the program was not ``told``, the next poll tells it."""
         with self.lock:
             if self.owned.get(state.key) is state:
                 del self.owned[state.key]
@@ -219,7 +224,7 @@ class Assignment:
             return list(self.owned)
 
     def of_old_incarnations(self, incarnations: Mapping[str, int]) -> list[Queue]:
-        """The queues of topics that were deleted and made anew: ``incarnations`` are today's."""
+        """The queues of topics that were deleted and made anew; ``incarnations`` are those of the topics now."""
         with self.lock:
             return [
                 key
@@ -228,14 +233,14 @@ class Assignment:
             ]
 
     def incarnations(self, queues: Iterable[Queue]) -> dict[str, int]:
-        """The incarnations that the offsets in these queues belong to, where they are known."""
+        """The known incarnations that the offsets in these queues belong to, by topic."""
         with self.lock:
             states = [self.owned[key] for key in queues if key in self.owned]
         return {state.topic: state.incarnation for state in states if state.incarnation >= 0}
 
 
 class Begin(NamedTuple):
-    """Where to begin in a queue: ``offset`` was asked for; ``committable`` is the same, or the queue's end before it."""
+    """Where to begin in a queue: ``offset`` was asked for, and ``committable`` is the same or the queue's end before it."""
 
     offset: int
     committable: int
@@ -244,9 +249,9 @@ class Begin(NamedTuple):
 def start_offsets(
     reader: Channel, queues: Iterable[Queue], start: Start, *, timeout_s: float, incarnations: Mapping[str, int]
 ) -> dict[Queue, Begin]:
-    """Where to begin in ``queues`` that have no committed offset, of topics of these ``incarnations``, where they are known.
+    """Where to begin in ``queues``, which have no committed offset. ``incarnations`` are the known ones of their topics.
 
-    In a queue that the reader does not know yet everything is to come. Raises ProtocolError.
+    A queue that the reader does not know yet is new and begins at 0. Raises ProtocolError.
     """
     by_topic: dict[str, list[int]] = {}
     for topic, queue in queues:
@@ -264,12 +269,12 @@ def start_offsets(
             except RequestError as error:
                 if error.code != "INVALID_PARAMETER":
                     raise
-                # The topic got more queues, or fewer, and the two we ask do not know of it at the same time.
+                # The topic has more or fewer queues by now, and reader and coordinator hear of it at different times.
                 answer, _ = reader.request("offsets", {**fields, "queues": None}, timeout_s=timeout_s)
         except RequestError as error:
             if error.code != "TOPIC_NOT_EXIST":
                 raise
-            # The coordinator knows it, the reader is about to: it is new, so everything in it is to come.
+            # The coordinator knows the topic, and the reader will hear of it soon. The topic is new, so it begins at 0.
             result.update({(topic, queue): Begin(0, 0) for queue in ids})
             continue
         for queue, low, high, by_time in answer["queues"]:
@@ -287,12 +292,12 @@ def start_offsets(
 
 
 def for_new_queues(start: Start) -> Start:
-    """Where to begin in a queue that came after ``start`` was said: all of it is new, and none of it is skipped."""
+    """Where to begin in a queue that is newer than the consumer: at its first message, or at the time that ``start`` is."""
     return start if isinstance(start, datetime) else "earliest"
 
 
 def check_start(start: Start) -> Start:
-    """``start`` itself if it is one. Raises ValueError."""
+    """``start`` itself. Raises ValueError for a value that is no start."""
     if isinstance(start, bool) or not isinstance(start, str | datetime | int):
         raise ValueError(f"start must be 'earliest', 'latest', a datetime or an offset, not {start!r}")
     if isinstance(start, str) and start not in ("earliest", "latest"):
@@ -308,7 +313,7 @@ def check_start(start: Start) -> Start:
 
 
 def new_state(queue: Queue, offset: int, committed: int, incarnation: int = -1, *, proven: bool = True) -> QueueState:
-    """A queue that is read from ``offset`` on. Unless that is ``proven`` to be a place in it, it is not committed."""
+    """A queue that is read from ``offset`` on. Unless ``proven``, the offset may lie behind the end and is not committed."""
     confirmed = offset if proven else committed
     return QueueState(
         queue[0], queue[1], offset, confirmed, committed, offset, incarnation=incarnation, is_proven=proven

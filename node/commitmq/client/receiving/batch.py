@@ -1,225 +1,35 @@
-"""Batches of received messages: columns first, objects when asked for.
+"""The batch of messages that a poll returns: columns first, Message objects when a program asks for them.
 
-A batch refers to the bytes where they are: in the node's own segments (mapped read-only, same host) or in the frames
-that came over the wire. Headers are gathered into numpy arrays in one step for the whole batch; bodies are only looked
-at when somebody asks. As long as a batch, or a view of one of its bodies, lives, so does the memory behind it.
+A batch refers to the bytes where they are; see :mod:`commitmq.client.receiving.part`. The memory behind a batch lives as long
+as the batch or a view of one of its bodies.
 """
 
 from __future__ import annotations
 
 import mmap
-import struct
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from commitmq.client.message import Message, decode_body, received
-from commitmq.client.receiving.segments import SegmentMaps
-from commitmq.errors import CommitMQError, CorruptRecordError, UndecodableBodyError
-from commitmq.format.constants import LMQ_PREFIX, MAGIC_V1, MAGIC_V2, MIN_RECORD_BYTES, UNIT_BYTES, SysFlag
+from commitmq.client.message import Message
+from commitmq.client.receiving.part import HEAD, Array, Part, cut_parts
+from commitmq.client.receiving.received_message import received
+from commitmq.errors import CommitMQError, UndecodableBodyError
+from commitmq.format.constants import MAGIC_V2, SysFlag
 
 if TYPE_CHECKING:
     import pyarrow
 
-Array = np.ndarray[Any, np.dtype[Any]]
-
-_HEAD_BYTES: Final = 88
-# The bytes before the body of a record with two IPv4 hosts (spec 2.1).
-_HEAD: Final = np.dtype({
-    "names": [
-        "size", "magic", "crc", "queue_id", "flag", "queue_offset", "physical_offset", "sys_flag", "born_timestamp",
-        "store_timestamp", "store_host", "reconsume_times", "body_size",
-    ],
-    "formats": [">i4", ">i4", ">i4", ">i4", ">i4", ">i8", ">i8", ">i4", ">i8", ">i8", "V8", ">i4", ">i4"],
-    "offsets": [0, 4, 8, 12, 16, 20, 28, 36, 40, 56, 64, 72, 84],
-    "itemsize": _HEAD_BYTES,
-})  # fmt: skip
-_UNIT: Final = np.dtype(
-    {
-        "names": ["physical_offset", "size", "tags_code"],
-        "formats": [">i8", ">i4", ">i8"],
-        "offsets": [0, 8, 12],
-        "itemsize": UNIT_BYTES,
-    }
-)
-_SIZE: Final = struct.Struct(">i")
-_V6: Final = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
-
-
-@dataclass(slots=True)
-class Part:
-    """Records of one queue in one buffer. ``positions`` are their starts in ``data``; all arrays have one entry each.
-
-    Messages of an inner batch, and those read through an LMQ, do not lie as records of their queue do; the last three
-    members before ``decoded`` say how: where the properties begin, the store hosts, and the topics they were sent to.
-    ``decoded`` has what is known of compressed bodies, by position; pieces of a part share it.
-    """
-
-    topic: str
-    queue_id: int
-    data: mmap.mmap | memoryview
-    positions: Array
-    heads: Array
-    body_offsets: Array
-    v6: bool  # some record has an IPv6 host, so its store host is not where ``heads`` says
-    property_starts: Array | None = None
-    hosts: list[bytes] | None = None
-    origins: list[str] | None = None
-    decoded: dict[int, bytes | UndecodableBodyError] | None = None
-
-    def __len__(self) -> int:
-        return len(self.positions)
-
-    def cut(self, start: int, stop: int) -> Part:
-        """Records ``start`` to ``stop`` of this part; the same memory."""
-        span = slice(start, stop)
-        return replace(
-            self,
-            positions=self.positions[span],
-            heads=self.heads[span],
-            body_offsets=self.body_offsets[span],
-            property_starts=None if self.property_starts is None else self.property_starts[span],
-            hosts=None if self.hosts is None else self.hosts[span],
-            origins=None if self.origins is None else self.origins[span],
-        )
-
-    def body_of(self, index: int) -> bytes | UndecodableBodyError:
-        """The body of a record that is stored compressed, or why it cannot be decoded."""
-        known = None if self.decoded is None else self.decoded.get(int(self.positions[index]))
-        if known is not None:
-            return known
-        start = int(self.body_offsets[index])
-        body = bytes(memoryview(self.data)[start : start + int(self.heads["body_size"][index])])
-        return decode_body(body, int(self.heads["sys_flag"][index]))
-
-    def store_hosts(self) -> list[bytes]:
-        """Each record's store host as stored: 8 or 20 bytes."""
-        if self.hosts is not None:
-            return self.hosts
-        if not self.v6:
-            hosts: list[bytes] = self.heads["store_host"].tolist()
-            return hosts
-        view = memoryview(self.data)
-        result = []
-        for position, flags in zip(self.positions.tolist(), self.heads["sys_flag"].tolist(), strict=True):
-            start = position + 56 + (20 if flags & SysFlag.BORN_HOST_V6 else 8)
-            result.append(bytes(view[start : start + (20 if flags & SysFlag.STORE_HOST_V6 else 8)]))
-        return result
-
-
-def decode_part(topic: str, queue_id: int, data: mmap.mmap | memoryview, positions: Array, sizes: Array | None) -> Part:
-    """Gather the headers of the records at ``positions`` (int64) of ``data`` and check them.
-
-    Records read through an LMQ are those of any queue.
-    ``sizes`` is what the ConsumeQueue says of each, None when the records follow each other by their own sizes.
-    Raises CorruptRecordError when what lies there is not the record that was promised.
-    """
-    length = len(data)
-    if int(positions.min()) < 0 or int(positions.max()) > length - MIN_RECORD_BYTES:
-        raise CorruptRecordError(f"a record of {topic}/{queue_id} is said to lie outside its {length} bytes of log")
-    # One item starts at every byte, so that taking some is one copy of 88 bytes each, aligned or not.
-    everywhere: Array = np.ndarray((length - _HEAD_BYTES + 1,), f"V{_HEAD_BYTES}", data, 0, (1,))
-    heads: Array = everywhere[positions].view(_HEAD)
-    flags = heads["sys_flag"]
-    v6 = bool((flags & _V6).any())
-    body_offsets = positions + _HEAD_BYTES
-    if v6:
-        body_offsets = _widen(data, positions, heads)
-    wrong = (heads["magic"] != MAGIC_V1) & (heads["magic"] != MAGIC_V2)
-    if not topic.startswith(LMQ_PREFIX):
-        wrong |= heads["queue_id"] != queue_id
-    wrong |= heads["body_size"] < 0
-    wrong |= body_offsets + heads["body_size"] > positions + heads["size"]
-    wrong |= positions + heads["size"] > length
-    if sizes is not None:
-        wrong |= heads["size"] != sizes
-    if wrong.any():
-        index = int(wrong.argmax())
-        raise CorruptRecordError(
-            f"what lies at physical offset {int(heads['physical_offset'][index])} (as it says) is not the record that"
-            f" queue {queue_id} of {topic!r} promises there",
-            offset=int(positions[index]),
-        )
-    return Part(topic, queue_id, data, positions, heads, body_offsets, v6)
-
-
-def _widen(data: mmap.mmap | memoryview, positions: Array, heads: Array) -> Array:
-    """Correct the fields that IPv6 hosts push back; returns where the bodies start."""
-    flags = heads["sys_flag"]
-    born = np.where(flags & SysFlag.BORN_HOST_V6, 20, 8)
-    store = np.where(flags & SysFlag.STORE_HOST_V6, 20, 8)
-    raw: Array = np.frombuffer(data, np.uint8)
-    for name, offset in (
-        ("store_timestamp", 48 + born),
-        ("reconsume_times", 56 + born + store),
-        ("body_size", 68 + born + store),
-    ):
-        kind = _HEAD[name]
-        columns = np.arange(kind.itemsize)
-        # A record too short for its own flags would be read past the end; the clip makes it fail the checks instead.
-        places = np.minimum((positions + offset)[:, None] + columns, len(raw) - 1)
-        heads[name] = raw[places].view(kind).ravel()
-    body_offsets: Array = positions + 72 + born + store
-    return body_offsets
-
-
-def parts_of_units(topic: str, queue_id: int, frame: memoryview, segments: SegmentMaps) -> list[Part]:
-    """Decode an answer of mode ``ranges``: ConsumeQueue units of records that lie in the mapped segments.
-
-    Raises OSError when a segment cannot be mapped, CorruptRecordError when a record is not what its unit says.
-    """
-    units: Array = np.frombuffer(frame, _UNIT)
-    offsets = units["physical_offset"].astype(np.int64)
-    sizes = units["size"].astype(np.int32)
-    bases = offsets - offsets % segments.segment_bytes
-    parts = []
-    # Units of one queue are in the order of the log, so each segment is one stretch of them.
-    edges = np.flatnonzero(np.diff(bases)) + 1
-    for start, stop in zip([0, *edges.tolist()], [*edges.tolist(), len(units)], strict=True):
-        base = int(bases[start])
-        data = segments.map(base)
-        part = decode_part(topic, queue_id, data, offsets[start:stop] - base, sizes[start:stop])
-        if not np.array_equal(part.heads["physical_offset"], offsets[start:stop]):
-            raise CorruptRecordError(f"records of {topic}/{queue_id} say they lie elsewhere than they do", offset=base)
-        parts.append(part)
-    return parts
-
-
-_MANY_FRAMES: Final = 8
-
-
-def parts_of_records(topic: str, queue_id: int, frames: Sequence[memoryview]) -> list[Part]:
-    """Decode an answer of mode ``bytes``: whole records, one after the other. Raises CorruptRecordError."""
-    if len(frames) > _MANY_FRAMES:
-        # Scattered records came one by one; one copy is cheaper than arrays of a few entries.
-        frames = [memoryview(b"".join(frames))]
-    parts = []
-    for data in frames:
-        positions = []
-        at, length = 0, len(data)
-        while at < length:
-            if length - at < MIN_RECORD_BYTES:
-                raise CorruptRecordError("the answer ends inside a record", offset=at)
-            positions.append(at)
-            size = _SIZE.unpack_from(data, at)[0]
-            if size < MIN_RECORD_BYTES:
-                raise CorruptRecordError(f"the answer holds a record of {size} bytes", offset=at)
-            at += size
-        if positions:
-            parts.append(decode_part(topic, queue_id, data, np.array(positions, np.int64), None))
-    return parts
-
 
 class MessageBatch(Sequence[Message]):
-    """Received messages: in the order of their queue, one queue after the other.
+    """Received messages in the order of their queue, one queue behind the other. An empty batch is false.
 
-    Columns are numpy arrays with one entry a message: ``queue_id``, ``queue_offset``, ``physical_offset``,
-    ``store_timestamp`` and ``born_timestamp`` (milliseconds), ``sys_flag``, ``flag``, ``reconsume_times``,
-    ``body_size`` (as stored), ``total_size``. Messages of an inner batch share its physical offset, times and flags, and
-    have a size of their own. ``topic`` is a list of names. ``bodies`` are views without a copy.
-    Indexing and iterating make Message objects with bodies of their own. An empty batch is false.
+    The columns are numpy arrays with one entry a message: ``queue_id``, ``queue_offset``, ``physical_offset``,
+    ``store_timestamp`` and ``born_timestamp`` (milliseconds), ``sys_flag``, ``flag``, ``reconsume_times``, ``body_size`` (as
+    stored) and ``total_size``. Messages of an inner batch share its physical offset, times and flags, but each has a size of
+    its own. ``topic`` is a list of names. ``bodies`` are views without a copy. An index and a loop make Message objects, each
+    with a copy of its body.
     """
 
     __slots__ = ("_columns", "_length", "_parts")
@@ -240,7 +50,7 @@ class MessageBatch(Sequence[Message]):
     def _column(self, name: str) -> Array:
         column = self._columns.get(name)
         if column is None:
-            kind = _HEAD[name].newbyteorder("=")
+            kind = HEAD[name].newbyteorder("=")
             if self._parts:
                 column = np.concatenate([part.heads[name] for part in self._parts]).astype(kind)
             else:
@@ -255,42 +65,42 @@ class MessageBatch(Sequence[Message]):
 
     @property
     def queue_id(self) -> Array:
-        """int32."""
+        """int32: the number of the message's queue in its topic."""
         return self._column("queue_id")
 
     @property
     def queue_offset(self) -> Array:
-        """int64: number of the message in its queue."""
+        """int64: the ordinal of the message in its queue, from 0 on."""
         return self._column("queue_offset")
 
     @property
     def physical_offset(self) -> Array:
-        """int64: bytes from the log's start."""
+        """int64: the record's place in the CommitLog, in bytes from the beginning."""
         return self._column("physical_offset")
 
     @property
     def store_timestamp(self) -> Array:
-        """int64: the node's clock, milliseconds."""
+        """int64: when the node stored the message, in milliseconds."""
         return self._column("store_timestamp")
 
     @property
     def born_timestamp(self) -> Array:
-        """int64: the producer's clock, milliseconds."""
+        """int64: when the producer made the message, in milliseconds."""
         return self._column("born_timestamp")
 
     @property
     def sys_flag(self) -> Array:
-        """int32: see the specification's section 2.3."""
+        """int32: RocketMQ's flags of a record (spec 2.3)."""
         return self._column("sys_flag")
 
     @property
     def flag(self) -> Array:
-        """int32: the application's own."""
+        """int32: the application's own number."""
         return self._column("flag")
 
     @property
     def reconsume_times(self) -> Array:
-        """int32."""
+        """int32: how often RocketMQ delivered the message again."""
         return self._column("reconsume_times")
 
     @property
@@ -305,9 +115,9 @@ class MessageBatch(Sequence[Message]):
 
     @property
     def buffers(self) -> list[tuple[memoryview, Array, Array]]:
-        """The bytes behind the batch, for vectorised work: (buffer, body offsets, body sizes) of each stretch.
+        """For vectorised work: (buffer, body offsets, body sizes) for each buffer behind the batch.
 
-        Offsets are int64 positions in the buffer, sizes int32. Bodies are as stored.
+        The offsets are int64 positions in the buffer, the sizes are int32. The bodies are as stored.
         """
         return [
             (memoryview(part.data), part.body_offsets, part.heads["body_size"].astype(np.int32)) for part in self._parts
@@ -315,9 +125,9 @@ class MessageBatch(Sequence[Message]):
 
     @property
     def bodies(self) -> list[memoryview]:
-        """The body of each message, decompressed where it has to be, else without a copy.
+        """The body of each message: a view without a copy, or the decompressed body of a compressed message.
 
-        Raises UndecodableBodyError for one that cannot be decoded; a poll hands such a message out alone.
+        Raises UndecodableBodyError for a body that cannot be decoded. A poll returns such a message in a batch of its own.
         """
         result: list[memoryview] = []
         for part in self._parts:
@@ -345,7 +155,7 @@ class MessageBatch(Sequence[Message]):
             yield from _messages(part) if part.origins is None else _messages_of_others(part, part.origins)
 
     def __getitem__(self, index: Any) -> Any:
-        """Message ``index``, or for a slice a batch of the same memory."""
+        """Message ``index``; for a slice a batch of the same memory, or a list if the slice has a step."""
         if isinstance(index, slice):
             start, stop, step = index.indices(self._length)
             if step != 1:
@@ -358,10 +168,9 @@ class MessageBatch(Sequence[Message]):
         return next(iter(MessageBatch(cut_parts(self._parts, index, index + 1))))
 
     def to_arrow(self) -> pyarrow.Table:
-        """An Arrow table: the columns, ``topic``, ``body`` (decompressed; null where that is not possible), ``tags``, ``keys``
-        and ``properties``.
+        """An Arrow table with the columns, ``topic``, ``tags``, ``keys``, ``properties`` and ``body``.
 
-        Raises CommitMQError when pyarrow is not installed.
+        Bodies are decompressed; a body that cannot be decoded is null. Raises CommitMQError when pyarrow is not installed.
         """
         try:
             import pyarrow as pa
@@ -395,21 +204,8 @@ _ARROW_COLUMNS: Final = (
 )
 
 
-def cut_parts(parts: Sequence[Part], start: int, stop: int) -> list[Part]:
-    """Messages ``start`` to ``stop`` of the parts taken together."""
-    result = []
-    for part in parts:
-        if stop <= 0:
-            break
-        if start < len(part):
-            result.append(part.cut(max(start, 0), min(stop, len(part))))
-        start -= len(part)
-        stop -= len(part)
-    return result
-
-
 def _messages_of_others(part: Part, topics: list[str]) -> Iterator[Message]:
-    """Messages read through an LMQ, which were sent to ``topics``."""
+    """The messages of an LMQ, which were sent to ``topics``."""
     for message, topic in zip(_messages(part), topics, strict=True):
         message._origin_topic = topic
         yield message
@@ -418,13 +214,13 @@ def _messages_of_others(part: Part, topics: list[str]) -> Iterator[Message]:
 def _messages(part: Part) -> Iterator[Message]:
     topic, queue_id, data = part.topic, part.queue_id, part.data
     heads = part.heads
-    # A mapping cuts bytes objects by itself; a view of a frame needs one more step.
+    # A slice of a mapping is a bytes object already. A slice of a frame's view must be made one.
     whole = data if isinstance(data, mmap.mmap) else bytes(data) if len(data) < 1 << 16 else None
     view = memoryview(data)
     wide = heads["magic"] == MAGIC_V2
     properties = part.property_starts
     if properties is None:
-        # What lies between a body's end and the properties: the topic's length and text, the properties' length.
+        # The topic's length, the topic, and the properties' length stand between a body and its properties.
         properties = part.body_offsets + heads["body_size"] + (len(topic.encode()) + 3 + wide)
     decoded = part.decoded
     rows = zip(

@@ -1,7 +1,7 @@
-"""Compressed bodies of what a poll is about to hand out: which of them can be decoded.
+"""The compressed bodies of the messages that a poll is about to return: which of them can be decoded?
 
-The node does not look into bodies, as RocketMQ's does not, so a sender may say "compressed" of anything. Whoever reads it
-learns of that only by decoding it, and a poll must know beforehand what it hands out together.
+Like RocketMQ's node this one does not look into bodies, so a sender may mark any body as compressed. Only an attempt to decode
+it shows whether it is. A poll returns a message with a bad body alone, so it must decode before it makes a batch.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ from typing import Final
 
 import numpy as np
 
-from commitmq.client.receiving.batch import Part
+from commitmq.client.receiving.part import Part
 from commitmq.errors import UndecodableBodyError
 from commitmq.format.constants import SysFlag
 
-# Bodies that were decoded to look at them are kept up to this, so that most are decoded once; what is beyond it twice.
+# Decoded bodies are kept up to this size, so most bodies are decoded once. The others are decoded twice.
 _KEPT_BYTES: Final = 32 * 1024 * 1024
 
 
 def decodable(parts: Sequence[Part], most: int) -> int:
-    """How many of the first ``most`` messages of ``parts`` come before one whose body cannot be decoded."""
+    """The number of messages, at most ``most``, before the first one in ``parts`` whose body cannot be decoded."""
     count, kept = 0, 0
     for part in parts:
         size = min(len(part), most - count)

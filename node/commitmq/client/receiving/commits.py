@@ -1,7 +1,7 @@
-"""What a consumer tells the node of how far its group got. Used by the thread that polls, only.
+"""The commits of a consumer. Only the thread that polls uses this.
 
-Every commit says, besides the offsets, what they are offsets in (the topics' incarnations) and what the consumer last knew to
-be committed (``known``). So a commit can neither reach a topic made anew nor undo what an operator has reset meanwhile.
+Besides the offsets, every commit carries the incarnations of the topics and the offsets that the consumer last knew as
+committed (``known``). So a commit can neither reach a topic that was made anew nor undo a reset by an operator.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _log = get_log("consumer")
 
 
 class Progress(NamedTuple):
-    """Offsets to commit, and what they mean; see the module."""
+    """Offsets to commit, with the last known offsets and the incarnations; see the module."""
 
     offsets: dict[Queue, int]
     known: dict[Queue, int]
@@ -31,7 +31,7 @@ class Progress(NamedTuple):
 
 
 class Committer:
-    """The coordinator's channel of one consumer, and the commits that go through it."""
+    """The channel of one consumer to the coordinator, and the commits on it."""
 
     def __init__(self, directory: Directory, assignment: Assignment) -> None:
         self.member: GroupMember | None = None
@@ -47,7 +47,7 @@ class Committer:
     # ------------------------------------------------------------ what there is to commit
 
     def progress(self, states: Iterable[QueueState], *, delivered: bool) -> Progress:
-        """What is not committed of these: all that was ``delivered``, or what was confirmed by a further poll."""
+        """The uncommitted offsets of these queues: behind every ``delivered`` message, or behind the confirmed ones only."""
         with self._assignment.lock:
             self._assignment.settle()
             offsets = {
@@ -58,7 +58,7 @@ class Committer:
             return self.of(offsets)
 
     def of(self, offsets: Mapping[Queue, int]) -> Progress:
-        """These offsets, with what is known of their queues."""
+        """These offsets, with the last known offsets and the incarnations of their queues."""
         with self._assignment.lock:
             owned = self._assignment.owned
             states = [owned[key] for key in offsets if key in owned]
@@ -71,13 +71,13 @@ class Committer:
     # ------------------------------------------------------------ committing
 
     def commit(self, progress: Progress, deadline: float) -> dict[Queue, int]:
-        """Commit all of it, or nothing. Raises FencedError, ProtocolError; NodeUnavailableError at ``deadline``."""
+        """Commit all offsets or none. Raises FencedError, ProtocolError, and NodeUnavailableError at ``deadline``."""
         return self._commit(progress, deadline, partial=False)
 
     def commit_quietly(self, progress: Progress, deadline: float) -> bool:
-        """Commit what of it can be: what is refused because the queue is another's, or gone, is only logged.
+        """Commit as many of the offsets as possible. A refused one, of a queue that was lost, gives a line in the log only.
 
-        False when the node did not answer in time, or cannot write now: it is to be tried again.
+        False when the node did not answer in time or cannot write now: then the caller should try again.
         """
         if not progress.offsets:
             return True
@@ -133,7 +133,7 @@ class Committer:
             except RequestError as error:
                 if error.code not in _AGAIN or time.monotonic() + _PAUSE_S >= deadline:
                     raise
-                # The coordinator was started again and does not know us yet: the membership thread sees to that.
+                # The coordinator was started again and does not know this member yet. The membership thread joins again.
                 member.nudge()
                 time.sleep(_PAUSE_S)
         stored = {(topic, queue): int(offset) for topic, queue, offset in answer["stored"]}
@@ -153,7 +153,7 @@ class Committer:
         return stored
 
     def ask(self, op: str, fields: dict[str, Any], deadline: float) -> dict[str, Any]:
-        """One request to the coordinator, again and again until ``deadline`` while it is away."""
+        """Send a request to the coordinator, and again until ``deadline`` while the coordinator is away."""
         while True:
             if self._coordinator is None or self._coordinator.lost_while_idle():
                 self.close()
@@ -161,11 +161,11 @@ class Committer:
             try:
                 return self._coordinator.request(op, fields, timeout_s=max(deadline - time.monotonic(), 0.01))[0]
             except NodeUnavailableError:
-                # Every request here can be repeated: a commit says where, not how much further.
+                # Every request here can be repeated, because a commit names an offset and not a distance.
                 self.close()
                 if time.monotonic() >= deadline:
                     raise
             except BaseException as error:
                 if not isinstance(error, RequestError):
-                    self.close()  # interrupted: its answer may be read in part
+                    self.close()  # interrupted: the answer may be half read
                 raise

@@ -1,28 +1,28 @@
-"""A consumer's life in its group: joining, heartbeats, queues gained and given back. A thread and sockets of its own.
+"""A consumer as a member of its group: it joins, sends heartbeats, gains queues and gives them back.
 
-Heartbeats therefore go on while the program works on a batch, however long that takes. A queue that the coordinator
-wants back is given back
+The member has a thread and sockets of its own, so heartbeats go on while the program works on a batch, however long that
+takes. When the coordinator wants a queue back, the member gives it back
 
-* at once, when nothing of it was handed out that is not committed;
-* else at the next poll (which means that the previous batch is done), after its offset was committed if the consumer
-  commits automatically;
-* else after ``rebalance_timeout_s``, with a warning: the new owner then starts from the last committed offset, and a
-  late commit of this consumer is refused (FencedError).
+* at once, if every message of it that was handed out is committed;
+* else at the next poll, which says that the program is done with the last batch. A consumer that commits automatically commits
+  the queue first;
+* else after ``rebalance_timeout_s``, with a warning. The new owner then begins at the last committed offset, and a late commit
+  of this consumer raises FencedError.
 
-A consumer that wants to be told of it (``on_revoke``) gives nothing back without a poll but after that time. One that has
-not polled for ``max_poll_interval_s`` leaves the group until it polls again: its thread may be dead, and its queues would
-be read by nobody.
+With ``on_revoke`` the first case does not apply, because a poll must call ``on_revoke`` before. A member that has not
+polled for ``max_poll_interval_s`` leaves the group until it polls again: its thread may be dead, and nobody would read its
+queues.
 
-Whoever joins again after its session ended, or whose commit was refused, compares what the group has committed with what it
-knows. A queue where that is something else (an operator has reset it, another member had it) is gained anew, and read from
-there.
+After the end of its session and after a refused commit the member compares the committed offsets with those that it knows.
+When they differ in a queue, an operator has reset the group or another member had the queue. The member then drops the
+queue, gains it anew and begins at the committed offset.
 
-The same happens to the queues of a topic that was deleted and made anew, which the answers tell by its incarnation; what is
-committed of the old one then is refused. They are gained anew at once, and begin at the beginning: all of it is new.
+The member also gains the queues of a topic anew that was deleted and made again. The answers show this by the incarnation. The
+member begins at the first message, and the coordinator refuses a commit of the old topic.
 
-Where to begin in a topic that the group has no offset in is looked up for all of its queues at once, and committed wherever
-there is none yet (``begin``), whoever reads the queue. So a queue without an offset in a topic that has others came later: all
-of it is new too. The same holds for a topic that was not there when the consumer joined.
+The first member that gains a queue of a topic without offsets looks up where to begin in all queues of the topic, and commits
+this in each queue without an offset (``begin``), whoever reads the queue. So when one queue has no offset and others have, the
+queue came later, and the member begins at its first message. The same holds for a topic that came after the member had joined.
 """
 
 from __future__ import annotations
@@ -31,7 +31,6 @@ import contextlib
 import secrets
 import threading
 import time
-from collections.abc import Iterable
 from typing import Any
 
 import zmq
@@ -46,7 +45,7 @@ from commitmq.client.receiving.assignment import (
     new_state,
     start_offsets,
 )
-from commitmq.client.selector import MessageSelector
+from commitmq.client.receiving.settings import ConsumerSettings
 from commitmq.errors import CommitMQError, NodeUnavailableError, ProtocolError, RequestError
 from commitmq.log import get_log
 from commitmq.protocol.connection import Channel, Directory
@@ -59,44 +58,33 @@ _log = get_log("consumer")
 
 
 class GroupMember:
-    """See the module. ``assignment`` is shared with the consumer."""
+    """See the module. The consumer uses the same ``assignment``."""
 
     def __init__(
         self,
         node: str | None,
         group: str,
         member: str,
-        topics: Iterable[str],
-        start: Start,
         assignment: Assignment,
-        *,
-        selector: MessageSelector | None = None,
-        session_timeout_ms: int | None,
-        rebalance_timeout_s: float,
-        max_poll_interval_s: float | None = None,
+        settings: ConsumerSettings,
     ) -> None:
         self.group = group
         self.member = member
-        # Tells this consumer from another one of the same name, which takes its place, or has taken it.
+        # It tells this consumer from another one of the same name that took its place, or whose place it took.
         self.instance = secrets.token_hex(8)
         self.generation = 0
         self.error: CommitMQError | None = None  # why the coordinator refuses this member for good
-        self._joined = Bell()  # no threading.Event: whoever is interrupted while it waits for one may leave it locked
-        self._topics = list(topics)
-        self._selector = selector
-        self._start = start
+        self._joined = Bell()  # no threading.Event, because an interrupted wait may leave the lock of one held
         self._assignment = assignment
-        self._session_timeout_ms = session_timeout_ms
-        self._rebalance_timeout_s = rebalance_timeout_s
-        self._max_poll_interval_s = max_poll_interval_s
+        self._settings = settings
         self._directory = Directory(node)
         self._coordinator: Channel | None = None
         self._reader: Channel | None = None
         self._is_member = False
-        self._made_anew: set[str] = set()  # topics that were, and whose queues were not gained since
-        self._late: set[str] = set()  # topics that were not there when we joined
+        self._made_anew: set[str] = set()  # topics that were made anew, until their queues are gained again
+        self._late: set[str] = set()  # topics that did not exist when this member joined
         self._has_joined = False
-        self._doubts = False  # what is committed may not be what we know
+        self._doubts = False  # the committed offsets may differ from those that this member knows
         self._stopping = False
         self._leave = True
         self._bell = Bell()
@@ -105,30 +93,30 @@ class GroupMember:
         self._thread = threading.Thread(target=self._run, name=f"commitmq-member-{group}", daemon=True)
 
     def start(self) -> None:
-        """Begin to join. The caller already knows this member: interrupted in here, it can still :meth:`close` it."""
+        """Start the thread that joins. After an interruption in here the caller can still :meth:`close` this member."""
         self._thread.start()
 
     def wait_joined(self, timeout_s: float) -> bool:
-        """Wait until the coordinator has answered, or refused for good (``error``); False when it did neither in time."""
+        """Wait until the coordinator has accepted the member or refused it for good (``error``). False after the time."""
         poller = zmq.Poller()
         poller.register(self._joined.fd, zmq.POLLIN)
         return bool(poller.poll(int(timeout_s * 1000)))
 
     def nudge(self) -> None:
-        """Send the next heartbeat now: something was given back, or an answer is doubted."""
+        """Send the next heartbeat now, because a queue was given back or the offsets are in doubt."""
         self._bell.ring()
 
     def doubt(self) -> None:
-        """A commit was refused: look what is committed, and what is still ours."""
+        """After a refused commit, ask for the committed offsets and the assignment."""
         self._doubts = True
         self.nudge()
 
     def close(self, *, leave: bool = True) -> None:
-        """Leave the group (its other members get the queues at once) and end the thread. Closing twice is allowed."""
+        """Leave the group, so that other members get the queues at once, and end the thread. Closing twice is allowed."""
         self._leave = leave
         self._stopping = True
         self.nudge()
-        # It was never started, or has not begun to run, when it is not alive: then it ends as it begins.
+        # A thread that is not alive was never started, or it is about to run and sees ``_stopping`` first.
         if self._thread.is_alive():
             self._thread.join()
         self._bell.close()
@@ -149,13 +137,13 @@ class GroupMember:
                     _log.warning("the coordinator does not answer", group=self.group, error=error.message)
                 except RequestError as error:
                     if error.code == "UNKNOWN_MEMBER":
-                        # The session ended, or the coordinator was started again: join again with what we have.
+                        # The session ended, or the coordinator was started again. Join again, with the queues that we have.
                         self._is_member = False
                         self._doubts = True
                         _log.warning("the session ended, joining again", group=self.group, reason=error.message)
                         continue
                     if error.code == "FENCED":
-                        # Another consumer has our name. Joining again would take it back, and both would go on like that.
+                        # Another consumer has our name. To join again would take the name back, and so on without an end.
                         self.error, self._is_member, self._stopping = error, False, True
                         self._joined.ring()
                         self._assignment.ring()
@@ -166,7 +154,7 @@ class GroupMember:
                     _log.warning("the coordinator refused", group=self.group, error=str(error))
                     pause_s = max(pause_s, (error.retry_after_ms or 0) / 1000)
                 except Exception as error:
-                    # A member that dies silently would stall its queues until somebody notices.
+                    # Without this a dead thread would stall its queues, and nobody would notice.
                     self.error = CommitMQError(f"the membership thread failed: {error!r}")
                     self._joined.ring()
                     self._assignment.ring()
@@ -189,16 +177,17 @@ class GroupMember:
         if self._is_idle():
             return self._stay_away()
         if self._doubts and not self._is_member:
-            self._verify()  # before our queues are ours again, and what is committed of them counts
+            self._verify()  # before the coordinator gives us our queues again
         owned = assignment.keys()
         if self._is_member:
             answer = self._ask("group.heartbeat", {"generation": self.generation, "owned": owned})
         else:
-            fields: dict[str, Any] = {"topics": self._topics, "owned": owned, "generation": self.generation}
-            if self._selector is not None and self._selector.type != "TAG":
-                fields["filter"] = {"type": self._selector.type, "expression": self._selector.expression}
-            if self._session_timeout_ms is not None:
-                fields["session_timeout_ms"] = self._session_timeout_ms
+            settings, selector = self._settings, self._settings.selector
+            fields: dict[str, Any] = {"topics": settings.topics, "owned": owned, "generation": self.generation}
+            if selector.type != "TAG":
+                fields["filter"] = {"type": selector.type, "expression": selector.expression}
+            if settings.session_timeout_ms is not None:
+                fields["session_timeout_ms"] = settings.session_timeout_ms
             answer = self._ask("group.join", fields)
             self._is_member = True
             if not self._has_joined:
@@ -206,16 +195,14 @@ class GroupMember:
                 self._late.update(answer.get("missing", ()))
                 for topic in sorted(self._late):
                     _log.warning(
-                        "the topic does not exist (yet): nothing is read of it until it does",
-                        group=self.group,
-                        topic=topic,
+                        "the topic does not exist yet; the consumer waits for it", group=self.group, topic=topic
                     )
         with assignment.lock:
             if not answer.get("kept", True):
-                # Others may have had our queues since, and what is committed of them may have been reset.
+                # Other members may have had our queues since, and an operator may have reset their offsets.
                 for state in list(assignment.owned.values()):
                     assignment.drop(state)
-            # Under the lock: a commit either knows this generation or is of queues that are still ours.
+            # Under the lock, so a commit either has this generation or is of queues that are still ours.
             self.generation = int(answer["generation"])
         if self._doubts:
             self._doubts = False
@@ -231,22 +218,22 @@ class GroupMember:
         released = self._revoke([*revoked, *old])
         count = self._gain(gained, answer["incarnations"]) if gained else 0
         if count or released:
-            # Say so at once: others may be waiting for what was released, and what was gained is now owned.
+            # Tell it at once: another member may wait for a released queue, and the gained ones are owned now.
             self.nudge()
         pause_s = float(answer.get("next_heartbeat_ms", answer["heartbeat_interval_ms"])) / 1000
         return pause_s if count == len(gained) else min(pause_s, _RETRY_S)
 
     def _is_idle(self) -> bool:
-        """Whether nobody has polled for too long."""
-        most_s, assignment = self._max_poll_interval_s, self._assignment
+        """Whether the last poll is too long ago."""
+        most_s, assignment = self._settings.max_poll_interval_s, self._assignment
         return most_s is not None and not assignment.is_polling and time.monotonic() - assignment.polled_at > most_s
 
     def _stay_away(self) -> float:
-        """Leave the group until somebody polls."""
+        """Leave the group until the next poll."""
         if self._is_member:
             _log.warning(
-                "nobody has polled for too long: the consumer leaves its group until it polls again",
-                group=self.group, member=self.member, max_poll_interval_s=self._max_poll_interval_s,
+                "the last poll is too long ago; the consumer leaves its group until it polls again",
+                group=self.group, member=self.member, max_poll_interval_s=self._settings.max_poll_interval_s,
             )  # fmt: skip
             self._ask("group.leave", {})
             self._is_member = False
@@ -256,7 +243,7 @@ class GroupMember:
         return _RETRY_S
 
     def _verify(self) -> None:
-        """Give up, without a commit, the queues where something else is committed than we know."""
+        """Drop, without a commit, the queues whose committed offset is not the one that this member knows."""
         assignment = self._assignment
         with assignment.lock:
             known = {key: state.committed for key, state in assignment.owned.items() if state.committed >= 0}
@@ -268,16 +255,16 @@ class GroupMember:
                 state = assignment.owned.get((topic, queue))
                 if state is None or state.incarnation != answer["incarnations"].get(topic, state.incarnation):
                     continue
-                # What was sent may have arrived although we heard no answer.
+                # A commit without an answer may have been stored.
                 if not known[topic, queue] <= offset <= max(state.committed, state.sent):
                     _log.warning(
-                        "the group's offset was changed by somebody else: going on from there", group=self.group,
+                        "somebody else changed the group's offset; the consumer goes on from there", group=self.group,
                         topic=topic, queue=queue, was=known[topic, queue], now=offset,
                     )  # fmt: skip
                     assignment.drop(state)
 
     def _revoke(self, queues: list[Queue]) -> bool:
-        """Mark ``queues`` as wanted back and give back those that can be; True when any was."""
+        """Mark ``queues`` as wanted back, and give back those that can be given now. True when there was one."""
         assignment = self._assignment
         released = False
         now = time.monotonic()
@@ -285,15 +272,15 @@ class GroupMember:
             wanted = set(queues)
             for key, state in list(assignment.owned.items()):
                 if key not in wanted:
-                    state.revoked_at = 0.0  # it stays ours after all
+                    state.revoked_at = 0.0  # the coordinator does not want it any more
                     continue
                 state.revoked_at = state.revoked_at or now
-                late = now - state.revoked_at > self._rebalance_timeout_s
+                late = now - state.revoked_at > self._settings.rebalance_timeout_s
                 in_hand = assignment.is_in_hand(state) or (assignment.tells and state.is_announced)
                 if not in_hand or late:
                     if in_hand:
                         _log.warning(
-                            "queue given back without a commit: the program did not poll in time",
+                            "the consumer gives a queue back without a commit, because it did not poll in time",
                             group=self.group, topic=key[0], queue=key[1],
                         )  # fmt: skip
                     assignment.drop(state)
@@ -303,10 +290,10 @@ class GroupMember:
         return released
 
     def _gain(self, queues: list[Queue], assigned: dict[str, int]) -> int:
-        """Begin with ``queues``; returns with how many. The others' topics changed in this moment: look again."""
+        """Begin to read ``queues``, and return how many. The topics of the others changed meanwhile: look again."""
         answer = self._ask("offset.fetch", {"queues": queues})
         incarnations: dict[str, int] = answer["incarnations"]
-        # What was deleted or made anew since the queues were assigned comes with the next heartbeat, as what it is then.
+        # The next heartbeat brings the queues of topics that were deleted or made anew since this assignment.
         queues = [key for key in queues if incarnations.get(key[0], -1) == assigned.get(key[0])]
         committed = {(topic, queue): int(offset) for topic, queue, offset in answer["offsets"]}
         begin: dict[Queue, Begin] = {}
@@ -316,7 +303,7 @@ class GroupMember:
             except RequestError as error:
                 if error.code not in ("FENCED", "TOPIC_NOT_EXIST"):
                     raise
-                return 0  # a topic was deleted
+                return 0  # a topic was deleted meanwhile
         queues = [key for key in queues if committed[key] >= 0 or key in begin]
         states = []
         for key in queues:
@@ -329,7 +316,7 @@ class GroupMember:
         return len(queues)
 
     def _begin(self, topic: str, incarnations: dict[str, int], committed: dict[Queue, int]) -> dict[Queue, Begin]:
-        """Where to begin in the queues of ``topic`` that have no offset; all of them are committed, also in ``committed``.
+        """Where to begin in the queues of ``topic`` without an offset. The beginnings are committed, and put in ``committed``.
 
         Queues that the topic has lost meanwhile are left out.
         """
@@ -339,7 +326,7 @@ class GroupMember:
         if answer["incarnations"].get(topic) != incarnations[topic]:
             raise ProtocolError("FENCED", f"topic {topic} was made anew")
         found = {(topic, queue): int(offset) for _, queue, offset in answer["offsets"]}
-        start: Start = self._start
+        start: Start = self._settings.start
         if topic in self._made_anew:
             start = "earliest"
         elif topic in self._late or any(offset >= 0 for offset in found.values()):
@@ -365,13 +352,13 @@ class GroupMember:
             if key in committed:
                 committed[key] = int(offset)
             if begin[key].committable == offset:
-                begun[key] = begin[key]  # else another member was first
+                begun[key] = begin[key]  # another offset is that of a member that was first
         return begun
 
     def _ask(self, op: str, fields: dict[str, Any]) -> dict[str, Any]:
         if self._coordinator is None or self._coordinator.lost():
             self._close_channels()
-            # Not long at a time: who closes the consumer waits for this thread.
+            # Only for a short time, because close() waits for this thread.
             self._coordinator, _ = self._directory.connect("coordinator", time.monotonic() + _CONNECT_S)
         answer, _ = self._coordinator.request(
             op, {"group": self.group, "member": self.member, "instance": self.instance, **fields}, timeout_s=_REQUEST_S

@@ -1,27 +1,25 @@
-"""Pulling: one long poll per queue under way, answers decoded where they lie. Used by the thread that polls, only."""
+"""The puller of a consumer: it keeps a long poll under way for each queue. Only the thread that polls uses it."""
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import orjson
 import zmq
 
+from commitmq.client.receiving.answer_decoder import AnswerDecoder
 from commitmq.client.receiving.assignment import Assignment, Chunk, Gap, Portion, QueueState, Taken
-from commitmq.client.receiving.batch import MessageBatch, Part, cut_parts, parts_of_records, parts_of_units
+from commitmq.client.receiving.batch import MessageBatch
 from commitmq.client.receiving.bodies import decodable
-from commitmq.client.receiving.record_check import check_bytes, check_places
-from commitmq.client.receiving.segments import SegmentMaps
-from commitmq.client.selector import MessageSelector
-from commitmq.client.sending.inner_batch import expand
-from commitmq.client.sending.light_queue import is_light, renumber
-from commitmq.errors import CorruptRecordError, NodeUnavailableError, ProtocolError, RequestError
+from commitmq.client.receiving.part import Part, cut_parts
+from commitmq.client.receiving.reader_links import Link, ReaderLinks
+from commitmq.client.receiving.settings import ConsumerSettings
+from commitmq.errors import CorruptRecordError, NodeUnavailableError, RequestError
 from commitmq.log import get_log
 from commitmq.protocol import wire
-from commitmq.protocol.connection import Channel, Directory, Metadata
-from commitmq.store.queues.tag_filter import TagFilter
+from commitmq.protocol.connection import Directory
 
 _WAIT_MS: Final = 15_000
 _ANSWER_GRACE_S: Final = 10.0
@@ -36,66 +34,47 @@ _EMPTY_QUEUE: Final = ("NO_MESSAGE_IN_QUEUE", "NO_MATCHED_LOGIC_QUEUE")
 _log = get_log("consumer")
 
 
-class _Link(NamedTuple):
-    """A connection to a reader, and the files of the node that it was made to. ``ranges``: messages are read from these."""
-
-    channel: Channel
-    segments: SegmentMaps
-    ranges: bool
-
-
 class Puller:
-    """The readers' channels, and the pulls of all queues of one assignment.
+    """The pulls of all queues of one assignment.
 
-    An exception may come from outside between any two steps here (Ctrl-C). What is under way is then asked for anew, or
-    handed out later; see :class:`~commitmq.client.receiving.assignment.Assignment`.
+    An exception such as Ctrl-C may come between any two steps here. A pull that was under way is then sent anew, and messages
+    that had come are handed out later; see :class:`~commitmq.client.receiving.assignment.Assignment`.
     """
 
     def __init__(
         self,
         directory: Directory,
         assignment: Assignment,
-        *,
-        selector: MessageSelector,
-        group: str | None,
-        mode: str,
-        max_bytes: int,
-        check_crc: bool = True,
-        asks_for_queues: bool = False,
+        settings: ConsumerSettings,
     ) -> None:
-        """``asks_for_queues``: the program named its queues, so one that was never there is a mistake."""
         self.gaps: deque[Gap] = deque(maxlen=1000)
         self._directory = directory
         self._assignment = assignment
-        self._filter = selector.header()
-        # The node passes inner batches that have no tag of their own: their messages are looked at here.
-        self._tags = _wanted_tags(selector)
-        if group is not None and selector.type != "TAG":
-            self._filter["group"] = group
-        self._mode = mode
-        self._max_bytes = max_bytes
-        self._check_crc = check_crc
-        self._asks_for_queues = asks_for_queues
-        self._links: dict[int, _Link] = {}
-        self._pulls: dict[tuple[int, int], QueueState] = {}  # (reader, request id) -> queue
-        self._segments: dict[tuple[Any, ...], SegmentMaps] = {}  # at most one: of the node we are connected to
+        self._filter = settings.selector.header()
+        if settings.group is not None and settings.selector.type != "TAG":
+            self._filter["group"] = settings.group
+        self._decoder = AnswerDecoder(settings.selector, check_crc=settings.check_crc)
+        self._max_bytes = settings.max_pull_bytes
+        # The program named its queues, so a queue that never existed is a mistake of the program.
+        self._asks_for_queues = settings.queues is not None
+        self._readers = ReaderLinks(directory, settings.mode)
+        self._pulls: dict[tuple[int, int], QueueState] = {}  # by reader and request id
         self._retry_connect_at = 0.0
         self._problem: tuple[QueueState, RequestError | CorruptRecordError] | None = None
         self._look_at_maps_at = self._look_at_links_at = 0.0
-        self.misses_queue = False  # a reader does not know a queue that we were given: look what there is
+        self.misses_queue = False  # a reader does not know an assigned queue: the consumer must look at the topic again
 
     def close(self) -> None:
-        for index in list(self._links):
+        for index in list(self._readers.links):
             self._drop_link(index)
-        for segments in self._segments.values():
-            segments.close()
+        self._readers.close_segments()
 
     # ------------------------------------------------------------ asking
 
     def ask(self, deadline: float) -> None:
-        """Send a pull for every queue that has neither one under way nor an answer waiting.
+        """Send a pull for every queue without a pull under way and without an answer that waits.
 
-        Waits for a node that is away until ``deadline`` (``time.monotonic()``), but not long.
+        Waits for a node that is away until ``deadline`` (``time.monotonic()``), but never for long.
         """
         now = time.monotonic()
         with self._assignment.lock:
@@ -115,49 +94,20 @@ class Puller:
             readers = max(self._directory.metadata(timeout_s=patience_s).count("reader"), 1)
             for state in idle:
                 index = hash(state.key) % readers
-                link = self._links.get(index)
+                link = self._readers.links.get(index)
                 if link is None:
-                    link = self._connect(index, time.monotonic() + patience_s)
+                    link = self._readers.connect(index, time.monotonic() + patience_s, _RECONNECT_S)
                 self._pull(index, link, state, now)
         except NodeUnavailableError as error:
-            # The node is restarting; polls go on and return nothing until it is back.
+            # The node is restarting. Polls return empty batches until it is back.
             self._retry_connect_at = time.monotonic() + _RECONNECT_S
             _log.debug("the reader does not answer", error=error.message)
 
-    def _connect(self, index: int, deadline: float) -> _Link:
-        channel, _ = self._directory.connect("reader", deadline, index=index)
-        try:
-            metadata = self._directory.metadata(timeout_s=_RECONNECT_S)
-            if self._mode == "ranges" and not metadata.same_host:
-                raise ProtocolError(
-                    "INVALID_PARAMETER",
-                    "mode ranges needs the node on the same host, with a store folder that can be read",
-                )
-            # Asked again: what the directory knows may be of the node that was here before.
-            ranges = self._mode == "ranges" or (self._mode == "auto" and metadata.is_same_host_still())
-            link = self._links[index] = _Link(channel, self._maps_of(metadata), ranges)
-        except BaseException:
-            if index not in self._links:
-                channel.close()
-            raise
-        return link
-
-    def _maps_of(self, metadata: Metadata) -> SegmentMaps:
-        """The files of this store, as this start of the node has them: under the same address another store may be served, in
-        whose log other messages lie at the same places.
-        """
-        identity = (metadata.store, metadata.store_id, metadata.epoch, metadata.segment_bytes)
-        found = self._segments.get(identity)
-        if found is None:
-            found = SegmentMaps(metadata.store, metadata.segment_bytes)
-            self._segments = {identity: found}
-        return found
-
-    def _pull(self, index: int, link: _Link, state: QueueState, now: float) -> None:
+    def _pull(self, index: int, link: Link, state: QueueState, now: float) -> None:
         ranges = link.ranges and not state.use_bytes
         position = state.position
-        # With a filter the node may skip much and then wait, without telling how far it is; so until the end is
-        # reached it is not asked to wait.
+        # With a filter the node may skip many messages and then wait, and its answer tells of the skipped ones only at the
+        # end of the wait. So the pull does not wait before the queue's end.
         catching_up = bool(self._filter) and (state.end < 0 or position < state.end)
         identity = link.channel.next_id()
         header: dict[str, Any] = {
@@ -177,53 +127,52 @@ class Puller:
         if state.incarnation >= 0:
             header["incarnation"] = state.incarnation
         try:
-            # From now on, not from when the asking began: with 10,000 queues that is long ago for the last of them.
+            # The time runs from here: with 10,000 queues ``now`` is long ago for the last of them.
             link.channel.put([orjson.dumps(header)], time.monotonic() + _RECONNECT_S)
         except NodeUnavailableError:
             self._drop_link(index)
             raise
         state.channel = index
         state.answer_by = now + _WAIT_MS / 1000 + _ANSWER_GRACE_S
-        # In this order: a request without an entry would be waited for for ever.
+        # The entry comes first: the answer to a request without an entry is dropped, and the queue would wait for ever.
         self._pulls[index, identity] = state
         state.request = identity
 
     # ------------------------------------------------------------ answers
 
     def wait(self, timeout_s: float) -> None:
-        """Wait for answers, the assignment's bell or the time; take what is there."""
+        """Wait for an answer, the assignment's bell or ``timeout_s``. Takes all answers that are there."""
         poller = zmq.Poller()
         poller.register(self._assignment.bell.fd, zmq.POLLIN)
-        for link in self._links.values():
+        for link in self._readers.links.values():
             poller.register(link.channel.socket, zmq.POLLIN)
         events = dict(poller.poll(int(max(min(timeout_s, _TICK_S), 0) * 1000)))
         now = time.monotonic()
         if now >= self._look_at_maps_at:
             self._look_at_maps_at = now + _MAPS_S
-            for segments in self._segments.values():
-                segments.drop_deleted()
+            self._readers.drop_deleted_segments()
         if self._assignment.bell.fd in events:
             self._assignment.bell.clear()
-        for index, link in list(self._links.items()):
+        for index, link in list(self._readers.links.items()):
             if link.channel.socket in events:
                 self._receive(index, link)
-        # However much comes from one reader, that another one is gone must be noticed.
+        # This look comes even while one reader sends without a pause: another reader may be gone.
         if now >= self._look_at_links_at:
             self._look_at_links_at = now + _TICK_S
-            for index, link in list(self._links.items()):
+            for index, link in list(self._readers.links.items()):
                 if link.channel.lost() or self._overdue(index, now):
                     self._lose(index, link)
 
     def _overdue(self, index: int, now: float) -> bool:
         return any(key[0] == index and state.answer_by < now for key, state in self._pulls.items())
 
-    def _lose(self, index: int, link: _Link) -> None:
+    def _lose(self, index: int, link: Link) -> None:
         _log.warning("the connection to a reader ended, connecting again", endpoint=link.channel.endpoint)
         self._drop_link(index)
 
-    def _receive(self, index: int, link: _Link) -> None:
+    def _receive(self, index: int, link: Link) -> None:
         if link.channel.lost():
-            # ZeroMQ has connected again by itself, maybe to another node: what comes now is not what was asked of this one.
+            # ZeroMQ has connected again by itself, maybe to another node, so its answers belong to no pull of ours.
             self._lose(index, link)
             return
         sock = link.channel.socket
@@ -243,13 +192,13 @@ class Puller:
                     else:
                         self._refused(state, answer)
                     state.request = -1
-                # Otherwise of a queue that was given back, or moved by seek.
+                # Any other answer is of a queue that was given back, or that seek moved.
                 self._pulls.pop(key, None)
         except RequestError as error:
             _log.warning("a reader's answer cannot be understood, connecting again", error=str(error))
             self._drop_link(index)
         except BaseException:
-            # Half an answer was read; the other half would be taken for the next one.
+            # The rest of a half-read answer would be read as the next answer.
             self._drop_link(index)
             raise
 
@@ -260,7 +209,7 @@ class Puller:
             _log.debug("pull refused for now", topic=state.topic, queue=state.queue_id, error=str(error))
             return
         if "read_queues" in answer:
-            # The topic has fewer queues than it had, or the reader has not heard yet that it has more.
+            # The topic has lost queues, or it has new queues and the reader has not heard of them yet.
             self.misses_queue = True
             if state.end >= 0 or not self._asks_for_queues:
                 _log.debug(
@@ -270,7 +219,7 @@ class Puller:
         state.retry_at += 1.0
         self._problem = (state, error)
 
-    def _answered(self, link: _Link, state: QueueState, answer: dict[str, Any], frames: list[memoryview]) -> None:
+    def _answered(self, link: Link, state: QueueState, answer: dict[str, Any], frames: list[memoryview]) -> None:
         next_offset = int(answer["next_offset"])
         count = int(answer["count"])
         state.end = int(answer["max_offset"])
@@ -279,22 +228,23 @@ class Puller:
             return
         try:
             if answer.get("mode") == "bytes":
-                state.use_bytes = True  # a memory topic: its files are the node's alone
-            parts = self._decode(link, state, frames, count, next_offset)
+                state.use_bytes = True  # a memory topic: only the node reads its files
+            segments = link.segments if link.ranges and not state.use_bytes else None
+            parts = self._decoder.decode(state, frames, count, next_offset, segments)
         except OSError as error:
-            # The segment is gone, or may not be read by us: the node can still send the bytes.
+            # The segment is deleted, or this process may not read it. The node can still send the bytes.
             _log.warning("cannot map a segment, asking for bytes", topic=state.topic, error=str(error))
             state.use_bytes = True
             return
         except CorruptRecordError as error:
             if count > 1:
-                # One by one from here on: those before the damaged one are good.
+                # The records before the damaged one are good, so they are pulled one by one.
                 state.careful_until = next_offset
                 return
             state.retry_at = time.monotonic() + 1.0
             problem = CorruptRecordError(
-                f"{error}; met at queue offset {state.position} of queue {state.queue_id} of {state.topic!r}, from which the "
-                f"consumer does not go on by itself: seek() passes over it",
+                f"{error}; the consumer stops at queue offset {state.position} of queue {state.queue_id} of {state.topic!r},"
+                " and seek() passes over it",
                 offset=error.offset,
             )
             self._problem = (state, problem)
@@ -302,55 +252,36 @@ class Puller:
         with self._assignment.lock:
             state.is_proven = True
             if not parts:
-                # Inner batches without a message of a wanted tag: nothing of them is for us, so it counts as handed out.
+                # The inner batches have no message of a wanted tag, so the consumer is done with them.
                 state.move_to(next_offset)
                 return
-            # In this order: a queue that is ready without a reason is passed over, one that is not would stand still.
+            # "Ready" comes first: take() passes over a ready queue without messages, but never looks at one that is not ready.
             self._assignment.ready[state.key] = state
             state.chunks.append(Chunk(parts, sum(map(len, parts)), next_offset))
-
-    def _decode(
-        self, link: _Link, state: QueueState, frames: list[memoryview], count: int, following: int
-    ) -> list[Part]:
-        """The messages in an answer of ``count`` records. Raises CorruptRecordError, OSError for a missing segment."""
-        if link.ranges and not state.use_bytes:
-            parts = parts_of_units(state.topic, state.queue_id, frames[0], link.segments)
-        else:
-            parts = parts_of_records(state.topic, state.queue_id, frames)
-        got = sum(map(len, parts))
-        if got != count:
-            raise CorruptRecordError(f"the node promised {count} records and sent {got}")
-        for part in parts:
-            check_places(part, state.position, following)
-            if self._check_crc:
-                check_bytes(part)
-        if is_light(state.topic):
-            return [renumber(part) for part in parts]
-        return expand(parts, state.position, self._tags)
 
     def _empty(self, state: QueueState, status: str, next_offset: int) -> None:
         before = state.position
         if next_offset == before:
             state.is_proven = state.is_proven or next_offset <= state.end
-            # The node waits with an answer only where a new message can change it: elsewhere, do not ask in a loop.
+            # The node answers other pulls at once, because no new message can change the answer. So pause before the next.
             if status != "OFFSET_OVERFLOW_ONE" and (before or status not in _EMPTY_QUEUE):
                 state.retry_at = time.monotonic() + _QUIET_S
             return
         if status not in ("NO_MATCHED_MESSAGE", "OFFSET_OVERFLOW_ONE"):
-            # A segment that could not be mapped may have been an expired one; what is behind the gap is not.
+            # The segment that could not be mapped may be an expired one. The messages behind the gap are in other segments.
             state.use_bytes = False
             gap = Gap(state.topic, state.queue_id, before, next_offset, status)
             self.gaps.append(gap)
-            _log.warning("a gap: the consumer could not read on where it stood", **gap._asdict())
+            _log.warning("a gap: the consumer jumped to the nearest message", **gap._asdict())
         with self._assignment.lock:
-            # Nothing between was for us, so it counts as handed out.
+            # No message between the two offsets is for this consumer, so it is done with them.
             state.move_to(next_offset)
             state.is_proven = True
 
     # ------------------------------------------------------------ handing out
 
     def raise_problem(self) -> None:
-        """Raise what went wrong with a pull of a queue that is still ours, once."""
+        """Raise the error of a failed pull, once, if its queue is still assigned."""
         problem, self._problem = self._problem, None
         if problem is None:
             return
@@ -359,11 +290,10 @@ class Puller:
             raise error
 
     def take(self, max_messages: int) -> Taken:
-        """A batch of up to ``max_messages`` of what is there, in turn from all queues; see :class:`Assignment` for when it
-        counts as handed out.
+        """A batch of up to ``max_messages`` messages that have come; the queues take turns.
 
-        A message whose body cannot be decoded comes alone. A program that stumbles over it, and polls on, has then passed
-        over this one and none of its neighbours.
+        :class:`Assignment` says when the batch counts as handed out. A message whose body cannot be decoded is a batch of
+        its own. So a program that fails at it and polls on skips this message and no other.
         """
         parts: list[Part] = []
         portions: list[Portion] = []
@@ -375,9 +305,7 @@ class Puller:
                 if count >= max_messages:
                     break
                 if not state.chunks or assignment.owned.get(state.key) is not state:
-                    idle.append(
-                        state
-                    )  # given back, or moved by seek: its messages are another's, or will be asked for anew
+                    idle.append(state)  # it was given back, or seek moved it: its messages are not for this batch
                     continue
                 if state.revoked_at or state.is_paused:
                     continue
@@ -406,22 +334,12 @@ class Puller:
         return taken
 
     def _drop_link(self, index: int) -> None:
-        """Whoever is interrupted in here does it again, or leaves a connection to the garbage collector that nobody uses."""
+        """Close the connection to a reader and give its pulls up.
+
+        After an interruption in here this is called again, or the garbage collector closes a connection that nobody uses.
+        """
         for key, state in [(key, state) for key, state in self._pulls.items() if key[0] == index]:
             if state.request == key[1] and state.channel == index:
                 state.request = -1
             del self._pulls[key]
-        link = self._links.pop(index, None)
-        if link is not None:
-            link.channel.close()
-
-
-def _wanted_tags(selector: MessageSelector) -> frozenset[str] | None:
-    """The tags that ``selector`` names; None for all, and for what the node will refuse for inner batches."""
-    if selector.type != "TAG":
-        return None
-    try:
-        parsed = TagFilter.parse(selector.expression)
-    except ValueError:
-        return None
-    return None if parsed is None else frozenset(parsed.tags)
+        self._readers.drop(index)

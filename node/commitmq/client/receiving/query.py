@@ -1,4 +1,4 @@
-"""Queries: messages of a topic by key, unique key or tag, or by the time they were stored."""
+"""Queries: the messages of a topic by key, unique key or tag, or by store time."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ if TYPE_CHECKING:
     import zmq
 
     from commitmq.client.message import Message
-    from commitmq.client.receiving.batch import MessageBatch, Part
+    from commitmq.client.receiving.batch import MessageBatch
+    from commitmq.client.receiving.part import Part
 
 Request = Callable[[str, str, dict[str, Any]], "tuple[dict[str, Any], list[zmq.Frame]]"]
 
-# Physical offset, queue, queue offset, and a part with one message.
+# Physical offset, queue id, queue offset, and a part with one message.
 Row: TypeAlias = "tuple[int, int, int, Part]"
 
 _LAG_PAUSE_S = 0.01
@@ -28,12 +29,12 @@ _PULL_MESSAGES = 1_000
 
 @dataclass(frozen=True, slots=True)
 class QueryResult:
-    """What a query found: ``messages``, in the order of the log.
+    """The result of a query: ``messages``, in the order of the log.
 
-    ``complete``: none is missing among those the query covered. ``next``: where the query goes on (give it as
-    ``continue_from``), None when everything was looked at. ``log_end`` is the end of the log that was looked at and
-    ``indexed_to`` how far the index is, in bytes; ``last_timestamp`` the store time (ms) of the newest record indexed.
-    The last three are -1 for a query by time.
+    ``complete``: no message is missing in the part of the log that the query covered. ``next``: give it as
+    ``continue_from`` to go on; it is None when the query has covered everything. ``log_end`` is the end of the log at the
+    query, and ``indexed_to`` the end of the index, both in bytes. ``last_timestamp`` is the store time (ms) of the newest
+    record in the index. These three are -1 after a query by time.
     """
 
     messages: MessageBatch
@@ -51,7 +52,7 @@ class QueryResult:
 
 
 def milliseconds(when: int | datetime | None) -> int | None:
-    """A store time as the protocol has it."""
+    """A store time in milliseconds, as in the protocol."""
     return int(when.timestamp() * 1000) if isinstance(when, datetime) else when
 
 
@@ -64,10 +65,10 @@ def by_key(
     wait_s: float,
     timeout_s: float,
 ) -> QueryResult:
-    """Ask until there are ``max_messages``, everything was looked at, or ``timeout_s`` is over.
+    """Ask until the query has ``max_messages``, has covered everything, or ``timeout_s`` is over.
 
-    The node limits what one request costs, so several may be needed. The log's end at the first one is what the query is
-    about: if the index is behind that, it is given ``wait_s`` to catch up.
+    The node limits the work of one request, so a query may need several. The query covers the log up to its end at the first
+    request. If the index is behind this end, the query waits up to ``wait_s`` for it.
     """
     started = time.monotonic()
     pages: list[list[memoryview]] = []
@@ -91,7 +92,7 @@ def by_key(
         if not goes_on:
             break
     return QueryResult(
-        # Each page rises, but an older page comes later.
+        # Within a page offsets rise, but the later pages have the older messages.
         batch_of(
             fields["topic"],
             [frame for page in reversed(pages) for frame in page],
@@ -108,7 +109,7 @@ def by_key(
 def by_time(
     request: Request, topic: str, begin: int | None, end: int | None, max_messages: int, continue_from: str | None
 ) -> QueryResult:
-    """The messages of all queues stored in [``begin``, ``end``] (ms), oldest first."""
+    """The messages of all queues that were stored from ``begin`` to ``end`` (ms), the oldest first."""
     from commitmq.client.receiving.batch import MessageBatch
 
     positions = _positions(request, topic, begin, continue_from)
@@ -118,20 +119,20 @@ def by_time(
         ends[queue] = _pull(request, topic, queue, offset, end, max_messages, rows)
     rows.sort(key=itemgetter(0, 1, 2))
     for _, queue, offset, _ in reversed(rows[max_messages:]):
-        ends[queue] = offset  # the oldest one left out decides, for it comes last here
+        ends[queue] = offset  # the oldest message that was left out comes last here, and decides
     left = {queue: offset for queue, offset in ends.items() if offset is not None}
     following = ",".join(f"{queue}:{offset}" for queue, offset in sorted(left.items())) or None
     return QueryResult(MessageBatch([row[3] for row in rows[:max_messages]]), True, following)
 
 
 def _positions(request: Request, topic: str, begin: int | None, continue_from: str | None) -> dict[int, int]:
-    """Queue offset to begin at, by queue."""
+    """The queue offset to begin at, by queue id."""
     if continue_from is not None:
         try:
             pairs = [pair.split(":") for pair in continue_from.split(",")]
             return {int(queue): int(offset) for queue, offset in pairs}
         except ValueError as error:
-            raise ValueError(f"{continue_from!r} is not where a query by time can go on") from error
+            raise ValueError(f"{continue_from!r} is no place to continue a query by time from") from error
     answer, _ = request("reader", "offsets", {"topic": topic, "timestamp": begin or 0})
     return {queue: by_time for queue, _, _, by_time in answer["queues"]}
 
@@ -145,7 +146,7 @@ def _pull(
     most: int,
     rows: list[Row],
 ) -> int | None:
-    """Append up to ``most`` messages of one queue; returns the offset to go on at, None at ``end`` or the queue's end."""
+    """Append up to ``most`` messages of one queue. Returns the offset to go on at, None at ``end`` or at the queue's end."""
     count = 0
     while count < most:
         fields = {"topic": topic, "queue": queue, "offset": offset, "max_messages": min(most - count, _PULL_MESSAGES)}
@@ -165,7 +166,7 @@ def _pull(
 
 
 def records_of(frames: Sequence[memoryview]) -> Iterator[memoryview]:
-    """The records in frames that hold one after the other. Raises CorruptRecordError."""
+    """The records in frames; a frame has one behind the other. Raises CorruptRecordError."""
     for frame in frames:
         at = 0
         while at < len(frame):
@@ -179,8 +180,8 @@ def records_of(frames: Sequence[memoryview]) -> Iterator[memoryview]:
 def _parts(
     topic: str, queue: int, frames: Sequence[memoryview], asked: int = 0, tags: frozenset[str] | None = None
 ) -> list[Part]:
-    """The messages in an answer, as a consumer would see them: those in batches one by one, in an LMQ by its numbers."""
-    from commitmq.client.receiving.batch import parts_of_records
+    """The messages in an answer as a consumer gets them: inner batches taken apart, and LMQs with their own offsets."""
+    from commitmq.client.receiving.part import parts_of_records
     from commitmq.client.receiving.record_check import check_bytes
     from commitmq.client.sending.inner_batch import expand
     from commitmq.client.sending.light_queue import is_light, renumber
@@ -192,8 +193,9 @@ def _parts(
 
 
 def batch_of(topic: str, frames: Sequence[memoryview], tags: frozenset[str] | None = None) -> MessageBatch:
-    """The messages in ``frames``, of any queues of ``topic``, as a batch in the same order; of an inner batch those that
-    have one of ``tags``.
+    """The messages in ``frames``, of any queues of ``topic``, as a batch in the same order.
+
+    Of an inner batch it has only the messages with one of ``tags``.
     """
     from commitmq.client.receiving.batch import MessageBatch
 
@@ -214,7 +216,7 @@ def fields_of(
     begin: int | datetime | None,
     end: int | datetime | None,
 ) -> dict[str, Any] | None:
-    """The request for one of the three kinds of key; None when only times are given. Raises ValueError otherwise."""
+    """The request of a query by one of the three kinds of key; None for a query by time. Raises ValueError."""
     given = [(kind, one) for kind, one in (("key", key), ("unique", unique_key), ("tag", tag)) if one is not None]
     if len(given) > 1:
         raise ValueError("a query has one of key, unique_key and tag")

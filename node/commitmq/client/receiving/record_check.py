@@ -1,8 +1,8 @@
-"""Whether received records are what their queue promises: the last look at the bytes before a program gets them.
+"""The last check of received records before a program gets them: are they the records that their queue promises?
 
-The node checked every record when it was written and when it recovered the log. What became of the bytes since (a device that
-returns other ones, a ConsumeQueue unit that leads elsewhere) shows here only: in the topic, in the queue offsets, and in
-the CRC that covers the whole record, or where a record has none (spec 2.9), the one of its body.
+The node checked every record when it wrote the record and when it recovered the log. Only this check sees later damage: a
+device that returns other bytes, or a ConsumeQueue unit that leads to another place. It compares the topic, the queue offsets
+and the CRC of the whole record, or the CRC of the body in a record without the other one (spec 2.9).
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from commitmq.format.constants import CRC_PROPERTY_BYTES, CRC_PROPERTY_PREFIX, L
 from commitmq.format.crc import crc32
 
 if TYPE_CHECKING:
-    from commitmq.client.receiving.batch import Array, Part
+    from commitmq.client.receiving.part import Array, Part
 
 _MASK: Final = 0x7FFFFFFF
 _PREFIX: Final = np.frombuffer(CRC_PROPERTY_PREFIX, np.uint8)
 _DIGITS: Final = slice(len(CRC_PROPERTY_PREFIX), CRC_PROPERTY_BYTES - 1)
 _ALIKE: Final = 8
-_SECTOR_BYTES: Final = 512  # kernels.raw has it too, which a client does not load
+_SECTOR_BYTES: Final = 512  # as in kernels.raw, which a client does not load
 _POWERS: Final = 10 ** np.arange(10, dtype=np.int64)
 
 
 def check_bytes(part: Part) -> None:
-    """Compare CRCs of the records of ``part``, which must not be taken apart yet.
+    """Compare the CRCs of the records of ``part``. Inner batches must not be taken apart yet.
 
-    Raises CorruptRecordError that names the first record that is damaged.
+    Raises CorruptRecordError, which names the first damaged record.
     """
     heads = part.heads
     ends: Array = part.positions + heads["size"]
@@ -40,7 +40,7 @@ def check_bytes(part: Part) -> None:
     slots = _bytes_at(part, ends - CRC_PROPERTY_BYTES, CRC_PROPERTY_BYTES)
     digits = slots[:, _DIGITS].astype(np.int64) - ord("0")
     alike = (slots[:, : len(_PREFIX)] == _PREFIX).sum(1) + (slots[:, -1] == 2)
-    # A name that is almost the CRC's is not a property of the message, but a CRC that was hit itself.
+    # A name that is almost the CRC's name is no property of the message. Damage has hit the CRC itself.
     blurred = (alike >= _ALIKE) & (alike < len(_PREFIX) + 1)
     whole = alike == len(_PREFIX) + 1
     whole &= ((digits >= 0) & (digits <= 9)).all(1) & (ends - stops >= CRC_PROPERTY_BYTES + 3)
@@ -62,7 +62,7 @@ def check_bytes(part: Part) -> None:
 
 
 def _check_properties(part: Part, rows: Array, body_ends: Array, ends: Array) -> None:
-    """Topic and properties of the records ``rows``, which have no CRC over them, lack no sector (as in a recovery)."""
+    """Look for lost sectors in topic and properties of ``rows``, records without a CRC over them, as a recovery does."""
     view = memoryview(part.data)
     wide = part.heads["magic"] == MAGIC_V2
     for index in rows.tolist():
@@ -76,9 +76,9 @@ def _check_properties(part: Part, rows: Array, body_ends: Array, ends: Array) ->
 
 
 def lacks_sector(data: bytes, offset: int) -> bool:
-    """Whether a sector of the log has nothing but zeros in ``data``, which begins at physical ``offset``.
+    """Whether ``data``, which begins at physical ``offset``, has only zeros where a sector of the log is.
 
-    A power cut leaves that. A property's value may hold zero bytes, but no sector of them.
+    A power cut leaves such a sector. The value of a property may have zero bytes, but not a sector full of them.
     """
     if b"\0" not in data:
         return False
@@ -87,9 +87,10 @@ def lacks_sector(data: bytes, offset: int) -> bool:
 
 
 def check_places(part: Part, asked: int, following: int) -> None:
-    """Check that the records of ``part`` are of its topic, and their queue offsets rise within [``asked``, ``following``).
+    """Check that the records of ``part`` are of its topic, and that their queue offsets rise within [``asked``,
+    ``following``).
 
-    Not for light message queues, whose records are of other topics. Raises CorruptRecordError.
+    The records of a light message queue are of other topics, so they pass. Raises CorruptRecordError.
     """
     heads = part.heads
     topic = part.topic.encode()
@@ -100,16 +101,16 @@ def check_places(part: Part, asked: int, following: int) -> None:
         lengths = _bytes_at(part, ends + wide, 1)[:, 0]
         wrong = (found != np.frombuffer(topic, np.uint8)).any(1) | (lengths != len(topic) & 0xFF)
         offsets = heads["queue_offset"]
-        # A pull may begin inside a batch, whose record has the offset of its first message.
+        # A pull may begin within an inner batch, and the record of the batch has the offset of its first message.
         begins_before = (heads["sys_flag"] & SysFlag.INNER_BATCH) != 0
         wrong |= (offsets >= following) | ((offsets < asked) & ~begins_before)
         wrong[1:] |= offsets[1:] <= offsets[:-1]
         if wrong.any():
-            raise _corrupt(part, int(wrong.argmax()), "its queue leads to a record of another place")
+            raise _corrupt(part, int(wrong.argmax()), "the queue leads to a record that belongs to another place")
 
 
 def _bytes_at(part: Part, places: Array, count: int) -> Array:
-    """``count`` bytes from each of ``places`` of the part's buffer: uint8, one row each."""
+    """``count`` bytes from each of ``places`` in the part's buffer, as uint8, in one row for each place."""
     length = len(part.data)
     everywhere: Array = np.ndarray((max(length - count + 1, 1),), f"V{count}", part.data, 0, (1,))
     taken: Array = everywhere[np.clip(places, 0, max(length - count, 0))]

@@ -1,4 +1,4 @@
-"""Read-only mappings of the node's CommitLog segments, for consumers on the same host."""
+"""Read-only mappings of the node's segments, for consumers on the same host."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from commitmq.store.layout import StoreLayout
 
 
 class SegmentMaps:
-    """At most ``max_mapped`` mappings, least recently used first out. Not thread-safe.
+    """At most ``max_mapped`` mappings; the least recently used one goes first. Not thread-safe.
 
-    They are those of one store and one start of its node; whoever is connected to another one makes others.
+    The mappings belong to one store and one epoch of its node.
 
-    A mapping that goes out is only forgotten here: batches that were made from it keep it alive, and it is unmapped
-    when the last of them goes. The same holds when the node deletes a segment: the file's pages live on in the mapping.
+    This class only forgets a mapping. Batches from it keep it alive, and it is unmapped when the last of them goes. The same
+    holds when the node deletes a segment: the pages of the file live on in the mapping.
     """
 
     def __init__(self, store: Path, segment_bytes: int, *, max_mapped: int = 16) -> None:
@@ -36,8 +36,8 @@ class SegmentMaps:
     def map(self, base_offset: int) -> mmap.mmap:
         """The mapping of the segment that starts at ``base_offset``.
 
-        Raises OSError when it cannot be opened (deleted, no permission), SegmentSizeError when its size is not the
-        node's.
+        Raises OSError when the segment cannot be opened (deleted, no permission), SegmentSizeError when it does not have the
+        size that the node gives.
         """
         found = self._maps.get(base_offset)
         if found is not None:
@@ -60,8 +60,9 @@ class SegmentMaps:
         return made
 
     def drop_deleted(self) -> None:
-        """Forget mappings of segments that are deleted, or whose name is another file's by now: each one keeps its space on
-        the node's disk, and what stands in it is not what the node means.
+        """Forget the mappings of deleted segments, and of segments whose name belongs to another file by now.
+
+        Such a mapping keeps disk space of the node in use, and its bytes are not the node's segment any more.
         """
         for base_offset, (_, identity) in list(self._maps.items()):
             try:
@@ -73,5 +74,5 @@ class SegmentMaps:
                 del self._maps[base_offset]
 
     def close(self) -> None:
-        """Forget all mappings; those in use live as long as their batches."""
+        """Forget all mappings. A mapping in use lives as long as its batches."""
         self._maps.clear()

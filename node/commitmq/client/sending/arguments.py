@@ -1,4 +1,4 @@
-"""What a producer is given with a message or a batch: checked, and put together for the lane."""
+"""The arguments of a send, single or batch: their checks, and their form for the lane."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Final
 
 import orjson
 
-from commitmq.client.message import Keys, Message
+from commitmq.client.message import Message, check_alone, check_body, content_of
+from commitmq.client.properties import Keys, build_properties
 from commitmq.client.results import BatchSendError
 from commitmq.errors import InvalidMessageError, SendError
 from commitmq.format.java import java_string_hash
@@ -17,13 +18,30 @@ _ACKS: Final = ("flushed", "memory")
 _MAX_QUEUE: Final = (1 << 31) - 1
 
 
-def json_members(properties: Mapping[str, str]) -> str:
-    """``properties`` as members of a JSON object, each followed by a comma."""
-    return orjson.dumps(properties).decode()[1:-1] + "," if properties else ""
+def json_content(
+    body: bytes | Message,
+    tags: str | None,
+    keys: Keys | None,
+    properties: Mapping[str, str] | None,
+    sharding_key: str | None,
+    flag: int,
+) -> tuple[bytes, str, int]:
+    """Body, properties and flag of one message. The properties are members of a JSON object, each followed by a comma.
+
+    Raises InvalidMessageError.
+    """
+    if isinstance(body, Message):
+        check_alone(tags, keys, properties, sharding_key, None, flag)
+        body, own, flag = content_of(body)
+    else:
+        own = build_properties(tags, keys, properties, sharding_key)
+        if type(body) is not bytes or not body:
+            body = check_body(body)
+    return body, orjson.dumps(own).decode()[1:-1] + "," if own else "", flag
 
 
 def check_queue(queue: int) -> int:
-    """``queue`` as a plain integer that a record can hold; whether the topic has it is the node's business.
+    """``queue`` as a plain integer that a record can hold. The node checks whether the topic has such a queue.
 
     Raises InvalidMessageError.
     """
@@ -31,9 +49,9 @@ def check_queue(queue: int) -> int:
         try:
             queue = -1 if isinstance(queue, bool) else operator.index(queue)
         except TypeError:
-            raise InvalidMessageError(f"queue {queue!r} is no queue's number") from None
+            raise InvalidMessageError(f"queue {queue!r} is not a queue id") from None
     if not 0 <= queue <= _MAX_QUEUE:
-        raise InvalidMessageError(f"queue {queue!r} is no queue's number")
+        raise InvalidMessageError(f"queue {queue!r} is not a queue id")
     return queue
 
 
@@ -48,7 +66,7 @@ def keys_of_batch(
         return keys, sharding_keys
     count = len(messages)
     if keys is not None or sharding_keys is not None:
-        raise InvalidMessageError("key is keys and sharding_keys in one: give either it or them")
+        raise InvalidMessageError("key sets both keys and sharding_keys: give either key or these")
     each = [key] * count if isinstance(key, str) else list(key)
     if len(each) != count:
         raise InvalidMessageError(f"key has {len(each)} entries for {count} messages")
@@ -66,21 +84,21 @@ def has_sharding_keys(messages: Sequence[bytes | Message]) -> bool:
 
 
 def check_ack(ack: str) -> str:
-    """``ack`` itself. Raises ValueError when it is none."""
+    """``ack`` itself. Raises ValueError for any other word than an ack."""
     if ack not in _ACKS:
         raise ValueError(f"ack must be one of {', '.join(_ACKS)}, not {ack!r}")
     return ack
 
 
 def needs_queue() -> InvalidMessageError:
-    """The error of a numbered message that does not say its queue."""
+    """The error of a numbered message without a queue."""
     return InvalidMessageError(
         "a producer with a given producer_id needs queue or sharding keys: a repetition must send to the same queues"
     )
 
 
 def nothing_stored(error: SendError, total: int) -> BatchSendError:
-    """What a batch's sender is told when it could not even begin."""
+    """The error of a batch that failed before its first run."""
     return BatchSendError(error, acks=[], stored=0, unknown=0, total=total, stored_prefix=0)
 
 

@@ -1,8 +1,8 @@
-"""A batch: messages that were given at once, on their way as runs, and the account of each run's outcome.
+"""A batch: the messages of one call, their runs, and the outcome of each run.
 
-The pump sends batches in the order of their submission, each once all runs of the one before it were handed over. So two
-batches to one queue are stored in that order unless the first one fails. A run that a connection did not take is sent on the
-next one. A batch of which a run was lost sends no further one.
+The pump sends batches in the order of their submission. It begins a batch after it has handed over all runs of the one before.
+So two batches to one queue are stored in that order unless the first one fails. A run that a connection did not take goes on
+the next connection. After the loss of a run its batch sends no further run.
 
 The outcome goes to a :class:`BatchFuture` for an asynchronous send, and to a :class:`commitmq.client.sending.wait.Wait` for a
 thread that waits.
@@ -36,7 +36,7 @@ _log = logging.getLogger("commitmq.client")
 
 
 class BatchFuture(Future[BatchResult]):
-    """The outcome of an asynchronous batch. The batch's room is free before its callbacks run: they may send more."""
+    """The outcome of an asynchronous batch. The outbox has its room back before the callbacks run: they may send more."""
 
     def __init__(self, batch: Batch) -> None:
         super().__init__()
@@ -47,17 +47,17 @@ class BatchFuture(Future[BatchResult]):
         super()._invoke_callbacks()  # type: ignore[misc]
 
     def start(self) -> bool:
-        """The batch's first run is about to be sent; False when nobody wants that any more."""
+        """The batch's first run is about to be sent; False when the batch was cancelled."""
         return self.set_running_or_notify_cancel()
 
     def done_with(self, result: BatchResult | None, error: Exception | None) -> None:
-        """Exactly one of both is not None."""
+        """Tell the outcome: exactly one of both is not None."""
         try:
             if result is None:
                 self.set_exception(error)
             else:
                 self.set_result(result)
-        except BaseException:  # of a callback; the other batches must have their outcomes too
+        except BaseException:  # raised by a callback; the other batches must have their outcomes too
             _log.exception("a callback of a batch failed", extra={"fields": {}})
 
 
@@ -99,10 +99,10 @@ class BatchRun(Run):
 
 
 class Batch:
-    """See the module. Everything belongs to the owner of the connection once the batch is submitted.
+    """See the module. Only the owner of the connection uses a batch once it is submitted.
 
-    ``inner``: the topic's queues count batches, so messages travel and are stored as inner batches instead of records.
-    ``queue`` None lets sharding keys or the turn decide. ``limit_s`` is how long the node may take for the next answer.
+    ``inner``: the topic is a BatchCQ topic, so messages travel and are stored as inner batches instead of records.
+    With ``queue`` None the sharding keys pick the queues, or the turn does. ``limit_s`` bounds the wait for each answer.
     """
 
     def __init__(
@@ -117,8 +117,8 @@ class Batch:
         is_async: bool = False,
     ) -> None:
         self._sink: BatchFuture | Wait[BatchResult] = BatchFuture(self) if is_async else Wait(self.settle)
-        self.is_settled = False
-        """Its room is given back; the core's lock is held to read and to set it."""
+        self.is_counted = False
+        """Whether it takes room in the outbox; the outbox's lock is held to read and to set it."""
         self.size_bytes = int(plan.body_sizes.sum())
         self.in_flight = 0
         """Runs that were handed over and have no outcome yet."""
@@ -139,8 +139,9 @@ class Batch:
         self._problem: SendError | None = None
         self._refusal: Exception | None = None
         self._is_running: bool | None = None
+        self._is_told = False
         self.deadline = 0.0
-        """Seconds of ``time.monotonic()`` until which something must happen: its first run sent, or an answer come."""
+        """In seconds of ``time.monotonic()``. Before it the first run has to be sent, later the next answer has to come."""
         self._extend()
 
     def __len__(self) -> int:
@@ -152,18 +153,18 @@ class Batch:
 
     @property
     def future(self) -> BatchFuture:
-        """Of an asynchronous batch: its outcome."""
+        """The outcome of an asynchronous batch."""
         assert isinstance(self._sink, BatchFuture)
         return self._sink
 
     def wait(self) -> BatchResult:
-        """Of a synchronous batch: its outcome, once it is there. Raises BatchSendError or InvalidMessageError."""
+        """Wait for the outcome of a synchronous batch. Raises BatchSendError or InvalidMessageError."""
         assert isinstance(self._sink, Wait)
         return self._sink.wait()
 
     @property
     def more(self) -> bool:
-        """Whether a run of it is to be sent yet."""
+        """Whether the batch has another run to send."""
         return self._problem is None and self._refusal is None and (self._left is None or bool(self._left))
 
     def settle(self) -> None:
@@ -172,15 +173,15 @@ class Batch:
 
     # ------------------------------------------------------------ its runs
 
-    def next_run(self, put_deadline: float) -> BatchRun | None:
-        """The next run, encoded for this connection; None when there turned out to be none.
+    def next_run(self, put_deadline: float, *, only: bool = False) -> BatchRun | None:
+        """The next run, encoded for this connection; None when there is none, or ``only`` is set and it is not the only one.
 
-        Raises NotYet when nobody says which queues there are. A fault of the batch itself is its own end only.
+        Raises NotYet while the node does not name the topic's queues. A fault of the batch itself ends this batch only.
         """
         try:
             if self._left is None and not self._begin(put_deadline):
                 return None
-            if not self._left:
+            if not self._left or (only and len(self._left) > 1):
                 return None
             number = self._left[0]
             run = self._encoded(number, put_deadline)
@@ -198,7 +199,7 @@ class Batch:
         return run
 
     def take_back(self, run: BatchRun) -> None:
-        """``run`` is certainly not stored: it is the next one again, unless the batch has failed meanwhile."""
+        """``run`` is certainly not stored. It is the next run again, unless the batch has failed meanwhile."""
         self.in_flight -= 1
         assert self._left is not None
         self._left.appendleft(run.number)
@@ -216,7 +217,7 @@ class Batch:
         self._outbox.finish_batch(self)
 
     def note_failed(self, run: BatchRun, error: SendError, answer: dict[str, Any] | None) -> None:
-        """``run`` has failed: no further one is sent."""
+        """``run`` has failed: the batch sends no further run."""
         self.in_flight -= 1
         self._problem = self._problem or error
         if error.outcome is Outcome.STORED:
@@ -229,13 +230,14 @@ class Batch:
         self._outbox.finish_batch(self)
 
     def fail(self, error: SendError) -> None:
-        """Nothing more of it will be sent."""
+        """The batch sends no further run."""
         self._problem = self._problem or error
 
     def finish(self) -> None:
-        """Tell the sink: nothing is in flight, and nothing more will be sent."""
-        if not self._run() or self.is_settled:
+        """Tell the outcome: nothing is in flight, and no further run will be sent."""
+        if not self._run() or self._is_told:
             return
+        self._is_told = True
         result: BatchResult | None = None
         error = self._refusal
         if error is None and self._problem is not None:
@@ -250,7 +252,7 @@ class Batch:
         self.deadline = time.monotonic() + self._limit_s
 
     def _run(self) -> bool:
-        """From now on it cannot be cancelled; False when it was."""
+        """Make the batch one that cannot be cancelled; False when it was cancelled before."""
         if self._is_running is None:
             self._is_running = self._sink.start()
             if not self._is_running:
@@ -258,7 +260,7 @@ class Batch:
         return self._is_running
 
     def _begin(self, deadline: float) -> bool:
-        """Plan the runs for this connection; False when it was cancelled. Raises SendError and InvalidMessageError."""
+        """Plan the runs for this connection; False for a cancelled batch. Raises SendError and InvalidMessageError."""
         if not self._run():
             self._left = deque()
             return False
@@ -280,7 +282,7 @@ class Batch:
         return plan.runs(lane.layout(plan.topic), groups, int(lane.hello["max_run_bytes"]))
 
     def _encoded(self, number: int, deadline: float) -> BatchRun:
-        """Run ``number`` as this connection wants it. Raises SendError when the queues are not known or no number is left."""
+        """Run ``number`` in the layout of this connection. Raises SendError without known queues, or without free numbers."""
         lane, topic, planned = self._lane, self._plan.topic, self._planned[number]
         queue = planned.queue if planned.queue >= 0 else lane.routes.next_queue(topic, deadline)
         part = self._plan.slice(planned)
@@ -293,10 +295,10 @@ class Batch:
             "ack": self._ack,
         }
         if self._inner:
-            del part["sys_flags"]  # a batch says nothing about single bodies, so they are not compressed
+            del part["sys_flags"]  # an inner batch has no flags for single bodies, so these are not compressed
             data, unique = encode_batch(unique_ids=lane.ids, **part)
             fields.update(born=self._born, properties=self._record_properties(planned))
-            # They share one record, so the way from one to the next is 0 bytes.
+            # The messages share one record, so the next one is 0 bytes away.
             encoded = EncodedRun(topic, queue, data, [0] * (planned.stop - planned.start), unique)
             return BatchRun(self, number, planned, encoded, fields)
         with lane.delivery.numbered(topic, queue, fields) as sequence:
@@ -308,12 +310,12 @@ class Batch:
         return run
 
     def _record_properties(self, planned: PlannedRun) -> dict[str, str]:
-        """The properties of the record itself: an id, and the tag of its messages if they share one, for the tag filter."""
+        """The properties of the record of an inner batch: an id, and the common tag of its messages for the tag filter."""
         tag = self._plan.common_tag(planned)
         return {Property.UNIQUE_KEY: self._lane.ids.next(), **({Property.TAGS: tag} if tag else {})}
 
     def _order(self) -> list[tuple[int, int]] | None:
-        """(run, index within it) of each message of the caller, where sharding sorted them; else None."""
+        """(run, index in the run) of each message, in the caller's order; None where sharding did not sort the messages."""
         places = self._plan.order
         if places is None:
             return None

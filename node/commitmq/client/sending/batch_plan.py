@@ -1,4 +1,4 @@
-"""A batch made ready: bodies and encoded properties side by side, checked, and cut into runs."""
+"""The plan of a batch: its bodies and encoded properties as columns, checked, and cut into runs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from commitmq.client.message import Keys, Message, build_properties, check_body, content_of
+from commitmq.client.message import Message, check_body, content_of
+from commitmq.client.properties import Keys, build_properties
 from commitmq.client.sending.inner_batch import MAX_MESSAGES, message_bytes
 from commitmq.client.sending.run_encoder import MAX_RUN_MESSAGES, RunLayout, encode_user_properties
 from commitmq.errors import InvalidMessageError
@@ -23,7 +24,7 @@ _Integers = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(slots=True)
 class PlannedRun:
-    """Messages ``start`` to ``stop`` of the plan's order; ``queue`` is -1 where any queue will do."""
+    """Messages ``start`` to ``stop`` in the plan's order. ``queue`` -1 means any queue."""
 
     queue: int
     start: int
@@ -32,7 +33,7 @@ class PlannedRun:
 
 @dataclass(slots=True)
 class BatchPlan:
-    """All of a batch, one entry a message; ``properties``, ``flags`` and ``sys_flags`` may be one value for all."""
+    """The columns of a batch, one entry a message. ``properties``, ``flags`` and ``sys_flags`` may be one value for all."""
 
     topic: str
     bodies: Sequence[bytes]
@@ -42,15 +43,15 @@ class BatchPlan:
     sys_flags: int | list[int]
     sharding_keys: Sequence[str | None] | None
     tags: str | Sequence[str | None] | None = None
-    order: list[int] | None = None  # where the messages of the caller went, once they were sorted by queue
+    order: list[int] | None = None  # of the caller's messages, once they were sorted by queue
 
     def __len__(self) -> int:
         return len(self.bodies)
 
     def check_sizes(self, max_message_bytes: int, *, inner: bool = False) -> None:
-        """Raise InvalidMessageError when a body is empty or larger than the node allows.
+        """Raise InvalidMessageError when a body is larger than the node allows.
 
-        ``inner``: the messages go into inner batches, which are the bodies then, with properties and all.
+        ``inner``: the messages go into inner batches. The limit then applies to a message with its properties.
         """
         if inner:
             sizes = message_bytes(self.body_sizes, self._property_sizes())
@@ -70,9 +71,9 @@ class BatchPlan:
             )
 
     def sort_by_queue(self, queues: Sequence[int]) -> list[tuple[int, int, int]]:
-        """Bring the messages of each queue together, keeping their order; returns (queue, start, stop) of each.
+        """Sort the messages by queue and keep their order in each queue; returns (queue, start, stop) of each queue.
 
-        ``queues`` has the queue of every message, -1 for any.
+        ``queues`` has the queue of every message, -1 for any queue.
         """
         numbers = np.asarray(queues)
         order = np.argsort(numbers, kind="stable")
@@ -103,7 +104,7 @@ class BatchPlan:
         return _cut(sizes, groups, min(max_message_bytes, TARGET_RUN_BYTES), MAX_MESSAGES)
 
     def common_tag(self, run: PlannedRun) -> str | None:
-        """The tag that all messages of ``run`` have, None when they differ or have none."""
+        """The tag of all messages of ``run``; None when their tags differ, or there are none."""
         if self.tags is None or isinstance(self.tags, str):
             return self.tags
         found = set(self.tags[run.start : run.stop])
@@ -115,7 +116,7 @@ class BatchPlan:
         return np.fromiter(map(len, self.properties), np.int64, len(self.properties))
 
     def slice(self, run: PlannedRun) -> dict[str, Any]:
-        """What :func:`encode_run` takes for one run."""
+        """The arguments of :func:`encode_run` for one run."""
         part = slice(run.start, run.stop)
         return {
             "bodies": self.bodies[part],
@@ -150,17 +151,17 @@ def plan_batch(
     sharding_keys: Sequence[str | None] | None,
     compressed: Callable[[bytes], tuple[bytes, int]] | None,
 ) -> BatchPlan:
-    """Check and encode everything about a batch but its runs. Raises InvalidMessageError naming the message's index.
+    """Check all arguments of a batch and encode the properties. Raises InvalidMessageError with the message's index.
 
-    ``compressed`` maps a body to its stored form and the sysFlag bits that say so. The plan keeps none of the caller's lists,
-    which may change while the batch is on its way.
+    ``compressed`` maps a body to its stored form and the sysFlag bits of the compression. The plan keeps copies of the
+    caller's lists, because the caller may change them while the batch is on its way.
     """
     if isinstance(messages, bytes | str | Message):
         raise InvalidMessageError("a batch must be a sequence of messages, not a single one")
     count = len(messages)
     for name, values in (("tags", tags), ("keys", keys), ("sharding_keys", sharding_keys)):
         if isinstance(values, str) and name != "tags":
-            raise InvalidMessageError(f"{name} must be a list with one entry a message; a string would be taken apart")
+            raise InvalidMessageError(f"{name} must be a list with one entry a message, not a string")
         if values is not None and not isinstance(values, str) and len(values) != count:
             raise InvalidMessageError(f"{name} has {len(values)} entries for {count} messages")
 
@@ -195,7 +196,7 @@ def _encode_columns(
     properties: Mapping[str, str] | None,
     sharding_keys: Sequence[str | None] | None,
 ) -> bytes | list[bytes]:
-    """Properties of plain bodies: one encoding for all where nothing differs, else one each."""
+    """The properties of plain bodies: one encoding for all messages where nothing differs, else one encoding a message."""
     if keys is None and sharding_keys is None and (tags is None or isinstance(tags, str)):
         return encode_user_properties(build_properties(tags, None, properties, None))
     each_tags = repeat(tags, count) if tags is None or isinstance(tags, str) else tags
@@ -205,7 +206,7 @@ def _encode_columns(
     result: list[bytes] = []
     for index, (tag, key, shard) in enumerate(zip(each_tags, each_keys, each_shard, strict=True)):
         try:
-            # Tags and shards repeat, keys do not: what repeats is encoded once, a key is one short string.
+            # Tags and sharding keys repeat, and each pair of them is encoded once. A key is one short string.
             same = known.get((tag, shard))
             if same is None:
                 same = known[tag, shard] = encode_user_properties(build_properties(tag, None, properties, shard))
@@ -229,11 +230,11 @@ def _from_objects(
     properties: Mapping[str, str] | None,
     sharding_keys: Sequence[str | None] | None,
 ) -> tuple[list[bytes], list[bytes], list[int], Sequence[str | None] | None]:
-    """A batch with Message objects in it. They carry their own properties, so those cannot be given beside them."""
+    """The columns of a batch with Message objects. These have their own properties, so no others are allowed beside them."""
     if tags is not None or keys is not None or properties is not None or sharding_keys is not None:
         if any(isinstance(one, Message) for one in messages):
             raise InvalidMessageError(
-                "Message objects carry their own tags, keys, properties and sharding key; do not give them beside"
+                "Message objects carry their own tags, keys, properties and sharding key: the call must not name any"
             )
         bodies = [_body(index, one) for index, one in enumerate(messages)]
         encoded = _encode_columns(len(bodies), tags, keys, properties, sharding_keys)

@@ -7,16 +7,16 @@
 run without an answer is repeated on the next connection, with the same numbers and the same bytes, until it is answered or
 the time of its messages is over.
 
-While something is repeated nothing new is sent, because the node takes a queue's numbers in their order:
+The node takes a queue's numbers in their order, so the producer sends no new run while it repeats runs. It keeps two lists:
 
     again      runs in flight when the connection ended; repeated one by one, in the order of their first sending
     refused    runs that are certainly not stored, and runs behind them in the same queue: their numbers are a gap
 
-A gap is closed when nothing is in flight any more. A producer that made its own id leaves the gap behind with a new epoch, in
-which every queue begins at 0. It does so too where a run's fate stayed unknown, because the node refuses the old epoch from
-then on, so nothing of it can come in late. A producer with a given id must not do that, because another attempt with the
-same id and epoch counts on the numbers: it uses the free ones again. Where the fate of some is not known, or the node does not
-agree about them, it refuses every further send, and the program has to make a new producer.
+The producer closes a gap when nothing is in flight any more. A producer with an id of its own begins a new epoch, in which
+every queue begins at 0. It does so too where the fate of a run stayed unknown: the node refuses the old epoch from then on, so
+no run of it can come in late. A producer with a given id must not begin an epoch, because another attempt with the same id and
+epoch relies on the numbers. It uses the free numbers again. Where the fate of a run is unknown, or the node does not agree
+with the numbers, it refuses every further send, and the program has to make a new producer.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ LEAST_WINDOW: Final = 4
 FENCED: Final = "PRODUCER_FENCED"
 OUT_OF_ORDER: Final = "OUT_OF_ORDER_SEQUENCE"
 UNKNOWN_PRODUCER: Final = "UNKNOWN_PRODUCER_ID"
-# A repetition refused with one of these may do better a moment later; what it repeats may be stored all the same.
+# A repetition that is refused with one of these codes may succeed a moment later. The repeated run may be stored anyway.
 LATER: Final = frozenset(("SERVICE_NOT_AVAILABLE", "SYSTEM_BUSY", "CREATE_MAPPED_FILE_FAILED", "NODE_UNAVAILABLE"))
 PAUSE_S: Final = 0.05
 _MAX_PAUSE_S: Final = 1.0
 
 
 class Way(Protocol):
-    """The lane, as far as a policy uses it."""
+    """The part of a lane that a policy uses."""
 
     routes: Routes
     line: Line
@@ -62,7 +62,7 @@ class Way(Protocol):
 
 
 def no_answer() -> SendError:
-    """The error of a run whose messages ran out of time while nobody knew its fate."""
+    """The error of a run whose time is over and whose fate is unknown."""
     return unknown("no answer in time", "TIMEOUT")
 
 
@@ -76,26 +76,26 @@ class AtMostOnce:
 
     @property
     def is_repeating(self) -> bool:
-        """Whether something is sent again, and nothing else until that is answered."""
+        """Whether runs are sent again, and no new one until they are answered."""
         return False
 
     @contextlib.contextmanager
     def numbered(self, topic: str, queue: int, fields: dict[str, Any]) -> Iterator[int]:
         """Number the ``fields["count"]`` messages of a run, and sign its header; yields the first number.
 
-        The numbers are free again when the block raises. Raises SendError (not stored) when there are none any more.
+        The numbers are free again when the block raises. Raises SendError (not stored) when this producer cannot go on.
         """
         yield 0
 
     def may_send(self, lane: Way) -> bool:
-        """Whether new runs may go now. Repeats what must be repeated before."""
+        """Whether new runs may go now. First repeats the runs that have to be repeated before."""
         return True
 
     def handed_over(self, run: Run) -> None:
-        """``run`` is on its way."""
+        """The connection took ``run``."""
 
     def not_taken(self, run: Run) -> None:
-        """The connection did not take ``run``: it is nobody's."""
+        """The connection did not take ``run``."""
         run.give_back()
 
     def refused(self, lane: Way, run: Run, answer: dict[str, Any]) -> None:
@@ -103,16 +103,16 @@ class AtMostOnce:
         lane.refuse(run, answer)
 
     def lost(self, runs: list[Run], sentence: str) -> None:
-        """Nobody will answer these runs over the connection that took them."""
+        """The connection that took these runs will bring no answer to them."""
         for run in runs:
             run.failed(lambda: unknown(sentence))
 
     def give_up(self, runs: list[Run], sentence: str) -> None:
-        """As :meth:`lost`, for good: nothing is repeated."""
+        """As :meth:`lost`, but no run is repeated."""
         self.lost(runs, sentence)
 
     def expire(self, now: float) -> float:
-        """Fail whatever of the runs that are not in flight is out of time; returns the next deadline."""
+        """Fail the messages of runs not in flight whose time is over; returns the next deadline."""
         return NEVER_S
 
 
@@ -120,7 +120,7 @@ class Sequences:
     """The numbers of one producer. Used by the owner of the connection only."""
 
     def __init__(self, producer_id: str | None, epoch: int) -> None:
-        """Without an id the producer makes its own. Raises ValueError."""
+        """With ``producer_id`` None the producer makes an id of its own. Raises ValueError."""
         if producer_id is not None and not is_producer_id(producer_id):
             raise ValueError(
                 f"producer_id must be 1 to {MAX_ID_CHARACTERS} letters, digits and ._-/@+=, not {producer_id!r}"
@@ -145,11 +145,11 @@ class Sequences:
         return first
 
     def rewind(self, topic: str, queue: int, first: int) -> None:
-        """Sequences from ``first`` on are not stored: they are given out again."""
+        """Sequences from ``first`` on are not stored: :meth:`take` returns them again."""
         self._next[topic, queue] = min(first, self._next.get((topic, queue), 0))
 
     def new_epoch(self) -> None:
-        """All queues begin at 0; nothing of the old epoch may be in flight."""
+        """Begin the next epoch, with 0 in all queues. No run of the old epoch may be in flight."""
         self.epoch += 1
         self._next.clear()
 
@@ -165,8 +165,8 @@ class Sequences:
 class Numbered(AtMostOnce):
     """Idempotent sending; see the module."""
 
-    # The node tells the place of a repeated run only while it remembers that many runs of the queue (producers.window), and
-    # repetitions go one by one: more in flight is more to do after the death of a node.
+    # The node names the place of a repeated run only while it remembers that many runs of the queue (producers.window).
+    # Repetitions go one by one, so more runs in flight mean more work after the death of a node.
     window = LEAST_WINDOW
     in_submission_order = True
 
@@ -209,7 +209,7 @@ class Numbered(AtMostOnce):
                 return False
             self._close_gap(lane)
         self._is_repeating = False
-        return len(lane.line) < 2  # somebody waits for the connection
+        return len(lane.line) < 2  # another thread waits for the connection
 
     def handed_over(self, run: Run) -> None:
         if not run.order:
@@ -236,7 +236,7 @@ class Numbered(AtMostOnce):
         if error.code == OUT_OF_ORDER and any(
             one.topic == run.topic and one.queue == run.queue and one.order < run.order for one in self._again
         ):
-            self._repeat(run)  # it is the next once the one before is stored
+            self._repeat(run)  # its turn comes once the run before it is stored
             return
         self._reason = error
         if error.code == OUT_OF_ORDER or (error.code == UNKNOWN_PRODUCER and not run.in_doubt):
@@ -245,7 +245,7 @@ class Numbered(AtMostOnce):
             return
         lane.routes.forget(run.topic)
         if run.in_doubt:
-            # Refused now for another reason; the first time it may have been stored.
+            # This repetition was refused for another reason; the first sending may have been stored.
             self._is_lost = True
             run.failed(lambda: unknown(error.message, error.code))
         else:
@@ -274,7 +274,7 @@ class Numbered(AtMostOnce):
         insort(self._again, run, key=lambda one: one.order)
 
     def _send_again(self, lane: Way) -> None:
-        """Repeat the oldest run that nobody answered; or give it up, when nobody waits for it any more."""
+        """Repeat the oldest run without an answer, or give it up when all its messages have their outcome."""
         run = self._again[0]
         now = time.monotonic()
         if run.expire(now, no_answer) == NEVER_S:
@@ -294,7 +294,7 @@ class Numbered(AtMostOnce):
         del self._again[0]
 
     def _close_gap(self, lane: Way) -> None:
-        """Nothing is in flight: make sending possible again, or refuse it from now on; send anew what came behind a gap."""
+        """Close the gap: allow sends again, or refuse them for good. Send runs behind the gap anew. (Nothing is in flight.)"""
         refused, self._refused = self._refused, []
         lost, self._is_lost = self._is_lost, False
         reason, self._reason = self._reason or no_answer(), None
@@ -314,7 +314,7 @@ class Numbered(AtMostOnce):
                     run.failed(self._problem)
 
     def _rewind(self, refused: list[Run], lost: bool, reason: SendError) -> None:
-        """Use the numbers of ``refused``, in the order of their sending, again."""
+        """Use the numbers of ``refused`` again. These runs are in the order of their sending."""
         sequences = self.sequences
         gone: set[tuple[str, int]] = set()
         for run in refused:

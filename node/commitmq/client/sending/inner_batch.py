@@ -1,7 +1,7 @@
 """Inner batches in the client: several messages that the node keeps as one record (spec 2.8).
 
-Going out, :func:`encode_batch` lays messages out as the client batch that becomes the record's body. Coming in,
-:func:`expand` turns the records of an answer into the messages inside, which from then on look like any others.
+:func:`encode_batch` encodes messages to be sent as RocketMQ's client batch, which becomes the record's body. :func:`expand`
+replaces the inner batches that were read by their messages, which look like all others from then on.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from commitmq.client.receiving.batch import Array, Part
+from commitmq.client.receiving.part import Array, Part
 from commitmq.client.sending.run_encoder import UNIQUE_BYTES, UNIQUE_PREFIX
 from commitmq.errors import CommitMQError, CorruptRecordError, InvalidMessageError
 from commitmq.format.compression import decompress
@@ -34,7 +34,7 @@ _HEAD: Final = np.dtype([("size", ">i4"), ("magic", ">i4"), ("crc", ">i4"), ("fl
 
 
 def message_bytes(body_bytes: Any, properties_bytes: Any) -> Any:
-    """Bytes of a message in a batch; ``properties_bytes`` without the unique id."""
+    """Bytes of a message in an inner batch; ``properties_bytes`` without the unique id."""
     return ELEMENT_BYTES + UNIQUE_BYTES + body_bytes + properties_bytes
 
 
@@ -46,10 +46,10 @@ def encode_batch(
     body_sizes: Array,
     flags: int | Sequence[int] = 0,
 ) -> tuple[bytes, tuple[str, int]]:
-    """``bodies`` (1 to MAX_MESSAGES) as a client batch, and the block of unique ids they got.
+    """``bodies`` (1 to MAX_MESSAGES) as a client batch, and the block of their unique ids.
 
-    ``properties`` are encoded, without the unique id: one for all, or one per message. Raises InvalidMessageError for
-    properties beyond 32,767 bytes. As in a run, what stands between two bodies is made in columns, not message by message.
+    ``properties`` are encoded, without the unique id: one for all messages, or one a message. Raises InvalidMessageError for
+    properties beyond 32,767 bytes. As in a run, the bytes between two bodies are made in columns, not message by message.
     """
     count = len(bodies)
     prefix, counter = unique_ids.block(count)
@@ -94,8 +94,8 @@ def encode_batch(
 def expand(parts: list[Part], asked: int, tags: frozenset[str] | None = None) -> list[Part]:
     """``parts`` with the messages of inner batches in the place of their records.
 
-    Messages below queue offset ``asked`` are dropped (a pull may begin inside a batch), and those of inner batches that
-    carry none of ``tags``. Raises CorruptRecordError for a batch that is none.
+    Messages below queue offset ``asked`` are dropped, because a pull may begin inside an inner batch. Messages of inner
+    batches without one of ``tags`` are dropped too. Raises CorruptRecordError for a record that holds no valid batch.
     """
     result: list[Part] = []
     for part in parts:
@@ -114,11 +114,11 @@ def expand(parts: list[Part], asked: int, tags: frozenset[str] | None = None) ->
 
 
 def _messages_inside(part: Part, asked: int, tags: frozenset[str] | None) -> list[Part]:
-    """The messages in the inner batches of ``part``, which has nothing else."""
+    """The messages in the inner batches of ``part``. It has no other records."""
     compressed = (part.heads["sys_flag"] & SysFlag.COMPRESSED) != 0
     if not compressed.any():
         return [_elements(part, part.data, part.body_offsets.tolist(), asked, tags)]
-    # RocketMQ's producers do not compress batches, its consumers would inflate them.
+    # RocketMQ's producers do not compress batches, but its consumers would decompress them.
     result = []
     for index in range(len(part)):
         one = part.cut(index, index + 1)

@@ -1,18 +1,18 @@
 """A lane: the way to one process of the node that takes sends, the writer or the process of memory topics.
 
-A lane has a ZeroMQ connection, and beside it the local socket for single synchronous sends. One thread uses both at a time:
-the owner, whose ticket is the first in ``line`` (:mod:`commitmq.client.sending.line`). The owner is
+A lane has a ZeroMQ connection, and a local socket for single synchronous sends. One thread at a time uses both: the owner,
+whose ticket is the first in ``line`` (:mod:`commitmq.client.sending.line`). The owner is
 
-* the calling thread of a synchronous send, for the time of its round trip, while nothing else is pending: no thread hop is on
-  that path;
+* the calling thread of a synchronous send or of a synchronous batch of one run, for the time of its round trip, while nothing
+  else is pending: no thread hop is on that path;
 * the pump, while anything is pending or in flight.
 
-The lane knows the runs in flight and gives each answer to its run. It decides nothing about a run that is refused or lost: the
-delivery policy does (:mod:`commitmq.client.sending.delivery`).
+The lane keeps the runs in flight and gives each answer to its run. The delivery policy decides about refused and lost runs
+(:mod:`commitmq.client.sending.delivery`).
 
-The window is wide enough that the node always has the next runs to store while it syncs those before. Where
-``max_pending_bytes`` is small it is narrower, so that the copies in flight never take more than that (or than LEAST_WINDOW
-runs).
+The window is the number of runs in flight. It is wide enough that the node always has the next runs to store while it syncs
+the runs before. With a small ``max_pending_bytes`` the window is narrower: the copies in flight never take more than that, or
+than LEAST_WINDOW runs.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ import orjson
 import zmq
 
 from commitmq.client.routes import Routes, not_stored, unknown
-from commitmq.client.sending.delivery import LEAST_WINDOW, AtMostOnce
+from commitmq.client.sending.delivery import LEAST_WINDOW, AtMostOnce, no_answer
 from commitmq.client.sending.line import Line
 from commitmq.client.sending.run import MAX_RUN_BYTES, MessagesRun, Run
 from commitmq.client.sending.run_encoder import RunLayout
-from commitmq.errors import NodeUnavailableError, RequestError
+from commitmq.errors import NodeUnavailableError, RequestError, SendError
 from commitmq.format.unique_ids import UniqueIds
 from commitmq.protocol import wire
 from commitmq.protocol.connection import Channel, ConnectionLost, Directory
@@ -59,22 +59,22 @@ class Lane:
         connected: Callable[[int], None],
         misled: Callable[[str], None],
     ) -> None:
-        """``role`` is ``writer`` or ``memory``. ``connected`` hears the node's limit for a body at each new connection.
-        ``misled`` hears of a topic that this process does not take.
+        """``role`` is ``writer`` or ``memory``. ``connected`` is called at each new connection, with the node's limit for a
+        body, and ``misled`` with a topic that this process does not take.
         """
         self.directory = Directory(node)
         self.role = role
         self.routes = routes
         self.ids = ids
         self.delivery = delivery
-        # (Runs of batches have up to twice the bytes of the pump's own.)
+        # (A run of a batch has up to twice the bytes of a run of single messages.)
         self.window = max(LEAST_WINDOW, min(delivery.window, max_pending_bytes // (2 * MAX_RUN_BYTES)))
         self.line = Line()
         self.channel: Channel | None = None
         self.local: LocalSocket | None = None
-        """The short way, for single synchronous sends."""
+        """The writer's local socket, for single synchronous sends; None until it is connected."""
         self.local_path = ""
-        """Where that can be had, until it was tried."""
+        """The path of the local socket; empty after the first try to connect to it."""
         self.hello: dict[str, Any] = {}
         self.max_message_bytes = 0
         self.flying: dict[int, Run] = {}
@@ -88,7 +88,7 @@ class Lane:
     # ------------------------------------------------------------ the connection
 
     def connect(self, deadline: float) -> Channel:
-        """The channel to the process, connecting if need be. Raises SendError (not stored) when there is none in time."""
+        """The channel to the process, connected. Raises SendError (not stored) without a connection before ``deadline``."""
         channel = self.channel
         if channel is not None:
             if not channel.lost_while_idle():
@@ -108,14 +108,14 @@ class Lane:
         return channel
 
     def open_local(self) -> LocalSocket | None:
-        """Connect to the local socket that the writer told of; None when it takes no more. Tried once a connection."""
+        """Connect to the writer's local socket, once a connection; None when the socket takes no more connections."""
         path, self.local_path = self.local_path, ""
         with contextlib.suppress(OSError):
             self.local = LocalSocket(path)
         return self.local
 
     def disconnect(self) -> None:
-        """Close the connection; nothing that was queued in it is sent any more."""
+        """Close the connection. Requests that are queued in it are not sent any more."""
         self.disown()
         self.local_path = ""
         if self.channel is not None:
@@ -123,18 +123,19 @@ class Lane:
             self.channel = None
 
     def disown(self) -> None:
-        """Close the local connection; all that a forked child may do, where it would stay open at the node otherwise."""
+        """Close the local socket. A forked child has to do it, or the connection stays open at the node; it may do no more."""
         if self.local is not None:
             self.local.close()
             self.local = None
 
     def call(
-        self, channel: Channel, fields: str, body: bytes, size_bytes: int, deadline: float
+        self, channel: Channel, fields: str, body: bytes, size_bytes: int, deadline: float, *, is_run: bool = False
     ) -> dict[str, Any] | None:
         """Send one request over a connection on which nothing is in flight, and wait for its answer: the quick way.
 
-        ``fields`` is the header, JSON, without its id and its end; ``size_bytes`` is the body's. Returns None when nobody took
-        it; raises SendError for a refusal, and for a request that was taken and not answered.
+        ``fields`` is the header, JSON, without its id and its end. ``size_bytes`` is the size of the body. A run goes over
+        ZeroMQ, because the local socket takes single messages only. The answer may be a refusal. Returns None when the
+        connection did not take the request; raises SendError (unknown) when it did and no answer came.
         """
         identity = channel.next_id()
         way: Channel | None = channel
@@ -142,9 +143,9 @@ class Lane:
         try:
             header = f'{fields},"id":{identity}}}'.encode()
             local = self.local
-            if local is None and self.local_path:
+            if local is None and self.local_path and not is_run:
                 local = self.open_local()
-            if local is not None and size_bytes <= _LOCAL_BODY and len(header) <= _LOCAL_HEADER:
+            if local is not None and size_bytes <= _LOCAL_BODY and len(header) <= _LOCAL_HEADER and not is_run:
                 way = None
                 answer: dict[str, Any] = _loads(local.request(header, body, deadline))
             else:
@@ -163,22 +164,39 @@ class Lane:
         except zmq.Again:
             if taken:
                 return self._answer(channel, identity, deadline)
-            # There is no connection at the moment. What the socket has of the request goes with it.
+            # There is no connection at the moment. The socket may hold a part of the request, and is closed with it.
             self.disconnect()
             return None
         except (ValueError, TypeError, KeyError) as error:
             self.disconnect()
             raise unknown("the peer does not speak this protocol", "BAD_ANSWER") from error
         except BaseException:
-            self.disconnect()  # interrupted: the answer on its way must not meet the next send
+            self.disconnect()  # interrupted: the next send must not receive the answer to this one
             raise
         return self._unexpected(way, identity, answer, deadline)
+
+    def call_run(self, channel: Channel, run: Run, deadline: float) -> None:
+        """Send ``run`` in the quick way, and give it its outcome."""
+        try:
+            fields = orjson.dumps(run.fields)[:-1].decode()
+            answer = self.call(channel, fields, run.data, len(run.data), deadline, is_run=run.fields["op"] != "send")
+        except SendError as error:
+            problem = no_answer() if time.monotonic() >= deadline else error
+            run.failed(lambda: problem)
+            return
+        if answer is None:
+            self.delivery.not_taken(run)
+        elif answer["ok"] is True:
+            run.stored(answer)
+        else:
+            self.delivery.refused(self, run, answer)
 
     def _unexpected(
         self, way: Channel | None, identity: int, answer: dict[str, Any], deadline: float
     ) -> dict[str, Any]:
-        """An answer that is a refusal, or to an earlier request that was interrupted. ``way`` is None where it came over the
-        local socket, which no request outlives.
+        """The answer to request ``identity``, after a first answer that is a refusal, or an earlier request's.
+
+        ``way`` is None for an answer of the local socket, which is closed with an interrupted request. Raises SendError.
         """
         if answer["id"] is None:
             self.disconnect()  # the node could not read the request
@@ -187,10 +205,12 @@ class Lane:
                 return self._answer(way, identity, deadline)
             self.disconnect()
             raise unknown("the answer is to another request", "BAD_ANSWER")
-        raise wire.send_refusal(answer)
+        if answer["ok"] is True:
+            raise unknown("the answer names no request", "BAD_ANSWER")
+        return answer
 
     def _answer(self, channel: Channel, identity: int, deadline: float) -> dict[str, Any]:
-        """The answer to request ``identity``, which was handed over by the calling thread. Raises SendError."""
+        """Wait for the answer to request ``identity``, which the connection took. Raises SendError."""
         try:
             while True:
                 answer = wire.parse_answer(channel.wait(deadline))
@@ -200,15 +220,13 @@ class Lane:
             self.disconnect()
             raise unknown(error.message) from error
         except BaseException:
-            # Interrupted (Ctrl-C) with an answer on its way: the next request must not meet it.
+            # Interrupted (Ctrl-C) with an answer on its way: the next request must not receive it.
             self.disconnect()
             raise
-        if not answer["ok"]:
-            raise wire.send_refusal(answer)
         return answer
 
     def layout(self, topic: str) -> RunLayout:
-        """How records of ``topic`` are laid out for this connection's node."""
+        """The layout of records of ``topic`` for the node of this connection."""
         layout = self._layouts.get(topic)
         if layout is None:
             hello = self.hello
@@ -222,7 +240,7 @@ class Lane:
         return layout
 
     def forget_layouts(self) -> None:
-        """Records will carry another mark from now on."""
+        """Make new layouts: the mark in the records has changed."""
         self._layouts.clear()
 
     # ------------------------------------------------------------ runs
@@ -233,7 +251,7 @@ class Lane:
         return len(self.flying) > self.flying_messages
 
     def send(self, channel: Channel, run: Run) -> bool:
-        """Hand ``run`` over; one that the connection does not take waits for the next one, and the result is False."""
+        """Hand ``run`` to the connection. False when it did not take the run, which then waits for the next connection."""
         try:
             self.put(channel, run)
         except NodeUnavailableError as error:
@@ -251,7 +269,7 @@ class Lane:
         self.flying_messages += isinstance(run, MessagesRun)
 
     def receive(self) -> None:
-        """Take all answers that are there, and give each to its run."""
+        """Read all answers that have come, and give each to its run."""
         channel = self.channel
         while channel is not None and self.flying:
             try:
@@ -267,7 +285,7 @@ class Lane:
             channel = self.channel
 
     def take_answer(self, answer: dict[str, Any]) -> None:
-        """Give ``answer`` to its run; one to no run of this connection is nothing."""
+        """Give ``answer`` to its run. An answer to no run in flight is dropped."""
         run = self.flying.pop(answer.get("id", -1), None)
         if run is None:
             if not answer["ok"] and answer.get("id") is None:
@@ -287,12 +305,12 @@ class Lane:
         run.failed(lambda: wire.send_refusal(answer), answer)
 
     def lose(self, sentence: str) -> None:
-        """The connection is of no more use; the delivery policy decides about the runs in flight."""
+        """Close a connection that brings no more answers. The delivery policy decides about the runs in flight."""
         self.disconnect()
         self.delivery.lost(self._take_flying(), sentence)
 
     def give_up(self, sentence: str) -> None:
-        """As :meth:`lose`, and nothing that was in flight is asked about again."""
+        """As :meth:`lose`, but no run in flight is repeated."""
         self.disconnect()
         self.delivery.give_up(self._take_flying(), sentence)
 

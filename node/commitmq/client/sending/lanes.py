@@ -1,7 +1,7 @@
-"""The lanes of one producer: the writer's, and the memory process's, made when the first memory topic is sent to.
+"""The lanes of one producer: the writer's lane, and the lane of the memory process from the first send to a memory topic on.
 
-The coordinator tells which topics are kept in memory. What a producer knows of that may be old, because a topic can be deleted
-and made again as the other kind; the process that gets such a send refuses it as WRONG_ENDPOINT, and the topic changes lanes.
+The coordinator tells which topics are memory topics. A topic can be deleted and made again as the other kind, and the producer
+does not know at once. The process that gets such a send refuses it as WRONG_ENDPOINT, and the topic changes lanes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _ROUTE_S: Final = 1.0
 
 
 class Lanes:
-    """See the module. ``writer`` is the pump of the writer's lane, ``elsewhere`` has the pumps of topics of other lanes."""
+    """See the module. ``writer`` is the pump of the writer's lane; all topics use it but those in ``pump_of_topic``."""
 
     def __init__(
         self,
@@ -41,8 +41,8 @@ class Lanes:
         self.routes = Routes(node)
         self.ids = ids or UniqueIds()
         self.waiters = Waiters()
-        self.elsewhere: dict[str, Pump] = {}
-        """By topic; lock held to change."""
+        self.pump_of_topic: dict[str, Pump] = {}
+        """The pump of each topic that uses another lane than the writer's; lock held to change."""
         self._node = node
         self._timeout_s = timeout_s
         self._limits: dict[str, Any] = {
@@ -52,7 +52,7 @@ class Lanes:
         }
         self._memory: Pump | None = None
         self._is_closed = False
-        # Numbers count the messages of one lane: an idempotent producer has no other, and the writer refuses memory topics.
+        # An idempotent producer numbers the messages of one lane, so it has the writer's only, which refuses memory topics.
         self._is_numbered = delivery is not None and delivery.in_submission_order
         self.writer = self._pump(
             "writer", delivery or AtMostOnce(), redirects=self._redirected, misled=lambda _topic: None
@@ -74,7 +74,7 @@ class Lanes:
             pid=self.pid,
             in_pump=self.in_pump,
             redirects=redirects,
-            elsewhere=self.elsewhere,
+            pump_of_topic=self.pump_of_topic,
             routes=self.routes,
             ids=self.ids,
             delivery=delivery,
@@ -84,18 +84,18 @@ class Lanes:
 
     @property
     def lock(self) -> threading.RLock:
-        """Of all outboxes."""
+        """The lock of all outboxes."""
         return self.waiters.lock
 
     def of(self, topic: str, deadline: float) -> Pump:
-        """The pump of the lane that takes ``topic``; asks the coordinator the first time."""
-        found = self.elsewhere.get(topic)
+        """The pump of the lane of ``topic``. Asks the coordinator the first time."""
+        found = self.pump_of_topic.get(topic)
         if found is None and self._redirected(topic, min(deadline, time.monotonic() + _ROUTE_S)):
-            found = self.elsewhere[topic]
+            found = self.pump_of_topic[topic]
         return found or self.writer
 
     def corrected(self, topic: str, error: SendError, via: Pump) -> bool:
-        """After a send that the lane of ``via`` refused: whether that was the wrong lane, so that it may be sent again."""
+        """Whether the lane of ``via`` refused a send with ``error`` because it is the wrong lane: then send it again."""
         if error.code != WRONG_ENDPOINT or error.outcome is not Outcome.NOT_STORED or self._is_numbered:
             return False
         if via is not self.writer:
@@ -106,7 +106,7 @@ class Lanes:
         return True
 
     def _redirected(self, topic: str, deadline: float) -> bool:
-        """Whether ``topic`` is a memory topic; all that is pending of it moves to that lane, in order."""
+        """Whether ``topic`` is a memory topic. If so, its pending messages move to the memory lane, in their order."""
         if self._is_numbered or not self.routes.is_memory(topic, deadline):
             return False
         self._redirect(topic)
@@ -122,12 +122,12 @@ class Lanes:
                 self._memory = self._pump(
                     "memory", AtMostOnce(), redirects=lambda _topic, _deadline: False, misled=self._restore
                 )
-            self.elsewhere[topic] = self._memory
+            self.pump_of_topic[topic] = self._memory
             self.writer.outbox.move(topic, self._memory.outbox)
 
     def _restore(self, topic: str) -> None:
         with self.lock:
-            self.elsewhere.pop(topic, None)
+            self.pump_of_topic.pop(topic, None)
         self.routes.forget(topic)
 
     # ------------------------------------------------------------ all lanes
@@ -140,7 +140,7 @@ class Lanes:
         return sum(pump.outbox.outstanding for pump in self._pumps())
 
     def in_pump(self) -> bool:
-        """True in a pump's own thread, where waiting for a send would wait for itself."""
+        """True in a pump's own thread. A wait for a send would never end there."""
         me = threading.current_thread()
         return any(pump.thread is me for pump in self._pumps())
 
@@ -154,7 +154,7 @@ class Lanes:
             pump.lane.disown()
 
     def close(self, deadline: float) -> None:
-        """Send what is pending until ``deadline``, fail the rest, end the threads, close every socket."""
+        """Send pending messages until ``deadline``, fail the rest, end the threads, close every socket."""
         if self.pid != os.getpid():
             for pump in self._pumps():
                 pump.outbox.closed = True  # the sockets are the parent's

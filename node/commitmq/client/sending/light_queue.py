@@ -1,8 +1,8 @@
 """Messages read through a light message queue (LMQ, spec 3.10): records of other topics, numbered anew.
 
-A record says in ``INNER_MULTI_DISPATCH`` and ``INNER_MULTI_QUEUE_OFFSET`` which LMQs it is in and where. To the reader of
-an LMQ its messages have the LMQ's name as topic, queue 0 and the offset there, so that positions, commits and seeks work
-as everywhere; ``Message.origin_topic`` tells where a message was sent.
+A record names its LMQs and its offset in each of them in ``INNER_MULTI_DISPATCH`` and ``INNER_MULTI_QUEUE_OFFSET``. A reader
+of an LMQ sees the name of the LMQ as topic, queue 0 and the offset there, so that positions, commits and seeks work as
+everywhere. ``Message.origin_topic`` is the topic to which the message was sent.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from commitmq.client.receiving.batch import Array, Part
+from commitmq.client.receiving.part import Array, Part
 from commitmq.errors import CorruptRecordError
 from commitmq.format.constants import LMQ_PREFIX, MAGIC_V2, MULTI_DISPATCH_SEPARATOR, Property
 from commitmq.format.properties import decode_properties

@@ -1,8 +1,9 @@
-"""Whose turn it is to use something that one thread uses at a time, safe against exceptions that come from outside.
+"""A line of threads for something that one thread uses at a time, safe against exceptions that come from outside.
 
-Ctrl-C, or a signal handler that raises, can come between any two calls. A ``threading.Lock`` that is tried, or waited for with
-a time-out, then stays locked for ever: its ``acquire`` has returned, and the ``try`` behind it was not entered. The methods of
-a ``threading.Condition`` are Python code and have the same gap. A ``with`` of a plain lock has no gap, nor has this line.
+Ctrl-C, or a signal handler that raises, can come between any two calls. It can come after the ``acquire`` of a
+``threading.Lock`` with a time-out, or without waiting, and before the ``try`` behind it: then the lock stays locked for ever.
+The methods of a ``threading.Condition`` are Python code and have the same gap. A ``with`` of a plain lock has no gap, and this
+line has none.
 
 A thread puts a ticket at the end of the line. It is its turn while its ticket is the first. It takes the ticket out in a
 ``finally`` whose first call is :meth:`Line.remove`, so that no interruption can come before::
@@ -33,7 +34,7 @@ Ticket = _thread.LockType
 
 
 class Line(deque[Any]):
-    """See the module. The first ticket is of whom it is the turn."""
+    """See the module. The thread of the first ticket has its turn."""
 
     __slots__ = ()
 
@@ -58,14 +59,14 @@ class Line(deque[Any]):
         try:
             self[0].release()
         except (IndexError, AttributeError, RuntimeError):
-            return  # nobody waits, or it is awake already
+            return  # no thread waits, or it is awake already
 
 
 def wake_all(waiting: list[Ticket]) -> None:
-    """Wake whoever sleeps on one of these."""
+    """Wake the threads that sleep on these tickets."""
     for ticket in tuple(waiting):  # others come and go meanwhile
         if ticket.locked():
             try:
                 ticket.release()
             except RuntimeError:
-                continue  # somebody else has woken it in this moment
+                continue  # another thread has woken it in this moment

@@ -1,6 +1,6 @@
-"""A message that travels alone: the writer makes its record itself, because a run cannot carry the record's properties.
+"""A message that travels alone, as a request ``send``: the writer makes its record, because a run cannot carry its properties.
 
-So it is with a message for further queues (``INNER_MULTI_DISPATCH``, spec 3.10). It waits in the outbox among the batches.
+A message for further queues (``INNER_MULTI_DISPATCH``, spec 3.10) is such a message. It waits in the outbox among the batches.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class LoneMessage:
     """See the module. ``fields`` is the header of its request without the id. ``deadline`` is in monotonic seconds."""
 
     def __init__(self, pump: Pump, fields: dict[str, Any], body: bytes, deadline: float) -> None:
-        self.is_settled = False
+        self.is_counted = False
         self.size_bytes = len(body)
         self.deadline = deadline
         self.in_flight = 0
@@ -62,6 +62,7 @@ class LoneMessage:
         self._fields = fields
         self._body = body
         self._is_sent = False
+        self._is_told = False
         self._answer: dict[str, Any] | None = None
         self._error: Exception | None = None
         self._wait: Wait[SendResult] = Wait(lambda: pump.outbox.settle_batch(self))
@@ -71,15 +72,15 @@ class LoneMessage:
 
     @property
     def more(self) -> bool:
-        """Whether it is to be sent yet."""
+        """Whether the message is still to be sent."""
         return not self._is_sent and self._error is None
 
     def wait(self) -> SendResult:
-        """Its place. Raises SendError, or InvalidMessageError for a body that is larger than the node allows."""
+        """Wait for its result. Raises SendError, or InvalidMessageError for a body that is larger than the node allows."""
         return self._wait.wait()
 
-    def next_run(self, put_deadline: float) -> LoneRun | None:
-        """Its request; None when there is none to send."""
+    def next_run(self, put_deadline: float, *, only: bool = False) -> LoneRun | None:
+        """Its request, which is its only one; None when there is none to send."""
         from commitmq.client.sending.outbox import too_large
 
         if len(self._body) > self._lane.max_message_bytes:
@@ -87,31 +88,33 @@ class LoneMessage:
             return None
         self._is_sent = True
         if not self._wait.start():
+            self._is_told = True
             self._outbox.settle_batch(self)
             return None
         self.in_flight = 1
         return LoneRun(self, self._fields, self._body)
 
     def take_back(self) -> None:
-        """The connection did not take it: it is the next one again."""
+        """The connection did not take the message: it is the next one again."""
         self.in_flight = 0
         self._is_sent = False
         self._outbox.put_back_batch(self)
 
     def end(self, answer: dict[str, Any] | None, error: SendError | None) -> None:
-        """The node has answered, or nobody will."""
+        """The node has answered, or no answer will come."""
         self.in_flight = 0
         self._answer, self._error = answer, error
         self._outbox.finish_batch(self)
 
     def fail(self, error: SendError) -> None:
-        """It will not be sent."""
+        """The message will not be sent."""
         self._error = self._error or error
 
     def finish(self) -> None:
-        """Tell its outcome."""
-        if self.is_settled:
+        """Tell the outcome to the thread that waits."""
+        if self._is_told:
             return
+        self._is_told = True
         if self._answer is None:
             self._wait.done_with(None, self._error)
             return

@@ -1,4 +1,4 @@
-"""What a producer and its sends may be given: names and types, for the synchronous producer and its asyncio twin alike."""
+"""The arguments of a producer and of its sends by name and type, for the synchronous producer and its asyncio twin."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypedDict
 
-from commitmq.client.message import Keys
+from commitmq.client.properties import Keys
 from commitmq.client.results import SendResult
 
 OnDelivery = Callable[[BaseException | None, SendResult | None], object]
@@ -18,8 +18,8 @@ OnDelivery = Callable[[BaseException | None, SendResult | None], object]
 class ExactlyOnce:
     """The delivery of an idempotent producer: ``Producer(delivery=ExactlyOnce())``; see :class:`Producer`.
 
-    ``producer_id`` outlives the producer that has it, so that a program can repeat itself. ``epoch`` is for a ``producer_id``:
-    a higher one shuts out the lower ones. Raises ValueError for an epoch without an id.
+    A ``producer_id`` outlives its producer, so a program can repeat itself. ``epoch`` belongs to the ``producer_id``: the node
+    refuses the sends of lower epochs. Raises ValueError for an epoch without an id.
     """
 
     producer_id: str | None = None
@@ -31,7 +31,7 @@ class ExactlyOnce:
 
 
 class MessageOptions(TypedDict, total=False):
-    """What may stand beside the body of one message; see :meth:`Producer.send`."""
+    """The arguments beside the body of one message; see :meth:`Producer.send`."""
 
     tags: str | None
     keys: Keys | None
@@ -45,7 +45,7 @@ class MessageOptions(TypedDict, total=False):
 
 
 class BatchOptions(TypedDict, total=False):
-    """What may stand beside the messages of a batch; see :meth:`Producer.send_batch`."""
+    """The arguments beside the messages of a batch; see :meth:`Producer.send_batch`."""
 
     tags: str | Sequence[str | None] | None
     keys: Sequence[Keys | None] | None
@@ -58,7 +58,7 @@ class BatchOptions(TypedDict, total=False):
 
 
 class ProducerOptions(TypedDict, total=False):
-    """The settings of a :class:`Producer`, but for the node."""
+    """The settings of a :class:`Producer`, without the node."""
 
     ack: str
     timeout_s: float
@@ -79,7 +79,7 @@ class Outcome(Protocol):
 
 
 def tell_delivery(on_delivery: OnDelivery, sent: Outcome) -> None:
-    """Call ``on_delivery`` with what has become of ``sent``, which is done."""
+    """Call ``on_delivery`` with the outcome of ``sent``, which is done."""
     if not sent.cancelled():
         error = sent.exception()
         if error is None:
@@ -91,12 +91,12 @@ def tell_delivery(on_delivery: OnDelivery, sent: Outcome) -> None:
 def former_delivery(
     delivery: ExactlyOnce | None, idempotent: bool, producer_id: str | None, producer_epoch: int
 ) -> ExactlyOnce:
-    """What the arguments of former versions mean."""
+    """The delivery that the arguments of former versions mean. Raises ValueError for arguments that do not fit together."""
     if delivery is not None:
-        raise ValueError("delivery says it all: leave out idempotent, producer_id and producer_epoch")
+        raise ValueError("delivery is given: leave out idempotent, producer_id and producer_epoch")
     if not idempotent:
         raise ValueError(
-            "producer_id and producer_epoch are for idempotent=True; delivery=ExactlyOnce(…) has all of them"
+            "producer_id and producer_epoch need idempotent=True; delivery=ExactlyOnce(producer_id, epoch) replaces all three"
         )
     warnings.warn(
         "idempotent, producer_id and producer_epoch are deprecated: say delivery=ExactlyOnce(producer_id, epoch)",

@@ -1,15 +1,15 @@
-"""The outbox: what a producer has accepted and not yet sent, its limits, and the time for which messages gather.
+"""The outbox: the messages that a producer has accepted and not yet sent, their limits, and the linger.
 
-No socket and no thread. The pump takes from it (:mod:`commitmq.client.sending.pump`), producers put into it, and the clock is
-handed in. A producer has one outbox a lane; they share one lock, because a message must not be overtaken while its topic
-moves from one lane to the other, and the threads that wait.
+It has no socket and no thread. Producers put messages into it, and the pump takes them out
+(:mod:`commitmq.client.sending.pump`). The clock is an argument. A producer has one outbox for each lane. They share one lock,
+so that no message overtakes another while its topic moves from one lane to the other. They also share the waiting threads.
 
-Single messages wait by group: topic, queue and acknowledgement, so that a group becomes a run. A group begins with the oldest
-message, and groups take turns. Batches wait in the order of their submission.
+Single messages wait in groups by topic, queue and ack, so that a group becomes a run. A group begins with its oldest message,
+and groups take turns. Batches wait in the order of their submission.
 
-**Linger.** A thin stream would make thin runs, each of which costs the node and its consumers as much as a thick one. So
-messages that come within ``linger_s`` of the last runs wait until that time is over. Nobody lingers while FULL_RUN_BYTES are
-there, while a thread waits for a result, for a flush or for room, or while batches use the connection.
+**Linger.** A thin stream would make small runs, and a small run costs the node and its consumers as much as a large one. So
+messages that come within ``linger_s`` after the last runs wait until that time is over. The linger ends early when
+FULL_RUN_BYTES are pending, while a thread waits for a result, for a flush or for room, and while batches use the connection.
 
 This module has more than 400 lines because all of it is about the state under one lock.
 """
@@ -31,7 +31,7 @@ from commitmq.errors import CommitMQError, InvalidMessageError, SendError, send_
 
 FULL_RUN_BYTES: Final = 256 * 1024
 MAX_RUN_MESSAGES: Final = 4096
-# The fixed cost of a message, for the bound on pending bytes; it need not be exact.
+# The fixed cost of a message in the count of pending bytes. It need not be exact.
 OVERHEAD_BYTES: Final = 512
 NO_WAKE: Final = 1 << 62
 ANY_BYTES: Final = -NO_WAKE
@@ -50,7 +50,7 @@ def too_large(size_bytes: int, limit: int) -> InvalidMessageError:
 
 
 class NoRoom(Exception):
-    """Too much is pending for a caller that must not wait. ``pending``: that many messages."""
+    """There is no room, and the caller must not wait for it. ``pending`` counts the pending messages."""
 
     def __init__(self, pending: int) -> None:
         super().__init__(pending)
@@ -68,21 +68,21 @@ class Waiters:
     """The lock of a producer's outboxes, and the threads that wait for something in them."""
 
     def __init__(self) -> None:
-        # (One that can be taken again: concurrent.futures' helpers take the condition of each future that they wait for,
-        # which is this one.)
+        # (An RLock, because concurrent.futures' helpers take the condition of each future that they wait for. All these
+        # conditions are this lock.)
         self.lock = threading.RLock()
         self.outboxes: list[Outbox] = []
-        self.hurried: set[Ticket] = set()
-        """Of threads that wait for a result."""
+        self.result_waiters: set[Ticket] = set()
+        """Tickets of threads that wait for a result."""
         self.tickets: list[Ticket] = []
-        """Of threads that wait for room or for a flush; lock held to wake them."""
+        """Tickets of threads that wait for room or for a flush; lock held to wake them."""
         self.room: Callable[[], None] | None = None
-        """For callers that must not wait for room: called with the lock held, in any thread, once there may be some again
-        after a NoRoom."""
+        """Where it is set, no caller waits for room, because submit raises NoRoom. After that it is called when there may be
+        room again, in any thread and with the lock held."""
         self.room_wanted = False
 
     def told(self) -> None:
-        """Something has been settled (lock held)."""
+        """Wake the waiting threads after an outcome (lock held)."""
         if self.tickets:
             wake_all(self.tickets)
         if self.room_wanted and self.room is not None:
@@ -90,7 +90,7 @@ class Waiters:
             self.room()
 
     def wait_until(self, holds: Callable[[], bool], deadline: float) -> bool:
-        """Wait for something that becomes true when sends are settled; False when ``deadline`` passed (lock not held)."""
+        """Wait until ``holds`` after some outcome; False when ``deadline`` passed before (lock not held)."""
         ticket = Line.ticket()
         tickets = self.tickets
         try:
@@ -109,9 +109,9 @@ class Waiters:
 
 
 class Outbox:
-    """See the module. ``wake`` gets the pump going; it is called with the lock held.
+    """See the module. ``wake`` wakes or starts the pump; it is called with the lock held.
 
-    ``elsewhere`` names the topics that other lanes send, and is the same dictionary for all outboxes of a producer.
+    ``pump_of_topic`` has the topics of other lanes. All outboxes of a producer share this dictionary.
     """
 
     def __init__(
@@ -123,16 +123,16 @@ class Outbox:
         linger_s: float,
         wake: Callable[[], None],
         in_pump: Callable[[], bool],
-        elsewhere: Mapping[str, HasOutbox] | None = None,
+        pump_of_topic: Mapping[str, HasOutbox] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.lock = waiters.lock
-        self.hurried = waiters.hurried
+        self.result_waiters = waiters.result_waiters
         self.max_pending = max_pending
         self.max_pending_bytes = max_pending_bytes
         self.linger_s = linger_s
         self.max_message_bytes = 0
-        """Of a body, once the node has told."""
+        """The node's limit for a body; 0 until it is known."""
         self.outstanding = 0
         """Messages pending or in flight; lock held to change."""
         self.has_pump = False
@@ -140,17 +140,17 @@ class Outbox:
         self.closed = False
         self.groups: dict[Group, deque[SendFuture]] = {}
         self.pending_bytes = 0
-        """Of single messages that were not handed over yet."""
+        """Bytes of single messages that were not handed over yet."""
         self.batches: deque[Job] = deque()
-        """Batches that have something to send; lock held to change."""
+        """Batches with a run to send; lock held to change."""
         self.earliest = NEVER_S
-        """No deadline of anything here or in flight is earlier."""
+        """No deadline in the outbox or in flight is earlier."""
         self.wakes_at = ANY_BYTES
-        """Pending bytes at which a send must wake the pump, or start it."""
+        """A send that brings the pending bytes to this count must wake the pump, or start it."""
         self._waiters = waiters
         self._wake = wake
         self._in_pump = in_pump
-        self._elsewhere = {} if elsewhere is None else elsewhere
+        self._pump_of_topic = {} if pump_of_topic is None else pump_of_topic
         self._clock = clock
         self._outstanding_bytes = 0
         self._lingering: Ticket | None = None  # the pump sleeps on it while messages gather
@@ -160,7 +160,7 @@ class Outbox:
 
     @property
     def is_full(self) -> bool:
-        """Whether there is no room for another message."""
+        """Whether the outbox has no room for another message."""
         return self.outstanding >= self.max_pending or self._outstanding_bytes >= self.max_pending_bytes
 
     @property
@@ -176,24 +176,24 @@ class Outbox:
         queue: int,
         ack: str,
         body: bytes,
-        about: tuple[bytes, int, int] | None,
+        encoded_extras: tuple[bytes, int, int] | None,
         deadline: float,
     ) -> SendFuture:
-        """Add a message. Blocks while too much is pending; raises SendError when that lasts. Where ``room`` is set it raises
-        NoRoom instead.
+        """Add a message. ``encoded_extras``: as of SendFuture.
 
-        Raises InvalidMessageError for a body that is known to be larger than the node allows. ``about``: as of SendFuture.
+        Blocks while too much is pending; raises SendError when that lasts, or NoRoom at once where ``Waiters.room`` is set.
+        Raises InvalidMessageError for a body that is known to be larger than the node allows.
 
-        All of this is written out, because a stream of sends goes no faster than it does. The counts change between two
-        calls: an interruption (Ctrl-C) comes after one, and must leave the counts right.
+        All of this is written out, because it bounds the rate of a stream of sends. An interruption (Ctrl-C) can come after
+        any call, so no call stands between the changes of the counts.
         """
         future: SendFuture = _new(SendFuture)
         future.body = body
-        future.about = about
+        future.encoded_extras = encoded_extras
         future.born = _time_ns() // 1_000_000
         size = len(body) + OVERHEAD_BYTES
-        if about is not None:
-            size += len(about[0])
+        if encoded_extras is not None:
+            size += len(encoded_extras[0])
         future.size_bytes = size
         future.deadline = deadline
         future._state = "PENDING"
@@ -202,8 +202,8 @@ class Outbox:
         while True:
             with self.lock:
                 outbox = self
-                if self._elsewhere:
-                    other = self._elsewhere.get(topic)
+                if self._pump_of_topic:
+                    other = self._pump_of_topic.get(topic)
                     if other is not None:
                         outbox = other.outbox
                 if len(body) > outbox.max_message_bytes > 0:
@@ -231,24 +231,27 @@ class Outbox:
             outbox._wait_for_room(deadline)
 
     def submit_batch(self, batch: Job) -> None:
-        """Add a batch. Blocks while too much is pending; raises SendError when that lasts."""
+        """Add a batch. Blocks while too much is pending; raises SendError when that lasts until the batch's deadline."""
         while True:
             with self.lock:
                 if self.closed:
                     raise CommitMQError("the producer is closed")
                 if not self.is_full:
-                    self.outstanding += len(batch)
-                    self._outstanding_bytes += batch.size_bytes
                     self.earliest = min(self.earliest, batch.deadline)
+                    count = len(batch)
+                    # No call stands between these: an interruption finds all of them done, or none.
+                    self.outstanding += count
+                    self._outstanding_bytes += batch.size_bytes
+                    batch.is_counted = True
                     self.batches.append(batch)
                     if self.wakes_at < NO_WAKE:
                         self.wake_pump()
                     return
             self._wait_for_room(batch.deadline)
 
-    def hurry(self, ticket: Ticket) -> None:
-        """A thread begins to wait for a result (lock held). It takes its ticket out of ``hurried`` when it has ended."""
-        self.hurried.add(ticket)
+    def add_waiter(self, ticket: Ticket) -> None:
+        """A thread begins to wait for a result (lock held). At the end it takes its ticket out of ``result_waiters``."""
+        self.result_waiters.add(ticket)
         self.end_linger()
 
     def forget(self, future: SendFuture) -> None:
@@ -257,19 +260,19 @@ class Outbox:
         self.pending_bytes -= future.size_bytes
 
     def _wait_for_room(self, deadline: float) -> None:
-        """Raises SendError (not stored) when there is none until ``deadline`` (lock not held)."""
+        """Raises SendError (not stored) without room before ``deadline`` (lock not held)."""
         if self._in_pump() or not self._waiters.wait_until(lambda: not self.is_full, deadline):
             raise not_stored("CLIENT_BUFFER_FULL", f"{self.outstanding} messages of this producer are still pending")
 
     # ------------------------------------------------------------ linger
 
     def end_linger(self) -> None:
-        """Somebody waits: the pump sends what is here (lock held)."""
+        """Make the pump send the pending messages at once, because a thread waits (lock held)."""
         if self.outstanding and (self._lingering is not None or not self.has_pump):
             self.wake_pump()
 
     def wake_pump(self) -> None:
-        """Have a pump that is awake (lock held)."""
+        """Wake or start the pump (lock held)."""
         if self._lingering is not None:
             wake_all([self._lingering])
         else:
@@ -277,17 +280,17 @@ class Outbox:
         self.wakes_at = NO_WAKE
 
     def linger_left_s(self, *, batches_in_flight: bool) -> float:
-        """How long the single messages that are pending may still wait for more of them."""
+        """The rest of the linger of the pending single messages, in seconds."""
         if not self.linger_s or self._gathered > 0 or self.pending_bytes >= FULL_RUN_BYTES:
             return 0.0
-        if self.hurried or self._waiters.tickets:
+        if self.result_waiters or self._waiters.tickets:
             return 0.0
         if self.batches or batches_in_flight:
-            return 0.0  # the connection is in use, and nobody would look when the time is over
+            return 0.0  # the pump waits for answers then, and would not look when the time is over
         return min(self._gathered_at + self.linger_s, self.earliest) - self._clock()
 
     def linger(self, *, batches_in_flight: bool) -> None:
-        """Let messages gather for what is left of the time (in the pump's thread)."""
+        """Wait for the rest of the linger, in the pump's thread."""
         while True:
             with self.lock:
                 left_s = self.linger_left_s(batches_in_flight=batches_in_flight)
@@ -309,14 +312,14 @@ class Outbox:
         return next(iter(self.groups))
 
     def postpone(self, group: Group) -> None:
-        """The others have their turn before ``group``."""
+        """Give all other groups their turn before ``group``."""
         with self.lock:
             waiting = self.groups.pop(group, None)
             if waiting is not None:
                 self.groups[group] = waiting
 
     def take(self, group: Group) -> list[SendFuture]:
-        """The next messages of ``group``, now running; those too large for the node fail here."""
+        """Take the next messages of ``group``; they are running now. Messages that are too large for the node fail here."""
         futures: list[SendFuture] = []
         refused: list[SendFuture] = []
         limit = self.max_message_bytes
@@ -363,23 +366,24 @@ class Outbox:
                 del self.groups[group]
 
     def put_back_batch(self, batch: Job) -> None:
-        """A run of ``batch`` is to be sent again, before other batches'."""
+        """A run of ``batch`` is to be sent again, before other batches. A batch that was not submitted stays its thread's."""
         with self.lock:
-            if batch not in self.batches:
+            if batch.is_counted and batch not in self.batches:
                 self.batches.appendleft(batch)
                 self.earliest = min(self.earliest, batch.deadline)
 
     def finish_batch(self, batch: Job) -> None:
-        """Let go of a batch that has nothing more to send, and tell its outcome when all of it has one."""
+        """Remove a batch without another run to send, and let it tell its outcome when nothing of it is in flight."""
         if batch.more:
             return
-        with self.lock, contextlib.suppress(ValueError):
-            self.batches.remove(batch)
+        if self.batches:
+            with self.lock, contextlib.suppress(ValueError):
+                self.batches.remove(batch)
         if not batch.in_flight:
             batch.finish()
 
     def move(self, topic: str, other: Outbox) -> None:
-        """Everything that is pending of ``topic`` goes to another outbox, in order (lock held)."""
+        """Move the pending messages of ``topic`` to another outbox, in their order (lock held)."""
         for group in [group for group in self.groups if group[0] == topic]:
             moved = [one for one in self.groups.pop(group) if one._state == "PENDING"]
             size = sum(one.size_bytes for one in moved)
@@ -402,18 +406,18 @@ class Outbox:
     # ------------------------------------------------------------ outcomes
 
     def resolve(self, futures: list[SendFuture], finish: Finish) -> None:
-        """Resolve the futures of a stored run by ``finish``, which returns as send_future.finish_run."""
+        """Resolve the futures of a stored run by ``finish``, a function like send_future.finish_run."""
         size_bytes = sum([one.size_bytes for one in futures])
         with self.lock:
-            # Some may have run out of time before: they are settled already.
+            # Futures whose time was over before are settled already.
             called, before = finish(futures)
             self._settle(len(futures) - len(before), size_bytes - sum([one.size_bytes for one in before]))
         if called:
             run_callbacks(called)
 
     def fail(self, futures: list[SendFuture], make_error: MakeError) -> None:
-        """Fail messages, each with an error of its own; those that are done already stay as they are."""
-        # In small steps: whoever sends, an event loop perhaps, waits for the lock.
+        """Fail messages, each with an error of its own. Messages with an outcome keep it."""
+        # In small steps, because each sending thread, perhaps one with an event loop, waits for the lock.
         for start in range(0, len(futures), _FAIL_STEP):
             with self.lock:
                 live = [one for one in futures[start : start + _FAIL_STEP] if not one.done()]
@@ -422,23 +426,23 @@ class Outbox:
             run_callbacks(called)
 
     def fail_late(self, code: str, sentence: str) -> None:
-        """Fail everything that is out of time and not in flight, as not stored."""
+        """Fail all messages and batches whose time is over and that are not in flight, as not stored."""
         now = self._clock()
-        if now >= self.earliest:  # (whoever sends waits for the lock)
+        if now >= self.earliest:  # (each sending thread waits for the lock)
             self._fail_messages(lambda one: one.deadline <= now, code, sentence)
         self._fail_batches(lambda one: one.deadline <= now, code, sentence)
 
     def fail_all(self, code: str, sentence: str) -> None:
-        """Fail everything that is not in flight, as not stored."""
+        """Fail all messages and batches that are not in flight, as not stored."""
         self.fail_messages(code, sentence)
         self._fail_batches(lambda _: True, code, sentence)
 
     def fail_messages(self, code: str, sentence: str) -> None:
-        """As :meth:`fail_all`, single messages only: the caller need not own the connection."""
+        """As :meth:`fail_all`, for single messages only. The caller need not own the connection."""
         self._fail_messages(lambda _: True, code, sentence)
 
     def fail_group(self, group: Group, error: SendError) -> None:
-        """Fail the messages of one group as ``error`` says."""
+        """Fail the messages of one group, with the code and the outcome of ``error``."""
         with self.lock:
             waiting = [one for one in self.groups.pop(group, ()) if one._state == "PENDING"]
             for one in waiting:
@@ -447,17 +451,17 @@ class Outbox:
         self.fail(waiting, lambda: send_error(error.code, error.message, error.outcome, error.retry_after_ms))
 
     def note_deadlines(self, in_flight: float) -> None:
-        """Work out :attr:`earliest` anew; ``in_flight`` is the earliest deadline of runs on their way."""
+        """Compute :attr:`earliest` anew. ``in_flight`` is the earliest deadline of the runs in flight."""
         with self.lock:
             pending = min((one.deadline for waiting in self.groups.values() for one in waiting), default=NEVER_S)
             batches = min((one.deadline for one in self.batches), default=NEVER_S)
             self.earliest = min(in_flight, pending, batches)
 
     def settle_batch(self, batch: Job) -> None:
-        """It has its outcome or was cancelled: it takes no room any more."""
+        """Give back the room of a batch that has its outcome or was cancelled."""
         with self.lock:
-            if not batch.is_settled:
-                batch.is_settled = True
+            if batch.is_counted:
+                batch.is_counted = False
                 self._settle(len(batch), batch.size_bytes)
 
     def _fail_messages(self, is_late: Callable[[SendFuture], bool], code: str, sentence: str) -> None:
@@ -481,7 +485,7 @@ class Outbox:
         self.fail(failed, lambda: not_stored(code, sentence))
 
     def _fail_batches(self, is_late: Callable[[Job], bool], code: str, sentence: str) -> None:
-        """Batches of which a run is in flight are failed by that run."""
+        """Fail batches without a run in flight. The outcome of such a run fails the others."""
         for batch in list(self.batches):
             if not batch.in_flight and is_late(batch):
                 batch.fail(not_stored(code, sentence))

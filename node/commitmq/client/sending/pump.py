@@ -1,14 +1,15 @@
-"""The pump: the thread that moves runs from an outbox to its lane, and answers back to those who wait.
+"""The pump: the thread that moves runs from an outbox to its lane, and answers from the lane to the runs.
 
-It sends the first pending message at once. While runs are in flight, messages gather: the next run goes when an answer comes
-back, or when FULL_RUN_BYTES are there and the lane's window is open. So a lone message waits for nobody, and a stream of
-messages travels in runs. Batches are runs already: each goes as soon as the window is open, in turn with the single messages'.
+It sends the first pending message at once. While runs are in flight, messages gather. The next run goes when an answer comes,
+or when FULL_RUN_BYTES are pending and the lane's window is open. So a lone message does not wait, and a stream of messages
+travels in runs. A run of a batch goes as soon as the window is open, in turn with runs of single messages.
 
-Sends that were not handed over when a connection ends stay in the outbox, go on the next connection, and fail as *not stored*
-when their time is over.
+At the end of a connection the sends that it did not take stay in the outbox. They go on the next connection, and fail as *not
+stored* when their time is over.
 
-Synchronous sends take the lane themselves while nothing is pending. Those that find it taken become pending ones, so that many
-sending threads coalesce into runs like asynchronous sends do.
+The calling thread of a synchronous send, or of a synchronous batch of one run, takes the lane itself while nothing is pending.
+If another thread has the lane, the send becomes a pending one. So the sends of many threads share runs, as asynchronous sends
+do.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from commitmq.client.sending.delivery import no_answer
 from commitmq.client.sending.lane import Lane
 from commitmq.client.sending.line import Line
 from commitmq.client.sending.outbox import ANY_BYTES, FULL_RUN_BYTES, NO_WAKE, Outbox, Waiters
-from commitmq.client.sending.run import NEVER_S, Group, MessagesRun, NotYet
+from commitmq.client.sending.run import NEVER_S, Group, Job, MessagesRun, NotYet
 from commitmq.client.sending.run_encoder import encode_messages
 from commitmq.client.sending.send_future import SendFuture
 from commitmq.errors import SendError
@@ -43,7 +44,7 @@ _log = logging.getLogger("commitmq.client")
 class Pump:
     """One lane with its outbox and its thread, which begins with the first pending send.
 
-    ``redirects`` says whether a topic is another lane's by now; it has moved what is pending of it then.
+    ``redirects`` tells whether another lane takes a topic now. If so, it has moved the topic's pending messages there.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Pump:
         linger_s: float,
         in_pump: Callable[[], bool],
         redirects: Callable[[str, float], bool],
-        elsewhere: Mapping[str, Pump] | None = None,
+        pump_of_topic: Mapping[str, Pump] | None = None,
         **lane: Any,
     ) -> None:
         """``lane``: further arguments of :class:`Lane`."""
@@ -69,33 +70,72 @@ class Pump:
             linger_s=linger_s,
             wake=self._wake,
             in_pump=in_pump,
-            elsewhere=elsewhere,
+            pump_of_topic=pump_of_topic,
         )
         self.lane = Lane(node, role, max_pending_bytes=max_pending_bytes, connected=self._note_limit, **lane)
         self.thread: threading.Thread | None = None
-        """The thread, since it runs."""
+        """The thread, once it runs."""
         self._pid = pid
         self._role = role
         self._redirects = redirects
         self._bell = Bell()
         self._messages_next = True
-        self._is_asking = False  # all single messages that wait are to topics of which nothing is known yet
+        self._is_asking = False  # the queues are unknown of all topics of pending single messages
 
     def look(self) -> None:
-        """Something has changed for messages that wait: the pump looks again. Never blocks."""
+        """Make the pump look at the pending messages again. Never blocks."""
         self._bell.ring()
 
     def _note_limit(self, max_message_bytes: int) -> None:
         self.outbox.max_message_bytes = max_message_bytes
 
     def _wake(self) -> None:
-        """Have a thread, and one that is awake (lock held)."""
+        """Wake the thread, or start it (lock held)."""
         self._bell.ring()
         if not self.outbox.has_pump:
             check_fork(self._pid, "producer")
-            # Whoever is interrupted in here may have started one, or not: the first that runs is the pump.
+            # A caller that is interrupted here may have started a thread or not. The first thread that runs is the pump.
             threading.Thread(target=self._run, name=f"commitmq-producer-{self._role}", daemon=True).start()
             self.outbox.has_pump = True
+
+    # ------------------------------------------------------------ calling threads
+
+    def send_waiting(self, job: Job) -> None:
+        """Send ``job``. The caller waits for its outcome afterwards.
+
+        If the job is one run, and nothing else is pending or under way, the calling thread sends it itself, without a hop to
+        the pump. Such a job is in no count, so an interruption leaves no count wrong. Else the job goes into the outbox.
+        Raises as :meth:`Outbox.submit_batch`.
+        """
+        lane = self.lane
+        line = lane.line
+        if not (line or self.outbox.outstanding or lane.delivery.in_submission_order):
+            ticket = object()
+            try:
+                line.append(ticket)
+                if line[0] is ticket and self._call(job):
+                    return
+            finally:
+                line.remove(ticket)  # first in the finally: an exception can come before any later call
+                if line:
+                    line.wake()
+        self.outbox.submit_batch(job)
+
+    def _call(self, job: Job) -> bool:
+        """Send ``job`` as one run and wait for the answer (connection owned); False when it is still to be sent."""
+        lane = self.lane
+        channel = lane.channel
+        if channel is None or channel.lost_while_idle():
+            return False
+        try:
+            run = job.next_run(time.monotonic() + _CONNECT_S, only=True)
+        except NotYet:
+            return False
+        if run is not None:
+            lane.call_run(channel, run, job.deadline)
+        elif not job.more:
+            self.outbox.finish_batch(job)
+        return not job.more
 
     # ------------------------------------------------------------ the thread
 
@@ -103,7 +143,7 @@ class Pump:
         outbox, lane = self.outbox, self.lane
         with outbox.lock:
             if self.thread is not None or outbox.closed:
-                return  # there is one: who started this one was interrupted before it could know
+                return  # another thread is the pump: an interrupted caller had started it
             self.thread = threading.current_thread()
             outbox.has_pump = True
         line, ticket = lane.line, Line.ticket()
@@ -129,7 +169,7 @@ class Pump:
                     line.wait(ticket, NEVER_S)
                 self.drive()
             except Exception as error:
-                # Nothing here should raise; if it does, no future may be left hanging.
+                # No exception is expected here. If one comes, every future must get its outcome all the same.
                 _log.exception("the producer's sending thread failed", extra={"fields": {}})
                 lane.give_up(f"the client failed: {error!r}")
                 outbox.fail_all("CLIENT_ERROR", f"the client failed: {error!r}")
@@ -139,10 +179,10 @@ class Pump:
                     line.wake()
 
     def drive(self) -> None:
-        """Send and receive until nothing is in flight and nothing may be sent now (connection owned)."""
+        """Send and receive until nothing is in flight and no run may be sent now (connection owned)."""
         outbox, lane = self.outbox, self.lane
         line, delivery = lane.line, lane.delivery
-        owed = True  # those that come behind it without an end must not keep the pump from its turn
+        owed = True  # the pump sends once in each turn, also while other threads wait in the line without an end
         while not outbox.closed:
             if owed or len(line) < 2 or delivery.is_repeating:
                 self.fill()
@@ -164,7 +204,7 @@ class Pump:
             self.expire()
 
     def fill(self) -> None:
-        """Send whatever may be sent now (connection owned)."""
+        """Send all runs that may be sent now (connection owned)."""
         outbox, lane = self.outbox, self.lane
         if not lane.delivery.may_send(lane):
             return
@@ -185,13 +225,13 @@ class Pump:
             try:
                 channel = lane.connect(now + _CONNECT_S)
             except SendError as error:
-                # Stay pending: the node may come back within their time.
+                # The messages stay pending, because the node may come back within their time.
                 if error.code in ("NODE_UNAVAILABLE", "SERVICE_NOT_AVAILABLE"):
                     outbox.fail_late(error.code, error.message)
                 else:
                     outbox.fail_all(error.code, error.message)
                 return
-            # (The connection may have been found lost meanwhile, and what was in the outbox with it.)
+            # (lane.connect may have found the connection lost, and that may have changed the outbox.)
             if outbox.batches and not (messages and self._messages_next and not lane.delivery.in_submission_order):
                 self._messages_next = True
                 if not self._send_batch(channel, now):
@@ -208,9 +248,9 @@ class Pump:
                 return
 
     def _is_known(self, group: Group) -> bool:
-        """Whether ``group`` can be sent without waiting for the coordinator; else that is asked in the background.
+        """Whether ``group`` can be sent without waiting for the coordinator. If not, a thread in the background asks it.
 
-        Other topics must not wait for it. When the coordinator does not answer, a group with a queue goes to the writer.
+        Other topics must not wait for the answer. Without an answer, a group with a queue goes to the writer.
         """
         topic, queue, _ = group
         routes = self.lane.routes
@@ -228,7 +268,7 @@ class Pump:
         return False
 
     def _send_messages(self, channel: Channel, group: Group, now: float) -> bool:
-        """Send a run of ``group``; False when there is no use in going on at once."""
+        """Send a run of ``group``. False when the connection is lost."""
         outbox, lane = self.outbox, self.lane
         topic, queue, ack = group
         if lane.routes.fresh(topic) and self._redirects(topic, now):
@@ -250,7 +290,7 @@ class Pump:
         return lane.channel is channel
 
     def _encoded(self, topic: str, queue: int, ack: str, group: Group, futures: list[SendFuture]) -> MessagesRun | None:
-        """``futures`` as a run; None when that failed, and they with it."""
+        """``futures`` as a run; None when they cannot be encoded. They have failed then."""
         outbox, lane = self.outbox, self.lane
         fields = {
             "v": wire.PROTOCOL_VERSION,
@@ -269,7 +309,7 @@ class Pump:
             outbox.fail(futures, lambda: not_stored(code, sentence))
             return None
         except Exception as error:
-            # What a message may be was checked when it was sent. Should one get this far, its run ends with it, and no more.
+            # Messages were checked when they were sent. If a bad one comes here all the same, its run fails and no other.
             reason = f"the messages cannot be encoded: {error!r}"
             outbox.fail(futures, lambda: not_stored("CLIENT_ERROR", reason))
             return None
@@ -278,7 +318,7 @@ class Pump:
         return run
 
     def _send_batch(self, channel: Channel, now: float) -> bool:
-        """Send the next run of the first batch that waits; False when there is no use in going on at once."""
+        """Send the next run of the first pending batch. False when the connection is lost or the queues are not known."""
         outbox, lane = self.outbox, self.lane
         batch = outbox.batches[0]
         try:
@@ -292,7 +332,7 @@ class Pump:
         return lane.channel is channel
 
     def _receive(self) -> None:
-        """Wait for answers, a ring of the bell or one tick; take all answers that are there."""
+        """Wait for an answer, a ring of the bell or one tick, and take all answers that have come."""
         channel = self.lane.channel
         assert channel is not None
         poller = zmq.Poller()
@@ -307,7 +347,7 @@ class Pump:
             self.lane.receive()
 
     def expire(self) -> None:
-        """Fail what is out of time; a run for which nobody waits any more takes the connection with it (connection owned)."""
+        """Fail everything whose time is over (connection owned). A run whose messages have all failed ends the connection."""
         outbox, lane = self.outbox, self.lane
         now = time.monotonic()
         outbox.fail_late("TIMEOUT", "not sent in time")
@@ -319,7 +359,7 @@ class Pump:
     # ------------------------------------------------------------ the end
 
     def close(self, timeout_s: float) -> None:
-        """Fail what is left, end the thread, close every socket; ``timeout_s`` bounds a send that is under way."""
+        """Fail the pending sends, end the thread, close every socket. ``timeout_s`` bounds a send that is under way."""
         outbox, lane, thread = self.outbox, self.lane, self.thread
         with outbox.lock:
             outbox.closed = True
@@ -331,7 +371,7 @@ class Pump:
         ticket = Line.ticket()
         try:
             lane.line.append(ticket)
-            # Another thread's send may wait for its answer until its time is over, and a socket must not be closed meanwhile.
+            # The send of another thread may wait for its answer until its time is over. Its socket must stay open so long.
             if not lane.line.wait(ticket, time.monotonic() + timeout_s + 1.0):
                 _log.warning("the producer was closed while a send was under way", extra={"fields": {}})
                 return

@@ -1,8 +1,8 @@
 """A run: one request with the records of one topic and queue, on its way to a process of the node.
 
-A run knows its outcome's receivers, and the connection does not: :class:`MessagesRun` has single messages, each with a future;
-the run of a batch is in :mod:`commitmq.client.sending.batch`. Both are answered, lost, expired and given back in one way, so
-the connection, the numbering of idempotent producers and the pump treat all runs alike.
+A run knows the receivers of its outcome; the lane does not. :class:`MessagesRun` has single messages, each with a future. The
+run of a batch is in :mod:`commitmq.client.sending.batch`. The lane, the delivery policy and the pump treat all runs alike:
+they are answered, lost, expired and given back in one way.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from commitmq.errors import SendError
 
 NEVER_S: Final = float("inf")
 MAX_RUN_BYTES: Final = 1024 * 1024
-"""Of a run of single messages."""
+"""The limit of a run of single messages."""
 Group = tuple[str, int, str]
 """Topic, queue or -1, ack: single messages of one group may travel in one run."""
 MakeError = Callable[[], SendError]
@@ -30,23 +30,23 @@ class Messages(Protocol):
         """Resolve the futures of a stored run."""
 
     def fail(self, futures: list[SendFuture], make_error: MakeError) -> None:
-        """Fail those that are not done."""
+        """Fail the futures that are not done."""
 
     def put_back(self, group: Group, futures: list[SendFuture]) -> None:
-        """They wait again."""
+        """The messages wait again."""
 
 
 class NotYet(Exception):
-    """Nobody tells the topic's queues, because the node does not answer. The next try may succeed."""
+    """The queues of the topic are unknown, because the node does not answer. The next try may succeed."""
 
 
 class Job(Protocol):
     """Something that waits in the outbox as a whole and leaves as runs: a batch, or a message that travels alone."""
 
-    is_settled: bool
-    """Its room is given back; the outbox's lock is held to read and to set it."""
+    is_counted: bool
+    """Whether it takes room in the outbox; the outbox's lock is held to read and to set it."""
     deadline: float
-    """Monotonic seconds until which something must happen: its first run sent, or an answer come."""
+    """In monotonic seconds. Before it the first run has to be sent, later the next answer has to come."""
 
     @property
     def size_bytes(self) -> int: ...
@@ -56,24 +56,24 @@ class Job(Protocol):
 
     @property
     def more(self) -> bool:
-        """Whether a run of it is to be sent yet."""
+        """Whether the job has another run to send."""
 
     def __len__(self) -> int:
-        """Messages."""
+        """Number of messages."""
         ...
 
-    def next_run(self, put_deadline: float) -> Run | None:
-        """The next run; None when there turned out to be none. Raises NotYet."""
+    def next_run(self, put_deadline: float, *, only: bool = False) -> Run | None:
+        """The next run; None when there is none, or where ``only`` is set and it is not the only one. Raises NotYet."""
 
     def fail(self, error: SendError) -> None:
-        """Nothing more of it will be sent."""
+        """The job sends no further run."""
 
     def finish(self) -> None:
-        """Tell the outcome: nothing is in flight, and nothing more will be sent."""
+        """Tell the outcome: nothing is in flight, and no further run will be sent."""
 
 
 class Run:
-    """See the module. All methods belong to the owner of the connection.
+    """See the module. Only the owner of the connection calls the methods.
 
     ``fields`` is the request's header without its id, ``data`` its payload. ``sequence`` is the number of the first message in
     its queue, for an idempotent producer; ``order`` counts the first sending of its runs.
@@ -93,19 +93,19 @@ class Run:
         self.refused_sequence = False  # the node refused its numbers, and not its messages
 
     def stored(self, answer: dict[str, Any]) -> None:
-        """The node has stored it and says where."""
+        """The node has stored the run; ``answer`` has the place."""
         raise NotImplementedError
 
     def failed(self, make_error: MakeError, answer: dict[str, Any] | None = None) -> None:
-        """It has failed for good. ``answer`` is the node's refusal, where there is one. A second call changes nothing."""
+        """The run has failed for good. ``answer`` is the node's refusal, if there is one. A second call changes nothing."""
         raise NotImplementedError
 
     def expire(self, now: float, make_error: MakeError) -> float:
-        """Fail whatever is out of time; returns the next deadline, NEVER_S when nobody waits for this run any more."""
+        """Fail the messages whose time is over. Returns the next deadline; NEVER_S when all messages have their outcome."""
         raise NotImplementedError
 
     def give_back(self) -> None:
-        """It is certainly not stored: its messages wait again, before those that came after them."""
+        """The run is certainly not stored: its messages wait again, before later ones."""
         raise NotImplementedError
 
 

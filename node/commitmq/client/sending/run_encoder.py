@@ -1,17 +1,16 @@
 """Runs: many messages of one topic and queue, encoded here as CommitLog records (ARCHITECTURE section 4).
 
-A record of a run is an ordinary one (see :mod:`commitmq.format.record`) with zeros where only the node knows the value:
-queueOffset, physicalOffset, both hosts, storeTimestamp. With ``properties_crc`` its properties end with an empty
-``__CRC32#`` slot of 20 bytes. Before it comes the mark of an idempotent producer, if it is one's
-(:mod:`commitmq.format.producer_mark`).
+A record of a run is an ordinary record (see :mod:`commitmq.format.record`) with zeros in the fields of the node: queueOffset,
+physicalOffset, both hosts, storeTimestamp. With ``properties_crc`` its properties end with an empty ``__CRC32#`` slot of 20
+bytes. An idempotent producer puts its mark before that slot (:mod:`commitmq.format.producer_mark`).
 
 Two encoders make the same bytes:
 
-* :func:`encode_messages`: the runs of asynchronous sends, which are messages of any kind side by side. Plain code without
-  numpy, which such a producer need not load: it packs the heads one by one, and joins them with pieces that are shared;
-* :func:`encode_run`: whole runs with numpy. What stands between two bodies (the tail of one record and the head of the
-  next) has one length in a run whose messages share their properties, so all of it is one array of fixed-size pieces,
-  filled column by column, and the run is a join of pieces and bodies: no Python code runs per message.
+* :func:`encode_messages` encodes the runs of asynchronous sends, with messages of any kind side by side. It packs the heads
+  one by one and joins them with shared pieces. It does not use numpy, so a producer of single messages does not load it.
+* :func:`encode_run` encodes the runs of batches with numpy. If the messages of a run share their properties, all stretches
+  between two bodies (the tail of one record and the head of the next) have one length. So they are an array of fixed-size
+  pieces, filled column by column, and the run is a join of pieces and bodies: no Python code runs for each message.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ _SHORT: Final = struct.Struct(">h")
 
 @dataclass(slots=True)
 class EncodedRun:
-    """A run ready to be sent, and what is needed to make results of its answer. ``sizes``: bytes of each record."""
+    """An encoded run, with the values that make results of its answer. ``sizes``: bytes of each record."""
 
     topic: str
     queue: int
@@ -64,14 +63,14 @@ class EncodedRun:
         return len(self.sizes)
 
     def acknowledged(self, ack: str, answer: dict[str, Any]) -> RunAck:
-        """The results, once the node has answered."""
+        """The results of the run, made of the node's ``answer``."""
         from commitmq.client.results import RunAck
 
         return RunAck(self.topic, self.queue, ack, self.sizes, self.unique, answer)
 
 
 class RunLayout:
-    """The layout of records as one node wants it (its ``hello``), and for one topic.
+    """The layout of records of one topic for one node, as the node's ``hello`` says.
 
     ``head`` packs everything before the body: see :func:`encode_messages`.
     """
@@ -91,7 +90,7 @@ class RunLayout:
     )
 
     def __init__(self, topic: str, *, born_v6: bool, store_v6: bool, properties_crc: bool, mark: bytes = b"") -> None:
-        """``mark``: of an idempotent producer, without the sequence."""
+        """``mark`` is the mark of an idempotent producer without the sequence, else empty."""
         name = topic.encode()
         wide = len(topic) > V1_TOPIC_UNITS
         self.topic = topic
@@ -106,7 +105,7 @@ class RunLayout:
         self.tail = (_SHORT.pack(len(name)) if wide else bytes((len(name),))) + name
         self.crc_slot = CRC_SLOT if properties_crc else b""
         self.mark = mark
-        # What every record's properties end with: the unique id, the mark, the slot.
+        # The end of every record's properties: the unique id, the mark, the slot.
         self.end_bytes = UNIQUE_BYTES + (len(mark) + MARK_DIGITS + 1 if mark else 0) + len(self.crc_slot)
         # Everything but the body and the properties.
         self.fixed_bytes = MIN_RECORD_BYTES + wide + self.v6_bytes + len(name)
@@ -117,10 +116,10 @@ class RunLayout:
 
 
 class Outgoing(Protocol):
-    """A message of a run. ``about``: encoded properties, flag and compression bits; None where there is nothing of them."""
+    """A message of a run. ``encoded_extras``: encoded properties, flag, compression bits; None for a message without any."""
 
     body: bytes
-    about: tuple[bytes, int, int] | None
+    encoded_extras: tuple[bytes, int, int] | None
     born: int
 
 
@@ -150,8 +149,8 @@ def encode_messages(
     fixed = layout.fixed_bytes + layout.end_bytes
     bodies = [one.body for one in messages]
     sizes = [fixed + len(body) for body in bodies]
-    # What stands between the body and the last two digits of the unique id: where messages have no properties, it is
-    # the same for up to 256 of them.
+    # The bytes between the body and the last two digits of the unique id. In messages without properties they are the same
+    # for up to 256 messages.
     before = layout.tail + _SHORT.pack(layout.end_bytes) + UNIQUE_PREFIX + prefix
     highs = [_TWO_DIGITS[at & 0xFF] for at in range(counter >> 8, (counter + count - 1 >> 8) + 1)]
     tails = _in_steps([before + high for high in highs], counter, count)
@@ -160,8 +159,8 @@ def encode_messages(
         for one, size, body in zip(messages, sizes, bodies, strict=True)
     ]
     for index, one in enumerate(messages):
-        if one.about is not None:
-            properties, flag, sys_flag = one.about
+        if one.encoded_extras is not None:
+            properties, flag, sys_flag = one.encoded_extras
             body = bodies[index]
             size = sizes[index] = sizes[index] + len(properties)
             heads[index] = pack(
@@ -192,7 +191,7 @@ _head_types: dict[int, np.dtype[np.void]] = {}
 
 
 def _head_type(v6_bytes: int) -> np.dtype[np.void]:
-    """numpy's view of the bytes before the body; ``v6_bytes`` is what IPv6 hosts add. What stays zero needs no name."""
+    """numpy's view of the bytes before the body. IPv6 hosts add ``v6_bytes``. Fields that stay zero have no name."""
     import numpy as np
 
     if v6_bytes not in _head_types:
@@ -231,9 +230,9 @@ def encode_run(
 ) -> EncodedRun:
     """Encode ``bodies`` (1 to MAX_RUN_MESSAGES) as one run.
 
-    ``properties`` are encoded, without the unique id: one for all, or one per message. ``sys_flags``: compression bits.
-    ``sequence``: of the first record, where the layout has a mark. Limits of sizes are the caller's business; properties
-    beyond 32,767 bytes raise InvalidMessageError.
+    ``properties`` are encoded, without the unique id: one for all messages, or one a message. ``sys_flags`` are
+    compression bits. ``sequence`` is the number of the first record, where the layout has a mark. The caller checks the
+    sizes. Properties beyond 32,767 bytes raise InvalidMessageError.
     """
     import numpy as np
 
@@ -250,24 +249,15 @@ def encode_run(
         raise InvalidMessageError(f"the properties take {longest} bytes, at most {MAX_PROPERTIES_BYTES} are allowed")
     sizes = sizes_of_bodies + (layout.fixed_bytes + properties_bytes)
 
-    head_type = _head_type(layout.v6_bytes)
-    head_bytes = head_type.itemsize
-    # The four hex digits of each unique id, as columns.
-    numbers = (np.arange(counter, counter + count, dtype=np.uint32) & 0xFFFF).astype(np.uint16)
-    digits = np.frombuffer(_HEX, np.uint8)[(numbers[:, None] >> np.array([12, 8, 4, 0], np.uint16)) & 0xF]
-
     before = UNIQUE_PREFIX + prefix
     if isinstance(properties, bytes):
         before = layout.tail + _SHORT.pack(longest) + properties + before
-    after = b"\x02" + mark_of(layout.mark, sequence) + layout.crc_slot
-    tail_bytes = len(before) + 4 + len(after)
+    tail = before + b"0000\x02" + mark_of(layout.mark, sequence) + layout.crc_slot
+    tail_bytes = len(tail)
+    head_type = _head_type(layout.v6_bytes)
     # Piece i is the tail of message i-1 followed by the head of message i; the first has no tail, the last no head.
-    pieces = np.zeros((count + 1, tail_bytes + head_bytes), np.uint8)
-    pieces[1:, :tail_bytes] = np.frombuffer(before + b"0000" + after, np.uint8)
-    pieces[1:, len(before) : len(before) + 4] = digits
-    if layout.mark:
-        at = len(before) + 5 + len(layout.mark)
-        pieces[1:, at : at + MARK_DIGITS] = _decimal_digits(sequence, count)
+    pieces = np.zeros((count + 1, tail_bytes + head_type.itemsize), np.uint8)
+    _fill_tails(pieces[1:, :tail_bytes], tail, len(before), counter, len(layout.mark), sequence)
     heads = np.ndarray((count,), head_type, pieces, tail_bytes, (pieces.strides[0],))
     heads["size"] = sizes
     heads["magic"] = layout.magic
@@ -278,25 +268,52 @@ def encode_run(
     heads["born"] = born
     heads["body"] = sizes_of_bodies
 
-    glue: list[bytes] = pieces.view(f"V{tail_bytes + head_bytes}").ravel().tolist()
+    glue: list[bytes] = pieces.view(f"V{pieces.shape[1]}").ravel().tolist()
     glue[0] = glue[0][tail_bytes:]
     glue[-1] = glue[-1][:tail_bytes]
-    if isinstance(properties, bytes):
-        parts: list[bytes] = [b""] * (2 * count + 1)
-        parts[0::2] = glue
-        parts[1::2] = bodies
-    else:
-        # The properties' own length and bytes differ per message, so they are pieces of their own.
-        topic = layout.tail
-        own = [
-            topic + _SHORT.pack(length) + encoded
-            for length, encoded in zip(properties_bytes.tolist(), properties, strict=True)
-        ]
-        parts = [b""] * (3 * count + 1)
-        parts[0::3] = glue
-        parts[1::3] = bodies
-        parts[2::3] = own
-    return EncodedRun(layout.topic, queue, b"".join(parts), sizes, (prefix.decode(), counter))
+    own = None if isinstance(properties, bytes) else _own_pieces(layout, properties, properties_bytes.tolist())
+    return EncodedRun(layout.topic, queue, _join(glue, bodies, own), sizes, (prefix.decode(), counter))
+
+
+def _fill_tails(
+    tails: np.ndarray[Any, np.dtype[np.uint8]],
+    tail: bytes,
+    unique_at: int,
+    counter: int,
+    mark_bytes: int,
+    sequence: int,
+) -> None:
+    """Write the tails of records, one row a record: ``tail`` with the record's own unique id, and its sequence in the mark.
+
+    The last four digits of the unique id are at ``unique_at``. ``counter`` and ``sequence`` are the first record's.
+    """
+    import numpy as np
+
+    count = len(tails)
+    numbers = (np.arange(counter, counter + count, dtype=np.uint32) & 0xFFFF).astype(np.uint16)
+    digits = np.frombuffer(_HEX, np.uint8)[(numbers[:, None] >> np.array([12, 8, 4, 0], np.uint16)) & 0xF]
+    tails[:] = np.frombuffer(tail, np.uint8)
+    tails[:, unique_at : unique_at + 4] = digits
+    if mark_bytes:
+        at = unique_at + 5 + mark_bytes
+        tails[:, at : at + MARK_DIGITS] = _decimal_digits(sequence, count)
+
+
+def _own_pieces(layout: RunLayout, properties: Sequence[bytes], lengths: Sequence[int]) -> list[bytes]:
+    """The piece behind each body, where messages differ in length and bytes of their properties."""
+    topic, pack = layout.tail, _SHORT.pack
+    return [topic + pack(length) + encoded for length, encoded in zip(lengths, properties, strict=True)]
+
+
+def _join(glue: list[bytes], bodies: Sequence[bytes], own: list[bytes] | None) -> bytes:
+    """The run: a piece of ``glue``, a body, a piece of ``own`` if there are any, and so on; a piece of ``glue`` ends it."""
+    step = 2 if own is None else 3
+    parts = [b""] * (step * len(bodies) + 1)
+    parts[0::step] = glue
+    parts[1::step] = bodies
+    if own is not None:
+        parts[2::step] = own
+    return b"".join(parts)
 
 
 def encode_user_properties(properties: dict[str, str]) -> bytes:

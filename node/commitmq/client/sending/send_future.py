@@ -1,9 +1,9 @@
 """The future of one asynchronous send: a ``concurrent.futures.Future`` that costs a fraction of one.
 
-The standard class makes a condition variable per object, which at 60,000 sends a second is the largest single cost.
-Here all futures of a producer share the producer's lock; each keeps the fields that ``concurrent.futures.wait``,
-``as_completed`` and ``asyncio.wrap_future`` look at, and makes its lists only when somebody waits. The message to be
-sent lives in the same object, so that a send allocates once, and all fields are slots, so that this is one object.
+The standard class makes a condition variable for each object. At 60,000 sends a second that is the largest single cost. Here
+all futures of a producer share the producer's lock. A future keeps the fields that ``concurrent.futures.wait``,
+``as_completed`` and ``asyncio.wrap_future`` look at, and makes its lists when a thread waits. It also holds the message, so a
+send allocates one object; all fields are slots.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     Callback = Callable[[Future[SendResult]], object]
 
-# The names concurrent.futures uses; its helpers compare with these strings.
+# The helpers of concurrent.futures compare the state with these strings.
 _PENDING = "PENDING"
 _RUNNING = "RUNNING"
 _CANCELLED = "CANCELLED"
@@ -39,21 +39,21 @@ _log = logging.getLogger("commitmq.client")
 
 
 class Sender(Protocol):
-    """Who sends the message of a future."""
+    """The outbox that sends the message of a future."""
 
     lock: threading.RLock
-    hurried: set[Ticket]
-    """Of threads that wait for a result."""
+    result_waiters: set[Ticket]
+    """Tickets of threads that wait for a result."""
 
     def forget(self, future: SendFuture) -> None:
-        """It was cancelled (lock held)."""
+        """``future`` was cancelled (lock held)."""
 
-    def hurry(self, ticket: Ticket) -> None:
-        """A thread begins to wait for it (lock held); ``ticket`` is in ``hurried`` now."""
+    def add_waiter(self, ticket: Ticket) -> None:
+        """A thread begins to wait for a result (lock held): put its ``ticket`` into ``result_waiters``."""
 
 
 class _Watch:
-    """Who waits for a future."""
+    """The callbacks and the waiters of a future."""
 
     __slots__ = ("callbacks", "waiters")
 
@@ -74,10 +74,10 @@ class SendFuture(Future[SendResult]):
         "_run",
         "_state",
         "_watch",
-        "about",
         "body",
         "born",
         "deadline",
+        "encoded_extras",
         "sender",
         "size_bytes",
     )
@@ -88,18 +88,18 @@ class SendFuture(Future[SendResult]):
         self,
         sender: Sender,
         body: bytes,
-        about: tuple[bytes, int, int] | None,
+        encoded_extras: tuple[bytes, int, int] | None,
         born: int,
         size_bytes: int,
         deadline: float,
     ) -> None:
-        """``about``: encoded properties, flag and compression bits of the sysFlag; None where there is nothing of them.
+        """``encoded_extras``: encoded properties, flag and compression bits of the sysFlag; None for a message without any.
 
-        SendCore.submit does the same without the call.
+        Outbox.submit does the same without the call.
         """
         self.sender = sender
         self.body = body
-        self.about = about
+        self.encoded_extras = encoded_extras
         self.born = born
         self.size_bytes = size_bytes
         self.deadline = deadline
@@ -111,7 +111,7 @@ class SendFuture(Future[SendResult]):
 
     @property
     def _condition(self) -> threading.RLock:  # type: ignore[override]
-        # They lock it, and neither wait on it nor notify: what wakes them are the waiters.
+        # The helpers lock it. They neither wait on it nor notify it: the waiters wake them.
         return self.sender.lock
 
     @property
@@ -130,7 +130,7 @@ class SendFuture(Future[SendResult]):
     # ------------------------------------------------------------ the public interface of Future
 
     def cancel(self) -> bool:
-        """Withdraw the message if it was not handed to the connection yet; True when it will never be sent."""
+        """Withdraw the message if the connection does not have it yet. True when it will never be sent."""
         with self.sender.lock:
             if self._state in (_CANCELLED, _CANCELLED_AND_NOTIFIED):
                 return True
@@ -180,7 +180,7 @@ class SendFuture(Future[SendResult]):
         return self._exception
 
     def add_done_callback(self, fn: Callback) -> None:
-        """Have ``fn(future)`` called once it is done: in the producer's thread, or here and now if it is already."""
+        """Call ``fn(future)`` when the future is done: at once if it is done already, else in the producer's thread."""
         with self.sender.lock:
             if self._state not in _DONE:
                 self._watched().callbacks.append(fn)
@@ -195,7 +195,7 @@ class SendFuture(Future[SendResult]):
             ticket.release()
 
         sender = self.sender
-        hurried = sender.hurried
+        result_waiters = sender.result_waiters
         deadline = None if timeout is None else time.monotonic() + timeout
         try:
             with sender.lock:
@@ -203,14 +203,14 @@ class SendFuture(Future[SendResult]):
                     return
                 callbacks = self._watched().callbacks
                 callbacks.append(wake)
-                sender.hurry(ticket)
+                sender.add_waiter(ticket)
             while self._state not in _DONE:
                 left_s = _LONG_S if deadline is None else deadline - time.monotonic()
                 if left_s <= 0:
                     break
                 ticket.acquire(timeout=min(left_s, _LONG_S))
         finally:
-            hurried.discard(ticket)
+            result_waiters.discard(ticket)
         with sender.lock:
             if self._state in _DONE:
                 return
@@ -222,7 +222,7 @@ class SendFuture(Future[SendResult]):
 def finish_run(futures: list[SendFuture], run: RunAck) -> tuple[list[SendFuture], list[SendFuture]]:
     """Resolve all futures of a stored run, lock held.
 
-    Returns those whose callbacks must run afterwards, and those that were done before, because their time was over.
+    Returns the futures whose callbacks must run afterwards, and the futures that were done before because their time was over.
     """
     called: list[SendFuture] = []
     before: list[SendFuture] = []
@@ -232,9 +232,9 @@ def finish_run(futures: list[SendFuture], run: RunAck) -> tuple[list[SendFuture]
             future._exception = None
             future._run = run
             future._state = _FINISHED
-            # What was sent is not needed any more; a kept future should not keep the message.
+            # The program may keep the future for long. It should not keep the message too.
             future.body = b""
-            future.about = None
+            future.encoded_extras = None
             if future._watch is not None:
                 for waiter in future._watch.waiters:
                     waiter.add_result(future)
@@ -253,7 +253,7 @@ def fail_all(futures: Iterable[SendFuture], make_error: Callable[[], SendError])
         future._exception = make_error()
         future._state = _FINISHED
         future.body = b""
-        future.about = None
+        future.encoded_extras = None
         if future._watch is not None:
             for waiter in future._watch.waiters:
                 waiter.add_exception(future)

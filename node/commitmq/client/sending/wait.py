@@ -16,7 +16,7 @@ _T = TypeVar("_T")
 
 
 class Wait(Generic[_T]):
-    """The outcome of something for which one thread waits. ``settle`` is called just before the thread hears of it."""
+    """The outcome of a job for which one thread waits. ``settle`` is called just before the thread wakes."""
 
     def __init__(self, settle: Callable[[], None]) -> None:
         self._settle = settle
@@ -27,18 +27,18 @@ class Wait(Generic[_T]):
         self._is_withdrawn = False
 
     def start(self) -> bool:
-        """The first request is about to be sent; False when nobody wants that any more."""
+        """The first request is about to be sent; False when the thread was interrupted and does not wait any more."""
         return not self._is_withdrawn
 
     def done_with(self, result: _T | None, error: Exception | None) -> None:
-        """Exactly one of both is not None."""
+        """Tell the outcome: exactly one of both is not None."""
         self._settle()
         self._result, self._error = result, error
         self._is_done = True
         self._ticket.release()
 
     def wait(self) -> _T:
-        """The result, or the error raised. An interruption withdraws what was not begun."""
+        """Wait for the result. Raises the error of a job that failed. An interruption withdraws a job that was not begun."""
         try:
             while not self._is_done:
                 self._ticket.acquire(timeout=_LOOK_S)

@@ -22,7 +22,7 @@ _MOST_BYTES: Final = 64 << 20  # of log without a key between two files: beyond 
 
 
 class IndexChain:
-    """Searches the log for gaps, and remembers where there are none. Not thread-safe."""
+    """Searches the log for gaps, and remembers the stretches without gaps. Not thread-safe."""
 
     def __init__(self, log: CommitLog) -> None:
         self._log = log

@@ -227,7 +227,7 @@ def _format(when: datetime) -> str:
 
 
 def create(path: Path, temporary: Path, shape: IndexShape, predecessor: IndexHeader | None) -> IndexFile:
-    """Make ``path`` by way of ``temporary`` (same file system), so that no process ever sees half of it.
+    """Make ``path`` by way of ``temporary`` (same file system), so that no process ever sees half a file.
 
     A file that succeeds a full one begins and ends where that one ends (spec 4.2, last paragraph). Raises DiskFullError
     or StoreError with nothing left behind.

@@ -93,7 +93,7 @@ class IndexFiles:
         opening.read_headers()
         trusted = not died_alone and clean and (saved is None or saved.clean)
         if trusted and saved is not None and saved.newest and saved.newest not in listing.names:
-            # RocketMQ deletes its newest file when it recovers, and does not rebuild all of it (spec 8.5).
+            # RocketMQ deletes its newest file when it recovers, and rebuilds only a part (spec 8.5).
             trusted = False
         listing.saved = SavedState(clean=trusted) if saved is None else saved
         listing.durable = {name for name in listing.names if name <= listing.saved.durable}

@@ -13,14 +13,14 @@ from commitmq.store.index.index_state import SavedState
 
 
 class IndexListing:
-    """``names`` of all files under ``folder``, oldest first, and what is known of them. One thread."""
+    """``names`` of all files under ``folder``, oldest first, and the known facts about them. One thread."""
 
     def __init__(self, folder: Path, state_path: Path) -> None:
         self.folder = folder
         self._state_path = state_path
         self.names: list[str] = []
         self.headers: dict[str, IndexHeader] = {}
-        """Of all files that no longer grow."""
+        """The headers of all files that no longer grow."""
         self.saved = SavedState()
         """The content of ``files.json``."""
         self.durable: set[str] = set()

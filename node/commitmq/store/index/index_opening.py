@@ -1,4 +1,4 @@
-"""Opens an index: which of its files can be trusted after a start, and what becomes of the others.
+"""Opens an index after a start: keeps the files that can be trusted, and removes or repairs the others.
 
     the process died alone     page cache intact: the header counts complete items only; items behind them are removed,
                                and the record of the newest item is indexed from its first missing item on
@@ -40,8 +40,8 @@ class IndexOpening:
         listing = self._listing
         sizes = [(listing.folder / name).stat().st_size for name in listing.names]
         for number, size in enumerate(sizes):
-            # A file without a size: its name reached the device and its size did not. It was never synced, nor were
-            # later files.
+            # A file without a size: its name reached the device and its size did not. Neither this file nor later ones
+            # were ever synced.
             if size == 0 or (size != self._shape.file_bytes and self._shape.file_bytes in sizes):
                 self._log.error("the index file is damaged, it is built again", file=listing.names[number], size=size)
                 listing.delete_from(number)
@@ -63,7 +63,7 @@ class IndexOpening:
         return header_of(memoryview(data).cast("q"))
 
     def repair_newest(self) -> None:
-        """Remove what the header of the newest file does not count: this process died while it wrote."""
+        """Remove the items that the header of the newest file does not count: this process died while it wrote them."""
         listing = self._listing
         if not listing.names:
             return

@@ -5,8 +5,9 @@ every candidate is compared with the real record before it counts: topic and key
 millisecond. RocketMQ returns every record with the hash ("Aa" and "BB" have the same) and counts it against the limit.
 
 Files are walked newest first, and so are chains, so results come newest first and no record comes twice: physical
-offsets must fall from one to the next, also across files and requests. Two numbers, passed with every call, decide what
-may be shown: ``bound`` (records that end at or below it) and ``floor`` (records that begin at or above it).
+offsets must fall from one to the next, also across files and requests. Two numbers, passed with every call, decide
+which records may be shown: ``bound`` (records that end at or below it) and ``floor`` (records that begin at or above
+it).
 
 One search examines a bounded number of items for a bounded time. Its end is a :class:`Cursor`, with which the next
 search continues at the same item instead of walking the chain from its newest one.
@@ -77,7 +78,7 @@ class Cursor(NamedTuple):
             item, before = int(parts[1]), int(parts[2])
             if max(item, before) <= _MAX_OFFSET:
                 return cls(parts[0], item, before)
-        raise ValueError(f"{text!r:.100} is not where a query can go on")
+        raise ValueError(f"{text!r:.100} is no place where a query can continue")
 
 
 @dataclass(frozen=True, slots=True)

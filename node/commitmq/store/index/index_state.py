@@ -15,7 +15,7 @@ from pathlib import Path
 
 import orjson
 
-from commitmq.files import disk
+from commitmq.files import atomic_file
 from commitmq.store.index.index_file import store_error
 
 
@@ -48,6 +48,6 @@ class SavedState:
         """Write the file durably. Raises DiskFullError or StoreError."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            disk.replace_content(path, orjson.dumps(asdict(self)), "index_state")
+            atomic_file.replace(path, orjson.dumps(asdict(self)), "index_state")
         except OSError as error:
             raise store_error("cannot write the state of the index", error, path) from error

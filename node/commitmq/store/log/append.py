@@ -27,7 +27,7 @@ import numpy as np
 from isal import isal_zlib
 
 from commitmq.errors import StoreError
-from commitmq.kernels import raw
+from commitmq.format.constants import CRC_PROPERTY_BYTES, MAGIC_FILLER, QUEUE_OFFSET_OFFSET, STORE_TIMESTAMP_OFFSET
 from commitmq.kernels.run import store_run
 from commitmq.store.log.run_check import CheckedRun, RunCheck
 from commitmq.store.log.run_pieces import FILLER_BYTES, Part, Piece, split_run, too_long
@@ -77,7 +77,7 @@ class Appended:
 
 
 class CommitLogAppender(RunCheck):
-    """The only writer of a CommitLog's tail. It checks what it appends (:mod:`commitmq.store.log.run_check`)."""
+    """The only writer of a CommitLog's tail. It checks the bytes that it appends (:mod:`commitmq.store.log.run_check`)."""
 
     def __init__(
         self,
@@ -134,10 +134,10 @@ class CommitLogAppender(RunCheck):
         at = self._room_for(size)
         stamp = self._timestamp()
         offset = self._base + at
-        struct.pack_into(">qq", record, 20, queue_offset, offset)
-        struct.pack_into(">q", record, 48 + born_host_bytes, stamp)
+        struct.pack_into(">qq", record, QUEUE_OFFSET_OFFSET, queue_offset, offset)
+        struct.pack_into(">q", record, STORE_TIMESTAMP_OFFSET + born_host_bytes, stamp)
         if self.properties_crc:
-            value = isal_zlib.crc32(memoryview(record)[: size - 20]) & 0x7FFFFFFF
+            value = isal_zlib.crc32(memoryview(record)[: size - CRC_PROPERTY_BYTES]) & 0x7FFFFFFF
             record[-11:-1] = b"%010d" % value
             record[-11:-1] = record[-2:-12:-1]
         target = self._map
@@ -150,7 +150,7 @@ class CommitLogAppender(RunCheck):
     def append_run(self, run: CheckedRun, queue_offset: int, born_host: bytes) -> Appended:
         """Append a checked run; its records get ``queue_offset`` and the following offsets.
 
-        All or nothing, whatever is raised: a record that no segment can hold (MessageIllegalError) and a segment that
+        All or nothing, with every exception: a record that no segment can hold (MessageIllegalError) and a segment that
         is missing (SegmentUnavailableError) or cannot be opened are detected before the first byte; after any later
         failure the stored part is zeroed again. No reader has seen it, because the caller publishes the position
         afterwards.
@@ -177,7 +177,9 @@ class CommitLogAppender(RunCheck):
         return Appended([piece.part for piece in pieces], at, stamp)
 
     def _mappings(self, pieces: list[Piece]) -> dict[int, mmap.mmap]:
-        """The segments that ``pieces`` need, and the one left behind, by base, in order. Raises what opening one raises."""
+        """The segments that ``pieces`` need, and the one left behind, by base, in order. Raises the errors of opening a
+        segment.
+        """
         maps: dict[int, mmap.mmap] = {}
         first = self.position - self.position % self.segment_bytes
         try:
@@ -202,7 +204,7 @@ class CommitLogAppender(RunCheck):
 
     def _store_filler(self, mapping: mmap.mmap, at: int) -> None:
         # Size and magic in one store: a reader must never see half a filler.
-        mapping[at : at + FILLER_BYTES] = struct.pack(">ii", self.segment_bytes - at, raw.MAGIC_BLANK)
+        mapping[at : at + FILLER_BYTES] = struct.pack(">ii", self.segment_bytes - at, MAGIC_FILLER)
 
     def _store_piece(
         self, run: CheckedRun, piece: Piece, mapping: mmap.mmap, queue_offset: int, stamp: int, host: _Bytes

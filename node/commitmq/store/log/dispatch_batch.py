@@ -19,6 +19,7 @@ import numpy as np
 import orjson
 
 from commitmq.errors import CorruptRecordError
+from commitmq.format.constants import MIN_RECORD_BYTES
 from commitmq.kernels import walk as kernel
 from commitmq.store.log.commit_log import CommitLog
 
@@ -33,7 +34,6 @@ DELAY_LEVELS_MS = (
     *(hours * 3_600_000 for hours in (1, 2)),
 )
 _UNKNOWN_LEVEL_MS = 1000
-_MIN_RECORD_BYTES = 91
 
 Rows = np.ndarray[Any, np.dtype[np.void]]
 
@@ -106,7 +106,7 @@ class LogWalker:
         segment_bytes = self.log.segment_bytes
         base = start - start % segment_bytes
         stop = min(limit - base, segment_bytes, start - base + self.max_bytes)
-        most = min(self.max_rows, max(1, (stop - (start - base)) // _MIN_RECORD_BYTES + 1))
+        most = min(self.max_rows, max(1, (stop - (start - base)) // MIN_RECORD_BYTES + 1))
         rows = np.zeros(most, ROW)
         topics = np.zeros((most, 2), np.int64)
         table = np.full(1 << (2 * most - 1).bit_length(), -1, np.int32)
@@ -134,7 +134,7 @@ class LogWalker:
         return batch
 
     def _wider(self, start: int, limit: int) -> DispatchBatch:
-        """Take a single record larger than ``max_bytes`` alone, whatever its size."""
+        """A single record larger than ``max_bytes`` is taken alone."""
         whole = LogWalker(self.log, max_rows=1, max_bytes=self.log.segment_bytes)
         return whole.walk(start, limit)
 

@@ -1,6 +1,6 @@
 """Deletes the oldest segments of the CommitLog so that a crash between any two steps leaves a consistent store.
 
-The order of a deletion, and what the next start does after a crash behind each step:
+The order of a deletion, and the work of the next start after a crash behind each step:
 
     1  ``commitmq/min_offset`` is durable     the rest of the deletion is done by recovery
     2  the new minimum is published           the same: readers may have told it to consumers, so it never goes back

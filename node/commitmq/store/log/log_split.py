@@ -76,7 +76,7 @@ def pieces_of(bases: Sequence[int], segment_bytes: int, piece_bytes: int = PIECE
 def find_start(segment: Segment, piece: Piece) -> int:
     """Physical offset of the first bytes in the piece that look like a whole record; :data:`NO_START` without one.
 
-    ``segment`` is all of the segment's bytes. The first piece begins with the segment, whatever its bytes are.
+    ``segment`` is all of the segment's bytes. The first piece begins with the segment, with any bytes there.
     """
     if piece.is_first:
         return piece.base

@@ -2,20 +2,18 @@
 
 The writer stored the names (``INNER_MULTI_DISPATCH``) and the assigned queue offsets (``INNER_MULTI_QUEUE_OFFSET``) in
 the record. So the log alone says where every unit belongs, and dispatching it again, in any process, gives the same
-queues. For the same reason the records decide, whatever ``consume_queue.enable_multi_dispatch`` says now: a record that
-was stored while it was on has used up an offset, and without its unit the queue would have a hole.
+queues. For the same reason the records decide, not the present value of ``consume_queue.enable_multi_dispatch``: a
+record that was stored while it was on has used up an offset, and without its unit the queue would have a hole.
 """
 
 from __future__ import annotations
 
-import struct
-
 import numpy as np
 
 from commitmq.format.constants import LMQ_PREFIX, MULTI_DISPATCH_SEPARATOR, RETRY_PREFIX, UNIT_BYTES
+from commitmq.format.units import UNIT_STRUCT
 from commitmq.store.log.dispatch_batch import SCHEDULE_TOPIC, DispatchBatch, Rows
 
-_UNIT = struct.Struct(">qiq")
 _MAX_NAME_BYTES = 255
 _MAX_OFFSET_DIGITS = 18
 _EXCEPT = (RETRY_PREFIX, "rmq_sys_")
@@ -42,7 +40,7 @@ def runs(batch: DispatchBatch, rows: Rows) -> list[Run]:
         offsets = _list(record, int(row["multi_offsets_start"]), int(row["multi_offsets_size"]))
         if len(names) != len(offsets):
             continue
-        unit = _UNIT.pack(int(row["physical_offset"]), int(row["size"]), int(row["tags_code"]))
+        unit = UNIT_STRUCT.pack(int(row["physical_offset"]), int(row["size"]), int(row["tags_code"]))
         for name, text in zip(names, offsets, strict=True):
             if not _is_folder(name) or not text.isascii() or not text.isdigit() or len(text) > _MAX_OFFSET_DIGITS:
                 continue
@@ -62,7 +60,9 @@ def _list(record: memoryview, start: int, size: int) -> list[str]:
 
 
 def _is_folder(name: str) -> bool:
-    """Whether ``name`` can be a folder's name. One that would lead elsewhere, or cannot be a folder, gets no queue."""
+    """Whether ``name`` can be a folder's name. A name that would lead to another folder, or cannot be a folder, gets no
+    queue.
+    """
     return bool(name) and name not in (".", "..") and not {"/", "\0"} & set(name) and _fits(name)
 
 

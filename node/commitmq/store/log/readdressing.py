@@ -16,7 +16,7 @@ from commitmq.store.log.run_check import CheckedRun, MessageIllegalError, senten
 
 _SENTENCES: Final = {
     kernel.REASON_TOO_MANY_PAIRS: f"it has more than {kernel.MAX_PAIRS} properties",
-    kernel.REASON_PROPERTIES_SIZE: f"its properties would have more than {kernel.MAX_PROPERTIES} bytes",
+    kernel.REASON_PROPERTIES_SIZE: f"its properties would have more than {kernel.MAX_PROPERTIES_BYTES} bytes",
 }
 _ROOM = 64  # for what a new record has more than its source, beside topic and properties: hosts, slot, length bytes
 

@@ -79,7 +79,7 @@ class Situation:
     """The current situation. ``segments`` are all of them, oldest first; times are milliseconds since 1970.
 
     ``used_ratio``: share of the disk in use, with space that only deleted files still hold counted as free; negative
-    when it cannot be measured. ``disk_bytes``: the whole of that disk. ``store_bytes``: the store's part of it.
+    when it cannot be measured. ``disk_bytes``: the whole of that disk. ``store_bytes``: the part that the store uses.
     ``until``: by hand, segments that end at or below this offset are deleted. ``at_any_hour``: by hand, expired
     segments are deleted now.
     """
@@ -92,7 +92,7 @@ class Situation:
     disk_bytes: int = 1
     store_bytes: int = 0
     wanted_from: Claim | None = None
-    unconsumed: Claim | None = None
+    slowest_group: Claim | None = None
     until: int | None = None
     at_any_hour: bool = False
 
@@ -116,16 +116,16 @@ class Plan:
         return sum(segment.disk_bytes for segment in self.segments)
 
 
-def decide(rules: Rules, now: Situation, *, batch: bool = True) -> Plan:
-    """The next round of deletions, at most ``rules.batch_files`` unless ``batch`` is False."""
+def decide(rules: Rules, now: Situation, *, bounded: bool = True) -> Plan:
+    """The next round of deletions: with ``bounded`` at most ``rules.batch_files`` segments."""
     gone: list[Segment] = []
     reasons: list[Reason] = []
     overridden: dict[str, Claim] = {}
     freed = 0
     kept = "there is no segment"
     for segment in now.segments:
-        if batch and len(gone) >= rules.batch_files:
-            kept = "a round is full, the next one goes on"
+        if bounded and len(gone) >= rules.batch_files:
+            kept = "a round is full, the next one continues"
             break
         if segment.end > now.limit.offset:
             kept = f"kept for {now.limit.who}"
@@ -166,8 +166,8 @@ def _reason(rules: Rules, now: Situation, segment: Segment, ratio: float, freed:
 
 def _claims(rules: Rules, now: Situation) -> list[Claim]:
     found = [] if now.wanted_from is None else [now.wanted_from]
-    if rules.keep_unconsumed and now.unconsumed is not None:
-        found.append(now.unconsumed)
+    if rules.keep_unconsumed and now.slowest_group is not None:
+        found.append(now.slowest_group)
     return found
 
 

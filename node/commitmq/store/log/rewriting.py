@@ -1,4 +1,5 @@
-"""Rewrites a part of the log byte for byte, so that the next sync takes it to the device whatever the kernel believes.
+"""Rewrites a part of the log byte for byte, so that the next sync writes it to the device even if the kernel believes
+that it is there.
 
 After a failed sync the kernel counts the pages as clean: a later sync succeeds without them. If the process that called
 the sync was killed before it could report the failure, no other process knows of it. Rewritten pages are dirty again.

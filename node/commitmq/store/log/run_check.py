@@ -1,4 +1,5 @@
-"""Checks what is to be appended to the CommitLog: a run that a client encoded, and the parts of a single message.
+"""Checks messages before they are appended to the CommitLog: a run that a client encoded, and the parts of a single
+message.
 
 A run is not copied: the appender stores the very bytes that were checked. A single message is encoded here.
 """
@@ -13,15 +14,24 @@ import numpy as np
 from isal import isal_zlib
 
 from commitmq.errors import CommitMQError
-from commitmq.format.constants import SysFlag
+from commitmq.format.constants import (
+    BODY_OFFSET,
+    CRC_PROPERTY_BYTES,
+    CRC_PROPERTY_PREFIX,
+    HOST_V6_BYTES,
+    MAGIC_V1,
+    MAGIC_V2,
+    MAX_PROPERTIES_BYTES,
+    MIN_RECORD_BYTES,
+    V1_TOPIC_UNITS,
+    SysFlag,
+)
 from commitmq.kernels import raw
-from commitmq.kernels.run import check_run, properties_reason
+from commitmq.kernels.run import CLIENT_SYS_FLAGS, check_run, properties_reason
 
-CRC_SLOT = b"__CRC32#\x01" + b"0" * 10 + b"\x02"
-MAX_PROPERTIES_BYTES = 32_767
+CRC_SLOT = CRC_PROPERTY_PREFIX + b"0" * 10 + b"\x02"
+assert len(CRC_SLOT) == CRC_PROPERTY_BYTES
 MAX_RECORD_OVERHEAD_BYTES = 65_536
-PREBUILT_FLAGS_V6_BORN = 0x10
-PREBUILT_FLAGS_V6_STORE = 0x20
 
 # Properties that change the kind of a message. A plain send must not forge them (ARCHITECTURE section 4): they belong
 # to delay, transactions, timers, inner batches and multi-dispatch, which have operations of their own.
@@ -69,7 +79,7 @@ _FIXED = struct.Struct(">iiiiiqqiq")  # totalSize … bornTimestamp: 48 bytes
 
 
 class MessageIllegalError(CommitMQError):
-    """A message or run breaks a rule; nothing of it was stored. ``code`` is RocketMQ's PutMessageStatus name."""
+    """A message or run breaks a rule; no part was stored. ``code`` is RocketMQ's PutMessageStatus name."""
 
     def __init__(self, sentence: str, *, code: str = "MESSAGE_ILLEGAL") -> None:
         super().__init__(sentence)
@@ -109,6 +119,11 @@ def checked_names() -> tuple[np.ndarray[Any, np.dtype[np.uint8]], np.ndarray[Any
     return np.frombuffer(b"".join(names), np.uint8), ends, len(plain)
 
 
+def _v6_flags(born: bool, store: bool) -> int:
+    """The sysFlag bits of IPv6 hosts."""
+    return (SysFlag.BORN_HOST_V6 if born else 0) | (SysFlag.STORE_HOST_V6 if store else 0)
+
+
 def sentence_of(reason: int) -> str:
     """The meaning of a kernel's reason, as the end of "this record: …"."""
     return _SENTENCES.get(reason, f"reason {reason}")
@@ -146,14 +161,12 @@ class RunCheck:
         (:mod:`commitmq.format.producer_mark`); empty for a run without one.
         """
         buffer = np.frombuffer(data, np.uint8)
-        if buffer.size < 91:
+        if buffer.size < MIN_RECORD_BYTES:
             raise MessageIllegalError("the run is shorter than one record")
-        most = buffer.size // 91 + 1
+        most = buffer.size // MIN_RECORD_BYTES + 1
         if self._ends.size < most:
             self._ends = np.zeros(most, np.int64)
-        flags = (PREBUILT_FLAGS_V6_BORN if born_v6 else 0) | (
-            PREBUILT_FLAGS_V6_STORE if len(self.store_host) == 20 else 0
-        )
+        flags = _v6_flags(born_v6, len(self.store_host) == HOST_V6_BYTES)
         reason = check_run(
             buffer,
             np.frombuffer(topic, np.uint8),
@@ -208,7 +221,7 @@ class RunCheck:
             raise MessageIllegalError(
                 f"the properties have {len(properties)} bytes, at most {room} fit", code="PROPERTIES_SIZE_EXCEEDED"
             )
-        if sys_flag & ~0x701 or (sys_flag & 0x700) > 0x300:
+        if sys_flag & ~CLIENT_SYS_FLAGS or (sys_flag & SysFlag.COMPRESSION_MASK) > SysFlag.COMPRESSION_ZLIB:
             raise MessageIllegalError("sys_flag may carry only the compression bits 0x1 and 0x700")
         if properties and not checked:
             reason = properties_reason(
@@ -221,17 +234,17 @@ class RunCheck:
             properties += CRC_SLOT
         if inner_batch:
             sys_flag |= _INNER_BATCH
-        long_topic = len(topic) > 127
-        host_flags = (0x10 if len(born_host) == 20 else 0) | (0x20 if len(self.store_host) == 20 else 0)
-        total = (
-            74 + len(born_host) + len(self.store_host) + size + (2 if long_topic else 1) + len(topic) + len(properties)
-        )
+        long_topic = len(topic) > V1_TOPIC_UNITS
+        host_flags = _v6_flags(len(born_host) == HOST_V6_BYTES, len(self.store_host) == HOST_V6_BYTES)
+        hosts = len(born_host) + len(self.store_host)
+        topic_bytes = (2 if long_topic else 1) + len(topic)
+        total = BODY_OFFSET + hosts + size + topic_bytes + 2 + len(properties)
         return bytearray(
             b"".join(
                 (
                     _FIXED.pack(
                         total,
-                        raw.MAGIC_V2 if long_topic else raw.MAGIC_V1,
+                        MAGIC_V2 if long_topic else MAGIC_V1,
                         isal_zlib.crc32(body) & 0x7FFFFFFF if size else 0,
                         queue_id,
                         flag,

@@ -28,7 +28,7 @@ Failure cases
       (:mod:`commitmq.store.recovery.pool_recovery`).
     * The machine dies: the pool is gone. Flushed records are in the log; the note in the store names another boot.
     * Files of the pool are deleted under a running node (a login manager that empties /dev/shm): the node continues
-      with its mappings; if it is then killed, uncommitted records are lost, and the next start says so.
+      with its mappings; if it is then killed, uncommitted records are lost, and the next start reports the loss.
     * The note is written before the first buffer is made and removed when the last one is gone, so no memory is ever
       forgotten.
 
@@ -38,7 +38,6 @@ This module has no loop and needs no numpy: the supervisor removes the pool of a
 from __future__ import annotations
 
 import contextlib
-import errno
 import mmap
 import os
 import secrets
@@ -52,6 +51,7 @@ import orjson
 
 from commitmq import failpoints
 from commitmq.errors import StoreError
+from commitmq.files import atomic_file
 from commitmq.files.disk import sync_folder
 from commitmq.store.layout import StoreLayout
 from commitmq.store.memory.shared_memory import (
@@ -104,7 +104,7 @@ class PoolNote:
         except FileNotFoundError:
             return None
         except (OSError, TypeError, orjson.JSONDecodeError) as error:
-            sentence = "the note about the transient store pool cannot be read; remove it to go on without the pool"
+            sentence = "the note about the transient store pool cannot be read; remove it to continue without the pool"
             raise StoreError(sentence, path=path) from error
         return note
 
@@ -271,8 +271,7 @@ def make(
     try:
         # Before the note: if a note names a pool without its folder, something deleted the pool.
         folder.mkdir(mode=0o700)
-        _write(note_path(layout), orjson.dumps(asdict(note)))
-        sync_folder(layout.own)
+        atomic_file.replace(note_path(layout), orjson.dumps(asdict(note)), "pool_note", mode=0o600)
         if failpoints.ACTIVE:
             failpoints.hit("pool.before_make")
         for number in range(buffers):
@@ -287,24 +286,12 @@ def make(
         head.close()
         if failpoints.ACTIVE:
             failpoints.hit("pool.before_owner")
-        _write(folder / "owner", orjson.dumps({"id": note.id, "store": str(layout.root.resolve())}))
+        owner = {"id": note.id, "store": str(layout.root.resolve())}
+        atomic_file.replace(folder / "owner", orjson.dumps(owner), "pool_owner", durable=False, mode=0o600)
     except OSError as error:
         remove(layout)
         sentence = f"cannot make the transient store pool of {buffers} x {segment_bytes} bytes: {error.strerror}"
         raise StoreError(sentence, path=folder) from error
-
-
-def _write(path: Path, data: bytes) -> None:
-    """Write ``path`` so that it either does not exist, or is complete and synced; the caller syncs its name."""
-    fresh = path.with_name(path.name + ".new")
-    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        if os.write(fd, data) != len(data):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    os.replace(fresh, path)
 
 
 def _check_room(parent: Path, buffers: int, segment_bytes: int) -> None:

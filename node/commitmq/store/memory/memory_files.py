@@ -11,7 +11,7 @@ by that one process, as in the control block. A reader may see [FLOOR, BOUND) of
 records and units are in place, FLOOR moves before anything below it is deleted.
 
 Units that point below FLOOR are given back in whole pages, so a queue's first file may begin with a hole. No memory is
-ever reused: an evicted segment is unlinked, and a reader that has it mapped goes on reading the same bytes. So a reader
+ever reused: an evicted segment is unlinked, and a reader that has it mapped still reads the same bytes. So a reader
 needs no second check after copying; a late reader does not find the file (OffsetOutOfRangeError) and asks again. In
 return a reader must soon unmap evicted segments, because their memory is not free before that:
 :meth:`MemoryTopics.release_evicted`.

@@ -22,6 +22,7 @@ from typing import Final
 import orjson
 
 from commitmq.errors import StoreError
+from commitmq.files import atomic_file
 from commitmq.files.disk import sync_folder
 from commitmq.store.layout import StoreLayout
 
@@ -98,7 +99,7 @@ def claim(layout: StoreLayout, parent: str) -> Path:
         except FileExistsError:
             continue
         except OSError as error:
-            sentence = f"there is no folder for what the node keeps in shared memory: {error.strerror} (memory.folder)"
+            sentence = f"there is no folder for the node's files in shared memory: {error.strerror} (memory.folder)"
             raise StoreError(sentence, path=base) from error
         return folder
 
@@ -145,16 +146,7 @@ def _record_path(layout: StoreLayout) -> Path:
 
 
 def _write_record(layout: StoreLayout, record: _Record) -> None:
-    path = _record_path(layout)
-    fresh = path.with_name(path.name + ".new")
-    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    try:
-        os.write(fd, orjson.dumps(asdict(record)))
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    os.replace(fresh, path)
-    sync_folder(layout.own)
+    atomic_file.replace(_record_path(layout), orjson.dumps(asdict(record)), "shared_memory", mode=0o600)
 
 
 def _is_private(folder: Path) -> bool:

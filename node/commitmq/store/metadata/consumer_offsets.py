@@ -154,7 +154,7 @@ class ConsumerOffsets:
 
 
 def journal_path(layout: StoreLayout) -> Path:
-    """The journal of changes since ``consumerOffset.json`` was written; see :mod:`commitmq.coordination.journal`."""
+    """The journal of changes since ``consumerOffset.json`` was written; see :mod:`commitmq.store.metadata.offsets_journal`."""
     return layout.own / "offsets.journal"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,10 @@ class GroupTable:
         """Remove a group; counts as one change if it existed."""
         if self.groups.pop(name, None) is not None:
             self.version.advance()
+
+    def prepare(self, entries: Iterable[tuple[str, GroupConfig]]) -> None:
+        """Encode the texts of ``entries`` for :meth:`persist` now."""
+        self._texts.prepare(entries)
 
     def persist(self, path: Path) -> None:
         """Write ``subscriptionGroup.json``, durably."""

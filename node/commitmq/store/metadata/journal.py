@@ -25,8 +25,8 @@ the last record is incomplete, and it was never acknowledged. Reading has three 
   copied to ``<name>.torn-<ms>`` and cut;
 * corruption: a good record follows the bad one, so the bad one was acknowledged. StoreError; nothing is changed.
 
-A new snapshot (:meth:`Journal.begin_anew`) takes three steps. Whatever dies or fails between two of them, the existing
-files give the same state:
+A new snapshot (:meth:`Journal.begin_anew`) takes three steps. If a process dies, or a call fails, between two of them,
+the existing files give the same state:
 
 1. The mark is appended. The old snapshot with all records is still right.
 2. The snapshot is written under its name, durably. Now both are right: the old one with all records, the new one with
@@ -55,7 +55,7 @@ import orjson
 
 from commitmq import failpoints
 from commitmq.errors import StoreError
-from commitmq.files import disk
+from commitmq.files import atomic_file, disk
 from commitmq.files.no_space import kind_of
 from commitmq.files.write_all import write_all
 
@@ -160,7 +160,7 @@ class Journal(Generic[C]):
         """Make a durable journal without changes on the snapshot named ``base``; replaces a file of this name."""
         fd, size_bytes, file_id = cls._new_file(path, base, None)
         try:
-            disk.replace(path.with_name(path.name + ".new"), path, "journal")
+            atomic_file.take_name(path, "journal")
             disk.sync_folder(path.parent, "journal")
         except OSError as error:
             os.close(fd)
@@ -233,7 +233,7 @@ class Journal(Generic[C]):
             if later is not None:
                 raise StoreError(
                     f"the {cls.kind} is damaged: record {sequence} is not readable, but a good one follows at "
-                    f"offset {later}. Restore the file from a copy, or move it away to go on with {cls.snapshot_name}",
+                    f"offset {later}. Restore the file from a copy, or move it away to continue with {cls.snapshot_name}",
                     path=path,
                     offset=position,
                 )
@@ -255,23 +255,13 @@ class Journal(Generic[C]):
 
     @classmethod
     def _new_file(cls, path: Path, base: str, continues: dict[str, Any] | None) -> tuple[int, int, str]:
-        """A synced journal without changes under ``<path>.new``; returns its descriptor, size and id."""
-        new = path.with_name(path.name + ".new")
+        """A synced journal without changes under the temporary name; returns its descriptor, size and id."""
         file_id = secrets.token_hex(8)
         head = {"base": base, "id": file_id, **({"continues": continues} if continues else {})}
         record = encode_record(0, orjson.dumps(head))
-        fd = -1
         try:
-            fd = disk.open_file(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC, "journal")
-            write_all(fd, record, 0, place=f"{cls.place}.create")
-            disk.sync(fd, "journal")
-            if failpoints.ACTIVE:
-                failpoints.hit(f"{cls.place}.after_create")
+            fd = atomic_file.write_beside(path, record, "journal")
         except OSError as error:
-            if fd >= 0:
-                os.close(fd)
-            with contextlib.suppress(OSError):
-                new.unlink()
             raise store_error(error, f"cannot make the {cls.kind}", path) from error
         return fd, len(record), file_id
 
@@ -320,9 +310,12 @@ class Journal(Generic[C]):
             self.path, snapshot, {"id": self._file_id, "records": self._sequence} if self._file_id else None
         )
         try:
-            disk.replace(self.path.with_name(self.path.name + ".new"), self.path, "journal")
+            atomic_file.take_name(self.path, "journal")
         except OSError as error:
             os.close(fd)
+            # The error may have arrived although the new file has the name. What were appended to the old one then would
+            # be in no file.
+            self.failed = self.failed or not self._has_its_name()
             raise store_error(error, f"cannot replace the {self.kind}", self.path) from error
         self.close()
         self._fd, self.size_bytes, self._sequence, self._file_id = fd, size_bytes, 1, file_id
@@ -334,6 +327,13 @@ class Journal(Generic[C]):
             self.failed = True
             raise store_error(error, f"cannot replace the {self.kind}", self.path) from error
         self.failed = False
+
+    def _has_its_name(self) -> bool:
+        try:
+            there, here = os.stat(self.path), os.fstat(self._fd)
+        except OSError:
+            return False
+        return (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)
 
     def close(self) -> None:
         """Close the descriptor; everything appended is already durable."""

@@ -23,11 +23,9 @@ from typing import Any
 
 import orjson
 
-from commitmq import failpoints
 from commitmq.errors import StoreError
-from commitmq.files import disk
+from commitmq.files import atomic_file, disk
 from commitmq.files.no_space import kind_of
-from commitmq.files.write_all import write_all
 
 # A string is matched as a whole, so that digits and braces inside it are never taken for a key.
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"(\s*:)?|([{,]\s*)(-?\d+)(?=\s*:)', re.DOTALL)
@@ -238,9 +236,9 @@ def _way_out(path: Path, journal: Path | None, needed: str) -> str:
     gone = [path, *([backup] if not is_whole else []), *([journal] if journal is not None else [])]
     names = " and ".join(str(one) for one in gone if one.exists())
     if is_whole:
-        then = f"its previous generation, {backup.name}, is whole, and what the next start then goes on with"
+        then = f"its previous generation, {backup.name}, is whole, and the next start then continues with it"
     else:
-        then = "the next start then goes on without it"
+        then = "the next start then continues without it"
     return f"Put back a copy, or remove {names}: {then}"
 
 
@@ -264,7 +262,8 @@ def _loads_quickly(data: bytes, text: str) -> Any:
 def persist(path: Path, data: Any) -> None:
     """Make ``data`` the content of ``path``, durably; the previous content is in ``.bak`` afterwards.
 
-    Raises DiskFullError (nothing changed) or StoreError.
+    Raises DiskFullError (``path``, or its ``.bak`` if it is missing, has the previous content) or StoreError (when only
+    the folder's sync failed, ``path`` has the new content, which a power cut may take back).
     """
     replace_text(path, dumps(data))
 
@@ -281,27 +280,27 @@ def encode(text: str) -> bytes:
 
 def replace_bytes(path: Path, data: bytes) -> None:
     """:func:`persist` for the bytes of the file."""
-    fresh = path.with_name(path.name + ".tmp")
+    is_there = False
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with disk.opened(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, "json") as fd:
-            write_all(fd, data, 0, place="json.write")
-            if failpoints.ACTIVE:
-                failpoints.hit("json.before_fsync")
-            disk.sync(fd, "json", metadata=True)
-        if failpoints.ACTIVE:
-            failpoints.hit("json.before_replace")
-        if _looks_whole(path):
-            disk.replace(path, backup_path(path), "json_backup")
-        if failpoints.ACTIVE:
-            failpoints.hit("json.inside_replace")
-        disk.replace(fresh, path, "json")
-        if failpoints.ACTIVE:
-            failpoints.hit("json.after_replace")
+        os.close(atomic_file.write_beside(path, data, "json"))
+        atomic_file.take_name(path, "json", before=lambda: _keep_previous(path))
+        is_there = True
         disk.sync_folder(path.parent, "json")
     except OSError as error:
+        if is_there:
+            sentence = f"the config file has its new content, and a power cut may take it back: {error.strerror}"
+            raise StoreError(sentence, path=path) from error
         kind = kind_of(error)
         raise kind(f"cannot write the config file: {error.strerror}", path=path) from error
+
+
+def _keep_previous(path: Path) -> None:
+    """RocketMQ's convention (spec 1.4): the previous generation becomes ``.bak``, where a load finds it if the file is
+    missing.
+    """
+    if _looks_whole(path):
+        disk.replace(path, backup_path(path), "json_backup")
 
 
 def backup_path(path: Path) -> Path:

@@ -28,9 +28,9 @@ STORAGE_TYPE: Final = "storage.type"
 STORAGE_MEMORY: Final = "memory"
 STORAGE_CREATED: Final = "storage.created"
 """CommitMQ's own attribute, set by the node on every topic that it makes: the topic's *incarnation*, which
-distinguishes it from earlier and later topics of the same name. It is about the time when the topic was made (ms), and
-greater than that of every topic the store had before, whatever the clock says. RocketMQ loads, keeps and ignores
-unknown attributes. A topic made by RocketMQ, or by a version before this one, lacks it: its incarnation is 0.
+distinguishes it from earlier and later topics of the same name. It is about the time when the topic was made (ms). It
+is greater than that of every topic the store had before, also with a clock that went back. RocketMQ loads, keeps and
+ignores unknown attributes. A topic made by RocketMQ, or by a version before this one, lacks it: its incarnation is 0.
 """
 
 _MEMBERS: Final = frozenset(
@@ -91,7 +91,7 @@ class TopicConfig:
             bool(get("order", False)),
             str(get("topicFilterType", "SINGLE_TAG")),
             int(get("topicSysFlag", 0)),
-            # A new dict: one from which all entries were removed would keep its memory, a hundred thousand times.
+            # A new dict: an emptied dict would keep its memory, a hundred thousand times.
             {} if data.keys() <= _MEMBERS else {key: value for key, value in data.items() if key not in _MEMBERS},
         )
 

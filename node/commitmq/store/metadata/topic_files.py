@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from commitmq.errors import StoreError
+from commitmq.files import disk
 from commitmq.store.layout import StoreLayout
 from commitmq.store.metadata import json_config
 from commitmq.store.metadata.journal import HEADER_BYTES, Journal, Replay, record_at, store_error
@@ -175,7 +176,7 @@ class TopicReader:
         path = journal_path(self._layout)
         self.close()
         try:
-            self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._fd = disk.open_file(path, os.O_RDONLY, "journal")
         except FileNotFoundError:
             table, _ = load_snapshot(self._layout)  # no CommitMQ coordinator has served this store yet
             return table if not path.exists() else None
@@ -206,7 +207,7 @@ class TopicReader:
         found: dict[str, TopicChange] = {}
         while not self._is_current(path):
             # Only the journal that continues this one says how many of this one's records count.
-            following = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            following = disk.open_file(path, os.O_RDONLY, "journal")
             head = _head_of(following)
             continues = head.get("continues") or {}
             if continues.get("id") != self._file_id or int(continues.get("records", -1)) < self._sequence:

@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Final
 
 from commitmq.errors import StoreError
-from commitmq.files import disk
+from commitmq.files import atomic_file
 from commitmq.store.layout import StoreLayout
 
 _MAGIC: Final = b"CMQPRD01"
@@ -64,7 +64,7 @@ class ProducerSnapshot:
         """Replace the file, durably. Raises OSError; then the old one is still there."""
         head = _HEAD.pack(_MAGIC, self.position, len(self.table))
         data = head + _CRC.pack(zlib.crc32(self.table, zlib.crc32(head))) + self.table
-        disk.replace_content(path, data, "producers")
+        atomic_file.replace(path, data, "producers")
 
 
 def may_have_producers(layout: StoreLayout) -> bool:

@@ -28,11 +28,11 @@ Failure cases
     follows. Two attempts send the same numbers at once: the first to arrive stores each message, and the other is
     answered with it.
 
-    A producer that was not heard of for ``expiry_ms`` is *forgotten*; so is, when ``max_entries`` (one for each
-    producer and queue) are used up, the least recently heard one. A later retry cannot be recognised: its sequence 0
-    would be stored again, and any other is refused as UNKNOWN_PRODUCER_ID, because it is unknown whether it is stored.
-    The same applies to a deleted topic. As a replay may begin before a producer was forgotten, a restarted node may
-    remember more than before, never less.
+    The table *forgets* a producer that has sent nothing for ``expiry_ms``. When ``max_entries`` (one for each producer
+    and queue) are used up, it forgets the producer that has sent nothing for the longest time. A later retry cannot be
+    recognised: its sequence 0 would be stored again, and any other is refused as UNKNOWN_PRODUCER_ID, because it is
+    unknown whether it is stored. The same applies to a deleted topic. As a replay may begin before a producer was
+    forgotten, a restarted node may remember more than before, never less.
 
 Bound of memory: about 500 bytes for each of ``max_entries``, and 40 for each place in its window.
 """
@@ -138,7 +138,7 @@ class ProducerTable:
             if epoch < producer.epoch:
                 raise SequenceRefusedError(
                     PRODUCER_FENCED,
-                    f"producer {producer_id!r} goes on with epoch {producer.epoch}; this one has {epoch}",
+                    f"producer {producer_id!r} has epoch {producer.epoch} now; this one has {epoch}",
                 )
             if epoch == producer.epoch:
                 entry = producer.queues.get((topic, queue))
@@ -234,11 +234,11 @@ class ProducerTable:
                 self._entries -= 1
 
     def expire(self, now_ms: int) -> int:
-        """Forget producers not heard of for ``expiry_ms``; returns how many."""
+        """Forget producers that have sent nothing for ``expiry_ms``; returns how many."""
         count = 0
         for name, producer in list(self._producers.items()):
             if producer.used_ms >= now_ms - self.expiry_ms:
-                break  # they are in the order in which they were heard of
+                break  # they are in the order of their first messages
             self._forget(name)
             count += 1
         return count
@@ -260,7 +260,9 @@ class ProducerTable:
     # ------------------------------------------------------------ as bytes
 
     def to_bytes(self) -> bytes:
-        """All of it: a line of JSON with the names and numbers, then the windows as 8-byte integers of this machine."""
+        """The whole table: a line of JSON with the names and numbers, then the windows as 8-byte integers of this
+        machine.
+        """
         producers: list[Any] = []
         windows = []
         for name, producer in self._producers.items():

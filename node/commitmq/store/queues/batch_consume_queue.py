@@ -29,27 +29,15 @@ import numpy as np
 
 from commitmq.errors import CorruptRecordError
 from commitmq.files.fd_cache import FdCache
+from commitmq.format.constants import BATCH_UNIT_BYTES
+from commitmq.format.units import BATCH_UNIT
 from commitmq.log import get_log
 from commitmq.store.queues.queue_bytes import Span
 from commitmq.store.queues.queue_files import QueueFiles
 
-BATCH_UNIT_BYTES: Final = 46
 MAX_INNER_MESSAGES: Final = 32_767
 """Most messages in one record: the count is a signed 16-bit number."""
 
-BATCH_UNIT: Final = np.dtype(
-    [
-        ("physical_offset", ">i8"),
-        ("size", ">i4"),
-        ("tags_code", ">i8"),
-        ("store_timestamp", ">i8"),
-        ("base_offset", ">i8"),
-        ("count", ">i2"),
-        ("compacted_offset", ">i4"),
-        ("reserved", ">i4"),
-    ]
-)
-assert BATCH_UNIT.itemsize == BATCH_UNIT_BYTES
 BatchUnits = np.ndarray[Any, np.dtype[np.void]]
 """Array of :data:`BATCH_UNIT`."""
 

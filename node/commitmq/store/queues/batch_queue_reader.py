@@ -1,7 +1,7 @@
-"""Reads queues of BatchCQ topics; the answers have the form that the reader of plain queues gives.
+"""Reads queues of BatchCQ topics; the answers have the form of the plain queues' reader.
 
 The reader of plain queues is :class:`commitmq.store.queues.queue_reader.QueueReader`. Here too another process appends;
-``bound`` and ``floor`` limit what may be shown, and both are monotone along a queue. A unit stands for a batch, so a
+``bound`` and ``floor`` limit the visible units, and both are monotone along a queue. A unit stands for a batch, so a
 pull may begin inside one: the whole record is returned, and the client drops the messages below the offset it asked
 for. Units are returned in the form of plain ones, because a client needs no more.
 """
@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from commitmq.errors import ProtocolError
 from commitmq.files.fd_cache import FdCache
+from commitmq.format.units import UNIT
 from commitmq.store.queues.batch_consume_queue import BatchConsumeQueue, BatchUnits
-from commitmq.store.queues.pull_result import UNIT, PullResult, PullStatus, Units
+from commitmq.store.queues.pull_result import PullResult, PullStatus, Units
 from commitmq.store.queues.record_filter import RecordFilter
 from commitmq.store.queues.tag_filter import TagFilter
 

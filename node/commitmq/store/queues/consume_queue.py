@@ -16,7 +16,6 @@ writes a queue; others follow it with :meth:`ConsumeQueue.refresh`.
 
 from __future__ import annotations
 
-import struct
 import sys
 from pathlib import Path
 from typing import ClassVar, Final
@@ -26,13 +25,12 @@ import numpy as np
 from commitmq.errors import CorruptRecordError
 from commitmq.files.fd_cache import FdCache
 from commitmq.format.constants import PREBLANK_SIZE, UNIT_BYTES
+from commitmq.format.units import UNIT, UNIT_STRUCT
 from commitmq.log import get_log
 from commitmq.store.queues.queue_bytes import Proof, Span
 from commitmq.store.queues.queue_files import QueueFiles
 
-_UNIT: Final = struct.Struct(">qiq")
-UNIT: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
-_PREBLANK: Final = _UNIT.pack(0, PREBLANK_SIZE, 0)
+_PREBLANK: Final = UNIT_STRUCT.pack(0, PREBLANK_SIZE, 0)
 _SCAN_BYTES: Final = 4096 * UNIT_BYTES
 MAX_GAP_UNITS: Final = 10_000_000
 
@@ -135,7 +133,7 @@ class ConsumeQueue(QueueFiles):
         return True
 
     def _span(self, unit: bytes) -> Span | None:
-        offset, size, _ = _UNIT.unpack(unit)
+        offset, size, _ = UNIT_STRUCT.unpack(unit)
         if offset == 0 and size == PREBLANK_SIZE:
             return -1, -1
         return (offset, offset + size) if offset >= 0 and size > 0 else None
@@ -200,7 +198,7 @@ class ConsumeQueue(QueueFiles):
             return None
         base = at - at % self.file_bytes
         data = self._pread(base, at - base, UNIT_BYTES)
-        return _UNIT.unpack(data) if len(data) == UNIT_BYTES else None
+        return UNIT_STRUCT.unpack(data) if len(data) == UNIT_BYTES else None
 
     def read_units(self, queue_offset: int, count: int) -> bytes:
         """Up to ``count`` units from ``queue_offset`` on: 20 bytes each, across files, without gaps.
@@ -258,8 +256,7 @@ class ConsumeQueue(QueueFiles):
     # ------------------------------------------------------------ appending
 
     def append_units(self, queue_offset: int, units: bytes | bytearray | memoryview) -> int:
-        """Append consecutive ``units`` (20 bytes each), the first of which belongs at ``queue_offset``; returns the
-        number of new ones.
+        """Append consecutive ``units`` (20 bytes each), beginning at ``queue_offset``; returns the number of new ones.
 
         Idempotent: units of records that end at or below :attr:`max_physical_offset`, or whose place is taken, are
         skipped. A queue offset beyond the end is logged, and the places up to it are filled with pre-blank units,
@@ -271,7 +268,7 @@ class ConsumeQueue(QueueFiles):
             raise ValueError(f"units have {UNIT_BYTES} bytes each, {len(units)} bytes are none")
         view = memoryview(units)
         while len(view):
-            offset, size, _ = _UNIT.unpack_from(view)
+            offset, size, _ = UNIT_STRUCT.unpack_from(view)
             if offset + size > self.max_physical_offset:
                 break
             view = view[UNIT_BYTES:]
@@ -294,7 +291,7 @@ class ConsumeQueue(QueueFiles):
         if not len(view):
             return 0
         written = len(view) // UNIT_BYTES
-        offset, size, _ = _UNIT.unpack_from(view, len(view) - UNIT_BYTES)
+        offset, size, _ = UNIT_STRUCT.unpack_from(view, len(view) - UNIT_BYTES)
         self._write_at(self._end, view)
         self._end += len(view)
         self.max_physical_offset = offset + size

@@ -17,7 +17,14 @@ from typing import Final
 
 from commitmq.files.fd_cache import FdCache
 from commitmq.files.mapped_file import list_segments
-from commitmq.format.constants import MAGIC_V1, MAGIC_V2, SysFlag
+from commitmq.format.constants import (
+    BODY_SIZE_OFFSET,
+    HOST_BYTES,
+    HOST_V6_BYTES,
+    MAGIC_V1,
+    MAGIC_V2,
+    SysFlag,
+)
 from commitmq.format.file_names import segment_name
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.queues.queue_bytes import Proof
@@ -25,7 +32,7 @@ from commitmq.store.queues.queue_bytes import Proof
 # Size, magic, queue id, queue offset, physical offset, sysFlag of a record (spec 2.1).
 _HEAD: Final = struct.Struct(">ii4xi4xqqi")
 _SEARCH_BYTES: Final = 1 << 16
-_HOST_BYTES: Final = {False: 8, True: 20}
+_HOST_BYTES: Final = {False: HOST_BYTES, True: HOST_V6_BYTES}
 
 
 def has_record_before(log: CommitLog, offset: int) -> bool:
@@ -92,7 +99,7 @@ class LogProof:
             hosts = (
                 _HOST_BYTES[bool(sys_flag & SysFlag.BORN_HOST_V6)] + _HOST_BYTES[bool(sys_flag & SysFlag.STORE_HOST_V6)]
             )
-            at = physical_offset + 48 + hosts + 8 + 4 + 8
+            at = physical_offset + BODY_SIZE_OFFSET + hosts
             length = self._read(at, 4)
             if len(length) < 4:
                 return False

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-UNIT: Final = np.dtype([("physical_offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
+from commitmq.format.units import UNIT
+
 Units = NDArray[np.void]
 """Array of :data:`UNIT`: the 20 bytes of each ConsumeQueue unit as they are on disk."""
 

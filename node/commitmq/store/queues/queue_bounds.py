@@ -1,9 +1,9 @@
-"""Finds what a reader may show of queues: their bounds, and places in them, while another process appends.
+"""Finds the units of queues that a reader may show: bounds, and places in queues, while another process appends.
 
-Two physical offsets, passed with every call, decide what may be shown: ``bound`` (a unit counts when its record ends at
-or below it) and ``floor`` (a unit counts when its record begins at or above it: the log's minimum, or the place from
-which on a topic's records are not those of a deleted topic of the same name). Both are monotone along a queue, so the
-visible part is an interval, which is found by bisection and from then on only extended.
+Two physical offsets, passed with every call, decide which units may be shown: ``bound`` (a unit counts when its record
+ends at or below it) and ``floor`` (a unit counts when its record begins at or above it: the log's minimum, or the place
+from which on a topic's records are not those of a deleted topic of the same name). Both are monotone along a queue, so
+the visible part is an interval, which is found by bisection and from then on only extended.
 
 A queue costs one small object here: an FdCache bounds the descriptors, the CommitLog the maps. The first file of a
 queue may begin with a hole (``holes``), pages of zeros that its writer gave back: units there pointed below the floor.
@@ -14,7 +14,6 @@ the minimum of spec 3.6 is a number in memory. Pre-blank units are skipped.
 from __future__ import annotations
 
 import os
-import struct
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -26,10 +25,10 @@ from commitmq.errors import StoreError
 from commitmq.files.fd_cache import FdCache
 from commitmq.format.constants import PREBLANK_SIZE, UNIT_BYTES
 from commitmq.format.file_names import segment_name
+from commitmq.format.units import UNIT, UNIT_STRUCT
 from commitmq.store.log.commit_log import CommitLog
-from commitmq.store.queues.pull_result import NO_UNITS, UNIT, Units
+from commitmq.store.queues.pull_result import NO_UNITS, Units
 
-_UNIT: Final = struct.Struct(">qiq")
 _CHUNK_UNITS: Final = 8_192
 _TAIL_UNITS: Final = 128
 
@@ -190,11 +189,11 @@ class QueueBounds:
         """
         data = self._pread(state, start, _TAIL_UNITS)
         count = 0
-        for physical, size, _ in _UNIT.iter_unpack(data):
+        for physical, size, _ in UNIT_STRUCT.iter_unpack(data):
             if not _is_below(physical, size, bound):
                 break
             count += 1
-        physical, size, _ = _UNIT.unpack_from(data) if data else (-1, 0, 0)
+        physical, size, _ = UNIT_STRUCT.unpack_from(data) if data else (-1, 0, 0)
         return count, physical if size else -1
 
     def _end(self, state: QueueState, known: int, bound: int) -> int:
@@ -253,7 +252,7 @@ class QueueBounds:
 
     def _unit(self, state: QueueState, offset: int) -> tuple[int, int, int] | None:
         data = self._pread(state, offset, 1)
-        return _UNIT.unpack(data) if data else None
+        return UNIT_STRUCT.unpack(data) if data else None
 
     def _units(self, state: QueueState, offset: int, count: int) -> Units:
         """Up to ``count`` units from ``offset`` on, across file borders; fewer when a file is missing."""
@@ -307,8 +306,8 @@ class QueueBounds:
         """First queue offset stored at ``timestamp`` (ms) or later, with ``upper`` the last one stored then or earlier;
         clamped into [min, max] (spec 3.7). None when the queue has no file.
 
-        Store times do not decrease along a queue, so one bisection over the whole queue finds what the rule finds file
-        by file. A record that cannot be read counts as earlier than all others.
+        Store times do not decrease along a queue, so one bisection over the whole queue finds the same unit as the rule
+        does file by file. A record that cannot be read counts as earlier than all others.
         """
         state = self._synced(topic, queue, bound, floor)
         if state is None:
@@ -331,7 +330,7 @@ def _is_below(physical: int, size: int, bound: int) -> bool:
 
 
 def _bisect(low: int, high: int, is_true: Callable[[int], Any]) -> int:
-    """First number in [low, high) for which ``is_true`` holds (it stays true from there on); ``high`` when none."""
+    """First number in [low, high) with a true ``is_true`` (it stays true from there on); ``high`` without one."""
     while low < high:
         middle = (low + high) // 2
         if is_true(middle):

@@ -34,7 +34,7 @@ from typing import Final, NamedTuple
 import orjson
 
 from commitmq.errors import StoreError
-from commitmq.files import disk
+from commitmq.files import atomic_file, disk
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log.expiry import MinOffsetFile
 from commitmq.store.queues.batch_consume_queue import BatchConsumeQueue
@@ -104,7 +104,7 @@ class QueueEnds:
         )
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            disk.replace_content(path, b"%s%08x\n%s" % (_MAGIC, zlib.crc32(data), data), "queue_ends")
+            atomic_file.replace(path, b"%s%08x\n%s" % (_MAGIC, zlib.crc32(data), data), "queue_ends")
         except OSError as error:
             raise StoreError(f"cannot write the record of the queues' ends: {error.strerror}", path=path) from error
 
@@ -134,7 +134,7 @@ def lost_beginning(layout: StoreLayout, ends: QueueEnds, first: int) -> str:
         return ""
     return (
         f"segments are missing at the log's beginning: it began at physical offset {begin}, begins at {first} now, and the "
-        f"segments between did not expire. Put them back, or remove {layout.queue_ends} to go on without them"
+        f"segments between did not expire. Put them back, or remove {layout.queue_ends} to continue without them"
     )
 
 

@@ -10,10 +10,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import struct
 from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import ClassVar
 
 from commitmq import failpoints
 from commitmq.errors import StoreError
@@ -22,10 +21,10 @@ from commitmq.files.disk import sync_folder
 from commitmq.files.fd_cache import FdCache
 from commitmq.files.mapped_file import check_size, list_sizes
 from commitmq.files.no_space import kind_of
+from commitmq.files.write_all import write_all
 from commitmq.files.writeback import start_writeback
+from commitmq.format.units import UNIT_HEAD
 from commitmq.store.queues.queue_bytes import QueueBytes
-
-_UNIT_HEAD: Final = struct.Struct(">qi")  # every kind of unit begins with its record's physical offset and size
 
 
 class SyncLaterError(StoreError):
@@ -36,7 +35,7 @@ class SyncLaterError(StoreError):
 
 
 class QueueFiles(QueueBytes):
-    """Files of one queue in ``folder``, with what changes them; the base of every kind of queue."""
+    """Files of one queue in ``folder``, with the operations that change them; the base of every kind of queue."""
 
     __slots__ = ("_dirty", "_made")
 
@@ -86,8 +85,8 @@ class QueueFiles(QueueBytes):
         """Whether a file's first unit points below ``limit``; always True without a limit."""
         if limit is None:
             return True
-        head = self._pread(base, 0, _UNIT_HEAD.size)
-        offset, size = _UNIT_HEAD.unpack(head) if len(head) == _UNIT_HEAD.size else (0, 0)
+        head = self._pread(base, 0, UNIT_HEAD.size)
+        offset, size = UNIT_HEAD.unpack(head) if len(head) == UNIT_HEAD.size else (0, 0)
         return bool(size > 0 and offset < limit)
 
     # ------------------------------------------------------------ appending
@@ -111,11 +110,7 @@ class QueueFiles(QueueBytes):
             if self._dirty is None:
                 self._dirty = set()
             self._dirty.add(base)
-            while len(data):
-                piece = failpoints.clip(f"{self.place}.append", data) if failpoints.ACTIVE else data
-                written = os.pwrite(fd, piece, position)
-                data = data[written:]
-                position += written
+            write_all(fd, data, position, place=f"{self.place}.append")
         except OSError as error:
             kind = kind_of(error)
             raise kind(f"cannot append to the queue: {error.strerror}", path=path, offset=position) from error

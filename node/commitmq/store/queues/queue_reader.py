@@ -1,7 +1,7 @@
 """Reads queues by offset and time, as RocketMQ's getMessage does (spec 3.4 - 3.7, 9.1), without owning a file.
 
-Another process appends to the ConsumeQueues; this one only reads. :mod:`commitmq.store.queues.queue_bounds` finds what
-may be shown.
+Another process appends to the ConsumeQueues; this one only reads. :mod:`commitmq.store.queues.queue_bounds` finds the
+units that may be shown.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 from commitmq.errors import StoreError
 from commitmq.files.fd_cache import FdCache
 from commitmq.format.constants import PREBLANK_SIZE
+from commitmq.format.units import UNIT
 from commitmq.kernels.tags import MATCH, NO_RECORD
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.queues.consume_queue_ext import ExtensionReader
-from commitmq.store.queues.pull_result import NO_UNITS, UNIT, PullResult, PullStatus, Units
+from commitmq.store.queues.pull_result import NO_UNITS, PullResult, PullStatus, Units
 from commitmq.store.queues.queue_bounds import QueueBounds, QueueState
 from commitmq.store.queues.record_filter import JUDGED_BYTES, RecordFilter, affordable, cost_of
 
@@ -100,8 +101,8 @@ class QueueReader(QueueBounds):
         result = self._read(topic, queue, offset, looks)
         if result is None:
             # An expected unit is missing. Either it was being written at that moment (a read during a write may show
-            # half of it), or the queue's end was cut and is being rewritten: a second try tells. Or it is damaged, and
-            # stays so.
+            # half of it), or the queue's end was cut and is being rewritten: a second read shows the case. Or it is
+            # damaged, and stays so.
             self._queues.pop((topic, queue), None)
             looks.is_second = True
             result = self._read(topic, queue, offset, looks)

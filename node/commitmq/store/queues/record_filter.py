@@ -1,4 +1,4 @@
-"""What decides which messages a pull wants, and what one read may spend on it."""
+"""The filter of a pull's messages, and the work that one read may spend on it."""
 
 from __future__ import annotations
 

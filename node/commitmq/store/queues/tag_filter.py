@@ -19,10 +19,10 @@ _FEW = 8
 
 
 def string_hashes(texts: list[str]) -> NDArray[np.int64]:
-    """``text.hashCode()`` of Java for each of ``texts`` (spec 0.1), none of which is empty.
+    """``text.hashCode()`` of Java for each of ``texts`` (spec 0.1). No text may be empty.
 
-    The work is that of numpy, because a client chooses the texts: 60 KB of tags took 6 ms of the reader, one character
-    after the other.
+    numpy does the work, because a client chooses the texts: character by character, 60 KB of tags took 6 ms of the
+    reader.
     """
     if len(texts) <= _FEW:
         return np.array([java_string_hash(text) for text in texts], np.int64)

@@ -1,1 +1,1 @@
-"""Recovery: prepares a store before the first process uses it, and records what it cut."""
+"""Recovery: prepares a store before the first process uses it, and records its cuts."""

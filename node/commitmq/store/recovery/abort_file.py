@@ -6,7 +6,8 @@ Its text is the process id in decimal, as RocketMQ writes it. A CommitMQ node ad
     12345\n5f0c…     CommitMQ: 16 hexadecimal digits, drawn again by each supervisor
 
 The token tells whose crash a start finds. The process id cannot tell: in containers it is nearly always the same. A
-token survives whatever a store survives, such as a copy or a backup, and RocketMQ removes it by writing its own text.
+token survives everything that a store survives, such as a copy or a backup, and RocketMQ removes it by writing its own
+text.
 
 Creating the file copies the previous text to ``abort.bak`` (0 bytes when there was none), as RocketMQ's helper does;
 that copy has no meaning.
@@ -20,7 +21,7 @@ import secrets
 from pathlib import Path
 from typing import Final
 
-from commitmq.files.disk import sync_folder
+from commitmq.files import disk
 from commitmq.files.write_all import write_all
 from commitmq.store.metadata.json_config import backup_path
 
@@ -48,16 +49,15 @@ def create(path: Path, pid: int, token: int = NO_TOKEN) -> None:
         previous = path.read_bytes()
     except FileNotFoundError:
         previous = b""
-    with contextlib.suppress(OSError):  # the copy has no meaning, and a full disk has no space for it
-        backup_path(path).write_bytes(previous)
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
+    # The copy has no meaning, and a full disk has no space for it.
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    with contextlib.suppress(OSError), disk.opened(backup_path(path), flags, "abort_backup") as copy:
+        write_all(copy, previous, 0)
+    with disk.opened(path, os.O_RDWR | os.O_CREAT, "abort") as fd:
         write_all(fd, text, 0, place="abort.write")
-        os.ftruncate(fd, len(text))
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-    sync_folder(path.parent)
+        disk.resize(fd, len(text), "abort")
+        disk.sync(fd, "abort", metadata=True)
+    disk.sync_folder(path.parent)
 
 
 def read_pid(path: Path) -> int | None:
@@ -83,5 +83,5 @@ def read_token(path: Path) -> int | None:
 
 def remove(path: Path) -> None:
     """Delete the file, durably, after a clean stop."""
-    path.unlink(missing_ok=True)
-    sync_folder(path.parent)
+    disk.unlink(path, "abort", missing_ok=True)
+    disk.sync_folder(path.parent)

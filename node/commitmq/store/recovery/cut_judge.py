@@ -4,7 +4,7 @@ A crash leaves a torn end: an unfinished append and, after a power cut, any subs
 Any other end of a scan is damage, missing files, or a wrong start of the scan; cutting there would destroy acknowledged
 records. A recovery refuses (:class:`commitmq.errors.CutRefusedError`)
 
-    * when the log ends below what was promised: the sidecar of this store, ConsumeQueues of a clean stop, or the
+    * when the log ends below a promised position: the sidecar of this store, ConsumeQueues of a clean stop, or the
       checkpoint's time of the last flush;
     * when whole records are behind the end, unless a power cut may have left them: the store's own sidecar says that
       they were never promised, and the machine was restarted since (or a sync had failed). A kill alone leaves whole
@@ -120,9 +120,9 @@ def judge(
         hint = f"--allow-cut {allowed_end} does not allow this one. "
     raise CutRefusedError(
         f"refused to cut the log: {reason}. {where[0].upper() + where[1:]}; {cut}. Nothing was changed. "
-        f"{hint}Put the right files back; or see what `commitmq store repair {layout.root}` finds, and take out the damaged "
-        f"bytes only (--skip); or have the log end there, which gives up everything behind: `commitmq start --allow-cut "
-        f"{end}` (what is cut is kept in commitmq/cut)",
+        f"{hint}Put the right files back; or look at the report of `commitmq store repair {layout.root}`, and take out the "
+        f"damaged bytes only (--skip); or let the log end there, and lose everything behind: `commitmq start --allow-cut "
+        f"{end}` (the cut bytes are kept in commitmq/cut)",
         path=layout.commit_log,
         end=end,
         cut_bytes=behind.bytes,

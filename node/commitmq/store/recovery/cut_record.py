@@ -84,7 +84,9 @@ class CutPart:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """One cut; see the module's text. ``done``: the log no longer has any of it; ``restored``: a person put it back."""
+    """One cut; see the module's text. ``done``: the log no longer has any of the cut bytes; ``restored``: a person put
+    them back.
+    """
 
     id: int
     time_ms: int
@@ -201,7 +203,7 @@ def append(layout: StoreLayout, cut: Cut) -> None:
 
 
 def mark_done(layout: StoreLayout, cut_id: int) -> None:
-    """Write down that the log no longer has any of a cut, durably. Raises OSError."""
+    """Write down, durably, that the log no longer has any byte of a cut. Raises OSError."""
     _append(layout, {"event": "done", "id": cut_id, "time_ms": time.time_ns() // 1_000_000})
 
 

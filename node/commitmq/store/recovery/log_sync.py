@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from commitmq.files import disk
 from commitmq.files.writeback import start_writeback
 from commitmq.format.file_names import segment_name
 from commitmq.log import Log
@@ -17,22 +18,16 @@ def drop_page_cache(layout: StoreLayout, log: Log) -> None:
     """
     log.warning("a sync failed in the last run: the log is read from the device, not from the page cache")
     for path in sorted(layout.commit_log.iterdir()):
-        fd = os.open(path, os.O_RDONLY)
-        try:
+        with disk.opened(path, os.O_RDONLY, "segment") as fd:
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(fd)
 
 
 def start_sync(layout: StoreLayout, start: int, segment_bytes: int) -> None:
     """Start the write-back of the segments from ``start`` on, which :func:`sync_segments` will wait for."""
     for path in sorted(layout.commit_log.iterdir()):
         if path.name.isdecimal() and int(path.name) + segment_bytes > start:
-            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-            try:
+            with disk.opened(path, os.O_RDWR, "segment") as fd:
                 start_writeback(fd)
-            finally:
-                os.close(fd)
 
 
 def sync_segments(layout: StoreLayout, start: int, end: int, segment_bytes: int) -> None:
@@ -41,9 +36,6 @@ def sync_segments(layout: StoreLayout, start: int, end: int, segment_bytes: int)
     while base < end:
         path = layout.commit_log / segment_name(base)
         if path.exists():
-            fd = os.open(path, os.O_RDWR)
-            try:
-                os.fdatasync(fd)
-            finally:
-                os.close(fd)
+            with disk.opened(path, os.O_RDWR, "segment") as fd:
+                disk.sync(fd, "segment")
         base += segment_bytes

@@ -10,7 +10,8 @@ Rules
       the same bytes as the pool, or zeros. If not, RocketMQ or another program has used the store since, or the device
       lost bytes that were never flushed. Then the log stays as it is, and the pool's bytes are kept in
       ``commitmq/cut/``.
-    * The pool is removed only when all of it is on the device. A takeover that is killed is repeated from the start.
+    * The pool is removed only when all of its bytes are on the device. A takeover that is killed is repeated from the
+      start.
 
 After a machine failure none of this applies, because shared memory is empty; the note names another boot.
 """
@@ -28,6 +29,7 @@ import numpy as np
 
 from commitmq import failpoints
 from commitmq.errors import SegmentSizeError, StoreError
+from commitmq.files import disk
 from commitmq.files.disk import sync_folder
 from commitmq.files.write_all import write_all
 from commitmq.format.file_names import segment_name
@@ -92,7 +94,7 @@ def take_over(layout: StoreLayout, segment_bytes: int, log: Log) -> int:
         if spans:
             sync_folder(layout.commit_log)
             log.warning(
-                "took over what a killed node had in its transient store pool only",
+                "copied to the log the messages that a killed node had in its transient store pool only",
                 start=spans[0].base + spans[0].start,
                 end=spans[-1].base + spans[-1].end,
                 records=records,
@@ -111,7 +113,7 @@ def _is_ours(layout: StoreLayout, note: PoolNote, folder: Path, log: Log) -> boo
         log.warning("this store is a copy: the transient store pool of the original is left alone", pool=folder)
         return False
     if note.boot != transient_pool.boot_id():
-        log.warning("the machine was restarted: what was in the transient store pool only is lost", pool=folder)
+        log.warning("the machine was restarted: messages in the transient store pool only are lost", pool=folder)
         transient_pool.remove(layout)
         return False
     found = transient_pool.owner_id(folder)
@@ -122,7 +124,7 @@ def _is_ours(layout: StoreLayout, note: PoolNote, folder: Path, log: Log) -> boo
     elif os.path.lexists(folder):
         transient_pool.remove(layout)  # half made, or half removed: the log has all its records
     else:
-        log.error("the transient store pool was deleted: what it held beyond the log is lost", pool=folder)
+        log.error("the transient store pool was deleted: its messages beyond the log are lost", pool=folder)
     return False
 
 
@@ -185,17 +187,14 @@ def _fits(found: memoryview, wanted: np.ndarray[Any, np.dtype[np.uint8]]) -> boo
 def _write(layout: StoreLayout, span: _Span, segment_bytes: int) -> None:
     path = layout.commit_log / segment_name(span.base)
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
+        with disk.opened(path, os.O_RDWR | os.O_CREAT, "segment") as fd:
             if os.fstat(fd).st_size < segment_bytes:
-                os.posix_fallocate(fd, 0, segment_bytes)
+                disk.reserve(fd, 0, segment_bytes, "segment")
             write_all(fd, memoryview(span.buffer)[span.start : span.end], span.start, place="recovery.takeover")
-            os.fdatasync(fd)
-        finally:
-            os.close(fd)
+            disk.sync(fd, "segment")
     except OSError as error:
         raise StoreError(
-            f"cannot write to the log what the transient store pool holds, and keep it there: {error.strerror}",
+            f"cannot write the messages of the transient store pool to the log; they stay in the pool: {error.strerror}",
             path=path,
         ) from error
 
@@ -208,14 +207,12 @@ def _keep_copies(layout: StoreLayout, pool: TransientPool) -> list[str]:
     for base, buffer in pool.in_use():
         start = max(0, pool.committed - base)
         copy = folder / f"{base:020d}-{start}-{time.time_ns() // 1_000_000}.pool"
-        with copy.open("wb") as target:
+        with disk.opened(copy, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, "cut") as fd:
             for at in range(start, pool.segment_bytes, _CHUNK_BYTES):
                 chunk = buffer[at : at + _CHUNK_BYTES]
                 if any(chunk):
-                    target.seek(at - start)
-                    target.write(chunk)
-            target.flush()
-            os.fsync(target.fileno())
+                    write_all(fd, chunk, at - start)
+            disk.sync(fd, "cut", metadata=True)
         copies.append(str(copy))
     sync_folder(folder)
     sync_folder(layout.own)

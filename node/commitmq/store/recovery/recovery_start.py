@@ -1,4 +1,5 @@
-"""Decides where a recovery begins, and what it must find: reads sidecar, checkpoint and ConsumeQueues, changes nothing.
+"""Decides where a recovery begins, and which records it must find. Reads sidecar, checkpoint and ConsumeQueues, and
+changes nothing.
 
     start      the scan of the log begins here
     durable    everything below is in the ConsumeQueues, on the device; dispatchers restart here

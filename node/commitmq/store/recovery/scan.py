@@ -11,6 +11,7 @@ import numpy as np
 
 from commitmq import failpoints
 from commitmq.errors import CorruptRecordError
+from commitmq.files import disk
 from commitmq.files.holes import data_extents, nonzero_chunks
 from commitmq.format.file_names import segment_name
 from commitmq.kernels import raw
@@ -19,7 +20,7 @@ from commitmq.kernels.walk import WALK_BLANK, WALK_LIMIT
 from commitmq.store.log.commit_log import CommitLog
 
 Progress: TypeAlias = Callable[[str, int, int], None]
-"""Called repeatedly with the current phase, how much of it is done and how much there is, in bytes of the log."""
+"""Called repeatedly with the current phase, its finished bytes and all of its bytes, in bytes of the log."""
 
 _SCAN_BYTES = 16 << 20  # checked between two reports
 REASONS = {
@@ -133,11 +134,8 @@ def _scan_segment(
 def _written_end(commit_log: CommitLog, bases: list[int]) -> int:
     """End of the log's last written byte, by the kernel's account of holes; for showing progress only."""
     for base in reversed(bases):
-        fd = os.open(commit_log.folder / segment_name(base), os.O_RDONLY | os.O_CLOEXEC)
-        try:
+        with disk.opened(commit_log.folder / segment_name(base), os.O_RDONLY, "segment") as fd:
             extents = data_extents(fd, 0, commit_log.segment_bytes)
-        finally:
-            os.close(fd)
         if extents:
             return base + extents[-1][1]
     return 0
@@ -145,8 +143,5 @@ def _written_end(commit_log: CommitLog, bases: list[int]) -> int:
 
 def _is_empty_behind(commit_log: CommitLog, base: int, position: int) -> bool:
     """Whether a segment holds only zeros from ``position`` on."""
-    fd = os.open(commit_log.folder / segment_name(base), os.O_RDONLY | os.O_CLOEXEC)
-    try:
+    with disk.opened(commit_log.folder / segment_name(base), os.O_RDONLY, "segment") as fd:
         return next(nonzero_chunks(fd, position, commit_log.segment_bytes), None) is None
-    finally:
-        os.close(fd)

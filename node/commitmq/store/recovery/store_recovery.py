@@ -5,7 +5,7 @@ What a recovery decides
     redispatch_from where dispatchers restart; everything below is in the ConsumeQueues and durable
 
 Rules
-    * Sidecar, checkpoint and ConsumeQueues tell where the scan begins, and what it must find
+    * Sidecar, checkpoint and ConsumeQueues tell where the scan begins, and which records it must find
       (:mod:`commitmq.store.recovery.recovery_start`). Everything from there on is checked record by record (length
       chain, magic, physical offset, body CRC, ``__CRC32#`` when present) and dispatched again, which is idempotent.
     * An interrupted deletion of expired segments is finished first (see :mod:`commitmq.store.log.expiry`), and records
@@ -25,7 +25,7 @@ Rules
       dirty again.
 
 The recovery itself is crash-safe: if it is killed anywhere, it is simply run again. A cut has an order of its own for
-that (:mod:`commitmq.store.recovery.tail_cut`). All of it is synced before positions are published.
+that (:mod:`commitmq.store.recovery.tail_cut`). All changes are synced before positions are published.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ class Recovered:
     cut: Cut | None = None
     """The cut, as it was written down; None when nothing was cut."""
     allowed: bool = False
-    """A person allowed the log to end below what was promised."""
+    """A person allowed the log to end below a promised position."""
 
 
 def recover(
@@ -107,7 +107,7 @@ def recover(
         bases = commit_log.segments()
         first = bases[0] if bases else 0
         if not bases:
-            _refuse_orphaned_queues(layout)
+            refuse_orphaned_queues(layout)
         _check_queue_files(layout.consume_queue, consume_queue_bytes)
         _check_queue_files(layout.batch_consume_queue, batch_queue_bytes)
         if any(note.exists() for note in layout.failed_syncs):
@@ -198,7 +198,7 @@ def _judge_beginning(layout: StoreLayout, begin: Begin, first: int, log: Log) ->
         raise StoreError(f"{lost}. Nothing was changed", path=layout.commit_log / segment_name(first))
     if lost:
         log.warning(
-            "the log begins later than this node left it: somebody else has used the store since, or its files of positions "
+            "the log begins later than this node left it: another program has used the store since, or its files of positions "
             "are gone",
             begins_at=first,
         )
@@ -215,7 +215,9 @@ def _confirm(layout: StoreLayout, begin: Begin, found: ScanEnd, segment_bytes: i
         commit_log.close()
     if again.end != found.end:
         raise OSError(
-            errno.EIO, f"the device does not have what the page cache had from {again.end} on", str(commit_log.folder)
+            errno.EIO,
+            f"the device does not have the bytes that the page cache had from {again.end} on",
+            str(commit_log.folder),
         )
 
 
@@ -252,7 +254,8 @@ def _make_folders(layout: StoreLayout) -> None:
         disk.sync_folder(folder)
 
 
-def _refuse_orphaned_queues(layout: StoreLayout) -> None:
+def refuse_orphaned_queues(layout: StoreLayout) -> None:
+    """Raise StoreError when there are ConsumeQueues, for a store whose log has no segment."""
     for queues in (layout.consume_queue, layout.batch_consume_queue):
         if any(True for _ in list_queues(queues)):
             raise StoreError(

@@ -55,11 +55,11 @@ def cut_tail(
         if base >= found.end:
             if failpoints.ACTIVE:
                 failpoints.hit("recovery.before_remove")
-            path.unlink()
+            disk.unlink(path, "segment")
             disk.sync_folder(layout.commit_log)
             log.info("removed a segment that holds no records", segment=str(path))
     if cut is None:
-        # The last line of an interrupted cut was never written: the log no longer has any of it.
+        # The last line of an interrupted cut was never written: the log no longer has any of the cut bytes.
         begun = cut_record.unfinished(layout, "recovery", found.end)
         if begun is not None:
             cut_record.mark_done(layout, begun.id)
@@ -71,8 +71,10 @@ def cut_tail(
 
 def _write_down(layout: StoreLayout, found: ScanEnd, paths: dict[int, Path], behind: Behind, allowed: bool) -> Cut:
     """Copy the bytes behind the end, and record the cut, durably; an interrupted cut at this place is continued."""
-    fds = {base: os.open(path, os.O_RDONLY | os.O_CLOEXEC) for base, path in sorted(paths.items())}
+    fds: dict[int, int] = {}
     try:
+        for base, path in sorted(paths.items()):
+            fds[base] = disk.open_file(path, os.O_RDONLY, "segment")
         spans = [(fd, base, max(0, found.end - base), os.fstat(fd).st_size) for base, fd in fds.items()]
         begun = cut_record.unfinished(layout, "recovery", found.end)
         if begun is not None and begun.parts and cut_record.still_kept(layout, begun, spans):
@@ -86,7 +88,7 @@ def _write_down(layout: StoreLayout, found: ScanEnd, paths: dict[int, Path], beh
     finally:
         for fd in fds.values():
             os.close(fd)
-    reason = found.torn or ("what was promised is missing" if allowed else "stale bytes")
+    reason = found.torn or ("promised messages are missing" if allowed else "stale bytes")
     cut = Cut(number, time.time_ns() // 1_000_000, "recovery", reason, found.end, tuple(parts), allowed)
     cut_record.append(layout, cut)
     return cut
@@ -94,13 +96,10 @@ def _write_down(layout: StoreLayout, found: ScanEnd, paths: dict[int, Path], beh
 
 def _zero_tail(path: Path, start: int) -> None:
     """Zero a segment from ``start`` on, durably."""
-    fd = os.open(path, os.O_RDWR)
-    try:
+    with disk.opened(path, os.O_RDWR, "segment") as fd:
         zeroed = False
         for position, chunk in nonzero_chunks(fd, start, os.fstat(fd).st_size):
             write_all(fd, bytes(len(chunk)), position, place="recovery.cut")
             zeroed = True
         if zeroed:
-            os.fdatasync(fd)
-    finally:
-        os.close(fd)
+            disk.sync(fd, "segment")

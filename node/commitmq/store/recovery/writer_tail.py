@@ -56,15 +56,12 @@ def zero_behind(path: Path, position: int) -> int:
 
     For a restarted writer: those bytes were never published, acknowledged or seen.
     """
-    fd = os.open(path, os.O_RDWR)
-    try:
+    with disk.opened(path, os.O_RDWR, "segment") as fd:
         zeroed = 0
         for at, chunk in nonzero_chunks(fd, position, os.fstat(fd).st_size):
             write_all(fd, bytes(len(chunk)), at)
             zeroed += len(chunk)
         return zeroed
-    finally:
-        os.close(fd)
 
 
 def map_segment(path: Path, segment_bytes: int) -> mmap.mmap | None:

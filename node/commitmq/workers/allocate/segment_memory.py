@@ -99,7 +99,7 @@ class SegmentMemory:
         there.
 
         Populated pages are dirty. Within a segment each flush finds a few of them. At a roll the first flush would find
-        the whole window, and the send that rolled would wait for all of it.
+        the whole window, and the send that rolled would wait for it.
         """
         written = self._control.get(Word.WRITTEN)
         following = written - written % self._segment_bytes + self._segment_bytes

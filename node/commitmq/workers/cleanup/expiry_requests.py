@@ -2,10 +2,10 @@
 
     expire {before?, keep_bytes?, dry_run?}
 
-``before``: delete what was stored before this time (milliseconds since 1970). ``keep_bytes``: delete what lies further
-than this many bytes behind the log's end. With both, delete only what both allow. With neither, delete now what is
-expired by age, whatever the hour. Only whole segments are deleted. The answer comes when the deletion is done.
-Repeating a request is harmless.
+``before``: delete segments stored before this time (milliseconds since 1970). ``keep_bytes``: delete segments further
+than this many bytes behind the log's end. With both, delete only segments that both allow. With neither, delete the
+segments that expired by age now, at any hour. Only whole segments are deleted. The answer comes when the deletion is
+done. Repeating a request is harmless.
 """
 
 from __future__ import annotations

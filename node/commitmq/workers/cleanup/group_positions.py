@@ -10,7 +10,7 @@ import zmq
 from commitmq.errors import NodeUnavailableError
 from commitmq.protocol import wire
 from commitmq.protocol.connection import new_routing_id
-from commitmq.store.queues.unconsumed import GroupPosition
+from commitmq.store.queues.slowest_group import GroupPosition
 from commitmq.workers.runtime.context import WorkerContext
 
 _PATIENCE_S: Final = 10.0

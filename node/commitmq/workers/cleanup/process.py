@@ -31,7 +31,7 @@ from commitmq.store.log import expiry
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.retention import Claim, Plan, Reason, Rules, Situation, decide, local_hour, next_by_age
 from commitmq.store.queues import queue_ends
-from commitmq.store.queues.unconsumed import UnitFinder, slowest
+from commitmq.store.queues.slowest_group import UnitFinder, slowest
 from commitmq.workers.cleanup.expiry_requests import ByHand, expiry_socket
 from commitmq.workers.cleanup.group_positions import group_positions
 from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
@@ -91,8 +91,8 @@ class Cleaner:
         return len(below)
 
     def _limit(self) -> Claim:
-        """The upper bound of any deletion: never the segment that is written to, nor bytes that a start after a crash
-        needs.
+        """The upper bound of any deletion: it keeps the segment that is written to, and the bytes that a start after a
+        crash needs.
         """
         control = self._control
         written = control.get(Word.WRITTEN)
@@ -161,13 +161,13 @@ class Cleaner:
         return segments_bytes + self._beside_bytes
 
     def plan(self, situation: Situation) -> Plan:
-        """What to delete now. The groups are asked only if there is something to delete."""
+        """The segments to delete now. The groups are asked only if there is something to delete."""
         plan = decide(self.rules, situation)
         if plan.segments and self.rules.keep_unconsumed:
-            plan = decide(self.rules, replace(situation, unconsumed=self._unconsumed()))
+            plan = decide(self.rules, replace(situation, slowest_group=self._slowest_group()))
         return plan
 
-    def _unconsumed(self) -> Claim | None:
+    def _slowest_group(self) -> Claim | None:
         sizes = self._context.config.consume_queue
         layout = self._layout
         finder = UnitFinder(layout.consume_queue, sizes.file_bytes, layout.batch_consume_queue, sizes.batch_file_bytes)
@@ -237,7 +237,7 @@ class Cleaner:
         for claim in plan.overridden:
             lost = [one for one in plan.segments if one.end > claim.offset]
             self._log.error(
-                "the disk is so full that segments are deleted although somebody needs them",
+                "the disk is so full that needed segments are deleted",
                 needed_by=claim.who,
                 segments=len(lost),
                 first=segment_name(lost[0].base),
@@ -306,7 +306,7 @@ class Cleaner:
     # ------------------------------------------------------------ by hand
 
     def expire(self, by_hand: ByHand) -> dict[str, Any]:
-        """Delete what ``by_hand`` allows, in one go. Returns the report for a person."""
+        """Delete all segments that ``by_hand`` allows, at once. Returns the report for a person."""
         names: list[str] = []
         disk_bytes = 0
         while True:
@@ -334,15 +334,15 @@ class Cleaner:
         }
 
     def _whole_plan(self, situation: Situation) -> Plan:
-        plan = decide(self.rules, situation, batch=False)
+        plan = decide(self.rules, situation, bounded=False)
         if plan.segments and self.rules.keep_unconsumed:
-            plan = decide(self.rules, replace(situation, unconsumed=self._unconsumed()), batch=False)
+            plan = decide(self.rules, replace(situation, slowest_group=self._slowest_group()), bounded=False)
         return plan
 
     # ------------------------------------------------------------ status
 
     def _tell(self, situation: Situation, disk: DiskUse, plan: Plan) -> None:
-        """Let ``status`` show why nothing is deleted, when something will be, and what was deleted."""
+        """Let ``status`` show why nothing is deleted, the time of the next deletion, and the last deletion."""
         oldest = situation.segments[0] if situation.segments else None
         next_ms = None
         if oldest is not None and oldest.end <= situation.limit.offset:

@@ -1,10 +1,10 @@
-"""How often a plugin's dispatcher died in the batch behind its position: poison messages are found by that.
+"""Counts the deaths of a plugin's dispatcher in the batch behind its position, and so finds poison messages.
 
 The host counts a death in the control block before each batch and takes it back after the batch. So its successor finds
-there how often the dispatcher died in the batch behind its position, whatever killed it. With each death the batches of
-that range get smaller, down to single records. At ``dispatch.park_after`` deaths the single record is known, and the
-dispatcher is parked. Counting begins at zero when the node starts, because the plugin may have been repaired meanwhile.
-The node's own dispatchers are never parked.
+there how often the dispatcher died in the batch behind its position, for any cause of death. With each death the
+batches of that range get smaller, down to single records. At ``dispatch.park_after`` deaths the single record is known,
+and the dispatcher is parked. Counting begins at zero when the node starts, because the plugin may have been repaired
+meanwhile. The node's own dispatchers are never parked.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class DeathCount:
 
     @property
     def is_too_high(self) -> bool:
-        """True when the dispatcher is to be parked."""
+        """True when the host must park the dispatcher."""
         return self.number >= self._config.park_after
 
     def suspicious_rows(self) -> int:

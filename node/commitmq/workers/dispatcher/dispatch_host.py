@@ -179,19 +179,19 @@ class DispatcherHost:
         return self.positions.record_behind(self.position, self.limit())
 
     def forgive(self) -> None:
-        """Count deaths from zero again, and clear the parked flag of a dispatcher that goes on."""
+        """Count deaths from zero again, and clear the parked flag of a dispatcher that continues."""
         flags = self._control.dispatcher(self.slot, DispatcherWord.FLAGS)
         self._control.put_dispatcher(self.slot, DispatcherWord.FLAGS, flags & ~DispatcherFlag.PARKED)
         self.deaths.forgive()
 
     def drop(self) -> None:
-        """Have nothing to do with the dispatcher any more: its state is unknown."""
+        """Drop the dispatcher: its state is unknown."""
         self.dispatcher = self.topics.dispatcher = None
 
     # ------------------------------------------------------------ dispatching
 
     def limit(self) -> int:
-        """End of what this dispatcher may see now."""
+        """End of the log as far as this dispatcher may see it now."""
         reput = self._control.get(Word.REPUT)
         return reput if self._sees_unflushed else min(reput, self._control.get(Word.FLUSHED))
 

@@ -21,7 +21,7 @@ import numpy as np
 import orjson
 
 from commitmq.errors import StoreError
-from commitmq.files import disk
+from commitmq.files import atomic_file
 from commitmq.store.log.dispatch_batch import DispatchBatch
 
 _MOST_RANGES: Final = 100
@@ -73,7 +73,7 @@ class DispatchState:
         }
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            disk.replace_content(self.path, orjson.dumps(data), "dispatcher_state")
+            atomic_file.replace(self.path, orjson.dumps(data), "dispatcher_state")
         except OSError as error:
             raise StoreError(f"cannot write the dispatcher's state: {error.strerror}", path=self.path) from error
 

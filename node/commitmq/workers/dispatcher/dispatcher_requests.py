@@ -7,7 +7,7 @@
                                request skips nothing else)
     reset {to} or {timestamp}  continue at the beginning, the end, a record's physical offset or a store time
 
-A request never ends the process, whatever it contains. A query that raises fails alone.
+No request ends the process. A query that raises fails alone.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What one dispatcher knows of topics: which were deleted, and the attributes of the others.
+"""One dispatcher's view of topics: the deleted ones, and the attributes of the others.
 
 A deletion comes between the records stored before it and those after it. ``to_forget`` has the deletions that the
 dispatcher has not reached yet.
@@ -27,7 +27,7 @@ class DispatcherTopics:
         self._context, self._control, self._slot = context, context.control, slot
         self._positions = positions
         self.dispatcher: Dispatcher | None = None
-        """The open dispatcher; without one nobody is told of a deletion."""
+        """The open dispatcher; without one a deletion waits."""
         self._tombstones = WatchedTable(context.layout.tombstones)
         self._checked: dict[str, int] | None = None
         self.deleted = dict(self._tombstones.load())

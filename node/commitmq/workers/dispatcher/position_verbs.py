@@ -1,4 +1,4 @@
-"""What a person may do with a dispatcher's position: skip the record that it was parked at, move it back or forwards.
+"""The verbs for a dispatcher's position: skip the record that it was parked at, move it back or forwards.
 
 ``skip`` and a reset to a later position add ranges to the dispatcher's state. From then on their records are taken out
 of every batch, also when the dispatcher goes back to an older position of its own.

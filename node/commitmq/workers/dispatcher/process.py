@@ -107,7 +107,7 @@ def _dispatch(
         limit = host.limit()
         if not took and host.position < limit and (now - idle_since >= _CATCH_UP_AFTER_MS or context.stopping):
             if not (context.stopping and host.is_plugin) and not host.read_log(limit, most=BATCHES_A_TURN):
-                took = host.position > before  # go on at once, unless the log cannot be read
+                took = host.position > before  # continue at once, unless the log cannot be read
             else:
                 idle_since = monotonic_ms()
         host.topics.check(host.position)

@@ -15,7 +15,6 @@ nothing more becomes visible or durable, and sends are refused once the pool is 
 
 from __future__ import annotations
 
-import errno
 import mmap
 import os
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from collections.abc import Callable
 from commitmq import failpoints
 from commitmq.control import Word
 from commitmq.errors import StoreError
+from commitmq.files.write_all import write_all
 from commitmq.format.file_names import segment_name
 from commitmq.store.log.transient_pool import TransientPool, pool_folder, zero
 from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
@@ -72,13 +72,13 @@ class LogCommitter:
         """True when a stopping node cannot write: the rest stays in the pool."""
         return self._context.stopping and self._tries >= _LAST_TRIES
 
-    def work(self, now_ms: int, *, hurry: bool) -> bool:
-        """Commit when it is due, or with ``hurry`` when anything is pending. True when something was committed."""
+    def work(self, now_ms: int, *, at_once: bool) -> bool:
+        """Commit when it is due, or with ``at_once`` when anything is pending. True when something was committed."""
         pending = self.pending_bytes
         if pending <= 0:
             self._last_thorough_ms = now_ms
             return False
-        if not self._is_due(now_ms, hurry):
+        if not self._is_due(now_ms, at_once):
             return False
         before = self._control.get(Word.COMMITTED)
         try:
@@ -101,10 +101,10 @@ class LogCommitter:
             return self._pause_ms if self._has_pages() else _NAP_MS
         return self._pause_ms if now_ms - self._last_ms < _STAY_NEAR_MS else 100
 
-    def _is_due(self, now_ms: int, hurry: bool) -> bool:
+    def _is_due(self, now_ms: int, at_once: bool) -> bool:
         if self._tries:
             return now_ms >= self._retry_at_ms
-        if hurry:
+        if at_once:
             return True
         written, committed = self._control.get(Word.WRITTEN), self._control.get(Word.COMMITTED)
         if written // self._segment_bytes > committed // self._segment_bytes:
@@ -151,10 +151,10 @@ class LogCommitter:
     def _copy(self, fd: int, buffer: mmap.mmap, start: int, end: int) -> None:
         with memoryview(buffer) as view:
             head = min(end, start + _HEAD_BYTES)
-            _write_all(fd, view[head:end], head)
+            write_all(fd, view[head:end], head, place="flush.commit")
             if failpoints.ACTIVE:
                 failpoints.hit("flush.inside_commit")
-            _write_all(fd, view[start:head], start)
+            write_all(fd, view[start:head], start, place="flush.commit")
 
     def _tidy(self, start: int, end: int) -> None:
         """Zero the committed range from ``start`` to ``end``, and give back the buffers of whole segments."""
@@ -172,16 +172,8 @@ class LogCommitter:
         self._retry_at_ms = now_ms + (_RETRY_MS if not self._context.stopping else _RETRY_MS // 5)
         if self._tries == 1:
             text = os.strerror(error.errno or 5)
-            self._context.log.error("cannot write to the log; what was sent stays in the pool, for now", error=text)
+            self._context.log.error("cannot write to the log; the messages stay in the pool for now", error=text)
             self._context.tell(commit_error=text)
 
     def close(self) -> None:
         self._pool.close()
-
-
-def _write_all(fd: int, data: memoryview, position: int) -> None:
-    while data:
-        written = os.pwrite(fd, failpoints.clip("flush.commit", data) if failpoints.ACTIVE else data, position)
-        if not written:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        data, position = data[written:], position + written

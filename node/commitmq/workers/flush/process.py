@@ -27,16 +27,16 @@ import os
 import time
 from collections.abc import Callable
 
-from commitmq import failpoints, stations
+from commitmq import failpoints, trace_points
 from commitmq.control import ControlBlock, DispatcherWord, Word, WorkerWord, WriterSync
 from commitmq.files import disk
 from commitmq.format.file_names import segment_name
-from commitmq.stations import Station
 from commitmq.store.checkpoint import Checkpoint
 from commitmq.store.recovery.abort_file import NO_TOKEN
 from commitmq.store.recovery.sidecar import Sidecar
+from commitmq.trace_points import TracePoint
 from commitmq.workers.flush.log_committer import LogCommitter
-from commitmq.workers.runtime.coalescing import Pauses
+from commitmq.workers.runtime.coalescing import CoalescingDelay
 from commitmq.workers.runtime.context import WorkerContext, monotonic_ms, role_slot
 from commitmq.workers.runtime.failed_sync import leave_note, write_again
 
@@ -51,7 +51,7 @@ _STAY_NEAR_S = 0.010
 
 
 class LogFlusher:
-    """Syncs the log and saves the checkpoint; the loop is :func:`run`. ``answers_somebody``: whether a sender waited
+    """Syncs the log and saves the checkpoint; the loop is :func:`run`. ``answers_sender``: whether a sender waited
     for the last flush.
     """
 
@@ -66,7 +66,7 @@ class LogFlusher:
         pooled = self._control.get(Word.POOL_BUFFERS)
         self._stamp_word = Word.COMMITTED_TIMESTAMP if pooled else Word.WRITTEN_TIMESTAMP
         self._flushed_timestamp = self._control.get(self._stamp_word)
-        self.answers_somebody = False
+        self.answers_sender = False
         self.retry_at_ms = 0
         self._complained = ""
         self._alive = context.heartbeat
@@ -138,7 +138,7 @@ class LogFlusher:
         # writer works in the opposite order: it stores ``flush_wanted`` and then, before it sleeps, looks how far the
         # flush is. So at least one of the two sees the other's store. A ring that is lost all the same costs at most
         # the writer's bound of 20 ms.
-        self.answers_somebody = control.get(Word.FLUSH_WANTED) > start
+        self.answers_sender = control.get(Word.FLUSH_WANTED) > start
         self._flushed_timestamp = stamp
         self._checkpoint.physic_msg_timestamp = stamp or self._checkpoint.physic_msg_timestamp
         self._drop_files_below(target)
@@ -172,7 +172,9 @@ class LogFlusher:
         if self.failed or not (control.get(Word.FLUSHING) or writer_died):
             return
         start, end = control.get(Word.FLUSHED), control.committed()
-        self._log.warning("a process was killed in a sync: what it was to cover is written again", start=start, end=end)
+        self._log.warning(
+            "a process was killed in a sync: the bytes of that sync are written again", start=start, end=end
+        )
         write_again(self._layout, start, end, self._segment_bytes, self._alive)
         control.put(Word.FLUSHING, 0)
 
@@ -290,13 +292,13 @@ def _is_wanted(control: ControlBlock) -> bool:
     return control.get(Word.FLUSH_WANTED) > control.get(Word.FLUSHED)
 
 
-def _has_come(control: ControlBlock, empty: LogFlusher | None, pauses: Pauses) -> Callable[[], bool]:
+def _has_come(control: ControlBlock, empty: LogFlusher | None, coalescing: CoalescingDelay) -> Callable[[], bool]:
     """A check to run after ASLEEP was published, because an awake process is not rung. ``empty``: it had nothing to
     flush.
     """
 
     def has_come() -> bool:
-        return _is_wanted(control) or pauses.is_late() or (empty is not None and empty.pending_bytes() > 0)
+        return _is_wanted(control) or coalescing.is_late() or (empty is not None and empty.pending_bytes() > 0)
 
     return has_come
 
@@ -308,22 +310,22 @@ def run(context: WorkerContext) -> None:
     writer, reput = context.ringer("writer"), context.ringer("reput")
     control, log_config = context.control, context.config.commit_log
     sync = context.config.sync_flush
-    pauses = Pauses(control, context.config, least_s=_LEAST_PAUSE_S)
+    coalescing = CoalescingDelay(control, context.config, least_s=_LEAST_PAUSE_S)
     last_flush_ms = last_thorough_ms = monotonic_ms()
     flusher.keep_open()
     with contextlib.suppress(OSError):  # flush will try again, and reports why it cannot
         flusher.settle()
-    stations.watch(ROLE, (flusher, "flush", Station.F_SYNC, Station.F_SYNCED))
+    trace_points.watch(ROLE, (flusher, "flush", TracePoint.F_SYNC, TracePoint.F_SYNCED))
     context.ready()
     while True:
         now = monotonic_ms()
         due = naps = nothing = False
         wait_ms: float = _POLL_MS
-        pauses.look()
+        coalescing.look()
         start = control.get(Word.FLUSHED)
         if flusher.take_over():
             last_flush_ms = now
-            pauses.done(control.get(Word.FLUSHED) - start)
+            coalescing.done(control.get(Word.FLUSHED) - start)
             if sync:
                 reput.ring(urgent=False)
         if control.get(Word.WRITER_SYNC) < 0 and not flusher.failed:
@@ -331,7 +333,7 @@ def run(context: WorkerContext) -> None:
             writer.ring()
         wanted = _is_wanted(control) or context.stopping
         if committer is not None and not flusher.failed:
-            if committer.work(now, hurry=wanted) and not sync:
+            if committer.work(now, at_once=wanted) and not sync:
                 reput.ring(urgent=False)
             wait_ms = committer.wait_ms(now)
         if flusher.failed:
@@ -342,7 +344,7 @@ def run(context: WorkerContext) -> None:
             elif wanted:
                 due = True
             elif sync:
-                left_s = pauses.left_s(flusher.pending_bytes())
+                left_s = coalescing.left_s(flusher.pending_bytes())
                 due = left_s <= 0
                 wait_ms, naps = min(wait_ms, max(1, left_s * 1000)), True
             else:
@@ -352,8 +354,8 @@ def run(context: WorkerContext) -> None:
         else:
             nothing = True
             last_thorough_ms = now
-            left_s = pauses.left_s()
-            if sync and (left_s > 0 or pauses.since_s() < _STAY_NEAR_S):
+            left_s = coalescing.left_s()
+            if sync and (left_s > 0 or coalescing.since_s() < _STAY_NEAR_S):
                 # More appends are likely soon, and a nap costs the writer less than a ring.
                 wait_ms, naps = min(wait_ms, max(1, left_s * 1000)), True
             elif committer is None:
@@ -361,14 +363,14 @@ def run(context: WorkerContext) -> None:
         if due:
             start = control.get(Word.FLUSHED)
             if flusher.flush():
-                if flusher.answers_somebody:
+                if flusher.answers_sender:
                     writer.ring()
                 if sync:
                     reput.ring(urgent=False)
             elif flusher.failed:
                 writer.ring()
             last_flush_ms = last_thorough_ms = monotonic_ms()
-            pauses.done(control.get(Word.FLUSHED) - start)
+            coalescing.done(control.get(Word.FLUSHED) - start)
         flusher.save_checkpoint()
         nothing_left = committer is None or committer.pending_bytes <= 0 or committer.gave_up
         if context.stopping and (flusher.failed or (flusher.pending_bytes() <= 0 and nothing_left)):
@@ -376,7 +378,7 @@ def run(context: WorkerContext) -> None:
         stuck = flusher.failed or flusher.is_late or (committer is not None and committer.is_stuck)
         context.wait(
             0 if due and flusher.pending_bytes() > 0 and not flusher.is_late else wait_ms,
-            unless=pauses.is_late if stuck else _has_come(control, flusher if nothing else None, pauses),
+            unless=coalescing.is_late if stuck else _has_come(control, flusher if nothing else None, coalescing),
             nap=naps,
         )
     flusher.save_checkpoint(force=True)

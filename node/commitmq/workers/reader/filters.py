@@ -1,7 +1,7 @@
 """The filters of a reader: the known expression types, and the compiled expressions of pulls.
 
-A plugin's filter is imported at the first pull that asks for its type. Any failure of the plugin, except one that ends
-the process, fails only that one request, and the error names the plugin.
+A plugin's filter is imported at the first pull that asks for its type. A failure of the plugin that does not end the
+process fails one request only. The error names the plugin.
 """
 
 from __future__ import annotations

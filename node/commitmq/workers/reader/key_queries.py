@@ -19,9 +19,9 @@ from commitmq.config import NodeConfig, ReaderConfig
 from commitmq.control import ControlBlock, DispatcherWord, Word
 from commitmq.errors import OffsetOutOfRangeError, ProtocolError
 from commitmq.format.index_header import IndexShape
+from commitmq.format.units import UNIT
 from commitmq.store.index.index_reader import Cursor, Found, IndexReader, KeyKind, KeyQuery
 from commitmq.store.log.commit_log import CommitLog
-from commitmq.store.queues.pull_result import UNIT
 from commitmq.store.queues.queue_reader import QueueReader
 from commitmq.workers.reader.parked_pulls import integer_field, text_field
 

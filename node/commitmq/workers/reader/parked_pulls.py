@@ -139,7 +139,7 @@ class ParkedPulls:
     _used: bool = False
     _serial: int = 0
     woken: deque[Pull] = field(default_factory=deque)
-    """Pulls to look at again, some of which may have been answered meanwhile."""
+    """Pulls to look at again; some may have been answered meanwhile."""
 
     def __len__(self) -> int:
         return self._count

@@ -1,4 +1,4 @@
-"""Pulls: what a pull finds, its answer, and the pulls that wait for messages.
+"""Pulls: the messages that a pull finds, its answer, and the pulls that wait for messages.
 
 SUB ``queues-changed`` (the ConsumeQueue dispatcher: which queues grew) and ``memory-changed`` (the memory dispatcher:
 the same) wake parked pulls. A sweep covers lost wake-ups.

@@ -46,7 +46,7 @@ def run(context: WorkerContext) -> None:
     except OSError as error:
         if not is_no_space(error):
             raise
-        # Trying again would not help. The supervisor passes the sentence to the person who waits for the start.
+        # Trying again would not help. The supervisor prints the sentence for the person at the start.
         raise DiskFullError(f"the store cannot be recovered: {error}", path=context.layout.root) from error
 
 
@@ -178,12 +178,12 @@ def _remember(context: WorkerContext, found: Recovered) -> None:
     )
     former, checkpoint = Sidecar.load(layout.sidecar), Checkpoint.load(layout.checkpoint)
     if found.allowed:
-        # The log was cut below what the checkpoint promised. A later recovery must not ask for it again.
+        # The log was cut below the checkpoint's promise. A later recovery must not ask for it again.
         for name in ("physic_msg_timestamp", "logics_msg_timestamp", "index_msg_timestamp"):
             setattr(checkpoint, name, min(getattr(checkpoint, name), found.last_timestamp))
     if found.redispatch_from < found.end:
         # The queues are cut there, and the units behind it are not durable again until they are dispatched again.
-        # RocketMQ begins at the checkpoint's timestamp, so the checkpoint must say so too.
+        # RocketMQ begins at the checkpoint's timestamp, so the checkpoint must have it too.
         stored = _stored_before(context, found.redispatch_from)
         checkpoint.logics_msg_timestamp = min(checkpoint.logics_msg_timestamp, stored)
     try:
@@ -192,7 +192,7 @@ def _remember(context: WorkerContext, found: Recovered) -> None:
         if former is not None and former.queues_durable > found.redispatch_from:
             # The checkpoint on disk promises more than will be true in a moment.
             raise StoreError(
-                f"cannot write down that the ConsumeQueues hold only what lies below {found.redispatch_from}"
+                f"cannot write down that the ConsumeQueues hold only records below {found.redispatch_from}"
                 f" ({error.strerror}); nothing of them was changed",
                 path=layout.sidecar,
             ) from error

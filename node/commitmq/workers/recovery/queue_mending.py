@@ -98,9 +98,9 @@ def _compare_topics(context: WorkerContext) -> None:
     named = ", ".join(unknown[:_NAMED]) + (f" and {len(unknown) - _NAMED} more" if len(unknown) > _NAMED else "")
     if not path.exists():
         raise StoreError(
-            f"the table of topics is missing, and there are queues of topics that nobody could read: {named}. Put it back, "
+            f"the table of topics is missing, and no client could read the queues of these topics: {named}. Put it back, "
             "from topics.json.bak perhaps; or write {} into it, start, and create these topics again, which keep their "
             "messages",
             path=path,
         )
-    context.log.warning("queues of topics that config/topics.json does not know, nobody can read them", topics=named)
+    context.log.warning("no client can read these queues: config/topics.json does not have their topics", topics=named)

@@ -23,7 +23,7 @@ LITTLE_BYTES = 65_536
 _AWAITED_UNTIL_MS = int(WorkerWord.AWAITED_UNTIL_MS)
 
 
-class Pauses:
+class CoalescingDelay:
     """The coalescing delay of one worker's loop."""
 
     def __init__(self, control: ControlBlock, config: NodeConfig, *, least_s: float = 0.0) -> None:

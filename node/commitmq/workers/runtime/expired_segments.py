@@ -1,7 +1,7 @@
 """Unmaps expired segments in a worker: cleanup publishes the CommitLog's new minimum, waits a moment, then unlinks.
 
 A mapping of an unlinked file keeps its space. So every worker unmaps first and publishes that in ``RELEASED`` of its
-slot. Cleanup does not wait long for a worker that does not: reading on in a mapping of a deleted file is harmless, it
+slot. Cleanup does not wait long for a worker that keeps its mapping: the mapping of a deleted file does no harm, and
 only costs space.
 """
 

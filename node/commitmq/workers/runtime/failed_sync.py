@@ -2,7 +2,7 @@
 
 After a failure the kernel counts the pages as clean, so a later fdatasync would succeed without them being on the
 device. The kernel reports the error once: to the descriptors that were open then. A process may be killed in its sync,
-by the supervisor because the device hung, or by anybody. Then an error, if there was one, is lost with the process, and
+for example by the supervisor because the device hung. Then an error, if there was one, is lost with the process, and
 the page cache cannot be trusted any more. The successor makes the pages dirty again, by writing their content, before
 it calls anything durable.
 """

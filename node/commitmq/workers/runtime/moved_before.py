@@ -15,7 +15,18 @@ from typing import Any
 
 import numpy as np
 
-from commitmq.format.constants import CRC_PROPERTY_BYTES, CRC_PROPERTY_PREFIX, SysFlag
+from commitmq.format.constants import (
+    BODY_CRC_OFFSET,
+    BORN_HOST_OFFSET,
+    BORN_TIMESTAMP_OFFSET,
+    CRC_PROPERTY_BYTES,
+    CRC_PROPERTY_PREFIX,
+    FLAG_OFFSET,
+    QUEUE_ID_OFFSET,
+    QUEUE_OFFSET_OFFSET,
+    RECONSUME_TIMES_OFFSET,
+)
+from commitmq.kernels.raw import layout
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.dispatch_batch import DispatchBatch, LogWalker
 
@@ -27,18 +38,19 @@ Wanted = Callable[[DispatchBatch], "np.ndarray[Any, np.dtype[np.bool_]]"]
 def key_of(record: bytes | memoryview) -> Key:
     """The key of a whole record."""
     data = bytes(record)
-    sys_flag = int.from_bytes(data[36:40], "big")
-    born = 20 if sys_flag & SysFlag.BORN_HOST_V6 else 8
-    store = 20 if sys_flag & SysFlag.STORE_HOST_V6 else 8
-    tries = 56 + born + store
-    body = tries + 16
-    after = body + int.from_bytes(data[body - 4 : body], "big")
-    wide = data[7] == 0xAB  # the last byte of the magic: a topic's length has two bytes then
-    size = int.from_bytes(data[after : after + 2], "big") if wide else data[after]
-    properties = data[after + (2 if wide else 1) + size + 2 :]
-    if properties[-CRC_PROPERTY_BYTES:].startswith(CRC_PROPERTY_PREFIX):
-        properties = properties[:-CRC_PROPERTY_BYTES]
-    return data[8:12] + data[16:20] + data[40:48] + data[tries : tries + 4], properties
+    parts = layout(np.frombuffer(data, np.uint8), 0, len(data))
+    born, store, properties, size = (int(parts[at]) for at in (2, 3, 8, 9))
+    tries = RECONSUME_TIMES_OFFSET + born + store
+    text = data[properties : properties + size]
+    if text[-CRC_PROPERTY_BYTES:].startswith(CRC_PROPERTY_PREFIX):
+        text = text[:-CRC_PROPERTY_BYTES]
+    kept = (
+        data[BODY_CRC_OFFSET:QUEUE_ID_OFFSET]
+        + data[FLAG_OFFSET:QUEUE_OFFSET_OFFSET]
+        + data[BORN_TIMESTAMP_OFFSET:BORN_HOST_OFFSET]
+        + data[tries : tries + 4]
+    )
+    return kept, text
 
 
 class MovedBefore:

@@ -18,7 +18,7 @@ Operation = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 class RequestSocket:
-    """A ROUTER under the worker's own name. ``who`` names the worker in sentences."""
+    """A ROUTER under the worker's own name. ``who``: the worker's name in sentences."""
 
     def __init__(self, context: WorkerContext, who: str, operations: Mapping[str, Operation]) -> None:
         self._context = context
@@ -28,7 +28,7 @@ class RequestSocket:
         context.register(self.router)
 
     def serve(self) -> None:
-        """Answer what has arrived."""
+        """Answer the requests that have arrived."""
         for _ in range(_REQUESTS_A_TURN):
             try:
                 client, *frames = self.router.recv_multipart(zmq.NOBLOCK)

@@ -277,7 +277,7 @@ class TopicViews:
         return changed
 
     def learn(self, name: str, route: dict[str, Any]) -> bool:
-        """Take over one topic as ``topic.route`` and the news describe it. False for one that has ended since."""
+        """Take over one topic as ``topic.route`` and the news describe it. False for a topic that has ended since."""
         incarnation = int(route.get("incarnation", 0))
         if incarnation <= self._gone.get(name, -1):
             return False
@@ -291,7 +291,7 @@ class TopicViews:
         return True
 
     def _end(self, name: str, incarnation: int) -> None:
-        """Record that this incarnation and all before it have ended. A topic of the name that began since goes on."""
+        """Record that this incarnation and all before it have ended. A topic of the name that began since stays."""
         known = self._topics.get(name)
         if known is not None and known.incarnation > incarnation:
             return
@@ -307,7 +307,7 @@ def _view_of(one: TopicConfig) -> TopicView:
 
 
 def _is_folder(name: str) -> bool:
-    """A topic's name becomes a folder's name. A name that would lead elsewhere is not served, whoever put it into the
-    file.
+    """A topic's name becomes a folder's name. A name that would lead to another folder is not served, even if the file
+    has it.
     """
     return bool(name) and "/" not in name and "\0" not in name and name not in (".", "..")

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from commitmq.errors import OffsetOutOfRangeError
-from commitmq.format.constants import PREBLANK_SIZE, Property, SysFlag
+from commitmq.format.constants import PREBLANK_SIZE, SYS_FLAG_OFFSET, Property, SysFlag
 from commitmq.semantics.delay import DELAY_LEVELS_MS, SCHEDULE_TOPIC, queue_of
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.readdressing import Target, find, readdress
@@ -20,7 +20,6 @@ from commitmq.workers.runtime.run_mover import MovedRun
 
 NEVER_MS: Final = 1 << 62
 _HALF_TOPIC: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
-_SYS_FLAG_OFFSET: Final = 36
 
 Report = Callable[[str, int], None]
 """Told why a message is not delivered, and its physical offset."""
@@ -145,7 +144,7 @@ class Level:
             return
         found = find(data, positions, sizes, [Property.REAL_TOPIC, Property.REAL_QUEUE_ID])
         numbers, firsts = found.alike()
-        wide = (data[positions + _SYS_FLAG_OFFSET + 3] & SysFlag.BORN_HOST_V6) != 0
+        wide = (data[positions + SYS_FLAG_OFFSET + 3] & SysFlag.BORN_HOST_V6) != 0
         for number, first in enumerate(firsts):
             topic, queue = _address(found.value(0, first), found.value(1, first))
             for born_v6 in (False, True):

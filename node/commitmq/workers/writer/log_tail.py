@@ -174,7 +174,7 @@ def recover_tail(
         if batch.end > dispatched:
             _count_rows(batch.after(dispatched), deleted, offsets)
         at = batch.end
-        progress("counting what is not in the queues yet", at - begin, position - begin)
+        progress("counting the records that are not in the queues yet", at - begin, position - begin)
     progress.over()
     walker.release()
     log.close()
@@ -193,7 +193,7 @@ def _committed(context: WorkerContext, pool: TransientPool) -> int:
     """Wait until all published records are in the log's files, and zero the unpublished ones; returns the log's end.
 
     After a failed flush nothing is committed any more, and a node that stops commits after this process has ended. In
-    both cases the end is what the files have so far: sends are refused, so nothing is appended there, and nothing is
+    both cases the log ends where its files end so far: sends are refused, so nothing is appended there, and nothing is
     zeroed.
     """
     control = context.control
@@ -202,7 +202,7 @@ def _committed(context: WorkerContext, pool: TransientPool) -> int:
         if control.get(Word.FLUSH_ERRNO) or context.stopping:
             return control.get(Word.COMMITTED)
         if monotonic_ms() > deadline:
-            raise StoreError("what is in the transient store pool cannot be committed", path=pool.folder)
+            raise StoreError("the messages in the transient store pool cannot be committed", path=pool.folder)
         context.wait(5)
     pool.zero_from(control.get(Word.WRITTEN))
     return control.get(Word.WRITTEN)

@@ -45,7 +45,7 @@ class PatientAppend:
                 if monotonic_ms() >= deadline:
                     raise Refusal(
                         "SYSTEM_BUSY",
-                        "the transient store pool is full: the disk takes less than what is sent",
+                        "the transient store pool is full: the disk is slower than the sends",
                         _RETRY_MS,
                     ) from None
                 self._context.heartbeat()
@@ -54,7 +54,7 @@ class PatientAppend:
                 if self._control.get(Word.DISK_FLAGS) & DiskFlag.NO_SEGMENT:
                     raise Refusal(
                         "CREATE_MAPPED_FILE_FAILED",
-                        "no space for the next segment of the log; reads go on",
+                        "no space for the next segment of the log; reads work",
                         self._context.config.disk.check_interval_ms,
                     ) from None
                 # A run may need more segments than allocate keeps ready; with preallocate_segments = 0 it keeps none.

@@ -21,25 +21,25 @@ from typing import Any
 
 import zmq
 
-from commitmq import stations
+from commitmq import trace_points
 from commitmq.control import Word
 from commitmq.errors import CorruptRecordError, ProtocolError
 from commitmq.network.router import FRAME_HEAD_BYTES, MAX_FRAMES
 from commitmq.offline.damage import explained
 from commitmq.protocol import wire
-from commitmq.stations import Station
+from commitmq.trace_points import TracePoint
 from commitmq.workers.flush.log_committer import attach_pool
 from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
 from commitmq.workers.runtime.topic_view import TopicViews
 from commitmq.workers.writer.local_sockets import Frames, LocalSockets, Payload, Peer
 from commitmq.workers.writer.log_tail import LogTail, recover_tail
 from commitmq.workers.writer.producers import Producers
-from commitmq.workers.writer.send_answers import Waiting
+from commitmq.workers.writer.send_answers import PendingAck
 from commitmq.workers.writer.send_checks import SendChecks
 from commitmq.workers.writer.send_requests import SendRequests
 from commitmq.workers.writer.topic_news import TopicNews
 from commitmq.workers.writer.unknown_topics import UnknownTopics
-from commitmq.workers.writer.writer_sync import OwnSync
+from commitmq.workers.writer.writer_sync import InlineFsync
 
 ROLE = "writer"
 # Plain ints: an enum's operators and look-ups cost half a microsecond each, several times a send.
@@ -67,7 +67,7 @@ class Writer:
         self._news = TopicNews(context, self._topics)
         pool = attach_pool(context) if self._control.get(Word.POOL_BUFFERS) else None
         self._producers = Producers(context.layout, config, context.log)
-        self.own_sync = OwnSync(context, pooled=pool is not None)
+        self.inline_fsync = InlineFsync(context, pooled=pool is not None)
         offsets, position, stamp = recover_tail(context, self._producers, pool, self._topics.tombstones())
         if pool is not None:
             pool.advise_huge()
@@ -107,23 +107,25 @@ class Writer:
         # for the local sockets leave out.
         self._look = True
         self._arrived: list[tuple[int, list[Payload]]] = []
-        self._waiting: deque[Waiting] = deque()
+        self._waiting: deque[PendingAck] = deque()
         self._last_waiting: Peer = b""
-        self._requests = 0  # handled since the last decision about an own sync
+        self._requests = 0  # handled since the last decision about an inline fsync
         self._segment = self.appender.position // config.commit_log.segment_bytes
         self._news.say_heard()
 
     # ------------------------------------------------------------ one turn
 
     def take_requests(self, local: Sequence[tuple[int, Frames]] = ()) -> bool:
-        """Handle ``local`` requests and what has arrived over ZeroMQ, up to a turn's limits; True when there may be more."""
+        """Handle ``local`` requests and those that have arrived over ZeroMQ, up to a turn's limits; True when there may
+        be more.
+        """
         budget = _TURN_BYTES
         before = self.appender.position
         wanted = 0
-        answer: bytes | Waiting | None
+        answer: bytes | PendingAck | None
         for number, parts in local:
             answer = self._handle(number, parts)
-            if isinstance(answer, Waiting):
+            if isinstance(answer, PendingAck):
                 self._waiting.append(answer)
                 wanted = answer.end
             elif answer is not None:
@@ -132,7 +134,7 @@ class Writer:
         gate = router.gate
         more = self._look
         for _ in range(_TURN_REQUESTS if more else 0):
-            # Asking for events costs half of what an Again exception does, and every turn ends with one of the two.
+            # Asking for events costs half as much as an Again exception, and every turn ends with one of the two.
             if not int(router.getsockopt(_EVENTS)) & _POLLIN:
                 more = self._look = False
                 gate.looks += 1
@@ -153,7 +155,7 @@ class Writer:
                 continue
             connection.handled += sum(map(len, frames)) + FRAME_HEAD_BYTES * len(frames)
             answer = self._handle(identity, frames)
-            if isinstance(answer, Waiting):
+            if isinstance(answer, PendingAck):
                 self._waiting.append(answer)
                 wanted = answer.end
             elif answer is not None:
@@ -180,8 +182,8 @@ class Writer:
             len(waiting) == 1
             and before == self._last_waiting
             and requests == 1
-            and self.own_sync.suits(position)
-            and self.own_sync.sync(position, self.appender.last_timestamp)
+            and self.inline_fsync.suits(position)
+            and self.inline_fsync.sync(position, self.appender.last_timestamp)
         )
 
     def _wake_followers(self, *, urgent: bool) -> None:
@@ -192,10 +194,10 @@ class Writer:
         segment = self.appender.position // self.appender.segment_bytes
         if segment != self._segment:
             self._segment = segment
-            self.own_sync.roll()
+            self.inline_fsync.roll()
             self._allocate.ring()
 
-    def _handle(self, identity: Peer, frames: Frames) -> bytes | Waiting | None:
+    def _handle(self, identity: Peer, frames: Frames) -> bytes | PendingAck | None:
         if len(frames[0]) > wire.MAX_HEADER_BYTES:  # not copied: a frame may have 64 MiB here
             return wire.error(None, "BAD_HEADER", wire.too_long(len(frames[0])), outcome="not_stored")
         header_frame = frames[0].bytes
@@ -213,7 +215,7 @@ class Writer:
                 header["id"], "SYSTEM_ERROR", f"the node failed on this request: {error!r}", outcome="unknown"
             )
 
-    def _dispatch(self, identity: Peer, header: dict[str, Any], frames: Frames) -> bytes | Waiting | None:
+    def _dispatch(self, identity: Peer, header: dict[str, Any], frames: Frames) -> bytes | PendingAck | None:
         op = header["op"]
         if op == "hello":
             if len(frames) != 1:
@@ -258,7 +260,7 @@ class Writer:
         waiting = self._waiting
         if not waiting:
             return
-        flushed = max(self._control.get(_FLUSHED), self.own_sync.synced)
+        flushed = max(self._control.get(_FLUSHED), self.inline_fsync.synced)
         while waiting and waiting[0].end <= flushed:
             one = waiting.popleft()
             self._answer(one.identity, one.answer)
@@ -278,7 +280,7 @@ class Writer:
                 "stored",
             )
 
-    def _fail(self, one: Waiting, code: str, sentence: str, outcome: str) -> None:
+    def _fail(self, one: PendingAck, code: str, sentence: str, outcome: str) -> None:
         self._answer(one.identity, wire.error(one.request_id, code, sentence, outcome=outcome, **one.fields))
 
     # ------------------------------------------------------------ topics
@@ -288,13 +290,13 @@ class Writer:
         for sends, refusal in self._unknown.hear():
             wanted = 0
             for identity, header, frames in sends:
-                answer: bytes | Waiting
+                answer: bytes | PendingAck
                 if refusal is not None:
                     more = {key: refusal[key] for key in ("retry_after_ms",) if key in refusal}
                     answer = wire.error(header["id"], refusal["code"], refusal["error"], outcome="not_stored", **more)
                 else:
                     answer = self.requests.send(identity, header, frames)
-                if isinstance(answer, Waiting):
+                if isinstance(answer, PendingAck):
                     self._waiting.append(answer)
                     wanted = answer.end
                 else:
@@ -330,7 +332,7 @@ class Writer:
             self._fail(one, "SERVICE_NOT_AVAILABLE", "the node stops before this was flushed", "stored")
         self.local.close()
         self._finish_producers()
-        self.own_sync.close()
+        self.inline_fsync.close()
         self.appender.close()
 
     def _finish_producers(self) -> None:
@@ -364,9 +366,9 @@ class Writer:
         self._turns += 1
         if not (self._arrived and self._turns & 63):
             self._wanted = self._control.get(_PRODUCERS_WANTED)
-        hurry = self._producers.turn(self.appender.position, self._control.get(_FLUSHED), self._wanted)
-        if hurry and hurry > self._control.get(_FLUSH_WANTED):
-            self._control.put(_FLUSH_WANTED, hurry)
+        flush_to = self._producers.turn(self.appender.position, self._control.get(_FLUSHED), self._wanted)
+        if flush_to and flush_to > self._control.get(_FLUSH_WANTED):
+            self._control.put(_FLUSH_WANTED, flush_to)
             self._flush.ring(urgent=True)
         if self._producers.durable != self._known:
             self._known = self._producers.durable
@@ -374,7 +376,7 @@ class Writer:
 
     def _flush_done(self) -> bool:
         waiting = self._waiting
-        return bool(waiting) and max(self._control.get(_FLUSHED), self.own_sync.synced) >= waiting[0].end
+        return bool(waiting) and max(self._control.get(_FLUSHED), self.inline_fsync.synced) >= waiting[0].end
 
 
 def run(context: WorkerContext) -> None:
@@ -383,13 +385,13 @@ def run(context: WorkerContext) -> None:
         writer = Writer(context)
     except CorruptRecordError as error:
         raise explained(error, context.layout, context.config.commit_log.segment_bytes) from error
-    stations.watch(
+    trace_points.watch(
         ROLE,
-        (context, "wait", None, Station.W_AWAKE),
-        (writer, "_handle", Station.W_RECEIVED, Station.W_DONE),
-        (writer.appender, "append_record", Station.W_APPEND, Station.W_APPENDED),
-        (writer, "_answer", Station.W_ANSWER, Station.W_ANSWERED),
-        (writer.own_sync, "sync", Station.F_SYNC, Station.F_SYNCED),
+        (context, "wait", None, TracePoint.W_AWAKE),
+        (writer, "_handle", TracePoint.W_RECEIVED, TracePoint.W_DONE),
+        (writer.appender, "append_record", TracePoint.W_APPEND, TracePoint.W_APPENDED),
+        (writer, "_answer", TracePoint.W_ANSWER, TracePoint.W_ANSWERED),
+        (writer.inline_fsync, "sync", TracePoint.F_SYNC, TracePoint.F_SYNCED),
     )
     context.ready(endpoints=writer.endpoints)
     while not context.stopping:

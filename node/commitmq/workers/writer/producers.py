@@ -6,7 +6,7 @@ describe the table and why it is right after any crash. Sends that are not idemp
 The writer packs a snapshot between two requests (a few milliseconds for tens of thousands of entries) and keeps it
 until the records it covers are flushed. A thread of its own writes and syncs it, and touches nothing else. The log's
 beginning is deleted only below a snapshot that is on the device (``durable``): a start that reads the log from the
-snapshot on must find all of it.
+snapshot on must find every record.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class ProducersUnusableError(CommitMQError):
 
 
 def numbered(header: Mapping[str, Any]) -> Numbered:
-    """The three producer fields of an idempotent send. Raises ValueError with a sentence that says what is wrong."""
+    """The three producer fields of an idempotent send. Raises ValueError with a sentence that names the fault."""
     name, epoch, sequence = header["producer_id"], header.get("producer_epoch", -1), header.get("sequence", -1)
     if not is_producer_id(name):
         raise ValueError(f"producer_id must be 1 to {MAX_ID_CHARACTERS} letters, digits and ._-/@+=")
@@ -119,7 +119,7 @@ class Producers:
 
     def _without_snapshot(self, log: CommitLog, end: int) -> int:
         """Rebuild from the whole log: the snapshot's file is missing. Recovery made one when it took the store over, so
-        somebody deleted the file, or there was no room for it. The snapshot made durable here is empty and stands at
+        a person deleted the file, or there was no room for it. The snapshot made durable here is empty and stands at
         the log's beginning, which is right, too.
         """
         begin = min(log.min_offset, end)
@@ -192,9 +192,9 @@ class Producers:
     # ------------------------------------------------------------ snapshots
 
     def turn(self, position: int, flushed: int, wanted: int = 0) -> int:
-        """Run once per turn of the writer's loop. ``position`` is the log's end, ``flushed`` the end of what is
-        durable; the log is to be deleted up to ``wanted``. Returns the offset that should be flushed soon, 0 when that
-        does not matter.
+        """Run once per turn of the writer's loop. ``position`` is the log's end, ``flushed`` the end of its durable
+        part; cleanup wants to delete the log up to ``wanted``. Returns the offset that should be flushed soon, 0 when
+        that does not matter.
         """
         if self._saving is not None:
             if not self._saving.is_alive():

@@ -1,6 +1,6 @@
 """The answers to sends: to a message that was just stored, and to one of an idempotent producer that was stored before.
 
-An answer that promises a flush is a :class:`Waiting`; the writer's loop sends it when the flush is done.
+An answer that promises a flush is a :class:`PendingAck`; the writer's loop sends it when the flush is done.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ _COMMIT_PATIENCE_MS = 500
 
 
 @dataclass(slots=True)
-class Waiting:
-    """An answer that is sent once ``end`` is flushed. ``fields``: what the answer says even when the flush was missed."""
+class PendingAck:
+    """An answer that is sent once ``end`` is flushed. ``fields``: the fields that the answer has even when the flush
+    was missed.
+    """
 
     identity: Peer
     end: int
@@ -58,7 +60,7 @@ class SendAnswers:
         done: Appended,
         ack: str,
         where: Mapping[str, Any] | None = None,
-    ) -> bytes | Waiting:
+    ) -> bytes | PendingAck:
         """The answer to a send that was just stored at ``done``. ``where``: more fields, of a message that waits."""
         physical = done.parts[0].physical_offset
         fields: dict[str, Any] = {
@@ -79,7 +81,7 @@ class SendAnswers:
         answer = wire.ok(header["id"], status="PUT_OK", ack=ack, **fields)
         if ack == "memory":
             return answer
-        return Waiting(identity, done.end, answer, header["id"], monotonic_ms() + self._timeout_ms, fields)
+        return PendingAck(identity, done.end, answer, header["id"], monotonic_ms() + self._timeout_ms, fields)
 
     def repeated(
         self,
@@ -92,8 +94,8 @@ class SendAnswers:
         before: int,
         rest: tuple[int, Appended] | None,
         ack: str,
-    ) -> bytes | Waiting:
-        """The answer to a send of which ``before`` messages were stored earlier. ``rest`` is the part stored now."""
+    ) -> bytes | PendingAck:
+        """The answer to a send with ``before`` messages that were stored earlier. ``rest`` is the part stored now."""
         assert self._producers is not None
         self._wait_until_readable(self._producers.table.end(sender.producer_id, topic, queue_id))
         stored, end = self._producers.find(sender, topic, queue_id, before)
@@ -121,7 +123,7 @@ class SendAnswers:
             return answer
         # Answers wait in log order. This answer's place is behind everything stored so far.
         position = self._appender.position
-        return Waiting(identity, position, answer, header["id"], monotonic_ms() + self._timeout_ms, fields)
+        return PendingAck(identity, position, answer, header["id"], monotonic_ms() + self._timeout_ms, fields)
 
     def _wait_until_readable(self, end: int) -> None:
         """Wait until the log can be read up to ``end``. A recent message may be only in the transient store pool, where

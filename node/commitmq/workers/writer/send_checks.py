@@ -142,11 +142,11 @@ class SendChecks:
         retry = self._config.disk.check_interval_ms
         if flags & DiskFlag.DISK_FULL:
             raise Refusal(
-                "SERVICE_NOT_AVAILABLE", "the disk is fuller than disk.warning_ratio allows; reads go on", retry
+                "SERVICE_NOT_AVAILABLE", "the disk is fuller than disk.warning_ratio allows; reads work", retry
             )
         if control.dispatcher(0, DispatcherWord.FLAGS):
             raise Refusal(
-                "SERVICE_NOT_AVAILABLE", "ConsumeQueues cannot be written (disk full or failing); reads go on", retry
+                "SERVICE_NOT_AVAILABLE", "ConsumeQueues cannot be written (disk full or failing); reads work", retry
             )
         if control.get(Word.FLUSH_ERRNO):
             raise Refusal(
@@ -164,7 +164,7 @@ class SendChecks:
             if type(value) is not str:
                 raise Refusal("INVALID_PARAMETER", f"property {name!r} must be a string")
             if name in forbidden:
-                raise Refusal("MESSAGE_ILLEGAL", f"property {name!r} is one that only the node may set")
+                raise Refusal("MESSAGE_ILLEGAL", f"only the node may set the property {name!r}")
             if not name:
                 raise Refusal("MESSAGE_ILLEGAL", "a property needs a name")
             if value:  # RocketMQ's decoders drop empty values; storing one would only waste space

@@ -30,7 +30,7 @@ from commitmq.workers.writer.local_sockets import Frames, Payload, Peer
 from commitmq.workers.writer.patient_append import PatientAppend
 from commitmq.workers.writer.producers import Numbered, Producers, ProducersUnusableError, numbered
 from commitmq.workers.writer.put_rules import Placed, PutRules
-from commitmq.workers.writer.send_answers import SendAnswers, Waiting
+from commitmq.workers.writer.send_answers import PendingAck, SendAnswers
 from commitmq.workers.writer.send_backs import SendBacks
 from commitmq.workers.writer.send_checks import FORBIDDEN, Refusal, SendChecks, integer
 from commitmq.workers.writer.special_sends import FurtherQueues, SpecialSendError, batch_properties
@@ -83,7 +83,7 @@ class SendRequests:
         self._max_message_bytes = context.config.commit_log.max_message_bytes
 
     def hello(self, header: dict[str, Any], frame: zmq.Frame | Payload) -> bytes:
-        """The answer to ``hello``: what a client must know to lay out runs."""
+        """The answer to ``hello``: the values that a client needs to lay out runs."""
         host = peer_address(frame)
         network = self._config.network
         return wire.ok(
@@ -104,8 +104,8 @@ class SendRequests:
             del self._offsets[key]
         self._checks.forget_topic(topic)
 
-    def send(self, identity: Peer, header: dict[str, Any], frames: Frames) -> bytes | Waiting:
-        """Handle one ``send``, ``append`` or ``batch``. Returns the answer, or a Waiting that waits for the flush."""
+    def send(self, identity: Peer, header: dict[str, Any], frames: Frames) -> bytes | PendingAck:
+        """Handle one ``send``, ``append`` or ``batch``. Returns the answer, or a PendingAck that waits for the flush."""
         try:
             if header["op"] == "send":
                 return self._send(identity, header, frames)
@@ -125,7 +125,7 @@ class SendRequests:
 
     # ------------------------------------------------------------ send, append, batch
 
-    def _send(self, identity: Peer, header: dict[str, Any], frames: Frames) -> bytes | Waiting:
+    def _send(self, identity: Peer, header: dict[str, Any], frames: Frames) -> bytes | PendingAck:
         topic, queue_id, ack = self._checks.checked(header, frames)
         properties = header.get("properties")
         further: list[str] = []
@@ -177,7 +177,7 @@ class SendRequests:
             self._further.count(further)
         return self._answers.acknowledged(identity, header, topic, queue_id, number, 1, done, ack)
 
-    def _append(self, identity: Peer, header: dict[str, Any], frames: Frames) -> bytes | Waiting:
+    def _append(self, identity: Peer, header: dict[str, Any], frames: Frames) -> bytes | PendingAck:
         topic, queue_id, ack = self._checks.checked(header, frames)
         size = len(frames[1])
         if size > self._max_run_bytes:
@@ -211,7 +211,7 @@ class SendRequests:
 
     def _store_special(
         self, identity: Peer, header: dict[str, Any], topic: str, queue_id: int, run: CheckedRun, host: bytes, ack: str
-    ) -> bytes | Waiting:
+    ) -> bytes | PendingAck:
         """Store messages with special properties where they wait; the answer names that place too."""
         placed = self._place(run, topic, queue_id)
         number, done = self._store_run(placed.topic, placed.queue_id, placed.run, host)
@@ -243,7 +243,7 @@ class SendRequests:
         run: CheckedRun,
         host: bytes,
         ack: str,
-    ) -> bytes | Waiting:
+    ) -> bytes | PendingAck:
         """Store a run of an idempotent producer: only messages that are not stored yet are appended; the answer covers
         all.
         """
@@ -259,7 +259,7 @@ class SendRequests:
             )
         return self._answers.acknowledged(identity, header, topic, queue_id, number, run.count, done, ack)
 
-    def _send_batch(self, identity: Peer, header: dict[str, Any], frames: Frames) -> bytes | Waiting:
+    def _send_batch(self, identity: Peer, header: dict[str, Any], frames: Frames) -> bytes | PendingAck:
         """Several messages as the body of one record, for a topic whose queues count batches (spec 2.8)."""
         topic, queue_id, ack = self._checks.checked(header, frames)
         if "producer_id" in header:
@@ -280,7 +280,7 @@ class SendRequests:
             raise Refusal("INVALID_PARAMETER", "properties must be an object of strings")
         for name in (Property.INNER_NUM, Property.INNER_BASE):
             if name in properties:
-                raise Refusal("MESSAGE_ILLEGAL", f"property {name!r} is one that only the node may set")
+                raise Refusal("MESSAGE_ILLEGAL", f"only the node may set the property {name!r}")
         born = integer(header, "born", -1, -1, _MAX_TIME_MS)
         number = self._offsets.get((topic, queue_id), 0)
         host = self._born_hosts.of(identity, frames[1])
@@ -300,7 +300,7 @@ class SendRequests:
         self._offsets[topic, queue_id] = number + count
         return self._answers.acknowledged(identity, header, topic, queue_id, number, count, done, ack)
 
-    def _send_back(self, identity: Peer, header: dict[str, Any], frames: Frames) -> bytes | Waiting:
+    def _send_back(self, identity: Peer, header: dict[str, Any], frames: Frames) -> bytes | PendingAck:
         """Store a copy of a message that failed, for another try of its group or as a dead letter (spec 12.4)."""
         if self._send_backs is None:
             raise Refusal("UNKNOWN_OP", "messages are sent back to the writer")

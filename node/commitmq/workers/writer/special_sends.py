@@ -36,7 +36,7 @@ class SpecialSendError(Exception):
 
 
 def batch_properties(properties: Mapping[str, Any], count: int, base: int) -> dict[str, Any]:
-    """The properties of a record that holds ``count`` messages, the first of which has queue offset ``base``."""
+    """The properties of a record that holds ``count`` messages; the first one has queue offset ``base``."""
     return {**properties, Property.INNER_NUM: str(count), Property.INNER_BASE: str(base)}
 
 
@@ -54,7 +54,7 @@ class FurtherQueues:
         Raises SpecialSendError.
         """
         if Property.INNER_MULTI_QUEUE_OFFSET in properties:
-            sentence = f"property {Property.INNER_MULTI_QUEUE_OFFSET!r} is one that only the node may set"
+            sentence = f"only the node may set the property {Property.INNER_MULTI_QUEUE_OFFSET!r}"
             raise SpecialSendError("MESSAGE_ILLEGAL", sentence)
         names = self._names(topic, properties[Property.INNER_MULTI_DISPATCH])
         offsets = [str(self._offsets.get((name, LMQ_QUEUE), 0)) for name in names]

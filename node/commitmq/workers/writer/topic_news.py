@@ -43,7 +43,7 @@ class TopicNews:
         self.say_heard()
 
     def say_heard(self) -> None:
-        """Confirm the deletions that this process has heard of, so that the coordinator goes on with them."""
+        """Confirm the deletions that this process knows, so that the coordinator continues them."""
         version = self._topics.version
         if version == self._control.get(Word.WRITER_TOPICS):
             return

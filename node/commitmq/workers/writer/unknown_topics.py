@@ -45,7 +45,9 @@ class UnknownTopics:
         self._next_ask = 0
 
     def ask(self, identity: Peer, topic: str, header: dict[str, Any], frames: Frames) -> bytes | None:
-        """Let a send wait for ``topic``, and ask for the topic if nobody has. Returns an answer when it cannot wait."""
+        """Let a send wait for ``topic``, and ask for the topic unless another send has asked. Returns an answer when it
+        cannot wait.
+        """
         size = sum(map(len, frames))
         if self._count >= _MAX_WAITING_FOR_TOPIC or self._bytes + size > _MAX_WAITING_BYTES:
             return wire.error(
@@ -78,9 +80,9 @@ class UnknownTopics:
         return None
 
     def hear(self) -> Iterator[tuple[Sends, dict[str, Any] | None]]:
-        """Take the coordinator's answers. Yields, for each topic that has one or whose time is up, the sends that waited,
-        and why they are refused: a dictionary with ``code``, ``error`` and perhaps ``retry_after_ms``, None when the
-        topic is there.
+        """Take the coordinator's answers. Yields the waiting sends of each topic that has an answer or whose time is
+        up, and why they are refused: a dictionary with ``code``, ``error`` and perhaps ``retry_after_ms``, None when
+        the topic is there.
         """
         with contextlib.suppress(zmq.Again):
             while True:

@@ -1,9 +1,9 @@
 """fdatasync in the writer itself, for a single sender that waits for the device.
 
 Going through the flush process costs two wake-ups, as much as the device itself takes for a small record. When many
-senders wait, flush is the better place: it groups them, and the writer goes on meanwhile. So the writer syncs only when
-one answer waits, the last request before it came from the same sender, flush sleeps, and the unsynced bytes are few and
-all in one segment.
+senders wait, flush is the better place: it groups them, and the writer continues meanwhile. So the writer syncs only
+when one answer waits, the last request before it came from the same sender, flush sleeps, and the unsynced bytes are
+few and all in one segment.
 
 ``flushed`` stays flush's word: the writer publishes in ``writer_synced`` how far it got, answers, and leaves the rest
 to flush. A device that is slow for a moment would keep all other senders waiting too. So after a sync of more than
@@ -12,11 +12,10 @@ to flush. A device that is slow for a moment would keep all other senders waitin
 Invariants: ``writer_synced`` is stored only after the fdatasync that covers it, and that fdatasync began after
 everything below it was in the file. ``WRITER_SYNC`` is SYNCING from before the call until the word has the outcome.
 Flush may sync the same pages meanwhile; the word makes sure that flush never publishes pages whose write error the
-writer consumed. A writer that is killed inside the call has answered nobody, and its successor writes the range again
-that it was to sync (:mod:`commitmq.workers.runtime.failed_sync`). After a failure the writer leaves the note for the
-next recovery, and never syncs again. The writer opens the segment before it looks whether flush is in a sync or has
-failed: the words show a failure before that, and the kernel reports a later failure to every descriptor that was open
-then.
+writer consumed. A writer that is killed inside the call has answered no send, and its successor writes the range of
+that sync again (:mod:`commitmq.workers.runtime.failed_sync`). After a failure the writer leaves the note for the next
+recovery, and never syncs again. The writer opens the segment before it looks whether flush is in a sync or has failed:
+the words show a failure before that, and the kernel reports a later failure to every descriptor that was open then.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _ASLEEP = int(WorkerWord.ASLEEP)
 _REST_S: Final = 5.0
 
 
-class OwnSync:
+class InlineFsync:
     """The writer's own fdatasync; see the module."""
 
     def __init__(self, context: WorkerContext, *, pooled: bool) -> None:

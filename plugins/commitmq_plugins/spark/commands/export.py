@@ -42,8 +42,8 @@ def export(
 ) -> None:
     """Write new messages of SOURCES to Parquet files below DIR, by topic and day, each message once.
 
-    The next run adds the messages stored since. A run that was interrupted, in whatever way, is simply run again. The
-    manifest in DIR/_commitmq/commits names the files that count.
+    The next run adds the messages stored since. Run an interrupted export again. The manifest in DIR/_commitmq/commits
+    names the files that count.
     """
     from commitmq_plugins.spark.jobs.export import Form
     from commitmq_plugins.spark.jobs.export import export as work

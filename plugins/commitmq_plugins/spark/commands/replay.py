@@ -19,7 +19,7 @@ from commitmq_plugins.spark.command_options import job_session, master_option, s
     required=True,
     metavar="FILE",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The job's state file. With the same file an interrupted run goes on, and a finished one sends nothing.",
+    help="The job's state file. With the same file an interrupted run continues, and a finished one sends nothing.",
 )
 @click.option(
     "--from", "start", metavar="TIME", help="Stored from then on: ISO 8601 (UTC), or milliseconds since 1970."

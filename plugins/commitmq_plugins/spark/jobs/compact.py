@@ -22,7 +22,7 @@ from commitmq_plugins.spark.options import SourceOptions
 from commitmq_plugins.spark.origins import open_origins, queues_of, require_topics
 from commitmq_plugins.spark.plan import Partition
 from commitmq_plugins.spark.ranges import chosen
-from commitmq_plugins.spark.sinks import SinkOptions
+from commitmq_plugins.spark.sink_options import SinkOptions
 from commitmq_plugins.spark.stores import Slice
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from commitmq_plugins.spark.jobs.manifest import FOLDER, ExportError, Manifest
 from commitmq_plugins.spark.jobs.replay import Replayed
 from commitmq_plugins.spark.jobs.sending import SENT_COLUMNS, Sent, by_queue, ensure_topic, send
 from commitmq_plugins.spark.jobs.state import opened
-from commitmq_plugins.spark.sinks import SinkOptions
+from commitmq_plugins.spark.sink_options import SinkOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

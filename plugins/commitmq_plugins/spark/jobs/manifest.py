@@ -31,6 +31,7 @@ from typing import Any, Final
 
 from commitmq import failpoints
 from commitmq.errors import CommitMQError
+from commitmq.files.disk import sync_folder
 
 VERSION: Final = 1
 FOLDER: Final = "_commitmq"
@@ -42,7 +43,7 @@ Positions = dict[tuple[str, str, int], int]
 
 
 class ExportError(CommitMQError):
-    """An export cannot continue in this folder; the sentence says why and what to do."""
+    """An export cannot continue in this folder; the sentence has the reason and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,12 +271,3 @@ def make_folder(folder: Path) -> None:
     for one in reversed(missing):
         one.mkdir(exist_ok=True)
         sync_folder(one.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

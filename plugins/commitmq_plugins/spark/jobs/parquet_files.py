@@ -20,7 +20,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from commitmq import failpoints
-from commitmq_plugins.spark.jobs.manifest import PART_PREFIX, DataFile, make_folder, sync_folder
+from commitmq.files.disk import sync_folder
+from commitmq_plugins.spark.jobs.manifest import PART_PREFIX, DataFile, make_folder
 
 _ROW_GROUP_BYTES: Final = 32 * 1024 * 1024
 _MAX_WAITING_BYTES: Final = 128 * 1024 * 1024

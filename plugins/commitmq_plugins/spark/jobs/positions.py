@@ -45,7 +45,7 @@ class News:
 def split_sources(sources: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """``(folders, addresses)`` of a user's sources; folders become absolute. Raises ConfigError for an empty list."""
     if not sources:
-        raise ConfigError("say what to read: a store's folder or a node's address")
+        raise ConfigError("name a source: a store's folder or a node's address")
     folders = tuple(os.path.abspath(one) for one in sources if "://" not in one)
     return folders, tuple(one for one in sources if "://" in one)
 

@@ -1,8 +1,8 @@
 """Sends messages of one topic, selected by time, tag or key, to another topic at a bounded rate.
 
-When the job begins it decides what to send, and stores that in its state (:mod:`commitmq_plugins.spark.jobs.state`) as
-steps: ranges of each store's log, one after the other. So messages of a queue keep their order, and an interrupted run
-continues at the step it was in.
+When the job begins it decides which messages to send, and stores them in its state
+(:mod:`commitmq_plugins.spark.jobs.state`) as steps: ranges of each store's log, one after the other. So messages of a
+queue keep their order, and an interrupted run continues at the step it was in.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from commitmq_plugins.spark.options import EARLIEST, LATEST, Bound, SourceOption
 from commitmq_plugins.spark.origins import open_origins, queues_of, require_topics
 from commitmq_plugins.spark.plan import Partition
 from commitmq_plugins.spark.ranges import chosen
-from commitmq_plugins.spark.sinks import SinkOptions
+from commitmq_plugins.spark.sink_options import SinkOptions
 from commitmq_plugins.spark.stores import Slice
 
 if TYPE_CHECKING:
@@ -34,7 +34,9 @@ _MOST_TASKS: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """The result of one run: what it sent, of ``steps`` steps of which ``begun_at`` were done before."""
+    """The result of one run: the messages that it sent, and its number of ``steps``; ``begun_at`` of these were done
+    before.
+    """
 
     sent: Sent
     steps: int

@@ -17,7 +17,8 @@ import pyarrow as pa
 
 from commitmq.client.admin import Admin
 from commitmq_plugins.spark.jobs.arrow_map import map_in_arrow
-from commitmq_plugins.spark.sinks import SinkOptions, send_partition
+from commitmq_plugins.spark.sink_options import SinkOptions
+from commitmq_plugins.spark.sinks import send_partition
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -72,7 +73,7 @@ def shares(spark: SparkSession, messages: Mapping[int, int], queues: int, partit
     from pyspark.sql import functions as sql
 
     frame = spark.createDataFrame([(queue % queues, count) for queue, count in messages.items()], "queue int, n bigint")
-    # As repartition() does with a column: Spark's hash of it, modulo the partitions.
+    # Like repartition() with a column: Spark's hash of the column, modulo the partitions.
     rows = frame.groupBy(sql.pmod(sql.hash("queue"), sql.lit(partitions)).alias("part")).agg(sql.sum("n").alias("n"))
     counts = {int(row["part"]): int(row["n"]) for row in rows.collect()}
     total = max(1, sum(counts.values()))

@@ -26,7 +26,7 @@ def messages(
     folders = [one for one in sources if "://" not in one]
     nodes = [one for one in sources if "://" in one]
     if not sources:
-        raise ConfigError("say what to read: a store's folder or a node's address")
+        raise ConfigError("name a source: a store's folder or a node's address")
     schema = ", ".join(f"{name} {columns.COLUMNS[name][0]}" for name in names)
     found = None
     for option, places in (("store", folders), ("node", nodes)):

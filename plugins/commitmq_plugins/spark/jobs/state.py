@@ -22,7 +22,8 @@ from typing import Any
 
 from commitmq import failpoints
 from commitmq.errors import CommitMQError
-from commitmq_plugins.spark.jobs.manifest import make_folder, sync_folder
+from commitmq.files import atomic_file
+from commitmq_plugins.spark.jobs.manifest import make_folder
 
 
 class StateError(CommitMQError):
@@ -42,13 +43,7 @@ class JobState:
     def save(self) -> None:
         """Make the present state durable."""
         members = {"what": self.what, "sink_id": self.sink_id, "plan": self.plan, "done": self.done}
-        unfinished = self.path.with_name(f".{self.path.name}.unfinished")
-        with unfinished.open("w", encoding="utf-8") as file:
-            json.dump(members, file, separators=(",", ":"))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(unfinished, self.path)
-        sync_folder(self.path.parent)
+        atomic_file.replace(self.path, json.dumps(members, separators=(",", ":")).encode(), "job_state", mode=0o666)
 
     def finish_step(self) -> None:
         """Count one more step as done."""

@@ -22,7 +22,7 @@ _STYLE: Final = (
 
 
 def page(found: Stats) -> str:
-    """A whole HTML document; it loads nothing from elsewhere."""
+    """A whole HTML document; it loads no other resource."""
     total = found.total
     parts = ["<h1>Messages of ", escape(", ".join(found.sources)), "</h1>"]
     if total is None:

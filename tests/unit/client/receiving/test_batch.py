@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from commitmq import CorruptRecordError, MessageBatch, SegmentSizeError
-from commitmq.client.receiving.batch import cut_parts, parts_of_records, parts_of_units
+from commitmq.client.receiving.part import cut_parts, parts_of_records, parts_of_units
 from commitmq.client.receiving.segments import SegmentMaps
 from commitmq.format.compression import decompress
 from commitmq.format.record import Host, Record, encode_record

@@ -9,7 +9,7 @@ import random
 
 import pytest
 
-from commitmq.client.receiving.batch import Part, parts_of_records
+from commitmq.client.receiving.part import Part, parts_of_records
 from commitmq.client.receiving.record_check import check_bytes, check_places
 from commitmq.errors import CorruptRecordError
 from commitmq.format.constants import Host

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from commitmq.client.receiving.batch import MessageBatch, parts_of_records
+from commitmq.client.receiving.batch import MessageBatch
+from commitmq.client.receiving.part import parts_of_records
 from commitmq.client.sending.inner_batch import encode_batch, expand
 from commitmq.client.sending.light_queue import renumber
 from commitmq.errors import CorruptRecordError, InvalidMessageError

@@ -99,7 +99,7 @@ def test_both_encoders_make_the_same_bytes(topic: str, kind: tuple[bool, bool, b
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
-    about=st.lists(
+    encoded_extras=st.lists(
         st.none()
         | st.tuples(st.sampled_from([b"", b"TAGS\x01t\x02"]), st.integers(-5, 5), st.sampled_from([0, 0x301])),
         min_size=1,
@@ -110,11 +110,11 @@ def test_both_encoders_make_the_same_bytes(topic: str, kind: tuple[bool, bool, b
     crc=st.booleans(),
 )
 def test_both_encoders_make_the_same_bytes_of_messages_of_different_kinds(
-    about: list[tuple[bytes, int, int] | None], counter: int, mark: bytes, crc: bool
+    encoded_extras: list[tuple[bytes, int, int] | None], counter: int, mark: bytes, crc: bool
 ) -> None:
     """With and without properties side by side, and ids whose digits carry, or begin at 0000 again."""
     layout = RunLayout("T", born_v6=False, store_v6=False, properties_crc=crc, mark=mark)
-    messages = [OneMessage(b"%d" % index, one, 1000 + index // 3) for index, one in enumerate(about)]
+    messages = [OneMessage(b"%d" % index, one, 1000 + index // 3) for index, one in enumerate(encoded_extras)]
     sizes, data = encode_messages(layout, 1, messages, (b"P" * 28, counter), 40)
     ids = UniqueIds()
     ids._counter = counter
@@ -122,11 +122,11 @@ def test_both_encoders_make_the_same_bytes_of_messages_of_different_kinds(
         layout,
         1,
         [one.body for one in messages],
-        [one.about[0] if one.about else b"" for one in messages],
+        [one.encoded_extras[0] if one.encoded_extras else b"" for one in messages],
         ids,
         born=0,
-        flags=[one.about[1] if one.about else 0 for one in messages],
-        sys_flags=[one.about[2] if one.about else 0 for one in messages],
+        flags=[one.encoded_extras[1] if one.encoded_extras else 0 for one in messages],
+        sys_flags=[one.encoded_extras[2] if one.encoded_extras else 0 for one in messages],
         sequence=40,
     )
     assert isinstance(run.unique, tuple)

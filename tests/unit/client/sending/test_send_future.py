@@ -33,7 +33,7 @@ class Sender:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.hurried: set[Ticket] = set()
+        self.result_waiters: set[Ticket] = set()
         self.forgotten: list[SendFuture] = []
 
     def future(self) -> SendFuture:
@@ -42,8 +42,8 @@ class Sender:
     def forget(self, future: SendFuture) -> None:
         self.forgotten.append(future)
 
-    def hurry(self, ticket: Ticket) -> None:
-        self.hurried.add(ticket)
+    def add_waiter(self, ticket: Ticket) -> None:
+        self.result_waiters.add(ticket)
 
     def start(self, *futures: SendFuture) -> None:
         for one in futures:

@@ -130,7 +130,7 @@ GROUP = Claim(150, "group slow")
 @pytest.mark.parametrize("what", [{"hour": 4}, {"used_ratio": -1.0}, {"until": 300}, {"store_bytes": 999}])
 def test_what_a_group_has_not_read_stays(what: dict[str, Any]) -> None:
     rules = replace(RULES, keep_unconsumed=True, store_bytes=200)
-    now = situation(segments(99, 99, 99, 1), unconsumed=GROUP, **what)
+    now = situation(segments(99, 99, 99, 1), slowest_group=GROUP, **what)
     plan = decide(rules, now)
     assert [segment.base for segment in plan.segments] == [0]
     assert "group slow" in plan.kept
@@ -138,12 +138,12 @@ def test_what_a_group_has_not_read_stays(what: dict[str, Any]) -> None:
 
 
 def test_without_keep_unconsumed_nobody_asks_the_groups() -> None:
-    assert len(decide(RULES, situation(segments(99, 99, 99, 1), hour=4, unconsumed=GROUP)).segments) == 3
+    assert len(decide(RULES, situation(segments(99, 99, 99, 1), hour=4, slowest_group=GROUP)).segments) == 3
 
 
 def test_a_disk_at_the_forced_threshold_takes_what_is_unread_and_says_whose() -> None:
     rules = replace(RULES, keep_unconsumed=True)
-    now = situation(segments(99, 99, 99, 1), used_ratio=0.96, unconsumed=GROUP, hour=4)
+    now = situation(segments(99, 99, 99, 1), used_ratio=0.96, slowest_group=GROUP, hour=4)
     plan = decide(rules, now)
     # 96 % less two segments is 76 %: the third stays for the group, although it is expired in its hour.
     assert plan.reasons == (Reason.AGE, Reason.FORCED)
@@ -196,9 +196,9 @@ def test_promises_hold_in_every_situation(
     rules: Rules,
 ) -> None:
     found = segments(*ages)
-    unconsumed = None if unread is None else Claim(unread, "group")
+    slowest_group = None if unread is None else Claim(unread, "group")
     now = Situation(
-        NOW_MS, hour, found, Claim(limit, "writer"), ratio, 1000, store_bytes, unconsumed=unconsumed, until=until
+        NOW_MS, hour, found, Claim(limit, "writer"), ratio, 1000, store_bytes, slowest_group=slowest_group, until=until
     )
     plan: Plan = decide(rules, now)
     count = len(plan.segments)

@@ -23,7 +23,7 @@ from commitmq.store.layout import StoreLayout
 from commitmq.store.log.expiry import MinOffsetFile, finish_expiry, list_bases, look_at_segments, store_bytes
 from commitmq.store.log.retention import Claim
 from commitmq.store.queues.consume_queue import ConsumeQueue
-from commitmq.store.queues.unconsumed import GroupPosition, UnitFinder, slowest
+from commitmq.store.queues.slowest_group import GroupPosition, UnitFinder, slowest
 
 SIZE = 4096
 

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from commitmq.coordination.journal import Change, DropTopic, OffsetsJournal, SetOffsets
+from commitmq import failpoints
 from commitmq.errors import DiskFullError, StoreError
 from commitmq.store.metadata.journal import encode_record
+from commitmq.store.metadata.offsets_journal import Change, DropTopic, OffsetsJournal, SetOffsets
 
 A = SetOffsets("group", "topic", ((0, 5), (3, 1 << 62)))
 B = SetOffsets("group", "other-topic", ((1, 7),))
@@ -170,6 +171,26 @@ def test_a_journal_without_a_new_file_goes_on_and_knows_both_snapshots(
     found = OffsetsJournal.read(path)
     assert found is not None
     assert [found.since(name) for name in ("base-1", "base-2", "another")] == [[A, B], [B], None]
+
+
+@pytest.mark.parametrize("side", ["before", "after"])
+def test_an_error_of_the_replace_costs_no_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, side: str) -> None:
+    """It may arrive although the new file has the name; what goes to the old one then would be in no file."""
+    path = tmp_path / "offsets.journal"
+    journal = OffsetsJournal.create(path, "base-1")
+    journal.append([A])
+    monkeypatch.setattr(failpoints, "_points", failpoints.parse(f"disk.replace.journal:{side}=errno:EIO@1"))
+    monkeypatch.setattr(failpoints, "ACTIVE", True)
+    with pytest.raises(StoreError, match="cannot replace"):
+        journal.begin_anew("base-2", lambda: None)
+    assert journal.failed == (side == "after")
+    if not journal.failed:
+        journal.append([B])
+        assert _opened(path)[0] == [A, B]
+    journal.begin_anew("base-1", lambda: None)
+    journal.append([C])
+    assert _opened(path)[0] == [C]
+    journal.close()
 
 
 def test_no_space_is_a_disk_full_error_and_leaves_no_part(tmp_path: Path) -> None:

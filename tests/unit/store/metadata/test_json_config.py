@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from commitmq import failpoints
 from commitmq.errors import StoreError
 from commitmq.store.metadata import json_config
 from commitmq.store.metadata.consumer_offsets import ConsumerOffsets
@@ -106,12 +107,26 @@ def test_a_damaged_file_is_refused_and_a_missing_one_falls_back(tmp_path: Path, 
     assert json_config.load(path) == {"generation": {"n": 0}}
 
 
+@pytest.mark.parametrize("number", ["EIO", "ENOSPC"])
+def test_a_failed_sync_of_the_folder_does_not_say_that_nothing_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: str
+) -> None:
+    path = tmp_path / "topics.json"
+    json_config.persist(path, {"a": 1})
+    monkeypatch.setattr(failpoints, "ACTIVE", True)
+    monkeypatch.setattr(failpoints, "_points", failpoints.parse(f"disk.sync_folder.json:before=errno:{number}"))
+    with pytest.raises(StoreError, match="has its new content") as caught:
+        json_config.persist(path, {"a": 2})
+    assert type(caught.value) is StoreError, "a full disk would mean that nothing was written"
+    assert json_config.load(path) == {"a": 2}
+
+
 def test_nothing_there_is_no_error_but_garbage_is(tmp_path: Path) -> None:
     path = tmp_path / "topics.json"
     assert json_config.load(path) is None
     for content in (b"", b"\n", b'{"a":'):
         path.write_bytes(content)
-        with pytest.raises(StoreError, match="goes on without it") as caught:
+        with pytest.raises(StoreError, match="continues without it") as caught:
             json_config.load(path)
         assert caught.value.path == path
 

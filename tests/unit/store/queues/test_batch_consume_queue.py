@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 
 from commitmq.errors import CorruptRecordError, SegmentSizeError
 from commitmq.files.fd_cache import FdCache
+from commitmq.format.constants import BATCH_UNIT_BYTES
 from commitmq.format.file_names import segment_name
-from commitmq.store.queues.batch_consume_queue import BATCH_UNIT, BATCH_UNIT_BYTES, BatchConsumeQueue, make_units
+from commitmq.format.units import BATCH_UNIT
+from commitmq.store.queues.batch_consume_queue import BatchConsumeQueue, make_units
 
 FILE_BYTES = 5 * BATCH_UNIT_BYTES
 Make = Callable[[], BatchConsumeQueue]

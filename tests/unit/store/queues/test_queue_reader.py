@@ -21,14 +21,16 @@ from numpy.typing import NDArray
 
 from commitmq.format.file_names import segment_name
 from commitmq.format.record import Record, decode_record
+from commitmq.format.units import UNIT
 from commitmq.kernels.tags import MATCH, NO_MATCH
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.queues import queue_reader
 from commitmq.store.queues.consume_queue import ConsumeQueue
-from commitmq.store.queues.pull_result import UNIT, PullResult, PullStatus
+from commitmq.store.queues.pull_result import PullResult, PullStatus
 from commitmq.store.queues.queue_files import list_queues
 from commitmq.store.queues.queue_reader import QueueReader
 from commitmq.store.queues.queue_times import offset_by_time
+from commitmq.store.queues.record_filter import JUDGED_BYTES
 from commitmq.store.queues.tag_filter import MAX_TAGS, TagFilter
 from golden_stores import GOLDEN_QUEUE_FILE_BYTES, GOLDEN_SEGMENT_BYTES, GoldenStore
 from queue_store import QueueStore
@@ -425,6 +427,27 @@ def test_a_filter_looks_into_a_bounded_number_of_records(store: QueueStore, monk
             seen += bodies(reader, result)
             offset = result.next_offset
         assert seen == [b"%d" % number for number in range(1, 100, 2)]
+
+
+@pytest.mark.parametrize("terms", [1, 20, 840])
+def test_a_filter_of_many_terms_looks_into_fewer_records_at_a_time(tmp_path: Path, terms: int) -> None:
+    """Bytes of properties times terms are bounded in one read; the next read goes on where it stopped."""
+    store = QueueStore(tmp_path / "store", segment_bytes=8 << 20, file_bytes=20_000)
+    for number in range(200):
+        store.put("t", 0, b"%d" % number, tag="p" * 30_000)
+    reader = reader_of(store)
+    offset = reads = 0
+    seen: list[bytes] = []
+    while offset < 200:
+        wanted = Odd()
+        wanted.terms = terms
+        result = pull(reader, store, offset, wanted=wanted, max_messages=1_000)
+        assert 1 <= wanted.seen <= max(1, JUDGED_BYTES // (30_000 * terms))
+        assert result.next_offset > offset
+        seen += bodies(reader, result)
+        offset, reads = result.next_offset, reads + 1
+    assert seen == [b"%d" % number for number in range(1, 200, 2)]
+    assert (reads == 1) == (terms == 1)
 
 
 # ---------------------------------------------------------------- frames

@@ -21,7 +21,7 @@ from commitmq.log import get_log
 from commitmq.store.layout import StoreLayout
 from commitmq.workers.flush import process as flush
 from commitmq.workers.runtime.context import role_slot
-from commitmq.workers.writer.writer_sync import OwnSync
+from commitmq.workers.writer.writer_sync import InlineFsync
 from queue_store import QueueStore
 
 SEGMENT = 1 << 16
@@ -71,17 +71,17 @@ def test_nobody_waits(flusher: flush.LogFlusher, control: ControlBlock) -> None:
     write(control, 100)
     assert flusher.flush()
     assert control.get(Word.FLUSHED) == 100
-    assert not flusher.answers_somebody
+    assert not flusher.answers_sender
 
 
 def test_who_waits_is_answered_once(flusher: flush.LogFlusher, control: ControlBlock) -> None:
     write(control, 100)
     control.put(Word.FLUSH_WANTED, 100)
     assert flusher.flush()
-    assert flusher.answers_somebody
+    assert flusher.answers_sender
     write(control, 200)
     assert flusher.flush()
-    assert not flusher.answers_somebody
+    assert not flusher.answers_sender
 
 
 def test_who_begins_to_wait_while_the_device_is_busy(
@@ -90,7 +90,7 @@ def test_who_begins_to_wait_while_the_device_is_busy(
     write(control, 100)
     during_sync(monkeypatch, lambda: control.put(Word.FLUSH_WANTED, 100))
     assert flusher.flush()
-    assert flusher.answers_somebody
+    assert flusher.answers_sender
 
 
 def test_who_waits_for_more_than_was_reached_is_told_of_that_too(
@@ -101,7 +101,7 @@ def test_who_waits_for_more_than_was_reached_is_told_of_that_too(
     during_sync(monkeypatch, lambda: (write(control, 200), control.put(Word.FLUSH_WANTED, 200)))  # type: ignore[func-returns-value]
     assert flusher.flush()
     assert control.get(Word.FLUSHED) == 100
-    assert flusher.answers_somebody
+    assert flusher.answers_sender
 
 
 def test_the_look_follows_the_store(
@@ -118,7 +118,7 @@ def test_the_look_follows_the_store(
 
     monkeypatch.setattr(control, "put", late)
     assert flusher.flush()
-    assert flusher.answers_somebody
+    assert flusher.answers_sender
 
 
 class Device:
@@ -236,7 +236,7 @@ def test_a_writer_that_died_in_its_own_sync_leaves_the_same_doubt(
     # A writer that follows knows no more than that.
     control.put(Word.FLUSHED, 0)
     device.calls.clear()
-    OwnSync(context_of(store.layout, control, CONFIG), pooled=False)
+    InlineFsync(context_of(store.layout, control, CONFIG), pooled=False)
     assert device.calls == [("write", 0, store.end)]
     assert control.get(Word.WRITER_SYNC) == WriterSync.IDLE
     flusher.close()

@@ -1,4 +1,4 @@
-"""What this plugin adds to a node: its settings, a dispatcher and a verb of the command line.
+"""The parts that this plugin adds to a node: settings, a dispatcher and a verb of the command line.
 
 A node imports this module at its start, in a process that only asks for the hooks; the command line imports it too. So it
 stays light: the dispatcher and the command are named here, and imported where they run.

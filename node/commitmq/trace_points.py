@@ -1,11 +1,11 @@
-"""Times of a send at the places on its way, in each process: for ``commitmq bench stations``; in a normal run unused.
+"""Times of a send at the places on its way, in each process: for ``commitmq bench trace-points``; in a normal run unused.
 
-``COMMITMQ_STATIONS=FOLDER`` in a node's environment makes its writer and flush process wrap a few of their own methods
+``COMMITMQ_TRACE_POINTS=FOLDER`` in a node's environment makes its writer and flush process wrap a few of their own methods
 when they start (:func:`watch`). Each wrapper writes a number and the time (CLOCK_MONOTONIC, which all processes of a
 host share) into a file of that folder. Without the variable no wrapper is created: the path of a message is not one
 instruction longer.
 
-A file has 16 bytes per event, station and time in nanoseconds, and zeros behind the last one; when it is full, no more
+A file has 16 bytes per event, trace point and time in nanoseconds, and zeros behind the last one; when it is full, no more
 events are written.
 """
 
@@ -19,16 +19,16 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
-VARIABLE = "COMMITMQ_STATIONS"
+VARIABLE = "COMMITMQ_TRACE_POINTS"
 _MAX_EVENTS = 1 << 18
 
 
-class Station(IntEnum):
+class TracePoint(IntEnum):
     """A place on the way of a send; in the client, the writer (W) and the flush process (F)."""
 
     CALLED = 1  # the program called send
     ENCODED = 2  # the client begins to hand the request to its socket
-    HANDED_OVER = 3  # the socket has all of it
+    HANDED_OVER = 3  # the socket has the whole request
     ANSWERED = 4  # the client has the answer
     RETURNED = 5  # send returned
     W_AWAKE = 10  # the writer returned from waiting
@@ -55,15 +55,15 @@ class Recorder:
             os.close(fd)
         self._at = 0
 
-    def note(self, station: int) -> None:
-        """Record that a send is at ``station`` now."""
+    def note(self, point: int) -> None:
+        """Record that a send is at ``point`` now."""
         at = self._at
         if at < 2 * _MAX_EVENTS:
             self._cells[at + 1] = time.monotonic_ns()
-            self._cells[at] = station
+            self._cells[at] = point
             self._at = at + 2
 
-    def around(self, owner: Any, method: str, before: Station | None, after: Station | None) -> None:
+    def around(self, owner: Any, method: str, before: TracePoint | None, after: TracePoint | None) -> None:
         """Wrap ``owner``'s ``method``: it notes ``before`` when it is called and ``after`` when it has returned."""
         call: Callable[..., Any] = getattr(owner, method)
         note, first, last = self.note, int(before or 0), int(after or 0)
@@ -80,7 +80,7 @@ class Recorder:
         setattr(owner, method, noted)
 
 
-def watch(name: str, *places: tuple[Any, str, Station | None, Station | None]) -> None:
+def watch(name: str, *places: tuple[Any, str, TracePoint | None, TracePoint | None]) -> None:
     """Note ``(owner, method, before, after)`` of this process, if the environment asks for it; else do nothing."""
     folder = os.environ.get(VARIABLE)
     if folder:
@@ -90,7 +90,7 @@ def watch(name: str, *places: tuple[Any, str, Station | None, Station | None]) -
 
 
 def read(folder: Path) -> list[tuple[int, int]]:
-    """All events of all processes, ``(nanoseconds, station)``, in the order of time."""
+    """All events of all processes, ``(nanoseconds, trace point)``, in the order of time."""
     return sorted(event for path in folder.iterdir() for event in _events(path.read_bytes()))
 
 

@@ -1,6 +1,6 @@
-"""Measures where the time of one send goes: its stations in client, writer and flush process, on a node of its own.
+"""Measures where the time of one send goes: its trace points in client, writer and flush process, on a node of its own.
 
-The node runs with :mod:`commitmq.stations` on, which costs it some microseconds a send: the result shows shares, not
+The node runs with :mod:`commitmq.trace_points` on, which costs it some microseconds a send: the result shows shares, not
 how long a send takes. ``commitmq bench latency`` measures that.
 """
 
@@ -16,44 +16,44 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
-from commitmq import stations
+from commitmq import trace_points
 from commitmq.bench.figures import Percentiles, Progress, no_progress
 from commitmq.client.admin import Admin
 from commitmq.client.producer import Producer
 from commitmq.errors import CommitMQError, NodeUnavailableError
-from commitmq.stations import Station
 from commitmq.testing.node_process import NodeProcess
+from commitmq.trace_points import TracePoint
 
-_TOPIC: Final = "stations"
+_TOPIC: Final = "trace-points"
 _WARM: Final = 200
 _SEGMENT_BYTES: Final = 64 << 20
 
-# The stations of a send in their order, and the step before each of them.
+# The trace points of a send in their order, and the step before each of them.
 _MEMORY: Final = (
-    (Station.CALLED, ""),
-    (Station.ENCODED, "client: checks, encodes the header"),
-    (Station.HANDED_OVER, "client: hands over to the socket"),
-    (Station.W_AWAKE, "socket, the writer wakes up"),
-    (Station.W_RECEIVED, "writer: takes the frames"),
-    (Station.W_APPEND, "writer: checks, encodes the record"),
-    (Station.W_APPENDED, "writer: stores the record"),
-    (Station.W_DONE, "writer: publishes, builds the answer"),
+    (TracePoint.CALLED, ""),
+    (TracePoint.ENCODED, "client: checks, encodes the header"),
+    (TracePoint.HANDED_OVER, "client: hands over to the socket"),
+    (TracePoint.W_AWAKE, "socket, the writer wakes up"),
+    (TracePoint.W_RECEIVED, "writer: takes the frames"),
+    (TracePoint.W_APPEND, "writer: checks, encodes the record"),
+    (TracePoint.W_APPENDED, "writer: stores the record"),
+    (TracePoint.W_DONE, "writer: publishes, builds the answer"),
 )
 _FLUSHED: Final = (
-    (Station.F_SYNC, "to the sync: the writer's own, or flush wakes up"),
-    (Station.F_SYNCED, "fdatasync, publishes"),
+    (TracePoint.F_SYNC, "to the sync: the writer's own, or flush wakes up"),
+    (TracePoint.F_SYNCED, "fdatasync, publishes"),
 )
 _ANSWER: Final = (
-    (Station.W_ANSWER, "writer: goes on to the answer"),
-    (Station.W_ANSWERED, "writer: hands over to the socket"),
-    (Station.ANSWERED, "socket, the client wakes up"),
-    (Station.RETURNED, "client: the result"),
+    (TracePoint.W_ANSWER, "writer: begins the answer"),
+    (TracePoint.W_ANSWERED, "writer: hands over to the socket"),
+    (TracePoint.ANSWERED, "socket, the client wakes up"),
+    (TracePoint.RETURNED, "client: the result"),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The step between two stations; ``share`` of all steps' medians."""
+    """The step between two trace points; ``share`` of all steps' medians."""
 
     name: str
     time: Percentiles
@@ -61,8 +61,8 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class StationsResult:
-    """``sends`` that were seen at all stations, of one ack level. ``total``: from call to return, tracing included."""
+class TracePointsResult:
+    """``sends`` that were seen at all trace points, of one ack level. ``total``: from call to return, tracing included."""
 
     ack: str
     body_bytes: int
@@ -71,7 +71,7 @@ class StationsResult:
     total: Percentiles
 
 
-def measure_stations(
+def measure_trace_points(
     folder: Path | None = None,
     *,
     body_bytes: int = 1024,
@@ -79,7 +79,7 @@ def measure_stations(
     acks: Sequence[str] = ("memory", "flushed"),
     settings: Sequence[str] = (),
     progress: Progress = no_progress,
-) -> list[StationsResult]:
+) -> list[TracePointsResult]:
     """Follow ``count`` sends of each ack level, one at a time.
 
     The store is created in ``folder`` (the system's folder for temporary files) and removed. ``settings`` are further
@@ -89,10 +89,10 @@ def measure_stations(
         raise ValueError("count must be at least 1")
     results = []
     for ack in acks:
-        home = Path(tempfile.mkdtemp(prefix="commitmq-stations-", dir=folder))
+        home = Path(tempfile.mkdtemp(prefix="commitmq-trace-points-", dir=folder))
         try:
             _follow(home, ack, os.urandom(body_bytes), count, settings, progress)
-            results.append(_result(ack, body_bytes, stations.read(home / "events")))
+            results.append(_result(ack, body_bytes, trace_points.read(home / "events")))
         finally:
             shutil.rmtree(home, ignore_errors=True)
     return results
@@ -104,7 +104,7 @@ def _follow(home: Path, ack: str, body: bytes, count: int, settings: Sequence[st
     node = NodeProcess(home / "store", "profile=server", f"commit_log.segment_bytes={_SEGMENT_BYTES}", *settings)
     with contextlib.ExitStack() as stack:
         stack.callback(node.end)
-        started = node.start(**{stations.VARIABLE: str(events)})
+        started = node.start(**{trace_points.VARIABLE: str(events)})
         if started.returncode != 0:
             raise NodeUnavailableError(f"the node to be measured did not start: {started.stderr.strip()}")
         with Admin(node.address) as admin:
@@ -112,40 +112,40 @@ def _follow(home: Path, ack: str, body: bytes, count: int, settings: Sequence[st
         producer = stack.enter_context(Producer(node.address, ack=ack))
         for _ in range(_WARM):
             producer.send(_TOPIC, body)
-        recorder = stations.Recorder(events, "client")
+        recorder = trace_points.Recorder(events, "client")
         lane = producer._lanes.writer.lane
         local, channel = lane.local, lane.channel
         assert channel is not None
         if local is not None and len(body) <= local.MAX_BODY_BYTES:
-            recorder.around(local, "send", Station.ENCODED, Station.HANDED_OVER)
-            recorder.around(local, "receive", None, Station.ANSWERED)
+            recorder.around(local, "send", TracePoint.ENCODED, TracePoint.HANDED_OVER)
+            recorder.around(local, "receive", None, TracePoint.ANSWERED)
         else:
-            recorder.around(channel, "send", Station.ENCODED, Station.HANDED_OVER)
-            recorder.around(channel, "receive", None, Station.ANSWERED)
+            recorder.around(channel, "send", TracePoint.ENCODED, TracePoint.HANDED_OVER)
+            recorder.around(channel, "receive", None, TracePoint.ANSWERED)
         for done in range(1, count + 1):
-            recorder.note(Station.CALLED)
+            recorder.note(TracePoint.CALLED)
             producer.send(_TOPIC, body)
-            recorder.note(Station.RETURNED)
+            recorder.note(TracePoint.RETURNED)
             if done % 100 == 0:
                 progress(100)
         progress(count % 100)
 
 
-def _result(ack: str, body_bytes: int, events: list[tuple[int, int]]) -> StationsResult:
+def _result(ack: str, body_bytes: int, events: list[tuple[int, int]]) -> TracePointsResult:
     """``events`` of all processes in order of time; between a call and its return there is only one send."""
     places = (*_MEMORY, *(_FLUSHED if ack == "flushed" else ()), *_ANSWER)
-    order = [station for station, _ in places]
+    order = [point for point, _ in places]
     gaps: list[list[int]] = [[] for _ in order[1:]]
     totals = []
     send: list[tuple[int, int]] = []
     awake = 0
-    for at, station in events:
-        if station == Station.CALLED:
+    for at, point in events:
+        if point == TracePoint.CALLED:
             send = []
-        if station == Station.W_AWAKE:
+        if point == TracePoint.W_AWAKE:
             awake = at
-        send.append((at, station))
-        if station != Station.RETURNED:
+        send.append((at, point))
+        if point != TracePoint.RETURNED:
             continue
         times = _times(order, send, awake)
         if times is not None:
@@ -153,10 +153,10 @@ def _result(ack: str, body_bytes: int, events: list[tuple[int, int]]) -> Station
             for gap, (earlier, later) in zip(gaps, pairwise(times), strict=True):
                 gap.append(later - earlier)
     if not totals:
-        raise CommitMQError("no send was seen at all of its stations")
+        raise CommitMQError("no send was seen at all of its trace points")
     steps = [(name, Percentiles.of(gap)) for (_, name), gap in zip(places[1:], gaps, strict=True)]
     whole = sum(figures.p50_us for _, figures in steps) or 1.0
-    return StationsResult(
+    return TracePointsResult(
         ack,
         body_bytes,
         len(totals),
@@ -165,21 +165,21 @@ def _result(ack: str, body_bytes: int, events: list[tuple[int, int]]) -> Station
     )
 
 
-def _times(order: list[Station], send: list[tuple[int, int]], awake: int) -> list[int] | None:
-    """When one send was at each station; None when it was not seen at one of them.
+def _times(order: list[TracePoint], send: list[tuple[int, int]], awake: int) -> list[int] | None:
+    """When one send was at each trace point; None when it was not seen at one of them.
 
-    A station may be passed several times (once per frame, or in a flush for another sender). Then the first time after
-    the previous station counts; for the hand-over the time of the last frame, for the waking the last time before the
+    A trace point may be passed several times (once per frame, or in a flush for another sender). Then the first time after
+    the previous trace point counts; for the hand-over the time of the last frame, for the waking the last time before the
     request was taken. A client that loses its core right after the hand-over stamps it late, so the hand-over is never
     later than the writer's taking of the request.
     """
     times: list[int] = []
-    taken = next((at for at, one in send if one == Station.W_RECEIVED), awake)
-    for station in order:
-        found = [at for at, one in send if one == station]
-        if station == Station.HANDED_OVER:
+    taken = next((at for at, one in send if one == TracePoint.W_RECEIVED), awake)
+    for point in order:
+        found = [at for at, one in send if one == point]
+        if point == TracePoint.HANDED_OVER:
             when = max(min(found[-1], taken), times[-1]) if found and times else None
-        elif station == Station.W_AWAKE:
+        elif point == TracePoint.W_AWAKE:
             # The writer was awake when the request came: then no wake-up was needed.
             when = max([at for at in found if at <= taken] or [0])
             when = min(max(when, times[-1]), taken)

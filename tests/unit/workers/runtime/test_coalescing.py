@@ -14,7 +14,7 @@ import pytest
 from commitmq.config import NodeConfig, from_mapping
 from commitmq.control import ControlBlock, WorkerWord
 from commitmq.workers.runtime import coalescing as pauses
-from commitmq.workers.runtime.coalescing import LITTLE_BYTES, Pauses
+from commitmq.workers.runtime.coalescing import LITTLE_BYTES, CoalescingDelay
 from commitmq.workers.runtime.context import role_slot
 
 
@@ -50,8 +50,8 @@ def await_until(control: ControlBlock, ms: int, reader: int = 0) -> None:
     control.put_worker(role_slot(f"reader-{reader}"), WorkerWord.AWAITED_UNTIL_MS, ms)
 
 
-def after_a_turn(control: ControlBlock, clock: Clock, made_of: NodeConfig, work_bytes: int = 100) -> Pauses:
-    made = Pauses(control, made_of)
+def after_a_turn(control: ControlBlock, clock: Clock, made_of: NodeConfig, work_bytes: int = 100) -> CoalescingDelay:
+    made = CoalescingDelay(control, made_of)
     made.look()
     assert made.left_s() <= 0  # nothing was done yet
     clock.now_s += 0.010
@@ -123,6 +123,6 @@ def test_limits(control: ControlBlock, clock: Clock) -> None:
     """The long pause is never the shorter one, and a loop that cannot sleep as shortly says so."""
     assert after_a_turn(control, clock, config(short_us=20_000)).left_s() == pytest.approx(0.020)
     assert after_a_turn(control, clock, config(long_us=0)).left_s() == pytest.approx(0.0003)
-    made = Pauses(control, config(long_us=0), least_s=0.001)
+    made = CoalescingDelay(control, config(long_us=0), least_s=0.001)
     made.done(100)
     assert made.left_s() == pytest.approx(0.001)

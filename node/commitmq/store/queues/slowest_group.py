@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
-import struct
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from commitmq.files.fd_cache import FdCache
 from commitmq.format.constants import PREBLANK_SIZE, UNIT_BYTES
 from commitmq.format.file_names import segment_name
+from commitmq.format.units import UNIT_STRUCT
 from commitmq.store.log.retention import Claim
 from commitmq.store.queues.batch_consume_queue import BatchConsumeQueue
 from commitmq.store.queues.consume_queue import ConsumeQueue
-
-_UNIT: Final = struct.Struct(">qiq")
 
 
 class GroupPosition(NamedTuple):
@@ -57,7 +55,7 @@ class UnitFinder:
         except OSError:
             data = b""
         if len(data) == UNIT_BYTES:
-            physical, size, _ = _UNIT.unpack(data)
+            physical, size, _ = UNIT_STRUCT.unpack(data)
             if size > 0 and size != PREBLANK_SIZE and physical >= log_min:
                 return int(physical)
             if size == 0:

@@ -1,0 +1,221 @@
+"""A part: records of one queue in one buffer, as columns; and the two ways to decode an answer of a reader to parts.
+
+The buffer is a segment of the node, mapped read-only on the same host, or a frame of an answer. numpy gathers the heads of all
+records in one step. Nothing looks at a body before somebody asks for it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+
+from commitmq.client.receiving.received_message import decode_body
+from commitmq.client.receiving.segments import SegmentMaps
+from commitmq.errors import CorruptRecordError, UndecodableBodyError
+from commitmq.format.constants import LMQ_PREFIX, MAGIC_V1, MAGIC_V2, MIN_RECORD_BYTES, UNIT_BYTES, SysFlag
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+_HEAD_BYTES: Final = 88
+HEAD: Final = np.dtype({
+    "names": [
+        "size", "magic", "crc", "queue_id", "flag", "queue_offset", "physical_offset", "sys_flag", "born_timestamp",
+        "store_timestamp", "store_host", "reconsume_times", "body_size",
+    ],
+    "formats": [">i4", ">i4", ">i4", ">i4", ">i4", ">i8", ">i8", ">i4", ">i8", ">i8", "V8", ">i4", ">i4"],
+    "offsets": [0, 4, 8, 12, 16, 20, 28, 36, 40, 56, 64, 72, 84],
+    "itemsize": _HEAD_BYTES,
+})  # fmt: skip
+"""The bytes before the body of a record with two IPv4 hosts (spec 2.1)."""
+_UNIT: Final = np.dtype(
+    {
+        "names": ["physical_offset", "size", "tags_code"],
+        "formats": [">i8", ">i4", ">i8"],
+        "offsets": [0, 8, 12],
+        "itemsize": UNIT_BYTES,
+    }
+)
+_SIZE: Final = struct.Struct(">i")
+_MANY_FRAMES: Final = 8
+_V6: Final = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
+
+
+@dataclass(slots=True)
+class Part:
+    """Records of one queue in one buffer, ``data``. Every array has one entry a record; ``positions`` are where they begin.
+
+    The messages of an inner batch and the messages of an LMQ do not lie as other records of a queue do. For them
+    ``property_starts`` says where the properties begin, ``hosts`` has the store hosts, and ``origins`` has the topics that the
+    messages were sent to. ``decoded`` has the compressed bodies that were decoded already, by position. The pieces of a part
+    share it.
+    """
+
+    topic: str
+    queue_id: int
+    data: mmap.mmap | memoryview
+    positions: Array
+    heads: Array
+    body_offsets: Array
+    v6: bool  # a record has an IPv6 host, so its store host is not where ``heads`` has it
+    property_starts: Array | None = None
+    hosts: list[bytes] | None = None
+    origins: list[str] | None = None
+    decoded: dict[int, bytes | UndecodableBodyError] | None = None
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def cut(self, start: int, stop: int) -> Part:
+        """Records ``start`` to ``stop`` of this part, in the same memory."""
+        span = slice(start, stop)
+        return replace(
+            self,
+            positions=self.positions[span],
+            heads=self.heads[span],
+            body_offsets=self.body_offsets[span],
+            property_starts=None if self.property_starts is None else self.property_starts[span],
+            hosts=None if self.hosts is None else self.hosts[span],
+            origins=None if self.origins is None else self.origins[span],
+        )
+
+    def body_of(self, index: int) -> bytes | UndecodableBodyError:
+        """The body of a compressed record, or the error that says why it cannot be decoded."""
+        known = None if self.decoded is None else self.decoded.get(int(self.positions[index]))
+        if known is not None:
+            return known
+        start = int(self.body_offsets[index])
+        body = bytes(memoryview(self.data)[start : start + int(self.heads["body_size"][index])])
+        return decode_body(body, int(self.heads["sys_flag"][index]))
+
+    def store_hosts(self) -> list[bytes]:
+        """The store host of each record, as its 8 or 20 stored bytes."""
+        if self.hosts is not None:
+            return self.hosts
+        if not self.v6:
+            hosts: list[bytes] = self.heads["store_host"].tolist()
+            return hosts
+        view = memoryview(self.data)
+        result = []
+        for position, flags in zip(self.positions.tolist(), self.heads["sys_flag"].tolist(), strict=True):
+            start = position + 56 + (20 if flags & SysFlag.BORN_HOST_V6 else 8)
+            result.append(bytes(view[start : start + (20 if flags & SysFlag.STORE_HOST_V6 else 8)]))
+        return result
+
+
+def decode_part(topic: str, queue_id: int, data: mmap.mmap | memoryview, positions: Array, sizes: Array | None) -> Part:
+    """Gather the heads of the records at ``positions`` (int64) of ``data`` and check them.
+
+    ``sizes`` are the records' sizes in the ConsumeQueue, or None where only the records themselves tell their sizes. The
+    records of an LMQ may have any queue id. Raises CorruptRecordError when ``data`` has another thing at one of the positions.
+    """
+    length = len(data)
+    if int(positions.min()) < 0 or int(positions.max()) > length - MIN_RECORD_BYTES:
+        raise CorruptRecordError(f"a record of {topic}/{queue_id} is said to lie outside its {length} bytes of log")
+    # This array has an item of 88 bytes at every byte, so one indexing copies all heads, aligned or not.
+    everywhere: Array = np.ndarray((length - _HEAD_BYTES + 1,), f"V{_HEAD_BYTES}", data, 0, (1,))
+    heads: Array = everywhere[positions].view(HEAD)
+    flags = heads["sys_flag"]
+    v6 = bool((flags & _V6).any())
+    body_offsets = positions + _HEAD_BYTES
+    if v6:
+        body_offsets = _widen(data, positions, heads)
+    wrong = (heads["magic"] != MAGIC_V1) & (heads["magic"] != MAGIC_V2)
+    if not topic.startswith(LMQ_PREFIX):
+        wrong |= heads["queue_id"] != queue_id
+    wrong |= heads["body_size"] < 0
+    wrong |= body_offsets + heads["body_size"] > positions + heads["size"]
+    wrong |= positions + heads["size"] > length
+    if sizes is not None:
+        wrong |= heads["size"] != sizes
+    if wrong.any():
+        index = int(wrong.argmax())
+        raise CorruptRecordError(
+            f"queue {queue_id} of {topic!r} leads to a place without its record; the bytes there give"
+            f" {int(heads['physical_offset'][index])} as their physical offset",
+            offset=int(positions[index]),
+        )
+    return Part(topic, queue_id, data, positions, heads, body_offsets, v6)
+
+
+def _widen(data: mmap.mmap | memoryview, positions: Array, heads: Array) -> Array:
+    """Correct the fields that IPv6 hosts push back. Returns where the bodies begin."""
+    flags = heads["sys_flag"]
+    born = np.where(flags & SysFlag.BORN_HOST_V6, 20, 8)
+    store = np.where(flags & SysFlag.STORE_HOST_V6, 20, 8)
+    raw: Array = np.frombuffer(data, np.uint8)
+    for name, offset in (
+        ("store_timestamp", 48 + born),
+        ("reconsume_times", 56 + born + store),
+        ("body_size", 68 + born + store),
+    ):
+        kind = HEAD[name]
+        columns = np.arange(kind.itemsize)
+        # A record may be too short for its own flags. The clip keeps the read inside; the checks refuse the record then.
+        places = np.minimum((positions + offset)[:, None] + columns, len(raw) - 1)
+        heads[name] = raw[places].view(kind).ravel()
+    body_offsets: Array = positions + 72 + born + store
+    return body_offsets
+
+
+def parts_of_units(topic: str, queue_id: int, frame: memoryview, segments: SegmentMaps) -> list[Part]:
+    """Decode an answer of mode ``ranges``: ConsumeQueue units whose records lie in the mapped segments.
+
+    Raises OSError when a segment cannot be mapped, CorruptRecordError when a unit and its record do not fit.
+    """
+    units: Array = np.frombuffer(frame, _UNIT)
+    offsets = units["physical_offset"].astype(np.int64)
+    sizes = units["size"].astype(np.int32)
+    bases = offsets - offsets % segments.segment_bytes
+    parts = []
+    # Units of one queue are in the order of the log, so the units of one segment stand side by side.
+    edges = np.flatnonzero(np.diff(bases)) + 1
+    for start, stop in zip([0, *edges.tolist()], [*edges.tolist(), len(units)], strict=True):
+        base = int(bases[start])
+        data = segments.map(base)
+        part = decode_part(topic, queue_id, data, offsets[start:stop] - base, sizes[start:stop])
+        if not np.array_equal(part.heads["physical_offset"], offsets[start:stop]):
+            raise CorruptRecordError(
+                f"records of {topic}/{queue_id} give another physical offset than theirs", offset=base
+            )
+        parts.append(part)
+    return parts
+
+
+def parts_of_records(topic: str, queue_id: int, frames: Sequence[memoryview]) -> list[Part]:
+    """Decode an answer of mode ``bytes``: whole records, one behind the other. Raises CorruptRecordError."""
+    if len(frames) > _MANY_FRAMES:
+        # Scattered records come in a frame each. One copy of all is cheaper than many arrays of a few entries.
+        frames = [memoryview(b"".join(frames))]
+    parts = []
+    for data in frames:
+        positions = []
+        at, length = 0, len(data)
+        while at < length:
+            if length - at < MIN_RECORD_BYTES:
+                raise CorruptRecordError("the answer ends inside a record", offset=at)
+            positions.append(at)
+            size = _SIZE.unpack_from(data, at)[0]
+            if size < MIN_RECORD_BYTES:
+                raise CorruptRecordError(f"the answer holds a record of {size} bytes", offset=at)
+            at += size
+        if positions:
+            parts.append(decode_part(topic, queue_id, data, np.array(positions, np.int64), None))
+    return parts
+
+
+def cut_parts(parts: Sequence[Part], start: int, stop: int) -> list[Part]:
+    """Messages ``start`` to ``stop`` of all parts together."""
+    result = []
+    for part in parts:
+        if stop <= 0:
+            break
+        if start < len(part):
+            result.append(part.cut(max(start, 0), min(stop, len(part))))
+        start -= len(part)
+        stop -= len(part)
+    return result
