@@ -179,6 +179,8 @@ def test_a_retried_message_is_counted_and_stays_in_its_retry_topic() -> None:
     made = retried(record, point, BROKER)
     assert (made.topic, made.reconsume_times, made.properties["1ST_POP_TIME"]) == ("%RETRY%g_orders", 2, "5")
     assert checked_topic(point) == "orders"
+    first = retried(Record("orders", properties={"1ST_POP_TIME": "5"}), POINT, BROKER)
+    assert first.properties["1ST_POP_TIME"] == str(KEY.pop_time), "not a producer's own"
     second = retried(Record("orders"), POINT, BROKER, v2=True)
     assert (second.topic, second.born_host) == ("%RETRY%g+orders", BROKER)
     assert second.properties == {"1ST_POP_TIME": str(KEY.pop_time), "ORIGIN_GROUP": "g"}

@@ -99,6 +99,20 @@ def test_a_check_point_that_was_put_off_replaces_the_first_one() -> None:
     assert [one.offset for one in round_.due()] == [1]
 
 
+def test_a_check_point_that_was_put_off_takes_its_new_place_in_the_queue() -> None:
+    single = CheckPoint(KEY, 10_000, (0,))
+    other = CheckPoint(KEY._replace(pop_time=NOW + 1), 10_000, (0,))
+    round_ = passed(queue(single, other, single.rewritten(10, single.revive_ms)))
+    round_.newest_ms = other.revive_ms + 2_001
+    assert [one.offset for one in round_.due()] == [1]
+
+
+def test_the_newest_delivery_is_the_latest_and_not_the_last() -> None:
+    late = CheckPoint(KEY._replace(pop_time=NOW + 1), 60_000, (0,))
+    round_ = passed(queue(late, POINT))
+    assert round_.newest_ms == late.revive_ms - 1_000
+
+
 def test_an_ack_without_its_check_point_changes_nothing() -> None:
     round_ = passed(queue(Ack(KEY, 10), POINT))
     round_.newest_ms = POINT.revive_ms + 5_000
@@ -138,10 +152,10 @@ def test_passes_revive_every_message_without_an_ack_once(data: st.DataObject) ->
     for now_ms in [*sorted(data.draw(st.lists(st.integers(NOW, NOW + 20_000), max_size=4))), NOW + 20_000]:
         round_ = passed(records, position)
         round_.newest_ms = now_ms
-        for point in round_.due():
-            assert now_ms > point.check_point.revive_ms
-            revived += [(point.check_point.key.pop_time, offset) for offset in point.check_point.left()]
-            round_.processed(point)
+        for due in round_.due():
+            assert now_ms > due.check_point.revive_ms
+            revived += [(due.check_point.key.pop_time, offset) for offset in due.check_point.left()]
+            round_.processed(due)
         assert round_.position >= position
         position = round_.position
     assert sorted(revived) == sorted(open_)
