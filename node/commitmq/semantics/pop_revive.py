@@ -71,6 +71,10 @@ class CheckPoint:
     revive_offset: int = 0
     rewrites: int | None = None
 
+    def __post_init__(self) -> None:
+        if self.count < 0:
+            object.__setattr__(self, "count", len(self.deltas))
+
     @property
     def revive_ms(self) -> int:
         """When the messages come again."""
@@ -79,7 +83,7 @@ class CheckPoint:
     @property
     def offsets(self) -> tuple[int, ...]:
         """The queue offsets of the messages."""
-        deltas = self.deltas or range(max(0, self.count))
+        deltas = self.deltas or range(self.count)
         return tuple(self.key.start_offset + delta for delta in deltas)
 
     @property
@@ -96,7 +100,7 @@ class CheckPoint:
             "c": key.group,
             "d": list(self.deltas),
             "it": self.invisible_ms,
-            "n": len(self.deltas) if self.count < 0 else self.count,
+            "n": self.count,
             "pt": key.pop_time,
             "q": key.queue_id,
             "reviveTime": self.revive_ms,
