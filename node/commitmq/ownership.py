@@ -182,7 +182,7 @@ MODULES: MappingProxyType[str, Role] = MappingProxyType(
         "commitmq.workers.reput": Role.REPUT,
         "commitmq.workers.writer.log_tail": Role.WRITER,
         "commitmq.workers.writer.send_answers": Role.WRITER,
-        "commitmq.workers.writer.send_requests": Role.WRITER,
+        "commitmq.workers.writer.patient_append": Role.WRITER,
         "commitmq.workers.writer.process": Role.WRITER,
         "commitmq.workers.writer.topic_news": Role.WRITER,
         "commitmq.workers.writer.writer_sync": Role.WRITER,
