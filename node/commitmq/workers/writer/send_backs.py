@@ -15,7 +15,7 @@ import numpy as np
 
 from commitmq.errors import CorruptRecordError, InvalidMessageError, OffsetOutOfRangeError
 from commitmq.files import disk
-from commitmq.format.constants import MIN_RECORD_BYTES, Host
+from commitmq.format.constants import MIN_RECORD_BYTES, Host, SysFlag
 from commitmq.format.file_names import segment_name
 from commitmq.format.record import Record, decode_record, encode_record, peek
 from commitmq.semantics import delay
@@ -101,6 +101,8 @@ class SendBacks:
             raise Refusal("MESSAGE_ILLEGAL", f"there is no message at {place} of the log: {error}") from error
         if (record.topic, record.queue_id, record.queue_offset) != (topic, queue, number):
             raise Refusal("MESSAGE_ILLEGAL", f"the message at {place} of the log is not {topic}/{queue}@{number}")
+        if record.sys_flag & SysFlag.INNER_BATCH:
+            raise Refusal("MESSAGE_ILLEGAL", "a message of an inner batch cannot be sent back alone")
         return record
 
     def _queue_of(self, topic: str, group: str) -> int:
