@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import time
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import TypedDict, Unpack
+from typing import TYPE_CHECKING, Final, TypedDict, Unpack
 
+from commitmq.client import checks
+from commitmq.client.handling.chain import Handler, Middleware, OnError, chained
+from commitmq.client.handling.counts import HandlerCounts
+from commitmq.client.handling.settings import RunOptions, Settings
 from commitmq.client.receiving.assignment import Queue, Start
 from commitmq.client.receiving.base_consumer import BaseConsumer, Told
 from commitmq.client.selector import MessageSelector
 from commitmq.errors import CommitMQError
 
-__all__ = ["Consumer", "GroupOptions", "ReadOptions", "Reader", "Told"]
+if TYPE_CHECKING:
+    from commitmq.client.handling.engine import Engine
+    from commitmq.client.handling.run import Pool
+
+__all__ = ["Consumer", "GroupOptions", "HandlerCounts", "ReadOptions", "Reader", "RunOptions", "Told"]
+
+_SEND_BACK_S: Final = 5.0
+_END_S: Final = 0.5
+_MOST_MESSAGES: Final = 10_000
 
 
 class ReadOptions(TypedDict, total=False):
@@ -100,7 +113,102 @@ class Consumer(BaseConsumer):
         if self._group is None:  # made in the words of former versions
             self._check_usable()
             raise CommitMQError("a consumer without a group has no offsets to commit")
+        if self._handling is not None and not self._closed:
+            raise CommitMQError("run() commits by itself, behind what its handlers have done")
         return self._using(partial(self._commit, offsets))
+
+    # ------------------------------------------------------------ handlers
+
+    def run(
+        self,
+        handler: Handler,
+        *,
+        middleware: Sequence[Middleware] = (),
+        on_error: OnError | None = None,
+        **options: Unpack[RunOptions],
+    ) -> None:
+        """Call ``handler(message)`` for every message, in ``workers`` threads (20), until :meth:`close` is called: by any
+        thread, also by a handler. The consumer is closed when this returns.
+
+        The handler says by its return value what becomes of the message: None, True or ``ConsumeResult.DONE``: it is done;
+        False or ``ConsumeResult.RETRY``: the group gets it again, after the back-off; ``ConsumeResult.DEAD``: it goes to the
+        dead letters of the group. An exception means RETRY; ``on_error(message, error)`` is told of it, or the log.
+        ``RetryLater(delay)``, or ``message.retry_later(delay)``, means RETRY after that delay. A message that failed
+        ``max_retries`` (16) times after its first try is a dead letter; None takes the group's own number from the node.
+
+        A failed message waits in the group's retry topic, which is read by whoever runs handlers in the group. It comes with
+        the ``topic`` that it was first sent to; ``stored_topic`` and ``reconsume_times`` say more. ``backoff`` is None for
+        RocketMQ's delays (10 s, 30 s, 1 min, … 2 h), seconds, a list of seconds, or a function of the try (0: the first retry)
+        that returns seconds. A message that cannot be sent back is tried again here 5 s later.
+
+        The group's offset of a queue stays at its lowest message that is not done, whatever is done behind it. So after a
+        crash messages are handled again: at least once. A queue with ``max_unfinished`` (1000) messages,
+        ``max_unfinished_bytes`` (100 MiB) or a span of ``max_unfinished_span`` (2000) offsets that are not done is not read on
+        until there is room; other queues are. A handler may take its time: the membership goes on.
+
+        ``ordered``: one handler at a time for each queue, in the queue's order. A message that fails is tried again here after
+        the back-off (1 s), and its queue waits for it; behind ``max_retries`` it is a dead letter, and the queue goes on.
+
+        ``middleware`` are functions ``m(message, next)`` around the handler, the first one outermost. A close waits for the
+        handlers that run, at most ``stop_timeout_s`` (30); the messages of those that still run then come again.
+        ``handler_counts`` counts.
+
+        Raises what a poll raises, but for a damaged record: ``on_error(None, error)`` is told of it, and the other queues go
+        on. ValueError for settings. See docs/handlers.md.
+        """
+        chain = chained(handler, middleware)
+        checks.callback("on_error", on_error)
+        engine = self._engine(Settings(**options))
+        from commitmq.client.handling.threads import ThreadPool
+
+        self._serve(engine, ThreadPool(engine, chain, on_error, name=str(self._group)))
+
+    @property
+    def handler_counts(self) -> HandlerCounts:
+        """What became of the messages of :meth:`run`."""
+        return HandlerCounts() if self._handling is None else self._handling.counts
+
+    def _engine(self, settings: Settings) -> Engine:
+        # They need numpy, as the puller does.
+        from commitmq.client.handling.engine import Engine
+        from commitmq.client.handling.send_back import SendBack
+
+        self._check_usable()
+        if self._group is None:  # made in the words of former versions
+            raise CommitMQError("run() needs a consumer with a group")
+        if not self._auto_commit:
+            raise ValueError("run() commits by itself: leave auto_commit on")
+        patience_s = min(self._timeout_s, _SEND_BACK_S)
+        return Engine(settings, SendBack(self._directory.address, self._group, timeout_s=patience_s))
+
+    def _serve(self, engine: Engine, pool: Pool) -> None:
+        """Run until the consumer is closed. In the thread of a poll."""
+        self._using(partial(self._handle, engine, pool))
+
+    def _handle(self, engine: Engine, pool: Pool) -> None:
+        from commitmq.client.handling.run import Run, Source
+
+        member = self._member
+        assert member is not None
+        deadline = time.monotonic() + self._timeout_s
+        topics = self._committer.ask("group.retry_topics", {"group": member.group}, deadline)
+        fetch = partial(self._fetch, max_messages=_MOST_MESSAGES)
+        run = Run(engine, pool, Source(self._assignment, fetch, self._puller.wait, lambda: self._closing))
+        self._handling = run
+        try:
+            engine.start(int(topics["max_retries"]))
+            member.subscribe([topics["retry"]])
+            pool.start()
+            run.loop()
+        finally:
+            self._stop_waiting()
+            if self._close_after is None:
+                self._close_after = True  # _using closes the consumer
+            try:
+                run.stop()
+            finally:
+                engine.close()
+                pool.end(time.monotonic() + _END_S)
 
 
 class Reader(BaseConsumer):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NoReturn
 
+from commitmq.client.handling.consume_result import RetryLater
 from commitmq.errors import CommitMQError, InvalidMessageError, UndecodableBodyError
 from commitmq.format.compression import decompress
 from commitmq.format.constants import (
@@ -20,6 +21,7 @@ from commitmq.format.properties import decode_properties
 from commitmq.store.metadata.topic_name import is_send_forbidden, validate_topic
 
 if TYPE_CHECKING:
+    from datetime import timedelta
     from typing import Any
 
 Keys = str | Iterable[str]
@@ -117,6 +119,7 @@ class Message:
         "_properties",
         "_raw_properties",
         "_store_host",
+        "_stored_topic",
         "body",
         "born_timestamp",
         "flag",
@@ -130,6 +133,7 @@ class Message:
     )
 
     _origin_topic: str
+    _stored_topic: str
 
     def __init__(
         self,
@@ -196,6 +200,20 @@ class Message:
         """The topic it was sent to: another than ``topic`` when it was read through a light message queue (LMQ)."""
         # Unset in all other messages: storing it in each would cost every consumer.
         return getattr(self, "_origin_topic", self.topic)
+
+    @property
+    def stored_topic(self) -> str:
+        """The topic it was read from: ``%RETRY%group`` when a handler gets a message again, whose ``topic`` is the first
+        one.
+        """
+        return getattr(self, "_stored_topic", self.topic)  # unset as _origin_topic
+
+    def retry_later(self, delay: float | timedelta) -> NoReturn:
+        """End this handler of :meth:`commitmq.Consumer.run`: the message comes again after ``delay``, seconds or a timedelta.
+
+        Raises :class:`commitmq.RetryLater`, so nothing behind it is done; an ``except Exception`` around it would stop it.
+        """
+        raise RetryLater(delay)
 
     @property
     def tags(self) -> str | None:

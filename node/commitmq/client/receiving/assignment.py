@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from commitmq.client import checks
 from commitmq.client.bell import Bell
+from commitmq.client.receiving.room import Room
 from commitmq.errors import RequestError
 from commitmq.protocol.connection import Channel
 
@@ -81,6 +82,7 @@ class QueueState:
     is_proven: bool = True  # False while `delivered` is what somebody said, and the node did not confirm that it exists
     is_announced: bool = False  # on_assign has been told of it
     is_paused: bool = False
+    room: Room | None = None  # no more than that is handed out now; None: no limit
 
     @property
     def key(self) -> Queue:
@@ -155,6 +157,7 @@ class Assignment:
     tells: bool = False  # the program wants to be told before a queue is given back
     polled_at: float = field(default_factory=time.monotonic)
     is_polling: bool = False
+    room: Room | None = None  # of the queues that are added
 
     def __post_init__(self) -> None:
         self.bell = Bell()
@@ -211,6 +214,7 @@ class Assignment:
     def add(self, states: Iterable[QueueState]) -> None:
         with self.lock:
             for state in states:
+                state.room = self.room
                 self.owned[state.key] = state
         self.ring()
 

@@ -41,6 +41,7 @@ from commitmq.protocol.connection import Channel, Directory, check_fork
 from commitmq.store.metadata.topic_name import validate_group, validate_topic
 
 if TYPE_CHECKING:
+    from commitmq.client.handling.run import Run
     from commitmq.client.receiving.batch import MessageBatch
 
 _R = TypeVar("_R")
@@ -138,6 +139,7 @@ class BaseConsumer:
         self._closing = False
         self._close_after: bool | None = None  # close(commit=…) that came from within a call
         self._handled: BaseException | None = None
+        self._handling: Run | None = None  # what run() set up; it stays when run is over
         self._directory = Directory(node)
         self._assignment = Assignment(tells=on_revoke is not None)
         self._committer = Committer(self._directory, self._assignment)
@@ -326,7 +328,7 @@ class BaseConsumer:
     # ------------------------------------------------------------ housekeeping between waits
 
     def _keep_house(self, deadline: float) -> None:
-        member, assignment = self._member, self._assignment
+        member, assignment, handling = self._member, self._assignment, self._handling
         if self._puller.misses_queue:
             self._puller.misses_queue = False
             self._refresh_at = 0.0
@@ -345,15 +347,25 @@ class BaseConsumer:
         self._tell()
         if member is None:
             return
+        if handling is not None:
+            handling.keep_house()
         with assignment.lock:
             revoked = [state for state in assignment.owned.values() if state.revoked_at]
+        if handling is not None:
+            revoked = [state for state in revoked if handling.may_give_back(state)]
         if revoked:
             self._give_back(revoked, member, deadline)
         if self._auto_commit and time.monotonic() >= self._commit_at:
             self._commit_at = time.monotonic() + self._interval_s
             with assignment.lock:
-                progress = self._committer.progress(list(assignment.owned.values()), delivered=False)
+                progress = self._progress(list(assignment.owned.values()), delivered=False)
             self._commit_soon(progress, deadline)
+
+    def _progress(self, states: list[QueueState], *, delivered: bool) -> Progress:
+        """What an automatic commit commits of these; ``delivered``: with what the last poll returned."""
+        if self._handling is not None:
+            return self._committer.of(self._handling.offsets(states))
+        return self._committer.progress(states, delivered=delivered)
 
     def _commit_soon(self, progress: Progress, deadline: float) -> bool:
         """An automatic commit, which does not keep a poll for longer than it may last."""
@@ -383,7 +395,7 @@ class BaseConsumer:
     def _give_back(self, states: list[QueueState], member: GroupMember, deadline: float) -> None:
         """The coordinator wants these for another member, and the batch before this poll is done."""
         self._tell_revoked(states)
-        if self._auto_commit and not self._commit_soon(self._committer.progress(states, delivered=False), deadline):
+        if self._auto_commit and not self._commit_soon(self._progress(states, delivered=False), deadline):
             return  # what is not committed would be the next owner's again: later, or when it is too late
         with self._assignment.lock:
             for state in states:
@@ -498,8 +510,8 @@ class BaseConsumer:
         if commit is None:
             handled = sys.exception()
             commit = handled is None or handled is self._handled
-        if self._user == threading.get_ident():
-            # A signal handler, or a callback: whoever was interrupted still uses what is to be closed.
+        if self._user == threading.get_ident() or (self._handling is not None and self._handling.is_inside()):
+            # A signal handler, a callback, or a handler of run: whoever called it still uses what is to be closed.
             self._close_after = commit
             self._stop_waiting()
             return
@@ -515,6 +527,8 @@ class BaseConsumer:
     def _stop_waiting(self) -> None:
         """Have a poll that is under way return; there will be no other."""
         self._closing = True
+        if self._handling is not None:
+            self._handling.start_nothing()
         self._assignment.ring()
 
     def _close(self, commit: bool, patience_s: float) -> None:
@@ -534,7 +548,7 @@ class BaseConsumer:
                     raise
                 finally:
                     if self._auto_commit and member is not None:
-                        progress = self._committer.progress(states, delivered=commit)
+                        progress = self._progress(states, delivered=commit)
                         answered = self._committer.commit_quietly(progress, time.monotonic() + patience_s)
         finally:
             self._user = outer
@@ -555,6 +569,7 @@ class BaseConsumer:
         Written out, because an exception may come from outside between any two steps of a context manager in Python.
         """
         self._check_usable()
+        self._check_no_run()
         with self._lock:
             self._check_usable()
             outer, self._user = self._user, threading.get_ident()
@@ -564,6 +579,11 @@ class BaseConsumer:
                 self._user = outer
                 if not outer and self._close_after is not None:
                     self._close(self._close_after, min(self._timeout_s, _CLOSE_S))
+
+    def _check_no_run(self) -> None:
+        """A callback of the run may go on: on_assign may seek."""
+        if self._handling is not None and self._user != threading.get_ident():
+            raise CommitMQError("run() polls, seeks and commits by itself; only pause, resume and close are for others")
 
     def __enter__(self) -> Self:
         return self

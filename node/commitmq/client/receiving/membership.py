@@ -48,6 +48,7 @@ from commitmq.client.receiving.assignment import (
 )
 from commitmq.client.selector import MessageSelector
 from commitmq.errors import CommitMQError, NodeUnavailableError, ProtocolError, RequestError
+from commitmq.format.constants import RETRY_PREFIX
 from commitmq.log import get_log
 from commitmq.protocol.connection import Channel, Directory
 
@@ -93,6 +94,7 @@ class GroupMember:
         self._coordinator: Channel | None = None
         self._reader: Channel | None = None
         self._is_member = False
+        self._joins_anew = False  # with other topics
         self._made_anew: set[str] = set()  # topics that were, and whose queues were not gained since
         self._late: set[str] = set()  # topics that were not there when we joined
         self._has_joined = False
@@ -113,6 +115,12 @@ class GroupMember:
         poller = zmq.Poller()
         poller.register(self._joined.fd, zmq.POLLIN)
         return bool(poller.poll(int(timeout_s * 1000)))
+
+    def subscribe(self, topics: Iterable[str]) -> None:
+        """Read ``topics`` too, from their first message where the group has no offset and they are its retry topic."""
+        self._topics = list(dict.fromkeys([*self._topics, *topics]))
+        self._joins_anew = True
+        self.nudge()
 
     def nudge(self) -> None:
         """Send the next heartbeat now: something was given back, or an answer is doubted."""
@@ -188,6 +196,8 @@ class GroupMember:
         assignment = self._assignment
         if self._is_idle():
             return self._stay_away()
+        if self._joins_anew:
+            self._joins_anew = self._is_member = False
         if self._doubts and not self._is_member:
             self._verify()  # before our queues are ours again, and what is committed of them counts
         owned = assignment.keys()
@@ -340,8 +350,8 @@ class GroupMember:
             raise ProtocolError("FENCED", f"topic {topic} was made anew")
         found = {(topic, queue): int(offset) for _, queue, offset in answer["offsets"]}
         start: Start = self._start
-        if topic in self._made_anew:
-            start = "earliest"
+        if topic in self._made_anew or topic == RETRY_PREFIX + self.group:
+            start = "earliest"  # a message that failed is none to be skipped
         elif topic in self._late or any(offset >= 0 for offset in found.values()):
             start = for_new_queues(start)
         fresh = [key for key in queues if found[key] < 0]

@@ -18,6 +18,7 @@ from commitmq.client.selector import MessageSelector
 from commitmq.client.sending.inner_batch import expand
 from commitmq.client.sending.light_queue import is_light, renumber
 from commitmq.errors import CorruptRecordError, NodeUnavailableError, ProtocolError, RequestError
+from commitmq.format.constants import RETRY_PREFIX
 from commitmq.log import get_log
 from commitmq.protocol import wire
 from commitmq.protocol.connection import Channel, Directory, Metadata
@@ -68,6 +69,7 @@ class Puller:
         self._directory = directory
         self._assignment = assignment
         self._filter = selector.header()
+        self._unfiltered = None if group is None else RETRY_PREFIX + group  # as in RocketMQ
         # The node passes inner batches that have no tag of their own: their messages are looked at here.
         self._tags = _wanted_tags(selector)
         if group is not None and selector.type != "TAG":
@@ -106,6 +108,7 @@ class Puller:
                 and (not state.chunks or (len(state.chunks) == 1 and state.chunks[0].is_taken))
                 and not state.revoked_at
                 and not state.is_paused
+                and (state.room is None or state.room.messages)
                 and state.retry_at <= now
             ]
         if not idle or now < self._retry_connect_at:
@@ -158,7 +161,8 @@ class Puller:
         position = state.position
         # With a filter the node may skip much and then wait, without telling how far it is; so until the end is
         # reached it is not asked to wait.
-        catching_up = bool(self._filter) and (state.end < 0 or position < state.end)
+        wanted = {} if state.topic == self._unfiltered else self._filter
+        catching_up = bool(wanted) and (state.end < 0 or position < state.end)
         identity = link.channel.next_id()
         header: dict[str, Any] = {
             "v": wire.PROTOCOL_VERSION,
@@ -170,7 +174,7 @@ class Puller:
             "max_bytes": _RANGES_BYTES if ranges else self._max_bytes,
             "wait_ms": 0 if catching_up else _WAIT_MS,
             "mode": "ranges" if ranges else "bytes",
-            **self._filter,
+            **wanted,
         }
         if position < state.careful_until:
             header["max_messages"] = 1
@@ -326,7 +330,7 @@ class Puller:
                 check_bytes(part)
         if is_light(state.topic):
             return [renumber(part) for part in parts]
-        return expand(parts, state.position, self._tags)
+        return expand(parts, state.position, None if state.topic == self._unfiltered else self._tags)
 
     def _empty(self, state: QueueState, status: str, next_offset: int) -> None:
         before = state.position
@@ -382,7 +386,12 @@ class Puller:
                 if state.revoked_at or state.is_paused:
                     continue
                 chunk = state.chunks[0]
-                room = decodable(chunk.parts, max_messages - count)
+                most = max_messages - count
+                if state.room is not None:
+                    if not state.room.messages:
+                        continue
+                    most = min(most, state.room.messages_of(chunk.parts))
+                room = decodable(chunk.parts, most)
                 if not room:
                     if parts:
                         continue
