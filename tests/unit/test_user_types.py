@@ -23,8 +23,11 @@ async def wrong() -> None:
     Consumer("t", group=1)
     commitmq.connect().reader("t", group="g")
     Producer(delivery=True)
+    consumer = Consumer("t", group="g")
+    consumer.run(handle, worker=3)
+    consumer.run(handle_async)
 """
-RULES = ["reportCallIssue", "reportArgumentType"] * 3
+RULES = ["reportCallIssue", "reportArgumentType"] * 4
 
 
 def problems(folder: Path, program: str) -> list[tuple[int, str]]:

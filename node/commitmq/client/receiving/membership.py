@@ -117,7 +117,7 @@ class GroupMember:
         return bool(poller.poll(int(timeout_s * 1000)))
 
     def subscribe(self, topics: Iterable[str]) -> None:
-        """Read ``topics`` too, from their first message where the group has no offset and they are its retry topic."""
+        """Read ``topics`` too; the group's retry topic from its first message on."""
         self._topics = list(dict.fromkeys([*self._topics, *topics]))
         self._joins_anew = True
         self.nudge()
@@ -215,11 +215,8 @@ class GroupMember:
                 self._has_joined = True
                 self._late.update(answer.get("missing", ()))
                 for topic in sorted(self._late):
-                    _log.warning(
-                        "the topic does not exist (yet): nothing is read of it until it does",
-                        group=self.group,
-                        topic=topic,
-                    )
+                    sentence = "the topic does not exist (yet): nothing is read of it until it does"
+                    _log.warning(sentence, group=self.group, topic=topic)
         with assignment.lock:
             if not answer.get("kept", True):
                 # Others may have had our queues since, and what is committed of them may have been reset.
@@ -350,8 +347,8 @@ class GroupMember:
             raise ProtocolError("FENCED", f"topic {topic} was made anew")
         found = {(topic, queue): int(offset) for _, queue, offset in answer["offsets"]}
         start: Start = self._start
-        if topic in self._made_anew or topic == RETRY_PREFIX + self.group:
-            start = "earliest"  # a message that failed is none to be skipped
+        if topic in self._made_anew or topic == RETRY_PREFIX + self.group:  # (none that failed is skipped)
+            start = "earliest"
         elif topic in self._late or any(offset >= 0 for offset in found.values()):
             start = for_new_queues(start)
         fresh = [key for key in queues if found[key] < 0]
