@@ -7,6 +7,7 @@ retry topic, or the dead letters, by a plain send.
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
 import time
 from collections import Counter
@@ -300,6 +301,32 @@ def test_a_handler_closes_the_consumer(node: Node, stand_in: StandIn) -> None:
         with pytest.raises(CommitMQError, match="closed"):
             consumer.run(handle)
     assert lag(node, "close") == 50 - 21
+
+
+def test_a_signal_handler_closes_the_consumer_and_ctrl_c_does_too(node: Node, stand_in: StandIn) -> None:
+    fill(node, "signal", 10, queue=0)
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with Consumer("signal", group="signal", node=node.address) as consumer:
+        before = signal.signal(signal.SIGALRM, lambda *_: consumer.close())
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 1.5)
+            consumer.run(lambda message: None)
+            assert consumer.is_closed
+        finally:
+            signal.signal(signal.SIGALRM, before)
+    with Consumer("signal", group="signal2", node=node.address) as consumer:
+        before = signal.signal(signal.SIGALRM, interrupted)
+        try:
+            signal.setitimer(signal.ITIMER_REAL, 1.5)
+            with pytest.raises(KeyboardInterrupt):
+                consumer.run(lambda message: None)
+            assert consumer.is_closed
+        finally:
+            signal.signal(signal.SIGALRM, before)
+    assert lag(node, "signal") == lag(node, "signal2") == 0
 
 
 def test_close_waits_for_the_handlers_that_run(node: Node, stand_in: StandIn) -> None:

@@ -11,7 +11,7 @@ The modules, from the inside out:
 * :mod:`run`: the loop that fetches, commits and stops. It runs where a program without ``run`` would poll.
 
 A message is *unfinished* from the moment when a fetch returned it until it is done. It is done when the handler says so, or
-when the node has acknowledged its send-back. These sentences hold, and the tests are named after them:
+when the node has acknowledged its send-back. These sentences hold; ``tests/unit/client/handling`` has a model of them:
 
 1. The committed offset of a queue is never above the offset of an unfinished message of it.
 2. Every message is handed to a handler at least once before its queue's committed offset passes it.

@@ -171,7 +171,8 @@ class Engine:
                 self._put_back(entry, SUSPEND_S if delay_s is None else delay_s)
             else:
                 dead = self.settings.ordered or verdict.result is ConsumeResult.DEAD
-                request = request_of(entry.message, dead=dead, delay_s=delay_s, max_retries=self.settings.max_retries)
+                most = self._max_retries
+                request = request_of(entry.message, dead=dead, delay_s=delay_s, max_retries=most)
                 self._back.append((entry, request))
                 self._changed.notify()
             self._tell_the_end()

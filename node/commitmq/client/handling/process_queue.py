@@ -24,16 +24,15 @@ class Limits(NamedTuple):
 
 
 class Entry:
-    """One unfinished message. ``tries``: how often it was handled here and is to be handled here again."""
+    """One unfinished message."""
 
-    __slots__ = ("message", "offset", "queue", "size_bytes", "tries")
+    __slots__ = ("message", "offset", "queue", "size_bytes")
 
     def __init__(self, queue: ProcessQueue, message: Message) -> None:
         self.queue = queue
         self.message = message
         self.offset = message.queue_offset
         self.size_bytes = len(message.raw_body)
-        self.tries = 0
 
 
 class ProcessQueue:
@@ -107,7 +106,6 @@ class ProcessQueue:
     def put_back(self, entry: Entry, at: float) -> None:
         """An entry that was out is tried again here, not before ``at``. In ordered mode the queue waits for it."""
         self.out -= 1
-        entry.tries += 1
         if self.is_dropped:
             return
         if self.ordered:

@@ -1,7 +1,7 @@
 """The loop of ``run``: it fetches, hands what it got to the engine, commits, gives queues back, and stops.
 
 It runs in one thread, which holds the consumer's lock all the time, as a poll does for a moment. Everything that touches the
-consumer's sockets is done there. A consumer knows its run as :class:`Handling`; see
+consumer's sockets is done there. The consumer asks its run what may be committed and given back; see
 :mod:`commitmq.client.receiving.base_consumer`.
 """
 
@@ -106,7 +106,7 @@ class Run:
             messages = MessageBatch([part]).messages()
             self.engine.add(queue, messages if not part.topic.startswith(RETRY_PREFIX) else as_first_sent(messages))
 
-    # ------------------------------------------------------------ what the consumer asks (class Handling)
+    # ------------------------------------------------------------ what the consumer asks
 
     def keep_house(self) -> None:
         """Between two waits of a fetch: follow the assignment, and say what may be fetched."""

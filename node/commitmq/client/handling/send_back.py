@@ -24,7 +24,7 @@ NODE_LEVEL: Final = 0
 
 
 class Request(NamedTuple):
-    """One message to send back. ``delay_s`` None: by ``delay_level``. ``max_retries`` None: the group's own number."""
+    """One message to send back. ``delay_s`` None: by ``delay_level``. ``max_retries`` None: the node's default."""
 
     topic: str
     queue: int

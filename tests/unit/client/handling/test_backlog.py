@@ -164,7 +164,7 @@ def test_a_failed_message_is_done_when_its_send_back_is_acknowledged() -> None:
     assert play.take() is None, "RocketMQ's pause"
     play.clock.now += SEND_BACK_PAUSE_S
     entry = play.took()
-    assert (entry.offset, entry.tries, entry.message.reconsume_times) == (2, 1, 1)
+    assert (entry.offset, entry.message.reconsume_times) == (2, 1)
     play.engine.judge(entry, DONE)
     assert play.engine.first_unfinished(queue) is None
 
@@ -174,7 +174,7 @@ def test_without_a_backoff_the_node_decides() -> None:
     queue = play.engine.open()
     play.engine.add(queue, [message(0)])
     play.engine.judge(play.took(), RETRY)
-    assert play.send() == [Request("t", 0, 0, 1000, NODE_LEVEL, None, None)]
+    assert play.send() == [Request("t", 0, 0, 1000, NODE_LEVEL, None, 16)], "16 is the group's own number here"
 
 
 def test_a_backoff_function_that_fails_is_not_the_end(caplog: pytest.LogCaptureFixture) -> None:
