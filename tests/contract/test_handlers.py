@@ -48,7 +48,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 
 
 class StandIn:
-    """Sends back by plain sends, which keep neither the number of tries nor the delay; both are noted."""
+    """Sends back by plain sends, which keep neither tags nor the number of tries nor the delay; requests are noted."""
 
     def __init__(self, node: Node) -> None:
         self._node = node
@@ -69,7 +69,7 @@ class StandIn:
             assert (stored.topic, stored.queue_id, stored.queue_offset) == (one.topic, one.queue, one.queue_offset)
             topic = f"%DLQ%{group}" if dead else f"%RETRY%{group}"
             first = stored.properties.get("RETRY_TOPIC", one.topic)
-            producer.send(topic, stored.body, tags=stored.tags, properties={"RETRY_TOPIC": first})
+            producer.send(topic, stored.body, properties={"RETRY_TOPIC": first})
         return Answer(dead)
 
 
@@ -331,14 +331,14 @@ def test_a_signal_handler_closes_the_consumer_and_ctrl_c_does_too(node: Node, st
 
 def test_close_waits_for_the_handlers_that_run(node: Node, stand_in: StandIn) -> None:
     fill(node, "stop", 10, queue=0)
-    began = threading.Event()
+    began = threading.Barrier(3)
 
     def handle(message: Message) -> None:
-        began.set()
+        began.wait(20)
         time.sleep(1.0)
 
     with Running(node, "stop", "stop", handle, workers=2) as running:
-        assert began.wait(20)
+        began.wait(20)
     assert running.consumer.handler_counts[:4] == (2, 0, 0, 0)
     assert lag(node, "stop") == 8
 

@@ -127,34 +127,34 @@ class Consumer(BaseConsumer):
         on_error: OnError | None = None,
         **options: Unpack[RunOptions],
     ) -> None:
-        """Call ``handler(message)`` for every message, in ``workers`` threads (20), until :meth:`close` is called: by any
-        thread, also by a handler. The consumer is closed when this returns.
+        """Call ``handler(message)`` for every message, until :meth:`close` is called: by any thread, also by a handler.
 
-        The handler says by its return value what becomes of the message: None, True or ``ConsumeResult.DONE``: it is done;
-        False or ``ConsumeResult.RETRY``: the group gets it again, after the back-off; ``ConsumeResult.DEAD``: it goes to the
-        dead letters of the group. An exception means RETRY; ``on_error(message, error)`` is told of it, or the log.
-        ``RetryLater(delay)``, or ``message.retry_later(delay)``, means RETRY after that delay. A message that failed
-        ``max_retries`` (16) times after its first try is a dead letter; None takes the group's own number from the node.
+        Handlers run in ``workers`` threads (20). The consumer is closed when this returns. docs/handlers.md tells more.
 
-        A failed message waits in the group's retry topic, which is read by whoever runs handlers in the group. It comes with
-        the ``topic`` that it was first sent to; ``stored_topic`` and ``reconsume_times`` say more. ``backoff`` is None for
-        RocketMQ's delays (10 s, 30 s, 1 min, … 2 h), seconds, a list of seconds, or a function of the try (0: the first retry)
-        that returns seconds. A message that cannot be sent back is tried again here 5 s later.
+        The handler's return value says what becomes of the message. None, True or ``ConsumeResult.DONE``: it is done. False
+        or ``ConsumeResult.RETRY``: it comes again after the back-off. ``ConsumeResult.DEAD``: it becomes a dead letter. An
+        exception means RETRY, and ``on_error(message, error)`` is told of it (without it the log). ``RetryLater(delay)``,
+        which ``message.retry_later(delay)`` raises, means RETRY after that delay.
 
-        The group's offset of a queue stays at its lowest message that is not done, whatever is done behind it. So after a
-        crash messages are handled again: at least once. A queue with ``max_unfinished`` (1000) messages,
-        ``max_unfinished_bytes`` (100 MiB) or a span of ``max_unfinished_span`` (2000) offsets that are not done is not read on
-        until there is room; other queues are. A handler may take its time: the membership goes on.
+        A message that comes again is stored in the group's retry topic meanwhile, and ``run`` reads that topic too. The
+        message has its first ``topic``; ``stored_topic`` is the retry topic. It becomes a dead letter after ``max_retries``
+        (16; None: the group's own number) retries. ``backoff`` is None for RocketMQ's delays (10 s, 30 s, 1 min, … 2 h),
+        seconds, a list of seconds, or a function of the retry (0 is the first) that returns seconds. A message that cannot
+        be sent back is tried again here 5 s later.
 
-        ``ordered``: one handler at a time for each queue, in the queue's order. A message that fails is tried again here after
-        the back-off (1 s), and its queue waits for it; behind ``max_retries`` it is a dead letter, and the queue goes on.
+        The committed offset of a queue is its lowest message that is not done. So after a crash handlers may see a message
+        again: at least once. A queue with ``max_unfinished`` (1000) messages, ``max_unfinished_bytes`` (100 MiB) or a span of
+        ``max_unfinished_span`` (2000) offsets that are not done is not fetched until there is room; other queues are. A
+        handler may take its time: the consumer stays a member.
+
+        ``ordered``: the handlers of each queue run one at a time, in the queue's order. A failed message is tried again here
+        after the back-off (1 s), and its queue waits for it.
 
         ``middleware`` are functions ``m(message, next)`` around the handler, the first one outermost. A close waits for the
-        handlers that run, at most ``stop_timeout_s`` (30); the messages of those that still run then come again.
-        ``handler_counts`` counts.
+        handlers that run, at most ``stop_timeout_s`` (30).
 
         Raises what a poll raises, but for a damaged record: ``on_error(None, error)`` is told of it, and the other queues go
-        on. ValueError for settings. See docs/handlers.md.
+        on. Raises ValueError for settings, and without ``auto_commit``.
         """
         chain = chained(handler, middleware)
         checks.callback("on_error", on_error)
