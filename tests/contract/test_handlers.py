@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -503,6 +504,32 @@ def test_a_cancelled_run_cancels_its_handlers(node: Node, stand_in: StandIn) -> 
     asyncio.run(main())
     assert ends == ["cancelled"]
     assert lag(node, "cancelled") == 3
+
+
+def test_on_assign_may_seek_and_handlers_see_the_program_s_variables(node: Node, stand_in: StandIn) -> None:
+    fill(node, "seek", 10, queue=0)
+    variable: ContextVar[str] = ContextVar("variable", default="none")
+    seen: list[tuple[int, str]] = []
+
+    async def main() -> None:
+        async def assigned(queues: list[tuple[str, int]]) -> None:
+            if ("seek", 0) in queues:
+                await consumer.seek("seek", 0, 6)
+
+        consumer = AsyncConsumer("seek", group="seek", node=node.address, on_assign=assigned)
+        async with consumer:
+
+            async def handle(message: Message) -> None:
+                seen.append((message.queue_offset, variable.get()))
+                if message.queue_offset == 9:
+                    await consumer.close()
+
+            variable.set("ours")
+            await consumer.run(handle, ordered=True)
+
+    asyncio.run(asyncio.wait_for(main(), 60))
+    assert seen == [(offset, "ours") for offset in range(6, 10)]
+    assert lag(node, "seek") == 0
 
 
 def test_another_task_closes_a_run(node: Node, stand_in: StandIn) -> None:

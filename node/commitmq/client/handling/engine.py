@@ -44,7 +44,7 @@ class Engine:
 
     def __init__(self, settings: Settings, sender: Sender, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.settings = settings
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()  # a signal handler in the loop's thread may ask for the counts
         self.wake: Callable[[int], None] = lambda count: None
         """Set by the pool. Called with the lock held: that many entries may be taken now."""
         self.ring: Callable[[], None] = lambda: None

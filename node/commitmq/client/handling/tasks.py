@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 
 from commitmq.client.handling.chain import AsyncHandler, AsyncOnError
 from commitmq.client.handling.consume_result import of_error, of_value
@@ -30,6 +30,7 @@ class TaskPool:
         self._handler = handler
         self._on_error = on_error
         self._loop = asyncio.get_running_loop()
+        self._context = copy_context()  # the program's variables: handlers are started by calls from other threads
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_woken = False
         self._is_cancelled = False
@@ -72,7 +73,7 @@ class TaskPool:
                 entry = self._engine.take()
             if entry is None:
                 return
-            task = self._loop.create_task(self._work(entry))
+            task = self._loop.create_task(self._work(entry), context=self._context.copy())
             self._tasks.add(task)
             task.add_done_callback(self._ended)
 
