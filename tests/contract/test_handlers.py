@@ -419,7 +419,10 @@ def test_settings_are_checked(node: Node) -> None:
         """Never called."""
 
     with Consumer("settings", group="settings", node=node.address) as consumer:
-        for wrong in ({"workers": 0}, {"backoff": "x"}, {"backoff": []}, {"max_retries": -1}, {"stop_timeout_s": -1}):
+        mistakes: list[Any] = [
+            {"workers": 0}, {"backoff": "x"}, {"backoff": []}, {"max_retries": -1}, {"stop_timeout_s": -1}
+        ]  # fmt: skip
+        for wrong in mistakes:
             with pytest.raises(ValueError, match=next(iter(wrong))):
                 consumer.run(handle, **wrong)
         with pytest.raises(ValueError, match="handler"):

@@ -111,8 +111,9 @@ def test_what_a_handler_returns() -> None:
     for value in (False, ConsumeResult.RETRY):
         assert of_value(value) == RETRY
     assert of_value(ConsumeResult.DEAD) == DEAD
-    for value in (0, 1, "done", []):
-        verdict = of_value(value)
+    mistakes: list[object] = [0, 1, "done", []]
+    for mistake in mistakes:
+        verdict = of_value(mistake)
         assert verdict.result is ConsumeResult.RETRY
         assert isinstance(verdict.error, TypeError)
 
