@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -97,9 +99,8 @@ class Running:
     """A consumer whose ``run`` runs in a thread. Leaving it closes the consumer; what run raised is raised."""
 
     def __init__(self, node: Node, topic: str, group: str, handler: Callable[[Message], Any], **options: Any) -> None:
-        of_consumer = {
-            name: options.pop(name) for name in list(options) if name in ("filter", "start", "on_revoke", "member")
-        }
+        names = ("filter", "start", "on_revoke", "member", "rebalance_timeout_s")
+        of_consumer = {name: options.pop(name) for name in names if name in options}
         self.consumer = Consumer(topic, group=group, node=node.address, **of_consumer)
         self._threads = ThreadPoolExecutor(1)
         self.ended = self._threads.submit(self.consumer.run, handler, **options)
@@ -389,6 +390,61 @@ def test_two_consumers_share_the_work(node: Node, stand_in: StandIn) -> None:
     # What was handled and not committed before a queue changed hands is handled again: here nothing is, because the
     # first one waits for its running handlers and commits.
     assert sum(seen.values()) == len(bodies)
+
+
+PROGRAM = """
+import sys, time
+from commitmq import Consumer
+
+def handle(message):
+    time.sleep(0.01)
+    print(message.body.decode(), flush=True)
+
+with Consumer("killed", group="killed", node=sys.argv[1]) as consumer:
+    consumer.run(handle, workers=4)
+"""
+
+
+def test_a_killed_consumer_loses_nothing(node: Node, stand_in: StandIn) -> None:
+    bodies = fill(node, "killed", 600)
+    with subprocess.Popen([sys.executable, "-c", PROGRAM, node.address], stdout=subprocess.PIPE) as program:
+        assert program.stdout is not None
+        first = [program.stdout.readline().strip() for _ in range(200)]
+        program.kill()
+        first += program.stdout.read().split()
+    seen: Counter[bytes] = Counter()
+    with Running(node, "killed", "killed", lambda message: seen.update([message.body])):
+        eventually(lambda: lag(node, "killed") == 0, "the rest is done", 60)
+    assert {*first, *seen} == set(bodies)
+    assert max(seen.values()) == 1
+
+
+def test_a_handler_may_outlive_its_queue(node: Node, stand_in: StandIn) -> None:
+    fill(node, "outlived", 40, queue=0)
+    fill(node, "outlived", 40, queue=1)
+    go_on = threading.Event()
+    seen: Counter[tuple[str, int, int]] = Counter()
+
+    def handler(name: str) -> Callable[[Message], None]:
+        def handle(message: Message) -> None:
+            if name == "a" and message.queue_offset == 3:
+                go_on.wait(60)
+            seen[name, message.queue_id, message.queue_offset] += 1
+
+        return handle
+
+    with Running(node, "outlived", "outlived", handler("a"), member="a", rebalance_timeout_s=0.5) as first:
+        eventually(lambda: sum(seen.values()) == 78, "all but the two that wait are done")
+        with Running(node, "outlived", "outlived", handler("b"), member="b") as second:
+            # One queue goes to the second one although its handler still runs: its message is handled there again.
+            eventually(lambda: any(name == "b" and offset == 3 for name, _, offset in seen), "it is handled again", 60)
+            go_on.set()
+            eventually(lambda: lag(node, "outlived") == 0, "all is committed", 60)
+            eventually(lambda: first.consumer.handler_counts.running == 0, "the handlers have ended")
+        assert second.consumer.handler_counts.failed == 0
+    assert {(queue, offset) for _, queue, offset in seen} == {
+        (queue, offset) for queue in (0, 1) for offset in range(40)
+    }
 
 
 def test_middleware_and_what_only_run_may_do(node: Node, stand_in: StandIn) -> None:
