@@ -107,7 +107,7 @@ RULES: dict[str, set[str]] = {
     "config": {"errors", "format", "store"},
     "protocol": {"errors"},
     "network": {"config", "log", "protocol"},
-    "client": {"errors", "format", "log", "protocol", "store"},
+    "client": {"errors", "format", "log", "protocol", "semantics", "store"},
     "coordination": BASE | {"config", "files", "format", "store"},
     "plugin": BASE | {"config", "format", "store"},
     "offline": BASE | {"config", "files", "format", "kernels", "plugin", "store"},
