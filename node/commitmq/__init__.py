@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from commitmq.client.aio import AsyncAdmin, AsyncConsumer, AsyncProducer, AsyncReader
     from commitmq.client.connection import AsyncConnection, Connection, connect, connect_async
     from commitmq.client.consumer import Consumer, Reader
+    from commitmq.client.handling.consume_result import ConsumeResult, RetryLater
+    from commitmq.client.handling.counts import HandlerCounts
     from commitmq.client.message import Message, Tombstone
     from commitmq.client.producer import Producer
     from commitmq.client.receiving.batch import MessageBatch
@@ -62,6 +64,7 @@ __all__ = [
     "CommitMQError",
     "ConfigError",
     "Connection",
+    "ConsumeResult",
     "Consumer",
     "CorruptRecordError",
     "DiskFullError",
@@ -70,6 +73,7 @@ __all__ = [
     "FilterError",
     "GroupNotFoundError",
     "GroupOffset",
+    "HandlerCounts",
     "InvalidMessageError",
     "Lag",
     "Message",
@@ -86,6 +90,7 @@ __all__ = [
     "QueueBounds",
     "Reader",
     "RequestError",
+    "RetryLater",
     "SegmentSizeError",
     "SendError",
     "SendResult",
@@ -119,7 +124,10 @@ _HOMES = {
     "BatchResult": "commitmq.client.results",
     "BatchSendError": "commitmq.client.results",
     "Connection": "commitmq.client.connection",
+    "ConsumeResult": "commitmq.client.handling.consume_result",
     "Consumer": "commitmq.client.consumer",
+    "HandlerCounts": "commitmq.client.handling.counts",
+    "RetryLater": "commitmq.client.handling.consume_result",
     "ExactlyOnce": "commitmq.client.sending.options",
     "Message": "commitmq.client.message",
     "Tombstone": "commitmq.client.message",

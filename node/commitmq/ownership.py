@@ -40,6 +40,7 @@ class Role(StrEnum):
     READER = "reader-N"
     COORDINATOR = "coordinator"
     CLEANUP = "cleanup"
+    SCHEDULE = "schedule"
     EACH = "each worker"
 
 
@@ -76,6 +77,8 @@ FILES: tuple[FileOwner, ...] = (
     FileOwner("config/consumerOffset.json*", Role.COORDINATOR, "committed offsets, for RocketMQ"),
     FileOwner("config/subscriptionGroup.json*", Role.COORDINATOR, "consumer groups"),
     FileOwner("config/consumerFilter.json*", Role.COORDINATOR, "SQL filters of groups"),
+    FileOwner("config/delayOffset.json*", Role.SCHEDULE, "how far each delay level is, for RocketMQ"),
+    FileOwner("commitmq/schedule.json*", Role.SCHEDULE, "the same, and where deliveries behind it begin in the log"),
     FileOwner("checkpoint*", Role.FLUSH, "RocketMQ's checkpoint"),
     FileOwner("abort*", Role.SUPERVISOR, "there while a node runs, or died"),
     FileOwner("lock", Role.SUPERVISOR, "held while a node runs"),
@@ -179,7 +182,7 @@ MODULES: MappingProxyType[str, Role] = MappingProxyType(
         "commitmq.workers.reput": Role.REPUT,
         "commitmq.workers.writer.log_tail": Role.WRITER,
         "commitmq.workers.writer.send_answers": Role.WRITER,
-        "commitmq.workers.writer.send_requests": Role.WRITER,
+        "commitmq.workers.writer.patient_append": Role.WRITER,
         "commitmq.workers.writer.process": Role.WRITER,
         "commitmq.workers.writer.topic_news": Role.WRITER,
         "commitmq.workers.writer.writer_sync": Role.WRITER,

@@ -396,6 +396,39 @@ def test_the_json_file_follows_and_is_whole_after_stop(node: Node) -> None:
     assert found[1].changes == []
 
 
+def test_retry_topics_are_those_of_the_group_s_settings(node: Node) -> None:
+    node.start()
+    client = node.client()
+    wanted = {"retry": "%RETRY%g", "dead": "%DLQ%g", "max_retries": 16}
+    for _ in range(2):
+        answer = client.ok("group.retry_topics", group="g")
+        assert {name: answer[name] for name in wanted} == wanted
+    topics = {one["name"]: one for one in client.ok("topic.list")["topics"]}
+    assert {name: (topics[name]["read_queues"], topics[name]["perm"]) for name in topics} == {
+        "%DLQ%g": (1, 6),
+        "%RETRY%g": (1, 6),
+    }
+    client.ok("topic.delete", topic="%RETRY%g")
+    assert node.stop() == ExitCode.CLEAN
+    # As an operator, or RocketMQ, may have written it.
+    path = node.layout.config / "subscriptionGroup.json"
+    data = loaded(path)
+    data["subscriptionGroupTable"]["g"].update(retryQueueNums=3, retryMaxTimes=5)
+    data["subscriptionGroupTable"]["none"] = {
+        **data["subscriptionGroupTable"]["g"],
+        "groupName": "none",
+        "retryQueueNums": 0,
+    }
+    json_config.persist(path, data)
+    node.start()
+    client = node.client()
+    assert client.ok("group.retry_topics", group="g")["max_retries"] == 5
+    assert client.ok("topic.describe", topic="%RETRY%g")["topic"]["read_queues"] == 3
+    assert client.refused("group.retry_topics", group="none") == "NO_PERMISSION"
+    assert client.refused("group.retry_topics", group="b a d") == "INVALID_PARAMETER"
+    assert client.refused("group.retry_topics") == "INVALID_PARAMETER"
+
+
 def test_a_full_disk_refuses_commits_keeps_reads_and_heals(node: Node) -> None:
     node.start(max_file_bytes=0)
     client = node.client()

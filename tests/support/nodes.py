@@ -46,6 +46,7 @@ WORKERS = (
     "reader-0",
     "writer",
     "cleanup",
+    "schedule",
 )
 
 

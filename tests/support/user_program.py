@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from datetime import UTC, datetime
 
 import commitmq
 from commitmq import (
     Admin,
+    AsyncConsumer,
     AsyncProducer,
     BatchSendError,
     Code,
     Consumer,
+    ConsumeResult,
     ExactlyOnce,
     Message,
     Outcome,
     Producer,
     Reader,
     RequestError,
+    RetryLater,
     SendError,
     SendResult,
     Sql,
@@ -80,6 +84,39 @@ def look(admin: Admin) -> None:
     except RequestError as error:
         if error.code == Code.TOPIC_NOT_EXIST or error.retryable:
             print(error.message, error.retry_after_ms)
+
+
+def handle(message: Message) -> ConsumeResult | None:
+    if message.reconsume_times > 3:
+        return ConsumeResult.DEAD
+    if not message.body:
+        message.retry_later(60)
+    if message.stored_topic != message.topic:
+        raise RetryLater(0.5)
+    return None
+
+
+def around(message: Message, next: Callable[[Message], ConsumeResult | bool | None]) -> ConsumeResult | bool | None:
+    return next(message)
+
+
+def failed(message: Message | None, error: BaseException) -> None:
+    print(error if message is None else message.topic)
+
+
+def handlers(consumer: Consumer) -> int:
+    consumer.run(handle, workers=3, ordered=True, backoff=[1, 2], middleware=[around], on_error=failed)
+    consumer.run(lambda message: print(message.body), backoff=lambda times: 2.0**times, max_retries=None)
+    return consumer.handler_counts.handled + consumer.handler_counts.dead
+
+
+async def handle_async(message: Message) -> ConsumeResult | None:
+    await asyncio.sleep(0)
+    return handle(message)
+
+
+async def twin_handlers(consumer: AsyncConsumer) -> None:
+    await consumer.run(handle_async, workers=3, on_error=failed, stop_timeout_s=1)
 
 
 async def twin() -> int:

@@ -101,17 +101,19 @@ RULES: dict[str, set[str]] = {
     "ownership": {"control"},
     "format": {"errors"},
     "files": {"errors", "failpoints", "format", "log"},
+    "semantics": {"errors", "format"},
     "kernels": {"extras", "format.constants"},
-    "store": {"errors", "failpoints", "files", "format", "kernels", "log"},
+    "store": {"errors", "failpoints", "files", "format", "kernels", "log", "semantics"},
     "config": {"errors", "format", "store"},
     "protocol": {"errors"},
     "network": {"config", "log", "protocol"},
-    "client": {"errors", "format", "log", "protocol", "store"},
+    "client": {"errors", "format", "log", "protocol", "semantics", "store"},
     "coordination": BASE | {"config", "files", "format", "store"},
     "plugin": BASE | {"config", "format", "store"},
     "offline": BASE | {"config", "files", "format", "kernels", "plugin", "store"},
     "workers": BASE
-    | {"config", "coordination", "files", "format", "kernels", "network", "offline", "plugin", "protocol", "store"},
+    | {"config", "coordination", "files", "format", "kernels", "network", "offline", "plugin", "protocol"}
+    | {"semantics", "store"},
     "supervision": BASE
     | {"config", "files", "format", "kernels", "network", "plugin", "protocol", "store", "workers.runtime"},
     "testing": BASE | {"client", "config", "files", "format", "plugin", "store", "supervision"},

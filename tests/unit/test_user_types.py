@@ -26,8 +26,16 @@ async def wrong() -> None:
     Consumer()
     Consumer("t")
     commitmq.AsyncConsumer("t", auto_commit=False)
+    consumer = Consumer("t", group="g")
+    consumer.run(handle, worker=3)
+    consumer.run(handle_async)
 """
-RULES = [*["reportCallIssue", "reportArgumentType"] * 3, *["reportCallIssue"] * 3]
+RULES = [
+    *["reportCallIssue", "reportArgumentType"] * 3,
+    *["reportCallIssue"] * 3,
+    "reportCallIssue",
+    "reportArgumentType",
+]
 
 
 def problems(folder: Path, program: str) -> list[tuple[int, str]]:

@@ -12,28 +12,36 @@ from __future__ import annotations
 import asyncio
 import inspect
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import ContextVar
 from functools import partial
 from queue import Empty, SimpleQueue
 from types import TracebackType
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Self, TypeVar, Unpack, overload
 
-from commitmq.client.admin import Admin
+from commitmq.client import checks
+from commitmq.client.aio_admin import AsyncAdmin
 from commitmq.client.aio_producer import AsyncProducer
 from commitmq.client.consumer import Consumer, GroupOptions, Reader, ReadOptions, topics_and_group
+from commitmq.client.handling.chain import AsyncHandler, AsyncMiddleware, AsyncOnError, chained_async
+from commitmq.client.handling.counts import HandlerCounts
+from commitmq.client.handling.settings import RunOptions, Settings
 from commitmq.client.receiving.assignment import Gap, Queue, Taken
 from commitmq.client.receiving.base_consumer import BaseConsumer
 from commitmq.errors import CommitMQError
 
 if TYPE_CHECKING:
+    from commitmq.client.handling.tasks import TaskPool
     from commitmq.client.receiving.batch import MessageBatch
 
 __all__ = ["AsyncAdmin", "AsyncConsumer", "AsyncProducer", "AsyncReader"]
 
 _LOOP_LOOK_S = 1.0
 
-_P = ParamSpec("_P")
+# Set in on_assign and on_revoke: the consumer's thread waits for them, so they must not wait for it.
+_telling: ContextVar[bool] = ContextVar("commitmq_telling", default=False)
+
 _R = TypeVar("_R")
 
 
@@ -67,6 +75,8 @@ class AsyncBaseConsumer:
         self._poll: Future[Taken] | None = None  # fetches a batch that no task has yet
         self._polling = asyncio.Lock()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._pool: TaskPool | None = None  # the handlers of run()
+        self._running: Future[None] | None = None  # run() itself, in the thread
         self._requests: SimpleQueue[Callable[[], object] | None] | None = (
             None  # of a callback, to the thread that waits for it
         )
@@ -95,6 +105,7 @@ class AsyncBaseConsumer:
     async def poll(self, timeout_s: float = 1.0, max_messages: int = 10_000) -> MessageBatch:
         """The next batch. The batch of a cancelled poll comes first."""
         consumer = self._started
+        self._check_no_run()
         async with self._polling:
             if self._poll is None:
                 self._poll = self._thread.submit(consumer._next, timeout_s, max_messages)
@@ -116,6 +127,7 @@ class AsyncBaseConsumer:
 
     async def seek(self, topic: str, queue: int, offset: int) -> None:
         """Read a queue from ``offset`` on; see :meth:`commitmq.Consumer.seek`."""
+        self._check_no_run()
         await self._run(partial(self._seek, topic, queue, offset))
 
     def _seek(self, topic: str, queue: int, offset: int) -> None:
@@ -170,11 +182,25 @@ class AsyncBaseConsumer:
         try:
             if self._consumer is not None:
                 self._consumer._stop_waiting()
-                await self._run(partial(self._consumer.close, commit=commit, timeout_s=timeout_s))
+                if self._running is not None:
+                    await self._wait_for_run()
+                else:
+                    await self._run(partial(self._consumer.close, commit=commit, timeout_s=timeout_s))
         finally:
             self._is_closed = True
             self._poll = None
             self._thread.shutdown(wait=False)
+
+    async def _wait_for_run(self) -> None:
+        """Until run() has closed the consumer; a handler and a callback do not wait for themselves."""
+        assert self._running is not None
+        if not _telling.get() and not (self._pool is not None and self._pool.is_inside()):
+            await asyncio.wait([asyncio.wrap_future(self._running)])
+
+    def _check_no_run(self) -> None:
+        """A callback of the run may go on: on_assign may seek."""
+        if self._running is not None and not _telling.get():
+            self._started._check_no_run()
 
     async def __aenter__(self) -> Self:
         return await self.start()
@@ -220,6 +246,7 @@ class AsyncBaseConsumer:
 
         async def call() -> None:
             self._requests = requests
+            _telling.set(True)
             try:
                 result = told(queues)
                 if inspect.isawaitable(result):
@@ -290,7 +317,56 @@ class AsyncConsumer(AsyncBaseConsumer):
         consumer = self._started
         if not isinstance(consumer, Consumer):  # made with the arguments of former versions
             raise CommitMQError("a consumer without a group has no offsets to commit")
+        if self._running is not None:
+            consumer._check_no_run()
         return await self._run(partial(consumer.commit, offsets))
+
+    async def run(
+        self,
+        handler: AsyncHandler,
+        *,
+        middleware: Sequence[AsyncMiddleware] = (),
+        on_error: AsyncOnError | None = None,
+        **options: Unpack[RunOptions],
+    ) -> None:
+        """Await ``handler(message)`` for every message, in ``workers`` tasks at a time; see :meth:`commitmq.Consumer.run`.
+
+        ``handler`` and the middleware are coroutine functions, ``on_error`` is one or a function. A handler that still runs
+        at the end of ``stop_timeout_s`` is cancelled. When the task that awaits this is cancelled, all handlers are, at
+        once; what they had comes again.
+        """
+        consumer = self._started
+        self._check_no_run()
+        if not isinstance(consumer, Consumer):  # made in the words of former versions
+            raise CommitMQError("run() needs a consumer with a group")
+        from commitmq.client.handling.tasks import TaskPool
+
+        chain = chained_async(handler, middleware)
+        checks.callback("on_error", on_error)
+        async with self._polling:
+            self._poll = None  # what a cancelled poll fetched is fetched again
+            engine = consumer._engine(Settings(**options))
+            self._pool = TaskPool(engine, chain, on_error)
+            self._running = self._thread.submit(consumer._serve, engine, self._pool)
+            try:
+                await asyncio.shield(asyncio.wrap_future(self._running))
+            except asyncio.CancelledError:
+                consumer._stop_waiting()
+                raise
+            finally:
+                await self._pool.cancel()
+                await asyncio.wait([asyncio.wrap_future(self._running)])
+                if consumer.is_closed:
+                    self._is_closed = True
+                    self._thread.shutdown(wait=False)
+                else:
+                    self._running = None  # it did not begin
+
+    @property
+    def handler_counts(self) -> HandlerCounts:
+        """What became of the messages of :meth:`run`."""
+        consumer = self._started
+        return consumer.handler_counts if isinstance(consumer, Consumer) else HandlerCounts()
 
 
 class AsyncReader(AsyncBaseConsumer):
@@ -314,73 +390,3 @@ def _close_unwanted(making: Future[BaseConsumer]) -> None:
     """Close a consumer that was made after its twin was closed or cancelled."""
     if not making.cancelled() and making.exception() is None:
         making.result().close(commit=False)
-
-
-def _in_thread(
-    method: Callable[Concatenate[Admin, _P], _R],
-) -> Callable[Concatenate[AsyncAdmin, _P], asyncio.Future[_R]]:
-    """The asynchronous twin of one of Admin's methods."""
-
-    def call(self: AsyncAdmin, /, *arguments: _P.args, **named: _P.kwargs) -> asyncio.Future[_R]:
-        work = partial(method, self._admin, *arguments, **named)
-        return asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, work))
-
-    call.__name__ = method.__name__
-    call.__qualname__ = f"AsyncAdmin.{method.__name__}"
-    call.__doc__ = method.__doc__
-    call.__wrapped__ = method  # type: ignore[attr-defined]  # its arguments, for help() and the reference
-    return call
-
-
-class AsyncAdmin:
-    """:class:`commitmq.Admin` for asyncio: every method returns an awaitable."""
-
-    def __init__(self, node: str | None = None, *, timeout_s: float = 10.0) -> None:
-        self._admin = Admin(node, timeout_s=timeout_s)
-        self.is_closed = False
-        """True once :meth:`close` was called."""
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="commitmq-aio-admin")
-
-    metadata = _in_thread(Admin.metadata)
-    status = _in_thread(Admin.status)
-    stop = _in_thread(Admin.stop)
-    expire = _in_thread(Admin.expire)
-    topic_create = _in_thread(Admin.topic_create)
-    topic_update = _in_thread(Admin.topic_update)
-    topics = _in_thread(Admin.topics)
-    topic = _in_thread(Admin.topic)
-    topic_delete = _in_thread(Admin.topic_delete)
-    memory_use = _in_thread(Admin.memory_use)
-    offsets = _in_thread(Admin.offsets)
-    view = _in_thread(Admin.view)
-    message = _in_thread(Admin.message)
-    query = _in_thread(Admin.query)
-    groups = _in_thread(Admin.groups)
-    group = _in_thread(Admin.group)
-    group_lag = _in_thread(Admin.group_lag)
-    commit_offsets = _in_thread(Admin.commit_offsets)
-    reset_offsets = _in_thread(Admin.reset_offsets)
-    dispatchers = _in_thread(Admin.dispatchers)
-    dispatcher_query = _in_thread(Admin.dispatcher_query)
-    dispatcher_retry = _in_thread(Admin.dispatcher_retry)
-    dispatcher_restart = _in_thread(Admin.dispatcher_restart)
-    dispatcher_skip = _in_thread(Admin.dispatcher_skip)
-    dispatcher_reset = _in_thread(Admin.dispatcher_reset)
-
-    async def close(self) -> None:
-        """Close every connection."""
-        if self.is_closed:
-            return
-        self.is_closed = True
-        try:
-            await asyncio.get_running_loop().run_in_executor(self._thread, self._admin.close)
-        finally:
-            self._thread.shutdown(wait=False)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.close()

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import time
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
-from typing import Unpack, overload
+from typing import TYPE_CHECKING, Final, Unpack, overload
 
+from commitmq.client import checks
+from commitmq.client.handling.chain import Handler, Middleware, OnError, chained
+from commitmq.client.handling.counts import HandlerCounts
+from commitmq.client.handling.settings import RunOptions, Settings
 from commitmq.client.receiving.assignment import Queue
 from commitmq.client.receiving.base_consumer import BaseConsumer
 from commitmq.client.receiving.callbacks import Told
 from commitmq.client.receiving.settings import GroupOptions, ReadOptions
 from commitmq.errors import CommitMQError
 
-__all__ = ["Consumer", "GroupOptions", "ReadOptions", "Reader", "Told"]
+if TYPE_CHECKING:
+    from commitmq.client.handling.engine import Engine
+    from commitmq.client.handling.run import Pool
+
+__all__ = ["Consumer", "GroupOptions", "HandlerCounts", "ReadOptions", "Reader", "RunOptions", "Told"]
+
+_SEND_BACK_S: Final = 5.0
+_END_S: Final = 0.5
+_MOST_MESSAGES: Final = 10_000
 
 
 class Consumer(BaseConsumer):
@@ -105,7 +118,102 @@ class Consumer(BaseConsumer):
         if self._settings.group is None:  # a reader in the words of former versions
             self._check_usable()
             raise CommitMQError("a consumer without a group has no offsets to commit")
+        if self._handling is not None and not self._closed:
+            raise CommitMQError("run() commits by itself, behind what its handlers have done")
         return self._using(partial(self._commit, offsets))
+
+    # ------------------------------------------------------------ handlers
+
+    def run(
+        self,
+        handler: Handler,
+        *,
+        middleware: Sequence[Middleware] = (),
+        on_error: OnError | None = None,
+        **options: Unpack[RunOptions],
+    ) -> None:
+        """Call ``handler(message)`` for every message, until :meth:`close` is called: by any thread, also by a handler.
+
+        Handlers run in ``workers`` threads (20). The consumer is closed when this returns. docs/handlers.md tells more.
+
+        The handler's return value says what becomes of the message. None, True or ``ConsumeResult.DONE``: it is done. False
+        or ``ConsumeResult.RETRY``: it comes again after the back-off. ``ConsumeResult.DEAD``: it becomes a dead letter. An
+        exception means RETRY, and ``on_error(message, error)`` is told of it (without it the log). ``RetryLater(delay)``,
+        which ``message.retry_later(delay)`` raises, means RETRY after that delay.
+
+        A message that comes again is stored in the group's retry topic meanwhile, and ``run`` reads that topic too. The
+        message has its first ``topic``; ``stored_topic`` is the retry topic. It becomes a dead letter after ``max_retries``
+        (16; None: the group's own number) retries. ``backoff`` is None for RocketMQ's delays (10 s, 30 s, 1 min, … 2 h),
+        seconds, a list of seconds, or a function of the retry (0 is the first) that returns seconds. A message that cannot
+        be sent back is tried again here 5 s later.
+
+        The committed offset of a queue is its lowest message that is not done. So after a crash handlers may see a message
+        again: at least once. A queue with ``max_unfinished`` (1000) messages, ``max_unfinished_bytes`` (100 MiB) or a span of
+        ``max_unfinished_span`` (2000) offsets that are not done is not fetched until there is room; other queues are. A
+        handler may take its time: the consumer stays a member.
+
+        ``ordered``: the handlers of each queue run one at a time, in the queue's order. A failed message is tried again here
+        after the back-off (1 s), and its queue waits for it.
+
+        ``middleware`` are functions ``m(message, next)`` around the handler, the first one outermost. A close waits for the
+        handlers that run, at most ``stop_timeout_s`` (30).
+
+        Raises what a poll raises, but for a damaged record: ``on_error(None, error)`` is told of it, and the other queues go
+        on. Raises ValueError for settings, and without ``auto_commit``.
+        """
+        chain = chained(handler, middleware)
+        checks.callback("on_error", on_error)
+        engine = self._engine(Settings(**options))
+        from commitmq.client.handling.threads import ThreadPool
+
+        self._serve(engine, ThreadPool(engine, chain, on_error, name=str(self._settings.group)))
+
+    @property
+    def handler_counts(self) -> HandlerCounts:
+        """What became of the messages of :meth:`run`."""
+        return HandlerCounts() if self._handling is None else self._handling.counts
+
+    def _engine(self, settings: Settings) -> Engine:
+        # They need numpy, as the puller does.
+        from commitmq.client.handling.engine import Engine
+        from commitmq.client.handling.send_back import SendBack
+
+        self._check_usable()
+        if self._settings.group is None:  # made in the words of former versions
+            raise CommitMQError("run() needs a consumer with a group")
+        if not self._settings.auto_commit:
+            raise ValueError("run() commits by itself: leave auto_commit on")
+        patience_s = min(self._settings.timeout_s, _SEND_BACK_S)
+        return Engine(settings, SendBack(self._directory.address, self._settings.group, timeout_s=patience_s))
+
+    def _serve(self, engine: Engine, pool: Pool) -> None:
+        """Run until the consumer is closed. In the thread of a poll."""
+        self._using(partial(self._handle, engine, pool))
+
+    def _handle(self, engine: Engine, pool: Pool) -> None:
+        from commitmq.client.handling.run import Run, Source
+
+        member = self._member
+        assert member is not None
+        deadline = time.monotonic() + self._settings.timeout_s
+        topics = self._committer.ask("group.retry_topics", {"group": member.group}, deadline)
+        fetch = partial(self._fetch, max_messages=_MOST_MESSAGES)
+        run = Run(engine, pool, Source(self._assignment, fetch, self._puller.wait, lambda: self._closing))
+        self._handling = run
+        try:
+            engine.start(int(topics["max_retries"]))
+            member.subscribe([topics["retry"]])
+            pool.start()
+            run.loop()
+        finally:
+            self._stop_waiting()
+            if self._close_after is None:
+                self._close_after = True  # _using closes the consumer
+            try:
+                run.stop()
+            finally:
+                engine.close()
+                pool.end(time.monotonic() + _END_S)
 
 
 class Reader(BaseConsumer):

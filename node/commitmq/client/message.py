@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
+from commitmq.client.handling.consume_result import RetryLater
 from commitmq.client.properties import Keys, both_keys, build_properties, sendable, user_properties
 from commitmq.errors import InvalidMessageError
 from commitmq.format.constants import Property
@@ -13,6 +14,7 @@ from commitmq.format.properties import decode_properties
 from commitmq.store.metadata.topic_name import is_send_forbidden, validate_topic
 
 if TYPE_CHECKING:
+    from datetime import timedelta
     from typing import Any
 
 
@@ -36,6 +38,7 @@ class Message:
         "_properties",
         "_raw_properties",
         "_store_host",
+        "_stored_topic",
         "body",
         "born_timestamp",
         "flag",
@@ -49,6 +52,7 @@ class Message:
     )
 
     _origin_topic: str
+    _stored_topic: str
 
     def __init__(
         self,
@@ -117,6 +121,20 @@ class Message:
         """The topic that the message was sent to. It differs from ``topic`` in a message of a light message queue (LMQ)."""
         # Only messages of an LMQ have the attribute: to set it in all messages would cost every consumer time.
         return getattr(self, "_origin_topic", self.topic)
+
+    @property
+    def stored_topic(self) -> str:
+        """The topic it was read from: ``%RETRY%group`` when a handler gets a message again, whose ``topic`` is the first
+        one.
+        """
+        return getattr(self, "_stored_topic", self.topic)  # unset as _origin_topic
+
+    def retry_later(self, delay: float | timedelta) -> NoReturn:
+        """End this handler of :meth:`commitmq.Consumer.run`: the message comes again after ``delay``, seconds or a timedelta.
+
+        Raises :class:`commitmq.RetryLater`, so nothing behind it is done; an ``except Exception`` around it would stop it.
+        """
+        raise RetryLater(delay)
 
     @property
     def tags(self) -> str | None:

@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from datetime import timedelta
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -29,7 +30,9 @@ from commitmq.client.results import BatchResult, BatchSendError, SendResult
 from commitmq.client.routes import not_stored, unknown
 from commitmq.client.sending.arguments import (
     check_ack,
+    check_delay,
     check_queue,
+    encode_delay,
     has_sharding_keys,
     json_content,
     keys_of_batch,
@@ -196,6 +199,8 @@ class Producer:
         key: str | None = None,
         queue: int | None = None,
         flag: int = 0,
+        delay: float | timedelta | None = None,
+        delay_level: int | None = None,
         multi_dispatch: Iterable[str] | None = None,
         timeout_s: float | None = None,
         ack: str | None = None,
@@ -206,11 +211,14 @@ class Producer:
         hash of ``sharding_key`` (as RocketMQ's hash selector), else the node's round robin. Messages of one sharding
         key keep their order. ``key`` is key and sharding key in one. A Message object has all of these itself, so the
         call may name none of them. ``multi_dispatch`` names light message queues (``%LMQ%…``) that get the message
-        too. Raises InvalidMessageError for a message that cannot be sent, SendError for one without an ack.
+        too. ``delay``, a timedelta or seconds, is one of RocketMQ's 18 delays (1 s to 2 h), and ``delay_level`` is its
+        number: consumers get the message after that time. Raises InvalidMessageError for a message that cannot be
+        sent, SendError for one without an ack.
         """
         timeout_s = self._timeout_s if timeout_s is None else checks.seconds("timeout_s", timeout_s)
         if key is not None:
             keys, sharding_key = both_keys(key, keys, sharding_key)
+        level = 0 if delay is None and delay_level is None else self._delay_level(delay, delay_level, multi_dispatch)
         now = _monotonic()
         deadline = now + timeout_s
         if self._closed:
@@ -232,7 +240,7 @@ class Producer:
                 line.append(ticket)
                 if line[0] is ticket:
                     result = self._send_alone(
-                        lane, topic, body, tags, keys, properties, sharding_key, queue, flag, ack, now, deadline
+                        lane, topic, body, tags, keys, properties, sharding_key, queue, flag, ack, level, now, deadline
                     )
                     if result is not None:
                         return result
@@ -243,7 +251,7 @@ class Producer:
                 line.remove(ticket)  # first in the finally: an exception can come before any later call
                 if line:
                     line.wake()
-        return self._send_along(topic, body, tags, keys, properties, sharding_key, queue, flag, ack, deadline)
+        return self._send_along(topic, body, tags, keys, properties, sharding_key, queue, flag, ack, level, deadline)
 
     def _send_alone(
         self,
@@ -257,6 +265,7 @@ class Producer:
         queue: int | None,
         flag: int,
         ack: str | None,
+        level: int,
         now: float,
         deadline: float,
     ) -> SendResult | None:
@@ -271,6 +280,8 @@ class Producer:
         own = ""
         if not (type(body) is bytes and body and properties is None and tags is keys is sharding_key is None):
             body, own, flag = json_content(body, tags, keys, properties, sharding_key, flag)
+        if level:
+            own += f'"DELAY":"{level}",'
         more = f',"flag":{check_flag(flag)}' if flag else ""
         if self._compress is not None:
             body, sys_flag = self._compressed(body)
@@ -301,6 +312,7 @@ class Producer:
                 unique_id,
                 answer["ack"],
                 False,
+                answer.get("stored_topic"),
             ),
         )
 
@@ -316,6 +328,8 @@ class Producer:
         key: str | None = None,
         queue: int | None = None,
         flag: int = 0,
+        delay: float | timedelta | None = None,
+        delay_level: int | None = None,
         timeout_s: float | None = None,
         ack: str | None = None,
         on_delivery: OnDelivery | None = None,
@@ -347,6 +361,8 @@ class Producer:
             and sharding_key is None
             and not flag
             and ack is None
+            and delay is None
+            and delay_level is None
             and self._may_be_plain
         ):
             # The same as below for a message that is only a body, without the checks of all else.
@@ -354,7 +370,8 @@ class Producer:
             queue = -1 if queue is None else check_queue(queue)
             sent = self._outbox.submit(topic, queue, self._ack, body, None, deadline)
         else:
-            sent = self._submit(topic, body, tags, keys, properties, sharding_key, queue, flag, ack, deadline)
+            level = 0 if delay is None and delay_level is None else self._delay_level(delay, delay_level)
+            sent = self._submit(topic, body, tags, keys, properties, sharding_key, queue, flag, ack, level, deadline)
         if on_delivery is not None:
             sent.add_done_callback(partial(tell_delivery, on_delivery))
         return sent
@@ -383,6 +400,8 @@ class Producer:
         sharding_keys: Sequence[str | None] | None = None,
         key: str | Sequence[str | None] | None = None,
         queue: int | None = None,
+        delay: float | timedelta | None = None,
+        delay_level: int | None = None,
         timeout_s: float | None = None,
         ack: str | None = None,
     ) -> BatchResult:
@@ -392,7 +411,8 @@ class Producer:
         message. ``key``, one for all messages or a list, sets keys and sharding keys. ``properties`` apply to all messages.
         Message objects have all of these themselves. A run goes to one queue: ``queue``, or the queue of the sharding key,
         else the next in turn. To a topic with ``queue.type=BatchCQ`` the messages go as inner batches without compression;
-        the node keeps each inner batch as one record. ``timeout_s`` bounds the wait for each answer of the node.
+        the node keeps each inner batch as one record. ``delay`` and ``delay_level`` apply to all messages; see :meth:`send`.
+        ``timeout_s`` bounds the wait for each answer of the node.
         Raises InvalidMessageError before anything is sent, BatchSendError when a message was not acknowledged.
         """
         self._check_usable()
@@ -403,6 +423,8 @@ class Producer:
             queue = check_queue(queue)
         keys, sharding_keys = keys_of_batch(key, keys, sharding_keys, messages)
         options: dict[str, Any] = {"tags": tags, "keys": keys, "properties": properties, "sharding_keys": sharding_keys}
+        if delay is not None or delay_level is not None:
+            options["delay_level"] = self._delay_level(delay, delay_level)
         self._check_may_wait()
         ack = self._ack if ack is None else check_ack(ack)
         deadline = _monotonic() + limit
@@ -456,6 +478,8 @@ class Producer:
         sharding_keys: Sequence[str | None] | None = None,
         key: str | Sequence[str | None] | None = None,
         queue: int | None = None,
+        delay: float | timedelta | None = None,
+        delay_level: int | None = None,
         timeout_s: float | None = None,
         ack: str | None = None,
     ) -> Future[BatchResult]:
@@ -473,6 +497,8 @@ class Producer:
         if messages:
             keys, sharding_keys = keys_of_batch(key, keys, sharding_keys, messages)
         options: dict[str, Any] = {"tags": tags, "keys": keys, "properties": properties, "sharding_keys": sharding_keys}
+        if delay is not None or delay_level is not None:
+            options["delay_level"] = self._delay_level(delay, delay_level)
         if not messages:
             done: Future[BatchResult] = Future()
             done.set_result(BatchResult([]))
@@ -505,7 +531,7 @@ class Producer:
     ) -> tuple[BatchPlan, bool]:
         """The batch with its properties, and whether it goes as inner batches. Raises InvalidMessageError.
 
-        ``options``: tags, keys, properties and sharding_keys, as :meth:`send_batch` takes them.
+        ``options``: tags, keys, properties and sharding_keys, as :meth:`send_batch` takes them, and a delay level.
         """
         # Only batches need numpy: a producer of single messages starts without it.
         from commitmq.client.sending.batch_plan import plan_batch
@@ -513,6 +539,8 @@ class Producer:
         inner = self._lanes.routes.takes_inner_batches(check_topic(topic), deadline)
         if inner and self._sequences is not None:
             raise InvalidMessageError(f"topic {topic!r} has queue.type=BatchCQ, which takes no idempotent sends")
+        if inner and "delay_level" in options:
+            raise InvalidMessageError(f"topic {topic!r} has queue.type=BatchCQ, whose inner batches cannot be delayed")
         compressed = None if self._compress is None or inner else self._compressed
         plan = plan_batch(topic, messages, **options, compressed=compressed)
         if (
@@ -603,6 +631,16 @@ class Producer:
             raise InvalidMessageError(f"sharding_key must be a string, not {type(sharding_key).__name__}")
         return shard(sharding_key, self._lanes.routes.queues(check_topic(topic), deadline))
 
+    def _delay_level(
+        self, delay: float | timedelta | None, delay_level: int | None, multi_dispatch: object = None
+    ) -> int:
+        """The delay level of a send that asks for one. Raises InvalidMessageError."""
+        if self._sequences is not None:
+            raise InvalidMessageError("an idempotent producer's messages cannot be delayed")
+        if multi_dispatch is not None:
+            raise InvalidMessageError("a message for further queues cannot be delayed")
+        return check_delay(delay, delay_level)
+
     def _would_ask(self, topic: str, body: bytes | Message, fields: Mapping[str, Any]) -> bool:
         """Whether ``send_async`` of this message would ask the coordinator, and wait for the answer."""
         if self._sequences is None:
@@ -636,6 +674,7 @@ class Producer:
         queue: int | None,
         flag: int,
         ack: str | None,
+        level: int,
         deadline: float,
     ) -> SendFuture:
         if isinstance(body, Message):
@@ -650,6 +689,9 @@ class Producer:
                 encoded = b""
             else:
                 encoded = encode_user_properties(build_properties(tags, keys, properties, sharding_key))
+        if level:
+            encoded += encode_delay(level)
+            check_properties_size(len(encoded))
         if flag:
             check_flag(flag)
         check_topic(topic)
@@ -664,7 +706,9 @@ class Producer:
             body, sys_flag = self._compressed(body)
         extras = (encoded, flag, sys_flag) if encoded or flag or sys_flag else None
         queue = -1 if queue is None else queue
-        return self._outbox.submit(topic, queue, self._ack if ack is None else check_ack(ack), body, extras, deadline)
+        return self._outbox.submit(
+            topic, queue, self._ack if ack is None else check_ack(ack), body, extras, deadline, level
+        )
 
     def _check_numbered(
         self, topic: str, queue: int | None, sharding_key: str | None, properties_bytes: int, deadline: float

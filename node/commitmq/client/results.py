@@ -17,6 +17,9 @@ class SendResult(NamedTuple):
     ``ack`` is what was reached (``flushed`` or ``memory``), ``msg_id`` the offset message id, ``unique_id`` the id that
     the producer gave the message. ``duplicate``: an idempotent producer sent it again and it was stored already; the rest
     is about the stored one, or -1 and empty where the node does not remember its place.
+
+    ``stored_topic`` is None for an ordinary message. A delayed message waits in that topic of the node until it is due.
+    ``queue_offset``, ``physical_offset`` and ``msg_id`` are then those of the place where it waits.
     """
 
     topic: str
@@ -28,6 +31,7 @@ class SendResult(NamedTuple):
     unique_id: str
     ack: str
     duplicate: bool = False
+    stored_topic: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The fields by name."""
@@ -36,7 +40,8 @@ class SendResult(NamedTuple):
     def __repr__(self) -> str:
         place = f"{self.topic}/{self.queue}@{self.queue_offset}"
         again = ", duplicate" if self.duplicate else ""
-        return f"SendResult({place}, physical_offset={self.physical_offset}, {self.ack}{again})"
+        waits = "" if self.stored_topic is None else f", waits in {self.stored_topic}"
+        return f"SendResult({place}, physical_offset={self.physical_offset}, {self.ack}{again}{waits})"
 
 
 _tuple_of = tuple.__new__
@@ -51,6 +56,7 @@ class RunAck:
         "_host",
         "_offsets",
         "_repeats",
+        "_stored_topic",
         "ack",
         "answer",
         "count",
@@ -79,6 +85,7 @@ class RunAck:
         self.count = len(sizes)
         self._offsets: list[int] | None = None
         self._repeats = "stored_before" in answer
+        self._stored_topic: str | None = answer.get("stored_topic")
         self._host = self._digits = ""
 
     def result(self, index: int) -> SendResult:
@@ -113,6 +120,7 @@ class RunAck:
                 unique_id,
                 self.ack,
                 False,
+                self._stored_topic,
             ),
         )
 
@@ -148,10 +156,16 @@ class RunAck:
     def _physical_offsets(self, before: int = 0) -> list[int]:
         # A run that met a segment's end lies in parts: [[count, physical offset of the first], …].
         parts = self.answer.get("parts") or [[self.count, self.answer["physical_offset"]]]
+        sizes: Sequence[int] = self.sizes
+        if self._stored_topic is not None:
+            # Each record has become larger by the same amount: it has the topic where it waits, and two properties more.
+            count, start = parts[-1]
+            more = (self.answer["end_offset"] - start - int(sum(sizes[-count:]))) // count
+            sizes = [size + more for size in sizes]
         offsets: list[int] = []
         for count, start in parts:
             done = before + len(offsets)
-            offsets.extend(accumulate(map(int, self.sizes[done : done + count - 1]), initial=int(start)))
+            offsets.extend(accumulate(map(int, sizes[done : done + count - 1]), initial=int(start)))
         return offsets
 
 

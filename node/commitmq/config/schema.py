@@ -123,6 +123,14 @@ class ProducersConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ScheduleConfig:
+    enable: bool = _key(True)
+    exactly_once: bool = _key(True)
+    batch_messages: int = _key(4_096, 1, 1_000_000)
+    persist_interval_ms: int = _key(5_000, 10)
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryConfig:
     enable: bool = _key(True)
     budget_bytes: int = _key(0, 0)
@@ -236,6 +244,7 @@ class NodeConfig:
     index: IndexConfig = field(default_factory=IndexConfig)
     topics: TopicsConfig = field(default_factory=TopicsConfig)
     producers: ProducersConfig = field(default_factory=ProducersConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     reader: ReaderConfig = field(default_factory=ReaderConfig)
     filter: FilterConfig = field(default_factory=FilterConfig)

@@ -1,4 +1,6 @@
-"""The operations on groups: ``group.join``, ``heartbeat``, ``leave``, ``list``, ``describe`` and ``positions``."""
+"""The operations on groups: ``group.join``, ``heartbeat``, ``leave``, ``list``, ``describe``, ``positions`` and
+``retry_topics``.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,8 @@ from commitmq.coordination.membership import View
 from commitmq.coordination.requests import Header
 from commitmq.coordination.subscriptions import SQL, Subscriptions
 from commitmq.coordination.topics import Topics
+from commitmq.errors import ProtocolError
+from commitmq.format.constants import DLQ_PREFIX, RETRY_PREFIX
 from commitmq.log import get_log
 
 _SESSION_TIMEOUT_MIN_MS = 200
@@ -37,6 +41,7 @@ class GroupOperations:
             "group.list": self._list,
             "group.describe": self._describe,
             "group.positions": self._positions,
+            "group.retry_topics": self._retry_topics,
         }
 
     def _join(self, header: Header, now_ms: int) -> Answer:
@@ -54,7 +59,9 @@ class GroupOperations:
         kind, expression = requests.selector(header, "filter")
         instance = requests.optional_text(header, "instance") or ""
         view = self._groups.join(group, member, wanted, owned, timeout_ms, now_ms, generation, instance)
-        self._subscriptions.join(group, wanted, expression if kind == SQL else None)
+        # The retry topic is read without a filter: its messages have passed one, or come from an ordered consumer.
+        filtered = [name for name in wanted if name != RETRY_PREFIX + group]
+        self._subscriptions.join(group, filtered, expression if kind == SQL else None)
         self._log.info("member joined", group=group, member=member, topics=len(wanted))
         missing = sorted(name for name in wanted if not self._topics.exists(name))
         return Answer(lambda: {**self._view(view, timeout_ms), "kept": view.kept, "missing": missing})
@@ -101,3 +108,18 @@ class GroupOperations:
         after = requests.part_cursor(header)
         described = self._listing.describe_group(name, after, limit, now_ms)
         return Answer(lambda: described)
+
+    def _retry_topics(self, header: Header, now_ms: int) -> Answer:
+        group = requests.text(header, "group")
+        self._groups.use(group)
+        config = self._groups.config_of(group)
+        if config.retry_queues < 1:
+            # RocketMQ drops the failed messages of such a group. A program that handles messages should know.
+            raise ProtocolError("NO_PERMISSION", f"group {group} keeps no failed messages: its retryQueueNums is 0")
+        names = RETRY_PREFIX + group, DLQ_PREFIX + group
+        for name, queues in zip(names, (min(config.retry_queues, topic_rules.MAX_QUEUES), 1), strict=True):
+            if not self._topics.exists(name):
+                self._topics.create(name, queues)
+        staged = any(self._topics.is_staged(name) for name in names)
+        fields = {"retry": names[0], "dead": names[1], "max_retries": config.max_retries}
+        return Answer(lambda: fields, "topics" if staged else None)

@@ -124,6 +124,10 @@ class Groups:
         if not group.consume_enabled:
             raise ProtocolError("NO_PERMISSION", f"group {name} may not consume: its consumeEnable is off")
 
+    def config_of(self, name: str) -> GroupConfig:
+        """The settings of a group that is in use; see :meth:`use`."""
+        return self.table.groups[name]
+
     def _put(self, group: GroupConfig) -> None:
         self.table.put(group)
         place = bisect_left(self._names, group.name)

@@ -56,6 +56,7 @@ MODULES: Final = (
     "raw",
     "run",
     "java_hash",
+    "readdress",
     "walk",
     "scan",
     "tags",

@@ -19,11 +19,14 @@ BROKER_BUCKETS = 128
 CLIENT_BUCKETS = 16
 
 
-def encode_properties(properties: Mapping[str, str], *, buckets: int | None = BROKER_BUCKETS) -> bytes:
+def encode_properties(
+    properties: Mapping[str, str], *, buckets: int | None = BROKER_BUCKETS, empty_values: bool = False
+) -> bytes:
     """Bytes of ``properties``, every pair closed by 0x02; at most 32,767 of them.
 
     ``buckets`` gives the order a Java HashMap of that size has, for output identical to RocketMQ's; None keeps the
-    mapping's own order, which is as valid and faster. Raises InvalidMessageError for a separator inside a name or
+    mapping's own order, which is as valid and faster. ``empty_values`` lets an empty value pass: RocketMQ's recall
+    records have one, though no decoder sees it (spec 18). Raises InvalidMessageError for a separator inside a name or
     value, an empty name or value, text that is no Unicode, or too many bytes.
     """
     if not properties:
@@ -32,7 +35,7 @@ def encode_properties(properties: Mapping[str, str], *, buckets: int | None = BR
     pairs = []
     for name in names:
         value = properties[name]
-        if not name or not value:
+        if not name or not (value or empty_values):
             raise InvalidMessageError(f"property {name!r}: neither a property's name nor its value may be empty")
         pairs.append(f"{name}\x01{value}\x02")
     text = "".join(pairs)

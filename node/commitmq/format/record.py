@@ -129,11 +129,18 @@ def record_size(
     return MIN_RECORD_BYTES + v2 + 12 * v6_hosts + body_bytes + topic_bytes + properties_bytes
 
 
-def encode_record(record: Record, *, properties_crc: bool = False, buckets: int | None = BROKER_BUCKETS) -> bytes:
+def encode_record(
+    record: Record,
+    *,
+    properties_crc: bool = False,
+    buckets: int | None = BROKER_BUCKETS,
+    empty_values: bool = False,
+) -> bytes:
     """The bytes of ``record``. Its size, body CRC and the two sysFlag bits for the hosts' widths are computed here.
 
-    ``properties_crc`` appends the CRC of the whole record (spec 2.9); ``buckets`` is the order of the properties, see
-    :func:`encode_properties`. Raises InvalidMessageError for values that the format cannot hold.
+    ``properties_crc`` appends the CRC of the whole record (spec 2.9); ``buckets`` is the order of the properties and
+    ``empty_values`` lets empty ones pass, see :func:`encode_properties`. Raises InvalidMessageError for values that the format
+    cannot hold.
     """
     try:
         topic = record.topic.encode()
@@ -151,7 +158,7 @@ def encode_record(record: Record, *, properties_crc: bool = False, buckets: int 
     properties = record.properties
     if properties_crc and Property.CRC32 in properties:
         properties = {name: value for name, value in properties.items() if name != Property.CRC32}
-    encoded = encode_properties(properties, buckets=buckets)
+    encoded = encode_properties(properties, buckets=buckets, empty_values=empty_values)
     properties_bytes = len(encoded) + (CRC_PROPERTY_BYTES if properties_crc else 0)
     if properties_bytes > MAX_PROPERTIES_BYTES:
         raise InvalidMessageError(

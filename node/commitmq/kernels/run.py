@@ -54,6 +54,7 @@ MARK_DIGITS = 12  # of the sequence at the end of a producer's mark, see commitm
 
 # sysFlag bits that a client may set: compressed, and the compression type.
 CLIENT_SYS_FLAGS = SysFlag.COMPRESSED | SysFlag.COMPRESSION_MASK
+MOVER_SYS_FLAGS = CLIENT_SYS_FLAGS | SysFlag.TRANSACTION_MASK
 _V6_FLAGS = SysFlag.BORN_HOST_V6 | SysFlag.STORE_HOST_V6
 _COMPRESSION_MASK = SysFlag.COMPRESSION_MASK
 _COMPRESSION_LZ4 = SysFlag.COMPRESSION_LZ4
@@ -130,12 +131,14 @@ def names_sieve(names, name_ends):  # type: ignore[no-untyped-def]
 
 @njit(
     "int64(Array(uint8, 1, 'C', readonly=True), int64, int64, Array(uint8, 1, 'C', readonly=True),"
-    " Array(int64, 1, 'C', readonly=True), uint64)",
+    " Array(int64, 1, 'C', readonly=True), uint64, int64, Array(int64, 1, 'C'))",
     cache=True,
     nogil=True,
 )
-def _pairs_reason(buf, start, end, names, name_ends, sieve):  # type: ignore[no-untyped-def]
-    """Like :func:`properties_reason`; ``sieve`` is that of ``names``."""
+def _pairs_reason(buf, start, end, names, name_ends, sieve, special_from, out):  # type: ignore[no-untyped-def]
+    """Like :func:`properties_reason`; ``sieve`` is that of ``names``. The names from number ``special_from`` on are
+    allowed, and each that is there sets its bit in ``out[2]``.
+    """
     at = start
     while at < end:
         name = at
@@ -148,7 +151,9 @@ def _pairs_reason(buf, start, end, names, name_ends, sieve):  # type: ignore[no-
             for index in range(name_ends.size):
                 stop = name_ends[index]
                 if stop - begin == size and same_bytes(names, begin, buf, name, size):
-                    return REASON_FORBIDDEN_PROPERTY
+                    if index < special_from:
+                        return REASON_FORBIDDEN_PROPERTY
+                    out[2] |= np.int64(1) << np.int64(index - special_from)
                 begin = stop
         value = at + 1
         at = until_low(buf, value, end)
@@ -178,31 +183,37 @@ def properties_reason(buf, start, end, names, name_ends):  # type: ignore[no-unt
 
     ``names`` are the forbidden names, one after the other; ``name_ends`` their ends. Returns a reason, OK when valid.
     """
-    return _pairs_reason(buf, start, end, names, name_ends, names_sieve(names, name_ends))
+    sieve = names_sieve(names, name_ends)
+    return _pairs_reason(buf, start, end, names, name_ends, sieve, name_ends.size, np.zeros(3, np.int64))
 
 
 @njit(
     "int64(Array(uint8, 1, 'C', readonly=True), Array(uint8, 1, 'C', readonly=True), int64, int64, int64, int64,"
-    " boolean, Array(uint8, 1, 'C', readonly=True), Array(int64, 1, 'C', readonly=True),"
+    " boolean, Array(uint8, 1, 'C', readonly=True), Array(int64, 1, 'C', readonly=True), int64, boolean,"
     " Array(uint8, 1, 'C', readonly=True), int64, Array(int64, 1, 'C'), Array(int64, 1, 'C'))",
     cache=True,
     nogil=True,
 )
 def check_run(  # type: ignore[no-untyped-def]
-    buf, topic, queue_id, max_body, max_record, v6_flags, crc_slot, names, name_ends, mark, sequence, ends, out
-):
+    buf, topic, queue_id, max_body, max_record, v6_flags, crc_slot, names, name_ends, special_from, moved, mark,
+    sequence, ends, out
+):  # fmt: skip
     """Check every record of the run ``buf``. The input is untrusted.
 
     ``ends[i]`` becomes the end of record i in the run (int64, at least ``buf.size // MIN_RECORD_BYTES + 1`` long),
-    ``out[0]`` the number of good records, ``out[1]`` the position of the first bad one. ``v6_flags`` are the sysFlag
-    bits 0x30 that the layout must have; ``crc_slot`` says whether each record must end with an empty ``__CRC32#`` slot. Unless
-    ``mark`` is empty, record i must carry it, with the number ``sequence`` + i, as its last property (before that
-    slot). Returns OK or the reason.
+    ``out[0]`` the number of good records, ``out[1]`` the position of the first bad one, ``out[2]`` a bit for each name
+    from number ``special_from`` on that a record carries; the names before it are forbidden. ``v6_flags`` are the
+    sysFlag bits 0x30 that the layout must have; ``crc_slot`` says whether each record must end with an empty
+    ``__CRC32#`` slot. ``moved``: the records come from a mover of this node, which may set the born host, the
+    transaction bits, the number of tries and the prepared offset. Unless ``mark`` is empty, record i must carry it,
+    with the number ``sequence`` + i, as its last property (before that slot). Returns OK or the reason.
     """
     at = np.int64(0)
     count = 0
     size = buf.size
     sieve = names_sieve(names, name_ends)
+    allowed = (MOVER_SYS_FLAGS if moved else CLIENT_SYS_FLAGS) | _V6_FLAGS
+    out[2] = 0
     while at < size:
         out[0] = count
         out[1] = at
@@ -221,7 +232,7 @@ def check_run(  # type: ignore[no-untyped-def]
             return REASON_QUEUE
         flags = load4(buf, at + SYS_FLAG_OFFSET)
         if (
-            flags & ~(CLIENT_SYS_FLAGS | _V6_FLAGS)
+            flags & ~allowed
             or (flags & _COMPRESSION_MASK) > _COMPRESSION_LAST
             or (flags & CLIENT_SYS_FLAGS) == _COMPRESSION_LZ4  # the type of a compression, and no compression
         ):
@@ -232,7 +243,7 @@ def check_run(  # type: ignore[no-untyped-def]
             load8(buf, at + QUEUE_OFFSET_OFFSET) != 0
             or load8(buf, at + PHYSICAL_OFFSET_OFFSET) != 0
             or load8(buf, at + STORE_TIMESTAMP_OFFSET + born) != 0
-            or load8(buf, at + PREPARED_OFFSET_OFFSET + born + host) != 0
+            or (load8(buf, at + PREPARED_OFFSET_OFFSET + born + host) != 0 and not moved)
         ):
             return REASON_RESERVED_FIELD
         if load4(buf, at + RECONSUME_TIMES_OFFSET + born + host) < 0 or load8(buf, at + BORN_TIMESTAMP_OFFSET) < 0:
@@ -248,7 +259,7 @@ def check_run(  # type: ignore[no-untyped-def]
                 return REASON_SEQUENCE
             if buf[stop + mark.size + MARK_DIGITS] != 2 or mark_number(buf, stop + mark.size) != sequence + count:
                 return REASON_SEQUENCE
-        reason = _pairs_reason(buf, properties, stop, names, name_ends, sieve)
+        reason = _pairs_reason(buf, properties, stop, names, name_ends, sieve, special_from, out)
         if reason != OK:
             return reason
         expected = np.int64(crc32(buf, body, body_size, np.uint32(0))) & 0x7FFFFFFF if body_size else np.int64(0)
@@ -297,7 +308,9 @@ def check_batch(buf, names, name_ends, out):  # type: ignore[no-untyped-def]
         properties_size = load2(buf, properties - 2)
         if properties_size < 0 or properties + properties_size != at + total:
             return REASON_LENGTHS
-        reason = _pairs_reason(buf, properties, properties + properties_size, names, name_ends, sieve)
+        reason = _pairs_reason(
+            buf, properties, properties + properties_size, names, name_ends, sieve, name_ends.size, out
+        )
         if reason != OK:
             return reason
         at += total
@@ -311,19 +324,20 @@ def check_batch(buf, names, name_ends, out):  # type: ignore[no-untyped-def]
 
 @njit(
     "void(Array(uint8, 1, 'C', readonly=True), int64, int64, Array(uint8, 1, 'C'), int64, int64, int64, int64,"
-    " Array(uint8, 1, 'C', readonly=True), Array(uint8, 1, 'C', readonly=True), boolean)",
+    " Array(uint8, 1, 'C', readonly=True), boolean, Array(uint8, 1, 'C', readonly=True), boolean)",
     cache=True,
     nogil=True,
 )
 def store_run(  # type: ignore[no-untyped-def]
-    run, start, end, segment, at, base_offset, queue_offset, store_timestamp, born_host, store_host, crc_slot
+    run, start, end, segment, at, base_offset, queue_offset, store_timestamp, born_host, keep_born, store_host, crc_slot
 ):
     """Copy the checked records ``run[start:end]`` to ``segment[at:]`` and fill in the fields that only the writer
     knows.
 
     The first record's size and magic (8 bytes) stay zero in the segment: the caller stores them last, so that a writer
     killed anywhere in here leaves nothing that a reader takes for a record. Fills queueOffset, physicalOffset
-    (``base_offset`` + position in the segment), storeTimestamp, hosts and the digits of ``__CRC32#``.
+    (``base_offset`` + position in the segment), storeTimestamp, hosts and the digits of ``__CRC32#``. ``keep_born``: the
+    born hosts of the run stay, and ``born_host`` only says how long they are.
     """
     size = end - start
     copy_bytes(segment, at + 8, run, start + 8, size - 8)
@@ -334,7 +348,8 @@ def store_run(  # type: ignore[no-untyped-def]
         total = load4(run, source)
         store8(segment, target + QUEUE_OFFSET_OFFSET, number)
         store8(segment, target + PHYSICAL_OFFSET_OFFSET, base_offset + target)
-        copy_bytes(segment, target + BORN_HOST_OFFSET, born_host, 0, born_host.size)
+        if not keep_born:
+            copy_bytes(segment, target + BORN_HOST_OFFSET, born_host, 0, born_host.size)
         stamp = target + STORE_TIMESTAMP_OFFSET + born_host.size
         store8(segment, stamp, store_timestamp)
         copy_bytes(segment, stamp + 8, store_host, 0, store_host.size)

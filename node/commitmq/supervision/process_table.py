@@ -181,7 +181,9 @@ class ProcessTable:
     def _who_needs_the_log(self) -> dict[str, Any]:
         """For cleanup: slots of the workers that map segments, and of the node's own dispatchers after the first."""
         workers = self.workers.values()
-        mapping = [one for one in workers if one.spec.takes_batches or one.role.startswith(("reader-", "reput"))]
+        mapping = [
+            one for one in workers if one.spec.takes_batches or one.role.startswith(("reader-", "reput", "schedule"))
+        ]
         behind = [one.spec for one in workers if one.spec.takes_batches and not one.spec.plugin]
         return {
             "holders": {one.role: one.slot for one in mapping},

@@ -45,7 +45,7 @@ class Role:
 
 def own_role(name: str, module: str) -> Role:
     """One of the node's own roles. The index dispatcher catches up while the node serves already, so it is not
-    essential.
+    essential; nor is a mover.
     """
     one_shot = name in ("recovery", "discovery")
     dispatcher = name.removeprefix("dispatcher-") if name.startswith("dispatcher-") else ""
@@ -56,7 +56,7 @@ def own_role(name: str, module: str) -> Role:
         module,
         role_slot(name),
         one_shot=one_shot,
-        essential=name != "dispatcher-index",
+        essential=name not in ("dispatcher-index", "schedule"),
         dispatcher=dispatcher,
         dispatcher_slot=slot,
         params=params,
@@ -145,4 +145,6 @@ def start_order(config: NodeConfig) -> dict[str, str]:
         **{f"reader-{number}": "commitmq.workers.reader.process" for number in range(config.reader.count)},
         "cleanup": "commitmq.workers.cleanup.process",
         "writer": "commitmq.workers.writer.process",
+        # Movers append through the writer: they start after it and stop before it.
+        **({"schedule": "commitmq.workers.schedule.process"} if config.schedule.enable else {}),
     }

@@ -45,6 +45,7 @@ from commitmq.store.memory.shared_memory import DEFAULT_FOLDER, available_bytes,
 from commitmq.supervision.node_files import node_life
 from commitmq.workers.runtime.context import WorkerContext
 from commitmq.workers.runtime.topic_view import TopicView, TopicViews
+from commitmq.workers.writer.put_rules import Placed
 from commitmq.workers.writer.send_checks import WRONG_ENDPOINT, Refusal, SendChecks
 from commitmq.workers.writer.send_requests import SendRequests
 from commitmq.workers.writer.special_sends import FurtherQueues, SpecialSendError
@@ -116,6 +117,9 @@ class MemorySends(SendRequests):
     def _store_run(self, topic: str, queue_id: int, run: CheckedRun, host: bytes) -> tuple[int, Appended]:
         incarnation = self._incarnation(topic)
         return self._kept(topic, queue_id, lambda: self._store.append_run(topic, incarnation, queue_id, run, host))
+
+    def _place(self, run: CheckedRun, topic: str, queue_id: int) -> Placed:
+        raise Refusal("MESSAGE_ILLEGAL", f"the memory topic {topic!r} takes no delayed messages: they wait in the log")
 
     def _kept(self, topic: str, queue_id: int, append: Callable[[], Stored]) -> tuple[int, Appended]:
         self.storing = True

@@ -6,6 +6,7 @@ from commitmq.client.receiving.assignment import QueueState
 from commitmq.client.receiving.part import Part, parts_of_records, parts_of_units
 from commitmq.client.receiving.record_check import check_bytes, check_places
 from commitmq.client.receiving.segments import SegmentMaps
+from commitmq.client.receiving.settings import ConsumerSettings
 from commitmq.client.selector import MessageSelector
 from commitmq.client.sending.inner_batch import expand
 from commitmq.client.sending.light_queue import is_light, renumber
@@ -14,12 +15,13 @@ from commitmq.store.queues.tag_filter import TagFilter
 
 
 class AnswerDecoder:
-    """Decodes the answers for one consumer. ``check_crc`` compares the CRC of every record."""
+    """Decodes the answers for one consumer."""
 
-    def __init__(self, selector: MessageSelector, *, check_crc: bool) -> None:
+    def __init__(self, settings: ConsumerSettings) -> None:
         # The node does not filter inner batches without a tag of their own, so their messages are filtered here.
-        self._tags = _wanted_tags(selector)
-        self._check_crc = check_crc
+        self._tags = _wanted_tags(settings.selector)
+        self._unfiltered = settings.unfiltered_topic
+        self._check_crc = settings.check_crc
 
     def decode(
         self, state: QueueState, frames: list[memoryview], count: int, next_offset: int, segments: SegmentMaps | None
@@ -41,7 +43,7 @@ class AnswerDecoder:
                 check_bytes(part)
         if is_light(state.topic):
             return [renumber(part) for part in parts]
-        return expand(parts, state.position, self._tags)
+        return expand(parts, state.position, None if state.topic == self._unfiltered else self._tags)
 
 
 def _wanted_tags(selector: MessageSelector) -> frozenset[str] | None:

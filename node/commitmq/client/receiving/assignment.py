@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from commitmq.client import checks
 from commitmq.client.bell import Bell
+from commitmq.client.receiving.room import Room
 from commitmq.errors import RequestError
 from commitmq.protocol.channel import Channel
 
@@ -84,6 +85,7 @@ class QueueState:
     is_proven: bool = True  # False while a program gave `delivered` and the node has not confirmed that it exists
     is_announced: bool = False  # on_assign was called with this queue
     is_paused: bool = False
+    room: Room | None = None  # no more than that is handed out now; None: no limit
 
     @property
     def key(self) -> Queue:
@@ -160,6 +162,7 @@ class Assignment:
     tells: bool = False  # the program has an on_revoke, and a queue is given back after its call
     polled_at: float = field(default_factory=time.monotonic)
     is_polling: bool = False
+    room: Room | None = None  # of the queues that are added
 
     def __post_init__(self) -> None:
         self.bell = Bell()
@@ -213,9 +216,30 @@ class Assignment:
                 del self.ready[state.key]
             state.forget()
 
+    def state_of(self, key: Queue) -> QueueState:
+        """The state of an assigned queue (lock held). Raises ValueError for a queue that is not assigned."""
+        state = self.owned.get(key)
+        if state is None:
+            raise ValueError(f"queue {key[1]} of topic {key[0]!r} is not assigned to this consumer")
+        return state
+
+    def set_paused(self, queues: Iterable[Queue] | None, paused: bool) -> None:
+        """Pause or resume ``queues``, None for all. Raises ValueError, and changes nothing, if one is not assigned."""
+        with self.lock:
+            keys = list(self.owned) if queues is None else [(topic, queue) for topic, queue in queues]
+            for state in [self.state_of(key) for key in keys]:
+                state.is_paused = paused
+
+    def positions(self) -> dict[Queue, int]:
+        """For each assigned queue the offset behind the last message that was handed out."""
+        with self.lock:
+            self.settle()
+            return {key: state.delivered for key, state in self.owned.items()}
+
     def add(self, states: Iterable[QueueState]) -> None:
         with self.lock:
             for state in states:
+                state.room = self.room
                 self.owned[state.key] = state
         self.ring()
 

@@ -31,6 +31,7 @@ from commitmq.protocol.directory import Directory
 from commitmq.protocol.zmq_context import check_fork
 
 if TYPE_CHECKING:
+    from commitmq.client.handling.run import Run
     from commitmq.client.receiving.batch import MessageBatch
 
 _R = TypeVar("_R")
@@ -72,6 +73,7 @@ class BaseConsumer:
         self._closing = False
         self._close_after: bool | None = None  # close(commit=…) that was called within a poll
         self._handled: BaseException | None = None
+        self._handling: Run | None = None  # what run() set up; it stays when run is over
         self._callbacks = QueueCallbacks(on_assign, on_revoke)
         self._directory = Directory(node)
         self._assignment = Assignment(tells=on_revoke is not None)
@@ -177,7 +179,7 @@ class BaseConsumer:
     def _seek(self, key: Queue, offset: int) -> None:
         with self._assignment.lock:
             self._assignment.settle()
-            state = self._owned(key)
+            state = self._assignment.state_of(key)
             state.forget()
             state.delivered = offset
             state.is_proven = False
@@ -189,27 +191,13 @@ class BaseConsumer:
         The queues stay assigned as long as the consumer polls. A queue that is given back and assigned again is not paused.
         Raises ValueError for a queue that is not assigned.
         """
-        self._set_paused(queues, True)
+        self._check_usable()
+        self._assignment.set_paused(queues, True)
 
     def resume(self, queues: Iterable[Queue] | None = None) -> None:
         """End a :meth:`pause`."""
-        self._set_paused(queues, False)
-
-    def _set_paused(self, queues: Iterable[Queue] | None, paused: bool) -> None:
         self._check_usable()
-        with self._assignment.lock:
-            owned = self._assignment.owned
-            states = (
-                list(owned.values()) if queues is None else [self._owned((topic, queue)) for topic, queue in queues]
-            )
-            for state in states:
-                state.is_paused = paused
-
-    def _owned(self, key: Queue) -> QueueState:
-        state = self._assignment.owned.get(key)
-        if state is None:
-            raise ValueError(f"queue {key[1]} of topic {key[0]!r} is not assigned to this consumer")
-        return state
+        self._assignment.set_paused(queues, False)
 
     @property
     def paused(self) -> list[Queue]:
@@ -225,9 +213,7 @@ class BaseConsumer:
     @property
     def positions(self) -> dict[Queue, int]:
         """For each assigned queue the offset behind the last message that a poll returned."""
-        with self._assignment.lock:
-            self._assignment.settle()
-            return {key: state.delivered for key, state in self._assignment.owned.items()}
+        return self._assignment.positions()
 
     @property
     def gaps(self) -> list[Gap]:
@@ -242,14 +228,13 @@ class BaseConsumer:
                 progress = self._committer.progress(list(self._assignment.owned.values()), delivered=True)
         else:
             progress = self._committer.of({key: checks.integer("an offset", value) for key, value in offsets.items()})
-        if not progress.offsets:
-            return {}
-        return self._committer.commit(progress, time.monotonic() + self._settings.timeout_s)
+        until = time.monotonic() + self._settings.timeout_s
+        return self._committer.commit(progress, until) if progress.offsets else {}
 
     # ------------------------------------------------------------ housekeeping between waits
 
     def _keep_house(self, deadline: float) -> None:
-        member, assignment = self._member, self._assignment
+        member, assignment, handling = self._member, self._assignment, self._handling
         if self._puller.misses_queue:
             self._puller.misses_queue = False
             self._queues.look_soon()
@@ -262,15 +247,24 @@ class BaseConsumer:
         self._callbacks.tell_changes(assignment)
         if member is None:
             return
+        if handling is not None:
+            handling.keep_house()
         with assignment.lock:
             revoked = [state for state in assignment.owned.values() if state.revoked_at]
+        revoked = [state for state in revoked if handling is None or handling.may_give_back(state)]
         if revoked:
             self._give_back(revoked, member, deadline)
         if self._settings.auto_commit and time.monotonic() >= self._commit_at:
             self._commit_at = time.monotonic() + self._settings.auto_commit_interval_s
             with assignment.lock:
-                progress = self._committer.progress(list(assignment.owned.values()), delivered=False)
+                progress = self._progress(list(assignment.owned.values()), delivered=False)
             self._commit_soon(progress, deadline)
+
+    def _progress(self, states: list[QueueState], *, delivered: bool) -> Progress:
+        """What an automatic commit commits of these; ``delivered``: with what the last poll returned."""
+        if self._handling is not None:
+            return self._committer.of(self._handling.offsets(states))
+        return self._committer.progress(states, delivered=delivered)
 
     def _commit_soon(self, progress: Progress, deadline: float) -> bool:
         """Commit automatically, and keep the poll for a short time only. False when the commit must be tried again."""
@@ -283,8 +277,7 @@ class BaseConsumer:
     def _give_back(self, states: list[QueueState], member: GroupMember, deadline: float) -> None:
         """Give queues back that the coordinator wants for another member. This poll says that the last batch is done."""
         self._callbacks.tell_revoked(states)
-        progress = self._committer.progress(states, delivered=False)
-        if self._settings.auto_commit and not self._commit_soon(progress, deadline):
+        if self._settings.auto_commit and not self._commit_soon(self._progress(states, delivered=False), deadline):
             return  # the next owner would get the uncommitted messages again, so a later poll tries once more
         with self._assignment.lock:
             for state in states:
@@ -310,8 +303,8 @@ class BaseConsumer:
         if commit is None:
             handled = sys.exception()
             commit = handled is None or handled is self._handled
-        if self._user == threading.get_ident():
-            # A signal handler or a callback closes. The poll that it interrupts still uses the sockets, and closes at its end.
+        if self._user == threading.get_ident() or (self._handling is not None and self._handling.is_inside()):
+            # A signal handler, a callback or a handler closes. The poll or run still uses the sockets, and closes at its end.
             self._close_after = commit
             self._stop_waiting()
             return
@@ -327,6 +320,8 @@ class BaseConsumer:
     def _stop_waiting(self) -> None:
         """Make a poll that is under way return, and refuse every later one."""
         self._closing = True
+        if self._handling is not None:
+            self._handling.start_nothing()
         self._assignment.ring()
 
     def _close(self, commit: bool, patience_s: float) -> None:
@@ -346,7 +341,7 @@ class BaseConsumer:
                     raise
                 finally:
                     if self._settings.auto_commit and member is not None:
-                        progress = self._committer.progress(states, delivered=commit)
+                        progress = self._progress(states, delivered=commit)
                         answered = self._committer.commit_quietly(progress, time.monotonic() + patience_s)
         finally:
             self._user = outer
@@ -367,6 +362,7 @@ class BaseConsumer:
         This is no context manager in Python, because an exception such as Ctrl-C may come between any two steps of one.
         """
         self._check_usable()
+        self._check_no_run()
         with self._lock:
             self._check_usable()
             outer, self._user = self._user, threading.get_ident()
@@ -376,6 +372,11 @@ class BaseConsumer:
                 self._user = outer
                 if not outer and self._close_after is not None:
                     self._close(self._close_after, min(self._settings.timeout_s, _CLOSE_S))
+
+    def _check_no_run(self) -> None:
+        """A callback of the run may go on: on_assign may seek."""
+        if self._handling is not None and self._user != threading.get_ident():
+            raise CommitMQError("run() polls, seeks and commits by itself; only pause, resume and close are for others")
 
     def __enter__(self) -> Self:
         return self

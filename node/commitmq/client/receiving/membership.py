@@ -31,6 +31,7 @@ import contextlib
 import secrets
 import threading
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import zmq
@@ -47,6 +48,7 @@ from commitmq.client.receiving.assignment import (
 )
 from commitmq.client.receiving.settings import ConsumerSettings
 from commitmq.errors import CommitMQError, NodeUnavailableError, ProtocolError, RequestError
+from commitmq.format.constants import RETRY_PREFIX
 from commitmq.log import get_log
 from commitmq.protocol.channel import Channel
 from commitmq.protocol.directory import Directory
@@ -78,10 +80,12 @@ class GroupMember:
         self._joined = Bell()  # no threading.Event, because an interrupted wait may leave the lock of one held
         self._assignment = assignment
         self._settings = settings
+        self._topics = settings.topics
         self._directory = Directory(node)
         self._coordinator: Channel | None = None
         self._reader: Channel | None = None
         self._is_member = False
+        self._joins_anew = False  # because its topics are others now
         self._made_anew: set[str] = set()  # topics that were made anew, until their queues are gained again
         self._late: set[str] = set()  # topics that did not exist when this member joined
         self._has_joined = False
@@ -102,6 +106,12 @@ class GroupMember:
         poller = zmq.Poller()
         poller.register(self._joined.fd, zmq.POLLIN)
         return bool(poller.poll(int(timeout_s * 1000)))
+
+    def subscribe(self, topics: Iterable[str]) -> None:
+        """Read ``topics`` too; the group's retry topic from its first message on."""
+        self._topics = list(dict.fromkeys([*self._topics, *topics]))
+        self._joins_anew = True
+        self.nudge()
 
     def nudge(self) -> None:
         """Send the next heartbeat now, because a queue was given back or the offsets are in doubt."""
@@ -177,6 +187,8 @@ class GroupMember:
         assignment = self._assignment
         if self._is_idle():
             return self._stay_away()
+        if self._joins_anew:
+            self._joins_anew = self._is_member = False
         if self._doubts and not self._is_member:
             self._verify()  # before the coordinator gives us our queues again
         owned = assignment.keys()
@@ -184,7 +196,7 @@ class GroupMember:
             answer = self._ask("group.heartbeat", {"generation": self.generation, "owned": owned})
         else:
             settings, selector = self._settings, self._settings.selector
-            fields: dict[str, Any] = {"topics": settings.topics, "owned": owned, "generation": self.generation}
+            fields: dict[str, Any] = {"topics": self._topics, "owned": owned, "generation": self.generation}
             if selector.type != "TAG":
                 fields["filter"] = {"type": selector.type, "expression": selector.expression}
             if settings.session_timeout_ms is not None:
@@ -195,9 +207,8 @@ class GroupMember:
                 self._has_joined = True
                 self._late.update(answer.get("missing", ()))
                 for topic in sorted(self._late):
-                    _log.warning(
-                        "the topic does not exist yet; the consumer waits for it", group=self.group, topic=topic
-                    )
+                    sentence = "the topic does not exist yet; the consumer waits for it"
+                    _log.warning(sentence, group=self.group, topic=topic)
         with assignment.lock:
             if not answer.get("kept", True):
                 # Other members may have had our queues since, and an operator may have reset their offsets.
@@ -328,7 +339,7 @@ class GroupMember:
             raise ProtocolError("FENCED", f"topic {topic} was made anew")
         found = {(topic, queue): int(offset) for _, queue, offset in answer["offsets"]}
         start: Start = self._settings.start
-        if topic in self._made_anew:
+        if topic in self._made_anew or topic == RETRY_PREFIX + self.group:  # no failed message may be skipped
             start = "earliest"
         elif topic in self._late or any(offset >= 0 for offset in found.values()):
             start = for_new_queues(start)

@@ -51,9 +51,10 @@ class Puller:
         self._directory = directory
         self._assignment = assignment
         self._filter = settings.selector.header()
+        self._unfiltered = settings.unfiltered_topic
         if settings.group is not None and settings.selector.type != "TAG":
             self._filter["group"] = settings.group
-        self._decoder = AnswerDecoder(settings.selector, check_crc=settings.check_crc)
+        self._decoder = AnswerDecoder(settings)
         self._max_bytes = settings.max_pull_bytes
         # The program named its queues, so a queue that never existed is a mistake of the program.
         self._asks_for_queues = settings.queues is not None
@@ -85,6 +86,7 @@ class Puller:
                 and (not state.chunks or (len(state.chunks) == 1 and state.chunks[0].is_taken))
                 and not state.revoked_at
                 and not state.is_paused
+                and (state.room is None or state.room.messages)
                 and state.retry_at <= now
             ]
         if not idle or now < self._retry_connect_at:
@@ -108,7 +110,8 @@ class Puller:
         position = state.position
         # With a filter the node may skip many messages and then wait, and its answer tells of the skipped ones only at the
         # end of the wait. So the pull does not wait before the queue's end.
-        catching_up = bool(self._filter) and (state.end < 0 or position < state.end)
+        wanted = {} if state.topic == self._unfiltered else self._filter
+        catching_up = bool(wanted) and (state.end < 0 or position < state.end)
         identity = link.channel.next_id()
         header: dict[str, Any] = {
             "v": wire.PROTOCOL_VERSION,
@@ -120,7 +123,7 @@ class Puller:
             "max_bytes": _RANGES_BYTES if ranges else self._max_bytes,
             "wait_ms": 0 if catching_up else _WAIT_MS,
             "mode": "ranges" if ranges else "bytes",
-            **self._filter,
+            **wanted,
         }
         if position < state.careful_until:
             header["max_messages"] = 1
@@ -310,7 +313,12 @@ class Puller:
                 if state.revoked_at or state.is_paused:
                     continue
                 chunk = state.chunks[0]
-                room = decodable(chunk.parts, max_messages - count)
+                most = max_messages - count
+                if state.room is not None:
+                    if not state.room.messages:
+                        continue
+                    most = min(most, state.room.messages_of(chunk.parts))
+                room = decodable(chunk.parts, most)
                 if not room:
                     if parts:
                         continue

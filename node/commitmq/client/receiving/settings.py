@@ -8,6 +8,7 @@ from typing import Final, TypedDict
 from commitmq.client import checks
 from commitmq.client.receiving.assignment import Queue, Start, check_start
 from commitmq.client.selector import MessageSelector, selector
+from commitmq.format.constants import RETRY_PREFIX
 from commitmq.store.metadata.topic_name import validate_group, validate_topic
 
 _MODES: Final = ("auto", "ranges", "bytes")
@@ -80,6 +81,11 @@ class ConsumerSettings:
         )
         self.timeout_s = checks.seconds("timeout_s", timeout_s)
         self.member = member
+
+    @property
+    def unfiltered_topic(self) -> str | None:
+        """The group's own retry topic, which is read without the filter, as in RocketMQ."""
+        return None if self.group is None else RETRY_PREFIX + self.group
 
     def _check_names(self) -> None:
         if self.group is not None and self.queues is not None:

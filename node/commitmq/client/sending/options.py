@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Protocol, TypedDict
 
 from commitmq.client.properties import Keys
@@ -40,6 +41,8 @@ class MessageOptions(TypedDict, total=False):
     key: str | None
     queue: int | None
     flag: int
+    delay: float | timedelta | None
+    delay_level: int | None
     timeout_s: float | None
     ack: str | None
 
@@ -53,6 +56,8 @@ class BatchOptions(TypedDict, total=False):
     sharding_keys: Sequence[str | None] | None
     key: str | Sequence[str | None] | None
     queue: int | None
+    delay: float | timedelta | None
+    delay_level: int | None
     timeout_s: float | None
     ack: str | None
 

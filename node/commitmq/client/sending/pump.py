@@ -253,7 +253,7 @@ class Pump:
 
         Other topics must not wait for the answer. Without an answer, a group with a queue goes to the writer.
         """
-        topic, queue, _ = group
+        topic, queue, *_ = group
         routes = self.lane.routes
         if routes.fresh(topic):
             return True
@@ -271,7 +271,7 @@ class Pump:
     def _send_messages(self, channel: Channel, group: Group, now: float) -> bool:
         """Send a run of ``group``. False when the connection is lost."""
         outbox, lane = self.outbox, self.lane
-        topic, queue, ack = group
+        topic, queue, ack, _ = group
         if lane.routes.fresh(topic) and self._redirects(topic, now):
             return True
         if queue < 0:

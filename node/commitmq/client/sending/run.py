@@ -17,8 +17,8 @@ from commitmq.errors import SendError
 NEVER_S: Final = float("inf")
 MAX_RUN_BYTES: Final = 1024 * 1024
 """The limit of a run of single messages."""
-Group = tuple[str, int, str]
-"""Topic, queue or -1, ack: single messages of one group may travel in one run."""
+Group = tuple[str, int, str, int]
+"""Topic, queue or -1, ack, delay level or 0: single messages of one group may travel in one run."""
 MakeError = Callable[[], SendError]
 Finish = Callable[[list[SendFuture]], tuple[list[SendFuture], list[SendFuture]]]
 
@@ -110,7 +110,7 @@ class Run:
 
 
 class MessagesRun(Run):
-    """A run of single messages, each of which has a future. ``group`` is where they waited: topic, queue or -1, ack."""
+    """A run of single messages, each of which has a future. ``group`` is where they waited."""
 
     __slots__ = ("futures", "group", "outbox", "sizes", "unique")
 

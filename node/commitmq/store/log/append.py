@@ -219,6 +219,7 @@ class CommitLogAppender(RunCheck):
             queue_offset + piece.first,
             stamp,
             host,
+            run.moved,
             self._store_host_array,
             self.properties_crc,
         )

@@ -21,18 +21,11 @@ import orjson
 from commitmq.errors import CorruptRecordError
 from commitmq.format.constants import MIN_RECORD_BYTES
 from commitmq.kernels import walk as kernel
+from commitmq.semantics.delay import DELAY_LEVELS_MS, SCHEDULE_TOPIC
 from commitmq.store.log.commit_log import CommitLog
 
 ROW = kernel.ROW
-SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 TRANSACTION_PREPARED = 0x4
-
-# RocketMQ's messageDelayLevel default, in ms, level 1 first (spec 12.1).
-DELAY_LEVELS_MS = (
-    *(seconds * 1000 for seconds in (1, 5, 10, 30)),
-    *(minutes * 60_000 for minutes in (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 20, 30)),
-    *(hours * 3_600_000 for hours in (1, 2)),
-)
 _UNKNOWN_LEVEL_MS = 1000
 
 Rows = np.ndarray[Any, np.dtype[np.void]]

@@ -12,7 +12,8 @@ import numpy as np
 
 from commitmq.format.constants import LMQ_PREFIX, MULTI_DISPATCH_SEPARATOR, RETRY_PREFIX, UNIT_BYTES
 from commitmq.format.units import UNIT_STRUCT
-from commitmq.store.log.dispatch_batch import SCHEDULE_TOPIC, DispatchBatch, Rows
+from commitmq.semantics.delay import SCHEDULE_TOPIC
+from commitmq.store.log.dispatch_batch import DispatchBatch, Rows
 
 _MAX_NAME_BYTES = 255
 _MAX_OFFSET_DIGITS = 18

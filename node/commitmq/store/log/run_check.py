@@ -51,6 +51,9 @@ FORBIDDEN_PROPERTIES = (
     "__CRC32#",
 )
 
+# Those that a send to the CommitLog may carry: the writer then stores the message where it waits (see semantics).
+SPECIAL_PROPERTIES = ("DELAY",)
+
 _SENTENCES = {
     raw.REASON_SHORT: "its size or the sizes inside point past the end",
     raw.REASON_MAGIC: "its magic is not that of a record",
@@ -85,22 +88,35 @@ class MessageIllegalError(CommitMQError):
 
 @dataclass(frozen=True, slots=True)
 class CheckedRun:
-    """A run that passed :meth:`RunCheck.check_run`. ``ends[i]`` is the end of record i in it."""
+    """A run that passed :meth:`RunCheck.check_run`. ``ends[i]`` is the end of record i in it.
+
+    ``special`` has bit i set when a record carries SPECIAL_PROPERTIES[i]. ``moved``: its born hosts stay.
+    """
 
     data: np.ndarray[Any, np.dtype[np.uint8]]
     ends: np.ndarray[Any, np.dtype[np.int64]]
     count: int
+    special: int = 0
+    moved: bool = False
 
     def without_first(self, count: int) -> CheckedRun:
         """The run without its first ``count`` records; ``count`` is less than the number of records."""
         start = int(self.ends[count - 1])
-        return CheckedRun(self.data[start:], self.ends[count:] - start, self.count - count)
+        return CheckedRun(self.data[start:], self.ends[count:] - start, self.count - count, self.special, self.moved)
 
 
 def forbidden_names() -> tuple[np.ndarray[Any, np.dtype[np.uint8]], np.ndarray[Any, np.dtype[np.int64]]]:
     """FORBIDDEN_PROPERTIES in the kernels' form: all names one after the other, and their ends."""
     names = [name.encode() for name in FORBIDDEN_PROPERTIES]
     return np.frombuffer(b"".join(names), np.uint8), np.cumsum([len(name) for name in names], dtype=np.int64)
+
+
+def checked_names() -> tuple[np.ndarray[Any, np.dtype[np.uint8]], np.ndarray[Any, np.dtype[np.int64]], int]:
+    """The same for a run: FORBIDDEN_PROPERTIES, those that are special last, and the number of the first special one."""
+    plain = [name for name in FORBIDDEN_PROPERTIES if name not in SPECIAL_PROPERTIES]
+    names = [name.encode() for name in (*plain, *SPECIAL_PROPERTIES)]
+    ends = np.cumsum([len(name) for name in names], dtype=np.int64)
+    return np.frombuffer(b"".join(names), np.uint8), ends, len(plain)
 
 
 def _v6_flags(born: bool, store: bool) -> int:
@@ -122,15 +138,26 @@ class RunCheck:
         self.properties_crc = properties_crc
         self.store_host = store_host
         self._names, self._name_ends = forbidden_names()
+        self._run_names, self._run_name_ends, self._special_from = checked_names()
+        self._no_names, self._no_ends = np.empty(0, np.uint8), np.empty(0, np.int64)
         self._ends = np.zeros(4096, np.int64)
-        self._out = np.zeros(2, np.int64)
+        self._out = np.zeros(3, np.int64)
 
     def check_run(
-        self, data: Any, topic: bytes, queue_id: int, *, born_v6: bool, mark: bytes = b"", sequence: int = 0
+        self,
+        data: Any,
+        topic: bytes,
+        queue_id: int,
+        *,
+        born_v6: bool,
+        moved: bool = False,
+        mark: bytes = b"",
+        sequence: int = 0,
     ) -> CheckedRun:
         """Check all of a run (any buffer); raises MessageIllegalError that names the record. Stores nothing.
 
-        ``mark``: the mark of an idempotent producer, which record i must carry with the number ``sequence`` + i
+        ``moved``: the run is a mover's, whose records may have any property and their own born host. ``mark``: the mark
+        of an idempotent producer, which record i must carry with the number ``sequence`` + i
         (:mod:`commitmq.format.producer_mark`); empty for a run without one.
         """
         buffer = np.frombuffer(data, np.uint8)
@@ -148,8 +175,10 @@ class RunCheck:
             self.max_message_bytes + MAX_RECORD_OVERHEAD_BYTES,
             flags,
             self.properties_crc,
-            self._names,
-            self._name_ends,
+            self._no_names if moved else self._run_names,
+            self._no_ends if moved else self._run_name_ends,
+            self._special_from,
+            moved,
             np.frombuffer(mark, np.uint8),
             sequence,
             self._ends,
@@ -158,7 +187,7 @@ class RunCheck:
         count = int(self._out[0])
         if reason != raw.OK:
             raise MessageIllegalError(f"record {count} of the run, at byte {int(self._out[1])}: {sentence_of(reason)}")
-        return CheckedRun(buffer, self._ends[:count], count)
+        return CheckedRun(buffer, self._ends[:count], count, int(self._out[2]), moved)
 
     def encode(
         self,

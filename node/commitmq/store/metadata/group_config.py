@@ -36,6 +36,16 @@ class GroupConfig:
     settings: dict[str, Any] = field(default_factory=lambda: {name: _copy(value) for name, value in _DEFAULTS.items()})
 
     @property
+    def retry_queues(self) -> int:
+        """Queues of its retry topic; 0 or less: failed messages are not kept."""
+        return _number(self.settings.get("retryQueueNums"), 1)
+
+    @property
+    def max_retries(self) -> int:
+        """So often a failed message is given to the group again before it is a dead letter."""
+        return _number(self.settings.get("retryMaxTimes"), 16)
+
+    @property
     def consume_enabled(self) -> bool:
         """False when an administrator has stopped the group."""
         return bool(self.settings.get("consumeEnable", True))
@@ -113,3 +123,8 @@ class GroupTable:
 
 def _copy(value: Any) -> Any:
     return dict(value) if isinstance(value, dict) else value
+
+
+def _number(value: Any, default: int) -> int:
+    """``value`` of a setting, which a hand may have written."""
+    return value if isinstance(value, int) and not isinstance(value, bool) else default

@@ -78,6 +78,7 @@ ROLE_SLOTS = {
     "writer": 7,
     "cleanup": 8,
     "discovery": 9,
+    "schedule": 10,
     "reader-0": 12,  # reader-i is 12 + i: up to 16 readers have the slots 12..27 for themselves
     "dispatcher-index": DISPATCHER_BASE + 1,
     "dispatcher-memory": DISPATCHER_BASE + 2,

@@ -49,7 +49,7 @@ _SEND_MORE = int(zmq.SNDMORE) | _NOBLOCK
 _EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
 _FLUSHED, _FLUSH_WANTED = int(Word.FLUSHED), int(Word.FLUSH_WANTED)
 _PRODUCERS_KNOWN, _PRODUCERS_WANTED = int(Word.PRODUCERS_KNOWN), int(Word.PRODUCERS_WANTED)
-_SENDS = ("send", "append", "batch")
+_SENDS = ("send", "append", "batch", "send_back")
 _POLL_MS = 200
 _TURN_REQUESTS = 256
 _TURN_BYTES = 8 * 1024 * 1024
@@ -92,7 +92,14 @@ class Writer:
         )
         self._checks = SendChecks(context, self._topics)
         self.requests = SendRequests(
-            context, tail.appender, offsets, self._checks, tail.publish, self._producers, local_socket=self.local.path
+            context,
+            tail.appender,
+            offsets,
+            self._checks,
+            tail.publish,
+            self._producers,
+            topics=self._topics,
+            local_socket=self.local.path,
         )
         self._unknown = UnknownTopics(context, self._topics)
         context.register(self._news.socket, quiet=True)
@@ -223,7 +230,9 @@ class Writer:
             return self.requests.hello(header, frames[0])
         if op not in _SENDS or (op != "send" and isinstance(identity, int)):
             known = (
-                "local socket knows send" if isinstance(identity, int) else "writer knows send, append, batch and hello"
+                "local socket knows send"
+                if isinstance(identity, int)
+                else "writer knows send, append, batch, send_back and hello"
             )
             return wire.error(
                 header["id"],
@@ -236,6 +245,7 @@ class Writer:
             type(topic) is str
             and self._topics.get(topic) is None
             and len(frames) == 2
+            and op != "send_back"
             and not self._checks.is_lmq(topic)
         ):
             return self._unknown.ask(identity, topic, header, frames)

@@ -6,6 +6,7 @@ An answer that promises a flush is a :class:`PendingAck`; the writer's loop send
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,8 +59,9 @@ class SendAnswers:
         count: int,
         done: Appended,
         ack: str,
+        where: Mapping[str, Any] | None = None,
     ) -> bytes | PendingAck:
-        """The answer to a send that was just stored at ``done``."""
+        """The answer to a send that was just stored at ``done``. ``where``: more fields, of a message that waits."""
         physical = done.parts[0].physical_offset
         fields: dict[str, Any] = {
             "queue": queue_id,
@@ -74,6 +76,8 @@ class SendAnswers:
             fields["count"] = count
             fields["end_offset"] = done.end
             fields["parts"] = [[part.count, part.physical_offset] for part in done.parts]
+        if where:
+            fields.update(where)
         answer = wire.ok(header["id"], status="PUT_OK", ack=ack, **fields)
         if ack == "memory":
             return answer

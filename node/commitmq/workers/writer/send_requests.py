@@ -7,7 +7,6 @@ stored, so a refused request has ``outcome`` not_stored. :mod:`commitmq.workers.
 
 from __future__ import annotations
 
-import ipaddress
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,21 +15,23 @@ from typing import Any
 import zmq
 
 from commitmq import failpoints
-from commitmq.control import DiskFlag, Word
-from commitmq.errors import StoreError
+from commitmq.control import Word
 from commitmq.format.constants import Property
-from commitmq.format.message_id import pack_host
 from commitmq.format.producer_mark import mark_of
-from commitmq.format.record import Host
 from commitmq.protocol import wire
-from commitmq.store.log.append import Appended, CommitLogAppender, PoolFullError, SegmentUnavailableError
+from commitmq.store.log.append import Appended, CommitLogAppender
 from commitmq.store.log.inner_batch import count_messages
-from commitmq.store.log.run_check import CheckedRun, MessageIllegalError
+from commitmq.store.log.run_check import SPECIAL_PROPERTIES, CheckedRun, MessageIllegalError
 from commitmq.store.producers.producer_table import SequenceRefusedError
-from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
+from commitmq.workers.runtime.context import WorkerContext
+from commitmq.workers.runtime.topic_view import TopicViews
+from commitmq.workers.writer.born_hosts import BornHosts, peer_address
 from commitmq.workers.writer.local_sockets import Frames, Payload, Peer
+from commitmq.workers.writer.patient_append import PatientAppend
 from commitmq.workers.writer.producers import Numbered, Producers, ProducersUnusableError, numbered
+from commitmq.workers.writer.put_rules import Placed, PutRules
 from commitmq.workers.writer.send_answers import PendingAck, SendAnswers
+from commitmq.workers.writer.send_backs import SendBacks
 from commitmq.workers.writer.send_checks import FORBIDDEN, Refusal, SendChecks, integer
 from commitmq.workers.writer.special_sends import FurtherQueues, SpecialSendError, batch_properties
 
@@ -41,6 +42,8 @@ _POOL_PATIENCE_MS = 100
 # Properties that the writer sets itself, after it has refused a client's.
 _INNER = FORBIDDEN - {Property.INNER_NUM, Property.INNER_BASE}
 _FURTHER = FORBIDDEN - {Property.INNER_MULTI_DISPATCH, Property.INNER_MULTI_QUEUE_OFFSET}
+_SPECIAL = frozenset(SPECIAL_PROPERTIES)
+_PLAIN = FORBIDDEN - _SPECIAL
 _MAX_KNOWN_PEERS = 65_536
 _MAX_TIME_MS = 1 << 62
 
@@ -57,31 +60,31 @@ class SendRequests:
         publish: Callable[[], None],
         producers: Producers | None = None,
         *,
+        topics: TopicViews | None = None,
         local_socket: Path | None = None,
     ) -> None:
-        """``producers``: the table of idempotent producers; None where idempotent sends are refused. ``local_socket``:
-        the path in the answer to ``hello``.
+        """``producers``: the table of idempotent producers; None where idempotent sends are refused. ``topics``: the topic
+        table, where messages can be sent back. ``local_socket``: the path in the answer to ``hello``.
         """
         self._checks = checks
         self._answers = SendAnswers(context, appender, producers)
         self._local_socket = {} if local_socket is None else {"local_socket": str(local_socket)}
         self._producers = producers
-        self._context = context
         self._control = context.control
-        self._allocate = context.ringer("allocate")
         self._appender = appender
         self._offsets = offsets
-        self._publish = publish
+        self._stored = PatientAppend(context, publish).store
         self._config = context.config
-        self._peers: dict[Peer, bytes] = {}
+        self._rules = PutRules(appender, delays=context.config.schedule.enable)
+        self._send_backs = None if topics is None else SendBacks(context, topics, self._rules)
+        self._born_hosts = BornHosts()
         self._further = FurtherQueues(context.config, offsets)
-        self._local_host = pack_host(Host("127.0.0.1", 0))
         self._max_run_bytes = context.config.commit_log.max_run_bytes
         self._max_message_bytes = context.config.commit_log.max_message_bytes
 
     def hello(self, header: dict[str, Any], frame: zmq.Frame | Payload) -> bytes:
         """The answer to ``hello``: the values that a client needs to lay out runs."""
-        host = _peer_address(frame)
+        host = peer_address(frame)
         network = self._config.network
         return wire.ok(
             header["id"],
@@ -108,6 +111,8 @@ class SendRequests:
                 return self._send(identity, header, frames)
             if header["op"] == "append":
                 return self._append(identity, header, frames)
+            if header["op"] == "send_back":
+                return self._send_back(identity, header, frames)
             return self._send_batch(identity, header, frames)
         except SpecialSendError as refusal:
             return wire.error(header["id"], refusal.code, refusal.sentence, outcome="not_stored")
@@ -128,13 +133,13 @@ class SendRequests:
             further, properties = self._further.assign(topic, properties)
             encoded = self._checks.encoded_properties(properties, _FURTHER)
         else:
-            encoded = self._checks.encoded_properties(properties)
+            encoded = self._checks.encoded_properties(properties, _PLAIN)
         flag = integer(header, "flag", 0, -(1 << 31), (1 << 31) - 1) if "flag" in header else 0
         sys_flag = integer(header, "sys_flag", 0, 0, 0x7FFF) if "sys_flag" in header else 0
         born = integer(header, "born", -1, -1, _MAX_TIME_MS) if "born" in header else -1
         if born < 0:
             born = time.time_ns() // 1_000_000
-        host = self._born_host(identity, frames[1])
+        host = self._born_hosts.of(identity, frames[1])
         sender = self._numbered(header) if "producer_id" in header else None
         if sender is not None and further:
             raise Refusal("MESSAGE_ILLEGAL", "an idempotent send cannot go to further queues")
@@ -157,11 +162,16 @@ class SendRequests:
                 " for all of a message that goes to further queues",
             )
         if sender is not None:
+            if properties and not _SPECIAL.isdisjoint(properties):
+                raise _unnumbered()
             if self._stored_before(sender, topic, queue_id, 1):
                 return self._answers.repeated(identity, header, topic, queue_id, sender, 1, 1, None, ack)
             number, done = self._store_record(topic, queue_id, record, len(host))
             self._note(sender, topic, queue_id, 0, number, done)
             return self._answers.acknowledged(identity, header, topic, queue_id, number, 1, done, ack)
+        if properties and not _SPECIAL.isdisjoint(properties):
+            run = self._appender.check_run(record, topic.encode(), queue_id, born_v6=len(host) == 20)
+            return self._store_special(identity, header, topic, queue_id, run, host, ack)
         number, done = self._store_record(topic, queue_id, record, len(host))
         if further:
             self._further.count(further)
@@ -176,22 +186,52 @@ class SendRequests:
                 f"the run has {size} bytes, this node takes {self._max_run_bytes} (commit_log.max_run_bytes)",
             )
         count = integer(header, "count", -1, -1, 1 << 31)
-        host = self._born_host(identity, frames[1])
+        host = self._born_hosts.of(identity, frames[1])
+        moved = "moved" in header and self._is_mover(header, frames[1])
         sender = self._numbered(header) if "producer_id" in header else None
         run = self._appender.check_run(
             frames[1].buffer,
             topic.encode(),
             queue_id,
-            born_v6=len(host) == 20,
+            born_v6=header["moved"] == 6 if moved else len(host) == 20,
+            moved=moved,
             mark=b"" if sender is None else sender.mark,
             sequence=0 if sender is None else sender.sequence,
         )
         if count != run.count:
             raise Refusal("MESSAGE_ILLEGAL", f"the header says {count} records, the run holds {run.count}")
+        if run.special:
+            if sender is not None:
+                raise _unnumbered()
+            return self._store_special(identity, header, topic, queue_id, run, host, ack)
         if sender is not None:
             return self._append_numbered(identity, header, topic, queue_id, sender, run, host, ack)
         number, done = self._store_run(topic, queue_id, run, host)
         return self._answers.acknowledged(identity, header, topic, queue_id, number, run.count, done, ack)
+
+    def _store_special(
+        self, identity: Peer, header: dict[str, Any], topic: str, queue_id: int, run: CheckedRun, host: bytes, ack: str
+    ) -> bytes | PendingAck:
+        """Store messages with special properties where they wait; the answer names that place too."""
+        placed = self._place(run, topic, queue_id)
+        number, done = self._store_run(placed.topic, placed.queue_id, placed.run, host)
+        where = {} if placed.topic == topic else {"stored_topic": placed.topic, "stored_queue": placed.queue_id}
+        return self._answers.acknowledged(identity, header, topic, queue_id, number, run.count, done, ack, where)
+
+    def _place(self, run: CheckedRun, topic: str, queue_id: int) -> Placed:
+        """Where messages with special properties are stored. Raises Refusal, MessageIllegalError."""
+        return self._rules.place(run, topic, queue_id)
+
+    def _is_mover(self, header: dict[str, Any], frame: zmq.Frame | Payload) -> bool:
+        """True for a run of one of the node's own movers. Its layout of born hosts is ``header["moved"]``: 4 or 6.
+
+        They come over ipc, whose sockets are in a folder that only the node's account may enter. Raises Refusal.
+        """
+        if peer_address(frame) is not None or "producer_id" in header:
+            raise Refusal("NO_PERMISSION", "only a process of this node may move messages (moved)")
+        if header["moved"] not in (4, 6):
+            raise Refusal("INVALID_PARAMETER", "moved must be 4 or 6")
+        return True
 
     def _append_numbered(
         self,
@@ -243,7 +283,7 @@ class SendRequests:
                 raise Refusal("MESSAGE_ILLEGAL", f"only the node may set the property {name!r}")
         born = integer(header, "born", -1, -1, _MAX_TIME_MS)
         number = self._offsets.get((topic, queue_id), 0)
-        host = self._born_host(identity, frames[1])
+        host = self._born_hosts.of(identity, frames[1])
         record = self._appender.encode(
             topic.encode(),
             queue_id,
@@ -260,6 +300,19 @@ class SendRequests:
         self._offsets[topic, queue_id] = number + count
         return self._answers.acknowledged(identity, header, topic, queue_id, number, count, done, ack)
 
+    def _send_back(self, identity: Peer, header: dict[str, Any], frames: Frames) -> bytes | PendingAck:
+        """Store a copy of a message that failed, for another try of its group or as a dead letter (spec 12.4)."""
+        if self._send_backs is None:
+            raise Refusal("UNKNOWN_OP", "messages are sent back to the writer")
+        ack = self._checks.checked_ack(header, frames)
+        copy = self._send_backs.copy_of(header)
+        placed = copy.placed
+        number, done = self._store_run(placed.topic, placed.queue_id, placed.run, bytes(copy.born_host_bytes))
+        where = {"topic": copy.topic, "dead": copy.dead}
+        if placed.topic != copy.topic:
+            where |= {"stored_topic": placed.topic, "stored_queue": placed.queue_id}
+        return self._answers.acknowledged(identity, header, copy.topic, copy.queue_id, number, 1, done, ack, where)
+
     # ------------------------------------------------------------ where it is stored
 
     def _store_record(self, topic: str, queue_id: int, record: bytearray, born_host_bytes: int) -> tuple[int, Appended]:
@@ -275,49 +328,6 @@ class SendRequests:
         done = self._stored(lambda: self._appender.append_run(run, number, host))
         self._offsets[topic, queue_id] = number + run.count
         return number, done
-
-    def _stored(self, append: Callable[[], Appended]) -> Appended:
-        """Append and publish. When a segment is missing, wait for it a moment, unless the disk is known to be full."""
-        deadline = 0
-        while True:
-            try:
-                if failpoints.ACTIVE:
-                    failpoints.hit("writer.before_append")
-                done = append()
-                break
-            except PoolFullError:
-                deadline = deadline or monotonic_ms() + _POOL_PATIENCE_MS
-                if monotonic_ms() >= deadline:
-                    raise Refusal(
-                        "SYSTEM_BUSY",
-                        "the transient store pool is full: the disk is slower than the sends",
-                        _PERSISTED_RETRY_MS,
-                    ) from None
-                self._context.heartbeat()
-                time.sleep(0.002)
-            except SegmentUnavailableError as error:
-                if self._control.get(Word.DISK_FLAGS) & DiskFlag.NO_SEGMENT:
-                    raise Refusal(
-                        "CREATE_MAPPED_FILE_FAILED",
-                        "no space for the next segment of the log; reads work",
-                        self._config.disk.check_interval_ms,
-                    ) from None
-                # A run may need more segments than allocate keeps ready; with preallocate_segments = 0 it keeps none.
-                self._control.put(Word.SEGMENT_WANTED, error.base)
-                self._allocate.ring()
-                deadline = deadline or monotonic_ms() + _SEGMENT_PATIENCE_MS
-                if monotonic_ms() >= deadline:
-                    raise Refusal(
-                        "CREATE_MAPPED_FILE_FAILED", "the next segment is not ready yet", _PERSISTED_RETRY_MS
-                    ) from None
-                self._context.heartbeat()
-                time.sleep(_SEGMENT_LOOK_S)
-            except StoreError as error:
-                raise Refusal("SYSTEM_ERROR", str(error)) from error
-        if failpoints.ACTIVE:
-            failpoints.hit("writer.after_append")
-        self._publish()
-        return done
 
     # ------------------------------------------------------------ idempotent producers
 
@@ -348,26 +358,8 @@ class SendRequests:
         if failpoints.ACTIVE:
             failpoints.hit("writer.before_answer")
 
-    def _born_host(self, identity: Peer, frame: zmq.Frame | Payload) -> bytes:
-        host = self._peers.get(identity)
-        if host is None:
-            if len(self._peers) >= _MAX_KNOWN_PEERS:
-                self._peers.clear()
-            address = _peer_address(frame)
-            try:
-                host = pack_host(Host(address, 0)) if address else self._local_host
-            except ValueError:
-                host = self._local_host
-            self._peers[identity] = host
-        return host
 
-
-def _peer_address(frame: zmq.Frame | Payload) -> str | None:
-    """The peer's IP address from ZeroMQ; None over ipc. An IPv4 address mapped into IPv6 counts as IPv4."""
-    try:
-        text = str(frame.get("Peer-Address"))
-        address = ipaddress.ip_address(text.partition("%")[0])
-    except (zmq.ZMQError, ValueError, KeyError):
-        return None
-    mapped = getattr(address, "ipv4_mapped", None)
-    return str(mapped or address)
+def _unnumbered() -> Refusal:
+    return Refusal(
+        "MESSAGE_ILLEGAL", "a delayed message cannot come from an idempotent producer: its copy is no repetition"
+    )

@@ -15,8 +15,9 @@ import numpy as np
 from commitmq.config import NodeConfig
 from commitmq.errors import InvalidMessageError
 from commitmq.format.constants import LMQ_PREFIX, MULTI_DISPATCH_SEPARATOR, RETRY_PREFIX, UNIT_BYTES, Property, SysFlag
+from commitmq.semantics.delay import SCHEDULE_TOPIC
 from commitmq.store.log import multi_dispatch
-from commitmq.store.log.dispatch_batch import SCHEDULE_TOPIC, DispatchBatch, Rows
+from commitmq.store.log.dispatch_batch import DispatchBatch, Rows
 from commitmq.store.metadata.topic_name import validate_topic
 
 Offsets = dict[tuple[str, int], int]

@@ -1,0 +1,85 @@
+"""The asyncio twin of the admin client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from types import TracebackType
+from typing import Concatenate, ParamSpec, Self, TypeVar
+
+from commitmq.client.admin import Admin
+
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
+
+def _in_thread(
+    method: Callable[Concatenate[Admin, _P], _R],
+) -> Callable[Concatenate[AsyncAdmin, _P], asyncio.Future[_R]]:
+    """The asynchronous twin of one of Admin's methods."""
+
+    def call(self: AsyncAdmin, /, *arguments: _P.args, **named: _P.kwargs) -> asyncio.Future[_R]:
+        work = partial(method, self._admin, *arguments, **named)
+        return asyncio.shield(asyncio.get_running_loop().run_in_executor(self._thread, work))
+
+    call.__name__ = method.__name__
+    call.__qualname__ = f"AsyncAdmin.{method.__name__}"
+    call.__doc__ = method.__doc__
+    call.__wrapped__ = method  # type: ignore[attr-defined]  # its arguments, for help() and the reference
+    return call
+
+
+class AsyncAdmin:
+    """:class:`commitmq.Admin` for asyncio: every method returns an awaitable."""
+
+    def __init__(self, node: str | None = None, *, timeout_s: float = 10.0) -> None:
+        self._admin = Admin(node, timeout_s=timeout_s)
+        self.is_closed = False
+        """True once :meth:`close` was called."""
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="commitmq-aio-admin")
+
+    metadata = _in_thread(Admin.metadata)
+    status = _in_thread(Admin.status)
+    stop = _in_thread(Admin.stop)
+    expire = _in_thread(Admin.expire)
+    topic_create = _in_thread(Admin.topic_create)
+    topic_update = _in_thread(Admin.topic_update)
+    topics = _in_thread(Admin.topics)
+    topic = _in_thread(Admin.topic)
+    topic_delete = _in_thread(Admin.topic_delete)
+    memory_use = _in_thread(Admin.memory_use)
+    offsets = _in_thread(Admin.offsets)
+    view = _in_thread(Admin.view)
+    message = _in_thread(Admin.message)
+    query = _in_thread(Admin.query)
+    groups = _in_thread(Admin.groups)
+    group = _in_thread(Admin.group)
+    group_lag = _in_thread(Admin.group_lag)
+    commit_offsets = _in_thread(Admin.commit_offsets)
+    reset_offsets = _in_thread(Admin.reset_offsets)
+    dispatchers = _in_thread(Admin.dispatchers)
+    dispatcher_query = _in_thread(Admin.dispatcher_query)
+    dispatcher_retry = _in_thread(Admin.dispatcher_retry)
+    dispatcher_restart = _in_thread(Admin.dispatcher_restart)
+    dispatcher_skip = _in_thread(Admin.dispatcher_skip)
+    dispatcher_reset = _in_thread(Admin.dispatcher_reset)
+
+    async def close(self) -> None:
+        """Close every connection."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._admin.close)
+        finally:
+            self._thread.shutdown(wait=False)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()

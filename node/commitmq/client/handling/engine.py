@@ -1,0 +1,268 @@
+"""What the handlers, the fetching loop and the thread that sends messages back have in common: the backlog under one lock.
+
+Three parties use it. The fetching loop opens, fills and drops queues. The pool (:mod:`threads` or :mod:`tasks`) takes
+entries and says what came of them. A thread of the engine's own sends failed messages back, so that no handler waits for the
+node; it also wakes the pool when an entry is due again.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Final, Protocol
+
+from commitmq.client.handling.backlog import Backlog
+from commitmq.client.handling.backoff import delay_of
+from commitmq.client.handling.consume_result import ConsumeResult, Verdict
+from commitmq.client.handling.counts import HandlerCounts
+from commitmq.client.handling.process_queue import Entry, Limits, ProcessQueue
+from commitmq.client.handling.send_back import Answer, Request, request_of
+from commitmq.client.handling.settings import Settings
+from commitmq.client.message import Message
+from commitmq.log import get_log
+
+SEND_BACK_PAUSE_S: Final = 5.0
+"""So long a message waits that could not be sent back, before it is tried again here (RocketMQ's rule)."""
+SUSPEND_S: Final = 1.0
+"""So long a queue waits in ordered mode (RocketMQ's suspendCurrentQueueTimeMillis)."""
+_MOST_REQUESTS: Final = 100  # that are under way to the node at a time
+
+_log = get_log("consumer")
+
+
+class Sender(Protocol):
+    """:class:`~commitmq.client.handling.send_back.SendBack`, as far as the engine uses it."""
+
+    def exchange(self, requests: list[Request]) -> list[Answer]: ...
+    def close(self) -> None: ...
+
+
+class Engine:
+    """See the module. ``lock`` guards everything; a pool's condition shares it."""
+
+    def __init__(self, settings: Settings, sender: Sender, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.settings = settings
+        self.lock = threading.RLock()  # a signal handler in the loop's thread may ask for the counts
+        self.wake: Callable[[int], None] = lambda count: None
+        """Set by the pool. Called with the lock held: that many entries may be taken now."""
+        self.ring: Callable[[], None] = lambda: None
+        """Set by the loop: a queue that was full has room again, or nothing runs any more."""
+        self.is_stopping = False
+        self._sender = sender
+        self._clock = clock
+        span = None if settings.ordered else settings.max_unfinished_span
+        limits = Limits(settings.max_unfinished, settings.max_unfinished_bytes, span)
+        self._backlog = Backlog(limits, ordered=settings.ordered)
+        self._enough = max(1, min(settings.max_unfinished, settings.max_unfinished_span) // 2)
+        self._running = self._handled = self._failed = self._dead = 0
+        self._back: deque[tuple[Entry, Request]] = deque()  # to be sent back
+        self._exchanging = 0
+        self._max_retries = 0
+        self._is_closed = False
+        self._changed = threading.Condition(self.lock)  # for the engine's thread
+        self._thread = threading.Thread(target=self._keep, name="commitmq-send-back", daemon=True)
+
+    # ------------------------------------------------------------ the loop's side
+
+    def start(self, max_retries: int) -> None:
+        """Start the thread that sends messages back. ``max_retries``: the group's own number, for a program without one."""
+        self._max_retries = max_retries if self.settings.max_retries is None else self.settings.max_retries
+        self._thread.start()
+
+    def open(self) -> ProcessQueue:
+        """A queue that was assigned."""
+        with self.lock:
+            return self._backlog.open()
+
+    def drop(self, queue: ProcessQueue) -> None:
+        """The queue was taken away."""
+        with self.lock:
+            self._backlog.drop(queue)
+
+    def revoke(self, queue: ProcessQueue, wanted_back: bool) -> None:
+        """The queue is wanted back, or stays after all."""
+        with self.lock:
+            if queue.is_revoked != wanted_back:
+                self._backlog.revoke(queue, wanted_back)
+                self.wake(len(queue))
+
+    def add(self, queue: ProcessQueue, messages: Iterable[Message]) -> None:
+        """Messages of ``queue`` that were fetched."""
+        with self.lock:
+            before = len(queue)
+            self._backlog.add(queue, messages)
+            self.wake(len(queue) - before)
+
+    def room(self, queue: ProcessQueue) -> tuple[int, int]:
+        """How many messages and bytes more of ``queue`` may be fetched; see :meth:`ring` for one without."""
+        with self.lock:
+            room = queue.room()
+            queue.is_held = not room[0]
+            return room
+
+    def first_unfinished(self, queue: ProcessQueue) -> int | None:
+        """The lowest offset of ``queue`` that must not be passed; None: all that was fetched is done."""
+        with self.lock:
+            return queue.first
+
+    def is_idle(self, queue: ProcessQueue) -> bool:
+        """Whether nothing of ``queue`` is with a handler or on its way back."""
+        with self.lock:
+            return not queue.out
+
+    def stop(self) -> None:
+        """Start nothing more."""
+        with self.lock:
+            self.is_stopping = True
+            self.wake(self.settings.workers)
+            self._changed.notify()
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether no handler runs, and nothing is on its way back."""
+        with self.lock:
+            return not self._running and not self._back and not self._exchanging
+
+    def close(self) -> None:
+        """End the thread. What is not sent back by now comes again, to whoever gets its queue."""
+        with self.lock:
+            self.is_stopping = self._is_closed = True
+            self.ring = lambda: None  # the bell is closed with the consumer, and a handler may still run
+            self._changed.notify()
+        if self._thread.is_alive():
+            self._thread.join()
+        else:
+            self._sender.close()
+
+    @property
+    def counts(self) -> HandlerCounts:
+        with self.lock:
+            return HandlerCounts(self._handled, self._failed, self._dead, self._running, self._backlog.unfinished)
+
+    # ------------------------------------------------------------ the pool's side
+
+    def take(self) -> Entry | None:
+        """The next entry, for a handler that runs from now on. The lock is held by the caller."""
+        if self.is_stopping:
+            return None
+        entry = self._backlog.take(self._clock())
+        if entry is not None:
+            self._running += 1
+        return entry
+
+    def judge(self, entry: Entry, verdict: Verdict) -> None:
+        """The handler that had ``entry`` has ended."""
+        delay_s = verdict.delay_s
+        if verdict.result is ConsumeResult.RETRY and delay_s is None:
+            delay_s = self._delay_of(entry)
+        with self.lock:
+            self._running -= 1
+            if verdict.result is ConsumeResult.DONE:
+                self._handled += 1
+            else:
+                self._failed += 1
+            if entry.queue.is_dropped:
+                pass  # the next owner gets the message again
+            elif verdict.result is ConsumeResult.DONE:
+                self._finish(entry)
+            elif self.settings.ordered and not self._is_dead(entry, verdict):
+                self._put_back(entry, SUSPEND_S if delay_s is None else delay_s)
+            else:
+                dead = self.settings.ordered or verdict.result is ConsumeResult.DEAD
+                most = self._max_retries
+                request = request_of(entry.message, dead=dead, delay_s=delay_s, max_retries=most)
+                self._back.append((entry, request))
+                self._changed.notify()
+            self._tell_the_end()
+
+    def abandon(self, entry: Entry) -> None:
+        """The handler that had ``entry`` was cancelled: its message stays unfinished."""
+        with self.lock:
+            self._running -= 1
+            entry.queue.give_up(entry)
+            self._tell_the_end()
+
+    def _is_dead(self, entry: Entry, verdict: Verdict) -> bool:
+        """Ordered mode: whether the message has had its tries."""
+        return verdict.result is ConsumeResult.DEAD or entry.message.reconsume_times >= self._max_retries
+
+    def _delay_of(self, entry: Entry) -> float | None:
+        """The delay before the next try by the program's back-off, whose function may fail."""
+        try:
+            return delay_of(self.settings.backoff, entry.message.reconsume_times)
+        except Exception as error:
+            _log.warning("the back-off function failed: RocketMQ's delay is taken", error=repr(error))
+            return None
+
+    def _finish(self, entry: Entry) -> None:
+        self._backlog.finish(entry)
+        if entry.queue.is_held and entry.queue.room()[0] >= self._enough:
+            entry.queue.is_held = False
+            self.ring()
+        elif entry.queue.is_revoked and not entry.queue.out:
+            self.ring()
+
+    def _put_back(self, entry: Entry, delay_s: float) -> None:
+        entry.message.reconsume_times += 1
+        self._backlog.put_back(entry, self._clock() + delay_s)
+        self._changed.notify()  # its thread waits until something is due
+        if entry.queue.is_revoked and not entry.queue.out:
+            self.ring()
+
+    def _tell_the_end(self) -> None:
+        if self.is_stopping and not self._running:
+            self.ring()
+            self._changed.notify()
+
+    # ------------------------------------------------------------ the engine's thread
+
+    def _keep(self) -> None:
+        try:
+            while batch := self._next_batch():
+                self._send(batch)
+        finally:
+            self._sender.close()
+
+    def _next_batch(self) -> list[tuple[Entry, Request]]:
+        """Wait for what is to be sent back; empty at the end. Wakes the pool meanwhile for what is due again."""
+        with self.lock:
+            while not self._is_closed:
+                while self._back and self._back[0][0].queue.is_dropped:
+                    self._back.popleft()  # the next owner gets the message again
+                if self._back:
+                    batch = [self._back.popleft() for _ in range(min(len(self._back), _MOST_REQUESTS))]
+                    self._exchanging = len(batch)
+                    return batch
+                now = self._clock()
+                due = self._backlog.due(now)
+                if due:
+                    self.wake(due)
+                at = self._backlog.next_at()
+                self._changed.wait(None if at is None else at - now)
+            return []
+
+    def _send(self, batch: list[tuple[Entry, Request]]) -> None:
+        try:
+            answers = self._sender.exchange([request for _, request in batch])
+        except Exception as error:
+            # This thread must live: without it no failed message would ever be done.
+            _log.exception("sending messages back failed")
+            answers = [Answer(error=error)] * len(batch)
+        with self.lock:
+            self._exchanging = 0
+            for (entry, _), answer in zip(batch, answers, strict=True):
+                self._dead += answer.is_dead
+                if answer.error is None:
+                    self._finish(entry)
+                    if self.settings.ordered:
+                        self.wake(1)  # the queue goes on
+                else:
+                    _log.warning(
+                        "a message could not be sent back: it is tried again here",
+                        topic=entry.message.topic, queue=entry.message.queue_id, offset=entry.offset,
+                        error=str(answer.error),
+                    )  # fmt: skip
+                    self._put_back(entry, SEND_BACK_PAUSE_S)
+            self._tell_the_end()

@@ -1,0 +1,1 @@
+"""The rules of message semantics: delay, timers, retry, transactions, POP. Pure: no socket, no file, no clock of their own."""

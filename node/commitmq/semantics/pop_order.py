@@ -1,0 +1,168 @@
+"""Ordered pops: which messages of a queue a group has, and when the queue may be popped again (remoting 5.7; spec 18).
+
+A queue with messages that are out and not acked is *blocked* until their invisible time has passed. An ordered pop does
+not move the group's offset; the acks do, so what was not acked comes again in its place.
+
+The state is RocketMQ's file ``consumerOrderInfo.json``: ``table{"topic@group": {queue: state}}``. A state has
+
+    a        attemptId of the request; a client that repeats a lost request with it gets the same messages
+    cm       bit set of acked messages, by their index in ``o``
+    i        invisible time, ms
+    l        time of the last pop
+    o        the first offset, then the distances of the others from it
+    oc       how often messages were delivered before, by offset; absent after a queue's first pop
+    ot       times at which messages are visible again after a change, by offset; absent without one
+    popTime  the pop's time, which the receipt handles have
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import Any, Final
+
+from commitmq.errors import InvalidMessageError
+
+FORGET_AFTER_MS: Final = 24 * 3_600_000
+"""RocketMQ drops the state of a queue that was not popped for so long."""
+
+
+class OrderAck(Enum):
+    """The result of an ack that committed nothing."""
+
+    ILLEGAL = -1
+    """The pop did not hand out this offset."""
+    IGNORED = -2
+    """The ack belongs to an earlier pop."""
+
+
+@dataclass(frozen=True, slots=True)
+class OrderState:
+    """The last ordered pop of one queue by one group. Offsets are queue offsets, times ms."""
+
+    pop_time: int
+    invisible_ms: int
+    offsets: tuple[int, ...]
+    last_pop_ms: int
+    acked_bits: int = 0
+    attempt_id: str | None = None
+    visible_ms: Mapping[int, int] = field(default_factory=dict)
+    counts: Mapping[int, int] | None = None
+
+    def is_blocked(self, now_ms: int, attempt_id: str | None = None) -> bool:
+        """Whether the queue may not be popped now; a repeated request with the same ``attempt_id`` may."""
+        if self.attempt_id is not None and self.attempt_id == attempt_id:
+            return False
+        return any(now_ms < self._visible_at(offset) for offset in self._out())
+
+    def free_at(self, now_ms: int) -> int:
+        """When the queue is free; ``now_ms`` when it is already."""
+        return max((self._visible_at(offset) for offset in self._out()), default=now_ms)
+
+    def popped(
+        self, pop_time: int, invisible_ms: int, offsets: Sequence[int], now_ms: int, attempt_id: str | None = None
+    ) -> OrderState:
+        """The state after the next pop. Messages that were out before are counted; a repeated request counts none."""
+        if self.attempt_id is not None and self.attempt_id == attempt_id:
+            counts = dict(self.counts or {})
+        else:
+            before = self.counts or {}
+            counts = {offset: before.get(offset, 0) + 1 for offset in offsets if offset in self.offsets}
+        return OrderState(pop_time, invisible_ms, tuple(offsets), now_ms, attempt_id=attempt_id, counts=counts)
+
+    def acked(self, offset: int, pop_time: int) -> tuple[OrderState, int | OrderAck]:
+        """(the state after an ack, the offset to commit or why there is none)."""
+        if not self.offsets:
+            return self, OrderAck.ILLEGAL
+        if pop_time != self.pop_time:
+            return self, OrderAck.IGNORED
+        if offset not in self.offsets:
+            return self, OrderAck.ILLEGAL
+        state = replace(self, acked_bits=self.acked_bits | 1 << self.offsets.index(offset))
+        return state, state.next_offset()
+
+    def changed(self, offset: int, pop_time: int, visible_ms: int) -> OrderState:
+        """The state when the message at ``offset`` is to be visible again at ``visible_ms``."""
+        if pop_time != self.pop_time:
+            return self
+        return replace(self, visible_ms={**self.visible_ms, offset: visible_ms})
+
+    def next_offset(self) -> int:
+        """The group's offset: the first message that is not acked, or the one behind the last."""
+        return next(self._out(), self.offsets[-1] + 1)
+
+    def repeated(self) -> list[tuple[int, int]]:
+        """(offset, times delivered before) of the messages that came again: for orderCountInfo."""
+        return list((self.counts or {}).items())
+
+    def to_json(self) -> dict[str, Any]:
+        """The state as RocketMQ's file has it; integer keys stay integers."""
+        first = self.offsets[0] if self.offsets else 0
+        values: dict[str, Any] = {} if self.attempt_id is None else {"a": self.attempt_id}
+        values["cm"] = self.acked_bits - (1 << 64) if self.acked_bits >> 63 else self.acked_bits
+        values["i"] = self.invisible_ms
+        values["l"] = self.last_pop_ms
+        values["o"] = [first, *(offset - first for offset in self.offsets[1:])] if self.offsets else []
+        if self.counts is not None:
+            values["oc"] = dict(self.counts)
+        if self.visible_ms:
+            values["ot"] = dict(self.visible_ms)
+        values["popTime"] = self.pop_time
+        return values
+
+    @classmethod
+    def from_json(cls, values: Any) -> OrderState:
+        """Inverse of :meth:`to_json`; integer keys may be text. Raises InvalidMessageError."""
+        try:
+            distances = [int(one) for one in values.get("o") or ()]
+            offsets = tuple(distances[:1] + [distances[0] + one for one in distances[1:]])
+            counts = values.get("oc")
+            return cls(
+                int(values.get("popTime", 0)),
+                int(values.get("i") or 0),
+                offsets,
+                int(values.get("l", 0)),
+                int(values.get("cm", 0)) & (1 << 64) - 1,
+                values.get("a"),
+                {int(offset): int(time) for offset, time in (values.get("ot") or {}).items()},
+                None if counts is None else {int(offset): int(count) for offset, count in counts.items()},
+            )
+        except (AttributeError, TypeError, ValueError) as error:
+            raise InvalidMessageError(f"no state of an ordered pop: {values!r}") from error
+
+    def _out(self) -> Iterator[int]:
+        return (offset for index, offset in enumerate(self.offsets) if not self.acked_bits >> index & 1)
+
+    def _visible_at(self, offset: int) -> int:
+        return self.visible_ms.get(offset, self.pop_time + self.invisible_ms)
+
+
+def first_pop(
+    pop_time: int, invisible_ms: int, offsets: Sequence[int], now_ms: int, attempt_id: str | None = None
+) -> OrderState:
+    """The state after a queue's first pop."""
+    return OrderState(pop_time, invisible_ms, tuple(offsets), now_ms, attempt_id=attempt_id)
+
+
+def table_to_json(table: Mapping[tuple[str, str], Mapping[int, OrderState]]) -> dict[str, Any]:
+    """The content of ``consumerOrderInfo.json``; ``table`` has (topic, group) and the queues' states."""
+    return {
+        "orderedConsumptionLevel": "QUEUE",
+        "table": {
+            f"{topic}@{group}": {queue: state.to_json() for queue, state in queues.items()}
+            for (topic, group), queues in table.items()
+        },
+    }
+
+
+def table_from_json(content: Any) -> dict[tuple[str, str], dict[int, OrderState]]:
+    """Inverse of :func:`table_to_json`. Raises InvalidMessageError; an entry whose key has no group is dropped."""
+    if not isinstance(content, dict):
+        raise InvalidMessageError("consumerOrderInfo.json holds no object")
+    found: dict[tuple[str, str], dict[int, OrderState]] = {}
+    for key, queues in (content.get("table") or {}).items():
+        topic, at, group = str(key).partition("@")
+        if at and "@" not in group:
+            found[topic, group] = {int(queue): OrderState.from_json(state) for queue, state in queues.items()}
+    return found

@@ -1,0 +1,117 @@
+"""Makes runs for another topic and queue from records: the arrays around :mod:`commitmq.kernels.readdress`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from commitmq.kernels import raw
+from commitmq.kernels import readdress as kernel
+from commitmq.kernels.columns import find_properties
+from commitmq.store.log.run_check import CheckedRun, MessageIllegalError, sentence_of
+
+_SENTENCES: Final = {
+    kernel.REASON_TOO_MANY_PAIRS: f"it has more than {kernel.MAX_PAIRS} properties",
+    kernel.REASON_PROPERTIES_SIZE: f"its properties would have more than {kernel.MAX_PROPERTIES_BYTES} bytes",
+}
+_ROOM = 64  # for what a new record has more than its source, beside topic and properties: hosts, slot, length bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where the new records belong, and how a record of this log ends and names its store host."""
+
+    topic: bytes
+    queue_id: int
+    store_v6: bool
+    properties_crc: bool
+
+
+def readdress(
+    data: NDArray[np.uint8], starts: NDArray[np.int64], target: Target, more: Sequence[bytes] | None = None
+) -> CheckedRun:
+    """A run for ``target`` from the records of ``data`` that begin at ``starts``.
+
+    ``more``: encoded properties to put into those of record i; one element counts for all records. The properties are
+    then in the order of a Java HashMap. None leaves the properties as they are. The records were checked before.
+    Raises MessageIllegalError when a new record would break a limit.
+    """
+    added = b"".join(more or ())
+    ends = np.cumsum([len(one) for one in more or (b"",)], dtype=np.int64)
+    longest = max((len(one) for one in more or ()), default=0)
+    total = int(sum(_sizes(data, starts))) + len(starts) * (len(target.topic) + longest + _ROOM)
+    out: NDArray[np.uint8] = np.empty(total, np.uint8)
+    new_ends: NDArray[np.int64] = np.empty(len(starts), np.int64)
+    result: NDArray[np.int64] = np.zeros(2, np.int64)
+    reason = kernel.readdress(
+        data,
+        starts,
+        np.frombuffer(target.topic, np.uint8),
+        target.queue_id,
+        target.store_v6,
+        np.frombuffer(added, np.uint8),
+        ends,
+        more is not None,
+        target.properties_crc,
+        out,
+        new_ends,
+        result,
+    )
+    if reason != raw.OK:
+        raise MessageIllegalError(
+            f"record {int(result[0])}: {_SENTENCES.get(reason) or sentence_of(reason)}",
+            code="PROPERTIES_SIZE_EXCEEDED" if reason == kernel.REASON_PROPERTIES_SIZE else "MESSAGE_ILLEGAL",
+        )
+    return CheckedRun(out[: int(result[1])], new_ends, len(starts))
+
+
+def starts_of(run: CheckedRun) -> NDArray[np.int64]:
+    """Where each record of a run begins."""
+    return np.concatenate((np.zeros(1, np.int64), run.ends[:-1]))
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Properties of records: value of name k in record i is ``data[starts[k, i]:starts[k, i] + lengths[k, i]]``."""
+
+    data: NDArray[np.uint8]
+    starts: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    whole: NDArray[np.bool_]
+    """False where no record of the given size lies at all."""
+
+    def value(self, name: int, record: int) -> bytes:
+        """One value; empty when the record lacks the property."""
+        start = int(self.starts[name, record])
+        return self.data[start : start + int(self.lengths[name, record])].tobytes()
+
+    def alike(self) -> tuple[NDArray[np.int64], list[int]]:
+        """``(numbers, firsts)``: records whose values are all equal have the same number; the first record of each."""
+        numbers: NDArray[np.int64] = np.empty(self.starts.shape[1], np.int64)
+        firsts: NDArray[np.int64] = np.empty(self.starts.shape[1], np.int64)
+        count = kernel.number_alike(self.data, self.starts, self.lengths, numbers, firsts)
+        return numbers, firsts[:count].tolist()
+
+
+def find(data: NDArray[np.uint8], starts: NDArray[np.int64], sizes: NDArray[np.int64], names: Sequence[str]) -> Found:
+    """The properties ``names`` of the records of ``sizes`` bytes at ``starts``."""
+    encoded = [name.encode() for name in names]
+    bounds = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
+    shape = (len(names), len(starts))
+    found = Found(data, np.empty(shape, np.int64), np.empty(shape, np.int64), np.empty(len(starts), np.bool_))
+    text = np.frombuffer(b"".join(encoded), np.uint8)
+    find_properties(data, starts, sizes, text, bounds, found.starts, found.lengths, found.whole)
+    return found
+
+
+def sizes_of(run: CheckedRun) -> NDArray[np.int64]:
+    """How many bytes each record of a run has."""
+    return np.diff(run.ends, prepend=np.int64(0))
+
+
+def _sizes(data: NDArray[np.uint8], starts: NDArray[np.int64]) -> Any:
+    return data[starts[:, None] + np.arange(4)].astype(np.int64) @ np.array([1 << 24, 1 << 16, 1 << 8, 1], np.int64)

@@ -1,0 +1,91 @@
+"""What a mover has appended already, found in the log itself: so a message is moved once, whatever died in between.
+
+A mover writes down from time to time how far it is: a position in its source queue, and a position in the log before which
+everything that it appended belongs to messages before the first one. After a death it reads the log from there on and keeps a
+key of each message that came from it. A message of the source whose key is there is passed over, once for each time.
+
+A key is what a move leaves as it is: body CRC, flag, born time, number of tries, and all properties but ``__CRC32#``.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from commitmq.format.constants import (
+    BODY_CRC_OFFSET,
+    BORN_HOST_OFFSET,
+    BORN_TIMESTAMP_OFFSET,
+    CRC_PROPERTY_BYTES,
+    CRC_PROPERTY_PREFIX,
+    FLAG_OFFSET,
+    QUEUE_ID_OFFSET,
+    QUEUE_OFFSET_OFFSET,
+    RECONSUME_TIMES_OFFSET,
+)
+from commitmq.kernels.raw import layout
+from commitmq.store.log.commit_log import CommitLog
+from commitmq.store.log.dispatch_batch import DispatchBatch, LogWalker
+
+Key = tuple[bytes, bytes]
+Wanted = Callable[[DispatchBatch], "np.ndarray[Any, np.dtype[np.bool_]]"]
+"""Which records of a batch may be this mover's."""
+
+
+def key_of(record: bytes | memoryview) -> Key:
+    """The key of a whole record."""
+    data = bytes(record)
+    parts = layout(np.frombuffer(data, np.uint8), 0, len(data))
+    born, store, properties, size = (int(parts[at]) for at in (2, 3, 8, 9))
+    tries = RECONSUME_TIMES_OFFSET + born + store
+    text = data[properties : properties + size]
+    if text[-CRC_PROPERTY_BYTES:].startswith(CRC_PROPERTY_PREFIX):
+        text = text[:-CRC_PROPERTY_BYTES]
+    kept = (
+        data[BODY_CRC_OFFSET:QUEUE_ID_OFFSET]
+        + data[FLAG_OFFSET:QUEUE_OFFSET_OFFSET]
+        + data[BORN_TIMESTAMP_OFFSET:BORN_HOST_OFFSET]
+        + data[tries : tries + 4]
+    )
+    return kept, text
+
+
+class MovedBefore:
+    """The keys of what lies in a part of the log, each with how often it is there."""
+
+    def __init__(self) -> None:
+        self._keys: Counter[Key] = Counter()
+
+    def __len__(self) -> int:
+        return self._keys.total()
+
+    def scan(self, log: CommitLog, start: int, end: int, wanted: Wanted, beat: Callable[[], None]) -> None:
+        """Read the log from ``start`` to ``end``, both at record boundaries. ``beat`` is called now and then.
+
+        Raises CorruptRecordError.
+        """
+        self._keys.clear()
+        walker = LogWalker(log, max_rows=65_536, max_bytes=16 << 20)
+        at = start
+        while at < end:
+            batch = walker.walk(at, end)
+            for row in np.flatnonzero(wanted(batch)).tolist():
+                self._keys[key_of(batch.record(row))] += 1
+            at = batch.end
+            beat()
+        walker.release()
+
+    def pass_over(self, record: bytes | memoryview) -> bool:
+        """Whether the message of ``record`` was moved already. A second call tells of a second copy."""
+        key = key_of(record)
+        if not self._keys.get(key):
+            return False
+        self._keys[key] -= 1
+        return True
+
+    def forget(self) -> None:
+        """The source is behind everything that was moved before."""
+        self._keys.clear()

@@ -1,0 +1,144 @@
+"""Appends runs of messages for a mover: a process that takes messages from one queue of the log to another.
+
+A mover appends through the writer, as a client does, over ipc. Its runs keep what only the node may set: born hosts,
+transaction bits, numbers of tries. A writer that dies leaves the fate of a run open. Then :class:`WriterLost` is raised, and
+the mover looks into the log for what it has appended (:mod:`commitmq.workers.runtime.moved_before`). A writer that lives
+is waited for without a limit: its supervisor ends it when it hangs, and an appended run must never be sent again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+import zmq
+
+from commitmq.control import Word, WorkerState, WorkerWord
+from commitmq.protocol import wire
+from commitmq.protocol.connection import new_routing_id
+from commitmq.store.log.run_check import CheckedRun
+from commitmq.workers.runtime.context import WorkerContext, role_slot
+
+_LOOK_MS: Final = 50
+_WRITER_SLOT: Final = role_slot("writer")
+
+
+class WriterLost(Exception):
+    """The writer died, or the node stops: whether the runs of the last call are stored is open."""
+
+
+@dataclass(frozen=True, slots=True)
+class MovedRun:
+    """A run for one queue. ``born_v6``: the layout of its born hosts."""
+
+    topic: str
+    queue_id: int
+    run: CheckedRun
+    born_v6: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """The writer's answer to one run. ``code`` is empty for a stored one; ``retry`` says that waiting may help,
+    ``is_open`` that nobody knows whether it is stored.
+    """
+
+    code: str = ""
+    sentence: str = ""
+    retry: bool = False
+    is_open: bool = False
+
+
+class RunMover:
+    """The connection to the writer."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
+        self._socket: zmq.Socket[bytes] | None = None
+        self._generation = -1
+        self._next = 0
+
+    @property
+    def writer_lives(self) -> bool:
+        """Whether the writer serves; its log then is recovered, and the word ``written`` is its end."""
+        return self._context.control.worker(_WRITER_SLOT, WorkerWord.STATE) == WorkerState.READY
+
+    def wait_for_writer(self) -> bool:
+        """Wait until the writer serves. False when this process shall stop first."""
+        while not self._context.stopping:
+            if self.writer_lives:
+                return True
+            self._context.wait(_LOOK_MS)
+        return False
+
+    def put(self, runs: Sequence[MovedRun]) -> list[Put]:
+        """Append ``runs``, and wait until the last one is flushed. Raises WriterLost."""
+        socket = self._connected()
+        asked: dict[int, int] = {}
+        for index, one in enumerate(runs):
+            self._next += 1
+            asked[self._next] = index
+            header = {
+                "op": "append",
+                "id": self._next,
+                "topic": one.topic,
+                "queue": one.queue_id,
+                "count": one.run.count,
+                "ack": "flushed",
+                "moved": 6 if one.born_v6 else 4,
+            }
+            while not socket.poll(_LOOK_MS, zmq.POLLOUT):
+                self._context.wait(0)
+                self._check_writer()
+            socket.send_multipart([wire.pack(header), one.run.data.tobytes()], zmq.NOBLOCK)
+        puts = [Put()] * len(runs)
+        is_open = False
+        while asked:
+            if not socket.poll(_LOOK_MS):
+                self._context.wait(0)
+                self._check_writer()
+                continue
+            answer = orjson.loads(socket.recv())
+            index = asked.pop(answer.get("id", 0), None)
+            if index is not None:
+                puts[index] = _judged(answer)
+                is_open |= puts[index].is_open
+        if is_open:
+            raise WriterLost
+        return puts
+
+    def _connected(self) -> zmq.Socket[bytes]:
+        generation = self._context.control.get(Word.WRITER_GENERATION)
+        if self._socket is None or generation != self._generation:
+            self.close()
+            self._generation = generation
+            self._socket = self._context.zmq.socket(zmq.DEALER)
+            self._socket.setsockopt(zmq.LINGER, 0)
+            self._socket.setsockopt(zmq.IMMEDIATE, 1)
+            self._socket.setsockopt(zmq.ROUTING_ID, new_routing_id())
+            self._socket.connect(self._context.layout.ipc("writer"))
+        return self._socket
+
+    def _check_writer(self) -> None:
+        """Raise WriterLost unless the writer that was asked still serves."""
+        if self._context.control.get(Word.WRITER_GENERATION) != self._generation or not self.writer_lives:
+            self.close()
+            raise WriterLost
+
+    def close(self) -> None:
+        """Drop the connection, and what was not sent yet."""
+        if self._socket is not None:
+            self._socket.close(linger=0)
+        self._socket = None
+
+
+def _judged(answer: dict[str, Any]) -> Put:
+    if answer.get("ok"):
+        return Put()
+    code, outcome = str(answer.get("code")), answer.get("outcome")
+    if outcome == "stored" or (outcome == "unknown" and code == "FLUSH_DISK_TIMEOUT"):
+        return Put()  # it is in the log; a position is written down only when it is durable
+    may_help = "retry_after_ms" in answer or code in ("SYSTEM_BUSY", "SYSTEM_ERROR", "SERVICE_NOT_AVAILABLE")
+    return Put(code, str(answer.get("error")), may_help, outcome == "unknown")

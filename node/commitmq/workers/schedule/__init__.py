@@ -1,0 +1,1 @@
+"""The schedule process: delivers delayed messages when they are due."""

@@ -1,0 +1,241 @@
+"""schedule: appends delayed messages to their own topics when they are due (spec 12.1).
+
+Owns: ``config/delayOffset.json``, ``commitmq/schedule.json``. Reads: the ConsumeQueue of SCHEDULE_TOPIC_XXXX, the
+CommitLog. Advances: nothing that others read. Sockets: DEALER to the writer. Exit codes: workers.runtime.context.ExitCode.
+
+Invariants
+    * A message is never delivered early: it is taken only when its unit's time has come.
+    * None is lost: the position of a level passes a message when its copy is in the log, or when the message cannot be
+      delivered, which is reported; the position is written down when that copy is flushed.
+    * None is delivered twice (``schedule.exactly_once``): after a death of this process, of the writer or of the whole
+      node, the log says what was delivered (:mod:`commitmq.workers.runtime.moved_before`).
+
+A level waits for its own messages only: one that the node refuses for now is tried again each 100 ms, and holds up the
+later messages of its level, as in RocketMQ.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+from commitmq import failpoints
+from commitmq.control import DispatcherWord, Word
+from commitmq.errors import StoreError
+from commitmq.semantics.delay import MAX_LEVEL, SCHEDULE_TOPIC
+from commitmq.store.log.commit_log import CommitLog
+from commitmq.store.log.dispatch_batch import DispatchBatch
+from commitmq.store.log.readdressing import Target
+from commitmq.store.queues.queue_reader import QueueReader
+from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
+from commitmq.workers.runtime.expired_segments import ExpiredSegments
+from commitmq.workers.runtime.moved_before import MovedBefore
+from commitmq.workers.runtime.run_mover import MovedRun, RunMover, WriterLost
+from commitmq.workers.schedule.levels import NEVER_MS, Level, Portion, one_by_one, unique_key
+from commitmq.workers.schedule.progress import UNKNOWN, Progress, ProgressFiles
+
+ROLE = "schedule"
+_LOOK_MS: Final = 200
+_RETRY_MS: Final = 100
+_MOST_RUN_BYTES: Final = 1 << 20
+_MAX_REPORTS: Final = 16  # in the log, between two times that positions are written
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+def _delivered(batch: DispatchBatch) -> object:
+    """Which records of a batch have a delay level and do not wait: only deliveries are so."""
+    waiting = batch.topics.index(SCHEDULE_TOPIC) if SCHEDULE_TOPIC in batch.topics else -1
+    return (batch.rows["delay_level"] > 0) & (batch.rows["topic"] != waiting)
+
+
+class Schedule:
+    """The loop's state."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
+        self._control = context.control
+        self._config = context.config
+        config, layout = context.config, context.layout
+        self._log = CommitLog(layout.commit_log, config.commit_log.segment_bytes, config.commit_log.max_mapped_segments)
+        self._expired = ExpiredSegments(context, self._log)
+        self._reader = QueueReader(self._log, layout.consume_queue, config.consume_queue.file_bytes)
+        self._files = ProgressFiles(layout)
+        self._mover = RunMover(context)
+        self._before = MovedBefore()
+        self._ends: dict[int, int] = {}
+        self._levels = [Level(number, 0, self._reader, self._log) for number in range(1, MAX_LEVEL + 1)]
+        self._written = Progress()
+        self._captured: Progress | None = None
+        self._store_at_ms = 0
+        self._delivered = self._left_out = self._reports = 0
+        self._retry_at_ms = 0
+        self._store_v6 = ":" in config.network.store_host
+        self._run_bytes = min(_MOST_RUN_BYTES, config.commit_log.max_run_bytes)
+
+    # ------------------------------------------------------------ begin and resume
+
+    def resume(self) -> None:
+        """Take up the written positions, and find what was delivered behind them. The writer serves."""
+        progress = self._files.load()
+        self._written = Progress(dict(progress.offsets), progress.log)
+        self._captured = None
+        bound, floor = self._bounds()
+        for level in self._levels:
+            level.offset, level.waiting, level.next_due_ms = progress.offsets.get(level.number, 0), None, 0
+        self._before.forget()
+        if not self._config.schedule.exactly_once:
+            return
+        end = self._log_end()
+        start = progress.log
+        if start == UNKNOWN or start > end:
+            firsts = [level.first_record(bound, floor) for level in self._levels]
+            start = min((first for first in firsts if first is not None), default=end)
+        self._before.scan(self._log, max(start, floor), end, _delivered, self._context.heartbeat)  # type: ignore[arg-type]
+        self._ends = {level.number: level.end(bound, floor) for level in self._levels}
+        if len(self._before):
+            self._context.log.info("looks for deliveries before it", found=len(self._before), bytes=end - start)
+
+    def writer_serves(self) -> bool:
+        """Wait for the writer. False when this process shall stop first."""
+        return self._mover.wait_for_writer()
+
+    def _bounds(self) -> tuple[int, int]:
+        return self._control.dispatcher(0, DispatcherWord.DISPATCHED), self._control.get(Word.MIN_OFFSET)
+
+    def _log_end(self) -> int:
+        """The end of what can be read of the log, which has everything that this process has appended."""
+        written = self._control.get(Word.WRITTEN)
+        while self._control.committed() < written and not self._context.stopping:
+            self._context.wait(5)  # with the transient store pool the flush process copies it into the files
+        return self._control.committed()
+
+    # ------------------------------------------------------------ one turn
+
+    def turn(self) -> float:
+        """Deliver what is due; returns how long to wait, in ms. Raises WriterLost."""
+        self._expired.release()
+        now = _now_ms()
+        for level in self._levels:
+            if level.waiting is None and (level.next_due_ms <= now or level.next_due_ms == NEVER_MS):
+                level.waiting = self._take(level, now)
+            elif level.waiting is not None and monotonic_ms() < self._retry_at_ms:
+                continue
+            if level.waiting is not None:
+                self._deliver(level, level.waiting)
+        if len(self._before) and all(level.offset >= self._ends[level.number] for level in self._levels):
+            self._before.forget()
+        self._write_down()
+        if any(level.waiting is not None for level in self._levels):
+            return _RETRY_MS
+        soonest = min(level.next_due_ms for level in self._levels)
+        if soonest == NEVER_MS:
+            return _LOOK_MS
+        return max(0, min(_LOOK_MS, soonest - _now_ms()))
+
+    def _take(self, level: Level, now: int) -> Portion | None:
+        bound, floor = self._bounds()
+        return level.take(
+            now,
+            count=self._config.schedule.batch_messages,
+            bound=bound,
+            floor=floor,
+            target=self._target,
+            max_run_bytes=self._run_bytes,
+            log_end=self._control.get(Word.WRITTEN),
+            is_moved=self._before.pass_over if len(self._before) else None,
+            report=self._report,
+        )
+
+    def _target(self, topic: str, queue: int) -> Target:
+        return Target(topic.encode(), queue, self._store_v6, self._config.commit_log.append_properties_crc)
+
+    def _deliver(self, level: Level, portion: Portion) -> None:
+        """Append the runs of a portion. Those that may succeed later stay in it."""
+        if failpoints.ACTIVE:
+            failpoints.hit("schedule.before_put")
+        left: list[MovedRun] = []
+        for one, put in zip(portion.runs, self._mover.put(portion.runs), strict=True):
+            if not put.code:
+                self._delivered += one.run.count
+            elif put.retry:
+                left.append(one)
+                self._retry_at_ms = monotonic_ms() + _RETRY_MS
+            elif one.run.count > 1:
+                left += one_by_one(one)
+            else:
+                self._report(f"{put.code}: {put.sentence}; its unique key is {unique_key(one)}", None)
+        if failpoints.ACTIVE:
+            failpoints.hit("schedule.after_put")
+        portion.runs = left
+        if not left:
+            level.offset, level.waiting = portion.behind, None
+
+    def _report(self, why: str, place: int | None) -> None:
+        """A message that is left out: it stays in the log (at ``place``), and people are told."""
+        self._left_out += 1
+        self._reports += 1
+        if self._reports <= _MAX_REPORTS:
+            where = {} if place is None else {"physical_offset": place}
+            self._context.log.error("a delayed message cannot be delivered", why=why, **where)
+        self._context.tell(left_out=self._left_out)
+
+    # ------------------------------------------------------------ positions
+
+    def _write_down(self, *, at_once: bool = False) -> None:
+        """Write the positions when they are due and everything delivered before them is flushed."""
+        now = monotonic_ms()
+        if self._captured is None:
+            if now < self._store_at_ms and not at_once:
+                return
+            offsets = {level.number: level.offset for level in self._levels if level.offset}
+            if offsets == self._written.offsets:
+                return
+            logs = [level.waiting.log for level in self._levels if level.waiting is not None]
+            self._captured = Progress(offsets, min([self._control.get(Word.WRITTEN), *logs]))
+        if self._control.get(Word.FLUSHED) < self._captured.log:
+            return
+        self._store_at_ms = now + self._config.schedule.persist_interval_ms
+        try:
+            self._files.store(self._captured)
+        except (OSError, StoreError) as error:
+            # Nothing is lost: the former positions count, and more of the log is read after a death.
+            self._context.log.error("the positions of delay levels cannot be written", error=str(error))
+            return
+        self._written, self._captured = self._captured, None
+        self._reports = 0
+
+    def close(self) -> None:
+        """Write the last positions, if everything delivered is flushed soon."""
+        deadline = monotonic_ms() + 2_000
+        self._captured = None
+        while monotonic_ms() < deadline:
+            self._write_down(at_once=True)
+            if self._captured is None:
+                break
+            self._context.wait(10)
+        self._mover.close()
+        self._reader.close()
+
+
+def run(context: WorkerContext) -> None:
+    """The loop: what is due, then sleep until something is."""
+    schedule = Schedule(context)
+    context.ready()
+    lost = True
+    while not context.stopping:
+        try:
+            if lost:
+                if not schedule.writer_serves():
+                    break
+                schedule.resume()
+                lost = False
+            pause_ms = schedule.turn()
+        except WriterLost:
+            context.log.warning("the writer was lost, looking into the log for what was delivered")
+            lost = True
+            continue
+        context.wait(pause_ms)
+    schedule.close()

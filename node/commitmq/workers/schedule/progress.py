@@ -1,0 +1,76 @@
+"""How far each delay level is, on disk: RocketMQ's ``config/delayOffset.json``, and ``commitmq/schedule.json`` beside it.
+
+``delayOffset.json`` (spec 12.1) has the next queue offset of each level. ``schedule.json`` has the same offsets, the
+position in the log from which deliveries of later messages are found (:mod:`commitmq.workers.runtime.moved_before`), and
+the data versions of ``delayOffset.json`` before and after it was written. Another version means that RocketMQ used the
+store meanwhile: its offsets count then. RocketMQ delivers a message again after a crash; here the log is read from the
+first message on that is not done, so each is delivered once also after RocketMQ's own death.
+
+``schedule.json`` is written first. It is durable before ``delayOffset.json`` changes, and both are written only when
+everything delivered before them is flushed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from commitmq import failpoints
+from commitmq.errors import StoreError
+from commitmq.semantics.delay import MAX_LEVEL
+from commitmq.store.layout import StoreLayout
+from commitmq.store.metadata import json_config
+from commitmq.store.metadata.json_config import DataVersion
+
+UNKNOWN: Final = -1
+
+
+@dataclass(slots=True)
+class Progress:
+    """``offsets``: the next queue offset by level. ``log``: where deliveries behind them begin in the log, or UNKNOWN."""
+
+    offsets: dict[int, int] = field(default_factory=dict)
+    log: int = UNKNOWN
+
+
+class ProgressFiles:
+    """The two files. One process uses them."""
+
+    def __init__(self, layout: StoreLayout) -> None:
+        self._theirs = layout.config / "delayOffset.json"
+        self._ours = layout.own / "schedule.json"
+        self._version = DataVersion()
+
+    def load(self) -> Progress:
+        """What the files say. Levels that they do not name begin at 0. Raises StoreError for a damaged file."""
+        data = json_config.load(self._theirs) or {}
+        try:
+            self._version = DataVersion.from_json(data.get("dataVersion"))
+            offsets = _levels(data.get("offsetTable") or {})
+            ours = json_config.load(self._ours) or {}
+            if _as_list(self._version) in ours.get("versions", ()):
+                return Progress(_levels(ours["offsets"]), int(ours["log"]))
+        except (TypeError, ValueError, AttributeError, KeyError) as error:
+            sentence = f"the positions of delay levels are not in RocketMQ's shape: {error!r}"
+            raise StoreError(sentence, path=self._theirs) from error
+        return Progress(offsets)
+
+    def store(self, progress: Progress) -> None:
+        """Write both. Raises StoreError or OSError; the same call may be repeated."""
+        before = _as_list(self._version)
+        self._version.advance()
+        versions = [before, _as_list(self._version)]
+        table = dict(sorted(progress.offsets.items()))
+        json_config.persist(self._ours, {"log": progress.log, "offsets": table, "versions": versions})
+        if failpoints.ACTIVE:
+            failpoints.hit("schedule.between_files")
+        json_config.persist(self._theirs, {"dataVersion": self._version.to_json(), "offsetTable": table})
+
+
+def _levels(table: dict[Any, Any]) -> dict[int, int]:
+    found = {int(level): int(offset) for level, offset in table.items()}
+    return {level: offset for level, offset in found.items() if 1 <= level <= MAX_LEVEL and offset >= 0}
+
+
+def _as_list(version: DataVersion) -> list[int]:
+    return list(version.to_json().values())

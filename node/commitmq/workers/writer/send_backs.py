@@ -1,0 +1,128 @@
+"""The operation ``send_back``: a copy of a message that a consumer could not handle goes to its group's retry topic, through
+a delay level, or to its dead letters (spec 12.4).
+
+The consumer names the message by its place, and the copy is made from the log: a client can neither forge nor lose a part
+of it. The rules are in :mod:`commitmq.semantics.retry`.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+
+from commitmq.errors import CorruptRecordError, InvalidMessageError, OffsetOutOfRangeError
+from commitmq.files import disk
+from commitmq.format.constants import MIN_RECORD_BYTES, Host, SysFlag
+from commitmq.format.file_names import segment_name
+from commitmq.format.record import Record, decode_record, encode_record, peek
+from commitmq.semantics import delay
+from commitmq.semantics.retry import (
+    DEFAULT_MAX_RETRIES,
+    TO_DEAD_LETTERS,
+    dead_letter_topic,
+    is_last_try,
+    retry_topic,
+    sent_back,
+)
+from commitmq.store.log.run_check import CheckedRun
+from commitmq.store.metadata.topic_name import validate_group
+from commitmq.workers.runtime.context import WorkerContext
+from commitmq.workers.runtime.topic_view import TopicViews
+from commitmq.workers.writer.put_rules import Placed, PutRules
+from commitmq.workers.writer.send_checks import Refusal, integer
+
+_MOST: Final = 1 << 62
+_MAX_RETRIES: Final = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A copy that is to be stored. ``topic`` and ``queue_id``: where the group will read it."""
+
+    placed: Placed
+    topic: str
+    queue_id: int
+    dead: bool
+    born_host_bytes: int
+
+
+class SendBacks:
+    """Makes the copies. ``rules`` says where a delayed one waits."""
+
+    def __init__(self, context: WorkerContext, topics: TopicViews, rules: PutRules) -> None:
+        config = context.config
+        self._control = context.control
+        self._topics = topics
+        self._rules = rules
+        self._folder = context.layout.commit_log
+        self._segment_bytes = config.commit_log.segment_bytes
+        self._host = Host(config.network.store_host, config.network.store_port)
+        self._turn = 0
+
+    def copy_of(self, header: dict[str, Any]) -> Copy:
+        """The copy that a request asks for. Raises Refusal."""
+        group = header.get("group")
+        if type(group) is not str:
+            raise Refusal("INVALID_PARAMETER", "group must be a string")
+        try:
+            validate_group(group)
+        except InvalidMessageError as error:
+            raise Refusal("INVALID_PARAMETER", str(error)) from error
+        level = integer(header, "delay_level", 0, TO_DEAD_LETTERS, delay.MAX_LEVEL)
+        if header.get("delay_ms") is not None:
+            level = delay.level_at_least(integer(header, "delay_ms", 0, 0, _MOST))
+        most = DEFAULT_MAX_RETRIES
+        if header.get("max_retries") is not None:
+            most = integer(header, "max_retries", 0, 0, _MAX_RETRIES)
+        record = self._record(header)
+        dead = is_last_try(record, level, most)
+        topic = dead_letter_topic(group) if dead else retry_topic(group)
+        queue = self._queue_of(topic, group)
+        made = sent_back(record, group, queue, delay_level=level, max_retries=most)
+        data = np.frombuffer(encode_record(replace(made.record, store_host=self._host), buckets=None), np.uint8)
+        run = CheckedRun(data, np.array([len(data)], np.int64), 1, moved=True)
+        placed = self._rules.place_copy(run, topic, made.record.queue_id, delayed=not dead)
+        return Copy(placed, topic, made.record.queue_id, dead, 20 if ":" in record.born_host.ip else 8)
+
+    def _record(self, header: dict[str, Any]) -> Record:
+        """The record that the request names. Raises Refusal."""
+        topic = header.get("topic")
+        queue = integer(header, "queue", -1, 0, 1 << 30)
+        number = integer(header, "queue_offset", -1, 0, _MOST)
+        place = integer(header, "physical_offset", -1, 0, _MOST)
+        try:
+            if place >= self._control.committed():
+                raise OffsetOutOfRangeError(f"the log ends at {self._control.committed()}")
+            record = self._read(place)
+        except (OSError, OffsetOutOfRangeError, CorruptRecordError) as error:
+            raise Refusal("MESSAGE_ILLEGAL", f"there is no message at {place} of the log: {error}") from error
+        if (record.topic, record.queue_id, record.queue_offset) != (topic, queue, number):
+            raise Refusal("MESSAGE_ILLEGAL", f"the message at {place} of the log is not {topic}/{queue}@{number}")
+        if record.sys_flag & SysFlag.INNER_BATCH:
+            raise Refusal("MESSAGE_ILLEGAL", "a message of an inner batch cannot be sent back alone")
+        return record
+
+    def _queue_of(self, topic: str, group: str) -> int:
+        """A queue of the retry or dead-letter topic, each in its turn. Raises Refusal."""
+        view = self._topics.get(topic)
+        if view is None:
+            raise Refusal(
+                "TOPIC_NOT_EXIST", f"there is no topic {topic!r}: group.retry_topics makes those of the group {group!r}"
+            )
+        if not view.is_writable:
+            raise Refusal("NO_PERMISSION", f"topic {topic!r} is not writable")
+        self._turn += 1
+        return self._turn % max(1, view.write_queues)
+
+    def _read(self, place: int) -> Record:
+        """The record at ``place``. It is read and not mapped: a mapping would keep the space of an expired segment."""
+        at = place % self._segment_bytes
+        with disk.opened(self._folder / segment_name(place - at), os.O_RDONLY, "segment") as fd:
+            head = os.pread(fd, 8, at)
+            size = peek(head)[0] if len(head) == 8 else 0
+            if not MIN_RECORD_BYTES <= size <= self._segment_bytes - at:
+                raise CorruptRecordError("no record begins there")
+            return decode_record(os.pread(fd, size, at))
