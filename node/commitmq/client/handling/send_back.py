@@ -15,7 +15,8 @@ import orjson
 from commitmq.client.message import Message
 from commitmq.errors import NodeUnavailableError, RequestError
 from commitmq.protocol import wire
-from commitmq.protocol.connection import Channel, Directory
+from commitmq.protocol.channel import Channel
+from commitmq.protocol.directory import Directory
 
 DEAD_LEVEL: Final = -1
 """The delay level that means: to the dead letters, now (RocketMQ's)."""

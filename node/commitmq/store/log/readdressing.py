@@ -9,6 +9,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from commitmq.format.constants import MAX_PROPERTIES_BYTES
 from commitmq.kernels import raw
 from commitmq.kernels import readdress as kernel
 from commitmq.kernels.columns import find_properties
@@ -16,7 +17,7 @@ from commitmq.store.log.run_check import CheckedRun, MessageIllegalError, senten
 
 _SENTENCES: Final = {
     kernel.REASON_TOO_MANY_PAIRS: f"it has more than {kernel.MAX_PAIRS} properties",
-    kernel.REASON_PROPERTIES_SIZE: f"its properties would have more than {kernel.MAX_PROPERTIES_BYTES} bytes",
+    kernel.REASON_PROPERTIES_SIZE: f"its properties would have more than {MAX_PROPERTIES_BYTES} bytes",
 }
 _ROOM = 64  # for what a new record has more than its source, beside topic and properties: hosts, slot, length bytes
 

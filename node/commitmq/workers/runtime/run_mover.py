@@ -17,7 +17,7 @@ import zmq
 
 from commitmq.control import Word, WorkerState, WorkerWord
 from commitmq.protocol import wire
-from commitmq.protocol.connection import new_routing_id
+from commitmq.protocol.channel import new_routing_id
 from commitmq.store.log.run_check import CheckedRun
 from commitmq.workers.runtime.context import WorkerContext, role_slot
 
@@ -101,8 +101,9 @@ class RunMover:
                 self._check_writer()
                 continue
             answer = orjson.loads(socket.recv())
-            index = asked.pop(answer.get("id", 0), None)
-            if index is not None:
+            identity = answer.get("id")
+            if identity in asked:
+                index = asked.pop(identity)
                 puts[index] = _judged(answer)
                 is_open |= puts[index].is_open
         if is_open:
