@@ -19,22 +19,20 @@ from nodes import Node, eventually, started
 pytestmark = pytest.mark.timeout(240)
 TOPIC, QUEUES, EACH, RUNS = "parcels", 2, 40, 3
 SETTINGS = ("schedule.persist_interval_ms=50", "schedule.batch_messages=25", "supervisor.restart_backoff_max_ms=300")
+FIRST = ("schedule.after_put=kill@2", "schedule.between_files=kill_node@2", "writer.after_append=kill@9")
 PLACES = (
     "schedule.begin=kill@1",
     "schedule.before_put=kill@2",
-    "schedule.after_put=kill@2",
     "schedule.between_files=kill@1",
-    "schedule/json.before_replace=kill@1",
-    "schedule/json.after_replace=kill@2",
+    "schedule/disk.replace.json:before=kill@1",
+    "schedule/disk.replace.json:after=kill@2",
     "writer.before_append=kill@9",
-    "writer.after_append=kill@9",
     "writer.after_append=kill@11",
     "writer.after_publish=kill@10",
     "flush.before_fdatasync=kill@4",
     "dispatcher.consume_queue.before_dispatch=kill@6",
     "schedule.before_put=kill_node@3",
     "schedule.after_put=kill_node@2",
-    "schedule.between_files=kill_node@2",
     "writer.after_append=kill_node@10",
     "schedule.after_put=stop@2",
 )
@@ -70,7 +68,7 @@ def check(node: Node, sent: list[bytes]) -> None:
             assert order == [body for body in sent if body in set(order)], "the order of a level"
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", [*FIRST, *(pytest.param(place, marks=pytest.mark.slow) for place in PLACES)])
 def test_each_message_is_delivered_once(tmp_path: Path, place: str) -> None:
     fired = tmp_path / "fired"
     fired.mkdir()
