@@ -23,7 +23,7 @@ def count_messages(data: Any) -> int:
 
     Raises MessageIllegalError that names the bad message, or for more than MAX_INNER_MESSAGES.
     """
-    out = np.zeros(3, np.int64)
+    out = np.zeros(2, np.int64)
     reason = check_batch(np.frombuffer(data, np.uint8), _names, _name_ends, out)
     count, position = (int(value) for value in out)
     if reason != raw.OK:
