@@ -1,7 +1,6 @@
 """What a consumer and a reader share: polling batches of messages, alone or as a member of a group.
 
-A poll, a callback and a :meth:`~BaseConsumer.close` from any thread use one object. No message is skipped, whatever interrupts
-them, because their steps are in a fixed order; see :class:`~commitmq.client.receiving.assignment.Assignment`.
+No message is skipped, whatever interrupts a poll or a callback: see :mod:`commitmq.client.receiving.assignment`.
 """
 
 from __future__ import annotations
