@@ -324,9 +324,9 @@ class TinyNode:
         self.own = store / "commitmq"
         self.own.mkdir(parents=True, exist_ok=True)
         self.store = store
-        fixed = ("network.port=0", "index.enable=false", "memory.enable=false")
+        fixed = ("network.port=0", "index.enable=false", "memory.enable=false", "schedule.enable=false")
         self.process = subprocess.Popen(
-            # The index's dispatcher starts beside the others, so its place in the order is not fixed.
+            # The index's dispatcher and the schedule start beside the others: their places in the order are not fixed.
             [sys.executable, str(LIFECYCLE / "tiny_node.py"), str(store), "0", *fixed, *settings],
             env=environment(),
             stdout=subprocess.PIPE,

@@ -139,14 +139,16 @@ def test_a_broken_node_file_reads_as_none(tmp_path: Path) -> None:
     assert node_files.read_node_file(layout) == {}
 
 
-def test_recovery_starts_first_and_the_writer_last() -> None:
+def test_recovery_starts_first_and_what_appends_through_the_writer_last() -> None:
     order = list(start_order(load(None, ["reader.count=2"])))
     assert order == [
         "recovery", "coordinator", "dispatcher-consume_queue", "dispatcher-index", "reput", "flush", "allocate",
         "dispatcher-memory", "reader-0", "reader-1", "cleanup", "writer",
+        "schedule",
     ]  # fmt: skip
     assert "dispatcher-index" not in start_order(load(None, ["index.enable=false"]))
     assert "dispatcher-memory" not in start_order(load(None, ["memory.enable=false"]))
+    assert "schedule" not in start_order(load(None, ["schedule.enable=false"]))
 
 
 @pytest.mark.parametrize(
