@@ -185,6 +185,9 @@ def test_few_descriptors(tmp_path: Path) -> None:
     )
     assert started.returncode == 0, started.stderr
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == limits
+    log = node.log()
+    assert "may open few files" in log
+    assert "descriptors=512" in log
     try:
         before = node.pids()
         for port in ("admin", "writer", "reader-0", "coordinator"):

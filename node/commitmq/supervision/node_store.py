@@ -11,6 +11,7 @@ import os
 import secrets
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Final
 
 import orjson
 
@@ -21,6 +22,7 @@ from commitmq.control import ControlBlock, DispatcherWord, Word
 from commitmq.errors import StoreError
 from commitmq.files import atomic_file
 from commitmq.log import Log
+from commitmq.network.descriptors import raise_descriptor_limit
 from commitmq.store.access import open_folders
 from commitmq.store.checkpoint import Checkpoint
 from commitmq.store.layout import StoreLayout
@@ -37,6 +39,9 @@ from commitmq.supervision.start_failed import StartFailed
 from commitmq.supervision.worker_process import WorkerProcess
 
 ORPHAN_PATIENCE_S = 5.0
+# With fewer descriptors the reserve of a port is smaller than what a burst may take before the gate learns of it
+# (network.descriptors), and libzmq's listener ends a process that has none left.
+_ENOUGH_DESCRIPTORS: Final = 4_096
 
 
 class NodeStore:
@@ -109,7 +114,7 @@ class NodeStore:
         atomic_file.replace(self.layout.node_file, content, "node_file", durable=False, mode=0o600)
 
     def look_back(self) -> None:
-        """Find how the former node ended, and whether other accounts can read its files."""
+        """Find how the former node ended, whether other accounts can read its files, and whether it may open enough."""
         self.previous = abort_file.read_token(self.layout.abort)
         self.was_clean = self.previous is None
         if readable := open_folders(self.layout):
@@ -117,6 +122,13 @@ class NodeStore:
                 "other accounts can read this store, as it was made by RocketMQ or an earlier version",
                 folders=", ".join(folder.name for folder in readable),
                 advice=f"chmod -R go-rwx {self.layout.root}",
+            )
+        if (descriptors := raise_descriptor_limit()) < _ENOUGH_DESCRIPTORS:
+            self._log.warning(
+                "a process of this node may open few files: it refuses connections early, and a burst of hundreds of new"
+                " ones within some milliseconds can end it, after which it is started again",
+                descriptors=descriptors,
+                advice=f"LimitNOFILE={_ENOUGH_DESCRIPTORS} or more in the service, ulimit -n in a shell",
             )
 
     def remember_sizes(self) -> None:

@@ -98,9 +98,9 @@ class LookUps:
         if name is not None and (known := self._places.topic(text_field(header, "topic"))).is_memory:
             place = self._places.place(str(name), known)
         else:
-            place = Place(
-                self._places.queues, self._places.log, self._places.bound(), self._control.get(Word.MIN_OFFSET)
-            )
+            # A flushed message is found by its place as soon as its producer has the answer; queues show it a moment later.
+            bound = max(self._places.bound(), self._control.get(Word.FLUSHED))
+            place = Place(self._places.queues, self._places.log, bound, self._control.get(Word.MIN_OFFSET))
         record = None
         if place.floor <= offset < place.bound:
             try:
