@@ -122,6 +122,14 @@ def test_idempotent_import(node: Node) -> None:
     assert bodies(node, "example-ledger") == [b"row %d" % number for number in range(1000)]
 
 
+def test_order_service(node: Node, tmp_path: Path) -> None:
+    for runs in (1, 2):
+        *booked, counts, dead = run(node, "order_service", str(tmp_path / "orders.db"))
+        assert sorted(booked) == ["booked croissant at the second try", "booked espresso at the second try"]
+        assert counts == f"({2 * runs}, {440 * runs}) orders and cents", "each order is booked once"
+        assert dead == f"dead letters: {['not an order'] * runs}"
+
+
 def test_asyncio_clients(node: Node) -> None:
     assert run(node, "asyncio_clients") == ["ann: 20, ben: 20, cleo: 20"]
     assert len(set(bodies(node, "example-chat"))) == 60
