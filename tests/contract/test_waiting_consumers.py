@@ -147,6 +147,8 @@ def slow_stream(node: Node, topic: str, count: int = 60) -> tuple[list[float], l
     return sorted(came[number] - sent[number] for number in range(count)), sorted(late)
 
 
+@pytest.mark.slow
+@pytest.mark.alone
 def test_who_waits_gets_each_message_at_once(node: Node) -> None:
     """Also when sends are so rare that everybody sleeps between them.
 
