@@ -1,4 +1,4 @@
-"""An order service: a message that fails comes again, one that cannot succeed becomes a dead letter, and each order is booked once.
+"""An order service: a failed message comes again, a hopeless one becomes a dead letter, and each order is booked once.
 Run `python examples/order_service.py` beside a node; a file orders.db in the current folder keeps the orders.
 """
 
@@ -9,7 +9,7 @@ import sqlite3
 import sys
 import threading
 
-from commitmq import ConsumeResult, Consumer, Message, Producer, Reader
+from commitmq import Consumer, ConsumeResult, Message, Producer, Reader
 
 TOPIC, GROUP = "example-shop", "example-booking"
 ORDERS = [b'{"item": "espresso", "cents": 250}', b'{"item": "croissant", "cents": 190}', b"not an order"]
@@ -21,7 +21,9 @@ class Bookings:
     def __init__(self, path: str) -> None:
         self.database = sqlite3.connect(path, check_same_thread=False)
         self.lock = threading.Lock()
-        self.database.execute("CREATE TABLE IF NOT EXISTS orders (message_id TEXT PRIMARY KEY, item TEXT, cents INTEGER)")
+        self.database.execute(
+            "CREATE TABLE IF NOT EXISTS orders (message_id TEXT PRIMARY KEY, item TEXT, cents INTEGER)"
+        )
 
     def book(self, message: Message) -> None:
         """Book an order. A message that comes again has the same unique id, and changes nothing."""
