@@ -27,10 +27,9 @@ class Bookings:
 
     def book(self, message: Message) -> None:
         """Book an order. A message that comes again has the same unique id, and changes nothing."""
-        order = json.loads(message.body)
+        order = {**json.loads(message.body), "id": message.unique_id}
         with self.lock, self.database:  # one transaction for the order and the id of its message
-            row = (message.unique_id, order["item"], order["cents"])
-            self.database.execute("INSERT OR IGNORE INTO orders VALUES (?, ?, ?)", row)
+            self.database.execute("INSERT OR IGNORE INTO orders VALUES (:id, :item, :cents)", order)
 
 
 def main(path: str = "orders.db") -> None:
@@ -59,7 +58,7 @@ def main(path: str = "orders.db") -> None:
     service.join()
     print(f"{bookings.database.execute('SELECT count(*), sum(cents) FROM orders').fetchone()} orders and cents")
     with Reader(f"%DLQ%{GROUP}") as dead:
-        print("dead letters:", [letter.body.decode() for letter in dead.poll(timeout_s=10)])
+        print("dead letters:", [one.body.decode() for one in dead.poll(timeout_s=10)])
 
 
 if __name__ == "__main__":
