@@ -45,8 +45,13 @@ class Level:
         """When the next message is due, as far as known; NEVER_MS when none waits."""
         self.waiting: Portion | None = None
         """Taken, and not all of it appended yet."""
+        self._seen = -1
         self._reader = reader
         self._log = log
+
+    def may_have_news(self, bound: int) -> bool:
+        """Whether a message may have come to a queue that had none: anything was dispatched (up to ``bound``) since."""
+        return self.next_due_ms == NEVER_MS and bound != self._seen
 
     def first_record(self, bound: int, floor: int) -> int | None:
         """The physical offset of the next message; None when none waits."""
@@ -77,6 +82,7 @@ class Level:
         ``log_end`` is the log's end now. ``is_moved``: tells of a record whether its message was delivered already.
         Messages that cannot be delivered are reported and left out.
         """
+        self._seen = bound
         self._clamp(bound, floor)
         at, units = self._reader.units(
             SCHEDULE_TOPIC, queue_of(self.number), self.offset, count, bound=bound, floor=floor

@@ -118,8 +118,9 @@ class Schedule:
         """Deliver what is due; returns how long to wait, in ms. Raises WriterLost."""
         self._expired.release()
         now = _now_ms()
+        bound, _ = self._bounds()
         for level in self._levels:
-            if level.waiting is None and (level.next_due_ms <= now or level.next_due_ms == NEVER_MS):
+            if level.waiting is None and (level.next_due_ms <= now or level.may_have_news(bound)):
                 level.waiting = self._take(level, now)
             elif level.waiting is not None and monotonic_ms() < self._retry_at_ms:
                 continue
