@@ -35,7 +35,7 @@ from commitmq.workers.schedule.levels import NEVER_MS, Level, Portion, one_by_on
 from commitmq.workers.schedule.progress import UNKNOWN, Progress, ProgressFiles
 
 ROLE = "schedule"
-_LOOK_MS: Final = 200
+_LOOK_MS: Final = 500  # the shortest delay is a second, so a message that came meanwhile is seen before it is due
 _RETRY_MS: Final = 100
 _MOST_RUN_BYTES: Final = 1 << 20
 _MAX_REPORTS: Final = 16  # in the log, between two times that positions are written
