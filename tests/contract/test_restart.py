@@ -161,7 +161,9 @@ def query(admin: Admin, key: str) -> list[Message] | None:
 def test_serving_again_takes_no_longer_than_a_small_store_and_its_tail(tmp_path: Path) -> None:
     runs = measure_restart(tmp_path, log_bytes=1 << 30, topics=100, queues=10, tail_bytes=128 << 20, repeat=3)
     extra = [full.acked_s - base.acked_s - full.plain_read_s for base, full in zip(runs[::2], runs[1::2], strict=True)]
-    assert sorted(extra)[1] <= 2.0, f"seconds beyond a small store's start: {extra}"
+    small = sorted(base.acked_s for base in runs[::2])[1]
+    # Both are work of processors and their caches, so a machine that is slow for one is slow for the other.
+    assert sorted(extra)[1] <= max(2.0, small), f"seconds beyond a small store's start of {small}: {extra}"
     for full in runs[1::2]:
         # What is checked is the tail (records are larger than their bodies), and a second of flushes at most.
         assert full.recovery["scanned_bytes"] <= 1.5 * full.tail_bytes
