@@ -43,7 +43,7 @@ def main(path: str = "orders.db") -> None:
             return ConsumeResult.DEAD  # no retry helps
         if message.reconsume_times == 0:
             raise ConnectionError("booked, but the till does not answer")  # the message comes again, after a second
-        print(f"booked {json.loads(message.body)['item']} at the second try")
+        sys.stdout.write(f"booked {json.loads(message.body)['item']} at the second try\n")  # one write: a whole line
         done.release()
         return ConsumeResult.DONE
 

@@ -13,16 +13,7 @@ from typing import Any
 
 import pytest
 
-from commitmq import (
-    Admin,
-    AsyncProducer,
-    ExactlyOnce,
-    InvalidMessageError,
-    Message,
-    Producer,
-    SendError,
-    SendResult,
-)
+from commitmq import Admin, AsyncProducer, ExactlyOnce, InvalidMessageError, Message, Producer, SendError, SendResult
 from delays import everything
 from nodes import Node, eventually, start_node
 

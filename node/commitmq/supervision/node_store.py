@@ -114,7 +114,7 @@ class NodeStore:
         atomic_file.replace(self.layout.node_file, content, "node_file", durable=False, mode=0o600)
 
     def look_back(self) -> None:
-        """Find how the former node ended, whether other accounts can read its files, and whether it may open enough."""
+        """Find how the former node ended, and tell what of the store and of this account a person should change."""
         self.previous = abort_file.read_token(self.layout.abort)
         self.was_clean = self.previous is None
         if readable := open_folders(self.layout):

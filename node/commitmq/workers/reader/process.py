@@ -2,8 +2,8 @@
 
 Owns       nothing on disk.
 Reads      CommitLog and ConsumeQueue files (of BatchCQ topics too); dispatcher(0, DISPATCHED), the upper bound of
-           readable records; MIN_OFFSET; the topic table; the files of memory topics (store.memory.memory_files),
-           which have bounds of their own.
+           readable records; FLUSHED, up to which single messages are found by their place; MIN_OFFSET; the topic
+           table; the files of memory topics (store.memory.memory_files), which have bounds of their own.
 Advances   nothing; publishes in AWAITED_UNTIL_MS of its slot whether a pull waits here.
 Sockets    ROUTER ``reader-N`` (ipc and tcp) for clients; SUB ``queues-changed`` (the ConsumeQueue dispatcher: which
            queues grew), SUB ``memory-changed`` (the memory dispatcher: the same), SUB ``topics`` (the coordinator:
