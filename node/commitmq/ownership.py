@@ -145,6 +145,7 @@ WORDS: MappingProxyType[Word, Role] = MappingProxyType(
         Word.FLUSHING: Role.FLUSH,
         Word.PRODUCERS_KNOWN: Role.WRITER,
         Word.PRODUCERS_WANTED: Role.CLEANUP,
+        Word.MOVERS_WANTED: Role.CONSUME_QUEUE,
         Word.WRITER_TOPICS: Role.WRITER,
         Word.MEMORY_TOPICS: Role.MEMORY,
     }
@@ -173,6 +174,7 @@ MODULES: MappingProxyType[str, Role] = MappingProxyType(
         "commitmq.workers.dispatcher.death_count": Role.DISPATCHER,
         "commitmq.workers.dispatcher.dispatch_host": Role.DISPATCHER,
         "commitmq.workers.dispatcher.dispatcher_topics": Role.DISPATCHER,
+        "commitmq.workers.dispatcher.mover_calls": Role.CONSUME_QUEUE,
         "commitmq.workers.dispatcher.position_verbs": Role.DISPATCHER,
         "commitmq.workers.flush.process": Role.FLUSH,
         "commitmq.workers.flush.log_committer": Role.FLUSH,

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from commitmq import Producer
+from commitmq.semantics import movers
 from commitmq.store.layout import StoreLayout
 from commitmq.supervision.exit_codes import CliExit
 from commitmq.supervision.node_files import node_life
@@ -56,9 +57,11 @@ def test_start_status_and_stop(running: Node) -> None:
         "discovery",
         "recovery",
         *ROLES,
+        *movers.ROLES,
     }
+    states = dict.fromkeys(("discovery", "recovery"), "done") | dict.fromkeys(movers.ROLES, "idle")
     for row in report["processes"]:
-        assert row["state"] == ("done" if row["role"] in ("discovery", "recovery") else "ready"), row
+        assert row["state"] == states.get(row["role"], "ready"), row
         assert row["restarts"] == 0
     assert (running.store / "abort").exists()
     pids = running.pids()

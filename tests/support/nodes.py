@@ -46,8 +46,8 @@ WORKERS = (
     "reader-0",
     "writer",
     "cleanup",
-    "schedule",
 )
+"""The processes that a node has from its start on; a mover comes when it is needed first."""
 
 
 def environment(**extra: str) -> dict[str, str]:

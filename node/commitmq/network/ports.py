@@ -7,6 +7,7 @@
     +4 +5 +6   dispatchers of ConsumeQueues, index and memory topics
     +7         reader-0; reader-1 to reader-15 take +8 to +22
     +23 ...    dispatchers of plugins, up to +35
+    +36 +37    the movers that clients talk to: pop and transaction
 
 With ``network.port=0`` every process takes a free port, and the same port again after its death. The port lies outside
 the range from which the kernel serves outgoing connections: otherwise such a connection, even of a client that looks
@@ -26,10 +27,10 @@ from typing import Final
 
 from commitmq.config import NodeConfig
 
-PORTS: Final = 36
+PORTS: Final = 38
 """Number of ports in a block."""
 
-_OFFSETS: Final = {"admin": 0, "writer": 1, "coordinator": 2, "cleanup": 3}
+_OFFSETS: Final = {"admin": 0, "writer": 1, "coordinator": 2, "cleanup": 3, "pop": 36, "transaction": 37}
 _FIRST_DISPATCHER: Final = 4
 _BUILT_IN_DISPATCHERS: Final = 3
 _FIRST_READER: Final = 7

@@ -182,7 +182,9 @@ class ProcessTable:
         """For cleanup: slots of the workers that map segments, and of the node's own dispatchers after the first."""
         workers = self.workers.values()
         mapping = [
-            one for one in workers if one.spec.takes_batches or one.role.startswith(("reader-", "reput", "schedule"))
+            one
+            for one in workers
+            if one.spec.takes_batches or one.spec.on_demand or one.role.startswith(("reader-", "reput"))
         ]
         behind = [one.spec for one in workers if one.spec.takes_batches and not one.spec.plugin]
         return {

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from commitmq.config import NodeConfig
 from commitmq.control import DISPATCHER_SLOTS, WORKER_SLOTS
+from commitmq.semantics import movers
 from commitmq.workers.runtime.context import DISPATCHER_BASE, WORKER_BASE, role_slot
 
 DISPATCHER_MODULE: Final = "commitmq.workers.dispatcher.process"
@@ -24,7 +25,7 @@ FIRST_PLUGIN_DISPATCHER_SLOT: Final = 3
 @dataclass(frozen=True, slots=True)
 class Role:
     """One process to run. ``essential``: the node cannot start without it. ``plugin``: its plugin, empty for the node's
-    own.
+    own. ``on_demand``: it starts when it is needed first.
     """
 
     name: str
@@ -35,6 +36,7 @@ class Role:
     plugin: str = ""
     dispatcher: str = ""
     dispatcher_slot: int = -1
+    on_demand: bool = False
     params: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -56,7 +58,8 @@ def own_role(name: str, module: str) -> Role:
         module,
         role_slot(name),
         one_shot=one_shot,
-        essential=name not in ("dispatcher-index", "schedule"),
+        essential=name != "dispatcher-index" and name not in movers.ROLES,
+        on_demand=name in movers.ROLES,
         dispatcher=dispatcher,
         dispatcher_slot=slot,
         params=params,
@@ -146,5 +149,5 @@ def start_order(config: NodeConfig) -> dict[str, str]:
         "cleanup": "commitmq.workers.cleanup.process",
         "writer": "commitmq.workers.writer.process",
         # Movers append through the writer: they start after it and stop before it.
-        **({"schedule": "commitmq.workers.schedule.process"} if config.schedule.enable else {}),
+        **{mover.role: mover.module for mover in movers.MOVERS if getattr(config, mover.role).enable},
     }

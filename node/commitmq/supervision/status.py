@@ -28,14 +28,15 @@ _POSITIONS: dict[str, _Position] = {
 
 
 def endpoints(table: ProcessTable, config: NodeConfig) -> dict[str, Any]:
-    """Endpoints by kind of worker: ``[tcp, ipc]`` of writer, coordinator, cleanup, ``memory`` and each dispatcher, and
-    a list of such pairs for the readers.
+    """Endpoints by kind of worker: ``[tcp, ipc]`` of writer, coordinator, cleanup, ``memory`` and each dispatcher, of
+    the movers that serve clients and have started, and a list of such pairs for the readers.
 
     A worker that is down keeps its last endpoints: it comes back at the same place. Hosts are those for clients.
     """
     told = {role: ports.advertised(worker.endpoints, config) for role, worker in table.workers.items()}
     found: dict[str, Any] = {role: told[role] for role in ("writer", "coordinator", "cleanup") if role in told}
     found.update({role: told[role] for role, worker in table.workers.items() if worker.spec.dispatcher})
+    found.update({role: told[role] for role, worker in table.workers.items() if worker.spec.on_demand and told[role]})
     if "dispatcher-memory" in found:
         found["memory"] = found.pop("dispatcher-memory")
     found["reader"] = [told[role] for role in told if role.startswith("reader-")]

@@ -44,12 +44,13 @@ from commitmq.errors import CommitMQError, ProtocolError, StoreError, StoreLocke
 from commitmq.network import ports
 from commitmq.protocol import wire
 from commitmq.supervision.admin_answers import AdminAnswers
-from commitmq.supervision.admin_socket import AddressInUseError, bind_admin, exposure_warning, is_loopback
+from commitmq.supervision.admin_socket import AddressInUseError, Handler, bind_admin, exposure_warning, is_loopback
 from commitmq.supervision.console import Report
 from commitmq.supervision.drain import Drain
 from commitmq.supervision.event_loop import EventLoop
 from commitmq.supervision.exit_codes import CliExit
 from commitmq.supervision.keeper_watch import KeeperWatch
+from commitmq.supervision.mover_watch import MoverWatch
 from commitmq.supervision.node_store import NodeStore
 from commitmq.supervision.process_table import ProcessTable
 from commitmq.supervision.processes import become_subreaper
@@ -164,7 +165,12 @@ class Supervisor:
         self._ports = store.take_over()
         self._control = store.control
         self._check_ports()
-        handlers = {"metadata": self._metadata, "status": self._status, "stop": self._stop_requested}
+        handlers: dict[str, Handler] = {
+            "metadata": self._metadata,
+            "status": self._status,
+            "stop": self._stop_requested,
+        }
+        handlers["mover.start"] = self._mover_wanted
         # All supervisors of a life use the same name, so that clients find the socket again. Each life uses another
         # one: libzmq removes the file of a socket when it closes, and must not remove the file of the next node.
         name = f"admin-{self._keeper.life.replace('/', '-') or os.getpid()}"
@@ -197,6 +203,7 @@ class Supervisor:
             on_news=lambda sentence: self._report({"event": "info", "message": sentence}),
             log=self._log,
         )
+        self._movers = MoverWatch(self._table, self._control, self._log)
         self._answers = AdminAnswers(store, self._table, self._keeper, self._admin)
         if failpoints.ACTIVE:
             failpoints.hit("supervisor.opened")
@@ -233,17 +240,18 @@ class Supervisor:
         for role in self._roles:
             if not self._store.claimed and role.name not in _BEFORE_CLAIM:
                 self._store.claim()
-            if not self._bring_up(table.workers[role.name]):
+            if not role.on_demand and not self._bring_up(table.workers[role.name]):
                 return
             if role.name == "recovery":
                 self._store.remember_sizes()
             if role.name == "discovery":
                 self._enlist(Roster(table.workers["discovery"].info))
-        for role in [worker.spec for worker in table.workers.values() if worker.phase is Phase.IDLE]:
-            self._bring_up(table.workers[role.name])
+        for worker in [one for one in table.workers.values() if one.phase is Phase.IDLE and not one.spec.on_demand]:
+            self._bring_up(worker)
         if failpoints.ACTIVE:
             failpoints.hit("supervisor.before_ready")
         self._starting = self._table.judging = False
+        self._movers.look()
         self._control.put_worker(self._slot, WorkerWord.STATE, WorkerState.READY)
         self._log.info(
             "node is ready", admin=self._admin.endpoints[0], store=self._layout.root, epoch=self._store.epoch
@@ -253,16 +261,8 @@ class Supervisor:
             warnings.append(f"this start cut the log. {cut}")
         for warning in warnings:
             self._log.warning(warning)
-        self._report(
-            {
-                "event": "ready",
-                "admin": self._admin.endpoints,
-                "pid": os.getpid(),
-                "epoch": self._store.epoch,
-                "store": str(self._layout.root),
-                "warnings": warnings,
-            }
-        )
+        about = {"pid": os.getpid(), "epoch": self._store.epoch, "store": str(self._layout.root), "warnings": warnings}
+        self._report({"event": "ready", "admin": self._admin.endpoints, **about})
 
     def _bring_up(self, worker: WorkerProcess) -> bool:
         """Start ``worker``, and wait until it is ready if it is essential. False when the node is to stop."""
@@ -335,6 +335,8 @@ class Supervisor:
         self._loop.wait(min(max_wait_ms, self._timing.poll_interval_ms, self._table.due_in_ms(monotonic_ms())))
         now_ms = monotonic_ms()
         self._control.put_worker(self._slot, WorkerWord.HEARTBEAT_MS, now_ms)
+        if not (self._starting or self._stop_asked):
+            self._movers.look()
         self._table.tick(now_ms)
         self._answers.tick(now_ms)
         self._keep_keeper(now_ms)
@@ -372,10 +374,18 @@ class Supervisor:
     # ------------------------------------------------------------ admin socket
 
     def _metadata(self, _peer: bytes, header: dict[str, Any]) -> bytes:
+        self._check_serves()
+        return self._answers.metadata(header)
+
+    def _check_serves(self) -> None:
         if self._starting or self._stop_asked:
             doing = "stops" if self._stop_asked else "starts"
             raise ProtocolError("SERVICE_NOT_AVAILABLE", f"the node {doing}", retry_after_ms=200)
-        return self._answers.metadata(header)
+
+    def _mover_wanted(self, _peer: bytes, header: dict[str, Any]) -> bytes:
+        self._check_serves()
+        self._movers.ask(str(header.get("role", "")))
+        return wire.ok(header["id"])
 
     def _status(self, _peer: bytes, header: dict[str, Any]) -> bytes:
         state = "stopping" if self._stop_asked else "starting" if self._starting else "ready"

@@ -32,7 +32,7 @@ NODE_TOML = Path(__file__).resolve().parents[3] / "config" / "node.toml"
 
 def test_ports_are_a_block_of_which_each_process_has_its_own() -> None:
     config = load(None, ["network.port=7310", "reader.count=16"])
-    roles = [(name, -1) for name in ("admin", "writer", "coordinator", "cleanup")]
+    roles = [(name, -1) for name in ("admin", "writer", "coordinator", "cleanup", "pop", "transaction")]
     roles += [(f"dispatcher-{slot}", slot) for slot in range(DISPATCHER_SLOTS)]
     roles += [(f"reader-{number}", -1) for number in range(config.reader.count)]
     ports = [configured_port(name, config, slot) for name, slot in roles]

@@ -30,6 +30,7 @@ from commitmq.workers.dispatcher.death_count import DeathCount
 from commitmq.workers.dispatcher.dispatch_state import DispatchState
 from commitmq.workers.dispatcher.dispatcher_topics import DispatcherTopics
 from commitmq.workers.dispatcher.log_positions import LogPositions
+from commitmq.workers.dispatcher.mover_calls import MoverCalls
 from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
 from commitmq.workers.runtime.expired_segments import ExpiredSegments
 from commitmq.workers.runtime.start_progress import StartProgress
@@ -63,6 +64,7 @@ class DispatcherHost:
         self._changed: list[tuple[str, int]] = []
         self.positions = LogPositions(context, self.log)
         self.topics = DispatcherTopics(context, self.slot, self.positions)
+        self._movers = MoverCalls(self._control, is_caller=name == CONSUME_QUEUE)
         self._flags = 0
         self._min_offset = self._control.get(Word.MIN_OFFSET)
         self.dispatcher: Dispatcher | None = None
@@ -153,6 +155,7 @@ class DispatcherHost:
         # ended.
         self._min_offset = 0
         self.check_min()
+        self._movers.see_folders(context.layout.consume_queue)
 
     def _factory(self) -> str:
         if self.is_plugin:
@@ -250,6 +253,7 @@ class DispatcherHost:
         self.set_position(batch.end)
         if self.is_plugin:
             self.deaths.survive(self.position)
+        self._movers.see_topics(batch.topics)
         if self._changed and self._publisher is not None:
             with contextlib.suppress(zmq.Again):
                 self._publisher.send_multipart([b"q", orjson.dumps(self._changed)], zmq.NOBLOCK)

@@ -65,8 +65,8 @@ _NAP_MS = 5  # waits up to this long are naps, which only urgent rings end; a ca
 # One slot of the control block per role. Of the dispatchers only the ConsumeQueue's has a name here: the others have
 # DISPATCHER_BASE plus their dispatcher slot. Plugins' workers follow from WORKER_BASE on; the supervisor assigns their
 # slots.
-DISPATCHER_BASE = 28
-WORKER_BASE = 44
+DISPATCHER_BASE = 30
+WORKER_BASE = 46
 ROLE_SLOTS = {
     "supervisor": 0,
     "recovery": 1,
@@ -79,7 +79,10 @@ ROLE_SLOTS = {
     "cleanup": 8,
     "discovery": 9,
     "schedule": 10,
-    "reader-0": 12,  # reader-i is 12 + i: up to 16 readers have the slots 12..27 for themselves
+    "timer": 11,
+    "transaction": 12,
+    "pop": 13,
+    "reader-0": 14,  # reader-i is 14 + i: up to 16 readers have the slots 14..29 for themselves
     "dispatcher-index": DISPATCHER_BASE + 1,
     "dispatcher-memory": DISPATCHER_BASE + 2,
 }
