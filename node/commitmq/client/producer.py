@@ -30,9 +30,7 @@ from commitmq.client.results import BatchResult, BatchSendError, SendResult
 from commitmq.client.routes import not_stored, unknown
 from commitmq.client.sending.arguments import (
     check_ack,
-    check_delay,
     check_queue,
-    encode_delay,
     has_sharding_keys,
     json_content,
     keys_of_batch,
@@ -40,6 +38,7 @@ from commitmq.client.sending.arguments import (
     nothing_stored,
     shard,
 )
+from commitmq.client.sending.asked import Asked, asked_delay
 from commitmq.client.sending.delivery import AtMostOnce, Numbered, Sequences
 from commitmq.client.sending.lane import Lane
 from commitmq.client.sending.lanes import Lanes
@@ -218,7 +217,7 @@ class Producer:
         timeout_s = self._timeout_s if timeout_s is None else checks.seconds("timeout_s", timeout_s)
         if key is not None:
             keys, sharding_key = both_keys(key, keys, sharding_key)
-        level = 0 if delay is None and delay_level is None else self._delay_level(delay, delay_level, multi_dispatch)
+        asked = None if delay is None and delay_level is None else self._asked(delay, delay_level, multi_dispatch)
         now = _monotonic()
         deadline = now + timeout_s
         if self._closed:
@@ -240,7 +239,7 @@ class Producer:
                 line.append(ticket)
                 if line[0] is ticket:
                     result = self._send_alone(
-                        lane, topic, body, tags, keys, properties, sharding_key, queue, flag, ack, level, now, deadline
+                        lane, topic, body, tags, keys, properties, sharding_key, queue, flag, ack, asked, now, deadline
                     )
                     if result is not None:
                         return result
@@ -251,7 +250,7 @@ class Producer:
                 line.remove(ticket)  # first in the finally: an exception can come before any later call
                 if line:
                     line.wake()
-        return self._send_along(topic, body, tags, keys, properties, sharding_key, queue, flag, ack, level, deadline)
+        return self._send_along(topic, body, tags, keys, properties, sharding_key, queue, flag, ack, asked, deadline)
 
     def _send_alone(
         self,
@@ -265,7 +264,7 @@ class Producer:
         queue: int | None,
         flag: int,
         ack: str | None,
-        level: int,
+        asked: Asked | None,
         now: float,
         deadline: float,
     ) -> SendResult | None:
@@ -280,8 +279,8 @@ class Producer:
         own = ""
         if not (type(body) is bytes and body and properties is None and tags is keys is sharding_key is None):
             body, own, flag = json_content(body, tags, keys, properties, sharding_key, flag)
-        if level:
-            own += f'"DELAY":"{level}",'
+        if asked is not None:
+            own += asked.json
         more = f',"flag":{check_flag(flag)}' if flag else ""
         if self._compress is not None:
             body, sys_flag = self._compressed(body)
@@ -370,8 +369,8 @@ class Producer:
             queue = -1 if queue is None else check_queue(queue)
             sent = self._outbox.submit(topic, queue, self._ack, body, None, deadline)
         else:
-            level = 0 if delay is None and delay_level is None else self._delay_level(delay, delay_level)
-            sent = self._submit(topic, body, tags, keys, properties, sharding_key, queue, flag, ack, level, deadline)
+            asked = None if delay is None and delay_level is None else self._asked(delay, delay_level)
+            sent = self._submit(topic, body, tags, keys, properties, sharding_key, queue, flag, ack, asked, deadline)
         if on_delivery is not None:
             sent.add_done_callback(partial(tell_delivery, on_delivery))
         return sent
@@ -424,7 +423,7 @@ class Producer:
         keys, sharding_keys = keys_of_batch(key, keys, sharding_keys, messages)
         options: dict[str, Any] = {"tags": tags, "keys": keys, "properties": properties, "sharding_keys": sharding_keys}
         if delay is not None or delay_level is not None:
-            options["delay_level"] = self._delay_level(delay, delay_level)
+            options["asked"] = self._asked(delay, delay_level)
         self._check_may_wait()
         ack = self._ack if ack is None else check_ack(ack)
         deadline = _monotonic() + limit
@@ -498,7 +497,7 @@ class Producer:
             keys, sharding_keys = keys_of_batch(key, keys, sharding_keys, messages)
         options: dict[str, Any] = {"tags": tags, "keys": keys, "properties": properties, "sharding_keys": sharding_keys}
         if delay is not None or delay_level is not None:
-            options["delay_level"] = self._delay_level(delay, delay_level)
+            options["asked"] = self._asked(delay, delay_level)
         if not messages:
             done: Future[BatchResult] = Future()
             done.set_result(BatchResult([]))
@@ -531,7 +530,7 @@ class Producer:
     ) -> tuple[BatchPlan, bool]:
         """The batch with its properties, and whether it goes as inner batches. Raises InvalidMessageError.
 
-        ``options``: tags, keys, properties and sharding_keys, as :meth:`send_batch` takes them, and a delay level.
+        ``options``: tags, keys, properties and sharding_keys, as :meth:`send_batch` takes them, and what the messages ask for.
         """
         # Only batches need numpy: a producer of single messages starts without it.
         from commitmq.client.sending.batch_plan import plan_batch
@@ -539,7 +538,7 @@ class Producer:
         inner = self._lanes.routes.takes_inner_batches(check_topic(topic), deadline)
         if inner and self._sequences is not None:
             raise InvalidMessageError(f"topic {topic!r} has queue.type=BatchCQ, which takes no idempotent sends")
-        if inner and "delay_level" in options:
+        if inner and "asked" in options:
             raise InvalidMessageError(f"topic {topic!r} has queue.type=BatchCQ, whose inner batches cannot be delayed")
         compressed = None if self._compress is None or inner else self._compressed
         plan = plan_batch(topic, messages, **options, compressed=compressed)
@@ -631,15 +630,13 @@ class Producer:
             raise InvalidMessageError(f"sharding_key must be a string, not {type(sharding_key).__name__}")
         return shard(sharding_key, self._lanes.routes.queues(check_topic(topic), deadline))
 
-    def _delay_level(
-        self, delay: float | timedelta | None, delay_level: int | None, multi_dispatch: object = None
-    ) -> int:
-        """The delay level of a send that asks for one. Raises InvalidMessageError."""
+    def _asked(self, delay: float | timedelta | None, delay_level: int | None, multi_dispatch: object = None) -> Asked:
+        """What a send with a delay asks for. Raises InvalidMessageError."""
         if self._sequences is not None:
             raise InvalidMessageError("an idempotent producer's messages cannot be delayed")
         if multi_dispatch is not None:
             raise InvalidMessageError("a message for further queues cannot be delayed")
-        return check_delay(delay, delay_level)
+        return asked_delay(delay, delay_level)
 
     def _would_ask(self, topic: str, body: bytes | Message, fields: Mapping[str, Any]) -> bool:
         """Whether ``send_async`` of this message would ask the coordinator, and wait for the answer."""
@@ -674,7 +671,7 @@ class Producer:
         queue: int | None,
         flag: int,
         ack: str | None,
-        level: int,
+        asked: Asked | None,
         deadline: float,
     ) -> SendFuture:
         if isinstance(body, Message):
@@ -689,8 +686,8 @@ class Producer:
                 encoded = b""
             else:
                 encoded = encode_user_properties(build_properties(tags, keys, properties, sharding_key))
-        if level:
-            encoded += encode_delay(level)
+        if asked is not None:
+            encoded += asked.encoded
             check_properties_size(len(encoded))
         if flag:
             check_flag(flag)
@@ -706,8 +703,9 @@ class Producer:
             body, sys_flag = self._compressed(body)
         extras = (encoded, flag, sys_flag) if encoded or flag or sys_flag else None
         queue = -1 if queue is None else queue
+        group = "" if asked is None else asked.key
         return self._outbox.submit(
-            topic, queue, self._ack if ack is None else check_ack(ack), body, extras, deadline, level
+            topic, queue, self._ack if ack is None else check_ack(ack), body, extras, deadline, group
         )
 
     def _check_numbered(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from typing import Final
 
 import orjson
@@ -39,29 +38,6 @@ def json_content(
         if type(body) is not bytes or not body:
             body = check_body(body)
     return body, orjson.dumps(own).decode()[1:-1] + "," if own else "", flag
-
-
-def check_delay(delay: float | timedelta | None, delay_level: int | None) -> int:
-    """The delay level that ``delay`` or ``delay_level`` asks for. One of both is given. Raises InvalidMessageError."""
-    from commitmq.semantics.delay import MAX_LEVEL, level_of
-
-    if delay_level is None:
-        if isinstance(delay, bool) or not isinstance(delay, timedelta | float | int):
-            raise InvalidMessageError(f"delay must be a timedelta or seconds, not {delay!r}")
-        try:
-            return level_of(delay)
-        except (ValueError, OverflowError) as error:  # not a number, infinite
-            raise InvalidMessageError(str(error)) from None
-    if delay is not None:
-        raise InvalidMessageError("give delay or delay_level, not both")
-    if type(delay_level) is not int or not 1 <= delay_level <= MAX_LEVEL:
-        raise InvalidMessageError(f"delay_level must be an integer from 1 to {MAX_LEVEL}, not {delay_level!r}")
-    return delay_level
-
-
-def encode_delay(delay_level: int) -> bytes:
-    """The property of a delay level, as a record has it."""
-    return b"DELAY\x01%d\x02" % delay_level
 
 
 def check_queue(queue: int) -> int:

@@ -11,7 +11,7 @@ import numpy as np
 
 from commitmq.client.message import Message, check_body, content_of
 from commitmq.client.properties import Keys, build_properties
-from commitmq.client.sending.arguments import encode_delay
+from commitmq.client.sending.asked import Asked
 from commitmq.client.sending.inner_batch import MAX_MESSAGES, message_bytes
 from commitmq.client.sending.run_encoder import MAX_RUN_MESSAGES, RunLayout, encode_user_properties
 from commitmq.errors import InvalidMessageError
@@ -151,7 +151,7 @@ def plan_batch(
     properties: Mapping[str, str] | None,
     sharding_keys: Sequence[str | None] | None,
     compressed: Callable[[bytes], tuple[bytes, int]] | None,
-    delay_level: int = 0,
+    asked: Asked | None = None,
 ) -> BatchPlan:
     """Check all arguments of a batch and encode the properties. Raises InvalidMessageError with the message's index.
 
@@ -179,9 +179,9 @@ def plan_batch(
         bodies, encoded, flags, sharding_keys = _from_objects(messages, tags, keys, properties, sharding_keys)
         if tags is None:
             tags = [one.tags if isinstance(one, Message) else None for one in messages]
-    if delay_level:
-        delay = encode_delay(delay_level)
-        encoded = encoded + delay if isinstance(encoded, bytes) else [own + delay for own in encoded]
+    if asked is not None:
+        more = asked.encoded
+        encoded = encoded + more if isinstance(encoded, bytes) else [own + more for own in encoded]
     tags = tags if tags is None or isinstance(tags, str) else list(tags)
     sharding_keys = None if sharding_keys is None else list(sharding_keys)
     sizes = np.fromiter(map(len, bodies), np.int64, count)

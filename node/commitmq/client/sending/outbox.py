@@ -4,8 +4,8 @@ It has no socket and no thread. Producers put messages into it, and the pump tak
 (:mod:`commitmq.client.sending.pump`). The clock is an argument. A producer has one outbox for each lane. They share one lock,
 so that no message overtakes another while its topic moves from one lane to the other. They also share the waiting threads.
 
-Single messages wait in groups by topic, queue, ack and delay level, so that a group becomes a run. A group begins with its
-oldest message, and groups take turns. Batches wait in the order of their submission.
+Single messages wait in groups by topic, queue, ack and the key of what they ask for, so that a group becomes a run. A group
+begins with its oldest message, and groups take turns. Batches wait in the order of their submission.
 
 **Linger.** A thin stream would make small runs, and a small run costs the node and its consumers as much as a large one. So
 messages that come within ``linger_s`` after the last runs wait until that time is over. The linger ends early when
@@ -178,9 +178,10 @@ class Outbox:
         body: bytes,
         encoded_extras: tuple[bytes, int, int] | None,
         deadline: float,
-        delay_level: int = 0,
+        asked: str = "",
     ) -> SendFuture:
-        """Add a message. ``encoded_extras``: as of SendFuture; they have the property of the ``delay_level`` already.
+        """Add a message. ``encoded_extras``: as of SendFuture; they have the properties of what the message asks for already;
+        ``asked`` is the key of that.
 
         Blocks while too much is pending; raises SendError when that lasts, or NoRoom at once where ``Waiters.room`` is set.
         Raises InvalidMessageError for a body that is known to be larger than the node allows.
@@ -199,7 +200,7 @@ class Outbox:
         future.deadline = deadline
         future._state = "PENDING"
         future._run = future._watch = None
-        group = (topic, queue, ack, delay_level)
+        group = (topic, queue, ack, asked)
         while True:
             with self.lock:
                 outbox = self

@@ -17,8 +17,8 @@ from commitmq.errors import SendError
 NEVER_S: Final = float("inf")
 MAX_RUN_BYTES: Final = 1024 * 1024
 """The limit of a run of single messages."""
-Group = tuple[str, int, str, int]
-"""Topic, queue or -1, ack, delay level or 0: single messages of one group may travel in one run."""
+Group = tuple[str, int, str, str]
+"""Topic, queue or -1, ack, the key of what the messages ask for or "": single messages of one group may travel in one run."""
 MakeError = Callable[[], SendError]
 Finish = Callable[[list[SendFuture]], tuple[list[SendFuture], list[SendFuture]]]
 

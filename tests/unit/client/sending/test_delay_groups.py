@@ -12,7 +12,7 @@ from datetime import timedelta
 import pytest
 
 from commitmq import InvalidMessageError
-from commitmq.client.sending.arguments import check_delay, encode_delay
+from commitmq.client.sending.asked import asked_delay
 from commitmq.client.sending.outbox import Outbox, Waiters
 from commitmq.format.properties import decode_properties
 
@@ -26,27 +26,29 @@ def test_a_group_has_one_level() -> None:
     sent: dict[int, list[object]] = {}
     for number in range(30):
         level = number % 3
-        extras = (encode_delay(level), 0, 0) if level else None
-        future = outbox.submit("t", 0, "memory", b"x", extras, deadline, level)
+        asked = asked_delay(None, level) if level else None
+        extras = (asked.encoded, 0, 0) if asked else None
+        future = outbox.submit("t", 0, "memory", b"x", extras, deadline, asked.key if asked else "")
         sent.setdefault(level, []).append(future)
-    assert set(outbox.groups) == {("t", 0, "memory", level) for level in range(3)}
+    assert set(outbox.groups) == {("t", 0, "memory", key) for key in ("", "level 1", "level 2")}
     for level in range(3):
         group = outbox.next_group()
-        assert group[3] == level
+        assert group[3] == (f"level {level}" if level else "")
         assert outbox.take(group) == sent[level]
     assert outbox.is_empty
 
 
 def test_the_property() -> None:
-    assert decode_properties(encode_delay(12)) == {"DELAY": "12"}
+    asked = asked_delay(None, 12)
+    assert decode_properties(asked.encoded) == {"DELAY": "12"}
+    assert asked.json == '"DELAY":"12",'
 
 
 def test_the_level_of_a_delay() -> None:
-    assert check_delay(1, None) == 1
-    assert check_delay(timedelta(hours=2), None) == 18
-    assert check_delay(None, 7) == 7
+    assert asked_delay(1, None) == asked_delay(None, 1)
+    assert asked_delay(timedelta(hours=2), None) == asked_delay(None, 18)
     for wrong in (math.nan, math.inf, -1, 1.2):
         with pytest.raises(InvalidMessageError):
-            check_delay(wrong, None)
+            asked_delay(wrong, None)
     with pytest.raises(InvalidMessageError, match="not both"):
-        check_delay(1, 1)
+        asked_delay(1, 1)
