@@ -33,8 +33,10 @@ class Drain:
         """Ask ``worker`` to drain and wait for its end. A worker that does not listen is killed when its time is over."""
         worker.wanted = False
         if not worker.pid:
-            # It died a moment ago and will not be restarted to drain.
-            worker.unclean = worker.unclean or worker.phase is Phase.WAITING
+            # It died a moment ago and will not be restarted to drain. A process that the node can do without, and that was
+            # not started yet, has nothing to drain.
+            may_have_work = worker.spec.essential or worker.started_ms > 0
+            worker.unclean = worker.unclean or (worker.phase is Phase.WAITING and may_have_work)
             worker.phase = Phase.DONE if worker.phase is Phase.DONE else Phase.IDLE
             return
         # A recovery that is still running has promised nothing yet: the next one begins again.
