@@ -20,6 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "crash"))
@@ -31,9 +32,10 @@ from power_load import SETTINGS, Run, digest, record_run
 from traffic import seed, tags_code
 
 from commitmq.format.client_batch import decode_client_batch
-from commitmq.format.constants import SysFlag
+from commitmq.format.constants import PREBLANK_SIZE, UNIT_BYTES, SysFlag
 from commitmq.format.index_header import IndexShape
 from commitmq.format.record import Record
+from commitmq.format.units import UNIT
 from commitmq.store.index.index_reader import IndexReader, KeyKind, KeyQuery
 from commitmq.store.layout import StoreLayout
 from commitmq.store.log.commit_log import CommitLog
@@ -69,6 +71,20 @@ Key = tuple[str, int]
 Judge = Callable[..., dict[Path, Any]]
 
 
+def has_a_torn_place(root: Path) -> bool:
+    """Whether a unit of a ConsumeQueue lost the sector with its place and kept the one with its size.
+
+    RocketMQ takes every unit with a place of at least 0 and a size above 0 for a good one. So it believes such a unit, which leads
+    to the log's first record. Our recovery asks the record. With files of 4,000 bytes this can happen to unit 102 of a file.
+    """
+    for path in (root / "consumequeue").glob("*/*/*"):
+        units = np.frombuffer(path.read_bytes()[: path.stat().st_size // UNIT_BYTES * UNIT_BYTES], UNIT)
+        lost = (units["physical_offset"] == 0) & (units["size"] > 0) & (units["size"] != PREBLANK_SIZE)
+        if lost[0 if int(path.name) else 1 :].any():
+            return True
+    return False
+
+
 class Crashed:
     """One crash: ``left`` is what it left, ``recovered`` the same after our recovery; both are RocketMQ's to write to."""
 
@@ -82,6 +98,7 @@ class Crashed:
         else:
             disk.write_image(self.left, chance)
             after_a_reboot(StoreLayout(self.left))
+        self.misleads_rocketmq = has_a_torn_place(self.left)
         shutil.copytree(self.left, self.recovered)
         self._run, self._power = images.run, chance is not None
         self._store = Recovered(self.recovered, config_of(self._run.settings))
@@ -251,15 +268,20 @@ def crashes_of(run: Run, folder: Path, kills: int, cuts: int, number: int) -> li
 
 def judge(crashes: list[Crashed], on_each: Judge) -> tuple[int, int]:
     """Both stores of each crash in RocketMQ; returns how many messages were compared, and how many promises held."""
-    verbs = {root: ("judge", str(crash.queries)) for crash in crashes for root in (crash.left, crash.recovered)}
+    assert sum(crash.misleads_rocketmq for crash in crashes) <= max(1, len(crashes) // 4), "such a tear is rare"
+    judged = {
+        crash.name: [crash.recovered] if crash.misleads_rocketmq else [crash.left, crash.recovered] for crash in crashes
+    }
+    verbs = {root: ("judge", str(crash.queries)) for crash in crashes for root in judged[crash.name]}
     runs = on_each(verbs, settings=ROCKETMQ)
     compared = promised = 0
     for crash in crashes:
-        for root in (crash.left, crash.recovered):
+        for root in judged[crash.name]:
             assert "failed" not in runs[root].report, f"{root.name}: {runs[root].report['failed']}"
         compared += agree(crash, runs[crash.recovered])
         crash.check_promises(runs[crash.recovered].lines)
-        promised += crash.check_promises(runs[crash.left].lines)
+        if not crash.misleads_rocketmq:
+            promised += crash.check_promises(runs[crash.left].lines)
     return compared, promised
 
 
@@ -297,3 +319,16 @@ def test_rocketmq_opens_what_many_crashes_left(
     compared, promised = judge(crashes_of(run, tmp_path, 8, 24, number), run_rocketmq_on_each)
     print(f"crashes=32 messages_compared={compared} promises={promised}")  # noqa: T201
     assert promised > 5_000
+
+
+@pytest.mark.parametrize(("sector", "expected"), [(3, True), (2, False)])
+def test_a_torn_place_is_seen(sector: int, expected: bool, tmp_path: Path) -> None:
+    units = np.zeros(200, UNIT)
+    units["physical_offset"][:103] = 1 + np.arange(103)
+    units["size"][:103] = 100
+    content = bytearray(units.tobytes())
+    content[sector * 512 : sector * 512 + 512] = bytes(512)
+    folder = tmp_path / "consumequeue" / "t" / "0"
+    folder.mkdir(parents=True)
+    (folder / f"{0:020d}").write_bytes(content)
+    assert has_a_torn_place(tmp_path) is expected
