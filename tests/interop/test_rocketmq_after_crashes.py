@@ -74,8 +74,8 @@ Judge = Callable[..., dict[Path, Any]]
 def has_a_torn_place(root: Path) -> bool:
     """Whether a unit of a ConsumeQueue lost the sector with its place and kept the one with its size.
 
-    RocketMQ takes every unit with a place of at least 0 and a size above 0 for a good one. So it believes such a unit, which leads
-    to the log's first record. Our recovery asks the record. With files of 4,000 bytes this can happen to unit 102 of a file.
+    RocketMQ takes every unit with a place of at least 0 and a size above 0 for a good one. So it believes such a unit, which
+    leads to the log's first record. Our recovery asks the record. With files of 4,000 bytes only unit 102 of a file can be so.
     """
     for path in (root / "consumequeue").glob("*/*/*"):
         units = np.frombuffer(path.read_bytes()[: path.stat().st_size // UNIT_BYTES * UNIT_BYTES], UNIT)
