@@ -175,6 +175,7 @@ class GroupsConfig:
     auto_create: bool = _key(True)
     heartbeat_interval_ms: int = _key(1_000, 50)
     session_timeout_ms: int = _key(6_000, 200)
+    disconnect_grace_ms: int = _key(2_000, 0)
     offsets_interval_ms: int = _key(5_000, 50)
     max_groups: int = _key(10_000, 1)
     max_members_per_group: int = _key(1_000, 1)

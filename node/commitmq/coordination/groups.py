@@ -213,6 +213,13 @@ class Groups:
         elif (group := self._live.get(name)) is not None:
             group.check_owner(None, queue)
 
+    def connection_ended(self, name: str, member: str, now_ms: int, grace_ms: int) -> None:
+        """End the session of ``member`` after ``grace_ms``, unless it is heard before that."""
+        known = group.members.get(member) if (group := self._live.get(name)) is not None else None
+        if known is not None:
+            known.ends_ms = now_ms + grace_ms
+            self._look_at(name, member, known.due_ms, now_ms)
+
     def expire(self, now_ms: int) -> list[tuple[str, str]]:
         """End the sessions whose time is over. Returns ``(group, member)`` of each."""
         over: list[tuple[str, str]] = []

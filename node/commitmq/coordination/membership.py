@@ -48,6 +48,7 @@ _T = TypeVar("_T", str, int)
 _MEMBER_BYTES: Final = 400
 _NAME_BYTES: Final = 100
 _QUEUE_BYTES: Final = 200
+_NEVER_MS: Final = 1 << 62
 
 
 class View(NamedTuple):
@@ -75,6 +76,7 @@ class Member:
     topics: frozenset[str]
     session_timeout_ms: int
     heard_ms: int
+    ends_ms: int = _NEVER_MS  # its session ends then, unless it is heard again: its connection has ended
     held: dict[Queue, int] = field(default_factory=dict)  # queue -> generation of the answer that gave it
     claims: set[Queue] = field(default_factory=set)  # of held: queues that it had already, so no answer gave them
     owned: frozenset[Queue] = frozenset()  # as in its last request
@@ -84,6 +86,10 @@ class Member:
     size_bytes: int = 0  # its approximate memory
     told: View | None = None  # its last answer
     told_at: int = -1  # the group's count of changes at that answer, which holds while the count is the same
+
+    @property
+    def due_ms(self) -> int:
+        return min(self.heard_ms + self.session_timeout_ms, self.ends_ms)
 
 
 class Membership:
@@ -219,7 +225,7 @@ class Membership:
             if awaited is not None and awaited.until_ms <= now_ms:
                 del self.awaited[name]
                 self._changes += 1
-            if member is not None and member.heard_ms + member.session_timeout_ms <= now_ms:
+            if member is not None and member.due_ms <= now_ms:
                 self._remove(name)
                 over.append(name)
         return over
@@ -230,13 +236,8 @@ class Membership:
         """
         awaited, member = self.awaited.get(name), self.members.get(name)
         if member is not None:
-            return member.heard_ms + member.session_timeout_ms
+            return member.due_ms
         return None if awaited is None else awaited.until_ms
-
-    def next_expiry_ms(self) -> int | None:
-        """The earliest time at which :meth:`expire` may have something to do."""
-        times = [due for name in (*self.members, *self.awaited) if (due := self.due_ms(name)) is not None]
-        return min(times, default=None)
 
     def rebalance(self) -> None:
         """Share the queues again: a topic has appeared, gone or changed its number of queues."""
@@ -321,7 +322,7 @@ class Membership:
         """Take note of the queues in ``member.owned``: free those it gave back, ``accept`` those that no other member
         holds.
         """
-        member.heard_ms = now_ms
+        member.heard_ms, member.ends_ms = now_ms, _NEVER_MS
         claimed = frozenset(owned)
         if claimed != member.owned:
             # Keep the old set when they are equal: a heartbeat every second must not leave new strings behind.

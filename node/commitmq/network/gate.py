@@ -85,21 +85,21 @@ class Gate:
         self.looks = 0
         self.is_empty = True
         self.ended: Counter[str] = Counter()
+        self.departed: deque[bytes] = deque(maxlen=_UNHEARD)  # ids of ended connections; the process may empty it
         self._connections: dict[int, Connection] = {}
         self._watched: dict[int, Connection] = {}
-        # Connections that are closed and not fully handled: by id; and their bytes by client.
+        # Closed and not fully handled: connections by id, bytes by client.
         self._leaving: dict[bytes, Connection] = {}
         self._left: Counter[str] = Counter()
         # Connections with a request before the gate learnt of them, by descriptor; both threads write it, so it has a lock.
         self._unheard: dict[int, Connection] = {}
         self._meeting = threading.Lock()
         self._held: set[Connection] = set()
-        self._accepted = 0
         self._of_client: Counter[str] = Counter()
         self._silent: deque[Connection] = deque()
         self._to_end: deque[tuple[float, Connection, str, str]] = deque()
         self._next_line_s = 0.0
-        self._seen_looks, self._counting_s = -1, 0.0
+        self._accepted, self._seen_looks, self._counting_s = 0, -1, 0.0
         self._growth = Growth()
         address = f"inproc://gate-{id(self)}"
         router.monitor(address, _EVENTS)
@@ -116,7 +116,6 @@ class Gate:
         self._thread.start()
 
     def __len__(self) -> int:
-        """Number of connections."""
         return len(self._connections)
 
     # ------------------------------------------------------------ the receiving thread's side
@@ -282,6 +281,8 @@ class Gate:
         connection.ended = True
         connection.judge(time.monotonic(), all_taken=False)
         with self._meeting:
+            if connection.identity is not None:
+                self.departed.append(connection.identity)
             if connection.identity is not None and self.peers.get(connection.identity) is connection:
                 del self.peers[connection.identity]
             if connection.pending and connection.identity is not None:
@@ -307,9 +308,8 @@ class Gate:
         if now >= self._next_line_s:
             # One line a second: a client that breaks a bound a thousand times must not fill the log.
             self._next_line_s = now + _LOG_INTERVAL_S
-            self._log.warning(
-                "connection ended", bound=bound, why=why, client=connection.client, in_all=sum(self.ended.values())
-            )
+            client, in_all = connection.client, self.ended.total()
+            self._log.warning("connection ended", bound=bound, why=why, client=client, in_all=in_all)
 
     # ------------------------------------------------------------ connections without a request
 

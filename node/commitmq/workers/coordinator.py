@@ -28,6 +28,7 @@ import zmq
 
 from commitmq.control import Word
 from commitmq.coordination.answers import Answer
+from commitmq.coordination.seats import Seats
 from commitmq.coordination.service import LISTS, READ_ONLY, RETRY_MS, Service, TopicNews
 from commitmq.errors import ProtocolError, StoreError
 from commitmq.protocol import wire
@@ -55,7 +56,7 @@ _LONGEST_REST_S = 0.04
 # than this. A session that is overdue by this much ends, although requests wait.
 _FLOODED_MS = 1_000
 
-
+_OF_MEMBERS = ("group.join", "group.heartbeat")
 _DELETION_LOOK_MS = 20
 _MAX_PARKED = 10_000  # answers that wait for the end of a topic; beyond this number a request is refused at once
 _STILL_ENDING = (
@@ -81,6 +82,7 @@ class Coordinator:
         self._context = context
         self._log = context.log
         self._service = Service(context.layout, context.config, context.control, monotonic_ms())
+        self._seats = Seats(self._service.groups, context.config.groups.disconnect_grace_ms)
         self._last_turn_ms = monotonic_ms()
         self._no_expiry_before_ms = 0
         self._version = context.control.get(Word.TOPICS_VERSION) + 1
@@ -149,11 +151,13 @@ class Coordinator:
                 drained = True
                 break
             taken_bytes += sum(map(len, frames))
-            identity, answer = self._handle(frames[1:], has_left=self._router.gate.has_left(frames[0]))
+            identity, answer = self._handle(frames, has_left=self._router.gate.has_left(frames[0]))
             if answer is not None:
                 answers.append((frames[0], identity, answer))
                 if isinstance(answer, Answer) and answer.needs is not None:
                     end_ns = began_ns + _TURN_NS
+        departed = self._router.gate.departed
+        self._seats.ended((departed.popleft() for _ in range(len(departed))), now_ms)
         self._full_turns = 0 if drained else self._full_turns + 1
         calm = now_ms >= self._no_expiry_before_ms
         self._service.tick(now_ms, expire_ms=(now_ms if drained else now_ms - _FLOODED_MS) if calm else None)
@@ -164,8 +168,9 @@ class Coordinator:
 
     def _handle(self, frames: list[bytes], *, has_left: bool) -> tuple[int | None, Answer | bytes | None]:
         """One request's id and its answer, or the bytes of its refusal; no answer for a peer that has left, where the
-        request would change nothing. No content of a request raises here.
+        request would change nothing. ``frames`` begin with the peer's id. No content of a request raises here.
         """
+        peer, frames = frames[0], frames[1:]
         header_frame = frames[0] if frames else b""
         identity: int | None = None
         try:
@@ -182,7 +187,10 @@ class Coordinator:
                 if key not in self._lists:
                     self._lists[key] = self._service.handle(header, monotonic_ms())
                 return identity, self._lists[key]
-            return identity, self._service.handle(header, monotonic_ms())
+            answer = self._service.handle(header, monotonic_ms())
+            if header["op"] in _OF_MEMBERS and not has_left:
+                self._seats.take(peer, header["group"], header["member"])
+            return identity, answer
         except ProtocolError as error:
             identity = wire.request_id(header_frame) if identity is None else identity
             return identity, _refusal(identity, error)

@@ -100,7 +100,7 @@ def test_leave_and_expiry_free_queues_at_once() -> None:
     b = group.heartbeat("b", b.generation, [], 10)
     assert _queues(b) == [0, 1, 2, 3]
     group.join("c", ["t"], [], TIMEOUT_MS, 5_000)
-    assert group.next_expiry_ms() == 10 + TIMEOUT_MS
+    assert group.due_ms("b") == 10 + TIMEOUT_MS
     assert group.expire(10 + TIMEOUT_MS - 1) == []
     assert group.expire(10 + TIMEOUT_MS) == ["b"]
     assert _queues(group.heartbeat("c", group.generation, [], 6_100)) == [0, 1, 2, 3]

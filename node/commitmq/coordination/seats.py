@@ -1,0 +1,53 @@
+"""The connection through which each group member speaks, so that the end of a connection shortens the member's session.
+
+A program that is killed closes its connections at that moment, long before its session would end. A connection can also end
+while its program lives. So the member keeps its queues for ``groups.disconnect_grace_ms`` more: its next heartbeat, over a
+new connection, makes its session as long as before. RocketMQ ends a client's membership when its channel closes.
+
+A connection counts for one member, the last that spoke through it; clients have one for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from commitmq.coordination.groups import Groups
+
+Seat = tuple[str, str]
+"""Group and member."""
+
+
+class Seats:
+    """Members by connection. As many as there are connections of members."""
+
+    def __init__(self, groups: Groups, grace_ms: int) -> None:
+        """``grace_ms``: 0 for no effect of an ended connection."""
+        self._groups, self._grace_ms = groups, grace_ms
+        self._seat_of: dict[bytes, Seat] = {}
+        self._peer_of: dict[Seat, bytes] = {}
+
+    def __len__(self) -> int:
+        return len(self._seat_of)
+
+    def take(self, peer: bytes, group: str, member: str) -> None:
+        """``member`` spoke through the connection ``peer``, which lives."""
+        seat = (group, member)
+        if self._peer_of.get(seat) == peer:
+            return
+        former = self._seat_of.get(peer)
+        if former is not None:
+            del self._peer_of[former]
+        other = self._peer_of.get(seat)
+        if other is not None:
+            del self._seat_of[other]
+        self._seat_of[peer], self._peer_of[seat] = seat, peer
+
+    def ended(self, peers: Iterable[bytes], now_ms: int) -> None:
+        """These connections ended."""
+        for peer in peers:
+            seat = self._seat_of.pop(peer, None)
+            if seat is None:
+                continue
+            del self._peer_of[seat]
+            if self._grace_ms:
+                self._groups.connection_ended(*seat, now_ms, self._grace_ms)
