@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import rocketmq
+from broker import Broker
 
 RunRocketMQ = Callable[..., rocketmq.Run]
 
@@ -51,3 +52,9 @@ def judge_by_rocketmq(_class_path: str) -> Callable[..., list[dict[str, Any]]]:
 def rocketmq_subscriptions(_class_path: str) -> Callable[[Path], list[dict[str, Any]]]:
     """``rocketmq_subscriptions(path)``: see :func:`rocketmq.subscriptions`."""
     return partial(rocketmq.subscriptions, _class_path)
+
+
+@pytest.fixture
+def rocketmq_broker(_class_path: str) -> Callable[..., Broker]:
+    """``rocketmq_broker(root, **settings)``: a :class:`broker.Broker` on the store ``root``."""
+    return partial(Broker, _class_path)

@@ -4,7 +4,8 @@ A mover writes down from time to time how far it is: a position in its source qu
 everything that it appended belongs to messages before the first one. After a death it reads the log from there on and keeps a
 key of each message that came from it. A message of the source whose key is there is passed over, once for each time.
 
-A key is what a move leaves as it is: body CRC, flag, born time, number of tries, and all properties but ``__CRC32#``.
+A key is what a move leaves as it is: body CRC, flag, born time, number of tries, and all properties but ``__CRC32#``. RocketMQ
+writes the properties of a copy in another order than ours, so the order does not count.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from commitmq.format.constants import (
     BODY_CRC_OFFSET,
     BORN_HOST_OFFSET,
     BORN_TIMESTAMP_OFFSET,
-    CRC_PROPERTY_BYTES,
     CRC_PROPERTY_PREFIX,
     FLAG_OFFSET,
     QUEUE_ID_OFFSET,
@@ -41,9 +41,8 @@ def key_of(record: bytes | memoryview) -> Key:
     parts = layout(np.frombuffer(data, np.uint8), 0, len(data))
     born, store, properties, size = (int(parts[at]) for at in (2, 3, 8, 9))
     tries = RECONSUME_TIMES_OFFSET + born + store
-    text = data[properties : properties + size]
-    if text[-CRC_PROPERTY_BYTES:].startswith(CRC_PROPERTY_PREFIX):
-        text = text[:-CRC_PROPERTY_BYTES]
+    pairs = data[properties : properties + size].split(b"\x02")
+    text = b"\x02".join(sorted(one for one in pairs if one and not one.startswith(CRC_PROPERTY_PREFIX)))
     kept = (
         data[BODY_CRC_OFFSET:QUEUE_ID_OFFSET]
         + data[FLAG_OFFSET:QUEUE_OFFSET_OFFSET]

@@ -15,7 +15,7 @@ from typing import Any, Final
 import orjson
 import zmq
 
-from commitmq.control import Word, WorkerState, WorkerWord
+from commitmq.control import DispatcherWord, Word, WorkerState, WorkerWord
 from commitmq.protocol import wire
 from commitmq.protocol.channel import new_routing_id
 from commitmq.store.log.run_check import CheckedRun
@@ -72,6 +72,16 @@ class RunMover:
                 return True
             self._context.wait(_LOOK_MS)
         return False
+
+    def wait_until_dispatched(self, end: int) -> None:
+        """Wait until the ConsumeQueues have every record below ``end``, or this process shall stop. Raises WriterLost.
+
+        After a start the queues may be behind the log. A mover that looks for what it moved before must see all of its source.
+        """
+        while self._context.control.dispatcher(0, DispatcherWord.DISPATCHED) < end and not self._context.stopping:
+            if not self.writer_lives:
+                raise WriterLost
+            self._context.wait(_LOOK_MS)
 
     def put(self, runs: Sequence[MovedRun]) -> list[Put]:
         """Append ``runs``, and wait until the last one is flushed. Raises WriterLost."""

@@ -82,6 +82,8 @@ class Schedule:
         progress = self._files.load()
         self._written = Progress(dict(progress.offsets), progress.log)
         self._captured = None
+        if self._config.schedule.exactly_once:
+            self._mover.wait_until_dispatched(self._log_end())
         bound, floor = self._bounds()
         for level in self._levels:
             level.offset, level.waiting, level.next_due_ms = progress.offsets.get(level.number, 0), None, 0

@@ -1,0 +1,98 @@
+"""A whole RocketMQ broker on a store root, with its name server and clients: the Java program BrokerTool in ``java/``."""
+
+from __future__ import annotations
+
+import json
+import queue
+import subprocess
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import rocketmq
+
+_START_S = 90.0
+_ANSWER_S = 60.0
+_FLAGS = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx512m", "-Xshare:auto", "-Dfile.encoding=UTF-8"]
+
+
+class Broker:
+    """One broker. Leaving the block shuts it down in order; :meth:`kill` ends it as a crash does."""
+
+    def __init__(self, class_path: str, root: Path, **settings: Any) -> None:
+        """Start it; returns when its log is dispatched. ``settings`` are keys of broker.conf beside the golden stores'."""
+        self.log = root.with_name(f"{root.name}.broker.log")
+        home = root.with_name(f"{root.name}.home")  # RocketMQ's clients and logs write below the home folder
+        home.mkdir(exist_ok=True)
+        command = ["java", *_FLAGS, f"-Dinterop.log={self.log}", f"-Duser.home={home}", "-cp", class_path]
+        command += ["commitmq.interop.BrokerTool", str(root)]
+        for key, value in {**rocketmq.SETTINGS, **settings}.items():
+            command += ["--set", f"{key}={value}"]
+        self._errors = root.with_name(f"{root.name}.broker.err")
+        with self._errors.open("ab") as errors:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, encoding="utf-8"
+            )
+        self._answers: queue.Queue[str] = queue.Queue()
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
+        self._answer(_START_S)
+
+    def _listen(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            if line.startswith("{"):  # a library may print, too
+                self._answers.put(line)
+        self._answers.put('{"failed":"it ended"}')
+
+    def ask(self, *words: object) -> Any:
+        """The answer to a command of BrokerTool. Raises AssertionError with RocketMQ's words when it fails."""
+        assert self._process.stdin is not None
+        self._process.stdin.write("\t".join(map(str, words)) + "\n")
+        self._process.stdin.flush()
+        return self._answer(_ANSWER_S)
+
+    def _answer(self, timeout_s: float) -> Any:
+        try:
+            answer = json.loads(self._answers.get(timeout=timeout_s))
+        except queue.Empty:
+            answer = {"failed": f"no answer within {timeout_s} s"}
+        if "failed" in answer:
+            self.kill()
+            raise AssertionError(f"{answer['failed']}\n{self._errors.read_text(encoding='utf-8')[-4000:]}")
+        return answer["ok"]
+
+    def bodies(self, topic: str) -> list[bytes]:
+        """The bodies of all visible messages of ``topic``."""
+        return [bytes.fromhex(one["body_hex"]) for one in self.ask("read", topic)]
+
+    def wait_for(self, condition: Callable[[], Any], what: str, timeout_s: float = 30.0) -> Any:
+        """The first true value of ``condition``."""
+        deadline = time.monotonic() + timeout_s
+        while not (found := condition()):
+            assert time.monotonic() < deadline, f"not within {timeout_s} s: {what}"
+            time.sleep(0.1)
+        return found
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self._process.kill()
+        self._process.wait()
+        self._listener.join()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                pipe.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._process.poll() is None and error is None:
+            self.ask("quit")
+            assert self._process.wait(_ANSWER_S) == 0
+        self.kill()
