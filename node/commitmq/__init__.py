@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from commitmq.client.results import BatchResult, BatchSendError, SendResult
     from commitmq.client.selector import MessageSelector, Sql
     from commitmq.client.sending.options import ExactlyOnce
+    from commitmq.client.sharing.aio_share import AsyncShareConsumer
+    from commitmq.client.sharing.share_consumer import ShareConsumer
     from commitmq.errors import (
         Code,
         CommitMQError,
@@ -58,6 +60,7 @@ __all__ = [
     "AsyncConsumer",
     "AsyncProducer",
     "AsyncReader",
+    "AsyncShareConsumer",
     "BatchResult",
     "BatchSendError",
     "Code",
@@ -94,6 +97,7 @@ __all__ = [
     "SegmentSizeError",
     "SendError",
     "SendResult",
+    "ShareConsumer",
     "Sql",
     "StoreError",
     "StoreLockedError",
@@ -117,6 +121,8 @@ _HOMES = {
     "TopicDescription": "commitmq.client.admin_results",
     "TopicInfo": "commitmq.client.admin_results",
     "AsyncAdmin": "commitmq.client.aio",
+    "AsyncShareConsumer": "commitmq.client.sharing.aio_share",
+    "ShareConsumer": "commitmq.client.sharing.share_consumer",
     "AsyncConnection": "commitmq.client.connection",
     "AsyncConsumer": "commitmq.client.aio",
     "AsyncProducer": "commitmq.client.aio",

@@ -41,6 +41,7 @@ class Role(StrEnum):
     COORDINATOR = "coordinator"
     CLEANUP = "cleanup"
     SCHEDULE = "schedule"
+    POP = "pop"
     EACH = "each worker"
 
 
@@ -79,6 +80,7 @@ FILES: tuple[FileOwner, ...] = (
     FileOwner("config/consumerFilter.json*", Role.COORDINATOR, "SQL filters of groups"),
     FileOwner("config/delayOffset.json*", Role.SCHEDULE, "how far each delay level is, for RocketMQ"),
     FileOwner("commitmq/schedule.json*", Role.SCHEDULE, "the same, and where deliveries behind it begin in the log"),
+    FileOwner("commitmq/pop.json*", Role.POP, "from where on the log has received messages that are not done"),
     FileOwner("checkpoint*", Role.FLUSH, "RocketMQ's checkpoint"),
     FileOwner("abort*", Role.SUPERVISOR, "there while a node runs, or died"),
     FileOwner("lock", Role.SUPERVISOR, "held while a node runs"),
@@ -179,6 +181,7 @@ MODULES: MappingProxyType[str, Role] = MappingProxyType(
         "commitmq.workers.flush.process": Role.FLUSH,
         "commitmq.workers.flush.log_committer": Role.FLUSH,
         "commitmq.workers.memory": Role.MEMORY,
+        "commitmq.workers.pop.process": Role.POP,
         "commitmq.workers.reader.process": Role.READER,
         "commitmq.workers.recovery.process": Role.RECOVERY,
         "commitmq.workers.reput": Role.REPUT,

@@ -21,9 +21,14 @@ if TYPE_CHECKING:
     from commitmq.client.receiving.assignment import Queue
     from commitmq.client.receiving.callbacks import Told
     from commitmq.client.sending.options import ProducerOptions
+    from commitmq.client.sharing.aio_share import AsyncShareConsumer
+    from commitmq.client.sharing.settings import ShareOptions
+    from commitmq.client.sharing.share_consumer import ShareConsumer
 
-_Client = TypeVar("_Client", "Admin", "Consumer", "Producer", "Reader")
-_AsyncClient = TypeVar("_AsyncClient", "AsyncAdmin", "AsyncConsumer", "AsyncProducer", "AsyncReader")
+_Client = TypeVar("_Client", "Admin", "Consumer", "Producer", "Reader", "ShareConsumer")
+_AsyncClient = TypeVar(
+    "_AsyncClient", "AsyncAdmin", "AsyncConsumer", "AsyncProducer", "AsyncReader", "AsyncShareConsumer"
+)
 
 
 def connect(node: str | None = None, *, timeout_s: float = 10.0) -> Connection:
@@ -56,7 +61,7 @@ class Connection:
     def __init__(self, node: str, timeout_s: float) -> None:
         self.node = node
         self.timeout_s = timeout_s
-        self._clients: list[Admin | Consumer | Producer | Reader] = []
+        self._clients: list[Admin | Consumer | Producer | Reader | ShareConsumer] = []
         self._lock = threading.Lock()
         self._is_closed = False
 
@@ -104,6 +109,16 @@ class Connection:
             Reader(topics, queues=queues, node=self.node, on_assign=on_assign, on_revoke=on_revoke, **options)
         )
 
+    def share_consumer(
+        self, topics: str | Iterable[str], *, group: str, **options: Unpack[ShareOptions]
+    ) -> ShareConsumer:
+        """A :class:`commitmq.ShareConsumer` of this node."""
+        from commitmq.client.sharing.share_consumer import ShareConsumer
+
+        self._check_open()
+        options.setdefault("timeout_s", self.timeout_s)
+        return self._kept(ShareConsumer(topics, group=group, node=self.node, **options))
+
     def admin(self, *, timeout_s: float | None = None) -> Admin:
         """A :class:`commitmq.Admin` of this node."""
         from commitmq.client.admin import Admin
@@ -150,7 +165,7 @@ class Connection:
         client.close()  # another thread has closed the connection while this client connected
         raise CommitMQError("the connection is closed")
 
-    def _newest(self) -> Admin | Consumer | Producer | Reader | None:
+    def _newest(self) -> Admin | Consumer | Producer | Reader | ShareConsumer | None:
         """Take the newest client out of the list. No client is added any more."""
         with self._lock:
             self._is_closed = True
@@ -167,7 +182,7 @@ class AsyncConnection:
         self._directory = Directory(node)
         self.node = self._directory.address
         self.timeout_s = timeout_s
-        self._clients: list[AsyncAdmin | AsyncConsumer | AsyncProducer | AsyncReader] = []
+        self._clients: list[AsyncAdmin | AsyncConsumer | AsyncProducer | AsyncReader | AsyncShareConsumer] = []
         self._is_closed = False
 
     def producer(self, **options: Unpack[ProducerOptions]) -> AsyncProducer:
@@ -213,6 +228,16 @@ class AsyncConnection:
         return self._kept(
             AsyncReader(topics, queues=queues, node=self.node, on_assign=on_assign, on_revoke=on_revoke, **options)
         )
+
+    def share_consumer(
+        self, topics: str | Iterable[str], *, group: str, **options: Unpack[ShareOptions]
+    ) -> AsyncShareConsumer:
+        """A :class:`commitmq.AsyncShareConsumer` of this node."""
+        from commitmq.client.sharing.aio_share import AsyncShareConsumer
+
+        self._check_open()
+        options.setdefault("timeout_s", self.timeout_s)
+        return self._kept(AsyncShareConsumer(topics, group=group, node=self.node, **options))
 
     def admin(self, *, timeout_s: float | None = None) -> AsyncAdmin:
         """A :class:`commitmq.AsyncAdmin` of this node."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from commitmq.client.handling.consume_result import RetryLater
 from commitmq.client.properties import Keys, both_keys, build_properties, sendable, user_properties
+from commitmq.client.sharing.receipt import Receipt, settler_of
 from commitmq.errors import InvalidMessageError
 from commitmq.format.constants import Property
 from commitmq.format.properties import decode_properties
@@ -37,6 +38,7 @@ class Message:
         "_origin_topic",
         "_properties",
         "_raw_properties",
+        "_receipt",
         "_store_host",
         "_stored_topic",
         "body",
@@ -52,6 +54,7 @@ class Message:
     )
 
     _origin_topic: str
+    _receipt: Receipt
     _stored_topic: str
 
     def __init__(
@@ -135,6 +138,18 @@ class Message:
         Raises :class:`commitmq.RetryLater`, so nothing behind it is done; an ``except Exception`` around it would stop it.
         """
         raise RetryLater(delay)
+
+    def ack(self) -> bool:
+        """Acknowledge a message of a :class:`commitmq.ShareConsumer`. False when it came too late: see its ``ack``."""
+        return not settler_of(self).ack(self)
+
+    def nack(self, delay: float | timedelta | None = None) -> bool:
+        """Give a message of a :class:`commitmq.ShareConsumer` back to its group. False when it came too late."""
+        return not settler_of(self).nack(self, delay)
+
+    def extend(self, invisible_s: float | None = None) -> bool:
+        """Keep a message of a :class:`commitmq.ShareConsumer` invisible for longer. False when it came too late."""
+        return not settler_of(self).extend(self, invisible_s)
 
     @property
     def tags(self) -> str | None:

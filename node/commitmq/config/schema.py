@@ -131,6 +131,28 @@ class ScheduleConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class PopConfig:
+    enable: bool = _key(True)
+    exactly_once: bool = _key(True)
+    cluster: str = _key("DefaultCluster")
+    broker_name: str = _key("commitmq")
+    revive_queues: int = _key(8, 1, 256)
+    min_invisible_ms: int = _key(2_000, 2_000)
+    max_invisible_ms: int = _key(43_200_000, 2_000, 172_800_000)
+    max_messages: int = _key(256, 1, 4_096)
+    max_bytes: int = _key(4 * 1024 * 1024, 1, 64 * 1024 * 1024)
+    max_wait_ms: int = _key(60_000, 0, 600_000)
+    max_parked: int = _key(10_000, 1)
+    max_acks: int = _key(1_024, 1, 65_536)
+    max_in_flight: int = _key(1_000_000, 1)
+    max_in_flight_of_group: int = _key(200_000, 1)
+    max_in_flight_of_queue: int = _key(20_000, 1)
+    max_in_flight_of_client: int = _key(20_000, 1)
+    commit_interval_ms: int = _key(200, 10)
+    persist_interval_ms: int = _key(1_000, 10)
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryConfig:
     enable: bool = _key(True)
     budget_bytes: int = _key(0, 0)
@@ -246,6 +268,7 @@ class NodeConfig:
     topics: TopicsConfig = field(default_factory=TopicsConfig)
     producers: ProducersConfig = field(default_factory=ProducersConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    pop: PopConfig = field(default_factory=PopConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     reader: ReaderConfig = field(default_factory=ReaderConfig)
     filter: FilterConfig = field(default_factory=FilterConfig)

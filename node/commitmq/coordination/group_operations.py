@@ -11,6 +11,7 @@ from commitmq.coordination.groups import Groups
 from commitmq.coordination.listing import MAX_ENTRIES, Listing
 from commitmq.coordination.membership import View
 from commitmq.coordination.requests import Header
+from commitmq.coordination.share_operations import ShareOperations
 from commitmq.coordination.subscriptions import SQL, Subscriptions
 from commitmq.coordination.topics import Topics
 from commitmq.errors import ProtocolError
@@ -29,9 +30,16 @@ class GroupOperations:
     """See the module; :attr:`operations` has them by name."""
 
     def __init__(
-        self, groups: Groups, topics: Topics, subscriptions: Subscriptions, listing: Listing, config: GroupsConfig
+        self,
+        groups: Groups,
+        topics: Topics,
+        subscriptions: Subscriptions,
+        listing: Listing,
+        config: GroupsConfig,
+        shares: ShareOperations,
     ) -> None:
         self._groups, self._topics, self._subscriptions, self._listing = groups, topics, subscriptions, listing
+        self._shares = shares
         self._config = config
         self._log = get_log("coordinator")
         self.operations: Operations = {
@@ -58,6 +66,7 @@ class GroupOperations:
         generation = requests.optional_integer(header, "generation", 0, _MAX_GENERATION) or 0
         kind, expression = requests.selector(header, "filter")
         instance = requests.optional_text(header, "instance") or ""
+        self._shares.check_assigned(group, now_ms)
         view = self._groups.join(group, member, wanted, owned, timeout_ms, now_ms, generation, instance)
         # The retry topic is read without a filter: its messages have passed one, or come from an ordered consumer.
         filtered = [name for name in wanted if name != RETRY_PREFIX + group]

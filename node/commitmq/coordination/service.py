@@ -25,6 +25,7 @@ from commitmq.coordination.offsets import GroupOffsets
 from commitmq.coordination.pace import Pace
 from commitmq.coordination.queue_ends import QueueEnds
 from commitmq.coordination.requests import Header
+from commitmq.coordination.share_operations import ShareOperations
 from commitmq.coordination.subscriptions import Subscriptions
 from commitmq.coordination.topic_operations import TopicOperations
 from commitmq.coordination.topics import Topics, describe
@@ -112,12 +113,16 @@ class Service:
             memory_enabled=config.memory.enable,
             failed=lambda error, now_ms: self._fail("topics", error, now_ms),
         )
-        group_operations = GroupOperations(self.groups, self.topics, self.subscriptions, self._listing, config.groups)
+        shares = ShareOperations(self.groups, self.topics)
+        group_operations = GroupOperations(
+            self.groups, self.topics, self.subscriptions, self._listing, config.groups, shares
+        )
         offset_operations = OffsetOperations(self.offsets, self.groups, self.topics, self._ends)
         self._operations: Operations = {
             **topic_operations.operations,
             **group_operations.operations,
             **offset_operations.operations,
+            **shares.operations,
         }
 
     def _begin_memory_topics(self) -> None:

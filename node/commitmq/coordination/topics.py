@@ -191,6 +191,12 @@ class Topics:
             raise ProtocolError("TOPIC_NOT_EXIST", f"there is no topic {name!r}, and topics.auto_create is off")
         return self._put(TopicConfig(name, self._default_queues, self._default_queues))
 
+    def ensure(self, name: str, queues: int) -> None:
+        """Make sure that a topic of the node itself exists. Raises ProtocolError as :meth:`create`."""
+        if name not in self.table.topics:
+            check_name(name)
+            self._put(TopicConfig(name, queues, queues))
+
     def create(
         self,
         name: str,

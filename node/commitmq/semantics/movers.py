@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from commitmq.semantics.delay import SCHEDULE_TOPIC
+from commitmq.semantics.pop_revive import REVIVE_TOPIC_PREFIX
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,10 @@ class Mover:
     bit: int
 
 
-MOVERS: Final = (Mover("schedule", "commitmq.workers.schedule.process", SCHEDULE_TOPIC, 1),)
+MOVERS: Final = (
+    Mover("schedule", "commitmq.workers.schedule.process", SCHEDULE_TOPIC, 1),
+    Mover("pop", "commitmq.workers.pop.process", REVIVE_TOPIC_PREFIX, 8),
+)
 
 ROLES: Final = frozenset(mover.role for mover in MOVERS)
 _PREFIXES: Final = tuple(mover.prefix for mover in MOVERS)

@@ -163,8 +163,8 @@ class ProcessTable:
             params["leave_out"] = self.left_out
         elif worker.role.startswith("reader-"):
             params["filters"] = self.filters
-        elif worker.role == "dispatcher-consume_queue":
-            # Third-party code must not run in the process that every message passes through.
+        elif worker.role in ("dispatcher-consume_queue", "pop"):
+            # Third-party code must not run in a process that there is only one of, for all consumers.
             params["filters"] = [one for one in self.filters if one["built_in"]]
         try:
             worker.fork(forkserver, params, now_ms)

@@ -15,17 +15,19 @@ import commitmq
 from commitmq.client import connection, consumer, producer
 from commitmq.client.receiving import base_consumer, settings
 from commitmq.client.sending import options
+from commitmq.client.sharing import settings as sharing
 
 TWINS = [
     (commitmq.Producer, commitmq.AsyncProducer),
     (commitmq.Consumer, commitmq.AsyncConsumer),
     (commitmq.Reader, commitmq.AsyncReader),
+    (commitmq.ShareConsumer, commitmq.AsyncShareConsumer),
     (commitmq.Admin, commitmq.AsyncAdmin),
     (connection.Connection, connection.AsyncConnection),
 ]
 NAMES = {
     name: value
-    for module in (commitmq, producer, consumer, connection, options, base_consumer, settings)
+    for module in (commitmq, producer, consumer, connection, options, base_consumer, settings, sharing)
     for name, value in vars(module).items()
     if isinstance(value, type)
 }

@@ -6,12 +6,12 @@ import asyncio
 import contextlib
 import inspect
 from contextvars import ContextVar, copy_context
+from typing import Any
 
 from commitmq.client.handling.chain import AsyncHandler, AsyncOnError
 from commitmq.client.handling.consume_result import of_error, of_value
-from commitmq.client.handling.engine import Engine
-from commitmq.client.handling.process_queue import Entry
 from commitmq.client.handling.threads import log_error
+from commitmq.client.handling.work import Work
 from commitmq.client.message import Message
 from commitmq.log import get_log
 
@@ -24,7 +24,7 @@ _inside: ContextVar[TaskPool | None] = ContextVar("commitmq_handler", default=No
 class TaskPool:
     """At most ``settings.workers`` tasks at a time. Everything but :meth:`wake` and :meth:`report` is called in the loop."""
 
-    def __init__(self, engine: Engine, handler: AsyncHandler, on_error: AsyncOnError | None) -> None:
+    def __init__(self, engine: Work, handler: AsyncHandler, on_error: AsyncOnError | None) -> None:
         """``handler`` with its middleware. Made in the loop."""
         self._engine = engine
         self._handler = handler
@@ -81,7 +81,7 @@ class TaskPool:
         self._tasks.discard(task)
         self._start_some()
 
-    async def _work(self, entry: Entry) -> None:
+    async def _work(self, entry: Any) -> None:
         _inside.set(self)
         message = entry.message
         try:

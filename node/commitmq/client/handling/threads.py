@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import Any
 
 from commitmq.client.handling.chain import Handler, OnError
 from commitmq.client.handling.consume_result import Verdict, of_error, of_value
-from commitmq.client.handling.engine import Engine
-from commitmq.client.handling.process_queue import Entry
+from commitmq.client.handling.work import Work
 from commitmq.client.message import Message
 from commitmq.log import get_log
 
@@ -18,7 +18,7 @@ _log = get_log("consumer")
 class ThreadPool:
     """``settings.workers`` threads. They are daemons: a handler that never ends does not keep the program from ending."""
 
-    def __init__(self, engine: Engine, handler: Handler, on_error: OnError | None, *, name: str) -> None:
+    def __init__(self, engine: Work, handler: Handler, on_error: OnError | None, *, name: str) -> None:
         """``handler`` with its middleware."""
         self._engine = engine
         self._handler = handler
@@ -64,7 +64,7 @@ class ThreadPool:
         finally:
             self._idents.discard(ident)
 
-    def _next(self) -> Entry | None:
+    def _next(self) -> Any:
         """Wait for something to do; None at the end."""
         with self._work:
             while not self._engine.is_stopping:
@@ -74,7 +74,7 @@ class ThreadPool:
                 self._work.wait()
             return None
 
-    def _handle(self, entry: Entry) -> Verdict:
+    def _handle(self, entry: Any) -> Verdict:
         message = entry.message
         try:
             verdict = of_value(self._handler(message))

@@ -29,7 +29,8 @@ class CoalescingDelay:
     def __init__(self, control: ControlBlock, config: NodeConfig, *, least_s: float = 0.0) -> None:
         """``least_s``: the shortest pause."""
         self._control = control
-        self._slots = [role_slot(f"reader-{number}") for number in range(config.reader.count)]
+        readers = [f"reader-{number}" for number in range(config.reader.count)]
+        self._slots = [role_slot(role) for role in (*readers, "pop")]
         self._short_s = max(least_s, config.dispatch.coalesce_us / 1e6)
         self._long_s = max(self._short_s, config.dispatch.unawaited_coalesce_us / 1e6)
         self._last_s = -math.inf

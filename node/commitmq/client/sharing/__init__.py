@@ -1,0 +1,1 @@
+"""The consumer that shares queues with the others of its group."""

@@ -1,0 +1,305 @@
+"""The consumer that shares queues: :class:`ShareConsumer`."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self, Unpack
+
+from commitmq.client import checks
+from commitmq.client.handling.chain import Handler, Middleware, OnError, chained
+from commitmq.client.handling.counts import HandlerCounts
+from commitmq.client.sharing.receipt import Receipt, receipt_of
+from commitmq.client.sharing.settings import RunSettings, ShareOptions, ShareRunOptions, ShareSettings
+from commitmq.client.sharing.share_line import ShareLine
+from commitmq.errors import CommitMQError
+from commitmq.semantics.pop import ReceiptHandle
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from commitmq.client.message import Message
+    from commitmq.client.sharing.share_engine import ShareEngine
+
+_SLICE_S: Final = 1.0
+_SHORTEST_S: Final = 2.0  # a delay below the node's shortest invisible time is none
+_MOST_RECEIPTS: Final = 500
+
+
+class ShareConsumer:
+    """Receives messages that the consumers of a group share: ``ShareConsumer("orders", group="mailers")``. RocketMQ's POP.
+
+    All consumers of the group receive from all queues, so there may be more consumers than queues. Each message goes to one
+    of them, and is then invisible to the others for ``invisible_s`` (60). The consumer acknowledges it in that time, or it
+    comes back to the group: with ``reconsume_times`` + 1, and as a dead letter of the group after the group's
+    ``retryMaxTimes`` (16). Messages of a queue do not come in order.
+
+    ``start`` says where the group begins in a queue in which it has no offset: ``earliest`` (the default) or ``latest``.
+    ``filter`` is a tag expression or a selector. ``check_crc`` compares the CRC of every record. ``timeout_s`` (10) bounds
+    each request. ``node`` is the admin address, by default the environment's COMMITMQ_NODE, else tcp://127.0.0.1:7310.
+
+    A group is shared, or its members have queues of their own (:class:`commitmq.Consumer`); the node refuses the second kind.
+    Any thread may call any method. docs/sharing.md tells more.
+    """
+
+    def __init__(
+        self,
+        topics: str | Iterable[str],
+        *,
+        group: str,
+        node: str | None = None,
+        **options: Unpack[ShareOptions],
+    ) -> None:
+        """Connects. Raises NodeUnavailableError without a node, ProtocolError when it refuses, ValueError for settings."""
+        self._settings = ShareSettings(topics, group, **options)
+        self._receiver = ShareLine(node)
+        self._settler = ShareLine(node)
+        self._owner: ShareConsumer | None = self  # of the receipts; an asyncio twin has none
+        self._closed = False
+        self._engine: ShareEngine | None = None
+        self._receiving = threading.Lock()
+        try:
+            self._receiver.connect(self._settings.timeout_s)
+        except BaseException:
+            self.close()
+            raise
+
+    # ------------------------------------------------------------ receive
+
+    def receive(self, max_messages: int = 32, wait_s: float = 1.0) -> list[Message]:
+        """Up to ``max_messages`` messages; an empty list when none came within ``wait_s``.
+
+        Raises NodeUnavailableError when the node is away for longer than ``timeout_s``, ProtocolError when it refuses, and
+        CorruptRecordError for a damaged record.
+        """
+        if checks.integer("max_messages", max_messages) < 1:
+            raise ValueError(f"max_messages must be at least 1, not {max_messages}")
+        deadline = time.monotonic() + checks.seconds("wait_s", wait_s, zero=True)
+        with self._receiving:
+            while True:
+                self._check_open()
+                # In slices, so that a close from another thread is seen.
+                part_s = max(0.0, min(_SLICE_S, deadline - time.monotonic()))
+                messages = self._receive(max_messages, part_s)
+                if messages or time.monotonic() >= deadline or self._closed:
+                    return messages
+
+    def _receive(self, max_messages: int, wait_s: float) -> list[Message]:
+        settings = self._settings
+        fields: dict[str, Any] = {
+            "group": settings.group,
+            "topics": settings.topics,
+            "max_messages": max_messages,
+            "invisible_ms": int(settings.invisible_s * 1000),
+            "wait_ms": int(wait_s * 1000),
+            "start": settings.start,
+            **settings.selector.header(),
+        }
+        asked = time.monotonic()
+        answer, frames = self._receiver.request("pop", fields, timeout_s=settings.timeout_s, wait_s=wait_s)
+        return self._decoded(answer, frames, asked)
+
+    def _decoded(self, answer: dict[str, Any], frames: list[Any], asked: float) -> list[Message]:
+        # They need numpy.
+        from commitmq.client.receiving.batch import MessageBatch
+        from commitmq.client.receiving.part import parts_of_records
+        from commitmq.client.receiving.record_check import check_bytes, check_places
+
+        messages: list[Message] = []
+        at = 0
+        for part in answer["parts"]:
+            records = parts_of_records(part["stored"], part["queue"], frames[at : at + part["frames"]])
+            at += part["frames"]
+            for one in records:
+                check_places(one, part["start_offset"], part["next_offset"])
+                if self._settings.check_crc:
+                    check_bytes(one)
+            handle = ReceiptHandle(
+                part["start_offset"],
+                answer["pop_time"],
+                answer["invisible_ms"],
+                answer["revive_queue"],
+                part["flag"],
+                answer["broker"],
+                part["queue"],
+            )
+            expires_at = asked + answer["invisible_ms"] / 1000
+            for message in MessageBatch(records).messages():
+                text = str(handle._replace(queue_offset=message.queue_offset))
+                message._receipt = Receipt(self._owner, part["topic"], text, expires_at)
+                if part["stored"] != part["topic"]:
+                    message._stored_topic, message.topic = part["stored"], part["topic"]
+                messages.append(message)
+        return messages
+
+    # ------------------------------------------------------------ what becomes of messages
+
+    def ack(self, messages: Message | Sequence[Message]) -> list[Message]:
+        """These messages are done. The answer comes when that is durable.
+
+        Returns those that came too late: their invisible time was over, or they were acknowledged before. The former come
+        back to the group.
+        """
+        return self._settle("ack", _listed(messages), {})
+
+    def nack(
+        self, messages: Message | Sequence[Message], delay: float | timedelta | None = None, *, dead: bool = False
+    ) -> list[Message]:
+        """These messages failed: they come back to the group at once, or after ``delay``, seconds or a timedelta.
+
+        ``dead``: they become dead letters of the group instead. A delay below 2 s is none. Returns those that came too late,
+        as :meth:`ack`.
+        """
+        delay_s = _seconds("delay", delay)
+        many = _listed(messages)
+        if delay_s >= _SHORTEST_S and not dead:
+            return self._extend(many, delay_s)
+        return self._settle("nack", many, {"dead": True} if dead else {})
+
+    def extend(self, messages: Message | Sequence[Message], invisible_s: float | None = None) -> list[Message]:
+        """These messages stay invisible for ``invisible_s`` from now on; None: the consumer's own.
+
+        Each message gets a new receipt. Returns those that came too late, as :meth:`ack`.
+        """
+        wanted = self._settings.invisible_s if invisible_s is None else invisible_s
+        return self._extend(_listed(messages), checks.seconds("invisible_s", wanted))
+
+    def _extend(self, messages: list[Message], invisible_s: float) -> list[Message]:
+        late = []
+        asked = time.monotonic()
+        for answer, many in self._ask("extend", messages, {"invisible_ms": int(invisible_s * 1000)}):
+            for message, handle in zip(many, answer["handles"], strict=True):
+                if handle is None:
+                    late.append(message)
+                else:
+                    old = receipt_of(message)
+                    message._receipt = Receipt(old.consumer, old.topic, handle, asked + invisible_s)
+        return late
+
+    def _settle(self, op: str, messages: list[Message], fields: dict[str, Any]) -> list[Message]:
+        return [many[index] for answer, many in self._ask(op, messages, fields) for index in answer["late"]]
+
+    def _ask(
+        self, op: str, messages: list[Message], fields: dict[str, Any]
+    ) -> Iterable[tuple[dict[str, Any], list[Message]]]:
+        self._check_open()
+        for at in range(0, len(messages), _MOST_RECEIPTS):
+            many = messages[at : at + _MOST_RECEIPTS]
+            receipts = [receipt_of(message) for message in many]
+            request = {
+                "group": self._settings.group,
+                "receipts": [[one.topic, one.handle] for one in receipts],
+                **fields,
+            }
+            answer, _ = self._settler.request(op, request, timeout_s=self._settings.timeout_s)
+            yield answer, many
+
+    # ------------------------------------------------------------ handlers
+
+    def run(
+        self,
+        handler: Handler,
+        *,
+        middleware: Sequence[Middleware] = (),
+        on_error: OnError | None = None,
+        **options: Unpack[ShareRunOptions],
+    ) -> None:
+        """Call ``handler(message)`` for every message, until :meth:`close` is called: by any thread, also by a handler.
+
+        Handlers run in ``workers`` threads (20), and ``max_unfinished`` (100) messages are held at most. The consumer
+        acknowledges a message whose handler ended with None, True or ``ConsumeResult.DONE``; other results and exceptions
+        are those of :meth:`commitmq.Consumer.run`. A failed message comes back to the group after ``backoff``: None for
+        RocketMQ's delays (10 s, 30 s, 1 min, … 2 h), seconds, a list of seconds, or a function of the retry. While a
+        handler runs, the consumer extends the invisible time. A close waits for the handlers that run, at most
+        ``stop_timeout_s`` (30); what they did not begin is given back at once.
+
+        Raises what :meth:`receive` raises, but for a node that is away: that is waited for.
+        """
+        from commitmq.client.handling.threads import ThreadPool
+
+        chain = chained(handler, middleware)
+        checks.callback("on_error", on_error)
+        engine = self._engine_of(RunSettings(**options))
+        self._serve(engine, ThreadPool(engine, chain, on_error, name=self._settings.group))
+
+    def _engine_of(self, settings: RunSettings) -> ShareEngine:
+        from commitmq.client.sharing.share_engine import ShareEngine
+
+        return ShareEngine(_Source(self), settings)
+
+    def _serve(self, engine: ShareEngine, pool: Any) -> None:
+        self._check_open()
+        if self._engine is not None:
+            raise CommitMQError("run() was called already")
+        self._engine = engine
+        try:
+            engine.loop(pool)
+        finally:
+            self._finish()
+
+    @property
+    def handler_counts(self) -> HandlerCounts:
+        """What became of the messages of :meth:`run`."""
+        return HandlerCounts() if self._engine is None else self._engine.counts
+
+    # ------------------------------------------------------------ the end
+
+    @property
+    def is_closed(self) -> bool:
+        """True once :meth:`close` was called."""
+        return self._closed
+
+    def close(self) -> None:
+        """Close the connections. Messages that are not acknowledged come back after their invisible time.
+
+        It ends :meth:`run`, and waits for that unless a handler calls it. Closing twice is allowed.
+        """
+        engine = self._engine
+        if engine is not None:
+            engine.stop()
+            engine.wait()
+            return
+        self._finish()
+
+    def _finish(self) -> None:
+        self._closed = True
+        self._receiver.close()
+        self._settler.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise CommitMQError("the consumer is closed")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"ShareConsumer({self._settings.topics!r}, group={self._settings.group!r})"
+
+
+class _Source:
+    """A consumer for its engine."""
+
+    def __init__(self, consumer: ShareConsumer) -> None:
+        settings = consumer._settings
+        self.times = (settings.timeout_s, settings.invisible_s)
+        self.take_some = consumer._receive
+        self.ack, self.nack, self.extend = consumer.ack, consumer.nack, consumer.extend
+
+
+def _listed(messages: Message | Sequence[Message]) -> list[Message]:
+    return list(messages) if isinstance(messages, Sequence) else [messages]
+
+
+def _seconds(name: str, delay: float | timedelta | None) -> float:
+    if delay is None:
+        return 0.0
+    seconds: Callable[[], float] | None = getattr(delay, "total_seconds", None)
+    return checks.seconds(name, delay if seconds is None else seconds(), zero=True)

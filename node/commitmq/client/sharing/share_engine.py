@@ -1,0 +1,263 @@
+"""The loop of ``ShareConsumer.run``: it receives, hands out to a pool of handlers, and settles what they say.
+
+A thread of the engine's own acknowledges, gives back and extends, many messages in one request, so that no handler waits for
+the node.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Protocol
+
+from commitmq.client.handling.backoff import delay_of
+from commitmq.client.handling.consume_result import ConsumeResult, Verdict
+from commitmq.client.handling.counts import HandlerCounts
+from commitmq.client.sharing.receipt import receipt_of
+from commitmq.client.sharing.settings import RunSettings
+from commitmq.errors import CorruptRecordError, NodeUnavailableError, RequestError
+from commitmq.log import get_log
+
+if TYPE_CHECKING:
+    from commitmq.client.message import Message
+
+_WAIT_S: Final = 1.0
+_AWAY_S: Final = 1.0
+_LOOK_S: Final = 0.5
+_AT_ONCE: Final = 200
+
+_log = get_log("consumer")
+
+
+class SharePool(Protocol):
+    """Who calls the handler."""
+
+    def start(self) -> None: ...
+    def is_inside(self) -> bool: ...
+    def report(self, message: Message | None, error: BaseException) -> None: ...
+    def end(self, deadline: float) -> None: ...
+
+
+class Source(Protocol):
+    """The consumer, as far as the engine uses it."""
+
+    @property
+    def times(self) -> tuple[float, float]: ...
+    def take_some(self, max_messages: int, wait_s: float) -> list[Message]: ...
+    def ack(self, messages: list[Message]) -> list[Message]: ...
+    def nack(self, messages: list[Message], delay: float | None = None, *, dead: bool = False) -> list[Message]: ...
+    def extend(self, messages: list[Message]) -> list[Message]: ...
+
+
+@dataclass(slots=True, eq=False)
+class Held:
+    """A message that was received and is not settled."""
+
+    message: Message
+    verdict: Verdict | None = None
+
+
+class ShareEngine:
+    """See the module. ``lock`` guards everything; a pool's condition shares it."""
+
+    def __init__(self, consumer: Source, settings: RunSettings) -> None:
+        self.settings = settings
+        self.lock = threading.RLock()
+        self.wake: Callable[[int], None] = lambda count: None
+        self.is_stopping = False
+        self._consumer = consumer
+        self._ready: deque[Held] = deque()
+        self._held: dict[Held, None] = {}
+        self._judged: deque[Held] = deque()
+        self._running = self._handled = self._failed = self._dead = 0
+        self._is_over = False
+        self._changed = threading.Condition(self.lock)
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._keep, name="commitmq-share-settle", daemon=True)
+        self._pool: SharePool | None = None
+        self.finished: Callable[[], None] = lambda: None
+
+    # ------------------------------------------------------------ the loop
+
+    def loop(self, pool: SharePool) -> None:
+        """Until :meth:`stop`. Raises what a receive raises, but for a node that is away."""
+        self._pool = pool
+        self._thread.start()
+        pool.start()
+        try:
+            while not self.is_stopping:
+                room = self._room()
+                if room < 1:
+                    continue
+                try:
+                    messages = self._consumer.take_some(room, _WAIT_S)
+                except NodeUnavailableError as error:
+                    _log.warning("the node is away, receiving again", error=error.message)
+                    self._pause(_AWAY_S)
+                    continue
+                except CorruptRecordError as error:
+                    pool.report(None, error)
+                    self._pause(_AWAY_S)
+                    continue
+                self._add(messages)
+        finally:
+            self._end(pool)
+
+    def _end(self, pool: SharePool) -> None:
+        self.stop()
+        with self.lock:
+            for held in self._ready:
+                held.verdict = Verdict(ConsumeResult.RETRY, 0.0)
+                self._judged.append(held)
+            self._ready.clear()
+            self._changed.notify_all()
+        deadline = time.monotonic() + self.settings.stop_timeout_s
+        with self.lock:
+            while (self._running or self._judged) and (left := deadline - time.monotonic()) > 0:
+                self._changed.wait(min(left, _LOOK_S))
+            if self._running:
+                _log.warning("handlers still run at the end of stop_timeout_s", running=self._running)
+            self._is_over = True
+            self._changed.notify_all()
+        self._thread.join(self._consumer.times[0])
+        pool.end(time.monotonic() + _LOOK_S)
+        self._ended.set()
+
+    def _room(self) -> int:
+        with self.lock:
+            room = min(_AT_ONCE, self.settings.max_unfinished - len(self._held))
+            if room < 1:
+                self._changed.wait(_LOOK_S)
+            return room
+
+    def _pause(self, seconds: float) -> None:
+        with self.lock:
+            if not self.is_stopping:
+                self._changed.wait(seconds)
+
+    def _add(self, messages: list[Message]) -> None:
+        with self.lock:
+            for message in messages:
+                held = Held(message)
+                self._held[held] = None
+                self._ready.append(held)
+            self.wake(len(messages))
+
+    def stop(self) -> None:
+        """Start nothing more."""
+        with self.lock:
+            self.is_stopping = True
+            self.wake(self.settings.workers)
+            self._changed.notify_all()
+
+    def wait(self) -> None:
+        """Until the loop has ended; a handler does not wait for itself."""
+        if self._pool is None or not self._pool.is_inside():
+            self._ended.wait()
+
+    @property
+    def counts(self) -> HandlerCounts:
+        with self.lock:
+            return HandlerCounts(self._handled, self._failed, self._dead, self._running, len(self._held))
+
+    # ------------------------------------------------------------ the pool's side
+
+    def take(self) -> Held | None:
+        """The next message, for a handler that runs from now on. The lock is held by the caller."""
+        if self.is_stopping or not self._ready:
+            return None
+        self._running += 1
+        return self._ready.popleft()
+
+    def judge(self, entry: Held, verdict: Verdict) -> None:
+        """The handler that had ``entry`` has ended."""
+        if verdict.result is ConsumeResult.RETRY and verdict.delay_s is None:
+            verdict = verdict._replace(delay_s=self._delay_of(entry.message))
+        with self.lock:
+            self._running -= 1
+            if verdict.result is ConsumeResult.DONE:
+                self._handled += 1
+            else:
+                self._failed += 1
+            entry.verdict = verdict
+            self._judged.append(entry)
+            self._changed.notify_all()
+
+    def abandon(self, entry: Held) -> None:
+        """The handler that had ``entry`` was cancelled: its message comes back."""
+        with self.lock:
+            self._running -= 1
+            entry.verdict = Verdict(ConsumeResult.RETRY, 0.0)
+            self._judged.append(entry)
+            self._changed.notify_all()
+
+    def _delay_of(self, message: Message) -> float:
+        try:
+            return delay_of(self.settings.backoff, message.reconsume_times) or 0.0
+        except Exception:
+            _log.exception("backoff failed, the message comes back at once")
+            return 0.0
+
+    # ------------------------------------------------------------ settling
+
+    def _keep(self) -> None:
+        """The engine's thread."""
+        while True:
+            with self.lock:
+                if not self._judged and not self._is_over:
+                    self._changed.wait(_LOOK_S)
+                many = list(self._judged)
+                if not many and self._is_over:
+                    return
+                expiring = [] if self._is_over else self._expiring()
+            try:
+                self._settle(many)
+                if expiring:
+                    self._consumer.extend(expiring)
+            except RequestError as error:
+                # What is not acknowledged comes back: nothing is lost.
+                _log.warning("messages cannot be acknowledged now", error=str(error))
+                with self.lock:
+                    if self._is_over:
+                        return
+                    self._changed.wait(_AWAY_S)
+            except Exception:
+                _log.exception("messages cannot be acknowledged")
+                self._forget(many)
+
+    def _expiring(self) -> list[Message]:
+        """The messages without a verdict whose invisible time is half over."""
+        soon = time.monotonic() + self._consumer.times[1] / 2
+        return [
+            held.message for held in self._held if held.verdict is None and receipt_of(held.message).expires_at < soon
+        ]
+
+    def _settle(self, many: list[Held]) -> None:
+        by_way: dict[tuple[ConsumeResult, float], list[Held]] = {}
+        for held in many:
+            assert held.verdict is not None
+            by_way.setdefault((held.verdict.result, held.verdict.delay_s or 0.0), []).append(held)
+        for (result, delay_s), group in by_way.items():
+            messages = [held.message for held in group]
+            if result is ConsumeResult.DONE:
+                late = self._consumer.ack(messages)
+            elif result is ConsumeResult.DEAD:
+                late = self._consumer.nack(messages, dead=True)
+                with self.lock:
+                    self._dead += len(messages) - len(late)
+            else:
+                late = self._consumer.nack(messages, delay_s)
+            if late:
+                _log.warning("the invisible time of messages was over before they were settled", messages=len(late))
+            self._forget(group)
+
+    def _forget(self, many: list[Held]) -> None:
+        gone = set(many)
+        with self.lock:
+            for held in many:
+                self._held.pop(held, None)
+            self._judged = deque(held for held in self._judged if held not in gone)
+            self._changed.notify_all()

@@ -1,0 +1,1 @@
+"""The pop process: the consumers of a group share queues."""

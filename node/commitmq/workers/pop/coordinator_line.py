@@ -1,0 +1,78 @@
+"""The connection of the pop process to the coordinator: a few requests at a time, and a wait for their answers."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, Final
+
+import orjson
+import zmq
+
+from commitmq.errors import ProtocolError
+from commitmq.protocol import wire
+from commitmq.protocol.channel import new_routing_id
+from commitmq.workers.runtime.context import WorkerContext
+
+_PATIENCE_S: Final = 2.0
+_AWAY: Final = "the coordinator does not answer"
+
+
+class CoordinatorLine:
+    """See the module."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
+        self._socket: zmq.Socket[bytes] | None = None
+        self._number = 0
+
+    def ask(self, requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The answers, refusals among them. Raises ProtocolError SERVICE_NOT_AVAILABLE when one does not come in time."""
+        socket = self._connected()
+        numbers: dict[int, int] = {}
+        answers: list[dict[str, Any]] = [{}] * len(requests)
+        deadline = time.monotonic() + _PATIENCE_S
+        try:
+            for index, request in enumerate(requests):
+                self._number += 1
+                numbers[self._number] = index
+                while not socket.poll(50, zmq.POLLOUT):
+                    self._look(deadline)
+                socket.send(wire.pack({**request, "id": self._number}), zmq.NOBLOCK)
+            while numbers:
+                if not socket.poll(50):
+                    self._look(deadline)
+                    continue
+                answer = orjson.loads(socket.recv())
+                index = numbers.pop(answer.get("id"), -1)
+                if index >= 0:
+                    answers[index] = answer
+        except BaseException:
+            self.close()
+            raise
+        return answers
+
+    def one(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The answer to one request. Raises ProtocolError for a refusal too."""
+        (answer,) = self.ask([request])
+        if not answer.get("ok"):
+            raise wire.refusal(answer)
+        return answer
+
+    def _look(self, deadline: float) -> None:
+        self._context.heartbeat()
+        if time.monotonic() >= deadline:
+            raise ProtocolError("SERVICE_NOT_AVAILABLE", _AWAY, retry_after_ms=500)
+
+    def _connected(self) -> zmq.Socket[bytes]:
+        if self._socket is None:
+            self._socket = self._context.zmq.socket(zmq.DEALER)
+            self._socket.setsockopt(zmq.LINGER, 0)
+            self._socket.setsockopt(zmq.IMMEDIATE, 1)
+            self._socket.setsockopt(zmq.ROUTING_ID, new_routing_id())
+            self._socket.connect(self._context.layout.ipc("coordinator"))
+        return self._socket
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close(linger=0)
+        self._socket = None

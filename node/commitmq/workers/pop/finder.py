@@ -1,0 +1,176 @@
+"""Finds the messages of a pop: from the retry topic and from all queues of a topic, in RocketMQ's order (remoting 5.2)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from commitmq.control import ControlBlock, Word
+from commitmq.errors import OffsetOutOfRangeError, ProtocolError
+from commitmq.format.constants import LMQ_PREFIX, QUEUE_OFFSET_OFFSET
+from commitmq.semantics.pop import MAX_MESSAGES
+from commitmq.semantics.retry import is_retry_topic, pop_retry_topic
+from commitmq.store.queues.pull_result import PullStatus
+from commitmq.store.queues.queue_reader import QueueReader
+from commitmq.workers.pop.parked_pops import Pop
+from commitmq.workers.pop.points import Points
+from commitmq.workers.pop.shares import QueueKey, Share, Shares
+from commitmq.workers.reader.places import Place, Places
+
+_RETRY_FIRST: Final = 0.2
+_MOST_READS: Final = 256
+_MOVES_ON: Final = (
+    PullStatus.NO_MATCHED_MESSAGE,
+    PullStatus.OFFSET_TOO_SMALL,
+    PullStatus.OFFSET_OVERFLOW_BADLY,
+    PullStatus.MESSAGE_WAS_REMOVING,
+)
+
+
+@dataclass(slots=True)
+class Portion:
+    """Messages of one queue that are handed out together: those of one check point."""
+
+    popped: str
+    """The topic that the consumer asked for."""
+    topic: str
+    """The topic of the store that has them."""
+    queue: int
+    start: int
+    """Where the queue was read from."""
+    offsets: tuple[int, ...]
+    next_offset: int
+    frames: list[Any]
+
+
+@dataclass(slots=True)
+class Found:
+    """``moved``: the offsets of the share before, by queue, to take the pop back."""
+
+    share: Share
+    portions: list[Portion] = field(default_factory=list)
+    moved: dict[QueueKey, int] = field(default_factory=dict)
+    count: int = 0
+    size: int = 0
+    reads: int = 0
+    """Reads of queues: bounded, for a filter may pass over many messages."""
+
+
+class Finder:
+    """See the module."""
+
+    def __init__(
+        self, control: ControlBlock, places: Places, shares: Shares, points: Points, max_bytes: int, seed: int = 0
+    ) -> None:
+        self._control = control
+        self._places, self._shares, self._points = places, shares, points
+        self._max_bytes = max_bytes
+        self._random = random.Random(seed or None)
+
+    def check(self, pop: Pop) -> None:
+        """Raises ProtocolError for a topic that cannot be shared."""
+        for name in pop.topics:
+            topic = self._places.topic(name)
+            if not topic.is_readable:
+                raise ProtocolError("NO_PERMISSION", f"topic {name!r} may not be read")
+            if is_retry_topic(name) or name.startswith(LMQ_PREFIX):
+                raise ProtocolError("INVALID_PARAMETER", f"the queues of {name!r} cannot be shared: name a plain topic")
+            if topic.is_memory or topic.is_batch:
+                kind = "is kept in memory" if topic.is_memory else "has queue.type=BatchCQ"
+                raise ProtocolError("INVALID_PARAMETER", f"topic {name!r} {kind}, so its queues cannot be shared")
+
+    def find(self, pop: Pop) -> Found:
+        """The messages for ``pop``, at most as many as it wants and its limits allow. Raises ProtocolError."""
+        share = self._shares.of(pop.group, pop.topics)
+        if share.problem:
+            raise ProtocolError("NO_PERMISSION", share.problem)
+        found = Found(share)
+        topics = list(pop.topics)
+        self._random.shuffle(topics)
+        retry_first = self._random.random() < _RETRY_FIRST
+        for popped in topics:
+            retry = pop_retry_topic(popped, pop.group)
+            for name in (retry, popped) if retry_first else (popped, retry):
+                self._of_topic(pop, found, popped, name)
+        return found
+
+    def _of_topic(self, pop: Pop, found: Found, popped: str, name: str) -> None:
+        topic = self._places.topics.get(name)
+        if topic is None or found.count >= pop.max_messages or not self._places.topics.is_cleared(name):
+            return
+        place = self._places.place(name, topic)
+        if not isinstance(place.queues, QueueReader):
+            return
+        queues = [(name, queue) for queue in range(topic.read_queues)]
+        self._shares.load(found.share, queues, self._begin(pop, found.share, place, queues))
+        first = self._random.randrange(len(queues)) if queues else 0
+        for key in queues[first:] + queues[:first]:
+            while found.count < pop.max_messages and self._of_queue(pop, found, popped, key, place):
+                pass
+
+    def _begin(self, pop: Pop, share: Share, place: Place, queues: list[QueueKey]) -> dict[QueueKey, int]:
+        begin = {}
+        for key in queues:
+            if key not in share.next:
+                bounds = place.queues.bounds(*key, bound=place.bound, floor=place.floor) or (0, 0)
+                begin[key] = bounds[1] if pop.begin_latest and not is_retry_topic(key[0]) else bounds[0]
+        return begin
+
+    def _of_queue(self, pop: Pop, found: Found, popped: str, key: QueueKey, place: Place) -> bool:
+        """Take messages of one queue. True when the queue may have more for this pop."""
+        share, (name, queue) = found.share, key
+        of_queue = sum(len(one.offsets) for one in found.portions if (one.topic, one.queue) == key)
+        limit = self._points.room(pop.group, name, queue, pop.client, taken=found.count, of_queue=of_queue)
+        most = min(MAX_MESSAGES, pop.max_messages - found.count, limit)
+        room = self._max_bytes - found.size
+        if most < 1 or (room < 1 and found.count) or found.reads >= _MOST_READS:
+            return False
+        found.reads += 1
+        start = share.next[key]
+        wanted = None if is_retry_topic(name) else pop.wanted
+        result = place.queues.read(
+            name,
+            queue,
+            start,
+            bound=place.bound,
+            floor=place.floor,
+            max_messages=most,
+            max_bytes=max(room, 1),
+            wanted=wanted,
+        )
+        if not result.count:
+            # After a crash the dispatcher catches up with the log, and the queue seems to end early.
+            catches_up = start > result.max_offset and place.bound < self._control.get(Word.RECOVERED_END)
+            if result.status not in _MOVES_ON or result.next_offset == start or catches_up:
+                return False
+            found.moved.setdefault(key, start)
+            share.next[key] = result.next_offset
+            return True
+        size = int(result.units["size"].sum())
+        if found.count and size > room:
+            return False
+        assert isinstance(place.queues, QueueReader)
+        try:
+            frames = place.queues.frames(result.units)
+            offsets = tuple(self._offsets(result.units))
+        except OffsetOutOfRangeError:
+            return False  # the segment was deleted just now
+        found.moved.setdefault(key, start)
+        share.next[key] = result.next_offset
+        found.portions.append(Portion(popped, name, queue, start, offsets, result.next_offset, frames))
+        found.count += result.count
+        found.size += size
+        return True
+
+    def _offsets(self, units: Any) -> Iterator[int]:
+        for place in units["physical_offset"].tolist():
+            yield int.from_bytes(self._places.log.read(place + QUEUE_OFFSET_OFFSET, 8), "big")
+
+
+def take_back(found: Found) -> None:
+    """Undo a pop whose check points were not stored."""
+    for key, offset in found.moved.items():
+        if found.share.next.get(key, -1) > offset:
+            found.share.next[key] = offset

@@ -1,0 +1,283 @@
+"""The operations ``pop``, ``ack``, ``nack`` and ``extend``. What they store is gathered in a turn."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from functools import partial
+from itertools import groupby
+from typing import Any, Final
+
+from commitmq.config import PopConfig
+from commitmq.errors import CommitMQError, ProtocolError
+from commitmq.protocol import wire
+from commitmq.semantics.pop import ReceiptHandle, retry_flag, topic_of_flag
+from commitmq.semantics.pop_revive import Ack, CheckPoint, CheckPointKey
+from commitmq.semantics.retry import popped_topic
+from commitmq.workers.pop.finder import Finder, Found, Portion, take_back
+from commitmq.workers.pop.parked_pops import ParkedPops, Pop
+from commitmq.workers.pop.points import Point, Points
+from commitmq.workers.pop.records import Records
+from commitmq.workers.pop.requests import Receipt, invisible_of, pop_of, receipts_of
+from commitmq.workers.pop.revival import Return, Revival
+from commitmq.workers.pop.turn import Step, Turn, nothing
+from commitmq.workers.reader.answers import Answers
+from commitmq.workers.reader.filters import Filters
+from commitmq.workers.runtime.context import monotonic_ms
+
+_NOTHING: Final[dict[str, Any]] = {"parts": []}
+
+
+def now_ms() -> int:
+    """The wall clock: times of check points are of it."""
+    return time.time_ns() // 1_000_000
+
+
+class Handler:
+    """See the module."""
+
+    def __init__(
+        self,
+        limits: PopConfig,
+        revive_queues: int,
+        finder: Finder,
+        points: Points,
+        parked: ParkedPops,
+        records: Records,
+        revival: Revival,
+        answers: Answers,
+        filters: Filters,
+    ) -> None:
+        self._limits, self._revive_queues = limits, revive_queues
+        self._finder, self._points, self._parked = finder, points, parked
+        self._records, self._revival, self._answers, self._filters = records, revival, answers, filters
+        self._next_revive_queue = 0
+        self._last_pop_ms = 0
+        self.turn = Turn()
+        self.log_end = 0
+        """The end of the log at the beginning of the turn."""
+
+    # ------------------------------------------------------------ pop
+
+    def pop(self, client: bytes, header: dict[str, Any]) -> None:
+        """Hand out messages, or park the request."""
+        pop = pop_of(client, header, self._limits, self._filters)
+        self._finder.check(pop)
+        if not self._serve(pop) and pop.wait_ms:
+            if not self._parked.has_room(client):
+                raise ProtocolError("SYSTEM_BUSY", "too many receives wait for messages already", retry_after_ms=1_000)
+            self._parked.add(pop, monotonic_ms())
+        elif not pop.done and not pop.wait_ms:
+            self.time_up(pop)
+
+    def look_again(self) -> None:
+        """Serve parked pops whose topics have grown."""
+        while self._parked.has_woken and len(self.turn.steps) < 256:
+            for pop in self._parked.next_woken():
+                try:
+                    if not self._serve(pop):
+                        break  # the others of the group would find nothing either
+                except (CommitMQError, OSError) as error:
+                    code = error.code if isinstance(error, ProtocolError) else "SYSTEM_ERROR"
+                    self._answers.send(pop.client, wire.error(pop.request, code, str(error)))
+                    pop.done = True
+                self._parked.remove(pop)
+
+    def time_up(self, pop: Pop) -> None:
+        """Answer that there is nothing."""
+        pop.done = True
+        self._answers.send(pop.client, wire.ok(pop.request, **_NOTHING))
+
+    def _serve(self, pop: Pop) -> bool:
+        if self._answers.unsent.is_over(pop.client):
+            raise ProtocolError("SYSTEM_BUSY", "the client does not read its answers", retry_after_ms=500)
+        found = self._finder.find(pop)
+        if not found.portions:
+            return False
+        # Check points of one queue and time have different first messages, so their keys differ.
+        pop_time = self._last_pop_ms = max(now_ms(), self._last_pop_ms)
+        revive_queue = self._next_revive_queue = (self._next_revive_queue + 1) % self._revive_queues
+        points = [self._point(pop, portion, pop_time, revive_queue) for portion in found.portions]
+        for point in points:
+            self._points.add(point)
+            self.turn.records.append(self._records.check_point(point.check_point, revive_queue, now_ms()))
+        self.turn.steps.append(
+            Step(
+                pop.client,
+                pop.request,
+                nothing,
+                partial(self._take_back, found, points),
+                partial(self._popped, pop, found, pop_time, revive_queue),
+            )
+        )
+        pop.done = True
+        return True
+
+    def _point(self, pop: Pop, portion: Portion, pop_time: int, revive_queue: int) -> Point:
+        broker = self._limits.broker_name
+        key = CheckPointKey(portion.topic, pop.group, portion.queue, portion.start, pop_time, broker)
+        deltas = tuple(offset - portion.start for offset in portion.offsets)
+        return Point(CheckPoint(key, pop.invisible_ms, deltas), revive_queue, pop.client, self.log_end)
+
+    def _take_back(self, found: Found, points: list[Point]) -> None:
+        take_back(found)
+        for point in points:
+            self._points.drop(point)
+
+    def _popped(self, pop: Pop, found: Found, pop_time: int, revive_queue: int) -> tuple[bytes, list[Any]]:
+        parts = [
+            {
+                "topic": one.popped,
+                "stored": one.topic,
+                "queue": one.queue,
+                "flag": retry_flag(one.topic),
+                "start_offset": one.start,
+                "next_offset": one.next_offset,
+                "count": len(one.offsets),
+                "frames": len(one.frames),
+            }
+            for one in found.portions
+        ]
+        header = wire.ok(
+            pop.request,
+            parts=parts,
+            pop_time=pop_time,
+            invisible_ms=pop.invisible_ms,
+            revive_queue=revive_queue,
+            broker=self._limits.broker_name,
+        )
+        return header, [frame for one in found.portions for frame in one.frames]
+
+    # ------------------------------------------------------------ ack, nack, extend
+
+    def ack(self, client: bytes, header: dict[str, Any]) -> None:
+        """The messages are done."""
+        live: list[Receipt] = []
+        late: list[int] = []
+        now = now_ms()
+        for index, one in enumerate(receipts_of(header, self._limits, self._revive_queues)):
+            if self._live(one) is None:
+                late.append(index)
+                if one.key in self._points.by_key or one.handle.expires_ms <= now:
+                    continue  # acked before, or it came back already
+                # Of a check point that RocketMQ made: its time is not over, so its ack counts.
+            self.turn.claimed.add((one.key, one.offset))
+            live.append(one)
+        self._acknowledge(live)
+        self._answer(client, header["id"], partial(self._settle, live), late=late)
+
+    def nack(self, client: bytes, header: dict[str, Any]) -> None:
+        """The messages come back at once, or with ``dead`` are dead letters. Raises WriterLost."""
+        late: list[int] = []
+        returns: list[Return] = []
+        dead = header.get("dead") is True
+        for index, one in enumerate(receipts_of(header, self._limits, self._revive_queues)):
+            point = self._live(one)
+            if point is None:
+                late.append(index)
+                continue
+            self.turn.claimed.add((one.key, one.offset))
+            returns.append(Return(point.check_point, one.offset, dead))
+        done = self._revival.copy(returns)
+        by_key: dict[CheckPointKey, list[int]] = {}
+        for entry, is_done in zip(returns, done, strict=True):
+            if is_done:
+                by_key.setdefault(entry.check_point.key, []).append(entry.offset)
+        for key, offsets in by_key.items():
+            self._came_back(self._points.by_key[key], sorted(offsets))
+        if not all(done):
+            raise ProtocolError("SERVICE_NOT_AVAILABLE", "not all messages could be given back", retry_after_ms=500)
+        self._answer(client, header["id"], nothing, late=late)
+
+    def extend(self, client: bytes, header: dict[str, Any]) -> None:
+        """The messages stay invisible for another while, from now on: each gets a new receipt handle."""
+        invisible_ms = invisible_of(header, self._limits)
+        handles: list[str | None] = []
+        made: list[tuple[Receipt, Point]] = []
+        for one in receipts_of(header, self._limits, self._revive_queues):
+            old = self._live(one)
+            if old is None:
+                handles.append(None)
+                continue
+            self.turn.claimed.add((one.key, one.offset))
+            pop_time = max(now_ms(), one.key.pop_time + 1)
+            key = one.key._replace(start_offset=one.offset, pop_time=pop_time)
+            point = Point(CheckPoint(key, invisible_ms, (0,)), old.revive_queue, client, self.log_end)
+            self.turn.records.append(self._records.check_point(point.check_point, point.revive_queue, now_ms()))
+            made.append((one, point))
+            handles.append(str(one.handle.changed(pop_time, invisible_ms)))
+        self._acknowledge([one for one, _ in made])
+
+        def stored() -> None:
+            self._settle([one for one, _ in made])
+            for _, point in made:
+                self._points.add(point)
+
+        self._answer(client, header["id"], stored, handles=handles)
+
+    def _live(self, one: Receipt) -> Point | None:
+        """The check point of a message in flight that nobody has spoken of in this turn."""
+        return None if (one.key, one.offset) in self.turn.claimed else self._points.has(one.key, one.offset)
+
+    def _answer(self, client: bytes, request: int, stored: Callable[[], None], **fields: Any) -> None:
+        self.turn.steps.append(Step(client, request, stored, nothing, lambda: (wire.ok(request, **fields), [])))
+
+    def _settle(self, receipts: list[Receipt]) -> None:
+        """Their acks are stored."""
+        for one in receipts:
+            point = self._points.has(one.key, one.offset)
+            if point is not None:
+                self._points.settle(point, one.offset)
+
+    def _acknowledge(self, receipts: list[Receipt]) -> None:
+        """Acks of ``receipts``: one for each check point."""
+        for key, many in groupby(sorted(receipts, key=_order), key=lambda one: one.key):
+            of_key = list(many)
+            self.store_ack(key, [one.offset for one in of_key], of_key[0].handle)
+
+    def store_ack(self, key: CheckPointKey, offsets: list[int], handle: ReceiptHandle) -> None:
+        """Store an ack of the messages at ``offsets``."""
+        ack = Ack(key, offsets[0]) if len(offsets) == 1 else Ack(key, offsets=tuple(offsets))
+        point = self._points.by_key.get(key)
+        invisible_ms = handle.invisible_ms if point is None else point.check_point.invisible_ms
+        queue = handle.revive_queue if point is None else point.revive_queue
+        self.turn.records.append(self._records.ack(ack, invisible_ms, queue, now_ms()))
+
+    # ------------------------------------------------------------ invisible time over
+
+    def revive(self, points: list[Point]) -> None:
+        """Bring back what is left of ``points``. Those that cannot come back now are tried again. Raises WriterLost."""
+        returns = [Return(one.check_point, offset) for one in points for offset in one.check_point.left()]
+        owners = [one for one in points for _ in one.check_point.left()]
+        done = self._revival.copy(returns)
+        by_point: dict[Point, list[int]] = {}
+        for owner, entry, is_done in zip(owners, returns, done, strict=True):
+            if is_done:
+                by_point.setdefault(owner, []).append(entry.offset)
+            else:
+                self._points.again(owner, now_ms() + 1_000)
+        for point, offsets in by_point.items():
+            self._came_back(point, offsets)
+
+    def _came_back(self, point: Point, offsets: list[int]) -> None:
+        """Their copies are stored: an ack keeps RocketMQ, and a revive round, from making others."""
+        key, invisible_ms = point.check_point.key, point.check_point.invisible_ms
+        ack = Ack(key, offsets[0]) if len(offsets) == 1 else Ack(key, offsets=tuple(offsets))
+        self.turn.records.append(self._records.ack(ack, invisible_ms, point.revive_queue, now_ms()))
+        for offset in offsets:
+            self._points.settle(point, offset)
+        popped = popped_topic(key.topic, key.group)
+        self._parked.wake(topic_of_flag(popped, key.group, 1))
+
+    def look_at_the_log(self, points: list[Point]) -> None:
+        """After a death: settle what had come back before it."""
+        for point in points:
+            left = point.check_point.left()
+            there = self._revival.passed_over([Return(point.check_point, offset) for offset in left])
+            offsets = [offset for offset, is_there in zip(left, there, strict=True) if is_there]
+            if offsets:
+                self._came_back(point, offsets)
+
+
+def _order(one: Receipt) -> tuple[CheckPointKey, int]:
+    return one.key, one.offset

@@ -1,0 +1,118 @@
+"""Pops that wait for messages, in the order of their arrival: by topic for wake-ups, by deadline, counted by client."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Final
+
+from commitmq.semantics.retry import pop_retry_topic
+from commitmq.store.queues.record_filter import RecordFilter
+
+CLIENT_SHARE: Final = 4
+"""One client may park this share of all."""
+
+
+@dataclass(slots=True, eq=False)
+class Pop:
+    """A request for messages. ``begin_latest``: a queue without an offset begins at its end."""
+
+    client: bytes
+    request: int
+    group: str
+    topics: list[str]
+    max_messages: int
+    invisible_ms: int
+    wait_ms: int
+    wanted: RecordFilter | None
+    begin_latest: bool
+    deadline_ms: int = 0
+    done: bool = False
+
+    def places(self) -> list[str]:
+        """The topics of the store whose growth may end its wait."""
+        return [*self.topics, *(pop_retry_topic(topic, self.group) for topic in self.topics)]
+
+
+@dataclass(slots=True)
+class ParkedPops:
+    """At most ``limit``."""
+
+    limit: int
+    _waiting: dict[str, dict[str, dict[Pop, None]]] = field(default_factory=dict)  # topic -> group -> pops in order
+    _heap: list[tuple[int, int, Pop]] = field(default_factory=list)
+    _clients: Counter[bytes] = field(default_factory=Counter)
+    _numbers: itertools.count[int] = field(default_factory=itertools.count)
+    _woken: dict[tuple[str, str], None] = field(default_factory=dict)  # topic, group
+
+    def __len__(self) -> int:
+        return self._clients.total()
+
+    def has_room(self, client: bytes) -> bool:
+        return len(self) < self.limit and self._clients[client] < max(1, self.limit // CLIENT_SHARE)
+
+    def add(self, pop: Pop, now_ms: int) -> None:
+        pop.deadline_ms = now_ms + pop.wait_ms
+        self._clients[pop.client] += 1
+        for topic in pop.places():
+            self._waiting.setdefault(topic, {}).setdefault(pop.group, {})[pop] = None
+        heapq.heappush(self._heap, (pop.deadline_ms, next(self._numbers), pop))
+
+    def remove(self, pop: Pop) -> None:
+        pop.done = True
+        self._clients[pop.client] -= 1
+        if not self._clients[pop.client]:
+            del self._clients[pop.client]
+        for topic in pop.places():
+            groups = self._waiting.get(topic, {})
+            groups.get(pop.group, {}).pop(pop, None)
+            if not groups.get(pop.group, True):
+                del groups[pop.group]
+            if not groups:
+                self._waiting.pop(topic, None)
+        if len(self._heap) > 2 * len(self) + 1_024:
+            self._heap = [entry for entry in self._heap if not entry[2].done]
+            heapq.heapify(self._heap)
+
+    def wake(self, topic: str) -> None:
+        """``topic`` has grown."""
+        for group in self._waiting.get(topic, ()):
+            self._woken[topic, group] = None
+
+    def wake_these(self, topics: set[str]) -> None:
+        """These topics have changed."""
+        for topic in topics:
+            self.wake(topic)
+
+    def wake_all(self) -> None:
+        for topic in self._waiting:
+            self.wake(topic)
+
+    @property
+    def has_woken(self) -> bool:
+        return bool(self._woken)
+
+    def next_woken(self) -> list[Pop]:
+        """The pops of one group that wait for a topic that has grown, first come first."""
+        topic, group = next(iter(self._woken))
+        del self._woken[topic, group]
+        return list(self._waiting.get(topic, {}).get(group, ()))
+
+    def next_deadline_ms(self) -> int | None:
+        while self._heap and self._heap[0][2].done:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
+
+    def due(self, now_ms: int) -> list[Pop]:
+        """Remove and give those whose time is up."""
+        found = []
+        while (deadline := self.next_deadline_ms()) is not None and deadline <= now_ms:
+            pop = self._heap[0][2]
+            self.remove(pop)
+            found.append(pop)
+        return found
+
+    def all(self) -> list[Pop]:
+        return [entry[2] for entry in self._heap if not entry[2].done]

@@ -1,0 +1,140 @@
+"""Check points in memory: what was handed out and is not done, and the limits of that.
+
+A check point stays here until its copy in the revive topic was met, also when it is done: so the process knows of each
+check point it made, and never takes one for RocketMQ's. Done ones beyond ``MAX_DONE`` are forgotten, oldest first.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+
+from commitmq.config import PopConfig
+from commitmq.semantics.pop_revive import CheckPoint, CheckPointKey
+
+MAX_DONE: Final = 100_000
+
+_Key = TypeVar("_Key")
+
+
+@dataclass(slots=True, eq=False)
+class Point:
+    """``log``: the end of the log before the check point was stored. ``open``: how many of its messages are not done."""
+
+    check_point: CheckPoint
+    revive_queue: int
+    client: bytes
+    log: int
+    open: int = 0
+
+    @property
+    def queue(self) -> tuple[str, str, int]:
+        """Group, topic and queue."""
+        key = self.check_point.key
+        return key.group, key.topic, key.queue_id
+
+
+@dataclass(slots=True)
+class Points:
+    """All of them, in the order of the log."""
+
+    limits: PopConfig
+    by_key: dict[CheckPointKey, Point] = field(default_factory=dict)
+    open: int = 0
+    """Messages in flight."""
+    _groups: Counter[str] = field(default_factory=Counter)
+    _queues: Counter[tuple[str, str, int]] = field(default_factory=Counter)
+    _clients: Counter[bytes] = field(default_factory=Counter)
+    _heap: list[tuple[int, int, Point]] = field(default_factory=list)
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
+    _done: int = 0
+
+    def room(self, group: str, topic: str, queue: int, client: bytes, *, taken: int, of_queue: int) -> int:
+        """How many more messages of the queue ``client`` may get, who is getting ``taken``, ``of_queue`` of this queue."""
+        limits = self.limits
+        return max(
+            0,
+            min(
+                limits.max_in_flight - self.open - taken,
+                limits.max_in_flight_of_group - self._groups[group] - taken,
+                limits.max_in_flight_of_queue - self._queues[group, topic, queue] - of_queue,
+                limits.max_in_flight_of_client - self._clients[client] - taken,
+            ),
+        )
+
+    def in_flight_of(self, group: str) -> int:
+        """Messages of ``group`` that are not done."""
+        return self._groups[group]
+
+    def add(self, point: Point) -> None:
+        """A check point that is being stored."""
+        self.by_key[point.check_point.key] = point
+        self._count(point, len(point.check_point.left()))
+        heapq.heappush(self._heap, (point.check_point.revive_ms, next(self._numbers), point))
+
+    def drop(self, point: Point) -> None:
+        """It was not stored, or its copy in the revive topic was met."""
+        if self.by_key.get(point.check_point.key) is not point:
+            return
+        del self.by_key[point.check_point.key]
+        self._done -= not point.open
+        self._count(point, -point.open)
+
+    def settle(self, point: Point, offset: int) -> None:
+        """The message at ``offset`` is acked, or was copied to the retry topic."""
+        left = len(point.check_point.left())
+        point.check_point = point.check_point.acked(offset)
+        if len(point.check_point.left()) == left or self.by_key.get(point.check_point.key) is not point:
+            return
+        self._count(point, -1)
+        if not point.open:
+            self._done += 1
+            if self._done > MAX_DONE:
+                self.drop(next(one for one in self.by_key.values() if not one.open))
+
+    def has(self, key: CheckPointKey, offset: int) -> Point | None:
+        """The check point under whose key the message at ``offset`` is in flight."""
+        point = self.by_key.get(key)
+        return point if point is not None and offset in point.check_point.left() else None
+
+    def due(self, now_ms: int, most: int) -> list[Point]:
+        """Take out up to ``most`` whose time has come and that have messages left."""
+        found: list[Point] = []
+        while self._heap and self._heap[0][0] <= now_ms and len(found) < most:
+            point = heapq.heappop(self._heap)[2]
+            if point.open and self.by_key.get(point.check_point.key) is point:
+                found.append(point)
+        if len(self._heap) > 2 * len(self.by_key) + 1_024:
+            self._heap = [entry for entry in self._heap if entry[2].open]
+            heapq.heapify(self._heap)
+        return found
+
+    def again(self, point: Point, at_ms: int) -> None:
+        """It could not be revived: :meth:`due` gives it at ``at_ms``."""
+        heapq.heappush(self._heap, (at_ms, next(self._numbers), point))
+
+    def next_due_ms(self) -> int | None:
+        """When the next one is due; it may turn out to be done."""
+        return self._heap[0][0] if self._heap else None
+
+    def log(self) -> int | None:
+        """Where the log begins to have one of them; None without any."""
+        first = next(iter(self.by_key.values()), None)
+        return None if first is None else first.log
+
+    def _count(self, point: Point, change: int) -> None:
+        point.open += change
+        self.open += change
+        _change(self._groups, point.check_point.key.group, change)
+        _change(self._queues, point.queue, change)
+        _change(self._clients, point.client, change)
+
+
+def _change(counter: Counter[_Key], key: _Key, change: int) -> None:
+    counter[key] += change
+    if not counter[key]:
+        del counter[key]

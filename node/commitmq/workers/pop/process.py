@@ -1,0 +1,370 @@
+"""pop: the consumers of a group share queues (RocketMQ's POP; spec 12.6, remoting 5).
+
+Owns       ``commitmq/pop.json``.
+Reads      CommitLog and ConsumeQueues; dispatcher(0, DISPATCHED), the upper bound of what may be handed out; MIN_OFFSET; the
+           topic table.
+Advances   nothing; publishes in AWAITED_UNTIL_MS of its slot whether a receive waits here.
+Sockets    ROUTER ``pop`` (ipc and tcp) for clients; DEALERs to the writer and to the coordinator; SUB ``queues-changed`` (the
+           ConsumeQueue dispatcher: which queues grew) and ``topics`` (the coordinator), which are only hints to look.
+Exit       0 after ``stop``: parked receives are answered empty. 74 when topics or segments are unusable.
+
+Invariants
+    * A check point is flushed before its messages are handed out. So what a consumer has got comes back after its invisible
+      time, whatever dies.
+    * An ack is flushed before its answer. A message that came back is acked by this process after its copy is flushed.
+    * Offsets of groups grow behind check points only. After a death the log says more than the committed offsets: where check
+      points end, which of their messages are done, and which came back (:mod:`commitmq.workers.pop.recovery`).
+
+One loop; all requests of a turn share one append (:mod:`commitmq.workers.pop.turn`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any, Final
+
+import orjson
+import zmq
+
+from commitmq.control import Word, WorkerWord
+from commitmq.errors import ProtocolError, StoreError
+from commitmq.protocol import wire
+from commitmq.semantics.pop_revive import REVIVE_TOPIC_PREFIX, revive_topic
+from commitmq.store.metadata.topic_files import TopicReader
+from commitmq.workers.pop.coordinator_line import CoordinatorLine
+from commitmq.workers.pop.finder import Finder
+from commitmq.workers.pop.handler import Handler, now_ms
+from commitmq.workers.pop.parked_pops import ParkedPops
+from commitmq.workers.pop.points import Points
+from commitmq.workers.pop.records import Records
+from commitmq.workers.pop.recovery import ProgressFile, read_points
+from commitmq.workers.pop.revival import Revival
+from commitmq.workers.pop.revive_queues import ReviveQueues
+from commitmq.workers.pop.shares import Shares
+from commitmq.workers.reader.answers import Answers
+from commitmq.workers.reader.filters import Filters
+from commitmq.workers.reader.places import Places, subscribe
+from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
+from commitmq.workers.runtime.expired_segments import ExpiredSegments
+from commitmq.workers.runtime.moved_before import MovedBefore
+from commitmq.workers.runtime.run_mover import RunMover, WriterLost
+
+ROLE = "pop"
+_REQUESTS_A_TURN: Final = 256
+_CHANGES_A_TURN: Final = 256
+_DUE_A_TURN: Final = 500
+_IDLE_MS: Final = 500
+_SWEEP_MS: Final = 500
+_AWAY_MS: Final = 500
+_NO_END_MS: Final = 1 << 62
+
+
+class Pop:
+    """The loop's state."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
+        self._control = context.control
+        config = self._config = context.config
+        self._limits = config.pop
+        self._parked = ParkedPops(self._limits.max_parked)
+        self._places = Places(context, self._parked.wake_these)
+        self._expired = ExpiredSegments(context, self._places.log)
+        self._expired.release()
+        self._changes = subscribe(context, "queues-changed")
+        self._line = CoordinatorLine(context)
+        self._mover = RunMover(context)
+        self._cluster, self._revive_queues_count = self._revive_topic()
+        self._router, self.endpoints = context.bind_router(context.role)
+        context.register(self._router)
+        self._answers = Answers(self._router, context.log)
+        self._progress = ProgressFile(context.layout)
+        self._filters = Filters(context.params.get("filters", ()), limit=config.filter.max_compiled)
+        self._records = Records(config, self._cluster)
+        self._ringers = [context.ringer("flush"), context.ringer("reput")]
+        self._is_awaited = False
+        self._sweep_at_ms = self._commit_at_ms = self._store_at_ms = 0
+        self._swept = -1
+        self._committed_log = 0
+        self._is_dirty = False
+        self._told: tuple[int, int] = (-1, -1)
+        context.control.put_worker(context.slot, WorkerWord.AWAITED_UNTIL_MS, 0)
+        self._begin()
+
+    def _begin(self) -> None:
+        """State without anything in it."""
+        self._points = Points(self._limits)
+        self._shares = Shares(self._line, revive_topic(self._cluster), self._revive_queues_count)
+        self._revival = Revival(self._context, self._places, self._shares, self._records, self._mover)
+        finder = Finder(self._control, self._places, self._shares, self._points, self._limits.max_bytes)
+        self._handler = Handler(
+            self._limits,
+            self._revive_queues_count,
+            finder,
+            self._points,
+            self._parked,
+            self._records,
+            self._revival,
+            self._answers,
+            self._filters,
+        )
+        topic = revive_topic(self._cluster)
+        self._queues = ReviveQueues(self._context, self._places, topic, self._points, self._revival)
+        self._operations: dict[str, Callable[[bytes, dict[str, Any]], None]] = {
+            "pop": self._handler.pop,
+            "ack": self._handler.ack,
+            "nack": self._handler.nack,
+            "extend": self._handler.extend,
+        }
+
+    def _revive_topic(self) -> tuple[str, int]:
+        """The cluster and the number of queues: of the revive topic that the store has, else of the configuration."""
+        table = TopicReader(self._context.layout).everything().topics
+        wanted = revive_topic(self._limits.cluster)
+        if wanted in table:
+            return self._limits.cluster, table[wanted].read_queues
+        for name, topic in sorted(table.items()):
+            if name.startswith(REVIVE_TOPIC_PREFIX):
+                return name.removeprefix(REVIVE_TOPIC_PREFIX), topic.read_queues
+        return self._limits.cluster, self._limits.revive_queues
+
+    # ------------------------------------------------------------ after a start, and after the writer's death
+
+    def writer_serves(self) -> bool:
+        """Wait for the writer. False when this process shall stop first."""
+        return self._mover.wait_for_writer()
+
+    def resume(self) -> None:
+        """Take up what the log and the committed offsets say. Raises WriterLost, or ProtocolError without a coordinator."""
+        self._begin()
+        end = self._log_end()
+        start = self._progress.load()
+        floor = self._control.get(Word.MIN_OFFSET)
+        if start is None or start > end:
+            start = end
+        before = self._revival.before if self._limits.exactly_once else MovedBefore()
+        self._shares.handed_out = read_points(
+            self._places.log, max(start, floor), end, self._points, self._context.heartbeat, before
+        )
+        self._queues.load(self._line)
+        while self._places.bound() < end and not self._context.stopping:
+            self._context.wait(10)  # the ConsumeQueues must show what the log has
+        if len(before):
+            self._handler.look_at_the_log(list(self._points.by_key.values()))
+        self._store()
+        self._committed_log = start
+        self._is_dirty = True
+        if self._progress.log is None:
+            self._progress.store(start)
+        if self._points.open:
+            self._context.log.info("messages are in flight", count=self._points.open, bytes=end - start)
+
+    def _log_end(self) -> int:
+        written = self._control.get(Word.WRITTEN)
+        while self._control.committed() < written and not self._context.stopping:
+            self._context.wait(5)
+        return self._control.committed()
+
+    def lost(self) -> None:
+        """The writer was lost: the clients ask again."""
+        self._handler.turn.lose(self._answers)
+        self._context.log.warning("the writer was lost, looking into the log for what was stored")
+
+    # ------------------------------------------------------------ one turn
+
+    def turn(self) -> None:
+        """Wait for events, and handle them. Raises WriterLost."""
+        readable = self._context.wait(self._timeout_ms())
+        self._expired.release()
+        if self._places.changes in readable:
+            self._places.hear_topics()
+        if self._places.topics.is_stale:
+            self._places.reload_topics()
+        if self._changes in readable:
+            self._hear_changes()
+        self._handler.log_end = self._control.get(Word.WRITTEN)
+        due = self._points.due(now_ms(), _DUE_A_TURN)
+        if due:
+            self._handler.revive(due)
+        if self._router in readable:
+            self._serve()
+        now = monotonic_ms()
+        if now >= self._sweep_at_ms:
+            self._sweep_at_ms = now + _SWEEP_MS
+            if self._places.bound() != self._swept:
+                self._swept = self._places.bound()
+                self._parked.wake_all()
+        self._handler.look_again()
+        self._store()
+        for pop in self._parked.due(now):
+            self._handler.time_up(pop)
+        self._look_after_revive_queues()
+        self._commit(now)
+        self._publish_awaited(now)
+
+    def _store(self) -> None:
+        if self._handler.turn.steps or self._handler.turn.records:
+            self._is_dirty = True
+            self._handler.turn.store(self._records, self._mover, self._answers)
+
+    def _look_after_revive_queues(self) -> None:
+        if not self._queues.has_queues and self._places.topics.get(revive_topic(self._cluster)) is not None:
+            with contextlib.suppress(ProtocolError):
+                self._queues.load(self._line)
+        self._queues.turn(now_ms())
+        if len(self._revival.before) and self._queues.is_behind_start and not self._points.open:
+            self._revival.before.forget()
+
+    def _timeout_ms(self) -> int:
+        if self._parked.has_woken:
+            return 0
+        timeout = _IDLE_MS
+        due = self._points.next_due_ms()
+        if due is not None:
+            timeout = min(timeout, due - now_ms())
+        now = monotonic_ms()
+        deadline = self._parked.next_deadline_ms()
+        if deadline is not None:
+            timeout = min(timeout, deadline - now)
+        if self._is_dirty:
+            timeout = min(timeout, self._commit_at_ms - now)
+        return max(0, timeout)
+
+    def _serve(self) -> None:
+        for _ in range(_REQUESTS_A_TURN):
+            try:
+                client, *frames = self._router.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            if len(frames) != 1:
+                sentence = f"pop takes one frame, not {len(frames)}"
+                self._answers.send(client, wire.error(None, "BAD_HEADER", sentence))
+                continue
+            try:
+                header = wire.parse_request(frames[0])
+            except ProtocolError as error:
+                self._answers.send(client, wire.error(wire.request_id(frames[0]), error.code, error.message))
+                continue
+            operation = self._operations.get(header["op"])
+            if operation is None:
+                sentence = f"pop knows {', '.join(self._operations)}, not {header['op']!r}"
+                self._answers.send(client, wire.error(header["id"], "UNKNOWN_OP", sentence))
+                continue
+            self._guarded(client, header, operation)
+
+    def _guarded(self, client: bytes, header: dict[str, Any], operation: Callable[..., None]) -> None:
+        lost: list[WriterLost] = []
+
+        def work() -> None:
+            try:
+                operation(client, header)
+            except WriterLost as error:
+                lost.append(error)
+                raise ProtocolError(
+                    "SERVICE_NOT_AVAILABLE", "the writer ended meanwhile", retry_after_ms=200
+                ) from error
+
+        self._answers.guarded(client, header["id"], work)
+        if lost:
+            raise lost[0]
+
+    def _hear_changes(self) -> None:
+        for _ in range(_CHANGES_A_TURN):
+            try:
+                frames = self._changes.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            if len(self._parked):
+                for topic, _queue in orjson.loads(frames[-1]):
+                    self._parked.wake(topic)
+
+    def _publish_awaited(self, now: int) -> None:
+        """A receive that waits ends the long pauses of flush and reput, as a pull does."""
+        waits = len(self._parked) > 0
+        if waits is self._is_awaited:
+            return
+        self._is_awaited = waits
+        control, slot = self._control, self._context.slot
+        control.put_worker(slot, WorkerWord.AWAITED_UNTIL_MS, _NO_END_MS if waits else now + 100)
+        if waits:
+            for ringer in self._ringers:
+                ringer.ring()
+
+    # ------------------------------------------------------------ offsets and progress
+
+    def _commit(self, now: int, *, at_once: bool = False) -> None:
+        """Commit offsets and write down the progress, when something was done since."""
+        if now < self._commit_at_ms and not at_once:
+            return
+        commits = self._queues.commits()
+        if not self._is_dirty and not commits and not any(True for _ in self._shares):
+            return
+        self._commit_at_ms = now + self._limits.commit_interval_ms
+        log = self._control.get(Word.WRITTEN)
+        try:
+            if not self._shares.commit(commits, self._points.in_flight_of):
+                return
+        except ProtocolError as error:
+            self._commit_at_ms = now + _AWAY_MS
+            self._context.log.warning("offsets cannot be committed now", why=str(error))
+            return
+        self._queues.committed(commits)
+        self._committed_log = log
+        if self._is_dirty and (at_once or now >= self._store_at_ms):
+            self._store_at_ms = now + self._limits.persist_interval_ms
+            self._write_down()
+
+    def _write_down(self) -> None:
+        first = self._points.log()
+        log = self._committed_log if first is None else min(first, self._committed_log)
+        self._is_dirty = bool(self._points.by_key)
+        if log == self._progress.log:
+            return
+        try:
+            self._progress.store(log)
+        except (OSError, StoreError) as error:
+            # Nothing is lost: more of the log is read after a death.
+            self._context.log.error("the progress of pop cannot be written", error=str(error))
+        told = self._revival.came_back, self._points.open
+        if told != self._told:
+            self._told = told
+            self._context.tell(came_back=told[0], in_flight=told[1])
+
+    def close(self) -> None:
+        """Answer the waiting receives, and commit."""
+        self._router.line.stop_resting()
+        for pop in self._parked.all():
+            self._parked.remove(pop)
+            self._handler.time_up(pop)
+        self._commit(monotonic_ms(), at_once=True)
+        self._control.put_worker(self._context.slot, WorkerWord.AWAITED_UNTIL_MS, 0)
+        for ringer in self._ringers:
+            ringer.close()
+        self._line.close()
+        self._mover.close()
+        self._context.unregister(self._changes)
+        self._changes.close()
+        self._places.close()
+
+
+def run(context: WorkerContext) -> None:
+    """The loop: requests, what is due, offsets."""
+    pop = Pop(context)
+    context.ready(endpoints=pop.endpoints)
+    lost = True
+    while not context.stopping:
+        try:
+            if lost:
+                if not pop.writer_serves():
+                    break
+                pop.resume()
+                lost = False
+            pop.turn()
+        except WriterLost:
+            pop.lost()
+            lost = True
+        except ProtocolError as error:
+            context.log.warning("the coordinator is away", why=str(error))
+            context.wait(_AWAY_MS)
+    pop.close()

@@ -1,0 +1,138 @@
+"""What the log says after a death: check points that are not done, where they end, and what came back to its group.
+
+``commitmq/pop.json`` has the position in the log from which all of that is found. A check point is stored before its messages
+are handed out, and before the group's offset behind them is committed, so the log knows more than the offsets do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import numpy as np
+
+from commitmq.errors import InvalidMessageError, StoreError
+from commitmq.format.constants import DLQ_PREFIX, RETRY_PREFIX, Property
+from commitmq.format.record import Record, decode_record
+from commitmq.semantics.pop_revive import (
+    ACK_TAG,
+    BATCH_ACK_TAG,
+    CHECK_POINT_TAG,
+    REVIVE_TOPIC_PREFIX,
+    Ack,
+    CheckPoint,
+)
+from commitmq.semantics.timer import TIMER_TOPIC
+from commitmq.store.layout import StoreLayout
+from commitmq.store.log.commit_log import CommitLog
+from commitmq.store.log.dispatch_batch import DispatchBatch, LogWalker
+from commitmq.store.metadata import json_config
+from commitmq.workers.pop.points import Point, Points
+from commitmq.workers.runtime.moved_before import MovedBefore
+
+_TAGS: Final = frozenset(tag.encode() for tag in (CHECK_POINT_TAG, ACK_TAG, BATCH_ACK_TAG))
+
+
+class ProgressFile:
+    """``commitmq/pop.json``."""
+
+    def __init__(self, layout: StoreLayout) -> None:
+        self._path = layout.own / "pop.json"
+        self.log: int | None = None
+        """What the file says; None without a file."""
+
+    def load(self) -> int | None:
+        """Read it. Raises StoreError for a damaged file."""
+        data = json_config.load(self._path)
+        try:
+            self.log = None if data is None else int(data["log"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise StoreError(f"the progress of pop has another shape: {error!r}", path=self._path) from error
+        return self.log
+
+    def store(self, log: int) -> None:
+        """Write it. Raises StoreError or OSError."""
+        json_config.persist(self._path, {"log": log})
+        self.log = log
+
+
+def came_back(batch: DispatchBatch) -> Any:
+    """Which records of a batch may be copies that this process made: those of retry and dead-letter topics."""
+    mine = [number for number, name in enumerate(batch.topics) if name.startswith((RETRY_PREFIX, DLQ_PREFIX))]
+    return np.isin(batch.rows["topic"], mine)
+
+
+def read_points(
+    log: CommitLog,
+    start: int,
+    end: int,
+    points: Points,
+    beat: Callable[[], None],
+    before: MovedBefore,
+) -> dict[tuple[str, str, int], int]:
+    """Find check points and acks in ``[start, end)``, and put those that are not done into ``points``. Returns where the
+    check points end, by group, topic and queue. ``before`` learns which messages came back.
+    """
+    before.scan(log, start, end, came_back, beat)
+    ends: dict[tuple[str, str, int], int] = {}
+    walker = LogWalker(log, max_rows=65_536, max_bytes=16 << 20)
+    at = start
+    while at < end:
+        batch = walker.walk(at, end)
+        for row in np.flatnonzero(_wanted(batch)).tolist():
+            _take(batch, row, points, ends)
+        at = batch.end
+        beat()
+    walker.release()
+    return ends
+
+
+def _wanted(batch: DispatchBatch) -> Any:
+    mine = [
+        number
+        for number, name in enumerate(batch.topics)
+        if name == TIMER_TOPIC or name.startswith(REVIVE_TOPIC_PREFIX)
+    ]
+    return np.isin(batch.rows["topic"], mine)
+
+
+def _take(batch: DispatchBatch, row: int, points: Points, ends: dict[tuple[str, str, int], int]) -> None:
+    view = batch.record(row)
+    first, size = int(batch.rows["tags_start"][row]), int(batch.rows["tags_size"][row])
+    tag = bytes(view[first : first + size])
+    if tag not in _TAGS:
+        return
+    record = decode_record(view)
+    waits = record.topic == TIMER_TOPIC
+    if waits and not record.properties.get(Property.REAL_TOPIC, "").startswith(REVIVE_TOPIC_PREFIX):
+        return
+    try:
+        if tag == CHECK_POINT_TAG.encode():
+            if waits:  # the copy in the revive topic says nothing new
+                _take_check_point(record, points, ends)
+        else:
+            ack = Ack.parse(record.body)
+            for offset in ack.acked:
+                point = points.has(ack.key, offset)
+                if point is not None:
+                    points.settle(point, offset)
+    except (InvalidMessageError, ValueError):
+        return  # a revive round reports it
+
+
+def _take_check_point(record: Record, points: Points, ends: dict[tuple[str, str, int], int]) -> None:
+    check_point = CheckPoint.parse(record.body)
+    key = check_point.key
+    if key in points.by_key:
+        return  # the timer put it off
+    queue = key.group, key.topic, key.queue_id
+    offsets = check_point.offsets
+    # An earlier check point of one of its messages was replaced (extend); its ack may have been lost with the process.
+    for older in list(points.by_key.values()) if offsets and offsets[0] < ends.get(queue, 0) else ():
+        if older.queue == queue and older.open:
+            for offset in offsets:
+                points.settle(older, offset)
+    place = int(record.properties.get(Property.REAL_QUEUE_ID, "0"))
+    points.add(Point(check_point, place, b"", record.physical_offset))
+    if offsets:
+        ends[queue] = max(ends.get(queue, 0), offsets[-1] + 1)

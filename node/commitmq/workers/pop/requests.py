@@ -1,0 +1,114 @@
+"""The requests of consumers that share queues: their fields, checked."""
+
+from __future__ import annotations
+
+from typing import Any, Final, NamedTuple
+
+from commitmq.config import PopConfig
+from commitmq.errors import InvalidMessageError, ProtocolError
+from commitmq.semantics.pop import ReceiptHandle
+from commitmq.semantics.pop_revive import CheckPointKey
+from commitmq.store.metadata.topic_name import validate_group, validate_topic
+from commitmq.workers.pop.parked_pops import Pop
+from commitmq.workers.reader.filters import Filters
+from commitmq.workers.reader.parked_pulls import integer_field, text_field
+
+_MAX_TOPICS: Final = 64
+_INVALID: Final = "INVALID_PARAMETER"
+
+
+class Receipt(NamedTuple):
+    """One delivery that a consumer speaks of: the message at ``offset`` of the check point with ``key``."""
+
+    key: CheckPointKey
+    offset: int
+    handle: ReceiptHandle
+
+
+def pop_of(client: bytes, header: dict[str, Any], limits: PopConfig, filters: Filters) -> Pop:
+    """The request ``pop``. Raises ProtocolError INVALID_PARAMETER, or FILTER_FAILED for a plugin's failure."""
+    topics = header.get("topics")
+    if type(topics) is not list or not 0 < len(topics) <= _MAX_TOPICS:
+        raise ProtocolError(_INVALID, f"topics must be a list of 1 to {_MAX_TOPICS} names")
+    start = header.get("start", "earliest")
+    if start not in ("earliest", "latest"):
+        raise ProtocolError(_INVALID, "start must be earliest or latest")
+    expression, kind = header.get("filter"), header.get("filter_type")
+    for name, value in (("filter", expression), ("filter_type", kind)):
+        if value is not None and type(value) is not str:
+            raise ProtocolError(_INVALID, f"{name} must be a string")
+    return Pop(
+        client=client,
+        request=header["id"],
+        group=_group(header),
+        topics=list(dict.fromkeys(_topic(name) for name in topics)),
+        max_messages=min(limits.max_messages, integer_field(header, "max_messages", 32, 1)),
+        invisible_ms=invisible_of(header, limits),
+        wait_ms=min(limits.max_wait_ms, integer_field(header, "wait_ms", 0, 0)),
+        wanted=filters.get(kind, expression),
+        begin_latest=start == "latest",
+    )
+
+
+def invisible_of(header: dict[str, Any], limits: PopConfig) -> int:
+    """The invisible time (ms). Raises ProtocolError INVALID_PARAMETER for one out of bounds."""
+    value = integer_field(header, "invisible_ms")
+    if not limits.min_invisible_ms <= value <= limits.max_invisible_ms:
+        raise ProtocolError(
+            _INVALID,
+            f"invisible_ms must be {limits.min_invisible_ms} to {limits.max_invisible_ms}, not {value}"
+            " (pop.min_invisible_ms, pop.max_invisible_ms)",
+        )
+    return value
+
+
+def receipts_of(header: dict[str, Any], limits: PopConfig, revive_queues: int) -> list[Receipt]:
+    """The deliveries of ``receipts``: pairs of the popped topic and a receipt handle. Raises ProtocolError."""
+    group, pairs = _group(header), header.get("receipts")
+    if type(pairs) is not list or not 0 < len(pairs) <= limits.max_acks:
+        raise ProtocolError(_INVALID, f"receipts must be a list of 1 to {limits.max_acks} pairs (pop.max_acks)")
+    found = []
+    for pair in pairs:
+        if type(pair) is not list or len(pair) != 2 or type(pair[1]) is not str:
+            raise ProtocolError(_INVALID, "each of receipts is a pair: the topic and the receipt handle")
+        popped = _topic(pair[0])
+        try:
+            handle = ReceiptHandle.parse(pair[1])
+        except InvalidMessageError as error:
+            raise ProtocolError(_INVALID, str(error)) from error
+        if handle.queue_offset is None or handle.is_ordered:
+            raise ProtocolError(_INVALID, f"the receipt handle {pair[1]!r:.200} names no message of a shared queue")
+        numbers = (handle.start_offset, handle.pop_time, handle.queue_id, handle.queue_offset)
+        if not 0 <= handle.revive_queue < revive_queues or min(numbers) < 0 or max(numbers) >= 1 << 62:
+            raise ProtocolError(_INVALID, f"the receipt handle {pair[1]!r:.200} is none of this node")
+        if not 0 < handle.invisible_ms <= 2 * limits.max_invisible_ms:
+            raise ProtocolError(_INVALID, f"the receipt handle {pair[1]!r:.200} is none of this node")
+        key = CheckPointKey(
+            handle.topic(popped, group),
+            group,
+            handle.queue_id,
+            handle.start_offset,
+            handle.pop_time,
+            handle.broker_name,
+        )
+        found.append(Receipt(key, handle.queue_offset, handle))
+    return found
+
+
+def _group(header: dict[str, Any]) -> str:
+    group = text_field(header, "group")
+    try:
+        validate_group(group)
+    except InvalidMessageError as error:
+        raise ProtocolError(_INVALID, str(error)) from error
+    return group
+
+
+def _topic(name: Any) -> str:
+    if type(name) is not str:
+        raise ProtocolError(_INVALID, "a topic must be a string")
+    try:
+        validate_topic(name)
+    except InvalidMessageError as error:
+        raise ProtocolError(_INVALID, str(error)) from error
+    return name

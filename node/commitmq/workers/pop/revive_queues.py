@@ -1,0 +1,142 @@
+"""The revive topic: reads its queues in rounds, as RocketMQ does, and brings back what nobody else did (remoting 5.8).
+
+Check points of this process are known in memory and are done when they come here. What is unknown is RocketMQ's, or was
+made before a death of which the log's part is gone: its messages come back here. The committed offset of
+``CID_RMQ_SYS_REVIVE_GROUP`` is that of the last processed record.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from commitmq.errors import CorruptRecordError, InvalidMessageError, OffsetOutOfRangeError
+from commitmq.semantics.pop_revive import REVIVE_GROUP
+from commitmq.semantics.revive_round import DuePoint, ReviveRound
+from commitmq.workers.pop.coordinator_line import CoordinatorLine
+from commitmq.workers.pop.points import Points
+from commitmq.workers.pop.revival import Return, Revival
+from commitmq.workers.reader.places import Places
+from commitmq.workers.runtime.context import WorkerContext
+
+_UNITS: Final = 2_000
+_LOOK_MS: Final = 500
+_NEVER: Final = -2
+
+
+class ReviveQueues:
+    """See the module."""
+
+    def __init__(self, context: WorkerContext, places: Places, topic: str, points: Points, revival: Revival) -> None:
+        self._context = context
+        self._places, self._topic, self._points, self._revival = places, topic, points, revival
+        self._rounds: dict[int, ReviveRound] = {}
+        self._committed: dict[int, int] = {}
+        self._seen = -1
+        self._look_at_ms = 0
+        self._ends: dict[int, int] = {}
+
+    def load(self, line: CoordinatorLine) -> None:
+        """Begin anew at the committed offsets. Raises ProtocolError."""
+        self._rounds.clear()
+        self._seen = -1
+        topic = self._places.topics.get(self._topic)
+        if topic is None:
+            return
+        queues = [(self._topic, queue) for queue in range(topic.read_queues)]
+        answer = line.one({"op": "offset.fetch", "group": REVIVE_GROUP, "queues": queues})
+        for _, queue, offset in answer["offsets"]:
+            self._committed[queue] = offset
+            self._rounds[queue] = ReviveRound(offset)
+            self._ends[queue] = self._end(queue)
+
+    @property
+    def has_queues(self) -> bool:
+        return bool(self._rounds)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a check point was read that is not processed."""
+        return any(one.waiting() for one in self._rounds.values())
+
+    @property
+    def is_behind_start(self) -> bool:
+        """Whether everything was processed that was in the queues when :meth:`load` was called."""
+        return all(one.next_offset >= self._ends[q] and not one.waiting() for q, one in self._rounds.items())
+
+    def _end(self, queue: int) -> int:
+        bounds = self._places.queues.bounds(
+            self._topic, queue, bound=self._places.bound(), floor=self._places.floor(self._topic)
+        )
+        return 0 if bounds is None else bounds[1]
+
+    def turn(self, now_ms: int) -> None:
+        """Read what is new, and process what is due. Raises WriterLost."""
+        bound = self._places.bound()
+        if now_ms < self._look_at_ms or (bound == self._seen and not self.is_waiting):
+            return
+        self._look_at_ms = now_ms + _LOOK_MS
+        self._seen = bound
+        for queue, one in self._rounds.items():
+            if self._read(queue, one, bound):
+                one.idle(now_ms)
+            else:
+                self._look_at_ms = 0
+            due = one.due()
+            if due:
+                self._process(one, due)
+
+    def _read(self, queue: int, one: ReviveRound, bound: int) -> bool:
+        """Take records; True at the queue's end."""
+        floor = self._places.floor(self._topic)
+        at, units = self._places.queues.units(self._topic, queue, one.next_offset, _UNITS, bound=bound, floor=floor)
+        for number, place in enumerate(units["physical_offset"].tolist()):
+            one.next_offset = at + number + 1
+            if place < floor or not int(units["size"][number]):
+                continue
+            try:
+                one.take(self._places.log.record(place))
+            except (InvalidMessageError, CorruptRecordError, OffsetOutOfRangeError) as error:
+                self._context.log.error("a record of the revive topic says nothing", error=str(error))
+        return len(units) < _UNITS
+
+    def _process(self, one: ReviveRound, due: list[DuePoint]) -> None:
+        returns: list[Return] = []
+        owners: list[int] = []
+        for number, found in enumerate(due):
+            point = self._points.by_key.get(found.check_point.key)
+            if point is None:
+                offsets = found.check_point.left()
+            else:
+                known = set(point.check_point.left())
+                offsets = [offset for offset in found.check_point.left() if offset in known]
+            for offset in offsets:
+                returns.append(Return(found.check_point, offset))
+                owners.append(number)
+        done = self._revival.copy(returns)
+        failed = {number for number, is_done in zip(owners, done, strict=True) if not is_done}
+        for entry, number, is_done in zip(returns, owners, done, strict=True):
+            point = self._points.by_key.get(due[number].check_point.key)
+            if point is not None and is_done:
+                self._points.settle(point, entry.offset)
+        for number, found in enumerate(due):
+            if number in failed:
+                return  # in order: the offset may not pass it
+            point = self._points.by_key.get(found.check_point.key)
+            if point is not None and not point.open:
+                self._points.drop(point)
+            one.processed(found)
+
+    def commits(self) -> list[dict[str, Any]]:
+        """Requests for the coordinator that commit what was processed."""
+        moved = [
+            (self._topic, queue, one.position)
+            for queue, one in self._rounds.items()
+            if one.position > self._committed.get(queue, _NEVER)
+        ]
+        return [{"op": "offset.commit", "group": REVIVE_GROUP, "offsets": moved}] if moved else []
+
+    def committed(self, requests: list[dict[str, Any]]) -> None:
+        """These :meth:`commits` are durable."""
+        for request in requests:
+            for _, queue, offset in request["offsets"]:
+                self._committed[queue] = max(self._committed.get(queue, _NEVER), offset)

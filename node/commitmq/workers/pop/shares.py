@@ -1,0 +1,152 @@
+"""The groups whose consumers share queues, and where each group goes on in each queue.
+
+The offset of a group lies behind the last message that was handed out (RocketMQ's rule). The process keeps it in memory and
+commits it through the coordinator. After a death the check points in the log tell what was handed out behind the
+committed offset (:mod:`commitmq.workers.pop.recovery`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from commitmq.errors import ProtocolError
+from commitmq.semantics.retry import pop_retry_topic
+from commitmq.workers.pop.coordinator_line import CoordinatorLine
+from commitmq.workers.runtime.context import monotonic_ms
+
+_RENEW_MS: Final = 5_000
+_IDLE_MS: Final = 30_000
+_AWAY_MS: Final = 1_000
+_COMMITS: Final = 500  # offsets in one request
+MAX_SHARES: Final = 10_000
+
+QueueKey = tuple[str, int]
+"""A topic of the store, retry topics too, and a queue."""
+
+
+@dataclass(slots=True)
+class Share:
+    """One group. ``next``: the offset of the next message to hand out, by queue; ``committed``: what the node has."""
+
+    group: str
+    max_retries: int = 16
+    topics: set[str] = field(default_factory=set)
+    """Those that it pops; their retry topics exist."""
+    next: dict[QueueKey, int] = field(default_factory=dict)
+    committed: dict[QueueKey, int] = field(default_factory=dict)
+    used_ms: int = 0
+    renew_ms: int = 0
+    problem: str = ""
+    """Why the group may not share any more."""
+
+    def dirty(self) -> list[tuple[str, int, int]]:
+        """Offsets to commit."""
+        return [(*key, offset) for key, offset in self.next.items() if offset != self.committed.get(key, -1)]
+
+
+class Shares:
+    """All groups. ``revive`` is the revive topic, of ``revive_queues`` queues."""
+
+    def __init__(self, line: CoordinatorLine, revive: str, revive_queues: int) -> None:
+        self._line = line
+        self._revive = {"revive": revive, "revive_queues": revive_queues}
+        self._shares: dict[str, Share] = {}
+        self.handed_out: dict[tuple[str, str, int], int] = {}
+        """Where the check points in the log end, by group, topic and queue; found after a death."""
+
+    def __iter__(self) -> Any:
+        return iter(self._shares.values())
+
+    def get(self, group: str) -> Share | None:
+        return self._shares.get(group)
+
+    def of(self, group: str, topics: list[str]) -> Share:
+        """The share of ``group``, which pops ``topics``. Raises ProtocolError for a group that may not."""
+        now = monotonic_ms()
+        share = self._shares.get(group)
+        if share is None or share.problem or not share.topics.issuperset(topics):
+            if share is None and len(self._shares) >= MAX_SHARES:
+                raise ProtocolError("LIMIT_EXCEEDED", f"{MAX_SHARES} groups share queues already", retry_after_ms=5_000)
+            answer = self._line.one(self._request(group, topics))
+            if share is None:
+                share = self._shares[group] = Share(group)
+            share.max_retries = int(answer["max_retries"])
+            share.topics.update(topics)
+            share.renew_ms, share.problem = now + _RENEW_MS, ""
+        share.used_ms = now
+        return share
+
+    def max_retries(self, group: str, topic: str) -> int:
+        """How often a message of ``group`` may come again; makes sure that the topics for it exist."""
+        share = self._shares.get(group)
+        if share is not None and topic in share.topics:
+            return share.max_retries
+        return int(self._line.one({**self._request(group, [topic]), "lease": False})["max_retries"])
+
+    def _request(self, group: str, topics: list[str]) -> dict[str, Any]:
+        names = [pop_retry_topic(topic, group) for topic in topics]
+        return {"op": "group.share", "group": group, "topics": names, "lease": True, **self._revive}
+
+    # ------------------------------------------------------------ offsets
+
+    def load(self, share: Share, queues: list[QueueKey], begin: dict[QueueKey, int]) -> None:
+        """Learn where ``share`` goes on in ``queues``; in one without an offset at ``begin``. Raises ProtocolError."""
+        new = [key for key in queues if key not in share.next]
+        if not new:
+            return
+        answer = self._line.one({"op": "offset.fetch", "group": share.group, "queues": new})
+        for topic, queue, offset in answer["offsets"]:
+            key = (topic, queue)
+            share.committed[key] = offset
+            start = begin[key] if offset < 0 else offset
+            share.next[key] = max(start, self.handed_out.get((share.group, topic, queue), 0))
+
+    def commit(self, extra: list[dict[str, Any]], in_flight: Any) -> bool:
+        """Commit what changed, and renew leases; ``extra`` requests of the caller go with it. False: not all succeeded."""
+        now = monotonic_ms()
+        requests: list[dict[str, Any]] = list(extra)
+        shares: list[Share | None] = [None] * len(extra)
+        for share in list(self._shares.values()):
+            dirty = share.dirty()
+            for at in range(0, len(dirty), _COMMITS):
+                known = [
+                    max(share.committed.get((topic, queue), -1), -1) for topic, queue, _ in dirty[at : at + _COMMITS]
+                ]
+                offsets = dirty[at : at + _COMMITS]
+                requests.append({"op": "offset.commit", "group": share.group, "offsets": offsets, "known": known})
+                shares.append(share)
+            active = share.used_ms + _IDLE_MS > now or in_flight(share.group)
+            if not active and not dirty:
+                del self._shares[share.group]
+            elif active and share.renew_ms <= now and share.topics:
+                share.renew_ms = now + _RENEW_MS
+                requests.append(self._request(share.group, sorted(share.topics)))
+                shares.append(share)
+        if not requests:
+            return True
+        whole = True
+        for request, share_, answer in zip(requests, shares, self._line.ask(requests), strict=True):
+            whole &= self._heard(request, share_, answer)
+        return whole
+
+    def _heard(self, request: dict[str, Any], share: Share | None, answer: dict[str, Any]) -> bool:
+        if answer.get("ok"):
+            for topic, queue, offset in answer.get("stored", ()):
+                if share is not None:
+                    share.committed[topic, queue] = offset
+                    # A person may have moved the group forward.
+                    share.next[topic, queue] = max(share.next.get((topic, queue), 0), offset)
+            return True
+        if share is None:
+            return False
+        if request["op"] == "group.share":
+            share.problem = str(answer.get("error"))
+        elif answer.get("code") in ("FENCED", "TOPIC_NOT_EXIST", "INVALID_PARAMETER"):
+            # The group was reset, or a topic was deleted or made anew: begin with what the node has.
+            for topic, queue, _ in request["offsets"]:
+                share.next.pop((topic, queue), None)
+                share.committed.pop((topic, queue), None)
+                self.handed_out.pop((share.group, topic, queue), None)
+            return True
+        return False

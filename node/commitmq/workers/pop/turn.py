@@ -1,0 +1,77 @@
+"""What one turn of the pop process stores and answers: one append for the requests of many clients.
+
+An answer leaves when what it promises is flushed. When the append is refused, every step of the turn is taken back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from commitmq import failpoints
+from commitmq.format.record import Record
+from commitmq.protocol import wire
+from commitmq.semantics.pop_revive import CheckPointKey
+from commitmq.workers.pop.records import Records
+from commitmq.workers.reader.answers import Answers
+from commitmq.workers.runtime.run_mover import RunMover
+
+
+class Step(NamedTuple):
+    """``stored`` and ``taken_back`` are called by the end of the append; ``answer`` makes header and frames."""
+
+    client: bytes
+    request: int
+    stored: Callable[[], None]
+    taken_back: Callable[[], None]
+    answer: Callable[[], tuple[bytes, list[Any]]]
+
+
+def nothing() -> None:
+    """A step that has nothing to do."""
+
+
+@dataclass(slots=True)
+class Turn:
+    """See the module."""
+
+    records: list[Record] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+    claimed: set[tuple[CheckPointKey, int]] = field(default_factory=set)
+    """Messages of which a request of this turn has spoken: a second one comes too late."""
+
+    def store(self, made: Records, mover: RunMover, answers: Answers) -> bool:
+        """Append and answer. False when the append was refused. Raises WriterLost."""
+        if failpoints.ACTIVE and self.records:
+            failpoints.hit("pop.before_put")
+        puts = mover.put([run for run, _ in made.runs(self.records)]) if self.records else []
+        if failpoints.ACTIVE and self.records:
+            failpoints.hit("pop.after_put")
+        refused = next((put for put in puts if put.code), None)
+        for step in self.steps:
+            if refused is None:
+                step.stored()
+                header, frames = step.answer()
+                answers.send(step.client, header, frames)
+            else:
+                step.taken_back()
+                sentence = f"it could not be stored: {refused.sentence}"
+                more = {"retry_after_ms": 500} if refused.retry else {}
+                answers.send(step.client, wire.error(step.request, refused.code, sentence, **more))
+        self._clear()
+        return refused is None
+
+    def lose(self, answers: Answers) -> None:
+        """The writer was lost: whether anything is stored is open."""
+        for step in self.steps:
+            answers.send(
+                step.client,
+                wire.error(step.request, "SERVICE_NOT_AVAILABLE", "the writer ended meanwhile", retry_after_ms=200),
+            )
+        self._clear()
+
+    def _clear(self) -> None:
+        self.records.clear()
+        self.steps.clear()
+        self.claimed.clear()
