@@ -237,7 +237,7 @@ def test_nodes_share_a_machine_by_their_blocks_of_ports(tmp_path: Path) -> None:
             in third.stderr
         )
         assert "(network.port itself;" in third.stderr
-        assert f"some of the ports {base + 5} to {base + 40}" in third.stderr
+        assert f"some of the ports {base + 5} to {base + 42}" in third.stderr
 
 
 def test_a_neighbours_port_in_use_is_named_with_who_needs_it(tmp_path: Path) -> None:
