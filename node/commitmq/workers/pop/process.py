@@ -148,8 +148,7 @@ class Pop:
             self._places.log, max(start, floor), end, self._points, self._context.heartbeat, before
         )
         self._queues.load(self._line)
-        while self._places.bound() < end and not self._context.stopping:
-            self._context.wait(10)  # the ConsumeQueues must show what the log has
+        self._mover.wait_until_dispatched(end)
         if len(before):
             self._handler.look_at_the_log(list(self._points.by_key.values()))
         self._store()
