@@ -108,7 +108,7 @@ RULES: dict[str, set[str]] = {
     "protocol": {"errors"},
     "network": {"config", "log", "protocol"},
     "client": {"errors", "format", "log", "protocol", "semantics", "store"},
-    "coordination": BASE | {"config", "files", "format", "store"},
+    "coordination": BASE | {"config", "files", "format", "semantics", "store"},
     "plugin": BASE | {"config", "format", "store"},
     "offline": BASE | {"config", "files", "format", "kernels", "plugin", "store"},
     "workers": BASE

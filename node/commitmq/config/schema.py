@@ -153,6 +153,20 @@ class PopConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class TransactionConfig:
+    enable: bool = _key(True)
+    exactly_once: bool = _key(True)
+    timeout_ms: int = _key(6_000, 1)
+    check_interval_ms: int = _key(30_000, 10)
+    check_max: int = _key(15, 1, 10_000)
+    op_interval_ms: int = _key(3_000, 1)
+    op_max_bytes: int = _key(4_096, 32, 65_536)
+    batch_messages: int = _key(256, 1, 10_000)
+    session_timeout_ms: int = _key(15_000, 100)
+    max_producers: int = _key(10_000, 1)
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryConfig:
     enable: bool = _key(True)
     budget_bytes: int = _key(0, 0)
@@ -269,6 +283,7 @@ class NodeConfig:
     producers: ProducersConfig = field(default_factory=ProducersConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
     pop: PopConfig = field(default_factory=PopConfig)
+    transaction: TransactionConfig = field(default_factory=TransactionConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     reader: ReaderConfig = field(default_factory=ReaderConfig)
     filter: FilterConfig = field(default_factory=FilterConfig)

@@ -1,4 +1,4 @@
-"""The operations on topics: ``topic.route``, ``create``, ``list``, ``describe`` and ``delete``."""
+"""The operations on topics: ``topic.route``, ``create``, ``own``, ``list``, ``describe`` and ``delete``."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ class TopicOperations:
         self.operations: Operations = {
             "topic.route": self._route,
             "topic.create": self._create,
+            "topic.own": self._own,
             "topic.list": self._list,
             "topic.describe": self._describe,
             "topic.delete": self._delete,
@@ -66,6 +67,12 @@ class TopicOperations:
         )
         topic = self._topics.get(name)
         return Answer(lambda: {"created": created, "topic": describe(topic)}, self._needed(name))
+
+    def _own(self, header: Header, now_ms: int) -> Answer:
+        """The topics of the transaction process, which asks for them when it begins."""
+        self._topics.make_own(topic_rules.TRANSACTION_TOPICS)
+        staged = any(self._topics.is_staged(name) for name in topic_rules.TRANSACTION_TOPICS)
+        return Answer(lambda: {"topics": list(topic_rules.TRANSACTION_TOPICS)}, "topics" if staged else None)
 
     def _list(self, header: Header, now_ms: int) -> Answer:
         after = requests.optional_text(header, "after") or ""

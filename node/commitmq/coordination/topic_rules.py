@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from commitmq.errors import InvalidMessageError, ProtocolError
+from commitmq.semantics.transaction import DISCARD_TOPIC, HALF_TOPIC, OP_TOPIC
 from commitmq.store.metadata.topic_config import (
     QUEUE_TYPE,
     QUEUE_TYPE_BATCH,
@@ -17,6 +18,8 @@ from commitmq.store.metadata.topic_name import is_send_forbidden, validate_topic
 
 MAX_QUEUES: Final = 4_096  # of one topic; an assignment of all its queues must fit a header
 PERM_LIMIT: Final = 8  # RocketMQ's valid permissions are below its priority bit (spec 1.4)
+TRANSACTION_TOPICS: Final = (HALF_TOPIC, OP_TOPIC, DISCARD_TOPIC)
+"""RocketMQ makes them when it starts; here they are made before the first transaction."""
 _SYSTEM_PREFIX: Final = "rmq_sys_"
 _SYSTEM_TOPICS: Final = frozenset({"TBW102", "BenchmarkTest", "RMQ_SYS_TRACE_TOPIC"})
 

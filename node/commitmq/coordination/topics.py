@@ -262,6 +262,12 @@ class Topics:
         self._put(replace(known, read_queues=queues, write_queues=queues, perm=perm, attributes=wanted))
         return True
 
+    def make_own(self, names: Iterable[str]) -> None:
+        """Make those of the node's own topics ``names`` that are not there, each with one queue, as RocketMQ does."""
+        for name in names:
+            if name not in self.table.topics:
+                self._put(TopicConfig(name, 1, 1))
+
     def _put(self, topic: TopicConfig) -> TopicConfig:
         known = self.table.topics.get(topic.name)
         if self.deletions.is_ending(topic.name):

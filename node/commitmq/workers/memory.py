@@ -119,7 +119,10 @@ class MemorySends(SendRequests):
         return self._kept(topic, queue_id, lambda: self._store.append_run(topic, incarnation, queue_id, run, host))
 
     def _place(self, run: CheckedRun, topic: str, queue_id: int) -> Placed:
-        raise Refusal("MESSAGE_ILLEGAL", f"the memory topic {topic!r} takes no delayed messages: they wait in the log")
+        raise Refusal(
+            "MESSAGE_ILLEGAL",
+            f"the memory topic {topic!r} takes no delayed messages and no transactions: they wait in the log",
+        )
 
     def _kept(self, topic: str, queue_id: int, append: Callable[[], Stored]) -> tuple[int, Appended]:
         self.storing = True

@@ -52,7 +52,7 @@ FORBIDDEN_PROPERTIES = (
 )
 
 # Those that a send to the CommitLog may carry: the writer then stores the message where it waits (see semantics).
-SPECIAL_PROPERTIES = ("DELAY",)
+SPECIAL_PROPERTIES = ("DELAY", "TRAN_MSG")
 
 _SENTENCES = {
     raw.REASON_SHORT: "its size or the sizes inside point past the end",

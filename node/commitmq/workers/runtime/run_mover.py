@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
 import orjson
 import zmq
 
@@ -42,13 +43,26 @@ class MovedRun:
 @dataclass(frozen=True, slots=True)
 class Put:
     """The writer's answer to one run. ``code`` is empty for a stored one; ``retry`` says that waiting may help,
-    ``is_open`` that nobody knows whether it is stored.
+    ``is_open`` that nobody knows whether it is stored. ``queue_offset`` is that of the first record; ``parts`` are
+    ``[count, physical offset of the first]``, one for each segment.
     """
 
     code: str = ""
     sentence: str = ""
     retry: bool = False
     is_open: bool = False
+    queue_offset: int = -1
+    parts: Sequence[Sequence[int]] = ()
+
+    def places(self, run: CheckedRun) -> list[tuple[int, int]]:
+        """``(queue offset, physical offset)`` of each record of ``run``, which is stored; empty when they are not known."""
+        sizes = np.diff(run.ends, prepend=np.int64(0)).tolist()
+        found: list[tuple[int, int]] = []
+        for count, at in self.parts:
+            for size in sizes[len(found) : len(found) + count]:
+                found.append((self.queue_offset + len(found), at))
+                at += size
+        return found
 
 
 class RunMover:
@@ -146,10 +160,11 @@ class RunMover:
 
 
 def _judged(answer: dict[str, Any]) -> Put:
+    stored = Put(queue_offset=answer.get("queue_offset", -1), parts=answer.get("parts", ()))
     if answer.get("ok"):
-        return Put()
+        return stored
     code, outcome = str(answer.get("code")), answer.get("outcome")
     if outcome == "stored" or (outcome == "unknown" and code == "FLUSH_DISK_TIMEOUT"):
-        return Put()  # it is in the log; a position is written down only when it is durable
+        return stored  # it is in the log; a position is written down only when it is durable
     may_help = "retry_after_ms" in answer or code in ("SYSTEM_BUSY", "SYSTEM_ERROR", "SERVICE_NOT_AVAILABLE")
     return Put(code, str(answer.get("error")), may_help, outcome == "unknown")

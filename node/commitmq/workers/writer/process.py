@@ -36,7 +36,7 @@ from commitmq.workers.writer.local_sockets import Frames, LocalSockets, Payload,
 from commitmq.workers.writer.log_tail import LogTail, recover_tail
 from commitmq.workers.writer.producers import Producers
 from commitmq.workers.writer.send_answers import PendingAck
-from commitmq.workers.writer.send_checks import SendChecks
+from commitmq.workers.writer.send_checks import SendChecks, is_own_topic
 from commitmq.workers.writer.send_requests import SendRequests
 from commitmq.workers.writer.topic_news import TopicNews
 from commitmq.workers.writer.unknown_topics import UnknownTopics
@@ -238,6 +238,7 @@ class Writer:
             and self._topics.get(topic) is None
             and len(frames) == 2
             and op != "send_back"
+            and not is_own_topic(header)
             and not self._checks.is_lmq(topic)
         ):
             return self._unknown.ask(identity, topic, header, frames)

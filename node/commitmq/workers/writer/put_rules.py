@@ -1,4 +1,5 @@
-"""What happens to a message with a property of message semantics when it is put: it is stored where it waits (spec 12.1).
+"""What happens to a message with a property of message semantics when it is put: it is stored where it waits (spec 12.1,
+12.3).
 
 The check of a run tells in a word whether any record carries such a property, so plain runs pay nothing. A run has one
 destination: the client puts messages with the same delay into one run.
@@ -12,12 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from commitmq.format.constants import Property
-from commitmq.semantics import delay
+from commitmq.semantics import delay, transaction
 from commitmq.store.log.readdressing import Target, find, readdress, sizes_of, starts_of
 from commitmq.store.log.run_check import SPECIAL_PROPERTIES, CheckedRun, RunCheck
 from commitmq.workers.writer.send_checks import Refusal
 
 _DELAY = 1 << SPECIAL_PROPERTIES.index(Property.DELAY)
+_TRANSACTION = 1 << SPECIAL_PROPERTIES.index(Property.TRANSACTION_PREPARED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +34,11 @@ class Placed:
 class PutRules:
     """Rewrites checked runs. ``checker`` says how records of this log look."""
 
-    def __init__(self, checker: RunCheck, *, delays: bool) -> None:
-        """``delays``: the node delivers delayed messages."""
+    def __init__(self, checker: RunCheck, *, delays: bool, transactions: bool = False) -> None:
+        """``delays``: the node delivers delayed messages. ``transactions``: it ends transactions."""
         self._checker = checker
         self._delays = delays
+        self._transactions = transactions
 
     def place(self, run: CheckedRun, topic: str, queue_id: int) -> Placed:
         """Where ``run``, which carries special properties, is stored, and in which bytes.
@@ -43,9 +46,41 @@ class PutRules:
         Raises Refusal for a run of several destinations or a property without a meaning, MessageIllegalError when a
         rewritten record would break a limit.
         """
+        if run.special & _TRANSACTION and (half := self._half(run, topic, queue_id)) is not None:
+            return half
         if run.special & _DELAY:
             return self._delayed(run, topic, queue_id)
         return Placed(run, topic, queue_id)
+
+    def _half(self, run: CheckedRun, topic: str, queue_id: int) -> Placed | None:
+        """Half messages in the half topic (spec 12.3); None for messages whose TRAN_MSG is another word than true.
+
+        A delay comes into effect when the transaction is committed.
+        """
+        starts = starts_of(run)
+        names = [Property.TRANSACTION_PREPARED, Property.PRODUCER_GROUP, Property.UNIQUE_KEY]
+        found = find(run.data, starts, sizes_of(run), names)
+        values = {found.value(0, index).lower() for index in range(run.count)}
+        if b"true" not in values:
+            return None
+        if len(values) > 1:
+            raise Refusal(
+                "MESSAGE_ILLEGAL", "all messages of a run need the same property TRAN_MSG: send them in several"
+            )
+        if not self._transactions:
+            raise Refusal("MESSAGE_ILLEGAL", "this node takes no half messages (transaction.enable is false)")
+        if run.special & _DELAY:
+            self._delayed(run, topic, queue_id)  # what could never be committed is refused now
+        real = f"{Property.REAL_TOPIC}\x01{topic}\x02{Property.REAL_QUEUE_ID}\x01{queue_id}\x02".encode()
+        more = []
+        for index in range(run.count):
+            if not found.value(1, index):
+                raise Refusal("MESSAGE_ILLEGAL", "a half message needs PGROUP, the group of its producer")
+            if not (unique := found.value(2, index)):
+                raise Refusal("MESSAGE_ILLEGAL", "a half message needs UNIQ_KEY, the id of its transaction")
+            more.append(b"%b\x01%b\x02%b" % (Property.TRANSACTION_ID.encode(), unique, real))
+        target = self._target(transaction.HALF_TOPIC, 0)
+        return Placed(readdress(run.data, starts, target, more), transaction.HALF_TOPIC, 0)
 
     def place_copy(self, run: CheckedRun, topic: str, queue_id: int, *, delayed: bool) -> Placed:
         """The same for a copy that the node itself made. ``delayed``: it has a delay level. Raises as :meth:`place`."""
@@ -79,9 +114,12 @@ class PutRules:
     def _readdressed(
         self, run: CheckedRun, starts: NDArray[np.int64], topic: str, queue_id: int, pairs: dict[str, str] | None
     ) -> CheckedRun:
-        checker = self._checker
-        target = Target(topic.encode(), queue_id, len(checker.store_host) == 20, checker.properties_crc)
+        target = self._target(topic, queue_id)
         if pairs is None:
             return readdress(run.data, starts, target)
         more = "".join(f"{name}\x01{value}\x02" for name, value in pairs.items())
         return readdress(run.data, starts, target, [more.encode()])
+
+    def _target(self, topic: str, queue_id: int) -> Target:
+        checker = self._checker
+        return Target(topic.encode(), queue_id, len(checker.store_host) == 20, checker.properties_crc)

@@ -65,13 +65,15 @@ class SendChecks:
             raise Refusal(
                 "NO_PERMISSION", f"{name!r} is an LMQ: messages of other topics name it, nothing is sent to it"
             )
+        if topic is None and is_own_topic(header):
+            return self._own_topic(header, name, ack)
         if topic is None:
             try:
                 validate_topic(name)
             except InvalidMessageError as error:
                 raise Refusal("INVALID_PARAMETER", str(error)) from error
             raise Refusal("TOPIC_NOT_EXIST", f"there is no topic {name!r}")
-        if name in FORBIDDEN_TOPICS and "moved" not in header:
+        if name in FORBIDDEN_TOPICS and not is_own_topic(header):
             raise Refusal("NO_PERMISSION", f"{name!r} is a system topic that takes no sends")
         if not topic.is_writable:
             raise Refusal("NO_PERMISSION", f"topic {name!r} is not writable")
@@ -87,6 +89,11 @@ class SendChecks:
             )
         self._refuse_when_unwritable()
         return name, self._queue_of(header, name, topic), ack
+
+    def _own_topic(self, header: dict[str, Any], name: str, ack: str) -> tuple[str, int, str]:
+        """The same for a topic of the node that is not in the table. Raises Refusal."""
+        self._refuse_when_unwritable()
+        return name, integer(header, "queue", -1, 0, 1 << 20), ack
 
     def checked_ack(self, header: dict[str, Any], frames: Frames) -> str:
         """The ack of a request that names no queue to store in; the node takes messages now. Raises Refusal."""
@@ -182,6 +189,11 @@ class SendChecks:
                 f"a property's value holds {len(_ZEROS)} zero bytes in a row, as a sector does that never reached the disk",
             )
         return text.encode()
+
+
+def is_own_topic(header: dict[str, Any]) -> bool:
+    """Whether a mover appends to a topic of the node. It need not be in the table: RocketMQ makes its own ones itself."""
+    return "moved" in header and header["op"] == "append" and header.get("topic") in FORBIDDEN_TOPICS
 
 
 def integer(header: dict[str, Any], key: str, default: int, low: int, high: int) -> int:

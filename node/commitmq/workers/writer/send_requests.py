@@ -75,7 +75,8 @@ class SendRequests:
         self._offsets = offsets
         self._stored = PatientAppend(context, publish).store
         self._config = context.config
-        self._rules = PutRules(appender, delays=context.config.schedule.enable)
+        config = context.config
+        self._rules = PutRules(appender, delays=config.schedule.enable, transactions=config.transaction.enable)
         self._send_backs = None if topics is None else SendBacks(context, topics, self._rules)
         self._born_hosts = BornHosts()
         self._further = FurtherQueues(context.config, offsets)
@@ -361,5 +362,6 @@ class SendRequests:
 
 def _unnumbered() -> Refusal:
     return Refusal(
-        "MESSAGE_ILLEGAL", "a delayed message cannot come from an idempotent producer: its copy is no repetition"
+        "MESSAGE_ILLEGAL",
+        "a delayed message, or one of a transaction, cannot come from an idempotent producer: its copy is no repetition",
     )

@@ -1,0 +1,1 @@
+"""The transaction process: ends transactions, and checks those without an end."""

@@ -1,0 +1,144 @@
+"""The check service: asks about transactions without an end, round for round (spec 12.3).
+
+A round is cut into steps, so that ends do not wait for it. A half message that a step puts back or gives up is appended
+before the position passes it. If something dies in between, the copy is found when the process resumes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from commitmq.format.record import Record
+from commitmq.semantics.transaction import HALF_TOPIC, OP_TOPIC, ROLLBACK
+from commitmq.semantics.transaction_check import OPS_AT_ONCE, CheckRound, CheckRules, Decision, Step
+from commitmq.workers.transaction.appends import Append, Appends
+from commitmq.workers.transaction.ends import Ends
+from commitmq.workers.transaction.half_queues import HalfQueues
+from commitmq.workers.transaction.ledger import Ledger, Place
+
+Ask = Callable[[Record, Place], None]
+"""Asks a producer about a half message at its new place."""
+
+_READ: Final = 64
+
+
+class Checks:
+    """The rounds. ``ledger`` is set by the owner when it has resumed."""
+
+    ledger: Ledger
+
+    def __init__(
+        self, queues: HalfQueues, appends: Appends, ends: Ends, rules: CheckRules, batch: int, ask: Ask
+    ) -> None:
+        """``batch``: half messages that are put back together."""
+        self._queues, self._appends, self._ends = queues, appends, ends
+        self._rules, self._batch, self._ask = rules, batch, ask
+        self._round: CheckRound | None = None
+        self._cached: dict[int, Record] = {}
+        self.checked = self.discarded = 0
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a round has begun and has more to do."""
+        return self._round is not None
+
+    def forget(self) -> None:
+        """The round ends where it is: what it has done is to be found anew."""
+        self._round = None
+        self._cached.clear()
+
+    def has_work(self) -> bool:
+        """Whether any half message or op message is behind the positions."""
+        ledger = self.ledger
+        return (
+            ledger.half_offset < self._queues.bounds(HALF_TOPIC)[1]
+            or ledger.op_offset < self._queues.bounds(OP_TOPIC)[1]
+        )
+
+    def begin(self, now_ms: int) -> None:
+        """Begin a round."""
+        ledger = self.ledger
+        low, high = self._queues.bounds(HALF_TOPIC)
+        ops_low, ops_high = self._queues.bounds(OP_TOPIC)
+        ledger.pass_to(min(max(ledger.half_offset, low), high), min(max(ledger.op_offset, ops_low), ops_high))
+        self._round = CheckRound(
+            ledger.half_offset, ledger.op_offset, now_ms, self._rules, decided=ledger.decided_before
+        )
+        self._cached.clear()
+        self._take_ops(self._round)
+
+    def step(self, now_ms: int) -> None:
+        """Carry the round on by one batch. Raises WriterLost."""
+        round_ = self._round
+        assert round_ is not None
+        taken: list[tuple[Decision, Record]] = []
+        goes_on = True
+        while goes_on and len(taken) < self._batch:
+            goes_on = not round_.is_over(now_ms) and self._look(round_, now_ms, taken)
+        if not self._append(taken, now_ms):
+            self.forget()  # the writer takes nothing at the moment: another round tries again
+            return
+        self.ledger.pass_to(round_.half_offset, round_.new_op_offset())
+        if not goes_on:
+            self.forget()
+
+    def _look(self, round_: CheckRound, now_ms: int, taken: list[tuple[Decision, Record]]) -> bool:
+        """Decide about one half message. False when the round is over."""
+        offset = round_.next_undecided()
+        if not self.ledger.is_open(offset):
+            if offset >= self._queues.bounds(HALF_TOPIC)[1]:
+                return False
+            round_.passed()
+            return True
+        half = self._half(round_, offset)
+        if half is None:
+            return round_.half_offset != offset
+        place = Place(offset, half.physical_offset)
+        if self._ends.is_gone(half, place):
+            self.ledger.note_end(half, place, int(ROLLBACK))
+            round_.passed()
+            return True
+        decision = round_.decide(half, now_ms)
+        if decision.step is Step.STOP:
+            return False
+        if decision.step is Step.MORE_OPS:
+            self._take_ops(round_)
+            return True
+        if decision.record is not None:
+            taken.append((decision, half))
+        round_.passed()
+        return True
+
+    def _half(self, round_: CheckRound, offset: int) -> Record | None:
+        """The half message at ``offset``. None at the queue's end, and where none can be read: then the round skips."""
+        if offset not in self._cached:
+            behind, records = self._queues.records(HALF_TOPIC, offset, _READ)
+            self._cached = {record.queue_offset: record for record in records}
+            if offset not in self._cached and behind > offset:
+                round_.skip_to(min([*self._cached, behind]))
+        return self._cached.get(offset)
+
+    def _take_ops(self, round_: CheckRound) -> None:
+        behind, ops = self._queues.records(OP_TOPIC, round_.next_op_offset, OPS_AT_ONCE)
+        round_.take_ops(ops)
+        if not ops and behind > round_.next_op_offset:
+            round_.next_op_offset = behind  # units whose records are gone
+
+    def _append(self, taken: list[tuple[Decision, Record]], now_ms: int) -> bool:
+        """Carry out the decisions of a step. False when not all of it could be appended. Raises WriterLost."""
+        if not taken:
+            return True
+        appends = [Append(decision.record) for decision, _ in taken if decision.record is not None]
+        self._appends.put("renewal", appends)
+        for (decision, half), append in zip(taken, appends, strict=True):
+            if append.place is None:
+                continue
+            is_given_up = decision.step is Step.DISCARD
+            self.ledger.note_passed(half.queue_offset, half, None if is_given_up else append.place)
+            if is_given_up:
+                self.discarded += 1
+            elif decision.step is Step.CHECK:
+                self.checked += 1
+                self._ask(append.record, append.place)
+        return all(append.place is not None for append in appends)

@@ -1,0 +1,49 @@
+"""The list of open transactions, in pages."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from commitmq.coordination import requests
+from commitmq.format.constants import Property
+from commitmq.format.record import Record
+from commitmq.semantics.transaction import HALF_TOPIC
+from commitmq.workers.transaction.found_ends import check_times
+from commitmq.workers.transaction.half_queues import HalfQueues
+from commitmq.workers.transaction.ledger import Ledger
+
+MOST: Final = 256
+_READ: Final = 1_024
+_MAX_OFFSET: Final = (1 << 63) - 1
+
+
+def list_open(header: dict[str, Any], queues: HalfQueues, ledger: Ledger, now_ms: int) -> dict[str, Any]:
+    """``transactions`` of one page, oldest first, and ``next``, the half offset where the next page begins (null: none)."""
+    limit = requests.limit(header, MOST)
+    at = max(ledger.half_offset, requests.optional_integer(header, "after", 0, _MAX_OFFSET) or 0)
+    _, high = queues.bounds(HALF_TOPIC)
+    behind, halves = queues.records(HALF_TOPIC, at, _READ, lambda offset, _: ledger.is_open(offset))
+    shown = halves[:limit]
+    following = shown[-1].queue_offset + 1 if len(halves) > limit else behind
+    return {
+        "transactions": [_described(half, now_ms) for half in shown],
+        "next": following if following < high and behind > at else None,
+    }
+
+
+def _described(half: Record, now_ms: int) -> dict[str, Any]:
+    properties = half.properties
+    return {
+        "topic": properties.get(Property.REAL_TOPIC, ""),
+        "queue": properties.get(Property.REAL_QUEUE_ID, ""),
+        "group": properties.get(Property.PRODUCER_GROUP, ""),
+        "unique_id": properties.get(Property.UNIQUE_KEY, ""),
+        "keys": properties.get(Property.KEYS, ""),
+        "tags": properties.get(Property.TAGS, ""),
+        "queue_offset": half.queue_offset,
+        "physical_offset": half.physical_offset,
+        "born": half.born_timestamp,
+        "age_ms": now_ms - half.born_timestamp,
+        "checks": check_times(half),
+        "body_bytes": len(half.body),
+    }

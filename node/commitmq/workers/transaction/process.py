@@ -1,0 +1,355 @@
+"""transaction: ends transactions, checks those without an end, and gives up on those that nobody ends (spec 12.3).
+
+Owns: no file. Reads: the ConsumeQueues of half and op topic, the CommitLog, topics. Advances: nothing that others read; the
+offsets of CID_RMQ_SYS_TRANS at the coordinator. Sockets: ROUTER ``transaction`` (ipc and tcp) for requests, on which it
+also asks registered producers; DEALER to the writer and to the coordinator. Exit codes: workers.runtime.context.ExitCode.
+
+Invariants
+    * A transaction has at most one outcome. This process alone decides, and the first end counts.
+    * A committed message is in the log once (``transaction.exactly_once``): after a death of this process, of the writer
+      or of the node the log is read from the oldest open half message on for what is there already.
+    * A rolled-back one never is: the answer to a rollback comes after its op message is flushed.
+    * None is lost: a position passes a half message when its end, its newer copy or its discarded copy is flushed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Any, Final
+
+import zmq
+
+from commitmq import failpoints
+from commitmq.control import DispatcherWord, Word
+from commitmq.coordination import requests
+from commitmq.coordination.groups import check_name
+from commitmq.errors import CommitMQError, ProtocolError
+from commitmq.format.constants import Property
+from commitmq.format.message_id import offset_message_id
+from commitmq.format.record import Record, encode_record
+from commitmq.protocol import wire
+from commitmq.semantics.derived import derived
+from commitmq.semantics.transaction import COMMIT, HALF_TOPIC, OP_TOPIC, OpBuffer, op_offsets, real_queue
+from commitmq.semantics.transaction_check import CheckRules
+from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
+from commitmq.workers.runtime.run_mover import WriterLost
+from commitmq.workers.runtime.topic_view import TopicViews
+from commitmq.workers.transaction.appends import Appends
+from commitmq.workers.transaction.checks import Checks
+from commitmq.workers.transaction.ends import End, EndedError, Ends, parse_end
+from commitmq.workers.transaction.found_ends import check_times, find_ends, find_superseded
+from commitmq.workers.transaction.half_queues import HalfQueues
+from commitmq.workers.transaction.ledger import Ledger, Place
+from commitmq.workers.transaction.listing import list_open
+from commitmq.workers.transaction.positions import Positions
+from commitmq.workers.transaction.producers import Producers
+
+ROLE = "transaction"
+_REQUESTS_A_TURN: Final = 512
+_IDLE_MS: Final = 1_000
+_LOOK_S: Final = 0.02
+_READ: Final = 512
+_CHECKED_MARK: Final = Property.TRANSACTION_CHECK_TIMES.encode()
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class Transactions:
+    """The loop's state."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        config = context.config.transaction
+        self._context, self._config = context, config
+        self._control = context.control
+        self._queues = HalfQueues(context)
+        self._appends = Appends(context)
+        self._positions = Positions(context)
+        self._topics = TopicViews(context.layout, context.control)
+        self._producers = Producers(timeout_ms=config.session_timeout_ms, most=config.max_producers)
+        hours = context.config.retention.hours
+        rules = CheckRules(
+            timeout_ms=config.timeout_ms,
+            check_max=config.check_max,
+            reserved_ms=(hours or 24 * 365 * 100) * 3_600_000,
+            interval_ms=config.check_interval_ms,
+        )
+        self._ends = Ends(self._queues, self._appends, self._topics, config.timeout_ms)
+        self._checks = Checks(self._queues, self._appends, self._ends, rules, config.batch_messages, self._ask)
+        self._ledger = Ledger(0, 0, OpBuffer(0))
+        self._written = (-1, -1)
+        self._told: tuple[int, ...] = ()
+        self._check_at_ms = 0
+        self._router, self.endpoints = context.bind_router(ROLE)
+        context.register(self._router)
+        self._waiting: deque[tuple[bytes, int, End]] = deque()
+        self._check_number = 0
+
+    # ------------------------------------------------------------ begin and resume
+
+    def writer_serves(self) -> bool:
+        """Wait for the writer. False when this process shall stop first."""
+        return self._appends.writer_serves()
+
+    def resume(self) -> bool:
+        """Take up the positions, and find in queues and log what is done behind them. False when this process shall stop."""
+        positions = None
+        while positions is None:
+            self._context.wait(0)
+            if self._context.stopping:
+                return False
+            positions = self._positions.fetch()
+        if not self._is_dispatched():
+            return False
+        config = self._config
+        low, high = self._queues.bounds(HALF_TOPIC)
+        ops_low, ops_high = self._queues.bounds(OP_TOPIC)
+        buffer = OpBuffer(_now_ms(), interval_ms=config.op_interval_ms, max_bytes=config.op_max_bytes)
+        ledger = Ledger(min(max(positions[0], low), high), min(max(positions[1], ops_low), ops_high), buffer)
+        self._written = positions
+        self._ledger = self._ends.ledger = self._checks.ledger = ledger
+        self._checks.forget()
+        at = ledger.op_offset
+        while at < ops_high:
+            at, ops = self._queues.records(OP_TOPIC, at, _READ)
+            for op in ops:
+                for offset in op_offsets(op):
+                    ledger.note_known_end(offset)
+            self._context.heartbeat()
+        halves = self._halves(ledger, high)
+        for half in halves:
+            if check_times(half) and ledger.is_open(half.queue_offset):
+                ledger.note_place(half)
+        if config.exactly_once:
+            self._find(ledger, halves)
+        self._check_at_ms = monotonic_ms() + config.check_interval_ms
+        return True
+
+    def _is_dispatched(self) -> bool:
+        """Wait until everything that is written now is in the queues. False when this process shall stop first."""
+        end = self._control.get(Word.WRITTEN)
+        while self._control.dispatcher(0, DispatcherWord.DISPATCHED) < end or self._control.committed() < end:
+            self._context.wait(0)
+            if self._context.stopping:
+                return False
+            time.sleep(_LOOK_S)
+        return True
+
+    def _halves(self, ledger: Ledger, high: int) -> list[Record]:
+        """The open half messages, and all those that were put back."""
+        halves: list[Record] = []
+        at = ledger.half_offset
+        while at < high:
+            at, records = self._queues.records(
+                HALF_TOPIC, at, _READ, lambda offset, data: ledger.is_open(offset) or _CHECKED_MARK in data
+            )
+            halves += records
+            self._context.heartbeat()
+        return halves
+
+    def _find(self, ledger: Ledger, halves: list[Record]) -> None:
+        superseded = find_superseded(halves)
+        is_open = [half for half in halves if half.queue_offset not in superseded and ledger.is_open(half.queue_offset)]
+        end = self._control.committed()
+        found = find_ends(self._queues.log, is_open, end, self._context.heartbeat)
+        by_offset = {half.queue_offset: half for half in halves}
+        for offset in sorted(found.committed):
+            half = by_offset[offset]
+            ledger.note_end(half, Place(offset, half.physical_offset), int(COMMIT))
+        for offset in superseded | (found.discarded - found.committed):
+            if ledger.is_open(offset):
+                ledger.note_superseded(offset)
+        if found.committed or found.discarded or superseded:
+            self._context.log.info(
+                "found in the log what was done before",
+                committed=len(found.committed),
+                discarded=len(found.discarded),
+                put_back=len(superseded),
+            )
+
+    # ------------------------------------------------------------ one turn
+
+    def turn(self) -> float:
+        """Do what is due; returns how long to wait, in ms. Raises WriterLost."""
+        self._queues.release()
+        if self._topics.is_stale:
+            self._topics.reload()
+        more = self._take_requests()
+        self._carry_out()
+        now = _now_ms()
+        due_ms = self._ledger.ops.due_in_ms(now)
+        if due_ms == 0:
+            self._ends.write_ops(now)
+            due_ms = self._ledger.ops.due_in_ms(now)
+        if not self._checks.is_running and monotonic_ms() >= self._check_at_ms:
+            self._check_at_ms = monotonic_ms() + self._config.check_interval_ms
+            self._producers.expire(monotonic_ms())
+            if self._checks.has_work():
+                self._checks.begin(now)
+        if self._checks.is_running:
+            self._checks.step(now)
+            if not self._checks.is_running:
+                self._commit_positions()
+                self._tell()
+            else:
+                return 0
+        if more:
+            return 0
+        waits = [_IDLE_MS, max(0, self._check_at_ms - monotonic_ms())]
+        return min([*waits, due_ms] if due_ms is not None else waits)
+
+    def _take_requests(self) -> bool:
+        """Answer the requests that have arrived; ends wait in ``_waiting``. True when more may have arrived."""
+        for _ in range(_REQUESTS_A_TURN):
+            try:
+                peer, *frames = self._router.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return False
+            answer = self._answer(peer, frames)
+            if answer is not None:
+                self._router.send_multipart([peer, answer])
+        return True
+
+    def _answer(self, peer: bytes, frames: list[bytes]) -> bytes | None:
+        """The answer to a request; None for an end, which is answered when it was carried out."""
+        if len(frames) != 1:
+            return wire.error(None, "BAD_HEADER", f"the transaction process takes one frame, not {len(frames)}")
+        try:
+            header = wire.parse_request(frames[0])
+        except ProtocolError as error:
+            return wire.error(wire.request_id(frames[0]), error.code, error.message)
+        identity, op = header["id"], header["op"]
+        try:
+            if op == "transaction.end":
+                self._waiting.append((peer, identity, parse_end(header)))
+                return None
+            if op == "transaction.register":
+                group = requests.text(header, "group")
+                check_name(group)
+                self._producers.register(peer, group, monotonic_ms())
+                return wire.ok(identity, session_timeout_ms=self._producers.timeout_ms)
+            if op == "transaction.leave":
+                self._producers.leave(peer)
+                return wire.ok(identity)
+            if op == "transaction.list":
+                return wire.ok(identity, **list_open(header, self._queues, self._ledger, _now_ms()))
+            known = "transaction.end, transaction.register, transaction.leave, transaction.list"
+            return wire.error(identity, "UNKNOWN_OP", f"the transaction process knows {known}, not {op!r}")
+        except ProtocolError as error:
+            return _refusal(identity, error)
+        except (CommitMQError, OSError) as error:
+            self._context.log.error("a request failed", op=op, error=str(error))
+            return wire.error(identity, "SYSTEM_ERROR", str(error))
+        except Exception as error:
+            self._context.log.exception("a request failed", op=op, error=repr(error))
+            return wire.error(identity, "SYSTEM_ERROR", f"the transaction process failed on this: {error!r:.1000}")
+
+    def _carry_out(self) -> None:
+        """Carry out the ends that wait, and answer them. Raises WriterLost: they wait on."""
+        if not self._waiting:
+            return
+        self._ends.carry_out([end for _, _, end in self._waiting if not end.is_answered], _now_ms())
+        if failpoints.ACTIVE:
+            failpoints.hit("transaction.before_answer")
+        while self._waiting:
+            peer, identity, end = self._waiting.popleft()
+            if end.error is not None:
+                answer = _refusal(identity, end.error)
+            else:
+                answer = wire.ok(identity, **(end.fields or {}))
+            self._router.send_multipart([peer, answer])
+
+    # ------------------------------------------------------------ checks
+
+    def _ask(self, half: Record, place: Place) -> None:
+        """Ask a live producer of the group of ``half``, which is now at ``place``. Nobody answers: the next round asks."""
+        router = self._router
+        group = half.properties.get(Property.PRODUCER_GROUP, "")
+
+        def can_take(peer: bytes) -> bool:
+            return not router.gate.has_left(peer) and not router.unsent.is_over(peer)
+
+        peer = self._producers.pick(group, monotonic_ms(), can_take)
+        if peer is None:
+            return
+        topic, queue = real_queue(half)
+        network = self._context.config.network
+        self._check_number += 1
+        header = wire.pack(
+            {
+                "op": "transaction.check",
+                "id": self._check_number,
+                "group": group,
+                "queue_offset": place.offset,
+                "physical_offset": place.physical,
+                "unique_id": half.properties.get(Property.UNIQUE_KEY, ""),
+                "offset_msg_id": offset_message_id(network.store_host, network.store_port, place.physical),
+            }
+        )
+        message = derived(half, topic, queue, half.properties)
+        message.queue_offset, message.physical_offset = place.offset, place.physical
+        message.store_host = self._appends.host
+        router.send_multipart([peer, header, encode_record(message, buckets=None)])
+
+    def _commit_positions(self) -> None:
+        """Tell the coordinator how far both queues are dealt with."""
+        now = (self._ledger.half_offset, self._ledger.op_offset)
+        if now == self._written or now == (0, 0):
+            return
+        try:
+            if not self._positions.commit(*now):
+                return  # the next round commits
+        except ProtocolError as error:
+            self._context.log.error("the positions of transactions cannot be committed", error=str(error))
+            return
+        self._written = now
+        if failpoints.ACTIVE:
+            failpoints.hit("transaction.after_positions")
+
+    def _tell(self) -> None:
+        counts = (self._ends.committed, self._ends.rolled_back, self._checks.checked, self._checks.discarded)
+        if counts != self._told:
+            self._told = counts
+            names = ("committed", "rolled_back", "checked", "discarded")
+            self._context.tell(**dict(zip(names, counts, strict=True)), producers=len(self._producers))
+
+    def close(self) -> None:
+        """Write the last op messages and positions, if the writer still takes them."""
+        try:
+            if self._appends.writer_lives and self._ledger.ops.due_in_ms(_now_ms()) is not None:
+                self._ends.write_ops(_now_ms())
+        except WriterLost:
+            pass  # the next start finds the ends in the log
+        self._commit_positions()
+        self._appends.close()
+        self._positions.close()
+        self._queues.close()
+
+
+def _refusal(identity: int, error: ProtocolError) -> bytes:
+    more: dict[str, Any] = {} if error.retry_after_ms is None else {"retry_after_ms": error.retry_after_ms}
+    if isinstance(error, EndedError):
+        more["decision"] = error.decision
+    return wire.error(identity, error.code, error.message, **more)
+
+
+def run(context: WorkerContext) -> None:
+    """The loop: what is due, then sleep until something is."""
+    transactions = Transactions(context)
+    context.ready(endpoints=transactions.endpoints)
+    lost = True
+    while not context.stopping:
+        try:
+            if lost:
+                if not transactions.writer_serves() or not transactions.resume():
+                    break
+                lost = False
+            pause_ms = transactions.turn()
+        except WriterLost:
+            context.log.warning("the writer was lost, looking into the log for what was done")
+            lost = True
+            continue
+        context.wait(pause_ms)
+    transactions.close()
