@@ -15,6 +15,7 @@ import zmq
 import commitmq
 from commitmq import ShareConsumer
 from nodes import Node, start_node
+from transactions import transaction_endpoint
 
 PAGE = Path(commitmq.__file__).parent / "protocol" / "PROTOCOL.md"
 ANY = "…"
@@ -27,6 +28,7 @@ ROLES = {
     "dispatcher": "dispatcher-consume_queue",
     "cleanup": "cleanup",
     "pop": "pop",
+    "transaction": "transaction",
 }
 
 
@@ -114,6 +116,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 def sockets(node: Node) -> Iterator[dict[str, zmq.Socket[bytes] | LocalSocket]]:
     context = zmq.Context()
     made: dict[str, zmq.Socket[bytes] | LocalSocket] = {}
+    transaction_endpoint(node)
     endpoints = node.endpoints()
     for name, role in ROLES.items():
         sock = made[name] = context.socket(zmq.DEALER)

@@ -255,7 +255,7 @@ def test_open_transactions_outlive_the_node(tmp_path: Path) -> None:
 
         time.sleep(0.5)  # a round of checks passes what is done
         assert node.stop().returncode == 0
-    assert positions()[0] == 5
+    assert positions()[0] >= 5
     assert positions()[1] >= 1
 
 
