@@ -120,6 +120,7 @@ class WorkerWord(IntEnum):
     RESTARTS = 4  # supervisor
     RELEASED = 5  # the worker: it has no segment mapped that ends at or below this offset of the log
     AWAITED_UNTIL_MS = 6  # a reader: until when (CLOCK_MONOTONIC, ms) a pull waits for messages of the log
+    REFUSED = 7  # the worker: requests that it refused by a rate of [flow], since the node's start
 
 
 class WorkerState(IntEnum):

@@ -22,7 +22,11 @@ ROOTS = (PROJECT / "node", PROJECT / "dispatchers", PROJECT / "plugins")
 KINDS: dict[str, Any] = {"Word": Word, "DispatcherWord": DispatcherWord, "WorkerWord": WorkerWord}
 PUTS = {"put": 0, "put_dispatcher": 1, "put_worker": 1}
 # Any worker runs these; they put words of the slot of the process that they run in.
-ANYONE = {"commitmq.workers.runtime.context", "commitmq.workers.runtime.expired_segments"}
+ANYONE = {
+    "commitmq.workers.runtime.context",
+    "commitmq.workers.runtime.expired_segments",
+    "commitmq.workers.runtime.flow",
+}
 
 
 def words_in(tree: ast.AST) -> list[Word | DispatcherWord | WorkerWord]:

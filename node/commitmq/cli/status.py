@@ -100,6 +100,9 @@ def _print_processes(processes: list[dict[str, Any]]) -> None:
     memory_bytes = sum(row["memory_bytes"] or 0 for row in processes)
     rows.append(("total", "", "", restarts, f"{cpu_percent:.1f}", human_bytes(memory_bytes), "", ""))
     print_table(("process", "state", "pid", "restarts", "cpu %", "memory", "position", "lag"), rows, left=(0, 1))
+    refused = {row["role"]: row["refused"] for row in processes if row.get("refused")}
+    if refused:
+        click.echo(f"\nrequests refused by rates ([flow]): {', '.join(f'{role} {n}' for role, n in refused.items())}")
     ended = [row for row in processes if row.get("last_exit") and row["state"] != "done"]
     if ended:
         click.echo("\nlast ends:")

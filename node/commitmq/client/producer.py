@@ -39,6 +39,7 @@ from commitmq.client.sending.arguments import (
     shard,
 )
 from commitmq.client.sending.asked import Asked, asked_delay
+from commitmq.client.sending.busy import is_busy
 from commitmq.client.sending.delivery import AtMostOnce, Numbered, Sequences
 from commitmq.client.sending.lane import Lane
 from commitmq.client.sending.lanes import Lanes
@@ -298,6 +299,9 @@ class Producer:
         if answer is None:
             return None
         if answer["ok"] is not True:
+            if is_busy(answer):
+                lane.delivery.busy.note(answer)
+                return None  # the pump sends it after a rest
             raise wire.send_refusal(answer)
         return _new_tuple(
             SendResult,

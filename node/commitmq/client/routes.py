@@ -24,9 +24,9 @@ _WRONG_KIND: Final = "MESSAGE_ILLEGAL"
 _MAX_TOPICS: Final = 10_000
 
 
-def not_stored(code: str, sentence: str) -> SendError:
+def not_stored(code: str, sentence: str, retry_after_ms: int | None = None) -> SendError:
     """The error of a send that certainly left nothing in the log."""
-    return send_error(code, sentence, Outcome.NOT_STORED)
+    return send_error(code, sentence, Outcome.NOT_STORED, retry_after_ms)
 
 
 def unknown(sentence: str, code: str = "CONNECTION_LOST") -> SendError:

@@ -198,6 +198,21 @@ class ReaderConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class FlowConfig:
+    client_send_messages_per_s: int = _key(0, 0, 1 << 40)
+    client_send_bytes_per_s: int = _key(0, 0, 1 << 50)
+    topic_send_messages_per_s: int = _key(0, 0, 1 << 40)
+    topic_send_bytes_per_s: int = _key(0, 0, 1 << 50)
+    client_pull_messages_per_s: int = _key(0, 0, 1 << 40)
+    client_pull_bytes_per_s: int = _key(0, 0, 1 << 50)
+    topic_pull_messages_per_s: int = _key(0, 0, 1 << 40)
+    topic_pull_bytes_per_s: int = _key(0, 0, 1 << 50)
+    group_pull_messages_per_s: int = _key(0, 0, 1 << 40)
+    group_pull_bytes_per_s: int = _key(0, 0, 1 << 50)
+    max_buckets: int = _key(10_000, 1, 1_000_000)
+
+
+@dataclass(frozen=True, slots=True)
 class FilterConfig:
     sql_enabled: bool = _key(True)
     max_compiled: int = _key(1_024, 1)
@@ -286,6 +301,7 @@ class NodeConfig:
     transaction: TransactionConfig = field(default_factory=TransactionConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     reader: ReaderConfig = field(default_factory=ReaderConfig)
+    flow: FlowConfig = field(default_factory=FlowConfig)
     filter: FilterConfig = field(default_factory=FilterConfig)
     groups: GroupsConfig = field(default_factory=GroupsConfig)
     dispatch: DispatchConfig = field(default_factory=DispatchConfig)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from commitmq.config import NodeConfig
-from commitmq.control import ControlBlock, DiskFlag, DispatcherFlag, DispatcherWord, Word
+from commitmq.control import ControlBlock, DiskFlag, DispatcherFlag, DispatcherWord, Word, WorkerWord
 from commitmq.network import ports
 from commitmq.store.layout import StoreLayout
 from commitmq.supervision.process_table import ProcessTable
@@ -166,6 +166,7 @@ def worker_rows(
                 last_exit=worker.last_exit or None,
                 last_error=worker.last_error or None,
                 info=worker.info,
+                refused=control.worker(worker.slot, WorkerWord.REFUSED),
             )
         )
     return rows

@@ -52,8 +52,7 @@ class Puller:
         self._assignment = assignment
         self._filter = settings.selector.header()
         self._unfiltered = settings.unfiltered_topic
-        if settings.group is not None and settings.selector.type != "TAG":
-            self._filter["group"] = settings.group
+        self._group = {} if settings.group is None else {"group": settings.group}
         self._decoder = AnswerDecoder(settings)
         self._max_bytes = settings.max_pull_bytes
         # The program named its queues, so a queue that never existed is a mistake of the program.
@@ -124,6 +123,7 @@ class Puller:
             "wait_ms": 0 if catching_up else _WAIT_MS,
             "mode": "ranges" if ranges else "bytes",
             **wanted,
+            **self._group,
         }
         if position < state.careful_until:
             header["max_messages"] = 1

@@ -1,6 +1,7 @@
 """Delivery policies: they decide about a run that the node refuses, or that gets no answer.
 
-:class:`AtMostOnce` fails such a run, as not stored or as of unknown fate.
+:class:`AtMostOnce` fails such a run, as not stored or as of unknown fate. It sends the messages again that a busy node
+refused (:mod:`commitmq.client.sending.busy`).
 
 :class:`Numbered` is idempotent sending: each message gets the next sequence of its queue
 (:mod:`commitmq.store.producers.producer_table`). The node stores each once and answers a repetition with its place. So a
@@ -29,8 +30,9 @@ from collections.abc import Iterator
 from typing import Any, Final, Protocol
 
 from commitmq.client.routes import Routes, not_stored, unknown
+from commitmq.client.sending.busy import BusyRuns, is_busy, rest_s
 from commitmq.client.sending.line import Line
-from commitmq.client.sending.run import NEVER_S, Run
+from commitmq.client.sending.run import NEVER_S, MakeError, Run
 from commitmq.errors import NodeUnavailableError, Outcome, SendError
 from commitmq.format.producer_mark import MAX_EPOCH, MAX_ID_CHARACTERS, is_producer_id, mark_prefix
 from commitmq.protocol import wire
@@ -74,6 +76,9 @@ class AtMostOnce:
     in_submission_order = False
     """Whether single messages and batches leave in the order of the calls."""
 
+    def __init__(self) -> None:
+        self.busy = BusyRuns()
+
     @property
     def is_repeating(self) -> bool:
         """Whether runs are sent again, and no new one until they are answered."""
@@ -89,7 +94,7 @@ class AtMostOnce:
 
     def may_send(self, lane: Way) -> bool:
         """Whether new runs may go now. First repeats the runs that have to be repeated before."""
-        return True
+        return self.busy.error is None or self.busy.is_over(in_flight=bool(lane.flying))
 
     def handed_over(self, run: Run) -> None:
         """The connection took ``run``."""
@@ -100,7 +105,10 @@ class AtMostOnce:
 
     def refused(self, lane: Way, run: Run, answer: dict[str, Any]) -> None:
         """The node has refused ``run``."""
-        lane.refuse(run, answer)
+        if is_busy(answer):
+            self.busy.hold(run, answer, alone=not lane.flying)
+        else:
+            lane.refuse(run, answer)
 
     def lost(self, runs: list[Run], sentence: str) -> None:
         """The connection that took these runs will bring no answer to them."""
@@ -110,10 +118,11 @@ class AtMostOnce:
     def give_up(self, runs: list[Run], sentence: str) -> None:
         """As :meth:`lost`, but no run is repeated."""
         self.lost(runs, sentence)
+        self.busy.fail()
 
     def expire(self, now: float) -> float:
         """Fail the messages of runs not in flight whose time is over; returns the next deadline."""
-        return NEVER_S
+        return self.busy.expire(now)
 
 
 class Sequences:
@@ -171,12 +180,14 @@ class Numbered(AtMostOnce):
     in_submission_order = True
 
     def __init__(self, sequences: Sequences) -> None:
+        super().__init__()
         self.sequences = sequences
         self._again: list[Run] = []  # in the order of their first sending
         self._refused: list[Run] = []  # certainly not stored, failed or to be sent anew
         self._is_lost = False  # a run's fate stayed unknown
         self._is_repeating = False
         self._reason: SendError | None = None
+        self._busy_error: SendError | None = None
         self._runs_sent = 0
         self._pause_until = 0.0
 
@@ -233,6 +244,11 @@ class Numbered(AtMostOnce):
             pause_s = PAUSE_S if error.retry_after_ms is None else error.retry_after_ms / 1000
             self._pause_until = time.monotonic() + min(pause_s, _MAX_PAUSE_S)
             return
+        if is_busy(answer) and not run.in_doubt:
+            self._busy_error = error  # certainly not stored: the same numbers go again after a rest
+            self._repeat(run)
+            self._pause_until = time.monotonic() + rest_s(answer)
+            return
         if error.code == OUT_OF_ORDER and any(
             one.topic == run.topic and one.queue == run.queue and one.order < run.order for one in self._again
         ):
@@ -266,20 +282,29 @@ class Numbered(AtMostOnce):
         self._again.clear()
 
     def expire(self, now: float) -> float:
-        return min([run.expire(now, no_answer) for run in self._again], default=NEVER_S)
+        return min([run.expire(now, self._too_late(run)) for run in self._again], default=NEVER_S)
 
     # ------------------------------------------------------------ steps
 
     def _repeat(self, run: Run) -> None:
         insort(self._again, run, key=lambda one: one.order)
 
+    def _too_late(self, run: Run) -> MakeError:
+        """The error of a run whose time is over: of unknown fate, or refused by a busy node all the time."""
+        error = self._busy_error
+        return no_answer if run.in_doubt or error is None else lambda: error
+
     def _send_again(self, lane: Way) -> None:
         """Repeat the oldest run without an answer, or give it up when all its messages have their outcome."""
         run = self._again[0]
         now = time.monotonic()
-        if run.expire(now, no_answer) == NEVER_S:
+        if run.expire(now, self._too_late(run)) == NEVER_S:
             del self._again[0]
-            self._is_lost = True
+            if run.in_doubt:
+                self._is_lost = True
+            else:
+                self._reason = self._busy_error
+                self._refused.append(run)
             return
         if now < self._pause_until:
             time.sleep(min(self._pause_until - now, PAUSE_S))

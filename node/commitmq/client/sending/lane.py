@@ -294,6 +294,8 @@ class Lane:
             return
         self.flying_messages -= isinstance(run, MessagesRun)
         if answer["ok"]:
+            if self.delivery.busy.error is not None:
+                self.delivery.busy.passed(run)
             run.stored(answer)
         else:
             self.delivery.refused(self, run, answer)

@@ -427,12 +427,15 @@ class Outbox:
                 self._settle(len(live), sum(one.size_bytes for one in live))
             run_callbacks(called)
 
-    def fail_late(self, code: str, sentence: str) -> None:
-        """Fail all messages and batches whose time is over and that are not in flight, as not stored."""
-        now = self._clock()
+    def fail_late(self, code: str, sentence: str, retry_after_ms: int | None = None, *, within_s: float = 0.0) -> None:
+        """Fail all messages and batches whose time is over and that are not in flight, as not stored.
+
+        With ``within_s`` also those whose time will be over by then.
+        """
+        now = self._clock() + within_s
         if now >= self.earliest:  # (each sending thread waits for the lock)
-            self._fail_messages(lambda one: one.deadline <= now, code, sentence)
-        self._fail_batches(lambda one: one.deadline <= now, code, sentence)
+            self._fail_messages(lambda one: one.deadline <= now, code, sentence, retry_after_ms)
+        self._fail_batches(lambda one: one.deadline <= now, code, sentence, retry_after_ms)
 
     def fail_all(self, code: str, sentence: str) -> None:
         """Fail all messages and batches that are not in flight, as not stored."""
@@ -466,7 +469,9 @@ class Outbox:
                 batch.is_counted = False
                 self._settle(len(batch), batch.size_bytes)
 
-    def _fail_messages(self, is_late: Callable[[SendFuture], bool], code: str, sentence: str) -> None:
+    def _fail_messages(
+        self, is_late: Callable[[SendFuture], bool], code: str, sentence: str, retry_after_ms: int | None = None
+    ) -> None:
         failed: list[SendFuture] = []
         with self.lock:
             for group, waiting in list(self.groups.items()):
@@ -484,13 +489,15 @@ class Outbox:
                     one._state = "RUNNING"
                     self.pending_bytes -= one.size_bytes
                 failed += late
-        self.fail(failed, lambda: not_stored(code, sentence))
+        self.fail(failed, lambda: not_stored(code, sentence, retry_after_ms))
 
-    def _fail_batches(self, is_late: Callable[[Job], bool], code: str, sentence: str) -> None:
+    def _fail_batches(
+        self, is_late: Callable[[Job], bool], code: str, sentence: str, retry_after_ms: int | None = None
+    ) -> None:
         """Fail batches without a run in flight. The outcome of such a run fails the others."""
         for batch in list(self.batches):
             if not batch.in_flight and is_late(batch):
-                batch.fail(not_stored(code, sentence))
+                batch.fail(not_stored(code, sentence, retry_after_ms))
                 self.finish_batch(batch)
 
     def _settle(self, count: int, size_bytes: int) -> None:

@@ -208,6 +208,8 @@ class Pump:
         """Send all runs that may be sent now (connection owned)."""
         outbox, lane = self.outbox, self.lane
         if not lane.delivery.may_send(lane):
+            if (busy := lane.delivery.busy.error) is not None:
+                outbox.fail_late(busy.code, busy.message, busy.retry_after_ms, within_s=lane.delivery.busy.left_s)
             return
         asking: set[Group] = set()
         self._is_asking = False

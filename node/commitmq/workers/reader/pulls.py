@@ -24,6 +24,7 @@ from commitmq.workers.reader.filters import ExpressionFilter, Filters
 from commitmq.workers.reader.parked_pulls import ParkedPulls, Pull, QueueKey, parse_pull
 from commitmq.workers.reader.places import Places, subscribe
 from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
+from commitmq.workers.runtime.flow import Flow, FlowRefusedError
 from commitmq.workers.runtime.subscription_view import BitMapFilter, SubscriptionView
 
 _CHANGES_A_TURN: Final = 256
@@ -42,6 +43,7 @@ class Pulls:
         self._ctx = ctx
         self._places, self._parked, self._answers = places, parked, answers
         self._limits = ctx.config.reader
+        self._flow = Flow.of_pulls(ctx)
         self._subscriptions = SubscriptionView(ctx.layout, ctx.control)
         self._filters = Filters(ctx.params.get("filters", ()), limit=ctx.config.filter.max_compiled)
         self.changes = subscribe(ctx, "queues-changed", *(("memory-changed",) if ctx.config.memory.enable else ()))
@@ -57,6 +59,12 @@ class Pulls:
     def pull(self, client: bytes, header: dict[str, Any]) -> None:
         """Answer a pull, or park it until a message comes."""
         pull = parse_pull(client, header, self._limits, self._filters)
+        if self._flow is not None:
+            # A pull that waits for messages passes now; what it gets is taken from its rates when it is answered.
+            try:
+                self._flow.admit(client, pull.topic, pull.group)
+            except FlowRefusedError as refusal:
+                raise ProtocolError(refusal.code, refusal.sentence, retry_after_ms=refusal.retry_after_ms) from refusal
         result = self._read(pull)
         if pull.wait_ms and not self._ctx.stopping and self._is_nothing_yet(pull, result):
             if not self._parked.has_room(pull):
@@ -143,6 +151,9 @@ class Pulls:
                         result.status, result.units = PullStatus.MESSAGE_WAS_REMOVING, result.units[:0]
         if not result.count and result.status is PullStatus.OFFSET_OVERFLOW_ONE and pull.offset > pull.asked:
             result.status = PullStatus.NO_MATCHED_MESSAGE
+        if self._flow is not None and result.count:
+            size_bytes = int(result.units["size"].sum())
+            self._flow.take(result.count, size_bytes, pull.client, pull.topic, pull.group)
         header = wire.ok(
             pull.request,
             status=result.status,

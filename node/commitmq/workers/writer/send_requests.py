@@ -24,6 +24,7 @@ from commitmq.store.log.inner_batch import count_messages
 from commitmq.store.log.run_check import SPECIAL_PROPERTIES, CheckedRun, MessageIllegalError
 from commitmq.store.producers.producer_table import SequenceRefusedError
 from commitmq.workers.runtime.context import WorkerContext
+from commitmq.workers.runtime.flow import Flow, FlowRefusedError
 from commitmq.workers.runtime.topic_view import TopicViews
 from commitmq.workers.writer.born_hosts import BornHosts, peer_address
 from commitmq.workers.writer.local_sockets import Frames, Payload, Peer
@@ -78,6 +79,7 @@ class SendRequests:
         config = context.config
         self._rules = PutRules(appender, delays=config.schedule.enable, transactions=config.transaction.enable)
         self._send_backs = None if topics is None else SendBacks(context, topics, self._rules)
+        self._flow = Flow.of_sends(context)
         self._born_hosts = BornHosts()
         self._further = FurtherQueues(context.config, offsets)
         self._max_run_bytes = context.config.commit_log.max_run_bytes
@@ -108,13 +110,9 @@ class SendRequests:
     def send(self, identity: Peer, header: dict[str, Any], frames: Frames) -> bytes | PendingAck:
         """Handle one ``send``, ``append`` or ``batch``. Returns the answer, or a PendingAck that waits for the flush."""
         try:
-            if header["op"] == "send":
-                return self._send(identity, header, frames)
-            if header["op"] == "append":
-                return self._append(identity, header, frames)
-            if header["op"] == "send_back":
-                return self._send_back(identity, header, frames)
-            return self._send_batch(identity, header, frames)
+            if self._flow is not None and header["op"] != "send_back" and "moved" not in header:
+                return self._within_rates(self._flow, identity, header, frames)
+            return self._handled(identity, header, frames)
         except SpecialSendError as refusal:
             return wire.error(header["id"], refusal.code, refusal.sentence, outcome="not_stored")
         except SequenceRefusedError as refusal:
@@ -123,6 +121,29 @@ class SendRequests:
             return wire.error(header["id"], refusal.code, refusal.sentence, outcome="not_stored", **refusal.fields)
         except MessageIllegalError as error:
             return wire.error(header["id"], error.code, str(error), outcome="not_stored")
+
+    def _handled(self, identity: Peer, header: dict[str, Any], frames: Frames) -> bytes | PendingAck:
+        if header["op"] == "send":
+            return self._send(identity, header, frames)
+        if header["op"] == "append":
+            return self._append(identity, header, frames)
+        if header["op"] == "send_back":
+            return self._send_back(identity, header, frames)
+        return self._send_batch(identity, header, frames)
+
+    def _within_rates(self, flow: Flow, identity: Peer, header: dict[str, Any], frames: Frames) -> bytes | PendingAck:
+        """Handle a request of a client, if the rates of ``[flow]`` let it pass. Raises Refusal and others."""
+        topic = header.get("topic")
+        if type(topic) is not str:
+            return self._handled(identity, header, frames)
+        try:
+            flow.admit(identity, topic)
+        except FlowRefusedError as refusal:
+            raise Refusal(refusal.code, refusal.sentence, refusal.retry_after_ms) from refusal
+        answer = self._handled(identity, header, frames)
+        # It did not raise. So the topic is there, which bounds the names, and the count was compared with the records.
+        flow.take(1 if header["op"] == "send" else header["count"], len(frames[1]), identity, topic)
+        return answer
 
     # ------------------------------------------------------------ send, append, batch
 

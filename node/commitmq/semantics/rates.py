@@ -1,0 +1,98 @@
+"""Rates: token buckets that bound what one client, topic or group may send or read in a second.
+
+A bucket holds the tokens of :data:`BURST_S` seconds. A request passes while its buckets hold a token, whatever its size, and
+its cost is taken afterwards; so a bucket may go below zero, and one large run needs no large bucket. Later requests are
+refused until the debt is paid. RocketMQ has no such rates; its brokers bound the time in a queue instead.
+
+The memory is bounded whatever names clients choose: ``limit`` buckets are kept. The least recently used one gives way, and
+a bucket in debt gives way only to others in debt.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Final
+
+BURST_S: Final = 1.0
+LEAST_WAIT_MS: Final = 10
+LONGEST_WAIT_MS: Final = 60_000
+_EVICTION_LOOKS: Final = 8
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """Tokens at the time ``at_s``: messages and bytes."""
+
+    messages: float
+    size_bytes: float
+    at_s: float
+
+
+class Rates:
+    """The buckets of one kind of name. A rate of 0 bounds nothing."""
+
+    def __init__(self, kind: str, messages_per_s: int, bytes_per_s: int, limit: int) -> None:
+        """``kind`` is the noun of the names, for the sentence of a refusal."""
+        self.kind = kind
+        self._messages_per_s, self._bytes_per_s = messages_per_s, bytes_per_s
+        self._limit = limit
+        self._buckets: OrderedDict[object, _Bucket] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._buckets)
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether there is a rate at all."""
+        return bool(self._messages_per_s or self._bytes_per_s)
+
+    def wait_ms(self, name: object, now_s: float) -> int:
+        """0 when a request of ``name`` may pass at ``now_s`` (monotonic), else the time after which it may."""
+        bucket = self._buckets.get(name)
+        if bucket is None:
+            return 0
+        self._fill(bucket, now_s)
+        debt_s = 0.0
+        if self._messages_per_s and bucket.messages <= 0:
+            debt_s = (1 - bucket.messages) / self._messages_per_s
+        if self._bytes_per_s and bucket.size_bytes <= 0:
+            debt_s = max(debt_s, (1 - bucket.size_bytes) / self._bytes_per_s)
+        return min(max(int(debt_s * 1000) + 1, LEAST_WAIT_MS), LONGEST_WAIT_MS) if debt_s else 0
+
+    def take(self, name: object, messages: int, size_bytes: int, now_s: float) -> None:
+        """Take the cost of a request that passed."""
+        bucket = self._buckets.get(name)
+        if bucket is None:
+            if len(self._buckets) >= self._limit:
+                self._evict(now_s)
+            bucket = _Bucket(self._messages_per_s * BURST_S, self._bytes_per_s * BURST_S, now_s)
+            self._buckets[name] = bucket
+        else:
+            self._fill(bucket, now_s)
+            self._buckets.move_to_end(name)
+        bucket.messages -= messages
+        bucket.size_bytes -= size_bytes
+
+    def sentence(self, name: str) -> str:
+        """Why a request of ``name`` is refused."""
+        parts = []
+        if self._messages_per_s:
+            parts.append(f"{self._messages_per_s} messages/s")
+        if self._bytes_per_s:
+            parts.append(f"{self._bytes_per_s} bytes/s")
+        return f"{self.kind} {name} is over its rate of {' and '.join(parts)}"
+
+    def _fill(self, bucket: _Bucket, now_s: float) -> None:
+        passed_s = max(0.0, now_s - bucket.at_s)
+        bucket.at_s = now_s
+        bucket.messages = min(bucket.messages + passed_s * self._messages_per_s, self._messages_per_s * BURST_S)
+        bucket.size_bytes = min(bucket.size_bytes + passed_s * self._bytes_per_s, self._bytes_per_s * BURST_S)
+
+    def _evict(self, now_s: float) -> None:
+        """Drop the least recently used bucket without a debt, of the first few; else the least recently used one."""
+        for name in [name for name, _ in zip(self._buckets, range(_EVICTION_LOOKS), strict=False)]:
+            if not self.wait_ms(name, now_s):
+                del self._buckets[name]
+                return
+        self._buckets.popitem(last=False)

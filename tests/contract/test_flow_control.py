@@ -1,0 +1,125 @@
+"""Goal: rates of ``[flow]`` refuse with a code, a reason and a time; clients wait, lose nothing and keep the order.
+
+Method: a node with small rates, requests at the level of the protocol, and the clients.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from commitmq import Admin, AsyncProducer, Consumer, ExactlyOnce, Message, Producer, SendError
+from commitmq.errors import Outcome
+from delays import Peer, everything
+from nodes import Node, commitmq, start_node
+
+pytestmark = pytest.mark.timeout(120)
+RATE = 50
+SETTINGS = (f"flow.topic_send_messages_per_s={RATE}", "flow.group_pull_messages_per_s=100", "topics.default_queues=1")
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    with start_node(tmp_path_factory.mktemp("flow"), *SETTINGS) as made:
+        yield made
+
+
+def topic(node: Node, name: str) -> str:
+    with Admin(node.address) as admin:
+        admin.topic_create(name, 1)
+    return name
+
+
+def bodies(node: Node, name: str) -> list[bytes]:
+    return [one.body for one in everything(node, name)]
+
+
+def test_a_refusal_names_code_reason_and_time_and_stores_nothing(node: Node) -> None:
+    name = topic(node, "refused")
+    with Peer(node) as peer:
+        assert peer.append(name, [b"x"] * (2 * RATE), [0] * (2 * RATE))["ok"]
+        answer = peer.append(name, [b"y"], [0])
+    assert (answer["ok"], answer["code"], answer["outcome"]) == (False, "SYSTEM_BUSY", "not_stored")
+    assert 0 < answer["retry_after_ms"] <= 1_100
+    assert "topic 'refused' is over its rate of 50 messages/s" in answer["error"]
+    assert len(bodies(node, name)) == 2 * RATE
+
+
+def test_other_topics_are_not_refused(node: Node) -> None:
+    busy, free = topic(node, "busy"), topic(node, "free")
+    with Peer(node) as peer:
+        assert peer.append(busy, [b"x"] * 500, [0] * 500)["ok"]
+        assert not peer.append(busy, [b"x"], [0])["ok"]
+        assert peer.append(free, [b"x"], [0])["ok"]
+
+
+@pytest.mark.parametrize("kind", ["send", "send_async", "send_batch", "numbered", "asyncio"])
+def test_a_producer_waits_and_every_message_is_stored_once_in_order(node: Node, kind: str) -> None:
+    name = topic(node, f"waits-{kind}")
+    sent = [b"%d" % number for number in range(3 * RATE)]
+    began = time.monotonic()
+    if kind == "asyncio":
+        asyncio.run(_send_with_asyncio(node, name, sent))
+    else:
+        delivery = ExactlyOnce() if kind == "numbered" else None
+        with Producer(node.address, ack="memory", timeout_s=30, delivery=delivery, linger_ms=0) as producer:
+            if kind == "send":
+                for body in sent:
+                    producer.send(name, body, queue=0)
+            elif kind == "send_batch":
+                for first in range(0, len(sent), 10):
+                    producer.send_batch(name, [Message(body) for body in sent[first : first + 10]], queue=0)
+            else:
+                futures = []
+                for body in sent:
+                    futures.append(producer.send_async(name, body, queue=0))
+                    time.sleep(0.002)
+                for future in futures:
+                    future.result()
+    took_s = time.monotonic() - began
+    assert bodies(node, name) == sent
+    if kind in ("send", "send_batch"):  # runs of hundreds pass at once, so a stream of runs may be shorter
+        assert 1.5 < took_s < 10
+
+
+async def _send_with_asyncio(node: Node, name: str, sent: list[bytes]) -> None:
+    async with AsyncProducer(node.address, ack="memory", timeout_s=30) as producer:
+        for body in sent:
+            await producer.send(name, body, queue=0)
+
+
+def test_a_send_whose_time_is_over_says_why_it_is_not_stored(node: Node) -> None:
+    name = topic(node, "late")
+    with Peer(node) as peer:
+        assert peer.append(name, [b"x"] * 1_000, [0] * 1_000)["ok"]
+    for delivery in (None, ExactlyOnce()):
+        with Producer(node.address, timeout_s=0.5, delivery=delivery) as producer:
+            began = time.monotonic()
+            with pytest.raises(SendError) as caught:
+                producer.send(name, b"y")
+            assert time.monotonic() - began < 3
+            assert (caught.value.code, caught.value.outcome) == ("SYSTEM_BUSY", Outcome.NOT_STORED)
+            assert "over its rate" in str(caught.value)
+
+
+def test_pulls_of_a_group_keep_its_rate_and_status_shows_what_was_refused(node: Node) -> None:
+    name = topic(node, "pulled")
+    with Peer(node) as peer:
+        assert peer.append(name, [b"%d" % number for number in range(300)], [0] * 300)["ok"]
+    got: list[bytes] = []
+    began = time.monotonic()
+    with Consumer(
+        name, group="slow", node=node.address, start="earliest", max_pull_bytes=4096, mode="bytes"
+    ) as consumer:
+        while len(got) < 300 and time.monotonic() - began < 30:
+            got += [one.body for one in consumer.poll(timeout_s=1)]
+    assert got == [b"%d" % number for number in range(300)]
+    assert time.monotonic() - began > 1.5  # a burst of 100, and 200 at 100 a second, the last answer on credit
+    with Admin(node.address) as admin:
+        refused = {row["role"]: row["refused"] for row in admin.status()["processes"] if row.get("refused")}
+    assert refused["reader-0"] > 0
+    assert refused["writer"] > 0
+    assert f"writer {refused['writer']}" in commitmq("status", "--node", node.address).stdout
