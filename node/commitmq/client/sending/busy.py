@@ -1,9 +1,9 @@
 """Runs that a busy node refused: certainly not stored, and with the time after which the node may take them.
 
 The producer rests, and then sends their messages again, within their own time. It keeps the order of a queue: while earlier
-runs are in flight no new one goes, and a run that a later run of its queue has overtaken fails with its refusal. A message without the time
-for another try fails at once, so its outcome is certain. The rest is
-that of the whole lane, at most MAX_REST_S at once, so other topics of the producer wait with the busy one.
+runs are in flight no new one goes, and a run that a later run of its queue has overtaken fails with its refusal. A message
+without the time for another try fails at once, so its outcome is certain. The rest is that of the whole lane, at most
+MAX_REST_S at once, so other topics of the producer wait with the busy one.
 """
 
 from __future__ import annotations

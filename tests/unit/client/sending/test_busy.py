@@ -1,4 +1,4 @@
-"""Goal: the messages of runs that a busy node refused wait again in their order, or fail where a later run of the queue was stored before them.
+"""Goal: messages that a busy node refused wait again in their order, or fail where a later run of their queue was stored.
 
 Method: runs without a node, and a clock that the test moves.
 """
