@@ -14,6 +14,7 @@ from commitmq.protocol.channel import new_routing_id
 from commitmq.workers.runtime.context import WorkerContext
 
 _PATIENCE_S: Final = 2.0
+_SILENT_S: Final = 0.5
 _AWAY: Final = "the coordinator does not answer"
 
 
@@ -24,9 +25,13 @@ class CoordinatorLine:
         self._context = context
         self._socket: zmq.Socket[bytes] | None = None
         self._number = 0
+        self._silent_until = 0.0
+        """A coordinator that did not answer is not waited for again before: other clients wait meanwhile."""
 
     def ask(self, requests: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The answers, refusals among them. Raises ProtocolError SERVICE_NOT_AVAILABLE when one does not come in time."""
+        if time.monotonic() < self._silent_until:
+            raise ProtocolError("SERVICE_NOT_AVAILABLE", _AWAY, retry_after_ms=500)
         socket = self._connected()
         numbers: dict[int, int] = {}
         answers: list[dict[str, Any]] = [{}] * len(requests)
@@ -61,6 +66,7 @@ class CoordinatorLine:
     def _look(self, deadline: float) -> None:
         self._context.heartbeat()
         if time.monotonic() >= deadline:
+            self._silent_until = time.monotonic() + _SILENT_S
             raise ProtocolError("SERVICE_NOT_AVAILABLE", _AWAY, retry_after_ms=500)
 
     def _connected(self) -> zmq.Socket[bytes]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from commitmq.control import ControlBlock, Word
-from commitmq.errors import OffsetOutOfRangeError, ProtocolError
-from commitmq.format.constants import LMQ_PREFIX, QUEUE_OFFSET_OFFSET
+from commitmq.errors import CorruptRecordError, OffsetOutOfRangeError, ProtocolError
+from commitmq.format.constants import LMQ_PREFIX, QUEUE_OFFSET_OFFSET, Property
 from commitmq.semantics.pop import MAX_MESSAGES
 from commitmq.semantics.retry import is_retry_topic, pop_retry_topic
 from commitmq.store.queues.pull_result import PullStatus
@@ -148,21 +148,40 @@ class Finder:
             found.moved.setdefault(key, start)
             share.next[key] = result.next_offset
             return True
-        size = int(result.units["size"].sum())
+        units = result.units if not is_retry_topic(name) else self._own(result.units, pop.group)
+        if not len(units):
+            found.moved.setdefault(key, start)
+            share.next[key] = result.next_offset
+            return True
+        size = int(units["size"].sum())
         if found.count and size > room:
             return False
         assert isinstance(place.queues, QueueReader)
         try:
-            frames = place.queues.frames(result.units)
-            offsets = tuple(self._offsets(result.units))
+            frames = place.queues.frames(units)
+            offsets = tuple(self._offsets(units))
         except OffsetOutOfRangeError:
             return False  # the segment was deleted just now
         found.moved.setdefault(key, start)
         share.next[key] = result.next_offset
         found.portions.append(Portion(popped, name, queue, start, offsets, result.next_offset, frames))
-        found.count += result.count
+        found.count += len(units)
         found.size += size
         return True
+
+    def _own(self, units: Any, group: str) -> Any:
+        """The messages of a retry topic that are of ``group``.
+
+        Group ``a`` with topic ``b_c`` and group ``a_b`` with topic ``c`` have the same retry topic in RocketMQ.
+        """
+        mine = []
+        for place in units["physical_offset"].tolist():
+            try:
+                owner = self._places.log.record(place, check_crc=False).properties.get(Property.ORIGIN_GROUP, group)
+            except (CorruptRecordError, OffsetOutOfRangeError):
+                owner = group  # the consumer reports it
+            mine.append(owner == group)
+        return units[mine]
 
     def _offsets(self, units: Any) -> Iterator[int]:
         for place in units["physical_offset"].tolist():

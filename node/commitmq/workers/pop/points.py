@@ -17,6 +17,7 @@ from commitmq.config import PopConfig
 from commitmq.semantics.pop_revive import CheckPoint, CheckPointKey
 
 MAX_DONE: Final = 100_000
+OVERDUE_MS: Final = 60_000
 
 _Key = TypeVar("_Key")
 
@@ -112,6 +113,14 @@ class Points:
             self._heap = [entry for entry in self._heap if entry[2].open]
             heapq.heapify(self._heap)
         return found
+
+    def forget_old(self, now_ms: int) -> None:
+        """Forget the oldest that are done and whose copies are overdue in the revive topic: the node runs no timer."""
+        while self.by_key:
+            first = next(iter(self.by_key.values()))
+            if first.open or first.check_point.revive_ms + OVERDUE_MS > now_ms:
+                return
+            self.drop(first)
 
     def again(self, point: Point, at_ms: int) -> None:
         """It could not be revived: :meth:`due` gives it at ``at_ms``."""

@@ -315,6 +315,7 @@ class Pop:
             self._write_down()
 
     def _write_down(self) -> None:
+        self._points.forget_old(now_ms())
         first = self._points.log()
         log = self._committed_log if first is None else min(first, self._committed_log)
         self._is_dirty = bool(self._points.by_key)

@@ -12,6 +12,7 @@ from typing import Any, Final
 from commitmq.errors import CorruptRecordError, InvalidMessageError, OffsetOutOfRangeError
 from commitmq.semantics.pop_revive import REVIVE_GROUP
 from commitmq.semantics.revive_round import DuePoint, ReviveRound
+from commitmq.workers.pop.ack_search import AckSearch
 from commitmq.workers.pop.coordinator_line import CoordinatorLine
 from commitmq.workers.pop.points import Points
 from commitmq.workers.pop.revival import Return, Revival
@@ -34,6 +35,7 @@ class ReviveQueues:
         self._seen = -1
         self._look_at_ms = 0
         self._ends: dict[int, int] = {}
+        self._acks = AckSearch(places, topic, context.heartbeat)
 
     def load(self, line: CoordinatorLine) -> None:
         """Begin anew at the committed offsets. Raises ProtocolError."""
@@ -102,10 +104,13 @@ class ReviveQueues:
     def _process(self, one: ReviveRound, due: list[DuePoint]) -> None:
         returns: list[Return] = []
         owners: list[int] = []
+        unknown = [found.check_point.key for found in due if found.check_point.key not in self._points.by_key]
+        acked = self._acks.acked(unknown) if unknown else {}
         for number, found in enumerate(due):
             point = self._points.by_key.get(found.check_point.key)
             if point is None:
-                offsets = found.check_point.left()
+                done_with = acked.get(found.check_point.key, set())
+                offsets = [offset for offset in found.check_point.left() if offset not in done_with]
             else:
                 known = set(point.check_point.left())
                 offsets = [offset for offset in found.check_point.left() if offset in known]

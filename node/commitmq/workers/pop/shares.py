@@ -15,7 +15,7 @@ from commitmq.semantics.retry import pop_retry_topic
 from commitmq.workers.pop.coordinator_line import CoordinatorLine
 from commitmq.workers.runtime.context import monotonic_ms
 
-_RENEW_MS: Final = 5_000
+_RENEW_MS: Final = 2_000
 _IDLE_MS: Final = 30_000
 _AWAY_MS: Final = 1_000
 _COMMITS: Final = 500  # offsets in one request
@@ -122,7 +122,10 @@ class Shares:
             elif active and share.renew_ms <= now and share.topics:
                 share.renew_ms = now + _RENEW_MS
                 requests.append(self._request(share.group, sorted(share.topics)))
-                shares.append(share)
+                known_queues = list(share.next)[:_COMMITS]
+                if known_queues:
+                    requests.append({"op": "offset.fetch", "group": share.group, "queues": known_queues})
+                shares += [share] * (2 if known_queues else 1)
         if not requests:
             return True
         whole = True
@@ -132,21 +135,31 @@ class Shares:
 
     def _heard(self, request: dict[str, Any], share: Share | None, answer: dict[str, Any]) -> bool:
         if answer.get("ok"):
-            for topic, queue, offset in answer.get("stored", ()):
-                if share is not None:
-                    share.committed[topic, queue] = offset
-                    # A person may have moved the group forward.
-                    share.next[topic, queue] = max(share.next.get((topic, queue), 0), offset)
+            if share is not None:
+                for topic, queue, offset in answer.get("stored") or answer.get("offsets") or ():
+                    self._stored(share, (topic, queue), offset)
             return True
         if share is None:
             return False
         if request["op"] == "group.share":
             share.problem = str(answer.get("error"))
         elif answer.get("code") in ("FENCED", "TOPIC_NOT_EXIST", "INVALID_PARAMETER"):
-            # The group was reset, or a topic was deleted or made anew: begin with what the node has.
-            for topic, queue, _ in request["offsets"]:
-                share.next.pop((topic, queue), None)
-                share.committed.pop((topic, queue), None)
-                self.handed_out.pop((share.group, topic, queue), None)
+            # The group was reset, or a topic was deleted or made anew.
+            for topic, queue, _ in request.get("offsets", ()):
+                self._begin_anew(share, (topic, queue))
             return True
         return False
+
+    def _stored(self, share: Share, key: QueueKey, offset: int) -> None:
+        """The node has ``offset``: what was committed, or what a person has set since."""
+        if offset < share.committed.get(key, -1):
+            self._begin_anew(share, key)
+        elif key in share.next:
+            share.committed[key] = offset
+            share.next[key] = max(share.next[key], offset)
+
+    def _begin_anew(self, share: Share, key: QueueKey) -> None:
+        """Begin with what the node has."""
+        share.next.pop(key, None)
+        share.committed.pop(key, None)
+        self.handed_out.pop((share.group, *key), None)
