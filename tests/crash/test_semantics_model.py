@@ -1,0 +1,100 @@
+"""Goal: message semantics hold together, whatever dies: every stored message is handled at least once or is a dead letter, no
+message of a rolled-back transaction is ever seen, none comes early, each is appended to its topic once, and the messages of a
+sharding key are handled in their order.
+
+Method: a model. Five producers send plain messages, batches, delays, transactions and keyed messages; seven consumers handle
+them, fail as each message wants it, and are killed, ended and started at random; processes of the node die at failpoints that
+the seed chooses. COMMITMQ_SEED repeats a run.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from commitmq import Admin
+from nodes import Node, eventually, started
+from semantics_model import ORDERED, PRODUCERS, QUEUES, WORK, Fleet, Ledger, Sender, check, unfinished
+
+pytestmark = pytest.mark.timeout(420)
+KINDS = ("plain", "batch", "level", "ordered")
+TOPICS = (WORK, ORDERED)
+STEPS = 25
+SETTINGS = (
+    "topics.default_queues=4",
+    "supervisor.restart_backoff_max_ms=300",
+    "groups.heartbeat_interval_ms=200",
+    "groups.session_timeout_ms=3000",
+    "groups.disconnect_grace_ms=500",
+    "schedule.persist_interval_ms=200",
+)
+PLACES = (
+    "schedule.before_put",
+    "schedule.after_put",
+    "schedule.between_files",
+    "writer.before_append",
+    "writer.after_append",
+    "writer.after_publish",
+    "flush.before_fdatasync",
+    "dispatcher.consume_queue.before_dispatch",
+)
+SEEDS = (1, 2)
+
+
+def live(folder: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    fired = folder / "fired"
+    consumers = folder / "consumers"
+    for made in (fired, consumers):
+        made.mkdir()
+    points = [
+        f"{place}={chance.choice(['kill', 'kill', 'kill_node'])}@{chance.randrange(1, 30)}"
+        for place in chance.sample(PLACES, 4)
+    ]
+    extra = {"COMMITMQ_FAILPOINTS": ";".join(points), "COMMITMQ_FAILPOINTS_ONCE": str(fired)}
+    ledger = Ledger()
+    with started(Node(folder / "store", *SETTINGS), **extra) as node:
+        with Admin(node.address) as admin:
+            for topic in TOPICS:
+                admin.topic_create(topic, QUEUES)
+        fleet = Fleet(node, consumers, TOPICS, seed)
+        try:
+            senders = [Sender(node, ledger, KINDS, number, seed, STEPS) for number in range(PRODUCERS)]
+            for sender in senders:
+                sender.start()
+            while any(sender.is_alive() for sender in senders):
+                time.sleep(chance.random())
+                fleet.stir()
+            assert [error for sender in senders for error in sender.trouble] == [], points
+            for _ in range(4):
+                fleet.stir()
+                time.sleep(chance.random())
+            fleet.whole()
+            eventually(node.is_ready, f"the node is whole again after {points}", timeout_s=60)
+            eventually(
+                lambda: not unfinished(node, ledger, fleet, TOPICS),
+                f"every message is done after {points}: {len(ledger.entries)} messages",
+                timeout_s=120,
+            )
+            time.sleep(2.0)  # what comes a second time, or must not come at all, would come now
+        finally:
+            fleet.end()
+        check(node, ledger, fleet, TOPICS)
+    assert len(ledger.of("stored")) > len(ledger.entries) * 0.8, "the model must not pass because nothing was stored"
+    assert list(fired.iterdir()), "something died"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", SEEDS)
+def test_semantics_hold_whatever_dies(seed: int, tmp_path: Path) -> None:
+    live(tmp_path, int(os.environ.get("COMMITMQ_SEED") or seed))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(100, 150))
+def test_semantics_hold_for_fifty_seeds(seed: int, tmp_path: Path) -> None:
+    live(tmp_path, seed)
