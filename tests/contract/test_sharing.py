@@ -7,6 +7,8 @@ flight.
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -211,6 +213,28 @@ def test_a_handler_may_take_longer_than_the_invisible_time(node: Node) -> None:
 
         consumer.run(handle, workers=2)
     assert calls == [0]
+
+
+PROGRAM = """
+import signal, sys
+from commitmq import ShareConsumer
+
+consumer = ShareConsumer("signalled", group="signalled", node=sys.argv[1])
+signal.signal(signal.SIGTERM, lambda *_: consumer.close())
+consumer.run(lambda message: print(message.body.decode(), flush=True), workers=2)
+print("over", flush=True)
+"""
+
+
+def test_a_signal_handler_ends_run(node: Node) -> None:
+    fill(node, "signalled", 1)
+    with subprocess.Popen([sys.executable, "-c", PROGRAM, node.address], stdout=subprocess.PIPE) as program:
+        assert program.stdout is not None
+        assert program.stdout.readline() == b"0\n"
+        time.sleep(0.5)  # it waits for the next message
+        program.terminate()
+        assert program.stdout.readline() == b"over\n"
+        assert program.wait(20) == 0
 
 
 def test_the_twin_for_asyncio(node: Node) -> None:

@@ -18,11 +18,11 @@ import pytest
 
 from commitmq import Admin
 from nodes import Node, eventually, started
-from semantics_model import ORDERED, PRODUCERS, QUEUES, WORK, Fleet, Ledger, Sender, check, unfinished
+from semantics_model import ORDERED, PRODUCERS, QUEUES, SHARED, WORK, Fleet, Ledger, Sender, check, unfinished
 
 pytestmark = pytest.mark.timeout(420)
-KINDS = ("plain", "batch", "level", "ordered")
-TOPICS = (WORK, ORDERED)
+KINDS = ("plain", "batch", "level", "ordered", "shared")
+TOPICS = (WORK, ORDERED, SHARED)
 STEPS = 25
 SETTINGS = (
     "topics.default_queues=4",
@@ -36,6 +36,10 @@ PLACES = (
     "schedule.before_put",
     "schedule.after_put",
     "schedule.between_files",
+    "pop.before_put",
+    "pop.after_put",
+    "pop.before_copy",
+    "pop.after_copy",
     "writer.before_append",
     "writer.after_append",
     "writer.after_publish",

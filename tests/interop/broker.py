@@ -27,7 +27,8 @@ class Broker:
         self.log = root.with_name(f"{root.name}.broker.log")
         home = root.with_name(f"{root.name}.home")  # RocketMQ's clients and logs write below the home folder
         home.mkdir(exist_ok=True)
-        command = ["java", *_FLAGS, f"-Dinterop.log={self.log}", f"-Duser.home={home}", "-cp", class_path]
+        command = ["java", *_FLAGS, f"-Dinterop.log={self.log}", f"-Duser.home={home}"]
+        command += [f"-Djava.io.tmpdir={home}", "-cp", class_path]
         command += ["commitmq.interop.BrokerTool", str(root)]
         for key, value in {**rocketmq.SETTINGS, **settings}.items():
             command += ["--set", f"{key}={value}"]

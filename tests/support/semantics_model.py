@@ -64,12 +64,12 @@ def handle(message):
 
 if topic == "shared":
     consumer = commitmq.ShareConsumer(topic, group=group, node=node, invisible_s=3)
-    options = {}
+    options = {"backoff": 1}
 else:
     consumer = commitmq.Consumer(topic, group=group, node=node)
-    options = {"ordered": topic == "ordered", "max_retries": retries, "backoff": 1, "on_error": lambda message, error: None}
+    options = {"ordered": topic == "ordered", "max_retries": retries, "backoff": 1}
 signal.signal(signal.SIGTERM, lambda *_: consumer.close())
-consumer.run(handle, workers=3, **options)
+consumer.run(handle, workers=3, on_error=lambda message, error: None, **options)
 """
 
 
@@ -154,8 +154,7 @@ class Sender(threading.Thread):
             one.outcome = "stored"
 
     def _plain(self, producer: Producer) -> None:
-        topic = self._chance.choice([WORK, SHARED]) if "shared" in self._kinds else WORK
-        self._send(producer, [self._ledger.new(topic, "plain", fails=self._fails())])
+        self._send(producer, [self._ledger.new(WORK, "plain", fails=self._fails())])
 
     def _batch(self, producer: Producer) -> None:
         self._send(producer, [self._ledger.new(WORK, "batch") for _ in range(6)])
@@ -181,7 +180,7 @@ class Sender(threading.Thread):
         entry = self._ledger.new(WORK, "timer", due_s=due_ms / 1000, fails=self._fails())
         self._send(producer, [entry], deliver_at=due_ms)
 
-    def _transaction(self, producer: Producer) -> None:
+    def _transaction(self, producer: Any) -> None:
         entry = self._ledger.new(WORK, "transaction")
         try:
             with producer.transaction(WORK, entry.body()):
@@ -190,7 +189,7 @@ class Sender(threading.Thread):
             return  # a lost commit is found by a check-back; a half message that was not stored is none
         entry.outcome = "stored"
 
-    def _rollback(self, producer: Producer) -> None:
+    def _rollback(self, producer: Any) -> None:
         entry = self._ledger.new(WORK, "rollback", outcome="never")
         with contextlib.suppress(CommitMQError, ZeroDivisionError), producer.transaction(WORK, entry.body()):
             raise ZeroDivisionError

@@ -78,13 +78,14 @@ class ShareEngine:
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="commitmq-share-settle", daemon=True)
         self._pool: SharePool | None = None
+        self._looper = 0
         self.finished: Callable[[], None] = lambda: None
 
     # ------------------------------------------------------------ the loop
 
     def loop(self, pool: SharePool) -> None:
         """Until :meth:`stop`. Raises what a receive raises, but for a node that is away."""
-        self._pool = pool
+        self._pool, self._looper = pool, threading.get_ident()
         self._thread.start()
         pool.start()
         try:
@@ -154,8 +155,8 @@ class ShareEngine:
             self._changed.notify_all()
 
     def wait(self) -> None:
-        """Until the loop has ended; a handler does not wait for itself."""
-        if self._pool is None or not self._pool.is_inside():
+        """Until the loop has ended. A handler does not wait for itself, nor does a signal handler in the loop's thread."""
+        if threading.get_ident() != self._looper and (self._pool is None or not self._pool.is_inside()):
             self._ended.wait()
 
     @property
