@@ -351,6 +351,27 @@ def test_limits_bound_what_is_in_flight(tmp_path: Path) -> None:
             assert len(consumer.receive(20, 5)) == 5
 
 
+def test_a_client_at_its_limit_keeps_nothing_from_others(tmp_path: Path) -> None:
+    with start_node(tmp_path, "pop.max_in_flight_of_client=1") as node:
+        fill(node, "fair", 1)
+        with sharer(node, "fair", "all", 60) as full, sharer(node, "fair", "all", 60) as free:
+            assert len(full.receive(1, 5)) == 1
+            waiting = threading.Thread(target=lambda: full.receive(1, 4))
+            waiting.start()
+            time.sleep(0.3)
+            timer = threading.Timer(0.5, lambda: fill_one(node, "fair"))
+            timer.start()
+            began = time.monotonic()
+            assert len(free.receive(1, 4)) == 1
+            assert time.monotonic() - began < 3
+            waiting.join()
+
+
+def fill_one(node: Node, topic: str) -> None:
+    with Producer(node.address) as producer:
+        producer.send(topic, b"one more")
+
+
 def test_an_idle_node_runs_no_pop(node: Node, tmp_path: Path) -> None:
     with start_node(tmp_path) as fresh:
         assert fresh.row("pop")["state"] == "idle"

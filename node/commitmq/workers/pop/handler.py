@@ -25,6 +25,7 @@ from commitmq.workers.reader.answers import Answers
 from commitmq.workers.reader.filters import Filters
 from commitmq.workers.runtime.context import monotonic_ms
 
+_MOST_TRIES: Final = 64
 _NOTHING: Final[dict[str, Any]] = {"parts": []}
 
 
@@ -73,10 +74,14 @@ class Handler:
     def look_again(self) -> None:
         """Serve parked pops whose topics have grown."""
         while self._parked.has_woken and len(self.turn.steps) < 256:
+            tries = 0
             for pop in self._parked.next_woken():
                 try:
                     if not self._serve(pop):
-                        break  # the others of the group would find nothing either
+                        tries += 1
+                        if tries < _MOST_TRIES and (pop.wanted is not None or self._points.is_full(pop.client)):
+                            continue  # another one of the group may get what this one may not
+                        break
                 except (CommitMQError, OSError) as error:
                     code = error.code if isinstance(error, ProtocolError) else "SYSTEM_ERROR"
                     self._answers.send(pop.client, wire.error(pop.request, code, str(error)))

@@ -67,6 +67,10 @@ class Points:
             ),
         )
 
+    def is_full(self, client: bytes) -> bool:
+        """Whether ``client`` has as many messages as it may have."""
+        return self._clients[client] >= self.limits.max_in_flight_of_client
+
     def in_flight_of(self, group: str) -> int:
         """Messages of ``group`` that are not done."""
         return self._groups[group]
