@@ -34,6 +34,7 @@ VERBS = {
     "produce": "Send lines or JSON lines to a topic.",
     "consume": "Read messages of a topic.",
     "query": "Find messages by key, unique key, tag, id or time.",
+    "trace": "Show the trace of one message.",
     "group": "List consumer groups and their lag.",
     "store": "Inspect, repair and expire a store folder.",
     "bench": "Measure a node, keep that as a baseline, compare with one.",

@@ -327,6 +327,7 @@ class AsyncConsumer(AsyncBaseConsumer):
         *,
         middleware: Sequence[AsyncMiddleware] = (),
         on_error: AsyncOnError | None = None,
+        trace: bool = False,
         **options: Unpack[RunOptions],
     ) -> None:
         """Await ``handler(message)`` for every message, in ``workers`` tasks at a time; see :meth:`commitmq.Consumer.run`.
@@ -340,8 +341,11 @@ class AsyncConsumer(AsyncBaseConsumer):
         if not isinstance(consumer, Consumer):  # made in the words of former versions
             raise CommitMQError("run() needs a consumer with a group")
         from commitmq.client.handling.tasks import TaskPool
+        from commitmq.client.tracing import Tracer, traced_async
 
-        chain = chained_async(handler, middleware)
+        tracer = Tracer(consumer._directory.address) if trace else None
+        group = str(consumer._settings.group)
+        chain = chained_async(handler, middleware if tracer is None else [traced_async(tracer, group), *middleware])
         checks.callback("on_error", on_error)
         async with self._polling:
             self._poll = None  # what a cancelled poll fetched is fetched again
@@ -356,6 +360,8 @@ class AsyncConsumer(AsyncBaseConsumer):
             finally:
                 await self._pool.cancel()
                 await asyncio.wait([asyncio.wrap_future(self._running)])
+                if tracer is not None:
+                    await asyncio.to_thread(tracer.close)
                 if consumer.is_closed:
                     self._is_closed = True
                     self._thread.shutdown(wait=False)

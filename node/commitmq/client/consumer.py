@@ -130,6 +130,7 @@ class Consumer(BaseConsumer):
         *,
         middleware: Sequence[Middleware] = (),
         on_error: OnError | None = None,
+        trace: bool = False,
         **options: Unpack[RunOptions],
     ) -> None:
         """Call ``handler(message)`` for every message, until :meth:`close` is called: by any thread, also by a handler.
@@ -158,15 +159,25 @@ class Consumer(BaseConsumer):
         ``middleware`` are functions ``m(message, next)`` around the handler, the first one outermost. A close waits for the
         handlers that run, at most ``stop_timeout_s`` (30).
 
+        ``trace`` writes RocketMQ's trace records of each call of the handler into ``RMQ_SYS_TRACE_TOPIC``, in the background;
+        a record that finds no room is dropped. ``commitmq trace`` reads them.
+
         Raises what a poll raises, but for a damaged record: ``on_error(None, error)`` is told of it, and the other queues go
         on. Raises ValueError for settings, and without ``auto_commit``.
         """
-        chain = chained(handler, middleware)
+        from commitmq.client.handling.threads import ThreadPool
+        from commitmq.client.tracing import Tracer, traced
+
+        group = str(self._settings.group)
+        tracer = Tracer(self._directory.address) if trace else None
+        chain = chained(handler, middleware if tracer is None else [traced(tracer, group), *middleware])
         checks.callback("on_error", on_error)
         engine = self._engine(Settings(**options))
-        from commitmq.client.handling.threads import ThreadPool
-
-        self._serve(engine, ThreadPool(engine, chain, on_error, name=str(self._settings.group)))
+        try:
+            self._serve(engine, ThreadPool(engine, chain, on_error, name=group))
+        finally:
+            if tracer is not None:
+                tracer.close()
 
     @property
     def handler_counts(self) -> HandlerCounts:

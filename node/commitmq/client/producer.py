@@ -59,6 +59,7 @@ from commitmq.protocol.zmq_context import check_fork
 if TYPE_CHECKING:
     from commitmq.client.sending.batch import Batch
     from commitmq.client.sending.batch_plan import BatchPlan
+    from commitmq.client.tracing import Tracer
 
 _MAX_STARTS: Final = 10_000
 MAX_LINGER_MS: Final = 1_000
@@ -108,6 +109,10 @@ class Producer:
     to send batches: without it glibc gives the memory of each run back to the kernel, and the page faults of the next
     run can take most of the CPU time. A producer changes nothing in its process by default.
 
+    ``trace=True`` writes RocketMQ's trace records of all stored messages into ``RMQ_SYS_TRACE_TOPIC``, in the background
+    and in batches; a record that finds no room is dropped. ``commitmq trace`` reads them. (Messages of memory topics are
+    not traced.)
+
     Order: messages that one thread sends to one queue are stored in that order. Without ``queue`` or ``sharding_key`` a
     message may go to any queue.
 
@@ -141,6 +146,7 @@ class Producer:
         linger_ms: float = 2.0,
         keep_freed_memory: bool = False,
         delivery: ExactlyOnce | None = None,
+        trace: bool = False,
         idempotent: bool = False,
         producer_id: str | None = None,
         producer_epoch: int = 0,
@@ -180,6 +186,11 @@ class Producer:
             policy = Numbered(self._sequences)
         self._lanes = Lanes(node, **limits, delivery=policy)
         self._outbox = self._lanes.writer.outbox
+        self._tracer: Tracer | None = None
+        if trace:
+            from commitmq.client.tracing import Tracer
+
+            self._tracer = self._lanes.writer.lane.trace = Tracer(node)
         self._pid = self._lanes.pid
         self._starts: dict[tuple[str, str | None], str] = {}
         self._closed = False
@@ -303,6 +314,8 @@ class Producer:
                 lane.delivery.busy.note(answer)
                 return None  # the pump sends it after a rest
             raise wire.send_refusal(answer)
+        if lane.trace is not None:
+            lane.trace.stored(topic, fields, body, answer, now)
         return _new_tuple(
             SendResult,
             (
@@ -595,6 +608,8 @@ class Producer:
             return
         self._closed = True
         self._lanes.close(time.monotonic() + limit)
+        if self._tracer is not None:
+            self._tracer.close(limit)
 
     def __enter__(self) -> Self:
         return self

@@ -28,6 +28,7 @@ from commitmq.coordination.topic_rules import (
 from commitmq.coordination.topic_storage import TopicStorage
 from commitmq.errors import ProtocolError, StoreError
 from commitmq.format.constants import LMQ_PREFIX
+from commitmq.semantics.trace import TRACE_TOPIC
 from commitmq.store.layout import StoreLayout
 from commitmq.store.metadata.topic_config import (
     PERM_READ,
@@ -185,6 +186,8 @@ class Topics:
             return self.get(name)
         if not create:
             return self.get(name)
+        if name == TRACE_TOPIC:
+            return self._put(TopicConfig(name, 1, 1))  # RocketMQ makes it at its start
         if is_system(name):
             raise ProtocolError("NO_PERMISSION", f"{name} is a system topic and is not made by sending to it")
         if not self._auto_create:

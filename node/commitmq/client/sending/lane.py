@@ -20,7 +20,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import orjson
 import zmq
@@ -36,6 +36,9 @@ from commitmq.protocol import wire
 from commitmq.protocol.channel import Channel, ConnectionLost
 from commitmq.protocol.directory import Directory
 from commitmq.protocol.local_packet import LocalSocket, local_path
+
+if TYPE_CHECKING:
+    from commitmq.client.tracing import Tracer
 
 WRONG_ENDPOINT: Final = "WRONG_ENDPOINT"
 _PUT_S: Final = 0.5
@@ -82,6 +85,7 @@ class Lane:
         """Runs in flight, by request id."""
         self.flying_messages = 0
         """Runs of single messages among them."""
+        self.trace: Tracer | None = None
         self._connected = connected
         self._misled = misled
         self._layouts: dict[str, RunLayout] = {}
@@ -178,6 +182,7 @@ class Lane:
 
     def call_run(self, channel: Channel, run: Run, deadline: float) -> None:
         """Send ``run`` in the quick way, and give it its outcome."""
+        began = time.monotonic()
         try:
             fields = orjson.dumps(run.fields)[:-1].decode()
             answer = self.call(channel, fields, run.data, len(run.data), deadline, is_run=run.fields["op"] != "send")
@@ -188,6 +193,8 @@ class Lane:
         if answer is None:
             self.delivery.not_taken(run)
         elif answer["ok"] is True:
+            if self.trace is not None:
+                self.trace.stored(run.topic, run.fields, run.data, answer, began)
             run.stored(answer)
         else:
             self.delivery.refused(self, run, answer)
@@ -267,6 +274,8 @@ class Lane:
         identity = channel.next_id()
         channel.put([orjson.dumps({**run.fields, "id": identity}), run.data], time.monotonic() + _PUT_S)
         self.flying[identity] = run
+        if self.trace is not None:
+            run.sent_at = time.monotonic()
         self.flying_messages += isinstance(run, MessagesRun)
 
     def receive(self) -> None:
@@ -296,6 +305,8 @@ class Lane:
         if answer["ok"]:
             if self.delivery.busy.error is not None:
                 self.delivery.busy.passed(run)
+            if self.trace is not None:
+                self.trace.stored(run.topic, run.fields, run.data, answer, run.sent_at)
             run.stored(answer)
         else:
             self.delivery.refused(self, run, answer)

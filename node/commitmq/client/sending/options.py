@@ -74,6 +74,7 @@ class ProducerOptions(TypedDict, total=False):
     linger_ms: float
     keep_freed_memory: bool
     delivery: ExactlyOnce | None
+    trace: bool
 
 
 class Outcome(Protocol):

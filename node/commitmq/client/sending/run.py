@@ -79,7 +79,18 @@ class Run:
     its queue, for an idempotent producer; ``order`` counts the first sending of its runs.
     """
 
-    __slots__ = ("count", "data", "fields", "in_doubt", "order", "queue", "refused_sequence", "sequence", "topic")
+    __slots__ = (
+        "count",
+        "data",
+        "fields",
+        "in_doubt",
+        "order",
+        "queue",
+        "refused_sequence",
+        "sent_at",
+        "sequence",
+        "topic",
+    )
 
     def __init__(self, topic: str, queue: int, count: int, fields: dict[str, Any], data: bytes) -> None:
         self.topic = topic
@@ -89,6 +100,7 @@ class Run:
         self.data = data
         self.sequence: int | None = None
         self.order = 0
+        self.sent_at = 0.0  # monotonic seconds, for a trace
         self.in_doubt = False  # the connection took it once, and no answer came
         self.refused_sequence = False  # the node refused its numbers, and not its messages
 

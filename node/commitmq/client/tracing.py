@@ -1,0 +1,294 @@
+"""Message trace: what a producer sent and what handlers made of messages, as RocketMQ's records in its trace topic.
+
+The traced path only appends to a bounded queue: a run that was stored is one entry, whose bytes are kept, not copied. A thread
+of its own reads the records of the run, makes trace records of them (:mod:`commitmq.semantics.trace`), and sends these in
+batches, with a producer of its own, acknowledged from memory. What finds no room, and what the node does not take, is dropped
+and counted: a trace is never worth a message.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
+from typing import Any, Final, NamedTuple
+
+import orjson
+
+from commitmq.client.handling.chain import AsyncHandler, AsyncMiddleware, Handler, Middleware, Returned
+from commitmq.client.handling.consume_result import ConsumeResult, RetryLater
+from commitmq.client.message import Message
+from commitmq.errors import CommitMQError, InvalidMessageError
+from commitmq.format.constants import KEY_SEPARATOR, Property
+from commitmq.format.message_id import parse_offset_message_id
+from commitmq.log import get_log
+from commitmq.semantics import trace
+
+MAX_ENTRIES: Final = 2_048
+"""RocketMQ's asyncTraceDispatcher keeps at most so many."""
+MAX_PENDING_BYTES: Final = 32 * 1024 * 1024
+REGION: Final = "DefaultRegion"
+DEFAULT_GROUP: Final = "DEFAULT_PRODUCER"
+_GATHER_S: Final = 0.1
+_SEND_S: Final = 5.0
+_MESSAGES_A_BATCH: Final = 100
+
+_log = get_log("trace")
+_numbers = count(1)
+
+
+class _Stored(NamedTuple):
+    """A request that the node stored. ``fields``: its header, as a dictionary or as JSON without its end."""
+
+    topic: str
+    fields: dict[str, Any] | str
+    data: bytes
+    answer: dict[str, Any]
+    cost_ms: int
+
+
+_Entry = _Stored | trace.TraceRecord
+
+
+class Tracer:
+    """Writes the trace of one client. ``dropped`` counts the entries (runs of a send, or records) that found no room."""
+
+    def __init__(self, node: str | None) -> None:
+        self.dropped = 0
+        self._node = node
+        self._lock = threading.Lock()
+        self._entries: deque[_Entry] = deque()
+        self._bytes = 0
+        self._wake = threading.Event()
+        self._closing = False
+        self._is_gone = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    # ------------------------------------------------------------ the traced path
+
+    def stored(
+        self, topic: str, fields: dict[str, Any] | str, data: bytes, answer: dict[str, Any], began_s: float
+    ) -> None:
+        """The node has stored a request that left at ``began_s`` (monotonic). Never blocks, never raises."""
+        if topic != trace.TRACE_TOPIC:
+            self._add(_Stored(topic, fields, data, answer, int((time.monotonic() - began_s) * 1000)), len(data))
+
+    def record(self, record: trace.TraceRecord) -> None:
+        """Write a record. Never blocks, never raises."""
+        self._add(record, 0)
+
+    def _add(self, entry: _Entry, size_bytes: int) -> None:
+        with self._lock:
+            if len(self._entries) >= MAX_ENTRIES or self._bytes + size_bytes > MAX_PENDING_BYTES or self._closing:
+                self.dropped += 1
+                return
+            self._entries.append(entry)
+            self._bytes += size_bytes
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="commitmq-trace", daemon=True)
+                self._thread.start()
+        if not self._wake.is_set():
+            self._wake.set()
+
+    def close(self, timeout_s: float = _SEND_S) -> None:
+        """Send what is there, for at most ``timeout_s``."""
+        with self._lock:
+            self._closing = True
+            thread = self._thread
+        self._wake.set()
+        if thread is not None and thread is not threading.current_thread():
+            self._is_gone.wait(timeout_s)
+
+    # ------------------------------------------------------------ the thread
+
+    def _run(self) -> None:
+        from commitmq.client.producer import Producer
+
+        try:
+            with Producer(self._node, ack="memory", timeout_s=_SEND_S) as producer:
+                while True:
+                    self._wake.wait()
+                    if not self._closing:
+                        time.sleep(_GATHER_S)
+                    self._wake.clear()
+                    self._send(producer.send_batch)
+                    if self._closing and not self._entries:
+                        return
+        except Exception:
+            _log.exception("the trace ended")
+        finally:
+            self._is_gone.set()
+
+    def _send(self, send_batch: Callable[..., Any]) -> None:
+        with self._lock:
+            entries, self._entries = self._entries, deque()
+            self._bytes = 0
+        messages = list(trace_messages(record for entry in entries for record in _records(entry)))
+        for first in range(0, len(messages), _MESSAGES_A_BATCH):
+            part = messages[first : first + _MESSAGES_A_BATCH]
+            try:
+                send_batch(trace.TRACE_TOPIC, part)
+            except CommitMQError as error:
+                self.dropped += len(part)
+                _log.warning("trace records are lost", messages=len(part), error=str(error))
+
+
+def trace_messages(records: Iterator[trace.TraceRecord]) -> Iterator[Message]:
+    """Trace messages of at most MAX_RECORDS records and MAX_BODY_BYTES each, with the keys that find them."""
+    part: list[trace.TraceRecord] = []
+    size = 0
+    for record in records:
+        try:
+            length = len(record.encode())
+        except InvalidMessageError:
+            continue  # a text with a separator cannot be told
+        if part and (len(part) >= trace.MAX_RECORDS or size + length > trace.MAX_BODY_BYTES):
+            yield _message(part)
+            part, size = [], 0
+        part.append(record)
+        size += length
+    if part:
+        yield _message(part)
+
+
+def _message(records: Sequence[trace.TraceRecord]) -> Message:
+    return Message(trace.encode_trace(records), keys=trace.trace_keys(records).split(KEY_SEPARATOR))
+
+
+def _records(entry: _Entry) -> Iterator[trace.TraceRecord]:
+    if not isinstance(entry, _Stored):
+        yield entry
+        return
+    fields = entry.fields if isinstance(entry.fields, dict) else orjson.loads(entry.fields + "}")
+    msg_id = str(entry.answer.get("msg_id") or "")
+    if fields["op"] != "append":
+        yield _pub(entry, fields.get("properties") or {}, len(entry.data), msg_id, int(fields.get("born", -1)))
+        return
+    from commitmq.format.record import decode_record
+
+    places = iter(entry.answer.get("parts") or ())
+    left, physical, offset = 0, 0, 0
+    while offset < len(entry.data):
+        record = decode_record(entry.data, offset, check_crc=False)
+        if not left:
+            left, physical = next(places, (len(entry.data), -1))
+        shown = f"{msg_id[:-16]}{physical:016X}" if physical >= 0 else None
+        yield _pub(entry, record.properties, len(record.body), shown, record.born_timestamp)
+        offset += record.total_size
+        physical += record.total_size if physical >= 0 else 0
+        left -= 1
+
+
+def _pub(
+    entry: _Stored, properties: dict[str, str], body_bytes: int, msg_id: str | None, born_timestamp: int
+) -> trace.Pub:
+    host = None
+    if entry.answer.get("msg_id"):
+        found = parse_offset_message_id(entry.answer["msg_id"])[0]
+        host = f"{found.ip}:{found.port}"
+    return trace.Pub(
+        timestamp=born_timestamp,
+        region=REGION,
+        group=DEFAULT_GROUP,
+        topic=entry.topic,
+        message_id=properties.get(Property.UNIQUE_KEY),
+        tags=properties.get(Property.TAGS),
+        keys=properties.get(Property.KEYS),
+        store_host=host,
+        body_bytes=body_bytes,
+        cost_ms=entry.cost_ms,
+        message_type=trace.MessageType.DELAY if entry.answer.get("stored_topic") else trace.MessageType.NORMAL,
+        offset_message_id=msg_id,
+    )
+
+
+# ---------------------------------------------------------------- handlers
+
+
+class _Handled:
+    """One call of a handler."""
+
+    def __init__(self, tracer: Tracer, group: str, message: Message) -> None:
+        self._tracer, self._group, self._message = tracer, group, message
+        self._request = f"{time.time_ns():X}{next(_numbers):08X}"
+        self._began_s = time.monotonic()
+        tracer.record(
+            trace.SubBefore(
+                timestamp=_now_ms(),
+                region=REGION,
+                group=group,
+                request_id=self._request,
+                message_id=self._message_id,
+                retry_times=message.reconsume_times,
+                keys=self._keys,
+            )
+        )
+
+    def ended(self, result: trace.ConsumeResult) -> None:
+        self._tracer.record(
+            trace.SubAfter(
+                request_id=self._request,
+                message_id=self._message_id,
+                cost_ms=int((time.monotonic() - self._began_s) * 1000),
+                success=result is trace.ConsumeResult.SUCCESS,
+                keys=self._keys,
+                result=result,
+                timestamp=_now_ms(),
+                group=self._group,
+            )
+        )
+
+    def returned(self, value: Returned) -> None:
+        is_done = value is None or value is True or value is ConsumeResult.DONE
+        self.ended(trace.ConsumeResult.SUCCESS if is_done else trace.ConsumeResult.FAILED)
+
+    def raised(self, error: BaseException) -> None:
+        """A handler that asks for a retry by an exception of ours has not failed by an exception."""
+        asked = isinstance(error, RetryLater)
+        self.ended(trace.ConsumeResult.FAILED if asked else trace.ConsumeResult.EXCEPTION)
+
+    @property
+    def _message_id(self) -> str | None:
+        return self._message.unique_id or self._message.msg_id
+
+    @property
+    def _keys(self) -> str | None:
+        return KEY_SEPARATOR.join(self._message.keys) or None
+
+
+def traced(tracer: Tracer, group: str) -> Middleware:
+    """The middleware that traces handlers."""
+
+    def middleware(message: Message, following: Handler) -> Returned:
+        call = _Handled(tracer, group, message)
+        try:
+            value = following(message)
+        except BaseException as error:
+            call.raised(error)
+            raise
+        call.returned(value)
+        return value
+
+    return middleware
+
+
+def traced_async(tracer: Tracer, group: str) -> AsyncMiddleware:
+    """:func:`traced` for coroutine functions."""
+
+    async def middleware(message: Message, following: AsyncHandler) -> Returned:
+        call = _Handled(tracer, group, message)
+        try:
+            value = await following(message)
+        except BaseException as error:
+            call.raised(error)
+            raise
+        call.returned(value)
+        return value
+
+    return middleware
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000
