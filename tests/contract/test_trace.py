@@ -9,6 +9,7 @@ import asyncio
 import json
 import time
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 from click.testing import CliRunner
@@ -130,7 +131,7 @@ def _traces(admin: Admin) -> int:
 
 
 def test_a_trace_without_room_is_dropped_and_counted_and_never_waits() -> None:
-    tracer = Tracer("tcp://127.0.0.1:9")  # no node
+    tracer = Tracer(partial(Producer, "tcp://127.0.0.1:9"))  # no node
     began = time.monotonic()
     for _ in range(3 * MAX_ENTRIES):
         tracer.stored("t", {"op": "send", "properties": {}}, b"x" * 100, {"msg_id": ""}, began)

@@ -341,9 +341,10 @@ class AsyncConsumer(AsyncBaseConsumer):
         if not isinstance(consumer, Consumer):  # made in the words of former versions
             raise CommitMQError("run() needs a consumer with a group")
         from commitmq.client.handling.tasks import TaskPool
+        from commitmq.client.producer import Producer
         from commitmq.client.tracing import Tracer, traced_async
 
-        tracer = Tracer(consumer._directory.address) if trace else None
+        tracer = Tracer(partial(Producer, consumer._directory.address)) if trace else None
         group = str(consumer._settings.group)
         chain = chained_async(handler, middleware if tracer is None else [traced_async(tracer, group), *middleware])
         checks.callback("on_error", on_error)

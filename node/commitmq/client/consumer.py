@@ -166,10 +166,11 @@ class Consumer(BaseConsumer):
         on. Raises ValueError for settings, and without ``auto_commit``.
         """
         from commitmq.client.handling.threads import ThreadPool
+        from commitmq.client.producer import Producer
         from commitmq.client.tracing import Tracer, traced
 
         group = str(self._settings.group)
-        tracer = Tracer(self._directory.address) if trace else None
+        tracer = Tracer(partial(Producer, self._directory.address)) if trace else None
         chain = chained(handler, middleware if tracer is None else [traced(tracer, group), *middleware])
         checks.callback("on_error", on_error)
         engine = self._engine(Settings(**options))

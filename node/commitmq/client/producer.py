@@ -190,7 +190,7 @@ class Producer:
         if trace:
             from commitmq.client.tracing import Tracer
 
-            self._tracer = self._lanes.writer.lane.trace = Tracer(node)
+            self._tracer = self._lanes.writer.lane.trace = Tracer(partial(Producer, node))
         self._pid = self._lanes.pid
         self._starts: dict[tuple[str, str | None], str] = {}
         self._closed = False

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Protocol, Self
 
 import orjson
 
@@ -49,15 +49,24 @@ class _Stored(NamedTuple):
     cost_ms: int
 
 
+class Sender(Protocol):
+    """The producer underneath."""
+
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *error: Any) -> None: ...
+    def send_batch(self, topic: str, messages: Sequence[bytes | Message]) -> Any: ...
+
+
 _Entry = _Stored | trace.TraceRecord
 
 
 class Tracer:
     """Writes the trace of one client. ``dropped`` counts the entries (runs of a send, or records) that found no room."""
 
-    def __init__(self, node: str | None) -> None:
+    def __init__(self, open_producer: Callable[..., Sender]) -> None:
+        """``open_producer``: makes the producer that sends the trace, with the settings of a :class:`commitmq.Producer`."""
         self.dropped = 0
-        self._node = node
+        self._open_producer = open_producer
         self._lock = threading.Lock()
         self._entries: deque[_Entry] = deque()
         self._bytes = 0
@@ -104,10 +113,8 @@ class Tracer:
     # ------------------------------------------------------------ the thread
 
     def _run(self) -> None:
-        from commitmq.client.producer import Producer
-
         try:
-            with Producer(self._node, ack="memory", timeout_s=_SEND_S) as producer:
+            with self._open_producer(ack="memory", timeout_s=_SEND_S) as producer:
                 while True:
                     self._wake.wait()
                     if not self._closing:
