@@ -17,7 +17,7 @@ import pytest
 from broker import Broker
 from node_process import NodeProcess, dump
 
-from commitmq import Producer
+from commitmq import Producer, ShareConsumer
 
 pytestmark = [pytest.mark.interop, pytest.mark.slow, pytest.mark.timeout(240)]
 
@@ -87,3 +87,75 @@ def test_we_deliver_the_delayed_messages_that_rocketmq_leaves(
     lines = stored(root, "Later")
     assert bodies(lines) == Counter(b"delayed %d" % number for number in range(6))
     assert_not_early(lines)
+
+
+INVISIBLE_S = 5
+GROUP, SHARED = "sharers", "Shared"
+
+
+def assert_given_out(found: Counter[bytes], sent: list[bytes], end: str) -> None:
+    """All but the two acknowledged ones. After a kill the file of offsets is some seconds old: what was given out since then
+    may come twice, and none is lost. A successor that is RocketMQ itself would do the same.
+    """
+    if end == "stop":
+        assert found == Counter(sent[2:])
+    else:
+        assert set(sent[2:]) <= set(found) <= set(sent)
+
+
+@ENDS
+def test_rocketmq_revives_what_our_consumer_left(end: str, tmp_path: Path, rocketmq_broker: OpenBroker) -> None:
+    root = tmp_path / "store"
+    sent = [b"%d" % number for number in range(8)]
+    with NodeProcess(root, "pop.cluster=C", "pop.broker_name=b0", "topics.default_queues=1") as node:
+        with Producer(node.address) as producer:
+            for body in sent:
+                producer.send(SHARED, body)
+        with ShareConsumer(SHARED, group=GROUP, node=node.address, invisible_s=INVISIBLE_S) as consumer:
+            many = consumer.receive(6, 5)
+            assert [one.body for one in many] == sent[:6]
+            assert consumer.ack(many[:2]) == []
+        popped = time.monotonic()
+        leave(node, end)
+    with rocketmq_broker(root) as broker:
+        found: Counter[bytes] = Counter()
+        while not set(sent[2:]) <= set(found) and time.monotonic() < popped + 60:
+            for one in broker.ask("pop", GROUP, SHARED, 60_000, 32):
+                body = bytes.fromhex(one["body_hex"])
+                found[body] += 1
+                if body in sent[2:6] and end == "stop":
+                    assert time.monotonic() > popped + INVISIBLE_S - 1, "RocketMQ gives it out early"
+                    assert one["reconsume_times"] == 1
+        broker.kill()
+    assert_given_out(found, sent, end)
+
+
+@ENDS
+def test_we_revive_what_rocketmqs_consumer_left(end: str, tmp_path: Path, rocketmq_broker: OpenBroker) -> None:
+    root = tmp_path / "store"
+    with rocketmq_broker(root, defaultTopicQueueNums=1) as broker:
+        for number in range(8):
+            broker.ask("send", SHARED, f"{number}")
+        many = broker.ask("pop", GROUP, SHARED, INVISIBLE_S * 1000, 6)
+        popped = time.time()
+        assert len(many) == 6
+        for one in many[:2]:
+            place = (one["queue_id"], one["queue_offset"], one["properties"]["POP_CK"])
+            assert broker.ask("ack", GROUP, SHARED, *place)
+        if end == "kill":
+            broker.kill()
+    found: Counter[bytes] = Counter()
+    with (
+        NodeProcess(root, "pop.cluster=C", "pop.broker_name=b0") as node,
+        ShareConsumer(SHARED, group=GROUP, node=node.address, invisible_s=60) as consumer,
+    ):
+        deadline = time.monotonic() + 60
+        while not {b"%d" % number for number in range(2, 8)} <= set(found) and time.monotonic() < deadline:
+            for message in consumer.receive(32, 1):
+                found[message.body] += 1
+                if message.body in [b"%d" % number for number in range(2, 6)] and end == "stop":
+                    assert time.time() >= popped + INVISIBLE_S - 0.5
+                    assert message.reconsume_times == 1
+                message.ack()
+        leave(node, end)
+    assert_given_out(found, [b"%d" % number for number in range(8)], end)
