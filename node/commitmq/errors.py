@@ -231,6 +231,17 @@ class UnansweredSendError(SendError, NodeUnavailableError):
     """A send that the node did not take, or did not answer, within the time allowed."""
 
 
+class RequestTimeoutError(RequestError):
+    """No reply came to a request in time. The request is stored, and may still be handled.
+
+    ``correlation_id`` is the request's, which its reply has too.
+    """
+
+    def __init__(self, message: str, *, correlation_id: str) -> None:
+        super().__init__(Code.TIMEOUT.value, message)
+        self.correlation_id = correlation_id
+
+
 class _TopicNotFoundSendError(SendError, TopicNotFoundError):
     """A send to a topic that does not exist."""
 

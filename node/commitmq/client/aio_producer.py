@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
@@ -17,12 +17,16 @@ from commitmq.client import checks
 from commitmq.client.aio_lines import Lines, PendingSend, QueuedSend, TopicUnknownError
 from commitmq.client.message import Message, check_topic
 from commitmq.client.producer import Producer
+from commitmq.client.requesting.exchange import Content, reply_message, request_message
+from commitmq.client.requesting.reply_reader import no_reply
 from commitmq.client.results import BatchResult, SendResult
+from commitmq.client.sending.arguments import shard
 from commitmq.client.sending.options import (
     BatchOptions,
     MessageOptions,
     OnDelivery,
     ProducerOptions,
+    RequestOptions,
     former_delivery,
     tell_delivery,
 )
@@ -116,6 +120,59 @@ class AsyncProducer:
         return pending
 
     submit = send_async
+
+    async def request(self, topic: str, body: bytes | Message, **fields: Unpack[RequestOptions]) -> Message:
+        """Send one message and wait for its reply; see :meth:`commitmq.Producer.request`. Many tasks may wait at a time."""
+        producer = self._producer
+        self._settle_in(asyncio.get_running_loop())
+        limit = producer._limit(fields.get("timeout_s"))
+        queue, ack = fields.get("queue"), fields.get("ack")
+        content = Content(
+            body,
+            fields.get("tags"),
+            fields.get("keys"),
+            fields.get("properties"),
+            fields.get("sharding_key"),
+            fields.get("key"),
+            fields.get("flag", 0),
+        )
+        deadline = time.monotonic() + limit
+        if not producer._replies.is_started:
+            starting = self._asking.submit(producer._replies.start, deadline)
+            await asyncio.shield(asyncio.wrap_future(starting))
+        waiting = producer._replies.open(limit)
+        try:
+            message = request_message(content, waiting.marks)
+            left_s = max(deadline - time.monotonic(), 0.001)
+            await self.send_async(topic, message, queue=queue, ack=ack, timeout_s=left_s)
+            left_s = max(deadline - time.monotonic(), 0)
+            return await asyncio.wait_for(asyncio.wrap_future(waiting.reply), left_s)
+        except TimeoutError:
+            raise no_reply(topic, waiting, limit) from None
+        finally:
+            producer._replies.drop(waiting)
+
+    async def reply(
+        self,
+        message: Message,
+        body: bytes | Message,
+        *,
+        properties: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+        ack: str | None = None,
+    ) -> SendResult:
+        """Reply to a request; see :meth:`commitmq.Producer.reply`. In a handler ``message.reply_async(body)`` does it too."""
+        made = reply_message(message, body, properties)
+        queue = made.queue
+        if queue is None:
+            deadline = time.monotonic() + self._producer._limit(timeout_s)
+            queue = shard(made.client_id, await asyncio.wrap_future(self._ask(check_topic(made.topic), deadline)))
+        return await self.send_async(made.topic, made.message, queue=queue, timeout_s=timeout_s, ack=ack)
+
+    @property
+    def late_replies(self) -> int:
+        """See :attr:`commitmq.Producer.late_replies`."""
+        return self._producer.late_replies
 
     async def send_batch(
         self, topic: str, messages: Sequence[bytes | Message], **fields: Unpack[BatchOptions]

@@ -174,8 +174,9 @@ class Consumer(BaseConsumer):
         chain = chained(handler, middleware if tracer is None else [traced(tracer, group), *middleware])
         checks.callback("on_error", on_error)
         engine = self._engine(Settings(**options))
+        pool = ThreadPool(engine, chain, on_error, name=group, node=self._directory.address)
         try:
-            self._serve(engine, ThreadPool(engine, chain, on_error, name=group))
+            self._serve(engine, pool)
         finally:
             if tracer is not None:
                 tracer.close()

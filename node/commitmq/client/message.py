@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from commitmq.client.handling.consume_result import RetryLater
 from commitmq.client.properties import Keys, both_keys, build_properties, sendable, user_properties
+from commitmq.client.requesting import replier
 from commitmq.client.sharing.receipt import Receipt, settler_of
 from commitmq.errors import InvalidMessageError
 from commitmq.format.constants import Property
@@ -17,6 +18,8 @@ from commitmq.store.metadata.topic_name import is_send_forbidden, validate_topic
 if TYPE_CHECKING:
     from datetime import timedelta
     from typing import Any
+
+    from commitmq.client.results import SendResult
 
 
 class Message:
@@ -138,6 +141,16 @@ class Message:
         Raises :class:`commitmq.RetryLater`, so nothing behind it is done; an ``except Exception`` around it would stop it.
         """
         raise RetryLater(delay)
+
+    def reply(self, body: bytes | Message, *, properties: Mapping[str, str] | None = None) -> SendResult:
+        """In a handler of ``run``: reply to a request. See :meth:`commitmq.Producer.reply`, which works everywhere."""
+        result: SendResult = replier.current().reply(self, body, properties)
+        return result
+
+    async def reply_async(self, body: bytes | Message, *, properties: Mapping[str, str] | None = None) -> SendResult:
+        """:meth:`reply` in a handler that is a coroutine function."""
+        result: SendResult = await replier.current().reply_async(self, body, properties)
+        return result
 
     def ack(self) -> bool:
         """Acknowledge a message of a :class:`commitmq.ShareConsumer`. False when it came too late: see its ``ack``."""

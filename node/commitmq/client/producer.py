@@ -26,6 +26,8 @@ import orjson
 from commitmq.client import checks, heap
 from commitmq.client.message import Message, check_alone, check_body, check_flag, check_topic, content_of
 from commitmq.client.properties import Keys, both_keys, build_properties, check_properties_size, join_queue_names
+from commitmq.client.requesting.exchange import Content, reply_message, request_message
+from commitmq.client.requesting.reply_reader import ReplyReader, no_reply
 from commitmq.client.results import BatchResult, BatchSendError, SendResult
 from commitmq.client.routes import not_stored, unknown
 from commitmq.client.sending.arguments import (
@@ -92,7 +94,7 @@ class Producer:
     whether the message is stored. Where the node did not answer, the error is a NodeUnavailableError too. ``compress``
     (zlib, lz4 or zstd) applies to bodies of more than ``compress_over_bytes`` that become smaller by it.
     ``max_pending`` and ``max_pending_bytes`` bound the pending messages of asynchronous sends; beyond them
-    ``send_async`` blocks.
+    ``send_async`` blocks. ``max_requests`` bounds the requests that wait for their replies.
 
     ``linger_ms``: an asynchronous send that comes within this time after the last run waits until the time is over. So
     a thin stream travels in fewer and larger runs, and each run costs the node and its consumers the same. A send goes
@@ -143,6 +145,7 @@ class Producer:
         compress_over_bytes: int = 4096,
         max_pending: int = 100_000,
         max_pending_bytes: int = 128 * 1024 * 1024,
+        max_requests: int = 10_000,
         linger_ms: float = 2.0,
         keep_freed_memory: bool = False,
         delivery: ExactlyOnce | None = None,
@@ -160,6 +163,8 @@ class Producer:
         timeout_s = checks.seconds("timeout_s", timeout_s)
         if max_pending < 1 or max_pending_bytes < 1:
             raise ValueError("max_pending and max_pending_bytes must be at least 1")
+        if max_requests < 1:
+            raise ValueError("max_requests must be at least 1")
         if not 0 <= linger_ms <= MAX_LINGER_MS:
             raise ValueError(f"linger_ms must be between 0 and {MAX_LINGER_MS}, not {linger_ms}")
         if keep_freed_memory:
@@ -192,6 +197,7 @@ class Producer:
 
             self._tracer = self._lanes.writer.lane.trace = Tracer(partial(Producer, node))
         self._pid = self._lanes.pid
+        self._replies = ReplyReader(node, self._lanes.routes, max_waiting=max_requests, timeout_s=timeout_s)
         self._starts: dict[tuple[str, str | None], str] = {}
         self._closed = False
         _live.add(self)
@@ -403,6 +409,72 @@ class Producer:
         if not self._lanes.flush(time.monotonic() + limit):
             raise TimeoutError(f"{self._lanes.all_in_flight()} messages are still pending after {limit} s")
 
+    # ------------------------------------------------------------ requests and replies
+
+    def request(
+        self,
+        topic: str,
+        body: bytes | Message,
+        *,
+        tags: str | None = None,
+        keys: Keys | None = None,
+        properties: Mapping[str, str] | None = None,
+        sharding_key: str | None = None,
+        key: str | None = None,
+        queue: int | None = None,
+        flag: int = 0,
+        timeout_s: float | None = None,
+        ack: str | None = None,
+    ) -> Message:
+        """Send one message, wait for the reply of the consumer that handles it, and return the reply.
+
+        ``timeout_s`` (default: the producer's) is for both. Other arguments as of :meth:`send`. A request is a plain message
+        with RocketMQ's marks: it may be handled although nobody waits any more, and each group of the topic may reply; the
+        first reply counts.
+
+        Raises RequestTimeoutError without a reply, SendError for a request that was not acknowledged or while
+        ``max_requests`` wait.
+        """
+        self._check_usable()
+        self._check_may_wait()
+        limit = self._limit(timeout_s)
+        deadline = _monotonic() + limit
+        self._replies.start(deadline)
+        content = Content(body, tags, keys, properties, sharding_key, key, flag)
+        waiting = self._replies.open(limit)
+        try:
+            message = request_message(content, waiting.marks)
+            self.send(topic, message, queue=queue, timeout_s=max(deadline - _monotonic(), 0.001), ack=ack)
+            return waiting.reply.result(max(deadline - _monotonic(), 0))
+        except FutureTimeoutError:
+            raise no_reply(topic, waiting, limit) from None
+        finally:
+            self._replies.drop(waiting)
+
+    def reply(
+        self,
+        message: Message,
+        body: bytes | Message,
+        *,
+        properties: Mapping[str, str] | None = None,
+        timeout_s: float | None = None,
+        ack: str | None = None,
+    ) -> SendResult:
+        """Reply to the request ``message``: its requester gets ``body``. Raises as :meth:`send`, and InvalidMessageError
+        when ``message`` is no request. In a handler ``message.reply(body)`` does the same.
+        """
+        made = reply_message(message, body, properties)
+        limit = self._limit(timeout_s)
+        queue = made.queue
+        if queue is None:
+            queue = shard(made.client_id, self._lanes.routes.queues(check_topic(made.topic), _monotonic() + limit))
+        return self.send(made.topic, made.message, queue=queue, timeout_s=limit, ack=ack)
+
+    @property
+    def late_replies(self) -> int:
+        """Replies that came when nobody waited for them any more. They are dropped."""
+        return self._replies.late
+
     # ------------------------------------------------------------ batches
 
     def send_batch(
@@ -607,6 +679,7 @@ class Producer:
         if self._closed:
             return
         self._closed = True
+        self._replies.close()
         self._lanes.close(time.monotonic() + limit)
         if self._tracer is not None:
             self._tracer.close(limit)

@@ -115,6 +115,26 @@ class Routes:
         self._note_type(topic, attributes.get(QUEUE_TYPE) == QUEUE_TYPE_BATCH)
         return count
 
+    def reply_topic(self, deadline: float) -> tuple[str, int]:
+        """The topic of replies, which the coordinator makes at need, and its number of queues.
+
+        Raises SendError (not stored).
+        """
+        line, ticket = self._line, Line.ticket()
+        try:
+            line.append(ticket)
+            if not line.wait(ticket, deadline):
+                raise not_stored("NODE_UNAVAILABLE", "the coordinator does not answer")
+            topic = self._ask("topic.reply", {}, deadline)["topic"]
+        except SendError:
+            raise
+        except RequestError as error:
+            raise send_error(error.code, error.message, Outcome.NOT_STORED, error.retry_after_ms) from error
+        finally:
+            line.remove(ticket)
+            line.wake()
+        return str(topic["name"]), int(topic["read_queues"])
+
     def _refresh(self, topic: str) -> None:
         """Ask again for a topic in use, in a thread, so that no send waits for it."""
         with self._refreshing_lock:

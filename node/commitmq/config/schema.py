@@ -54,6 +54,8 @@ class NetworkConfig:
     advertised_host: str = _key("")
     store_host: str = _key("127.0.0.1")
     store_port: int = _key(10911, 0, 65535)
+    cluster_name: str = _key("DefaultCluster")
+    broker_name: str = _key("commitmq")
     max_frame_bytes: int = _key(64 * 1024 * 1024, 65536)
     max_local_connections: int = _key(1_024, 0, 65_536)
     max_connections: int = _key(2_000, 16, 100_000)
@@ -134,8 +136,6 @@ class ScheduleConfig:
 class PopConfig:
     enable: bool = _key(True)
     exactly_once: bool = _key(True)
-    cluster: str = _key("DefaultCluster")
-    broker_name: str = _key("commitmq")
     revive_queues: int = _key(8, 1, 256)
     min_invisible_ms: int = _key(2_000, 2_000)
     max_invisible_ms: int = _key(43_200_000, 2_000, 172_800_000)
@@ -181,6 +181,7 @@ class TopicsConfig:
     max_topics: int = _key(100_000, 1)
     snapshot_interval_ms: int = _key(1_000, 10)
     max_deleted: int = _key(100_000, 1)
+    reply_queues: int = _key(8, 1, 256)
     delete_timeout_ms: int = _key(5_000, 1)
 
 

@@ -110,7 +110,7 @@ class Service:
             self.offsets,
             self._listing,
             control,
-            memory_enabled=config.memory.enable,
+            config=config,
             failed=lambda error, now_ms: self._fail("topics", error, now_ms),
         )
         shares = ShareOperations(self.groups, self.topics)

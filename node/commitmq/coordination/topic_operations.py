@@ -1,9 +1,10 @@
-"""The operations on topics: ``topic.route``, ``create``, ``own``, ``list``, ``describe`` and ``delete``."""
+"""The operations on topics: ``topic.route``, ``create``, ``own``, ``reply``, ``list``, ``describe`` and ``delete``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+from commitmq.config import NodeConfig
 from commitmq.control import ControlBlock, DispatcherWord, Word
 from commitmq.coordination import requests, topic_rules
 from commitmq.coordination.answers import Answer, Operations, Part
@@ -12,6 +13,7 @@ from commitmq.coordination.offsets import GroupOffsets
 from commitmq.coordination.requests import Header
 from commitmq.coordination.topics import Topics, describe
 from commitmq.errors import ProtocolError, StoreError
+from commitmq.semantics.reply import reply_topic
 from commitmq.store.metadata.topic_config import STORAGE_MEMORY, STORAGE_TYPE
 
 _MAX_INCARNATION = (1 << 63) - 1
@@ -27,17 +29,20 @@ class TopicOperations:
         listing: Listing,
         control: ControlBlock,
         *,
-        memory_enabled: bool,
+        config: NodeConfig,
         failed: Callable[[StoreError, int], None],
     ) -> None:
         """``failed`` is called with an error of the topics' files and the monotonic time in ms."""
         self._topics, self._offsets, self._listing, self._control = topics, offsets, listing, control
-        self._memory_enabled = memory_enabled
+        self._memory_enabled = config.memory.enable
+        self._reply_topic = reply_topic(config.network.cluster_name)
+        self._reply_queues = config.topics.reply_queues
         self._failed = failed
         self.operations: Operations = {
             "topic.route": self._route,
             "topic.create": self._create,
             "topic.own": self._own,
+            "topic.reply": self._reply,
             "topic.list": self._list,
             "topic.describe": self._describe,
             "topic.delete": self._delete,
@@ -73,6 +78,12 @@ class TopicOperations:
         self._topics.make_own(topic_rules.TRANSACTION_TOPICS)
         staged = any(self._topics.is_staged(name) for name in topic_rules.TRANSACTION_TOPICS)
         return Answer(lambda: {"topics": list(topic_rules.TRANSACTION_TOPICS)}, "topics" if staged else None)
+
+    def _reply(self, header: Header, now_ms: int) -> Answer:
+        """The topic of replies. RocketMQ makes it when it starts, with one queue; here the first requester does."""
+        self._topics.ensure(self._reply_topic, self._reply_queues)
+        topic = self._topics.get(self._reply_topic)
+        return Answer(lambda: {"topic": describe(topic)}, self._needed(topic.name))
 
     def _list(self, header: Header, now_ms: int) -> Answer:
         after = requests.optional_text(header, "after") or ""

@@ -18,6 +18,7 @@ PUSH_REPLY_TIME: Final = "PUSH_REPLY_TIME"
 """The property that the node adds to a reply when it pushes it."""
 ARRIVE_TIME: Final = "ARRIVE_TIME"
 """The property that the requester adds to a reply when it comes."""
+_ID_PREFIX: Final = "commitmq@"
 
 
 class Reply(NamedTuple):
@@ -41,6 +42,17 @@ def request_properties(correlation_id: str, client_id: str, ttl_ms: int) -> dict
         Property.REPLY_TO_CLIENT: client_id,
         Property.TTL: str(ttl_ms),
     }
+
+
+def requester_id(queue: int, unique: str) -> str:
+    """A client id of ours: its replies lie in ``queue`` of the reply topic. ``unique`` has no ``@``, and never comes again."""
+    return f"{_ID_PREFIX}{unique}@{queue}"
+
+
+def queue_of_requester(client_id: str) -> int | None:
+    """The queue of the reply topic in which the client reads; None for a client of RocketMQ, to which replies are pushed."""
+    queue = client_id.rpartition("@")[2]
+    return int(queue) if client_id.startswith(_ID_PREFIX) and queue.isascii() and queue.isdigit() else None
 
 
 def is_request(properties: Mapping[str, str]) -> bool:

@@ -11,10 +11,12 @@ from commitmq.errors import InvalidMessageError
 from commitmq.semantics.reply import (
     expires_at,
     is_request,
+    queue_of_requester,
     receiver_of,
     reply_to,
     reply_topic,
     request_properties,
+    requester_id,
 )
 from pending_store import PendingStore
 
@@ -49,3 +51,9 @@ def test_without_the_cluster_there_is_no_reply() -> None:
         reply_to(request)
     with pytest.raises(InvalidMessageError, match="no request"):
         reply_to({"CLUSTER": "C", "CORRELATION_ID": "id-1"})
+
+
+def test_the_id_of_a_requester_names_its_queue() -> None:
+    assert queue_of_requester(requester_id(12, "a1b2")) == 12
+    for foreign in ("10.0.0.1@77#123", "commitmq@x", "commitmq@x@", "commitmq@x@²", "10.0.0.1@3"):
+        assert queue_of_requester(foreign) is None

@@ -13,6 +13,8 @@ from commitmq.client.handling.consume_result import of_error, of_value
 from commitmq.client.handling.threads import log_error
 from commitmq.client.handling.work import Work
 from commitmq.client.message import Message
+from commitmq.client.requesting.handler_producer import HandlerProducer
+from commitmq.client.requesting.replier import set_current
 from commitmq.log import get_log
 
 _log = get_log("consumer")
@@ -24,13 +26,17 @@ _inside: ContextVar[TaskPool | None] = ContextVar("commitmq_handler", default=No
 class TaskPool:
     """At most ``settings.workers`` tasks at a time. Everything but :meth:`wake` and :meth:`report` is called in the loop."""
 
-    def __init__(self, engine: Work, handler: AsyncHandler, on_error: AsyncOnError | None) -> None:
-        """``handler`` with its middleware. Made in the loop."""
+    def __init__(
+        self, engine: Work, handler: AsyncHandler, on_error: AsyncOnError | None, *, node: str | None = None
+    ) -> None:
+        """``handler`` with its middleware. Made in the loop. ``node``: where handlers reply."""
+        self._replies = HandlerProducer(node, is_async=True)
         self._engine = engine
         self._handler = handler
         self._on_error = on_error
         self._loop = asyncio.get_running_loop()
         self._context = copy_context()  # the program's variables: handlers are started by calls from other threads
+        self._context.run(set_current, self._replies)
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_woken = False
         self._is_cancelled = False
@@ -65,6 +71,7 @@ class TaskPool:
             task.cancel()
         if self._tasks:
             await asyncio.wait(self._tasks)
+        await self._replies.close_async()
 
     def _start_some(self) -> None:
         self._is_woken = False

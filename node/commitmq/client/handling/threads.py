@@ -10,6 +10,8 @@ from commitmq.client.handling.chain import Handler, OnError
 from commitmq.client.handling.consume_result import Verdict, of_error, of_value
 from commitmq.client.handling.work import Work
 from commitmq.client.message import Message
+from commitmq.client.requesting.handler_producer import HandlerProducer
+from commitmq.client.requesting.replier import set_current
 from commitmq.log import get_log
 
 _log = get_log("consumer")
@@ -18,8 +20,11 @@ _log = get_log("consumer")
 class ThreadPool:
     """``settings.workers`` threads. They are daemons: a handler that never ends does not keep the program from ending."""
 
-    def __init__(self, engine: Work, handler: Handler, on_error: OnError | None, *, name: str) -> None:
-        """``handler`` with its middleware."""
+    def __init__(
+        self, engine: Work, handler: Handler, on_error: OnError | None, *, name: str, node: str | None = None
+    ) -> None:
+        """``handler`` with its middleware. ``node``: where handlers reply."""
+        self._replies = HandlerProducer(node)
         self._engine = engine
         self._handler = handler
         self._on_error = on_error
@@ -54,10 +59,12 @@ class ThreadPool:
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join(max(deadline - time.monotonic(), 0))
+        self._replies.close()
 
     def _run(self) -> None:
         ident = threading.get_ident()
         self._idents.add(ident)
+        set_current(self._replies)
         try:
             while (entry := self._next()) is not None:
                 self._engine.judge(entry, self._handle(entry))

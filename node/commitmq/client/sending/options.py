@@ -47,6 +47,20 @@ class MessageOptions(TypedDict, total=False):
     ack: str | None
 
 
+class RequestOptions(TypedDict, total=False):
+    """The arguments beside the body of a request; see :meth:`Producer.request`."""
+
+    tags: str | None
+    keys: Keys | None
+    properties: Mapping[str, str] | None
+    sharding_key: str | None
+    key: str | None
+    queue: int | None
+    flag: int
+    timeout_s: float | None
+    ack: str | None
+
+
 class BatchOptions(TypedDict, total=False):
     """The arguments beside the messages of a batch; see :meth:`Producer.send_batch`."""
 
@@ -71,6 +85,7 @@ class ProducerOptions(TypedDict, total=False):
     compress_over_bytes: int
     max_pending: int
     max_pending_bytes: int
+    max_requests: int
     linger_ms: float
     keep_freed_memory: bool
     delivery: ExactlyOnce | None

@@ -120,7 +120,7 @@ class AsyncShareConsumer:
         chain = chained_async(handler, middleware)
         checks.callback("on_error", on_error)
         engine = consumer._engine_of(RunSettings(**options))
-        self._pool = TaskPool(engine, chain, on_error)
+        self._pool = TaskPool(engine, chain, on_error, node=consumer._node)
         self._running = self._receiver.submit(consumer._serve, engine, self._pool)
         try:
             await asyncio.shield(asyncio.wrap_future(self._running))

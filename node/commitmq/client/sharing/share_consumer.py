@@ -54,6 +54,7 @@ class ShareConsumer:
     ) -> None:
         """Connects. Raises NodeUnavailableError without a node, ProtocolError when it refuses, ValueError for settings."""
         self._settings = ShareSettings(topics, group, **options)
+        self._node = node
         self._receiver = ShareLine(node)
         self._settler = ShareLine(node)
         self._owner: ShareConsumer | None = self  # of the receipts; an asyncio twin has none
@@ -222,7 +223,7 @@ class ShareConsumer:
         chain = chained(handler, middleware)
         checks.callback("on_error", on_error)
         engine = self._engine_of(RunSettings(**options))
-        self._serve(engine, ThreadPool(engine, chain, on_error, name=self._settings.group))
+        self._serve(engine, ThreadPool(engine, chain, on_error, name=self._settings.group, node=self._node))
 
     def _engine_of(self, settings: RunSettings) -> ShareEngine:
         from commitmq.client.sharing.share_engine import ShareEngine

@@ -119,7 +119,7 @@ class Handler:
         return True
 
     def _point(self, pop: Pop, portion: Portion, pop_time: int, revive_queue: int) -> Point:
-        broker = self._limits.broker_name
+        broker = self._records.broker_name
         key = CheckPointKey(portion.topic, pop.group, portion.queue, portion.start, pop_time, broker)
         deltas = tuple(offset - portion.start for offset in portion.offsets)
         return Point(CheckPoint(key, pop.invisible_ms, deltas), revive_queue, pop.client, self.log_end)
@@ -149,7 +149,7 @@ class Handler:
             pop_time=pop_time,
             invisible_ms=pop.invisible_ms,
             revive_queue=revive_queue,
-            broker=self._limits.broker_name,
+            broker=self._records.broker_name,
         )
         return header, [frame for one in found.portions for frame in one.frames]
 

@@ -121,13 +121,13 @@ class Pop:
     def _revive_topic(self) -> tuple[str, int]:
         """The cluster and the number of queues: of the revive topic that the store has, else of the configuration."""
         table = TopicReader(self._context.layout).everything().topics
-        wanted = revive_topic(self._limits.cluster)
+        wanted = revive_topic(self._config.network.cluster_name)
         if wanted in table:
-            return self._limits.cluster, table[wanted].read_queues
+            return self._config.network.cluster_name, table[wanted].read_queues
         for name, topic in sorted(table.items()):
             if name.startswith(REVIVE_TOPIC_PREFIX):
                 return name.removeprefix(REVIVE_TOPIC_PREFIX), topic.read_queues
-        return self._limits.cluster, self._limits.revive_queues
+        return self._config.network.cluster_name, self._limits.revive_queues
 
     # ------------------------------------------------------------ after a start, and after the writer's death
 

@@ -25,6 +25,7 @@ class Records:
 
     def __init__(self, config: NodeConfig, cluster: str) -> None:
         self.cluster = cluster
+        self.broker_name = config.network.broker_name
         self.host = Host(config.network.store_host, config.network.store_port)
         self.v6 = ":" in config.network.store_host
         self._crc = config.commit_log.append_properties_crc

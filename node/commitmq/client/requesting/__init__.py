@@ -1,0 +1,1 @@
+"""Requests and their replies: who waits for a reply, and who sends one."""
