@@ -56,7 +56,13 @@ COLUMNS: Final[dict[str, tuple[str, pa.DataType]]] = {
     "msg_id": ("string", pa.string()),
     "unique_id": ("string", pa.string()),
 }
-OF_UNITS: Final = frozenset({"store", "topic", "queue_id", "queue_offset", "physical_offset", "total_size"})
+STATE_COLUMNS: Final[dict[str, tuple[str, pa.DataType]]] = {
+    "state": ("string", pa.string()),
+    "real_topic": ("string", pa.string()),
+}
+"""Columns of the option ``state``: see :mod:`commitmq_plugins.spark.states`."""
+_ALL: Final = COLUMNS | STATE_COLUMNS
+OF_UNITS: Final = frozenset({"store", "topic", "queue_id", "queue_offset", "physical_offset", "total_size", "state"})
 _OPTIONAL: Final = frozenset({"store", "properties", "body_size", "total_size"})
 _NUMBERS: Final = {
     "flag": kernel.FLAG,
@@ -72,19 +78,20 @@ _INNER: Final = SysFlag.INNER_BATCH | SysFlag.NEED_UNWRAP
 _COMPRESSION: Final = SysFlag.COMPRESSED | SysFlag.COMPRESSION_MASK
 
 
-def default_schema(*, several_stores: bool, properties: bool) -> str:
+def default_schema(*, several_stores: bool, properties: bool, state: bool = False) -> str:
     """The DDL of a read without a schema: all columns but sizes; ``store`` when there are several."""
     wanted = {"store": several_stores, "properties": properties}
-    return ", ".join(f"{name} {ddl}" for name, (ddl, _) in COLUMNS.items() if wanted.get(name, name not in _OPTIONAL))
+    names = [name for name in COLUMNS if wanted.get(name, name not in _OPTIONAL)]
+    return ", ".join(f"{name} {_ALL[name][0]}" for name in (*names, *(STATE_COLUMNS if state else ())))
 
 
 def check_schema(schema: StructType) -> list[str]:
     """The names of a user's schema. Raises ConfigError for columns that the source does not have."""
     names = []
     for field in schema.fields:
-        if field.name not in COLUMNS:
-            raise ConfigError(f"there is no column {field.name!r}; columns are {', '.join(COLUMNS)}")
-        expected = COLUMNS[field.name][0]
+        if field.name not in _ALL:
+            raise ConfigError(f"there is no column {field.name!r}; columns are {', '.join(_ALL)}")
+        expected = _ALL[field.name][0]
         if field.dataType.simpleString() != expected:
             raise ConfigError(f"the column {field.name} is {expected}, not {field.dataType.simpleString()}")
         names.append(field.name)
@@ -93,7 +100,7 @@ def check_schema(schema: StructType) -> list[str]:
 
 def arrow_schema(names: Sequence[str]) -> pa.Schema:
     """The Arrow schema of these columns."""
-    return pa.schema([(name, COLUMNS[name][1]) for name in names])
+    return pa.schema([(name, _ALL[name][1]) for name in names])
 
 
 class Rows:

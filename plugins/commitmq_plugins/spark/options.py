@@ -73,6 +73,7 @@ class SourceOptions:
     max_offsets_per_trigger: int | None = None
     max_bytes_per_trigger: int | None = None
     group: str = ""
+    state: bool = False
 
     @classmethod
     def parse(cls, options: Mapping[str, str]) -> SourceOptions:
@@ -106,6 +107,7 @@ class SourceOptions:
             max_offsets_per_trigger=positive("maxOffsetsPerTrigger", values),
             max_bytes_per_trigger=positive("maxBytesPerTrigger", values),
             group=_group(values),
+            state=flag("state", values, False),
         )
         if found.topics and found.topics_pattern:
             raise ConfigError("give either topics or topicsPattern, not both")
@@ -137,6 +139,7 @@ NAMES: Final = (
     "store", "path", "node", "transfer", "topics", "topicsPattern", "missingTopics", "startingOffsets", "startingTimestamp",
     "endingOffsets", "endingTimestamp", "minPartitions", "maxBytesPerPartition", "tags", "keys", "failOnDataLoss",
     "gapReport", "checkCrc", "includeProperties", "decompress", "maxOffsetsPerTrigger", "maxBytesPerTrigger", "group",
+    "state",
 )  # fmt: skip
 
 

@@ -30,6 +30,7 @@ from commitmq_plugins.spark.options import SourceOptions
 from commitmq_plugins.spark.origins import is_here
 from commitmq_plugins.spark.plan import FilePartition, Partition, PullPartition
 from commitmq_plugins.spark.pulls import RecordPuller
+from commitmq_plugins.spark.states import real_topics, state_of
 from commitmq_plugins.spark.stores import OpenStore, Slice
 
 MAX_ROWS: Final = 131_072
@@ -206,7 +207,11 @@ class PartitionReader:
         if wanted is not None and not wanted.all():
             rows, units = rows.take(wanted), units.take(wanted)
         if len(rows):
-            yield self._batch(units, rows.columns(self._names, inflate=self._options.decompress))
+            found = rows.columns(self._names, inflate=self._options.decompress)
+            if "real_topic" in self._names:
+                topics = [one.topic for one in self._slices]
+                found["real_topic"] = real_topics(rows, topics, units.numbers, self._of_unit("topic", units))
+            yield self._batch(units, found)
 
     def _note_bad(self, units: Units, why: Numbers) -> None:
         for index in np.flatnonzero(why).tolist():
@@ -225,8 +230,8 @@ class PartitionReader:
     def _of_unit(self, name: str, units: Units) -> pa.Array:
         if name == "store":
             return columns.constant(self._partition.name, len(units))
-        if name == "topic":
-            topics = [one.topic for one in self._slices]
+        if name in ("topic", "state"):
+            topics = [one.topic if name == "topic" else state_of(one.topic) for one in self._slices]
             if len(set(topics)) == 1:
                 return columns.constant(topics[0], len(units))
             return pa.array(topics, pa.string()).take(pa.array(units.numbers))

@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 from commitmq.client.message import Message, Tombstone
 from commitmq.errors import ConfigError, InvalidMessageError
 from commitmq.format.constants import Property
-from commitmq_plugins.spark.columns import COLUMNS
+from commitmq_plugins.spark.columns import COLUMNS, STATE_COLUMNS
 from commitmq_plugins.spark.sink_options import SinkOptions
 
 SINK_COLUMNS: Final[dict[str, tuple[str, ...]]] = {
@@ -53,7 +53,7 @@ def check_columns(schema: StructType, options: SinkOptions) -> None:
         if field.name in SINK_COLUMNS:
             if kind not in SINK_COLUMNS[field.name]:
                 raise ConfigError(f"the column {field.name} is {' or '.join(SINK_COLUMNS[field.name])}, not {kind}")
-        elif field.name not in COLUMNS:
+        elif field.name not in COLUMNS and field.name not in STATE_COLUMNS:
             raise ConfigError(f"a message has no {field.name!r}; columns are {', '.join(SINK_COLUMNS)}")
 
 

@@ -57,7 +57,9 @@ class CommitMQSource(DataSource):
     def schema(self) -> str:
         """All columns; see :mod:`commitmq_plugins.spark.columns`."""
         options = SourceOptions.parse(self.options)
-        return columns.default_schema(several_stores=options.several, properties=options.include_properties)
+        return columns.default_schema(
+            several_stores=options.several, properties=options.include_properties, state=options.state
+        )
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """For ``spark.read``. Raises ConfigError for options that have no meaning there."""
