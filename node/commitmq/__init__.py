@@ -27,6 +27,14 @@ if TYPE_CHECKING:
     from commitmq.client.sending.options import ExactlyOnce
     from commitmq.client.sharing.aio_share import AsyncShareConsumer
     from commitmq.client.sharing.share_consumer import ShareConsumer
+    from commitmq.client.transactions.administration import OpenTransaction
+    from commitmq.client.transactions.half_message import (
+        HalfMessage,
+        TransactionListener,
+        TransactionResult,
+        TransactionState,
+    )
+    from commitmq.client.transactions.transaction import AsyncTransaction, Transaction
     from commitmq.errors import (
         Code,
         CommitMQError,
@@ -62,6 +70,7 @@ __all__ = [
     "AsyncProducer",
     "AsyncReader",
     "AsyncShareConsumer",
+    "AsyncTransaction",
     "BatchResult",
     "BatchSendError",
     "Code",
@@ -77,6 +86,7 @@ __all__ = [
     "FilterError",
     "GroupNotFoundError",
     "GroupOffset",
+    "HalfMessage",
     "HandlerCounts",
     "InvalidMessageError",
     "Lag",
@@ -86,6 +96,7 @@ __all__ = [
     "MissingExtraError",
     "NodeUnavailableError",
     "OffsetOutOfRangeError",
+    "OpenTransaction",
     "Outcome",
     "Producer",
     "ProducerFencedError",
@@ -108,6 +119,10 @@ __all__ = [
     "TopicDescription",
     "TopicInfo",
     "TopicNotFoundError",
+    "Transaction",
+    "TransactionListener",
+    "TransactionResult",
+    "TransactionState",
     "UndecodableBodyError",
     "connect",
     "connect_async",
@@ -115,6 +130,13 @@ __all__ = [
 ]
 
 _HOMES = {
+    "OpenTransaction": "commitmq.client.transactions.administration",
+    "HalfMessage": "commitmq.client.transactions.half_message",
+    "TransactionResult": "commitmq.client.transactions.half_message",
+    "TransactionListener": "commitmq.client.transactions.half_message",
+    "TransactionState": "commitmq.client.transactions.half_message",
+    "AsyncTransaction": "commitmq.client.transactions.transaction",
+    "Transaction": "commitmq.client.transactions.transaction",
     "Admin": "commitmq.client.admin",
     "GroupOffset": "commitmq.client.admin_results",
     "Lag": "commitmq.client.admin_results",

@@ -10,13 +10,15 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import orjson
 import pytest
 
-from commitmq import Admin
+from commitmq import Admin, HalfMessage, Producer, ProtocolError, Reader, TransactionState
 from commitmq.semantics.transaction import DISCARD_TOPIC, HALF_TOPIC, OP_TOPIC
 from commitmq.store.metadata import json_config
 from delays import Peer, everything
-from nodes import Node, eventually, start_node, started
+from golden_stores import unpack
+from nodes import Node, commitmq, eventually, start_node, started
 from transactions import GROUP, QUICK, EndPeer, send_half
 
 pytestmark = pytest.mark.timeout(120)
@@ -267,3 +269,81 @@ def test_a_node_without_the_process_refuses(tmp_path: Path) -> None:
             answer = send_half(peer, TOPIC, b"x")
         assert (answer["code"], answer["outcome"]) == ("MESSAGE_ILLEGAL", "not_stored")
         assert "transaction.enable" in answer["error"]
+
+
+# ---------------------------------------------------------------- administration
+
+
+def test_a_person_ends_transactions(node: Node) -> None:
+    with Admin(node.address) as admin, Peer(node) as peer:
+        halves = [send_half(peer, TOPIC, b"by hand %d" % number, group="nobody", KEYS="k") for number in range(3)]
+        mine = [one for one in admin.transactions() if one.group == "nobody"]
+        assert {one.unique_id for one in mine} == {half["unique_id"] for half in halves}
+        assert (mine[0].topic, mine[0].keys, mine[0].body_bytes) == (TOPIC, "k", 9)
+        done = admin.transaction_resolve(halves[0]["unique_id"], "commit")
+        assert (done["decision"], done["topic"]) == ("commit", TOPIC)
+        listed = commitmq("transaction", "list", "--group", "nobody", "--json", "--node", node.address)
+        assert len(orjson.loads(listed.stdout)) == 2, listed
+        assert halves[1]["unique_id"] in commitmq("transaction", "list", "--node", node.address).stdout
+        second = commitmq("transaction", "resolve", halves[1]["unique_id"], "rollback", "--node", node.address)
+        assert (second.returncode, second.stdout) == (0, "rolled back\n"), second.stderr
+        third = commitmq("transaction", "resolve", halves[2]["unique_id"], "commit", "--node", node.address)
+        assert third.stdout.startswith(f"committed: {TOPIC}/0@"), third.stderr
+        with pytest.raises(ProtocolError, match="no open transaction"):
+            admin.transaction_resolve(halves[1]["unique_id"], "commit")
+    eventually(lambda: b"by hand 2" in bodies(node), "they are there")
+    assert b"by hand 1" not in bodies(node)
+    assert b"by hand 0" in bodies(node)
+
+
+# ---------------------------------------------------------------- RocketMQ's own store
+
+
+@pytest.mark.parametrize("stopped", [True, False], ids=["stopped", "killed"])
+def test_what_rocketmq_left_open_is_checked_and_decided(tmp_path: Path, stopped: bool) -> None:
+    golden = unpack("semantics", tmp_path)
+    expected = orjson.loads((tmp_path / "expected.json").read_bytes())
+    if not stopped:
+        # A killed RocketMQ leaves ``abort``, and its offsets are some seconds behind.
+        (golden.root / "abort").write_text("1")
+        table = golden.root / "config" / "consumerOffset.json"
+        text = table.read_text()
+        for topic, offset in ((HALF_TOPIC, 27), (OP_TOPIC, 3)):
+            assert f'"{topic}@CID_RMQ_SYS_TRANS":{{0:{offset}' in text.replace("\t", "").replace("\n", ""), text
+        table.write_text(text.replace("0:27", "0:18").replace("0:3\n", "0:1\n"))
+        (golden.root / "config" / "consumerOffset.json.bak").unlink(missing_ok=True)
+    must: dict[str, str] = {}
+    for one in expected["messages"]:
+        if one["kind"].startswith("half"):
+            must[one["uniq_key"]] = one["must"]
+    undecided = {key for key, what in must.items() if what == "check-back"}
+    assert undecided
+    there_before = {one["uniq_key"] for one in expected["messages"] if one["kind"] == "half-committed"}
+    asked: dict[str, HalfMessage] = {}
+
+    def check(message: HalfMessage) -> TransactionState:
+        asked[message.unique_id] = message
+        first = min(undecided)
+        return TransactionState.ROLLBACK if message.unique_id == first else TransactionState.COMMIT
+
+    node = Node.bare(golden.root, *QUICK, "retention.hours=0")
+    with started(node):
+        topic = "PendingTx"
+
+        def there() -> list[str]:
+            with Reader(topic, node=node.address, start="earliest") as reader:
+                found = []
+                while len(batch := reader.poll(timeout_s=0.5)):
+                    found += [one.properties["UNIQ_KEY"] for one in batch]
+            return found
+
+        with Producer(node.address, group="Pending_tx", transaction_listener=check), Admin(node.address) as admin:
+            # One is immune for a day by its own property: a person decides about it.
+            eventually(lambda: len(admin.transactions()) <= 1, "what can be checked is decided", timeout_s=60)
+            left = {one.unique_id for one in admin.transactions()}
+            for key in left:
+                admin.transaction_resolve(key, "commit")
+        assert asked.keys() | left >= undecided
+        assert asked.keys() <= undecided, "a transaction was asked about that RocketMQ had decided"
+        wanted = sorted(there_before | (undecided - {min(undecided)} if min(undecided) not in left else undecided))
+        eventually(lambda: sorted(there()) == wanted, "each decided one is there once", timeout_s=30)

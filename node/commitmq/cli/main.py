@@ -40,6 +40,7 @@ VERBS = {
     "bench": "Measure a node, keep that as a baseline, compare with one.",
     "plugins": "List plugins and the parts that they add.",
     "dispatcher": "List dispatchers; move one that is stuck.",
+    "transaction": "List open transactions; end one by hand.",
     "kernels": "Compile the numba kernels, and show where they are kept.",
 }
 

@@ -1,4 +1,7 @@
-"""The administrator's client: a node, its topics, its groups and its dispatchers."""
+"""The administrator's client: a node, its topics, its groups, its dispatchers and its open transactions.
+
+It has more than 400 lines because most of them are signatures and texts of public methods.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +34,7 @@ if TYPE_CHECKING:
 
     from commitmq.client.message import Message
     from commitmq.client.receiving.query import QueryResult
+    from commitmq.client.transactions.administration import OpenTransaction
 
 _LONG_WORK_S = 600.0  # the disk decides how long a stop and a deletion take
 
@@ -332,6 +336,29 @@ class Admin:
                 "SERVICE_NOT_AVAILABLE", f"dispatcher {name} has not started; `dispatcher list` says why"
             )
         return role
+
+    # ------------------------------------------------------------ transactions
+
+    def transactions(self) -> list[OpenTransaction]:
+        """The transactions without an end, oldest first."""
+        from commitmq.client.transactions.administration import open_transactions
+
+        return list(open_transactions(self._ask_transactions))
+
+    def transaction_resolve(self, unique_id: str, decision: str) -> dict[str, Any]:
+        """End an open transaction, whatever its producers would say. ``decision`` is ``commit`` or ``rollback``.
+
+        Returns the decision, and for a commit topic, queue and offsets. Raises ProtocolError TRANSACTION_ENDED when it is
+        not open.
+        """
+        from commitmq.client.transactions.administration import resolve
+
+        return resolve(self._ask_transactions, unique_id, decision)
+
+    def _ask_transactions(self, op: str, fields: dict[str, Any]) -> dict[str, Any]:
+        self._check_usable()
+        self._directory.request("mover.start", {"role": "transaction"}, timeout_s=self._timeout_s)
+        return self._ask("transaction", op, fields)
 
     # ------------------------------------------------------------ the rest
 

@@ -66,6 +66,9 @@ class AsyncAdmin:
     dispatcher_skip = _in_thread(Admin.dispatcher_skip)
     dispatcher_reset = _in_thread(Admin.dispatcher_reset)
 
+    transactions = _in_thread(Admin.transactions)
+    transaction_resolve = _in_thread(Admin.transaction_resolve)
+
     async def close(self) -> None:
         """Close every connection."""
         if self.is_closed:

@@ -11,18 +11,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from types import TracebackType
-from typing import Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack, cast
 
 from commitmq.client import checks
 from commitmq.client.aio_lines import Lines, PendingSend, QueuedSend, TopicUnknownError
 from commitmq.client.message import Message, check_topic
-from commitmq.client.producer import Producer
+from commitmq.client.producer import Producer, content_for_listener
 from commitmq.client.requesting.exchange import Content, reply_message, request_message
 from commitmq.client.requesting.reply_reader import no_reply
 from commitmq.client.results import BatchResult, SendResult
 from commitmq.client.sending.arguments import shard
 from commitmq.client.sending.options import (
     BatchOptions,
+    HalfOptions,
     MessageOptions,
     OnDelivery,
     ProducerOptions,
@@ -32,6 +33,10 @@ from commitmq.client.sending.options import (
 )
 from commitmq.client.sending.outbox import NoRoom
 from commitmq.errors import CommitMQError
+
+if TYPE_CHECKING:
+    from commitmq.client.transactions.half_message import TransactionResult
+    from commitmq.client.transactions.transaction import AsyncTransaction
 
 _R = TypeVar("_R")
 
@@ -174,6 +179,40 @@ class AsyncProducer:
         """See :attr:`commitmq.Producer.late_replies`."""
         return self._producer.late_replies
 
+    def transaction(self, topic: str, body: bytes | Message, **fields: Unpack[MessageOptions]) -> AsyncTransaction:
+        """``async with producer.transaction(topic, body)``; see :meth:`commitmq.Producer.transaction`."""
+        from commitmq.client.transactions.transaction import AsyncTransaction
+
+        group = self._producer._transaction_group()
+        limit = self._producer._limit(fields.get("timeout_s"))
+        return AsyncTransaction(group, limit, partial(self._send_half, topic, body, fields))
+
+    async def send_in_transaction(
+        self, topic: str, body: bytes | Message, argument: Any = None, **fields: Unpack[MessageOptions]
+    ) -> TransactionResult:
+        """See :meth:`commitmq.Producer.send_in_transaction`. ``execute`` may be a coroutine function."""
+        from commitmq.client.transactions.half_message import TransactionResult, TransactionState
+
+        group = self._producer._transaction_group()
+        group.check_executes()
+        async with self.transaction(topic, body, **fields) as transaction:
+            try:
+                state = await group.execute_async(transaction.half, *content_for_listener(body, fields), argument)
+            except BaseException:
+                transaction.unknown()
+                raise
+            if state is TransactionState.COMMIT:
+                await transaction.commit()
+            elif state is TransactionState.ROLLBACK:
+                await transaction.rollback()
+            else:
+                transaction.unknown()
+        return TransactionResult(transaction.half, state, transaction.committed)
+
+    def _send_half(self, topic: str, body: bytes | Message, fields: MessageOptions) -> asyncio.Future[SendResult]:
+        half = self._producer._half_options(fields)
+        return self.send_async(topic, body, **cast(MessageOptions, half))
+
     async def send_batch(
         self, topic: str, messages: Sequence[bytes | Message], **fields: Unpack[BatchOptions]
     ) -> BatchResult:
@@ -259,7 +298,10 @@ class AsyncProducer:
         """Raises NoRoom or TopicUnknownError instead of waiting; else as :meth:`commitmq.Producer.send_async`."""
         if self._producer._would_ask(check_topic(topic), body, fields):
             raise TopicUnknownError
-        pending.sent = self._producer.send_async(topic, body, **fields)
+        if "half" in fields:
+            pending.sent = self._producer._submit_half(topic, body, cast(HalfOptions, fields))
+        else:
+            pending.sent = self._producer.send_async(topic, body, **fields)
         pending.sent.add_done_callback(pending.arrived)
 
     def _ask(self, topic: str, deadline: float) -> Future[int]:

@@ -19,7 +19,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from datetime import timedelta
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Self
+from typing import TYPE_CHECKING, Any, Final, Self, Unpack, cast
 
 import orjson
 
@@ -45,10 +45,18 @@ from commitmq.client.sending.busy import is_busy
 from commitmq.client.sending.delivery import AtMostOnce, Numbered, Sequences
 from commitmq.client.sending.lane import Lane
 from commitmq.client.sending.lanes import Lanes
-from commitmq.client.sending.options import ExactlyOnce, OnDelivery, former_delivery, tell_delivery
+from commitmq.client.sending.options import (
+    ExactlyOnce,
+    HalfOptions,
+    MessageOptions,
+    OnDelivery,
+    former_delivery,
+    tell_delivery,
+)
 from commitmq.client.sending.outbox import too_large
 from commitmq.client.sending.run_encoder import encode_user_properties
 from commitmq.client.sending.send_future import SendFuture
+from commitmq.client.transactions.half_message import Listener
 from commitmq.errors import CommitMQError, InvalidMessageError, SendError
 from commitmq.format.compression import compress, compression_flags
 from commitmq.format.constants import Property
@@ -62,6 +70,9 @@ if TYPE_CHECKING:
     from commitmq.client.sending.batch import Batch
     from commitmq.client.sending.batch_plan import BatchPlan
     from commitmq.client.tracing import Tracer
+    from commitmq.client.transactions.group import TransactionGroup
+    from commitmq.client.transactions.half_message import TransactionResult
+    from commitmq.client.transactions.transaction import Transaction
 
 _MAX_STARTS: Final = 10_000
 MAX_LINGER_MS: Final = 1_000
@@ -133,6 +144,11 @@ class Producer:
     number of queues stays. A higher epoch begins at 0 again, and the node refuses the sends of lower epochs
     (ProducerFencedError). After a send of unknown fate such a producer refuses all further sends; its successor repeats
     all messages. An id belongs to one sender: several senders at the same time must send the very same messages.
+
+    ``group`` is for transactions (:meth:`transaction`). The node asks any live producer of the group about a transaction
+    without an end, and the producer asks its ``transaction_listener``: a function of a :class:`HalfMessage` that returns a
+    :class:`TransactionState`, or an object with ``check`` and ``execute`` (:class:`TransactionListener`). A listener is
+    called in threads of the producer, two at most.
     """
 
     def __init__(
@@ -150,6 +166,8 @@ class Producer:
         keep_freed_memory: bool = False,
         delivery: ExactlyOnce | None = None,
         trace: bool = False,
+        group: str | None = None,
+        transaction_listener: Listener | None = None,
         idempotent: bool = False,
         producer_id: str | None = None,
         producer_epoch: int = 0,
@@ -196,6 +214,13 @@ class Producer:
             from commitmq.client.tracing import Tracer
 
             self._tracer = self._lanes.writer.lane.trace = Tracer(partial(Producer, node))
+        self._transactions: TransactionGroup | None = None
+        if group is not None:
+            from commitmq.client.transactions.group import TransactionGroup
+
+            self._transactions = TransactionGroup(node, group, transaction_listener)
+        elif transaction_listener is not None:
+            raise ValueError("transaction_listener needs a group: the node asks any producer of the group")
         self._pid = self._lanes.pid
         self._replies = ReplyReader(node, self._lanes.routes, max_waiting=max_requests, timeout_s=timeout_s)
         self._starts: dict[tuple[str, str | None], str] = {}
@@ -475,6 +500,92 @@ class Producer:
         """Replies that came when nobody waited for them any more. They are dropped."""
         return self._replies.late
 
+    # ------------------------------------------------------------ transactions
+
+    def transaction(self, topic: str, body: bytes | Message, **fields: Unpack[MessageOptions]) -> Transaction:
+        """A message that others see only if the block of a ``with`` succeeds; ``fields`` as in :meth:`send`.
+
+        The producer needs a ``group``. See :class:`commitmq.Transaction`. A ``delay`` begins with the commit.
+        """
+        from commitmq.client.transactions.transaction import Transaction
+
+        group = self._transaction_group()
+        limit = self._limit(fields.get("timeout_s"))
+        return Transaction(group, limit, partial(self._send_half, topic, body, fields))
+
+    def send_in_transaction(
+        self, topic: str, body: bytes | Message, argument: Any = None, **fields: Unpack[MessageOptions]
+    ) -> TransactionResult:
+        """Send a half message, call the listener's ``execute(message, argument)``, and end the transaction as it says.
+
+        With UNKNOWN, and when ``execute`` raises, the transaction stays open: the node asks later. Raises what ``execute``
+        raises, SendError, and InvalidMessageError without a listener that has ``execute``.
+        """
+        from commitmq.client.transactions.half_message import TransactionResult, TransactionState
+
+        group = self._transaction_group()
+        group.check_executes()
+        with self.transaction(topic, body, **fields) as transaction:
+            try:
+                state = group.execute(transaction.half, *content_for_listener(body, fields), argument)
+            except BaseException:
+                transaction.unknown()
+                raise
+            if state is TransactionState.COMMIT:
+                transaction.commit()
+            elif state is TransactionState.ROLLBACK:
+                transaction.rollback()
+            else:
+                transaction.unknown()
+        return TransactionResult(transaction.half, state, transaction.committed)
+
+    def _transaction_group(self) -> TransactionGroup:
+        self._check_usable()
+        if self._transactions is None:
+            raise InvalidMessageError(
+                "a transaction needs Producer(group=…): the node asks a producer of the group about it"
+            )
+        if self._sequences is not None:
+            raise InvalidMessageError("an idempotent producer's messages cannot be part of a transaction")
+        return self._transactions
+
+    def _send_half(self, topic: str, body: bytes | Message, fields: MessageOptions) -> SendResult:
+        """Send a half message, and wait until the node keeps it."""
+        self._check_may_wait()
+        deadline = _monotonic() + self._limit(fields.get("timeout_s"))
+        return self._wait_for(self._submit_half(topic, body, self._half_options(fields), deadline), deadline)
+
+    def _half_options(self, fields: MessageOptions) -> HalfOptions:
+        """``fields`` with what the half message asks of the node. Raises InvalidMessageError."""
+        delay, level = fields.get("delay"), fields.get("delay_level")
+        later = None if delay is None and level is None else self._asked(delay, level)
+        plain = {name: value for name, value in fields.items() if name not in ("delay", "delay_level")}
+        return cast(HalfOptions, {**plain, "half": self._transaction_group().asked(later)})
+
+    def _submit_half(
+        self, topic: str, body: bytes | Message, fields: HalfOptions, deadline: float | None = None
+    ) -> SendFuture:
+        """Give a half message to the pump. Raises InvalidMessageError, NoRoom."""
+        self._check_usable()
+        keys, sharding_key = fields.get("keys"), fields.get("sharding_key")
+        if (key := fields.get("key")) is not None:
+            keys, sharding_key = both_keys(key, keys, sharding_key)
+        if deadline is None:
+            deadline = _monotonic() + self._limit(fields.get("timeout_s"))
+        return self._submit(
+            topic,
+            body,
+            fields.get("tags"),
+            keys,
+            fields.get("properties"),
+            sharding_key,
+            fields.get("queue"),
+            fields.get("flag", 0),
+            fields.get("ack"),
+            fields["half"],
+            deadline,
+        )
+
     # ------------------------------------------------------------ batches
 
     def send_batch(
@@ -679,8 +790,11 @@ class Producer:
         if self._closed:
             return
         self._closed = True
+        deadline = time.monotonic() + limit
         self._replies.close()
-        self._lanes.close(time.monotonic() + limit)
+        self._lanes.close(deadline)
+        if self._transactions is not None:
+            self._transactions.close(max(deadline - time.monotonic(), 0))
         if self._tracer is not None:
             self._tracer.close(limit)
 
@@ -872,7 +986,10 @@ class Producer:
         self._check_usable()
         self._check_may_wait()
         deadline: float = arguments[-1]
-        future = self._submit(*arguments)
+        return self._wait_for(self._submit(*arguments), deadline)
+
+    def _wait_for(self, future: SendFuture, deadline: float) -> SendResult:
+        """The outcome of a message that the pump has."""
         try:
             # The pump fails it at its deadline. The further 0.25 s are for a pump that waits for a connection.
             return future.result(max(deadline - time.monotonic(), 0) + 0.25)
@@ -895,3 +1012,14 @@ class Producer:
             self._starts.clear()
         self._starts[topic, ack] = start
         return start
+
+
+def content_for_listener(body: bytes | Message, fields: MessageOptions) -> tuple[bytes, dict[str, str]]:
+    """Body and properties of a message, as a listener gets them."""
+    if isinstance(body, Message):
+        content, own, _ = content_of(body)
+        return content, own
+    keys, sharding_key = fields.get("keys"), fields.get("sharding_key")
+    if (key := fields.get("key")) is not None:
+        keys, sharding_key = both_keys(key, keys, sharding_key)
+    return body, build_properties(fields.get("tags"), keys, fields.get("properties"), sharding_key)

@@ -10,6 +10,8 @@ from typing import Protocol, TypedDict
 
 from commitmq.client.properties import Keys
 from commitmq.client.results import SendResult
+from commitmq.client.sending.asked import Asked
+from commitmq.client.transactions.half_message import Listener
 
 OnDelivery = Callable[[BaseException | None, SendResult | None], object]
 """Called with ``(error, result)`` once a message has its outcome; one of both is None."""
@@ -90,6 +92,14 @@ class ProducerOptions(TypedDict, total=False):
     keep_freed_memory: bool
     delivery: ExactlyOnce | None
     trace: bool
+    group: str | None
+    transaction_listener: Listener | None
+
+
+class HalfOptions(MessageOptions, total=False):
+    """Those of a message of a transaction, as the producers hand them on."""
+
+    half: Asked
 
 
 class Outcome(Protocol):

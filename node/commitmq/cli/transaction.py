@@ -1,0 +1,54 @@
+"""``commitmq transaction list|resolve``: the transactions without an end."""
+
+from __future__ import annotations
+
+import click
+
+from commitmq.cli.output import json_option, node_option, print_json, print_table
+
+
+@click.group()
+def transaction() -> None:
+    """List open transactions; end one by hand."""
+
+
+@transaction.command(name="list")
+@click.option("--group", help="Only those of this producer group.")
+@json_option
+@node_option
+def list_(group: str | None, as_json: bool, node: str) -> None:
+    """List the transactions without an end, oldest first."""
+    from commitmq.client.admin import Admin
+
+    with Admin(node) as admin:
+        rows = [one for one in admin.transactions() if group in (None, one.group)]
+    if as_json:
+        print_json([one.to_json() for one in rows])
+        return
+    print_table(
+        ("TRANSACTION", "GROUP", "TOPIC", "QUEUE", "AGE_S", "CHECKS", "KEYS"),
+        [
+            (one.unique_id, one.group, one.topic, one.queue, f"{one.age_ms / 1000:.1f}", one.checks, one.keys)
+            for one in rows
+        ],
+        left=(0, 1, 2, 6),
+    )
+
+
+@transaction.command()
+@click.argument("transaction_id")
+@click.argument("decision", type=click.Choice(["commit", "rollback"]))
+@json_option
+@node_option
+def resolve(transaction_id: str, decision: str, as_json: bool, node: str) -> None:
+    """Commit or roll back the open transaction TRANSACTION_ID, whatever its producers would say."""
+    from commitmq.client.admin import Admin
+
+    with Admin(node) as admin:
+        done = admin.transaction_resolve(transaction_id, decision)
+    if as_json:
+        print_json(done)
+    elif decision == "commit":
+        click.echo(f"committed: {done['topic']}/{done['queue']}@{done['queue_offset']}")
+    else:
+        click.echo("rolled back")

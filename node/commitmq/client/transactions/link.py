@@ -1,0 +1,288 @@
+"""The connection of a producer to the node's transaction process, with a thread of its own.
+
+It registers the producer with its group, again and again, so that the node can ask it. It sends ends and hands out their
+answers. An end may be sent twice: the node says of the second one that it knows it. So after a lost connection, or a death of
+the process, every end without an answer is sent again until its time is over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Final
+
+import orjson
+import zmq
+
+from commitmq.client.bell import Bell
+from commitmq.client.transactions.checks import Question
+from commitmq.client.transactions.half_message import HalfMessage
+from commitmq.errors import CommitMQError, Outcome, ProtocolError, RequestError, SendError, send_error
+from commitmq.format.record import decode_record
+from commitmq.log import get_log
+from commitmq.protocol import wire
+from commitmq.protocol.channel import Channel
+from commitmq.protocol.directory import Directory
+
+_log = get_log("producer")
+_ROLE: Final = "transaction"
+_CONNECT_S: Final = 1.0
+_PAUSE_S: Final = 0.2
+_LOOK_S: Final = 1.0
+_FIRST_INTERVAL_S: Final = 5.0
+_MOST_WAITING: Final = 10_000
+
+
+@dataclass(slots=True)
+class _End:
+    fields: dict[str, Any]
+    future: Future[dict[str, Any]]
+    deadline: float
+    not_before: float = 0.0
+
+
+class TransactionLink:
+    """``ask`` is called in the thread for each question of the node; it must not wait."""
+
+    def __init__(self, node: str | None, group: str, ask: Callable[[Question], None]) -> None:
+        self._directory = Directory(node)
+        self._group, self._ask = group, ask
+        self._lock = threading.Lock()
+        self._new: deque[_End] = deque()
+        self._unsent: deque[_End] = deque()
+        self._sent: dict[int, _End] = {}
+        self._bell = Bell()
+        self._thread: threading.Thread | None = None
+        self._closing = False
+        self._channel: Channel | None = None
+        self._register_at = 0.0
+        self._interval_s = _FIRST_INTERVAL_S
+        self._next_try = 0.0
+
+    def start(self) -> None:
+        """Connect and register, if that has not begun."""
+        with self._lock:
+            if self._thread is None and not self._closing:
+                self._thread = threading.Thread(target=self._run, name="commitmq-transactions", daemon=True)
+                self._thread.start()
+
+    def end(self, fields: dict[str, Any], deadline: float) -> Future[dict[str, Any]]:
+        """Send an end. The future gets the node's answer or a SendError, at ``deadline`` (monotonic) at the latest."""
+        future: Future[dict[str, Any]] = Future()
+        with self._lock:
+            if self._closing or len(self._new) >= _MOST_WAITING:
+                why = "the producer is closed" if self._closing else f"{_MOST_WAITING} ends of transactions are pending"
+                future.set_exception(send_error("CLIENT_BUSY", why, Outcome.UNKNOWN))
+                return future
+            self._new.append(_End(fields, future, deadline))
+        self.start()
+        self._bell.ring()
+        return future
+
+    def close(self, timeout_s: float) -> None:
+        """End the thread. Ends without an answer fail."""
+        with self._lock:
+            self._closing = True
+            thread = self._thread
+        self._bell.ring()
+        if thread is None:
+            self._bell.close()
+        elif thread is not threading.current_thread():
+            thread.join(timeout_s)
+
+    # ------------------------------------------------------------ the thread
+
+    def _run(self) -> None:
+        try:
+            while not self._closing:
+                try:
+                    self._turn()
+                except CommitMQError as error:
+                    self._lose()
+                    self._next_try = time.monotonic() + _PAUSE_S
+                    if isinstance(error, ProtocolError) and not error.retryable:
+                        self._fail_all(error)
+        finally:
+            self._leave()
+            self._fail_all(RequestError("CLIENT_CLOSED", "the producer was closed before the node answered"))
+            self._directory.close()
+            with self._lock:
+                self._bell.close()
+
+    def _turn(self) -> None:
+        self._take_new()
+        now = time.monotonic()
+        self._expire(now)
+        if self._channel is not None and self._channel.lost():
+            self._lose()
+        if self._channel is None:
+            if now < self._next_try:
+                self._wait(self._next_try - now)
+                return
+            self._connect(now)
+        self._register(now)
+        self._send(now)
+        self._wait(self._pause(now))
+        while self._receive():
+            pass
+
+    def _take_new(self) -> None:
+        with self._lock:
+            self._unsent.extend(self._new)
+            self._new.clear()
+
+    def _connect(self, now: float) -> None:
+        self._directory.request("mover.start", {"role": _ROLE}, timeout_s=_CONNECT_S)
+        self._channel, _ = self._directory.connect(_ROLE, now + _CONNECT_S)
+        self._register_at = 0.0
+
+    def _register(self, now: float) -> None:
+        if now >= self._register_at and self._put({"op": "transaction.register", "id": 0, "group": self._group}):
+            self._register_at = now + self._interval_s
+
+    def _send(self, now: float) -> None:
+        for _ in range(len(self._unsent)):
+            end = self._unsent.popleft()
+            if end.not_before > now:
+                self._unsent.append(end)
+                continue
+            assert self._channel is not None
+            number = self._channel.next_id()
+            if not self._put({"op": "transaction.end", "id": number, **end.fields}):
+                self._unsent.appendleft(end)
+                return
+            self._sent[number] = end
+
+    def _put(self, header: dict[str, Any]) -> bool:
+        assert self._channel is not None
+        try:
+            self._channel.socket.send(wire.pack(header), zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    def _receive(self) -> bool:
+        assert self._channel is not None
+        try:
+            frames = self._channel.socket.recv_multipart(zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        header = wire.parse_answer(frames[0]) if len(frames) == 1 else _question_header(frames)
+        if len(frames) > 1:
+            self._hear(header, frames[1])
+        elif header.get("id") == 0:
+            if not header["ok"]:
+                self._register_at = time.monotonic() + self._interval_s
+            else:
+                self._interval_s = max(0.05, int(header["session_timeout_ms"]) / 3_000)
+                self._register_at = min(self._register_at, time.monotonic() + self._interval_s)
+        elif (end := self._sent.pop(header.get("id", -1), None)) is not None:
+            self._answered(end, header)
+        return True
+
+    def _hear(self, header: dict[str, Any], record: bytes) -> None:
+        try:
+            message = HalfMessage.of(decode_record(record))
+            question = Question(message, int(header["queue_offset"]), int(header["physical_offset"]))
+        except (CommitMQError, KeyError, ValueError, TypeError) as error:
+            _log.warning("the node asked about a transaction in a form that is not understood", error=repr(error))
+            return
+        self._ask(question)
+
+    def _answered(self, end: _End, answer: dict[str, Any]) -> None:
+        wanted = end.fields["decision"]
+        if answer["ok"] or (answer.get("code") == "TRANSACTION_ENDED" and answer.get("decision") == wanted):
+            _finish(end, answer)
+            return
+        retry_ms = answer.get("retry_after_ms")
+        if retry_ms is not None and time.monotonic() + retry_ms / 1000 < end.deadline:
+            end.not_before = time.monotonic() + retry_ms / 1000
+            self._unsent.append(end)
+            return
+        _finish(end, _refused(answer, wanted))
+
+    def _pause(self, now: float) -> float:
+        moments = [self._register_at, now + _LOOK_S]
+        moments += [end.deadline for end in self._sent.values()]
+        moments += [max(end.not_before, now + 0.01) for end in self._unsent]
+        return max(0.0, min(moments) - now)
+
+    def _wait(self, seconds: float) -> None:
+        poller = zmq.Poller()
+        poller.register(self._bell.fd, zmq.POLLIN)
+        if self._channel is not None:
+            poller.register(self._channel.socket, zmq.POLLIN)
+        if self._bell.fd in dict(poller.poll(int(seconds * 1000) + 1)):
+            self._bell.clear()
+
+    def _expire(self, now: float) -> None:
+        for number in [number for number, end in self._sent.items() if end.deadline <= now]:
+            _finish(self._sent.pop(number), _overdue())
+        if any(end.deadline <= now for end in self._unsent):
+            late = [end for end in self._unsent if end.deadline <= now]
+            self._unsent = deque(end for end in self._unsent if end.deadline > now)
+            for end in late:
+                _finish(end, _overdue())
+
+    def _lose(self) -> None:
+        """The connection ended: what was not answered is sent again over the next one."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+        self._unsent.extendleft(reversed(self._sent.values()))
+        self._sent.clear()
+
+    def _fail_all(self, error: RequestError) -> None:
+        self._take_new()
+        ends = [*self._sent.values(), *self._unsent]
+        self._sent.clear()
+        self._unsent.clear()
+        for end in ends:
+            _finish(end, send_error(error.code, error.message, Outcome.UNKNOWN))
+
+    def _leave(self) -> None:
+        if self._channel is not None:
+            with contextlib.suppress(zmq.ZMQError):
+                if self._put({"op": "transaction.leave", "id": 0}):
+                    self._channel.socket.poll(100)
+            self._channel.close()
+            self._channel = None
+
+
+def _question_header(frames: list[bytes]) -> dict[str, Any]:
+    try:
+        header = orjson.loads(frames[0])
+    except orjson.JSONDecodeError:
+        header = None
+    return header if isinstance(header, dict) else {}
+
+
+def _finish(end: _End, outcome: dict[str, Any] | SendError) -> None:
+    if not end.future.set_running_or_notify_cancel():
+        return
+    if isinstance(outcome, SendError):
+        end.future.set_exception(outcome)
+    else:
+        end.future.set_result(outcome)
+
+
+def _overdue() -> SendError:
+    return send_error(
+        "TIMEOUT", "the node did not answer in time; how the transaction ends is not known", Outcome.UNKNOWN
+    )
+
+
+def _refused(answer: dict[str, Any], wanted: str) -> SendError:
+    code = str(answer.get("code", "SYSTEM_ERROR"))
+    ended = code == "TRANSACTION_ENDED" and answer.get("decision") is not None
+    gone = code == "TOPIC_NOT_EXIST"
+    outcome = Outcome.UNKNOWN
+    if ended or gone:
+        outcome = Outcome.STORED if answer.get("decision") == "commit" else Outcome.NOT_STORED
+    sentence = str(answer.get("error", "the node gave no reason"))
+    return send_error(code, f"{wanted}: {sentence}", outcome, retry_after_ms=answer.get("retry_after_ms"))

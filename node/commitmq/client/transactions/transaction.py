@@ -1,0 +1,166 @@
+"""One transaction of a producer, synchronous and for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any, Self
+
+from commitmq.client.results import SendResult
+from commitmq.client.transactions.group import TransactionGroup
+from commitmq.client.transactions.half_message import TransactionState
+from commitmq.errors import CommitMQError, SendError
+from commitmq.log import get_log
+
+_log = get_log("producer")
+
+
+class _Ending:
+    """What both kinds share: the half message, and that the first decision counts."""
+
+    def __init__(self, group: TransactionGroup, timeout_s: float) -> None:
+        self._group = group
+        self._timeout_s = timeout_s
+        self._half: SendResult | None = None
+        self.state: TransactionState | None = None
+        """The decision; None while there is none."""
+        self.committed: SendResult | None = None
+        """Where the committed message lies."""
+
+    @property
+    def half(self) -> SendResult:
+        """The result of the half message. Its ``unique_id`` names the transaction."""
+        if self._half is None:
+            raise CommitMQError("the transaction has not begun: it begins with its with block")
+        return self._half
+
+    @property
+    def unique_id(self) -> str:
+        """The transaction's name, for the record that a check looks for."""
+        return self.half.unique_id
+
+    def unknown(self) -> None:
+        """Leave the transaction open: the node asks a producer of the group later."""
+        self._decide(TransactionState.UNKNOWN)
+
+    def _begun(self, half: SendResult) -> None:
+        self._half = half
+        self._group.checks.begin(half.unique_id)
+
+    def _decide(self, state: TransactionState) -> None:
+        unique_id = self.unique_id
+        if self.state is not None and self.state is not state:
+            raise CommitMQError(f"the transaction has ended already: {self.state.value}")
+        self.state = state
+        self._group.checks.decide(unique_id, state)
+
+    def _send_end(self, state: TransactionState) -> Future[dict[str, Any]]:
+        self._decide(state)
+        return self._group.end(self.half, state, time.monotonic() + self._timeout_s)
+
+    def _note(self, state: TransactionState, answer: dict[str, Any]) -> None:
+        self._group.checks.settle(self.unique_id)
+        if state is TransactionState.COMMIT:
+            self.committed = committed_result(self.half, answer)
+
+
+class Transaction(_Ending):
+    """A message that others see only if its block succeeds: ``with producer.transaction(topic, body) as transaction``.
+
+    The block begins when the node keeps the message, and the node shows it to nobody. It is committed at the end of the
+    block, and rolled back when the block raises. ``commit``, ``rollback`` and ``unknown`` end it earlier; the
+    first of them counts.
+
+    A commit that raises SendError with the outcome UNKNOWN may be done. The node asks a producer of the group about a
+    transaction without an end, so a program that must not lose one gives its producer a ``transaction_listener``.
+    """
+
+    def __init__(self, group: TransactionGroup, timeout_s: float, send: Callable[[], SendResult]) -> None:
+        super().__init__(group, timeout_s)
+        self._send = send
+
+    def commit(self) -> SendResult:
+        """Let others see the message; returns where it lies. Raises SendError."""
+        answer = self._send_end(TransactionState.COMMIT).result()
+        self._note(TransactionState.COMMIT, answer)
+        assert self.committed is not None
+        return self.committed
+
+    def rollback(self) -> None:
+        """Let nobody ever see the message. Raises SendError."""
+        self._note(TransactionState.ROLLBACK, self._send_end(TransactionState.ROLLBACK).result())
+
+    def __enter__(self) -> Self:
+        self._begun(self._send())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self.state is not None:
+            return
+        if kind is None:
+            self.commit()
+            return
+        try:
+            self.rollback()
+        except SendError as problem:  # the error of the block is more important
+            _warn(self.unique_id, problem)
+
+
+class AsyncTransaction(_Ending):
+    """:class:`Transaction` for asyncio: ``async with producer.transaction(topic, body) as transaction``."""
+
+    def __init__(
+        self, group: TransactionGroup, timeout_s: float, send: Callable[[], asyncio.Future[SendResult]]
+    ) -> None:
+        super().__init__(group, timeout_s)
+        self._send = send
+
+    async def commit(self) -> SendResult:
+        """See :meth:`Transaction.commit`."""
+        answer = await asyncio.wrap_future(self._send_end(TransactionState.COMMIT))
+        self._note(TransactionState.COMMIT, answer)
+        assert self.committed is not None
+        return self.committed
+
+    async def rollback(self) -> None:
+        """See :meth:`Transaction.rollback`."""
+        self._note(TransactionState.ROLLBACK, await asyncio.wrap_future(self._send_end(TransactionState.ROLLBACK)))
+
+    async def __aenter__(self) -> Self:
+        self._begun(await self._send())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self.state is not None:
+            return
+        if kind is None:
+            await self.commit()
+            return
+        try:
+            await self.rollback()
+        except SendError as problem:
+            _warn(self.unique_id, problem)
+
+
+def committed_result(half: SendResult, answer: dict[str, Any]) -> SendResult:
+    """Where a committed message lies. -1 stands for what the node does not remember: it knew the end already."""
+    physical = int(answer.get("physical_offset", -1))
+    return half._replace(
+        queue=int(answer.get("queue", half.queue)),
+        queue_offset=int(answer.get("queue_offset", -1)),
+        physical_offset=physical,
+        msg_id=f"{half.msg_id[:-16]}{physical:016X}" if physical >= 0 else "",
+        stored_topic=answer.get("stored_topic"),
+        ack="flushed",
+    )
+
+
+def _warn(unique_id: str, problem: SendError) -> None:
+    _log.warning("a transaction could not be rolled back; the node will ask", unique_id=unique_id, error=str(problem))
