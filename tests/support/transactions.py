@@ -20,9 +20,10 @@ QUICK = (
     "transaction.timeout_ms=300",
     "transaction.check_interval_ms=200",
     "transaction.op_interval_ms=300",
+    "transaction.check_max=1000",
     "supervisor.restart_backoff_max_ms=300",
 )
-"""Settings under which a check comes soon."""
+"""Settings under which a check comes soon, and many come before a transaction is given up."""
 
 _numbers = itertools.count(1)
 
