@@ -12,10 +12,13 @@ if TYPE_CHECKING:
     from typing import Any
 
     from commitmq.client.admin import Admin
+    from commitmq.client.admin_dead_letters import PurgeResult
     from commitmq.client.admin_results import GroupOffset, Lag, QueueBounds, TopicCreated, TopicDescription, TopicInfo
     from commitmq.client.aio import AsyncAdmin, AsyncConsumer, AsyncProducer, AsyncReader
     from commitmq.client.connection import AsyncConnection, Connection, connect, connect_async
     from commitmq.client.consumer import Consumer, Reader
+    from commitmq.client.dead_letter_resend import ResendFailure, ResendResult
+    from commitmq.client.dead_letters import DeadLetter, DeadLetterFilter
     from commitmq.client.handling.consume_result import ConsumeResult, RetryLater
     from commitmq.client.handling.counts import HandlerCounts
     from commitmq.client.message import Message, Tombstone
@@ -80,6 +83,8 @@ __all__ = [
     "ConsumeResult",
     "Consumer",
     "CorruptRecordError",
+    "DeadLetter",
+    "DeadLetterFilter",
     "DiskFullError",
     "ExactlyOnce",
     "FencedError",
@@ -101,11 +106,14 @@ __all__ = [
     "Producer",
     "ProducerFencedError",
     "ProtocolError",
+    "PurgeResult",
     "QueryResult",
     "QueueBounds",
     "Reader",
     "RequestError",
     "RequestTimeoutError",
+    "ResendFailure",
+    "ResendResult",
     "RetryLater",
     "SegmentSizeError",
     "SendError",
@@ -138,6 +146,11 @@ _HOMES = {
     "AsyncTransaction": "commitmq.client.transactions.transaction",
     "Transaction": "commitmq.client.transactions.transaction",
     "Admin": "commitmq.client.admin",
+    "PurgeResult": "commitmq.client.admin_dead_letters",
+    "ResendFailure": "commitmq.client.dead_letter_resend",
+    "ResendResult": "commitmq.client.dead_letter_resend",
+    "DeadLetter": "commitmq.client.dead_letters",
+    "DeadLetterFilter": "commitmq.client.dead_letters",
     "GroupOffset": "commitmq.client.admin_results",
     "Lag": "commitmq.client.admin_results",
     "QueueBounds": "commitmq.client.admin_results",

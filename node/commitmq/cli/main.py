@@ -36,6 +36,7 @@ VERBS = {
     "query": "Find messages by key, unique key, tag, id or time.",
     "trace": "Show the trace of one message.",
     "group": "List consumer groups and their lag.",
+    "dlq": "List dead letters, send them again, give them up.",
     "store": "Inspect, repair and expire a store folder.",
     "bench": "Measure a node, keep that as a baseline, compare with one.",
     "plugins": "List plugins and the parts that they add.",

@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from commitmq.client import checks
+from commitmq.client.admin_dead_letters import DeadLetterAdmin
 from commitmq.client.admin_results import (
     GroupOffset,
     Lag,
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 _LONG_WORK_S = 600.0  # the disk decides how long a stop and a deletion take
 
 
-class Admin:
+class Admin(DeadLetterAdmin):
     """Asks one node. Not thread-safe.
 
     Every method raises NodeUnavailableError without an answer within ``timeout_s``, and ProtocolError when the node refuses;
@@ -398,10 +399,16 @@ class Admin:
         return _without_envelope(self._request(role, op, fields, timeout_s=timeout_s)[0])
 
     def _request(
-        self, role: str, op: str, fields: dict[str, Any], *, timeout_s: float | None = None
+        self,
+        role: str,
+        op: str,
+        fields: dict[str, Any],
+        *,
+        payload: Sequence[bytes] = (),
+        timeout_s: float | None = None,
     ) -> tuple[dict[str, Any], list[zmq.Frame]]:
         self._check_usable()
-        return self._channels.request(role, op, fields, timeout_s=timeout_s)
+        return self._channels.request(role, op, fields, payload=payload, timeout_s=timeout_s)
 
 
 def _without_envelope(answer: dict[str, Any]) -> dict[str, Any]:

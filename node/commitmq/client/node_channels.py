@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from commitmq.errors import NodeUnavailableError
@@ -22,7 +23,13 @@ class NodeChannels:
         self._channels: dict[str, Channel] = {}
 
     def request(
-        self, role: str, op: str, fields: dict[str, Any], *, timeout_s: float | None = None
+        self,
+        role: str,
+        op: str,
+        fields: dict[str, Any],
+        *,
+        payload: Sequence[bytes] = (),
+        timeout_s: float | None = None,
     ) -> tuple[dict[str, Any], list[zmq.Frame]]:
         """Send a request to the process of ``role``, and again after a lost connection. Returns the answer and its frames.
 
@@ -40,7 +47,7 @@ class NodeChannels:
                 channel, _ = self._directory.connect(role, reached_by)
                 self._channels[role] = channel
             try:
-                return channel.request(op, fields, timeout_s=max(deadline - time.monotonic(), 0.01))
+                return channel.request(op, fields, payload, timeout_s=max(deadline - time.monotonic(), 0.01))
             except NodeUnavailableError as error:
                 # An admin may repeat every request, because each one names the wanted state and not a change.
                 self._drop(role)

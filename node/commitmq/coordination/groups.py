@@ -26,6 +26,7 @@ from commitmq.coordination.member_log import MemberLog
 from commitmq.coordination.membership import Membership, Queue, QueuesOf, View
 from commitmq.coordination.pace import Pace
 from commitmq.errors import InvalidMessageError, ProtocolError
+from commitmq.format.constants import DEAD_LETTER_GROUP
 from commitmq.store.layout import StoreLayout
 from commitmq.store.metadata.group_config import GroupConfig, GroupTable
 from commitmq.store.metadata.topic_name import validate_group
@@ -114,7 +115,7 @@ class Groups:
         group = self.table.groups.get(name)
         if group is None:
             check_name(name)
-            if not self._config.auto_create:
+            if not self._config.auto_create and name != DEAD_LETTER_GROUP:
                 raise ProtocolError("GROUP_NOT_EXIST", f"there is no group {name!r}, and groups.auto_create is off")
             most = self._config.max_groups
             if len(self.table.groups) >= most:

@@ -146,6 +146,8 @@ V1_TOPIC_UNITS: Final = 127
 
 RETRY_PREFIX: Final = "%RETRY%"
 DLQ_PREFIX: Final = "%DLQ%"
+DEAD_LETTER_GROUP: Final = "CMQ_DEAD_LETTERS"
+"""The group whose committed offset in ``%DLQ%group`` says which dead letters were resent or purged; the node's own."""
 LMQ_PREFIX: Final = "%LMQ%"
 """Prefix of light message queues: messages of other topics name them; they have queue 0 only and no topic (spec 3.10).
 """

@@ -28,6 +28,10 @@ _TIMER_STATE: Final = (
     Property.TIMER_DEQUEUE_MS,
     Property.TIMER_ROLL_TIMES,
 )
+DEAD_LETTER_STATE: Final = frozenset(
+    (*_TIMER_STATE, Property.ORIGIN_GROUP, Property.TRANSACTION_ID, Property.TRACE_CONTEXT, Property.BORN_TIMESTAMP)
+) | {"DLQ_ORIGIN_TOPIC", "DLQ_ORIGIN_MESSAGE_ID"}
+"""Properties of a dead letter's way, beside the system's own, that a message sent anew must not carry."""
 
 
 # ---------------------------------------------------------------- names

@@ -1,0 +1,200 @@
+"""``commitmq dlq list|show|resend|purge``: the dead letters of a group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from commitmq.cli.output import json_option, node_option, print_json, print_table
+from commitmq.cli.progress import count_progress
+from commitmq.cli.quantity import MAX_INT, long
+
+if TYPE_CHECKING:
+    from commitmq.client.dead_letters import DeadLetter, DeadLetterFilter
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+_SHOWN_FAILURES = 10
+
+
+def _filter_options(function: _Function) -> _Function:
+    """The options that select dead letters, as keyword arguments of the verb."""
+    for option in (
+        click.option("--offset", "offsets", type=click.IntRange(0, MAX_INT), multiple=True,
+                     help="Only the dead letter with this queue offset; may be repeated."),
+        click.option("--until", metavar="TIME", help="Only those that died at this time or earlier."),
+        click.option("--since", metavar="TIME",
+                     help="Only those that died at this time or later; ISO 8601 (UTC unless it says otherwise), or ms."),
+        click.option("--key", metavar="KEY", help="Only messages with this key."),
+        click.option("--tag", metavar="TAG", help="Only messages with this tag."),
+        click.option("--topic", metavar="TOPIC", help="Only messages that came from this topic."),
+    ):  # fmt: skip
+        function = option(function)
+    return function
+
+
+@click.group()
+def dlq() -> None:
+    """List dead letters, send them again, give them up."""
+
+
+@dlq.command(name="list")
+@click.argument("group")
+@_filter_options
+@click.option("--all", "all_states", is_flag=True, help="Also those that were resent or purged.")
+@click.option(
+    "--max", "most", type=click.IntRange(1, MAX_INT), default=64, show_default=True, help="Dead letters to show."
+)
+@json_option
+@node_option
+def list_(group: str, all_states: bool, most: int, as_json: bool, node: str, **conditions: Any) -> None:
+    """List the oldest dead letters of GROUP: those that a resend would send."""
+    from commitmq.client.admin import Admin
+
+    with Admin(node) as admin:
+        found = admin.dlq_list(group, _selected(conditions), max_messages=most, all_states=all_states)
+    if as_json:
+        print_json({"group": group, "dead_letters": [one.to_json() for one in found]})
+    elif not found:
+        click.echo(f"group {group} has no such dead letters")
+    else:
+        rows = [
+            (
+                _utc(one.message.store_timestamp), one.message.queue_id, one.message.queue_offset, one.topic or "-",
+                one.message.reconsume_times, one.message.tags, " ".join(one.message.keys), one.state,
+            )
+            for one in found
+        ]  # fmt: skip
+        print_table(
+            ("DIED (UTC)", "QUEUE", "OFFSET", "FROM TOPIC", "TRIES", "TAG", "KEYS", "STATE"), rows, left=(0, 3, 5, 6, 7)
+        )
+
+
+@dlq.command()
+@click.argument("group")
+@click.argument("offset", type=click.IntRange(0, MAX_INT))
+@click.option("--queue", type=click.IntRange(0, MAX_INT), default=0, show_default=True, help="The queue it lies in.")
+@json_option
+@node_option
+def show(group: str, offset: int, queue: int, as_json: bool, node: str) -> None:
+    """Show the dead letter of GROUP with the queue offset OFFSET: its properties and its body."""
+    from commitmq.client.admin import Admin
+
+    with Admin(node) as admin:
+        letter = admin.dlq_show(group, offset, queue=queue)
+    if as_json:
+        print_json(letter.to_json())
+        return
+    message = letter.message
+    click.echo(f"{message.stored_topic} queue {queue} offset {offset}: {letter.state}")
+    click.echo(f"from topic {letter.topic or '-'}, message id {letter.origin_id or '-'}")
+    click.echo(f"died {_utc(message.store_timestamp)} UTC, handed out {message.reconsume_times} times")
+    for name, value in message.properties.items():
+        click.echo(f"  {name}={value}")
+    click.echo(_body(letter))
+
+
+@dlq.command()
+@click.argument("group")
+@_filter_options
+@click.option("--rate", type=click.FloatRange(0, 1_000_000, min_open=True), default=500.0, show_default=True,
+              help="Messages a second at most.")  # fmt: skip
+@click.option("--max", "most", type=click.IntRange(1, MAX_INT), help="Stop after this many.")
+@click.option("--dry-run", is_flag=True, help="Only say what would be sent.")
+@json_option
+@node_option
+def resend(
+    group: str, rate: float, most: int | None, dry_run: bool, as_json: bool, node: str, **conditions: Any
+) -> None:
+    """Send the dead letters of GROUP to their original topics again, each once.
+
+    An interrupted resend can be repeated: what was resent is left out.
+    """
+    from commitmq.client.admin import Admin
+
+    with Admin(node) as admin, count_progress("dead letters", quiet=as_json) as progress:
+        result = admin.dlq_resend(
+            group, _selected(conditions), rate=rate, max_messages=most, dry_run=dry_run, on_progress=progress
+        )
+    if as_json:
+        print_json({**asdict(result), "positions": [list(one) for one in result.positions]})
+        return
+    what = "would be resent" if dry_run else "resent"
+    click.echo(f"{result.sent} dead letters of group {group} {what}, {result.sent_before} were resent before")
+    for topic, count in sorted(result.topics.items()):
+        click.echo(f"  {topic}: {count}")
+    if result.left:
+        click.echo(f"{result.left} were left out by the filter")
+    if result.failed:
+        click.echo(f"{result.failed} stay dead letters:")
+    for failure in result.failures[:_SHOWN_FAILURES]:
+        click.echo(f"  queue {failure.queue} offset {failure.offset}, topic {failure.topic or '-'}: {failure.reason}")
+    if not result.complete:
+        click.echo("there are more")
+
+
+@dlq.command()
+@click.argument("group")
+@click.option(
+    "--until", metavar="TIME", help="Spare those that died later; ISO 8601 (UTC unless it says otherwise), or ms."
+)
+@click.option("--dry-run", is_flag=True, help="Only say how many.")
+@json_option
+@node_option
+def purge(group: str, until: str | None, dry_run: bool, as_json: bool, node: str) -> None:
+    """Give up the dead letters of GROUP: a later resend begins behind them.
+
+    The messages stay in the log until they expire, as all messages do.
+    """
+    from commitmq.client.admin import Admin
+
+    with Admin(node) as admin:
+        result = admin.dlq_purge(group, until=_time(until, "--until"), dry_run=dry_run)
+    if as_json:
+        print_json({**asdict(result), "positions": [list(one) for one in result.positions]})
+        return
+    click.echo(f"{result.purged} dead letters of group {group} {'would be ' if dry_run else ''}given up")
+    for one in result.positions:
+        click.echo(f"  queue {one.queue}: a resend begins at offset {one.offset}")
+    click.echo("they stay in the log until they expire")
+
+
+def _selected(conditions: dict[str, Any]) -> DeadLetterFilter:
+    from commitmq.client.dead_letters import DeadLetterFilter
+
+    return DeadLetterFilter(
+        topic=conditions["topic"],
+        tag=conditions["tag"],
+        key=conditions["key"],
+        begin=_time(conditions["since"], "--since"),
+        end=_time(conditions["until"], "--until"),
+        offsets=conditions["offsets"] or None,
+    )
+
+
+def _body(letter: DeadLetter) -> str:
+    message = letter.message
+    if message.damage is not None:
+        return f"({message.damage})"
+    text = message.body.decode("utf-8", "backslashreplace")
+    return "".join(one if one.isprintable() or one in "\n\t" else "·" for one in text)
+
+
+def _utc(timestamp: int) -> str:
+    return datetime.fromtimestamp(timestamp / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+
+
+def _time(text: str | None, option: str) -> int | datetime | None:
+    if text is None:
+        return None
+    if text.isascii() and text.isdigit():
+        return long(text, option)
+    try:
+        when = datetime.fromisoformat(text)
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is no ISO 8601 time and no number of ms", param_hint=option) from None
+    return when if when.tzinfo is not None else when.replace(tzinfo=UTC)
