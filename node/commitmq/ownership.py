@@ -41,6 +41,7 @@ class Role(StrEnum):
     COORDINATOR = "coordinator"
     CLEANUP = "cleanup"
     SCHEDULE = "schedule"
+    TIMER = "timer"
     POP = "pop"
     EACH = "each worker"
 
@@ -80,6 +81,10 @@ FILES: tuple[FileOwner, ...] = (
     FileOwner("config/consumerFilter.json*", Role.COORDINATOR, "SQL filters of groups"),
     FileOwner("config/delayOffset.json*", Role.SCHEDULE, "how far each delay level is, for RocketMQ"),
     FileOwner("commitmq/schedule.json*", Role.SCHEDULE, "the same, and where deliveries behind it begin in the log"),
+    FileOwner("config/timercheck*", Role.TIMER, "how far the timer is, for RocketMQ"),
+    FileOwner("commitmq/timer.json*", Role.TIMER, "the same, and where deliveries behind it begin in the log"),
+    FileOwner("timerwheel*", Role.TIMER, "slots: the chains of timer log units that are due together"),
+    FileOwner("timerlog/*", Role.TIMER, "units: the messages that wait for their time"),
     FileOwner("commitmq/pop.json*", Role.POP, "from where on the log has received messages that are not done"),
     FileOwner("checkpoint*", Role.FLUSH, "RocketMQ's checkpoint"),
     FileOwner("abort*", Role.SUPERVISOR, "there while a node runs, or died"),

@@ -1,6 +1,7 @@
 """Goal: every way of sending can delay its messages, and says where they wait; a wrong delay is refused before it is sent.
 
-Method: a real node, delay level 1 (one second), and a reader of the topic; wrong values for each way of sending.
+Method: a real node, delay level 1 (one second), short delays and times of delivery, and a reader of the topic; wrong values
+for each way of sending.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from delays import everything
 from nodes import Node, eventually, start_node
 
 pytestmark = pytest.mark.timeout(120)
-SCHEDULE = "SCHEDULE_TOPIC_XXXX"
+SCHEDULE, TIMER = "SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer"
 
 
 @pytest.fixture(scope="module")
@@ -73,43 +74,51 @@ WAYS: list[Callable[..., list[SendResult]]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("where", [SCHEDULE, TIMER])
 @pytest.mark.parametrize("way", WAYS)
-def test_each_way_of_sending(node: Node, way: Callable[..., list[SendResult]]) -> None:
-    topic = way.__name__
+def test_each_way_of_sending(node: Node, way: Callable[..., list[SendResult]], where: str) -> None:
+    topic = f"{way.__name__}-{where}"
     way(node, topic, b"at once")
     before = time.time_ns() // 1_000_000
-    results = way(node, topic, b"later", delay=timedelta(seconds=1))
-    assert {one.stored_topic for one in results} == {SCHEDULE}
+    delay_ms = 1_000 if where == SCHEDULE else 321
+    delay: dict[str, Any] = {"delay_level": 1} if where == SCHEDULE else {"delay": timedelta(milliseconds=delay_ms)}
+    results = way(node, topic, b"later", **delay)
+    assert {one.stored_topic for one in results} == {where}
     assert {one.topic for one in results} == {topic}
-    assert "waits in SCHEDULE_TOPIC_XXXX" in repr(results[0])
+    assert f"waits in {where}" in repr(results[0])
     with Admin(node.address) as admin:
         for one in results:  # each offset is that of a record
             stored = admin.message(one.msg_id)
-            assert (stored.topic, stored.queue_offset) == (SCHEDULE, one.queue_offset)
+            assert (stored.topic, stored.queue_offset) == (where, one.queue_offset)
             assert stored.unique_id == one.unique_id
     eventually(lambda: len(late(node, topic)) >= len(results), "all are delivered")
     assert len(late(node, topic)) == len(results)
-    assert min(one.store_timestamp for one in late(node, topic)) >= before + 1_000
+    assert min(one.store_timestamp for one in late(node, topic)) >= before + delay_ms
 
 
 def late(node: Node, topic: str) -> list[Any]:
     return [one for one in everything(node, topic) if one.body == b"later"]
 
 
-def test_the_ways_to_name_a_level(node: Node) -> None:
+def test_the_ways_to_name_a_time(node: Node) -> None:
+    soon = datetime.now(UTC) + timedelta(hours=1)
+    ways: list[tuple[dict[str, Any], str]] = [
+        ({"delay_level": 1}, SCHEDULE),
+        ({"delay_level": 18}, SCHEDULE),
+        ({"delay": 3_600}, TIMER),
+        ({"delay": 3_600.5}, TIMER),
+        ({"delay": timedelta(minutes=10)}, TIMER),
+        ({"deliver_at": soon}, TIMER),
+        ({"deliver_at": soon.astimezone(timezone(timedelta(hours=-5)))}, TIMER),
+        ({"deliver_at": int(soon.timestamp() * 1000)}, TIMER),
+    ]
     with Producer(node.address) as producer:
-        for delay in (
-            {"delay": 1},
-            {"delay": 1.0},
-            {"delay_level": 1},
-            {"delay": timedelta(minutes=10)},
-            {"delay_level": 18},
-        ):
-            assert producer.send("levels", b"x", **delay).stored_topic == SCHEDULE
-        plain = producer.send("levels", b"x")
-        assert plain.stored_topic is None
-        assert "waits" not in repr(plain)
-        assert plain.to_json()["stored_topic"] is None
+        for fields, where in ways:
+            assert producer.send("levels", b"x", **fields).stored_topic == where
+        for plain in (producer.send("levels", b"x"), producer.send("levels", b"x", deliver_at=1)):
+            assert plain.stored_topic is None, "without a delay, or at a time that has passed"
+            assert "waits" not in repr(plain)
+            assert plain.to_json()["stored_topic"] is None
 
 
 def test_messages_of_several_levels_travel_in_runs_of_their_own(node: Node) -> None:
@@ -121,8 +130,13 @@ def test_messages_of_several_levels_travel_in_runs_of_their_own(node: Node) -> N
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"delay": 7}, "1s, 5s, 10s, 30s, 1m"),
-    ({"delay": 0}, "1s, 5s, 10s"),
+    ({"delay": 0}, "more than 0"),
+    ({"delay": -1}, "more than 0"),
+    ({"deliver_at": datetime(2030, 1, 1)}, "time zone"),
+    ({"deliver_at": 1.5}, "milliseconds since 1970"),
+    ({"deliver_at": -1}, "milliseconds since 1970"),
+    ({"deliver_at": True}, "milliseconds since 1970"),
+    ({"delay": 1, "deliver_at": 1}, "not two"),
     ({"delay": float("nan")}, ""),
     ({"delay": float("inf")}, ""),
     ({"delay": "1s"}, "timedelta"),
@@ -131,7 +145,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"delay_level": 19}, "from 1 to 18"),
     ({"delay_level": "1"}, "from 1 to 18"),
     ({"delay_level": True}, "from 1 to 18"),
-    ({"delay": 1, "delay_level": 1}, "not both"),
+    ({"delay": 1, "delay_level": 1}, "not two"),
     ({"properties": {"DELAY": "1"}}, "meaning of its own"),
 ]
 

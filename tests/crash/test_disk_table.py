@@ -99,6 +99,13 @@ ELSEWHERE = {
     "open.cut_journal": "tests/unit/store/recovery/test_cut_refusals.py",
     "sync.cut_journal": "tests/unit/store/recovery/test_cut_refusals.py",
     "unlink.queue_ends": "tests/unit/store/queues/test_queue_ends.py",
+    **{
+        f"{one}.{what}": "tests/crash/test_timer_crash.py"
+        for what in ("timerlog", "timerwheel")
+        for one in ("open", "resize", "sync", "sync_folder", "unlink")
+    },
+    "map.timerlog": "tests/crash/test_timer_crash.py",
+    **{f"{one}.timercheck": "tests/crash/test_timer_crash.py" for one in CONTENT},
     "resize.journal": "tests/unit/store/metadata/test_journal.py",
     **{f"{one}.pool_note": "tests/unit/store/test_shared_folder.py" for one in CONTENT},
     **{f"{one}.pool_owner": "tests/unit/store/test_shared_folder.py" for one in PASSING_CONTENT},
@@ -268,7 +275,7 @@ def test_every_call_in_the_sources_is_in_the_table() -> None:
         assert (PROJECT / where).exists()
     assert contents() == {
         "dispatcher_state", "epoch", "index_state", "journal", "json", "members", "node_file", "pool_note", "pool_owner",
-        "producers", "queue_ends", "shared_memory", "store_file", "subscriptions",
+        "producers", "queue_ends", "shared_memory", "store_file", "subscriptions", "timercheck",
     }  # fmt: skip
 
 

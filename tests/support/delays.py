@@ -65,7 +65,10 @@ class Peer:
 
     def append(self, topic: str, bodies: list[bytes], levels: Iterable[int], queue: int = 0) -> dict[str, Any]:
         """Send a run; message i has the delay level ``levels[i]``."""
-        properties = [b"DELAY\x01%d\x02" % level for level in levels]
+        return self.append_with(topic, bodies, [b"DELAY\x01%d\x02" % level for level in levels], queue)
+
+    def append_with(self, topic: str, bodies: list[bytes], properties: list[bytes], queue: int = 0) -> dict[str, Any]:
+        """Send a run; message i has the encoded ``properties[i]``."""
         hello = self.hello()
         layout = RunLayout(
             topic,

@@ -126,6 +126,10 @@ class AsyncProducer:
 
     submit = send_async
 
+    async def cancel(self, receipt: SendResult | str, *, timeout_s: float | None = None) -> None:
+        """As :meth:`commitmq.Producer.cancel`."""
+        await self._run(partial(self._producer.cancel, receipt, timeout_s=timeout_s))
+
     async def request(self, topic: str, body: bytes | Message, **fields: Unpack[RequestOptions]) -> Message:
         """Send one message and wait for its reply; see :meth:`commitmq.Producer.request`. Many tasks may wait at a time."""
         producer = self._producer

@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from datetime import timedelta
+from datetime import datetime, timedelta
 from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self, Unpack, cast
@@ -40,7 +40,7 @@ from commitmq.client.sending.arguments import (
     nothing_stored,
     shard,
 )
-from commitmq.client.sending.asked import Asked, asked_delay
+from commitmq.client.sending.asked import Asked, asked_time
 from commitmq.client.sending.busy import is_busy
 from commitmq.client.sending.delivery import AtMostOnce, Numbered, Sequences
 from commitmq.client.sending.lane import Lane
@@ -243,6 +243,7 @@ class Producer:
         flag: int = 0,
         delay: float | timedelta | None = None,
         delay_level: int | None = None,
+        deliver_at: datetime | int | None = None,
         multi_dispatch: Iterable[str] | None = None,
         timeout_s: float | None = None,
         ack: str | None = None,
@@ -253,14 +254,17 @@ class Producer:
         hash of ``sharding_key`` (as RocketMQ's hash selector), else the node's round robin. Messages of one sharding
         key keep their order. ``key`` is key and sharding key in one. A Message object has all of these itself, so the
         call may name none of them. ``multi_dispatch`` names light message queues (``%LMQ%…``) that get the message
-        too. ``delay``, a timedelta or seconds, is one of RocketMQ's 18 delays (1 s to 2 h), and ``delay_level`` is its
-        number: consumers get the message after that time. Raises InvalidMessageError for a message that cannot be
-        sent, SendError for one without an ack.
+        too. Consumers get the message later with ``delay`` (a timedelta or seconds), at ``deliver_at`` (a datetime with a
+        time zone, or milliseconds since 1970; at once when that has passed), or after the delay of RocketMQ's
+        ``delay_level`` (1 to 18: 1 s to 2 h). :meth:`cancel` takes the result of one with ``delay`` or ``deliver_at``.
+        Raises InvalidMessageError for a message that cannot be sent, SendError for one without an ack.
         """
         timeout_s = self._timeout_s if timeout_s is None else checks.seconds("timeout_s", timeout_s)
         if key is not None:
             keys, sharding_key = both_keys(key, keys, sharding_key)
-        asked = None if delay is None and delay_level is None else self._asked(delay, delay_level, multi_dispatch)
+        asked = None
+        if delay is not None or delay_level is not None or deliver_at is not None:
+            asked = self._asked(delay, delay_level, deliver_at, multi_dispatch)
         now = _monotonic()
         deadline = now + timeout_s
         if self._closed:
@@ -377,6 +381,7 @@ class Producer:
         flag: int = 0,
         delay: float | timedelta | None = None,
         delay_level: int | None = None,
+        deliver_at: datetime | int | None = None,
         timeout_s: float | None = None,
         ack: str | None = None,
         on_delivery: OnDelivery | None = None,
@@ -410,6 +415,7 @@ class Producer:
             and ack is None
             and delay is None
             and delay_level is None
+            and deliver_at is None
             and self._may_be_plain
         ):
             # The same as below for a message that is only a body, without the checks of all else.
@@ -417,7 +423,9 @@ class Producer:
             queue = -1 if queue is None else check_queue(queue)
             sent = self._outbox.submit(topic, queue, self._ack, body, None, deadline)
         else:
-            asked = None if delay is None and delay_level is None else self._asked(delay, delay_level)
+            asked = None
+            if delay is not None or delay_level is not None or deliver_at is not None:
+                asked = self._asked(delay, delay_level, deliver_at)
             sent = self._submit(topic, body, tags, keys, properties, sharding_key, queue, flag, ack, asked, deadline)
         if on_delivery is not None:
             sent.add_done_callback(partial(tell_delivery, on_delivery))
@@ -601,6 +609,7 @@ class Producer:
         queue: int | None = None,
         delay: float | timedelta | None = None,
         delay_level: int | None = None,
+        deliver_at: datetime | int | None = None,
         timeout_s: float | None = None,
         ack: str | None = None,
     ) -> BatchResult:
@@ -610,7 +619,8 @@ class Producer:
         message. ``key``, one for all messages or a list, sets keys and sharding keys. ``properties`` apply to all messages.
         Message objects have all of these themselves. A run goes to one queue: ``queue``, or the queue of the sharding key,
         else the next in turn. To a topic with ``queue.type=BatchCQ`` the messages go as inner batches without compression;
-        the node keeps each inner batch as one record. ``delay`` and ``delay_level`` apply to all messages; see :meth:`send`.
+        the node keeps each inner batch as one record. ``delay``, ``delay_level`` and ``deliver_at`` are for all messages; see
+        :meth:`send`.
         ``timeout_s`` bounds the wait for each answer of the node.
         Raises InvalidMessageError before anything is sent, BatchSendError when a message was not acknowledged.
         """
@@ -622,8 +632,8 @@ class Producer:
             queue = check_queue(queue)
         keys, sharding_keys = keys_of_batch(key, keys, sharding_keys, messages)
         options: dict[str, Any] = {"tags": tags, "keys": keys, "properties": properties, "sharding_keys": sharding_keys}
-        if delay is not None or delay_level is not None:
-            options["asked"] = self._asked(delay, delay_level)
+        if delay is not None or delay_level is not None or deliver_at is not None:
+            options["asked"] = self._asked(delay, delay_level, deliver_at)
         self._check_may_wait()
         ack = self._ack if ack is None else check_ack(ack)
         deadline = _monotonic() + limit
@@ -679,6 +689,7 @@ class Producer:
         queue: int | None = None,
         delay: float | timedelta | None = None,
         delay_level: int | None = None,
+        deliver_at: datetime | int | None = None,
         timeout_s: float | None = None,
         ack: str | None = None,
     ) -> Future[BatchResult]:
@@ -696,8 +707,8 @@ class Producer:
         if messages:
             keys, sharding_keys = keys_of_batch(key, keys, sharding_keys, messages)
         options: dict[str, Any] = {"tags": tags, "keys": keys, "properties": properties, "sharding_keys": sharding_keys}
-        if delay is not None or delay_level is not None:
-            options["asked"] = self._asked(delay, delay_level)
+        if delay is not None or delay_level is not None or deliver_at is not None:
+            options["asked"] = self._asked(delay, delay_level, deliver_at)
         if not messages:
             done: Future[BatchResult] = Future()
             done.set_result(BatchResult([]))
@@ -778,6 +789,27 @@ class Producer:
             pump.send_waiting(batch)
         return batch
 
+    # ------------------------------------------------------------ cancelling
+
+    def cancel(self, receipt: SendResult | str, *, timeout_s: float | None = None) -> None:
+        """Cancel a message that waits for its time: no consumer will get it.
+
+        ``receipt`` is the result of its send with ``delay`` or ``deliver_at``, or RocketMQ's recall handle. That is possible
+        until half a second before the second in which it is due. Later the node refuses (SendError with the code
+        ILLEGAL_OPERATION). A cancellation of unknown outcome may be repeated. Raises InvalidMessageError for a message that
+        does not wait for a time of its own.
+        """
+        from commitmq.client.sending.cancelling import cancel_fields
+        from commitmq.client.sending.lone import LoneMessage
+
+        self._check_usable()
+        self._check_may_wait()
+        fields = cancel_fields(receipt)
+        deadline = _monotonic() + self._limit(timeout_s)
+        lone = LoneMessage(self._lanes.writer, fields, b"0", deadline)
+        self._lanes.writer.send_waiting(lone)
+        lone.wait()
+
     # ------------------------------------------------------------ the end
 
     def close(self, timeout_s: float | None = None) -> None:
@@ -836,13 +868,19 @@ class Producer:
             raise InvalidMessageError(f"sharding_key must be a string, not {type(sharding_key).__name__}")
         return shard(sharding_key, self._lanes.routes.queues(check_topic(topic), deadline))
 
-    def _asked(self, delay: float | timedelta | None, delay_level: int | None, multi_dispatch: object = None) -> Asked:
-        """What a send with a delay asks for. Raises InvalidMessageError."""
+    def _asked(
+        self,
+        delay: float | timedelta | None,
+        delay_level: int | None,
+        deliver_at: datetime | int | None,
+        multi_dispatch: object = None,
+    ) -> Asked:
+        """What a send with a delay or a time of delivery asks for. Raises InvalidMessageError."""
         if self._sequences is not None:
             raise InvalidMessageError("an idempotent producer's messages cannot be delayed")
         if multi_dispatch is not None:
             raise InvalidMessageError("a message for further queues cannot be delayed")
-        return asked_delay(delay, delay_level)
+        return asked_time(delay, delay_level, deliver_at)
 
     def _would_ask(self, topic: str, body: bytes | Message, fields: Mapping[str, Any]) -> bool:
         """Whether ``send_async`` of this message would ask the coordinator, and wait for the answer."""

@@ -133,6 +133,17 @@ class ScheduleConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class TimerConfig:
+    enable: bool = _key(True)
+    exactly_once: bool = _key(True)
+    max_delay_ms: int = _key(259_200_000, 1_000, 31_536_000_000)
+    roll_window_s: int = _key(172_800, 2, 604_740)
+    batch_messages: int = _key(8_192, 1, 1_000_000)
+    persist_interval_ms: int = _key(1_000, 10)
+    log_file_bytes: int = _key(100 * 1024 * 1024, 1_040)
+
+
+@dataclass(frozen=True, slots=True)
 class PopConfig:
     enable: bool = _key(True)
     exactly_once: bool = _key(True)
@@ -298,6 +309,7 @@ class NodeConfig:
     topics: TopicsConfig = field(default_factory=TopicsConfig)
     producers: ProducersConfig = field(default_factory=ProducersConfig)
     schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    timer: TimerConfig = field(default_factory=TimerConfig)
     pop: PopConfig = field(default_factory=PopConfig)
     transaction: TransactionConfig = field(default_factory=TransactionConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)

@@ -69,6 +69,7 @@ MODULES: Final = (
     "arrow",
     "marks",
     "sums",
+    "timer_chain",
 )
 """Every kernel module, in import order."""
 

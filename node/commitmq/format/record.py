@@ -26,7 +26,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from commitmq.errors import CorruptRecordError, InvalidMessageError
 from commitmq.format.constants import (
@@ -120,6 +120,33 @@ def peek(buf: bytes | bytearray | memoryview, offset: int = 0) -> tuple[int, int
 def encode_filler(blank_bytes: int) -> bytes:
     """The 8 bytes that end a segment with ``blank_bytes`` left (spec 2.11)."""
     return _PEEK.pack(blank_bytes, MAGIC_FILLER)
+
+
+class RecordParts(NamedTuple):
+    """Where the parts of a record lie, in bytes from its first one."""
+
+    born_bytes: int
+    store_bytes: int
+    topic: int
+    topic_bytes: int
+    properties: int
+    properties_bytes: int
+
+
+def parts_of(record: bytes) -> RecordParts:
+    """The parts of a whole ``record``, which was checked before."""
+    flags = record[39]
+    born = 20 if flags & SysFlag.BORN_HOST_V6 else 8
+    store = 20 if flags & SysFlag.STORE_HOST_V6 else 8
+    body = 72 + born + store
+    at = body + int.from_bytes(record[body - 4 : body], "big")
+    width = 2 if peek(record)[1] == MAGIC_V2 else 1
+    topic_bytes = int.from_bytes(record[at : at + width], "big")
+    topic = at + width
+    properties = topic + topic_bytes + 2
+    return RecordParts(
+        born, store, topic, topic_bytes, properties, int.from_bytes(record[properties - 2 : properties], "big")
+    )
 
 
 def record_size(

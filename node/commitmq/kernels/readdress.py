@@ -69,6 +69,8 @@ def _collect(buf, start, end, pairs, count):  # type: ignore[no-untyped-def]
         if at >= end:
             return -1
         at += 1
+        if at == value + 1:
+            continue  # RocketMQ's decoder drops an empty value (spec 2.5)
         if count >= pairs.shape[0]:
             return -2
         spread = hash_on(buf, name, value - 1, np.uint32(0))

@@ -15,6 +15,7 @@ from typing import Final
 
 from commitmq.semantics.delay import SCHEDULE_TOPIC
 from commitmq.semantics.pop_revive import REVIVE_TOPIC_PREFIX
+from commitmq.semantics.timer import TIMER_TOPIC
 from commitmq.semantics.transaction import HALF_TOPIC
 
 
@@ -30,6 +31,7 @@ class Mover:
 
 MOVERS: Final = (
     Mover("schedule", "commitmq.workers.schedule.process", SCHEDULE_TOPIC, 1),
+    Mover("timer", "commitmq.workers.timer.process", TIMER_TOPIC, 2),
     Mover("pop", "commitmq.workers.pop.process", REVIVE_TOPIC_PREFIX, 8),
     Mover("transaction", "commitmq.workers.transaction.process", HALF_TOPIC, 4),
 )

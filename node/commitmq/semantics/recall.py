@@ -18,6 +18,8 @@ from commitmq.semantics.timer import TimerRefusedError, TimerRules, delete_key
 
 RECALL_TAG: Final = "_RECALL_TAG_"
 RECALL_BODY: Final = b"0"
+CANCEL_MARGIN_MS: Final = 500
+"""A message cannot be cancelled later than this before its slot: the timer must have seen the cancellation by then."""
 _VERSION: Final = "v1"
 
 

@@ -144,7 +144,7 @@ def test_recovery_starts_first_and_what_appends_through_the_writer_last() -> Non
     assert order == [
         "recovery", "coordinator", "dispatcher-consume_queue", "dispatcher-index", "reput", "flush", "allocate",
         "dispatcher-memory", "reader-0", "reader-1", "cleanup", "writer",
-        "schedule", "pop", "transaction",
+        "schedule", "timer", "pop", "transaction",
     ]  # fmt: skip
     assert "dispatcher-index" not in start_order(load(None, ["index.enable=false"]))
     assert "dispatcher-memory" not in start_order(load(None, ["memory.enable=false"]))

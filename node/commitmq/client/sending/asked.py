@@ -6,13 +6,17 @@ reads (:mod:`commitmq.workers.writer.put_rules`). A send without any has None in
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import Self
+from datetime import UTC, datetime, timedelta
+from typing import Final, Self
 
 from commitmq.errors import InvalidMessageError
 from commitmq.format.constants import Property
+
+_MOST_S: Final = 100 * 366 * 86_400  # the node has a limit of its own
+_MOST_MS: Final = 1 << 47
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,24 +40,46 @@ class Asked:
         )
 
 
-def asked_delay(delay: float | timedelta | None, delay_level: int | None) -> Asked:
-    """What ``delay`` or ``delay_level`` asks for. One of both is given. Raises InvalidMessageError."""
-    level = _level(delay, delay_level)
-    return Asked.of(f"level {level}", {Property.DELAY: str(level)})
-
-
-def _level(delay: float | timedelta | None, delay_level: int | None) -> int:
-    from commitmq.semantics.delay import MAX_LEVEL, level_of
-
-    if delay_level is None:
-        if isinstance(delay, bool) or not isinstance(delay, timedelta | float | int):
-            raise InvalidMessageError(f"delay must be a timedelta or seconds, not {delay!r}")
-        try:
-            return level_of(delay)
-        except (ValueError, OverflowError) as error:  # not a number, infinite
-            raise InvalidMessageError(str(error)) from None
+def asked_time(
+    delay: float | timedelta | None, delay_level: int | None = None, deliver_at: datetime | int | None = None
+) -> Asked:
+    """What a send with one of these asks for. Raises InvalidMessageError."""
+    if (delay is not None) + (delay_level is not None) + (deliver_at is not None) != 1:
+        raise InvalidMessageError("give one of delay, delay_level and deliver_at, not two")
+    if delay_level is not None:
+        level = _checked_level(delay_level)
+        return Asked.of(f"level {level}", {Property.DELAY: str(level)})
     if delay is not None:
-        raise InvalidMessageError("give delay or delay_level, not both")
-    if type(delay_level) is not int or not 1 <= delay_level <= MAX_LEVEL:
-        raise InvalidMessageError(f"delay_level must be an integer from 1 to {MAX_LEVEL}, not {delay_level!r}")
-    return delay_level
+        return Asked.of("timer", {Property.TIMER_DELAY_MS: str(_delay_ms(delay))})
+    return Asked.of("timer", {Property.TIMER_DELIVER_MS: str(_time_ms(deliver_at))})
+
+
+def _checked_level(level: int) -> int:
+    from commitmq.semantics.delay import MAX_LEVEL
+
+    if type(level) is not int or not 1 <= level <= MAX_LEVEL:
+        raise InvalidMessageError(f"delay_level must be an integer from 1 to {MAX_LEVEL}, not {level!r}")
+    return level
+
+
+def _delay_ms(delay: float | timedelta) -> int:
+    """The delay in milliseconds, rounded up: a message never comes early."""
+    if isinstance(delay, bool) or not isinstance(delay, timedelta | float | int):
+        raise InvalidMessageError(f"delay must be a timedelta or seconds, not {delay!r}")
+    seconds = delay.total_seconds() if isinstance(delay, timedelta) else delay
+    if not 0 < seconds <= _MOST_S:
+        raise InvalidMessageError(f"delay must be more than 0 and at most {_MOST_S} seconds, not {delay!r}")
+    return math.ceil(round(seconds * 1000, 6))
+
+
+def _time_ms(deliver_at: datetime | int | None) -> int:
+    if isinstance(deliver_at, datetime):
+        if deliver_at.tzinfo is None:
+            raise InvalidMessageError(
+                f"deliver_at needs a time zone, such as datetime.now(timezone.utc), not {deliver_at!r}"
+            )
+        since = deliver_at - datetime(1970, 1, 1, tzinfo=UTC)
+        deliver_at = -(since // -timedelta(milliseconds=1))
+    if type(deliver_at) is not int or not 0 <= deliver_at <= _MOST_MS:
+        raise InvalidMessageError(f"deliver_at must be a datetime or milliseconds since 1970, not {deliver_at!r}")
+    return deliver_at

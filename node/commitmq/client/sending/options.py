@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Protocol, TypedDict
 
 from commitmq.client.properties import Keys
@@ -45,6 +45,7 @@ class MessageOptions(TypedDict, total=False):
     flag: int
     delay: float | timedelta | None
     delay_level: int | None
+    deliver_at: datetime | int | None
     timeout_s: float | None
     ack: str | None
 
@@ -74,6 +75,7 @@ class BatchOptions(TypedDict, total=False):
     queue: int | None
     delay: float | timedelta | None
     delay_level: int | None
+    deliver_at: datetime | int | None
     timeout_s: float | None
     ack: str | None
 

@@ -52,7 +52,14 @@ FORBIDDEN_PROPERTIES = (
 )
 
 # Those that a send to the CommitLog may carry: the writer then stores the message where it waits (see semantics).
-SPECIAL_PROPERTIES = ("DELAY", "TRAN_MSG")
+SPECIAL_PROPERTIES = (
+    "DELAY",
+    "TRAN_MSG",
+    "TIMER_DELAY_SEC",
+    "TIMER_DELAY_MS",
+    "TIMER_DELIVER_MS",
+    "TIMER_DEL_UNIQKEY",
+)
 
 _SENTENCES = {
     raw.REASON_SHORT: "its size or the sizes inside point past the end",

@@ -31,6 +31,8 @@ FORBIDDEN_TOPICS = frozenset(
 )
 """Topics to which only the node itself may append."""
 
+_SYSTEM_PREFIX = "rmq_sys_"
+_TIMER_TOPIC = "rmq_sys_wheel_timer"
 _ALLOWED = re.compile(r"[%|a-zA-Z0-9_-]+", re.ASCII)
 
 
@@ -48,8 +50,13 @@ def validate_group(group: str) -> None:
 
 
 def is_send_forbidden(topic: str) -> bool:
-    """True for a system topic that takes no plain sends."""
-    return topic in FORBIDDEN_TOPICS
+    """True for a system topic that takes no plain sends. (RocketMQ takes sends to its timer topic, and stumbles over them.)"""
+    return topic in FORBIDDEN_TOPICS or topic == _TIMER_TOPIC
+
+
+def is_nodes_own(topic: str) -> bool:
+    """True for a topic into which movers put messages, though the topic table need not name it."""
+    return is_send_forbidden(topic) or topic.startswith(_SYSTEM_PREFIX)
 
 
 def _validate(kind: str, name: str, limit: int) -> None:

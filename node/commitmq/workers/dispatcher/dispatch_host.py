@@ -64,7 +64,7 @@ class DispatcherHost:
         self._changed: list[tuple[str, int]] = []
         self.positions = LogPositions(context, self.log)
         self.topics = DispatcherTopics(context, self.slot, self.positions)
-        self._movers = MoverCalls(self._control, is_caller=name == CONSUME_QUEUE)
+        self._movers = MoverCalls(context, is_caller=name == CONSUME_QUEUE)
         self._flags = 0
         self._min_offset = self._control.get(Word.MIN_OFFSET)
         self.dispatcher: Dispatcher | None = None

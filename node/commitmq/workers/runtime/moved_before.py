@@ -26,11 +26,12 @@ from commitmq.format.constants import (
     QUEUE_OFFSET_OFFSET,
     RECONSUME_TIMES_OFFSET,
 )
-from commitmq.kernels.raw import layout
+from commitmq.format.record import parts_of
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.dispatch_batch import DispatchBatch, LogWalker
 
 Key = tuple[bytes, bytes]
+MakeKey = Callable[["bytes | memoryview"], Key]
 Wanted = Callable[[DispatchBatch], "np.ndarray[Any, np.dtype[np.bool_]]"]
 """Which records of a batch may be this mover's."""
 
@@ -38,11 +39,12 @@ Wanted = Callable[[DispatchBatch], "np.ndarray[Any, np.dtype[np.bool_]]"]
 def key_of(record: bytes | memoryview) -> Key:
     """The key of a whole record."""
     data = bytes(record)
-    parts = layout(np.frombuffer(data, np.uint8), 0, len(data))
-    born, store, properties, size = (int(parts[at]) for at in (2, 3, 8, 9))
+    born, store, _, _, properties, size = parts_of(data)
     tries = RECONSUME_TIMES_OFFSET + born + store
     pairs = data[properties : properties + size].split(b"\x02")
-    text = b"\x02".join(sorted(one for one in pairs if one and not one.startswith(CRC_PROPERTY_PREFIX)))
+    text = b"\x02".join(
+        sorted(one for one in pairs if one[-1:] not in (b"", b"\x01") and not one.startswith(CRC_PROPERTY_PREFIX))
+    )
     kept = (
         data[BODY_CRC_OFFSET:QUEUE_ID_OFFSET]
         + data[FLAG_OFFSET:QUEUE_OFFSET_OFFSET]
@@ -53,9 +55,14 @@ def key_of(record: bytes | memoryview) -> Key:
 
 
 class MovedBefore:
-    """The keys of what lies in a part of the log, each with how often it is there."""
+    """The keys of what lies in a part of the log, each with how often it is there.
 
-    def __init__(self) -> None:
+    ``copy_key`` is the key of a moved copy, as ``source_key`` is of its source: a mover whose copies have more properties
+    than their sources gives its own.
+    """
+
+    def __init__(self, copy_key: MakeKey = key_of, source_key: MakeKey = key_of) -> None:
+        self._copy_key, self._source_key = copy_key, source_key
         self._keys: Counter[Key] = Counter()
 
     def __len__(self) -> int:
@@ -72,14 +79,14 @@ class MovedBefore:
         while at < end:
             batch = walker.walk(at, end)
             for row in np.flatnonzero(wanted(batch)).tolist():
-                self._keys[key_of(batch.record(row))] += 1
+                self._keys[self._copy_key(batch.record(row))] += 1
             at = batch.end
             beat()
         walker.release()
 
     def pass_over(self, record: bytes | memoryview) -> bool:
         """Whether the message of ``record`` was moved already. A second call tells of a second copy."""
-        key = key_of(record)
+        key = self._source_key(record)
         if not self._keys.get(key):
             return False
         self._keys[key] -= 1

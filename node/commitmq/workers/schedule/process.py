@@ -25,19 +25,18 @@ from commitmq.errors import StoreError
 from commitmq.semantics.delay import MAX_LEVEL, SCHEDULE_TOPIC
 from commitmq.store.log.commit_log import CommitLog
 from commitmq.store.log.dispatch_batch import DispatchBatch
-from commitmq.store.log.readdressing import Target
 from commitmq.store.queues.queue_reader import QueueReader
 from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
 from commitmq.workers.runtime.expired_segments import ExpiredSegments
 from commitmq.workers.runtime.moved_before import MovedBefore
+from commitmq.workers.runtime.run_making import RunMaker, one_by_one, unique_key
 from commitmq.workers.runtime.run_mover import MovedRun, RunMover, WriterLost
-from commitmq.workers.schedule.levels import NEVER_MS, Level, Portion, one_by_one, unique_key
+from commitmq.workers.schedule.levels import NEVER_MS, Level, Portion
 from commitmq.workers.schedule.progress import UNKNOWN, Progress, ProgressFiles
 
 ROLE = "schedule"
 _LOOK_MS: Final = 500  # the shortest delay is a second, so a message that came meanwhile is seen before it is due
 _RETRY_MS: Final = 100
-_MOST_RUN_BYTES: Final = 1 << 20
 _MAX_REPORTS: Final = 16  # in the log, between two times that positions are written
 
 
@@ -66,14 +65,13 @@ class Schedule:
         self._mover = RunMover(context)
         self._before = MovedBefore()
         self._ends: dict[int, int] = {}
-        self._levels = [Level(number, 0, self._reader, self._log) for number in range(1, MAX_LEVEL + 1)]
+        self._levels = [Level(number, 0, self._reader) for number in range(1, MAX_LEVEL + 1)]
         self._written = Progress()
         self._captured: Progress | None = None
         self._store_at_ms = 0
         self._delivered = self._left_out = self._reports = 0
         self._retry_at_ms = 0
-        self._store_v6 = ":" in config.network.store_host
-        self._run_bytes = min(_MOST_RUN_BYTES, config.commit_log.max_run_bytes)
+        self._runs = RunMaker(self._log, config, self._report)
 
     # ------------------------------------------------------------ begin and resume
 
@@ -145,15 +143,10 @@ class Schedule:
             count=self._config.schedule.batch_messages,
             bound=bound,
             floor=floor,
-            target=self._target,
-            max_run_bytes=self._run_bytes,
+            runs=self._runs,
             log_end=self._control.get(Word.WRITTEN),
             is_moved=self._before.pass_over if len(self._before) else None,
-            report=self._report,
         )
-
-    def _target(self, topic: str, queue: int) -> Target:
-        return Target(topic.encode(), queue, self._store_v6, self._config.commit_log.append_properties_crc)
 
     def _deliver(self, level: Level, portion: Portion) -> None:
         """Append the runs of a portion. Those that may succeed later stay in it."""
@@ -240,5 +233,5 @@ def run(context: WorkerContext) -> None:
             context.log.warning("the writer was lost, looking into the log for what was delivered")
             lost = True
             continue
-        context.wait(pause_ms)
+        context.wait(pause_ms, nap=True)  # a new message is not due for a second
     schedule.close()

@@ -7,6 +7,7 @@ message, so that is appended before the answer.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -15,7 +16,7 @@ from commitmq.coordination import requests
 from commitmq.errors import InvalidMessageError, ProtocolError
 from commitmq.format.constants import Property
 from commitmq.format.record import Record
-from commitmq.semantics import delay
+from commitmq.semantics import delay, timer
 from commitmq.semantics.derived import broker_order, derived
 from commitmq.semantics.transaction import (
     COMMIT,
@@ -210,6 +211,19 @@ class Ends:
             end.fields = fields
 
 
+def _timed_commit(half: Record) -> Record | None:
+    """The record in the timer topic of a committed ``half`` that asks for a time of delivery to come (spec 12.2)."""
+    if not timer.asks_for_timer(half.properties.get(Property.REAL_TOPIC, ""), half.properties):
+        return None
+    try:
+        # Its time was checked when the half message came; it does not become too far away by waiting.
+        return timer.timer_request(
+            committed_record(half, rewritten=True), time.time_ns() // 1_000_000, timer.TimerRules(max_delay_s=1 << 40)
+        )
+    except timer.TimerRefusedError:
+        return None  # the node refuses such a half message; RocketMQ may have left one
+
+
 def placed_commit(half: Record) -> Record:
     """The record that a committed ``half`` is stored as: in its real queue, or where it waits for its delay."""
     try:
@@ -217,7 +231,7 @@ def placed_commit(half: Record) -> Record:
     except ValueError:
         level = 0  # the node refuses such a half message; RocketMQ may have left one
     if not level:
-        return committed_record(half)
+        return _timed_commit(half) or committed_record(half)
     record = committed_record(half, rewritten=True)
     properties = {
         **record.properties,

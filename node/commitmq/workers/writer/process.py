@@ -36,7 +36,7 @@ from commitmq.workers.writer.local_sockets import Frames, LocalSockets, Payload,
 from commitmq.workers.writer.log_tail import LogTail, recover_tail
 from commitmq.workers.writer.producers import Producers
 from commitmq.workers.writer.send_answers import PendingAck
-from commitmq.workers.writer.send_checks import SendChecks, is_own_topic
+from commitmq.workers.writer.send_checks import SendChecks
 from commitmq.workers.writer.send_requests import SendRequests
 from commitmq.workers.writer.topic_news import TopicNews
 from commitmq.workers.writer.unknown_topics import UnknownTopics
@@ -49,8 +49,8 @@ _SEND_MORE = int(zmq.SNDMORE) | _NOBLOCK
 _EVENTS, _POLLIN = int(zmq.EVENTS), int(zmq.POLLIN)
 _FLUSHED, _FLUSH_WANTED = int(Word.FLUSHED), int(Word.FLUSH_WANTED)
 _PRODUCERS_KNOWN, _PRODUCERS_WANTED = int(Word.PRODUCERS_KNOWN), int(Word.PRODUCERS_WANTED)
-_SENDS = ("send", "append", "batch", "send_back")
-_KNOWN_LOCALLY, _KNOWN = "the local socket knows send", "the writer knows send, append, batch, send_back and hello"
+_SENDS = ("send", "append", "batch", "send_back", "recall")
+_KNOWN_LOCALLY, _KNOWN = "the local socket knows send", f"the writer knows hello, {', '.join(_SENDS)}"
 _POLL_MS = 200
 _TURN_REQUESTS = 256
 _TURN_BYTES = 8 * 1024 * 1024
@@ -237,9 +237,8 @@ class Writer:
             type(topic) is str
             and self._topics.get(topic) is None
             and len(frames) == 2
-            and op != "send_back"
-            and not is_own_topic(header)
-            and not self._checks.is_lmq(topic)
+            and op not in ("send_back", "recall")
+            and self._checks.may_be_made(header, topic)
         ):
             return self._unknown.ask(identity, topic, header, frames)
         return self.requests.send(identity, header, frames)

@@ -2,24 +2,29 @@
 12.3).
 
 The check of a run tells in a word whether any record carries such a property, so plain runs pay nothing. A run has one
-destination: the client puts messages with the same delay into one run.
+destination: the client puts messages of one delay level into one run, and messages with times of their own into another.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from commitmq.config import NodeConfig
 from commitmq.format.constants import Property
 from commitmq.semantics import delay, transaction
+from commitmq.semantics.timer import REQUESTS, TIMER_TOPIC
 from commitmq.store.log.readdressing import Target, find, readdress, sizes_of, starts_of
 from commitmq.store.log.run_check import SPECIAL_PROPERTIES, CheckedRun, RunCheck
 from commitmq.workers.writer.send_checks import Refusal
+from commitmq.workers.writer.timer_rule import TimerRule, without_requests
 
 _DELAY = 1 << SPECIAL_PROPERTIES.index(Property.DELAY)
 _TRANSACTION = 1 << SPECIAL_PROPERTIES.index(Property.TRANSACTION_PREPARED)
+_TIMER = sum(1 << SPECIAL_PROPERTIES.index(name) for name in (*REQUESTS, Property.TIMER_DELETE_KEY))
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +39,11 @@ class Placed:
 class PutRules:
     """Rewrites checked runs. ``checker`` says how records of this log look."""
 
-    def __init__(self, checker: RunCheck, *, delays: bool, transactions: bool = False) -> None:
-        """``delays``: the node delivers delayed messages. ``transactions``: it ends transactions."""
+    def __init__(self, checker: RunCheck, config: NodeConfig) -> None:
         self._checker = checker
-        self._delays = delays
-        self._transactions = transactions
+        self._delays = config.schedule.enable
+        self._transactions = config.transaction.enable
+        self._timer = TimerRule(config.timer)
 
     def place(self, run: CheckedRun, topic: str, queue_id: int) -> Placed:
         """Where ``run``, which carries special properties, is stored, and in which bytes.
@@ -49,7 +54,11 @@ class PutRules:
         if run.special & _TRANSACTION and (half := self._half(run, topic, queue_id)) is not None:
             return half
         if run.special & _DELAY:
-            return self._delayed(run, topic, queue_id)
+            placed = self._delayed(run, topic, queue_id)
+            if placed.topic != topic or not run.special & _TIMER:
+                return placed
+        if run.special & _TIMER:
+            return self._timed(run, topic, queue_id)
         return Placed(run, topic, queue_id)
 
     def _half(self, run: CheckedRun, topic: str, queue_id: int) -> Placed | None:
@@ -71,6 +80,8 @@ class PutRules:
             raise Refusal("MESSAGE_ILLEGAL", "this node takes no half messages (transaction.enable is false)")
         if run.special & _DELAY:
             self._delayed(run, topic, queue_id)  # what could never be committed is refused now
+        if run.special & _TIMER:
+            self._timer.properties(run, topic, queue_id)
         real = f"{Property.REAL_TOPIC}\x01{topic}\x02{Property.REAL_QUEUE_ID}\x01{queue_id}\x02".encode()
         more = []
         for index in range(run.count):
@@ -93,8 +104,7 @@ class PutRules:
     def _delayed(self, run: CheckedRun, topic: str, queue_id: int) -> Placed:
         if not self._delays:
             raise Refusal("MESSAGE_ILLEGAL", "this node delivers no delayed messages (schedule.enable is false)")
-        starts = starts_of(run)
-        found = find(run.data, starts, sizes_of(run), [Property.DELAY])
+        found = find(run.data, starts_of(run), sizes_of(run), [Property.DELAY])
         _, firsts = found.alike()
         if len(firsts) > 1:
             raise Refusal("MESSAGE_ILLEGAL", "all messages of a run need the same property DELAY: send them in several")
@@ -109,16 +119,22 @@ class PutRules:
         if text != b"%d" % level:
             pairs = {Property.DELAY: str(level), **pairs}
         queue = delay.queue_of(level)
-        return Placed(self._readdressed(run, starts, delay.SCHEDULE_TOPIC, queue, pairs), delay.SCHEDULE_TOPIC, queue)
+        if run.special & _TIMER or run.moved:  # (nobody looked which properties a copy has)
+            run = without_requests(run)
+        more = ["".join(f"{name}\x01{value}\x02" for name, value in pairs.items()).encode()]
+        moved = self._readdressed(run, starts_of(run), delay.SCHEDULE_TOPIC, queue, more)
+        return Placed(moved, delay.SCHEDULE_TOPIC, queue)
+
+    def _timed(self, run: CheckedRun, topic: str, queue_id: int) -> Placed:
+        more = self._timer.properties(run, topic, queue_id)
+        if more is None:
+            return Placed(run, topic, queue_id)
+        return Placed(self._readdressed(run, starts_of(run), TIMER_TOPIC, 0, more), TIMER_TOPIC, 0)
 
     def _readdressed(
-        self, run: CheckedRun, starts: NDArray[np.int64], topic: str, queue_id: int, pairs: dict[str, str] | None
+        self, run: CheckedRun, starts: NDArray[np.int64], topic: str, queue_id: int, more: Sequence[bytes] | None
     ) -> CheckedRun:
-        target = self._target(topic, queue_id)
-        if pairs is None:
-            return readdress(run.data, starts, target)
-        more = "".join(f"{name}\x01{value}\x02" for name, value in pairs.items())
-        return readdress(run.data, starts, target, [more.encode()])
+        return readdress(run.data, starts, self._target(topic, queue_id), more)
 
     def _target(self, topic: str, queue_id: int) -> Target:
         checker = self._checker

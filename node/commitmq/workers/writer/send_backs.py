@@ -7,17 +7,14 @@ of it. The rules are in :mod:`commitmq.semantics.retry`.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 
 from commitmq.errors import CorruptRecordError, InvalidMessageError, OffsetOutOfRangeError
-from commitmq.files import disk
-from commitmq.format.constants import MIN_RECORD_BYTES, Host, SysFlag
-from commitmq.format.file_names import segment_name
-from commitmq.format.record import Record, decode_record, encode_record, peek
+from commitmq.format.constants import Host, SysFlag
+from commitmq.format.record import Record, encode_record
 from commitmq.semantics import delay
 from commitmq.semantics.retry import (
     DEFAULT_MAX_RETRIES,
@@ -31,6 +28,7 @@ from commitmq.store.log.run_check import CheckedRun
 from commitmq.store.metadata.topic_name import validate_group
 from commitmq.workers.runtime.context import WorkerContext
 from commitmq.workers.runtime.topic_view import TopicViews
+from commitmq.workers.writer.log_record import read_record
 from commitmq.workers.writer.put_rules import Placed, PutRules
 from commitmq.workers.writer.send_checks import Refusal, integer
 
@@ -54,11 +52,9 @@ class SendBacks:
 
     def __init__(self, context: WorkerContext, topics: TopicViews, rules: PutRules) -> None:
         config = context.config
-        self._control = context.control
+        self._context = context
         self._topics = topics
         self._rules = rules
-        self._folder = context.layout.commit_log
-        self._segment_bytes = config.commit_log.segment_bytes
         self._host = Host(config.network.store_host, config.network.store_port)
         self._turn = 0
 
@@ -94,9 +90,7 @@ class SendBacks:
         number = integer(header, "queue_offset", -1, 0, _MOST)
         place = integer(header, "physical_offset", -1, 0, _MOST)
         try:
-            if place >= self._control.committed():
-                raise OffsetOutOfRangeError(f"the log ends at {self._control.committed()}")
-            record = self._read(place)
+            record = read_record(self._context, place)
         except (OSError, OffsetOutOfRangeError, CorruptRecordError) as error:
             raise Refusal("MESSAGE_ILLEGAL", f"there is no message at {place} of the log: {error}") from error
         if (record.topic, record.queue_id, record.queue_offset) != (topic, queue, number):
@@ -116,13 +110,3 @@ class SendBacks:
             raise Refusal("NO_PERMISSION", f"topic {topic!r} is not writable")
         self._turn += 1
         return self._turn % max(1, view.write_queues)
-
-    def _read(self, place: int) -> Record:
-        """The record at ``place``. It is read and not mapped: a mapping would keep the space of an expired segment."""
-        at = place % self._segment_bytes
-        with disk.opened(self._folder / segment_name(place - at), os.O_RDONLY, "segment") as fd:
-            head = os.pread(fd, 8, at)
-            size = peek(head)[0] if len(head) == 8 else 0
-            if not MIN_RECORD_BYTES <= size <= self._segment_bytes - at:
-                raise CorruptRecordError("no record begins there")
-            return decode_record(os.pread(fd, size, at))

@@ -13,7 +13,7 @@ from commitmq.format.constants import LMQ_PREFIX
 from commitmq.format.unique_ids import UniqueIds
 from commitmq.kernels.raw import SECTOR_BYTES
 from commitmq.store.log.run_check import FORBIDDEN_PROPERTIES
-from commitmq.store.metadata.topic_name import FORBIDDEN_TOPICS, validate_topic
+from commitmq.store.metadata.topic_name import is_nodes_own, is_send_forbidden, validate_topic
 from commitmq.workers.runtime.context import WorkerContext
 from commitmq.workers.runtime.topic_view import TopicView, TopicViews
 from commitmq.workers.writer.local_sockets import Frames
@@ -73,7 +73,7 @@ class SendChecks:
             except InvalidMessageError as error:
                 raise Refusal("INVALID_PARAMETER", str(error)) from error
             raise Refusal("TOPIC_NOT_EXIST", f"there is no topic {name!r}")
-        if name in FORBIDDEN_TOPICS and not is_own_topic(header):
+        if is_send_forbidden(name) and not is_own_topic(header):
             raise Refusal("NO_PERMISSION", f"{name!r} is a system topic that takes no sends")
         if not topic.is_writable:
             raise Refusal("NO_PERMISSION", f"topic {name!r} is not writable")
@@ -128,6 +128,10 @@ class SendChecks:
     def is_lmq(self, name: str) -> bool:
         """True when ``name`` is a light message queue (LMQ) on this node, and so no topic."""
         return self._lmq_enabled and name.startswith(LMQ_PREFIX)
+
+    def may_be_made(self, header: dict[str, Any], name: str) -> bool:
+        """Whether the coordinator is to be asked for the topic ``name``, which the table does not have."""
+        return not (self.is_lmq(name) or is_own_topic(header))
 
     def forget_topic(self, topic: str) -> None:
         """Begin again with the first queue when a topic of this name is created again."""
@@ -193,7 +197,8 @@ class SendChecks:
 
 def is_own_topic(header: dict[str, Any]) -> bool:
     """Whether a mover appends to a topic of the node. It need not be in the table: RocketMQ makes its own ones itself."""
-    return "moved" in header and header["op"] == "append" and header.get("topic") in FORBIDDEN_TOPICS
+    name = header.get("topic")
+    return "moved" in header and header["op"] == "append" and type(name) is str and is_nodes_own(name)
 
 
 def integer(header: dict[str, Any], key: str, default: int, low: int, high: int) -> int:

@@ -31,21 +31,18 @@ from commitmq.workers.writer.local_sockets import Frames, Payload, Peer
 from commitmq.workers.writer.patient_append import PatientAppend
 from commitmq.workers.writer.producers import Numbered, Producers, ProducersUnusableError, numbered
 from commitmq.workers.writer.put_rules import Placed, PutRules
+from commitmq.workers.writer.recalls import LATE_RECALL, Recalls
 from commitmq.workers.writer.send_answers import PendingAck, SendAnswers
 from commitmq.workers.writer.send_backs import SendBacks
 from commitmq.workers.writer.send_checks import FORBIDDEN, Refusal, SendChecks, integer
 from commitmq.workers.writer.special_sends import FurtherQueues, SpecialSendError, batch_properties
 
 _PERSISTED_RETRY_MS = 200
-_SEGMENT_PATIENCE_MS = 1_000
-_SEGMENT_LOOK_S = 0.0005
-_POOL_PATIENCE_MS = 100
 # Properties that the writer sets itself, after it has refused a client's.
 _INNER = FORBIDDEN - {Property.INNER_NUM, Property.INNER_BASE}
 _FURTHER = FORBIDDEN - {Property.INNER_MULTI_DISPATCH, Property.INNER_MULTI_QUEUE_OFFSET}
 _SPECIAL = frozenset(SPECIAL_PROPERTIES)
 _PLAIN = FORBIDDEN - _SPECIAL
-_MAX_KNOWN_PEERS = 65_536
 _MAX_TIME_MS = 1 << 62
 
 
@@ -76,9 +73,9 @@ class SendRequests:
         self._offsets = offsets
         self._stored = PatientAppend(context, publish).store
         self._config = context.config
-        config = context.config
-        self._rules = PutRules(appender, delays=config.schedule.enable, transactions=config.transaction.enable)
+        self._rules = PutRules(appender, context.config)
         self._send_backs = None if topics is None else SendBacks(context, topics, self._rules)
+        self._recalls = None if topics is None else Recalls(context, self._rules)
         self._flow = Flow.of_sends(context)
         self._born_hosts = BornHosts()
         self._further = FurtherQueues(context.config, offsets)
@@ -110,7 +107,7 @@ class SendRequests:
     def send(self, identity: Peer, header: dict[str, Any], frames: Frames) -> bytes | PendingAck:
         """Handle one ``send``, ``append`` or ``batch``. Returns the answer, or a PendingAck that waits for the flush."""
         try:
-            if self._flow is not None and header["op"] != "send_back" and "moved" not in header:
+            if self._flow is not None and header["op"] not in ("send_back", "recall") and "moved" not in header:
                 return self._within_rates(self._flow, identity, header, frames)
             return self._handled(identity, header, frames)
         except SpecialSendError as refusal:
@@ -129,6 +126,8 @@ class SendRequests:
             return self._append(identity, header, frames)
         if header["op"] == "send_back":
             return self._send_back(identity, header, frames)
+        if header["op"] == "recall":
+            return self._recall(identity, header, frames)
         return self._send_batch(identity, header, frames)
 
     def _within_rates(self, flow: Flow, identity: Peer, header: dict[str, Any], frames: Frames) -> bytes | PendingAck:
@@ -334,6 +333,19 @@ class SendRequests:
         if placed.topic != copy.topic:
             where |= {"stored_topic": placed.topic, "stored_queue": placed.queue_id}
         return self._answers.acknowledged(identity, header, copy.topic, copy.queue_id, number, 1, done, ack, where)
+
+    def _recall(self, identity: Peer, header: dict[str, Any], frames: Frames) -> bytes | PendingAck:
+        """Store the cancellation of a message that waits for its time (spec 12.2)."""
+        if self._recalls is None:
+            raise Refusal("UNKNOWN_OP", "messages are recalled at the writer")
+        ack = self._checks.checked_ack(header, frames)
+        host = self._born_hosts.of(identity, frames[1])
+        recall = self._recalls.recall_of(header, host)
+        placed = recall.placed
+        number, done = self._store_run(placed.topic, placed.queue_id, placed.run, host)
+        if recall.is_late:
+            return wire.error(header["id"], "ILLEGAL_OPERATION", LATE_RECALL, outcome="unknown")
+        return self._answers.acknowledged(identity, header, recall.topic, 0, number, 1, done, ack)
 
     # ------------------------------------------------------------ where it is stored
 

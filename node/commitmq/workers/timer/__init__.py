@@ -1,0 +1,1 @@
+"""The timer process: delivers messages at the time that their sender named."""

@@ -1,0 +1,126 @@
+"""Appends due messages to their own topics, and those that roll to the timer topic, each once."""
+
+from __future__ import annotations
+
+import time
+from typing import Final
+
+import numpy as np
+
+from commitmq import failpoints
+from commitmq.control import Word
+from commitmq.format.constants import Property
+from commitmq.semantics.timer import TIMER_TOPIC
+from commitmq.store.log.commit_log import CommitLog
+from commitmq.store.log.property_numbers import longs
+from commitmq.store.log.readdressing import find
+from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
+from commitmq.workers.runtime.moved_before import MovedBefore
+from commitmq.workers.runtime.run_making import RunMaker, one_by_one, unique_key
+from commitmq.workers.runtime.run_mover import MovedRun, RunMover
+from commitmq.workers.timer.due_slot import Rows, added_properties
+from commitmq.workers.timer.keys import copy_key, delivered_key, moved_by_timer, rolled_key
+
+RETRY_MS: Final = 100
+_MAX_REPORTS: Final = 16  # in the log, between two times that positions are written
+
+
+class Deliveries:
+    """``left``: runs that the writer refused for now. ``end``: where the log ended after the last append."""
+
+    def __init__(self, context: WorkerContext, log: CommitLog) -> None:
+        self._context = context
+        self._log = log
+        self._exactly_once = context.config.timer.exactly_once
+        self.records = RunMaker(log, context.config, self.report)
+        self.mover = RunMover(context)
+        self.left: list[MovedRun] = []
+        self.end = 0
+        self._delivered = MovedBefore(copy_key, delivered_key)
+        self._rolled = MovedBefore(copy_key, rolled_key)
+        self._retry_at_ms = 0
+        self._left_out = self._reports = 0
+
+    def begin(self, start: int, end: int) -> None:
+        """Nothing is under way; what was delivered before lies from ``start`` to ``end`` in the log."""
+        self.left, self.end = [], 0
+        self.forget()
+        if not self._exactly_once:
+            return
+        beat = self._context.heartbeat
+        self._delivered.scan(self._log, start, end, moved_by_timer, beat)
+        if len(self._delivered):
+            self._rolled.scan(self._log, start, end, moved_by_timer, beat)
+            self._context.log.info("looks for deliveries before it", found=len(self._delivered), bytes=end - start)
+
+    def forget(self) -> None:
+        """Every message that may have been delivered before is done."""
+        self._delivered.forget()
+        self._rolled.forget()
+
+    def put(self, rows: Rows) -> None:
+        """Append the messages of ``rows``. Those that may succeed later stay in ``left``. Raises WriterLost."""
+        runs: list[MovedRun] = []
+        for is_roll in (True, False):
+            mine = rows[rows["rolls"] == is_roll]
+            if len(mine):
+                runs += self._runs(mine, is_roll=is_roll)
+        self._append(runs)
+
+    def try_again(self) -> bool:
+        """Append what was refused, if it is time. True when nothing is left. Raises WriterLost."""
+        if self.left and monotonic_ms() >= self._retry_at_ms:
+            self._append(self.left)
+        return not self.left
+
+    def _runs(self, rows: Rows, *, is_roll: bool) -> list[MovedRun]:
+        before = self._rolled if is_roll else self._delivered
+        runs: list[MovedRun] = []
+        for base, data, which in self.records.by_segment(rows["physical"]):
+            mine = rows[which]
+            positions, sizes = mine["physical"] - base, np.ascontiguousarray(mine["size"])
+            if len(before):
+                new = [not before.pass_over(data[p : p + s].data) for p, s in zip(positions, sizes, strict=True)]
+                mine, positions, sizes = mine[new], positions[new], sizes[new]
+            if not len(mine):
+                continue
+            times = None
+            if is_roll:
+                found = find(data, positions, sizes, [Property.TIMER_ROLL_TIMES])
+                times = longs(data, found.starts[0], found.lengths[0])[0] + 1
+            more = added_properties(mine["write_ms"], time.time_ns() // 1_000_000, times)
+            to = (TIMER_TOPIC, 0) if is_roll else None
+            runs += self.records.runs(base, data, positions, sizes, more=more, to=to)
+        return runs
+
+    def _append(self, runs: list[MovedRun]) -> None:
+        if failpoints.ACTIVE:
+            failpoints.hit("timer.before_put")
+        left: list[MovedRun] = []
+        for one, put in zip(runs, self.mover.put(runs), strict=True):
+            if not put.code:
+                continue
+            if put.retry:
+                left.append(one)
+            elif one.run.count > 1:
+                left += one_by_one(one)
+            else:
+                self.report(f"{put.code}: {put.sentence}; its unique key is {unique_key(one)}", None)
+        if failpoints.ACTIVE:
+            failpoints.hit("timer.after_put")
+        self.end = self._context.control.get(Word.WRITTEN)
+        self.left = left
+        self._retry_at_ms = monotonic_ms() + RETRY_MS
+
+    def report(self, why: str, place: int | None) -> None:
+        """A message that is left out: it stays in the log (at ``place``), and people are told."""
+        self._left_out += 1
+        self._reports += 1
+        if self._reports <= _MAX_REPORTS:
+            where = {} if place is None else {"physical_offset": place}
+            self._context.log.error("a timed message cannot be delivered", why=why, **where)
+        self._context.tell(left_out=self._left_out)
+
+    def report_again(self) -> None:
+        """The log may have further reports."""
+        self._reports = 0

@@ -1,0 +1,222 @@
+"""Messages of the timer topic as columns: when each is due, and what its unit of the timer log needs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from commitmq.errors import OffsetOutOfRangeError
+from commitmq.format.constants import PREBLANK_SIZE, SYS_FLAG_OFFSET, Property, SysFlag
+from commitmq.format.java import java_string_hash
+from commitmq.semantics.timer import TIMER_TOPIC, TimerRules
+from commitmq.store.log.commit_log import CommitLog
+from commitmq.store.log.property_numbers import longs
+from commitmq.store.log.readdressing import Found, find
+from commitmq.store.queues.queue_reader import QueueReader
+
+Integers = NDArray[np.int64]
+Report = Callable[[str, int], None]
+
+PRECISION_MS: Final = 1_000
+_NAMES: Final = (
+    Property.TIMER_DELAY_SECONDS,
+    Property.TIMER_DELAY_MS,
+    Property.TIMER_DELIVER_MS,
+    Property.TIMER_OUT_MS,
+    Property.TIMER_DELETE_KEY,
+    Property.TIMER_ROLL_TIMES,
+    Property.UNIQUE_KEY,
+    Property.REAL_TOPIC,
+)
+(_SECONDS, _MS, _AT, _OUT, _DELETES, _ROLLED, _UNIQUE, _TOPIC) = range(len(_NAMES))
+_SCALES: Final = ((_SECONDS, 1000), (_MS, 1))
+_MOST_MS: Final = 1 << 50
+_STORE_TIME_AT: Final = 56
+_WIDER: Final = 12  # bytes of an IPv6 host more than of an IPv4 host
+_BYTES: Final = 256 ** np.arange(7, -1, -1, dtype=np.uint64)
+
+
+class RollKey(NamedTuple):
+    """A message by its unique id, its time and how often it rolled."""
+
+    unique_key: bytes
+    out_ms: int
+    rolled: int
+
+
+@dataclass(slots=True)
+class Incoming:
+    """Messages of the timer topic. ``behind``: the queue offset behind them. All columns have one entry a message."""
+
+    behind: int
+    offsets: Integers
+    """Queue offsets."""
+    physical: Integers
+    sizes: Integers
+    out_ms: Integers
+    """TIMER_OUT_MS: the slot."""
+    due_ms: Integers
+    """The very time that was asked for, behind the slot by up to the precision."""
+    topic_hash: Integers
+    cancels: NDArray[np.bool_]
+    unique_keys: list[bytes]
+    """Empty unless it was asked for."""
+    rolled: Integers
+
+    def __len__(self) -> int:
+        return len(self.physical)
+
+    def roll_keys(self) -> list[RollKey]:
+        """Of each message."""
+        return list(map(RollKey, self.unique_keys, self.out_ms.tolist(), self.rolled.tolist()))
+
+    def keep(self, which: NDArray[np.bool_]) -> None:
+        """Drop all others."""
+        for name in ("offsets", "physical", "sizes", "out_ms", "due_ms", "topic_hash", "cancels", "rolled"):
+            setattr(self, name, getattr(self, name)[which])
+        if self.unique_keys:
+            self.unique_keys = [self.unique_keys[index] for index in np.flatnonzero(which).tolist()]
+
+
+class TimerQueue:
+    """Reads the queue of the timer topic. Messages that cannot be read are reported and left out."""
+
+    def __init__(self, reader: QueueReader, log: CommitLog, report: Report) -> None:
+        self._reader, self._log, self._report = reader, log, report
+
+    def bounds(self, bound: int, floor: int) -> tuple[int, int]:
+        """(first queue offset, offset behind the last one)."""
+        return self._reader.bounds(TIMER_TOPIC, 0, bound=bound, floor=floor) or (0, 0)
+
+    def take(self, offset: int, count: int, *, bound: int, floor: int, with_keys: bool = False) -> Incoming | None:
+        """Up to ``count`` messages from ``offset`` on; None at the end of the queue."""
+        at, units = self._reader.units(TIMER_TOPIC, 0, offset, count, bound=bound, floor=floor)
+        if not len(units):
+            return None
+        sizes = units["size"].astype(np.int64)
+        real = (sizes > 0) & (sizes != PREBLANK_SIZE)
+        offsets = at + np.flatnonzero(real)
+        places, sizes = units["physical_offset"].astype(np.int64)[real], sizes[real]
+        parts = list(self._parts(offsets, places, sizes, with_keys))
+        return _joined(at + len(units), parts)
+
+    def _parts(self, offsets: Integers, places: Integers, sizes: Integers, with_keys: bool) -> Iterator[Incoming]:
+        segment_bytes = self._log.segment_bytes
+        bases = places - places % segment_bytes
+        breaks = np.flatnonzero(np.diff(bases)) + 1
+        for which in np.split(np.arange(len(places)), breaks) if len(places) else ():
+            base = int(bases[which[0]])
+            try:
+                data = np.frombuffer(self._log.read(base, segment_bytes), np.uint8)
+            except OffsetOutOfRangeError:
+                for place in places[which].tolist():
+                    self._report("its record has expired", place)
+                continue
+            yield self._part(base, data, offsets[which], places[which], sizes[which], with_keys)
+
+    def _part(
+        self,
+        base: int,
+        data: NDArray[np.uint8],
+        offsets: Integers,
+        places: Integers,
+        sizes: Integers,
+        with_keys: bool,
+    ) -> Incoming:
+        found = find(data, places - base, sizes, _NAMES)
+        out, good = longs(data, found.starts[_OUT], found.lengths[_OUT])
+        good &= found.whole
+        for place in places[~good].tolist():
+            self._report("its record has no TIMER_OUT_MS", place)
+        rolled, _ = longs(data, found.starts[_ROLLED], found.lengths[_ROLLED])
+        part = Incoming(
+            0,
+            offsets,
+            places,
+            sizes,
+            out,
+            exact_due(data, places - base, found, out),
+            _topic_hashes(found),
+            found.lengths[_DELETES] > 0,
+            [found.value(_UNIQUE, index) for index in range(len(places))] if with_keys else [],
+            rolled,
+        )
+        if not good.all():
+            part.keep(good)
+        return part
+
+
+def _joined(behind: int, parts: list[Incoming]) -> Incoming:
+    def column(name: str) -> Integers:
+        columns = [getattr(one, name) for one in parts]
+        return np.concatenate(columns) if columns else np.empty(0, np.int64)
+
+    return Incoming(
+        behind,
+        column("offsets"),
+        column("physical"),
+        column("sizes"),
+        column("out_ms"),
+        column("due_ms"),
+        column("topic_hash"),
+        column("cancels").astype(np.bool_),
+        [key for one in parts for key in one.unique_keys],
+        column("rolled"),
+    )
+
+
+def due_of(data: NDArray[np.uint8], positions: Integers, sizes: Integers, out_ms: Integers) -> Integers:
+    """The very times that the messages at ``positions`` asked for."""
+    return exact_due(data, positions, find(data, positions, sizes, _NAMES[:3]), out_ms)
+
+
+def exact_due(data: NDArray[np.uint8], positions: Integers, found: Found, out_ms: Integers) -> Integers:
+    """The very time that each message asked for. ``found`` has the request's properties in its first rows.
+
+    RocketMQ rounds to seconds: it delivers at the end of the slot. A relative time counts from the time of storing, which a
+    roll renews; then, and for a message without a request, the end of the slot counts.
+    """
+    due = out_ms + PRECISION_MS
+    at, good = longs(data, found.starts[_AT], found.lengths[_AT])
+    due[good] = at[good]
+    stored: Integers | None = None
+    for row, scale in reversed(_SCALES):
+        delay, good = longs(data, found.starts[row], found.lengths[row])
+        if good.any():
+            if stored is None:
+                stored = _store_times(data, positions, found.whole)
+            due[good] = stored[good] + np.clip(delay[good], -_MOST_MS, _MOST_MS) * scale
+    return np.clip(due, out_ms, out_ms + PRECISION_MS)
+
+
+def _store_times(data: NDArray[np.uint8], positions: Integers, whole: NDArray[np.bool_]) -> Integers:
+    safe = np.where(whole, positions, positions[whole][0] if whole.any() else 0)
+    wide = (data[safe + SYS_FLAG_OFFSET + 3] & SysFlag.BORN_HOST_V6) != 0
+    at = safe + _STORE_TIME_AT + np.where(wide, _WIDER, 0)
+    return (data[at[:, None] + np.arange(8)].astype(np.uint64) @ _BYTES).astype(np.int64)
+
+
+def _topic_hashes(found: Found) -> Integers:
+    rows = slice(_TOPIC, _TOPIC + 1)
+    topics = Found(
+        found.data, np.ascontiguousarray(found.starts[rows]), np.ascontiguousarray(found.lengths[rows]), found.whole
+    )
+    numbers, firsts = topics.alike()
+    hashes = [java_string_hash(topics.value(0, first).decode("utf-8", "replace")) for first in firsts]
+    return np.array(hashes, np.int64)[numbers] if len(numbers) else np.empty(0, np.int64)
+
+
+def slots_of(out_ms: Integers, write_ms: int, rules: TimerRules) -> tuple[Integers, NDArray[np.bool_]]:
+    """(time of the slot that each message takes, whether it rolls): :func:`commitmq.semantics.timer.slot_time`."""
+    window_ms = rules.window_ms
+    slots = window_ms // rules.precision_ms
+    beyond = out_ms - write_ms - window_ms
+    far = np.where(
+        beyond < slots // 3 * rules.precision_ms, write_ms + slots // 2 * rules.precision_ms, write_ms + window_ms
+    )
+    rolls = beyond >= 0
+    return np.where(rolls, far, out_ms), rolls

@@ -1,0 +1,345 @@
+"""timer: appends messages to their own topics at the time that their sender named (spec 12.2).
+
+Owns: ``timerwheel``, ``timerlog/``, ``config/timercheck``, ``commitmq/timer.json``. Reads: the ConsumeQueue of
+rmq_sys_wheel_timer, the CommitLog. Advances: nothing that others read. Sockets: DEALER to the writer; doorbell (rung by the
+ConsumeQueue dispatcher). Exit codes: workers.runtime.context.ExitCode.
+
+Invariants
+    * A message is never delivered early: its slot, and then its own time, must have come.
+    * None is lost: a slot is done, and the queue offset passes a message, when the copies are in the log, or when a message
+      cannot be delivered, which is reported; the positions are written down when those copies are flushed.
+    * None is delivered twice (``timer.exactly_once``): after a death of this process, of the writer or of the whole node,
+      the log says what was delivered (:mod:`commitmq.workers.runtime.moved_before`).
+    * A cancelled message is not delivered: the writer takes a cancellation until CANCEL_MARGIN_MS before the slot, and the
+      slot is opened when everything that was written until then is in the wheel.
+
+Wheel and timer log index the queue; :mod:`commitmq.workers.timer.index` says when they are made again from it.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from commitmq import failpoints
+from commitmq.control import DispatcherWord, Word
+from commitmq.errors import StoreError
+from commitmq.format.timer_wheel import SLOTS
+from commitmq.semantics.recall import CANCEL_MARGIN_MS
+from commitmq.semantics.timer import LATE_ENQUEUE_MS, TimerRules
+from commitmq.store.log.commit_log import CommitLog
+from commitmq.store.queues.queue_reader import QueueReader
+from commitmq.workers.runtime.context import WorkerContext, monotonic_ms
+from commitmq.workers.runtime.expired_segments import ExpiredSegments
+from commitmq.workers.runtime.run_mover import WriterLost
+from commitmq.workers.timer.deliveries import RETRY_MS, Deliveries
+from commitmq.workers.timer.due_slot import ROW, DueSlot, Rows
+from commitmq.workers.timer.incoming import PRECISION_MS, Incoming, TimerQueue, slots_of
+from commitmq.workers.timer.index import TimerIndex
+from commitmq.workers.timer.making_again import MakingAgain
+from commitmq.workers.timer.progress import UNKNOWN, Progress, ProgressFiles
+from commitmq.workers.timer.unit_log import DamagedTimerLogError
+
+ROLE = "timer"
+_LOOK_MS: Final = 500
+_GATE_MS: Final = 2
+_LEAD_MS: Final = CANCEL_MARGIN_MS - 50
+_NEVER_MS: Final = 1 << 62
+_TAKEN: Final = 16_384  # messages put into the wheel at once
+_MOST_TAKEN: Final = 8  # times, before what is due gets its turn
+_MAX_MAPPED: Final = 4
+_FAR_BYTES: Final = 64 << 20  # an idle timer writes its position in the log each so many bytes
+
+
+def _clock_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class Timer:
+    """The loop's state."""
+
+    def __init__(self, context: WorkerContext) -> None:
+        self._context = context
+        self._control = context.control
+        self._config = context.config.timer
+        self._layout = context.layout
+        config, layout = context.config, context.layout
+        mapped = min(_MAX_MAPPED, config.commit_log.max_mapped_segments)
+        self._log = CommitLog(layout.commit_log, config.commit_log.segment_bytes, mapped)
+        self._expired = ExpiredSegments(context, self._log)
+        self._reader = QueueReader(self._log, layout.consume_queue, config.consume_queue.file_bytes)
+        self._deliveries = Deliveries(context, self._log)
+        self._queue = TimerQueue(self._reader, self._log, self._deliveries.report)
+        self._records = self._deliveries.records
+        self._files = ProgressFiles(layout)
+        self._rules = TimerRules(roll_window_slots=self._config.roll_window_s * 1000 // PRECISION_MS)
+        self._before_ms = self._before_offset = 0
+        self._index: TimerIndex
+        self._again: MakingAgain | None = None
+        self._offset = self._read_ms = self._now_ms = 0
+        self._next_ms = 0
+        """The next slot with messages, NEVER_MS without one."""
+        self._slot: DueSlot | None = None
+        self._taken_to = self._safe_ms = 0
+        """What was written before this position is taken in. Slots until this time miss no cancellation."""
+        self._sample = (0, 0)
+        """The next ``_safe_ms``, once ``_taken_to`` has reached a position."""
+        self._written = Progress()
+        self._store_at_ms = 0
+        self._changed = False
+
+    # ------------------------------------------------------------ begin and resume
+
+    def resume(self) -> None:
+        """Take up the written positions, and find what was delivered behind them. The writer serves."""
+        progress = self._files.load()
+        bound, floor = self._bounds()
+        now = self._now_ms = _clock_ms()
+        end = self._log_end()
+        self._slot, self._again, self._next_ms = None, None, 0
+        self._taken_to, self._safe_ms, self._sample = 0, 0, (0, 0)
+        log = progress.log
+        oldest_ms = now - (SLOTS * PRECISION_MS - self._rules.window_ms) + 60_000
+        if progress.read_ms < oldest_ms:
+            # The wheel comes round after 14 days: slots before this would be taken for others.
+            progress = replace(progress, is_whole=False)
+        if progress.is_whole:
+            try:
+                self._index = TimerIndex.open(self._layout, self._config.log_file_bytes, progress)
+                self._offset, self._read_ms = progress.queue_offset, progress.read_ms
+            except (StoreError, OSError) as error:
+                self._context.log.warning("wheel and timer log are made again", why=str(error))
+                progress = replace(progress, is_whole=False)
+        if not progress.is_whole:
+            log = self._make_again(progress, bound, floor, now, end)
+            self._read_ms = max(progress.read_ms, oldest_ms) // PRECISION_MS * PRECISION_MS
+        self._written = progress
+        self._changed = True
+        self._before_ms, self._before_offset = now, self._queue.bounds(bound, floor)[1]
+        self._deliveries.begin(max(min(log, end), floor), end)
+
+    def _make_again(self, progress: Progress, bound: int, floor: int, now: int, end: int) -> int:
+        """Begin with an empty wheel, at the first message. Returns from where deliveries are to be looked for."""
+        first, behind = self._queue.bounds(bound, floor)
+        self._again = MakingAgain(progress)
+        self._again.survey(self._queue, bound, floor, now, self._context.heartbeat)
+        overdue = self._again.first_overdue
+        log = progress.log if progress.log != UNKNOWN else end if overdue is None else overdue
+        self._files.store(Progress(progress.read_ms, progress.queue_offset, log), first_offset=first)
+        if failpoints.ACTIVE:
+            failpoints.hit("timer.before_making_again")
+        self._index = TimerIndex.make_empty(self._layout, self._config.log_file_bytes)
+        self._offset = first
+        if behind > first:
+            self._context.log.info("makes wheel and timer log from the queue", messages=behind - first)
+        return log
+
+    def writer_serves(self) -> bool:
+        """Wait for the writer. False when this process shall stop first."""
+        return self._deliveries.mover.wait_for_writer()
+
+    def _bounds(self) -> tuple[int, int]:
+        return self._control.dispatcher(0, DispatcherWord.DISPATCHED), self._control.get(Word.MIN_OFFSET)
+
+    def _log_end(self) -> int:
+        """The end of what can be read of the log, which has everything that this process has appended."""
+        written = self._control.get(Word.WRITTEN)
+        while self._control.committed() < written and not self._context.stopping:
+            self._context.wait(5)  # with the transient store pool the flush process copies it into the files
+        return self._control.committed()
+
+    # ------------------------------------------------------------ one turn
+
+    def turn(self) -> float:
+        """Take in what came and deliver what is due; returns how long to wait, in ms. Raises WriterLost."""
+        self._expired.release()
+        self._now_ms = max(self._now_ms, _clock_ms())  # a clock that is set back closes no slot a second time
+        if not self._deliveries.try_again():
+            return RETRY_MS
+        bound, floor = self._bounds()
+        caught_up = self._take_in(bound, floor)
+        if self._taken_to >= self._sample[1]:
+            self._safe_ms = self._sample[0]
+            self._sample = (self._now_ms + _LEAD_MS, self._control.get(Word.WRITTEN))
+        pause_ms = 0.0 if self._deliveries.left else self._deliver_due()
+        if self._deliveries.left:
+            return RETRY_MS
+        if self._read_ms > self._before_ms and self._offset >= self._before_offset:
+            self._deliveries.forget()
+        self._write_down()
+        return pause_ms if caught_up else 0
+
+    def has_news(self) -> bool:
+        """Whether anything came meanwhile: asked just before a wait."""
+        bound, floor = self._bounds()
+        return self._queue.bounds(bound, floor)[1] > self._offset
+
+    def _take_in(self, bound: int, floor: int) -> bool:
+        """Put new messages into the wheel; those that are late already are delivered. True when none is left."""
+        for _ in range(_MOST_TAKEN):
+            again = self._again
+            messages = self._queue.take(self._offset, _TAKEN, bound=bound, floor=floor, with_keys=again is not None)
+            if messages is None:
+                self._again, self._taken_to = None, bound
+                return True
+            if again is not None and messages.behind > again.until:
+                # The last messages that are taken a second time, without the first of the new ones.
+                count = again.until - self._offset
+                messages = self._queue.take(self._offset, max(1, count), bound=bound, floor=floor, with_keys=True)
+                assert messages is not None
+            if again is not None:
+                again.keep_waiting(messages)
+            self._put(messages)
+            self._offset = messages.behind
+            self._taken_to = int(messages.physical[-1]) if len(messages) else self._taken_to
+            self._changed = True
+            if again is not None and self._offset >= again.until:
+                self._again = None
+            if self._deliveries.left:
+                return False
+            self._context.heartbeat()
+        return False
+
+    def _put(self, messages: Incoming) -> None:
+        """Put ``messages`` into their slots, and deliver the late ones."""
+        if not len(messages):
+            return
+        write_ms = self._now_ms // PRECISION_MS * PRECISION_MS
+        slots, rolls = slots_of(messages.out_ms, write_ms, self._rules)
+        is_late = messages.out_ms < self._read_ms
+        # A clock that was set back leaves messages that are not due for slots that are closed.
+        early = is_late & (messages.due_ms > _clock_ms())
+        slots[early] = max(write_ms, self._read_ms)
+        is_late &= ~early
+        late = _rows_of(messages, is_late & ~messages.cancels)
+        messages.keep(~is_late)
+        if len(messages):
+            self._index.add(messages, slots[~is_late], rolls[~is_late], write_ms)
+            self._next_ms = min(self._next_ms, int(slots[~is_late].min()))
+        if len(late):
+            self._deliveries.put(late)
+
+    def _deliver_due(self) -> float:
+        """Deliver the slots whose time has come. Returns how long nothing more is to be done, in ms."""
+        while True:
+            now = self._now_ms = max(self._now_ms, _clock_ms())
+            if self._slot is None:
+                slot_ms = self._next_slot()
+                if slot_ms > self._safe_ms or slot_ms >= now:
+                    passed_ms = min(now // PRECISION_MS * PRECISION_MS, self._safe_ms, slot_ms)
+                    self._read_ms = max(self._read_ms, passed_ms // PRECISION_MS * PRECISION_MS)
+                    return self._pause_ms(slot_ms, now)
+                self._read_ms = slot_ms
+                self._slot = DueSlot(slot_ms, self._control.get(Word.WRITTEN))
+            slot = self._slot
+            slot.take_in(self._index.newest(slot.slot_ms), self._index.log, self._records)
+            rows = slot.take(_clock_ms(), self._config.batch_messages, self._records)
+            if len(rows):
+                self._changed = True
+                self._deliveries.put(rows)
+                self._context.heartbeat()
+                if self._deliveries.left or self._context.stopping:
+                    return 0
+                continue
+            due = slot.next_due_ms
+            if due is None and now >= slot.end_ms:
+                self._read_ms, self._slot, self._changed, self._next_ms = slot.end_ms, None, True, 0
+                continue
+            wait = (slot.end_ms if due is None else due) - _clock_ms()
+            return max(0, min(_LOOK_MS, wait, self._pause_ms(slot.end_ms, now)))
+
+    def _pause_ms(self, slot_ms: int, now: int) -> int:
+        """How long to sleep before the slot ``slot_ms``: once until it can be made safe, then until its time."""
+        if slot_ms >= now:
+            until = slot_ms + 1 if slot_ms <= self._sample[0] else slot_ms - _LEAD_MS
+            return max(1, min(_LOOK_MS, until - now))
+        return _GATE_MS
+
+    def _next_slot(self) -> int:
+        """The next slot with messages."""
+        if not self._next_ms:
+            end = max(self._read_ms, self._now_ms) + self._rules.window_ms + 2 * PRECISION_MS
+            found = self._index.next_slot_ms(self._read_ms, end)
+            self._next_ms = _NEVER_MS if found is None else found
+        return self._next_ms
+
+    # ------------------------------------------------------------ positions
+
+    def _write_down(self, *, at_once: bool = False) -> bool:
+        """Write everything down when it is due and everything delivered is flushed. True when nothing is left to write."""
+        written = self._control.get(Word.WRITTEN)
+        if not self._changed and written - self._written.log < _FAR_BYTES:
+            return True
+        if self._deliveries.left or self._again is not None:
+            return False
+        now = monotonic_ms()
+        if (now < self._store_at_ms and not at_once) or self._control.get(Word.FLUSHED) < self._deliveries.end:
+            return False
+        self._store_at_ms = now + self._config.persist_interval_ms
+        log = written if self._slot is None else self._slot.log
+        progress = Progress(self._read_ms, self._offset, log, self._index.log.end, is_whole=True)
+        try:
+            self._index.flush()
+            if failpoints.ACTIVE:
+                failpoints.hit("timer.after_flush")
+            self._files.store(progress)
+            self._index.log.delete_expired(self._control.get(Word.MIN_OFFSET))
+        except (OSError, StoreError) as error:
+            # Nothing is lost: the former positions count, and more is read again after a death.
+            self._context.log.error("the positions of the timer cannot be written", error=str(error))
+            return False
+        self._written, self._changed = progress, False
+        self._deliveries.report_again()
+        self._context.tell(waiting=self._index.wheel.count(self._read_ms // PRECISION_MS))
+        return True
+
+    def distrust(self, error: StoreError) -> None:
+        """Wheel and timer log do not fit together: the next :meth:`resume` makes them again."""
+        self._context.log.error("the timer log is damaged", error=str(error))
+        self._files.store(replace(self._written, is_whole=False))
+
+    def close(self) -> None:
+        """Write the last positions, if everything delivered is flushed soon."""
+        deadline = monotonic_ms() + 2_000
+        while not self._write_down(at_once=True) and monotonic_ms() < deadline and self._again is None:
+            self._context.wait(10)
+        self._deliveries.mover.close()
+        self._reader.close()
+
+
+def _rows_of(messages: Incoming, which: NDArray[np.bool_]) -> Rows:
+    """``messages`` that never were in the wheel."""
+    rows = np.zeros(int(which.sum()), ROW)
+    rows["physical"], rows["size"] = messages.physical[which], messages.sizes[which]
+    rows["due_ms"], rows["write_ms"] = messages.due_ms[which], LATE_ENQUEUE_MS
+    return rows
+
+
+def run(context: WorkerContext) -> None:
+    """The loop: what came, what is due, then sleep until something is."""
+    timer = Timer(context)
+    context.ready()
+    lost = True
+    while not context.stopping:
+        try:
+            if lost:
+                if not timer.writer_serves():
+                    break
+                timer.resume()
+                lost = False
+            pause_ms = timer.turn()
+        except WriterLost:
+            context.log.warning("the writer was lost, looking into the log for what was delivered")
+            lost = True
+            continue
+        except DamagedTimerLogError as error:
+            timer.distrust(error)
+            lost = True
+            continue
+        context.wait(pause_ms, unless=timer.has_news)
+    if not lost:
+        timer.close()

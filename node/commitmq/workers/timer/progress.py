@@ -1,0 +1,91 @@
+"""How far the timer is, on disk: RocketMQ's ``config/timercheck``, and ``commitmq/timer.json`` beside it (spec 12.2).
+
+``timercheck`` has the slot to deliver next and the next queue offset of the timer topic. ``timer.json`` has the same, the end
+of the timer log that belongs to them, the position in the log from which deliveries of later messages are found
+(:mod:`commitmq.workers.runtime.moved_before`), and the data versions of ``timercheck`` before and after it was written.
+Another version means that RocketMQ used the store meanwhile: its positions count then, and the wheel and the timer log are
+made again from the timer topic.
+
+``timer.json`` is written first, and both only when all that they speak of is durable.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from commitmq import failpoints
+from commitmq.errors import StoreError
+from commitmq.files import atomic_file
+from commitmq.format.timer_check import TimerCheck, decode_check, encode_check
+from commitmq.store.layout import StoreLayout
+from commitmq.store.metadata import json_config
+
+UNKNOWN: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """``read_ms``: slots before it are delivered. ``queue_offset``: messages before it are in the wheel, or delivered.
+
+    ``log``: deliveries that these two do not speak of lie behind it in the CommitLog; UNKNOWN where nobody wrote it down.
+    ``log_end``: the end of the timer log. ``is_whole``: wheel and timer log fit to this; else they are made again.
+    """
+
+    read_ms: int = 0
+    queue_offset: int = 0
+    log: int = UNKNOWN
+    log_end: int = 0
+    is_whole: bool = False
+
+
+class ProgressFiles:
+    """The two files. One process uses them."""
+
+    def __init__(self, layout: StoreLayout) -> None:
+        self._theirs = layout.config / "timercheck"
+        self._ours = layout.own / "timer.json"
+        self._version = (0, 0, 0)
+
+    def load(self) -> Progress:
+        """What the files say. Raises StoreError for a damaged file."""
+        try:
+            check = decode_check(self._theirs.read_bytes())
+        except FileNotFoundError:
+            check = TimerCheck(0, 0, 0, 0)
+        except StoreError as error:
+            raise StoreError(str(error), path=self._theirs) from error
+        self._version = (check.state_version, check.timestamp, check.counter)
+        try:
+            ours = json_config.load(self._ours) or {}
+            if list(self._version) in ours.get("versions", ()):
+                read_ms, offset, log, end = (int(ours[name]) for name in ("read_ms", "queue_offset", "log", "log_end"))
+                return Progress(read_ms, offset, log, end, bool(ours["is_whole"]))
+        except (TypeError, ValueError, AttributeError, KeyError) as error:
+            raise StoreError(f"the positions of the timer are damaged: {error!r}", path=self._ours) from error
+        return Progress(check.last_read_ms, min(check.queue_offset, check.master_queue_offset))
+
+    def store(self, progress: Progress, *, first_offset: int = 0) -> None:
+        """Write both. Raises StoreError or OSError; the same call may be repeated.
+
+        While the wheel is made again, RocketMQ shall take everything from ``first_offset`` on: it may deliver again, and
+        loses nothing.
+        """
+        before = self._version
+        state, _, counter = before
+        self._version = (state, time.time_ns() // 1_000_000, counter + 1)
+        table = {
+            "is_whole": progress.is_whole,
+            "log": progress.log,
+            "log_end": progress.log_end,
+            "queue_offset": progress.queue_offset,
+            "read_ms": progress.read_ms,
+            "versions": [list(before), list(self._version)],
+        }
+        json_config.persist(self._ours, table)
+        if failpoints.ACTIVE:
+            failpoints.hit("timer.between_files")
+        offset = progress.queue_offset if progress.is_whole else first_offset
+        check = TimerCheck(progress.read_ms, progress.log_end, offset, offset, *self._version)
+        atomic_file.replace(self._theirs, encode_check(check), "timercheck")
