@@ -565,9 +565,9 @@ class Producer:
 
     def _half_options(self, fields: MessageOptions) -> HalfOptions:
         """``fields`` with what the half message asks of the node. Raises InvalidMessageError."""
-        delay, level = fields.get("delay"), fields.get("delay_level")
-        later = None if delay is None and level is None else self._asked(delay, level)
-        plain = {name: value for name, value in fields.items() if name not in ("delay", "delay_level")}
+        delay, level, at = fields.get("delay"), fields.get("delay_level"), fields.get("deliver_at")
+        later = None if delay is None and level is None and at is None else self._asked(delay, level, at)
+        plain = {name: value for name, value in fields.items() if name not in ("delay", "delay_level", "deliver_at")}
         return cast(HalfOptions, {**plain, "half": self._transaction_group().asked(later)})
 
     def _submit_half(

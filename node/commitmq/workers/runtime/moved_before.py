@@ -42,9 +42,9 @@ def key_of(record: bytes | memoryview) -> Key:
     born, store, _, _, properties, size = parts_of(data)
     tries = RECONSUME_TIMES_OFFSET + born + store
     pairs = data[properties : properties + size].split(b"\x02")
-    text = b"\x02".join(
-        sorted(one for one in pairs if one[-1:] not in (b"", b"\x01") and not one.startswith(CRC_PROPERTY_PREFIX))
-    )
+    # (RocketMQ's decoder drops empty values, so a copy lacks them.)
+    valued = [one for one in pairs if one[-1:] not in (b"", b"\x01")]
+    text = b"\x02".join(sorted(one for one in valued if not one.startswith(CRC_PROPERTY_PREFIX)))
     kept = (
         data[BODY_CRC_OFFSET:QUEUE_ID_OFFSET]
         + data[FLAG_OFFSET:QUEUE_OFFSET_OFFSET]

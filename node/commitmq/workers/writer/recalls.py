@@ -89,7 +89,7 @@ class Recalls:
             record = read_record(self._context, place)
         except (OSError, OffsetOutOfRangeError, CorruptRecordError) as error:
             raise Refusal("MESSAGE_ILLEGAL", f"there is no message at {place} of the log: {error}") from error
-        return _checked(record, header.get("unique_id"), place, self._context.config.pop.broker_name)
+        return _checked(record, header.get("unique_id"), place, self._context.config.network.broker_name)
 
 
 def _checked(record: Record, unique_id: object, place: int, broker: str) -> RecallHandle:
