@@ -9,6 +9,7 @@ import random
 import time
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -140,3 +141,17 @@ def test_a_body_that_cannot_be_decoded_is_null_and_its_neighbours_are_whole(node
         wanted: dict[str, Any] = {"node": node.address, "transfer": transfer, "topics": "poison", "decompress": "true"}
         assert read_table(["body"], **wanted)["body"].to_pylist() == [b"one", None, b"three"]
         assert read_table(["body"], **{**wanted, "decompress": "false"})["body"].to_pylist()[1] == b"no zlib data"
+
+
+def test_a_node_with_rates_is_read_to_the_end(tmp_path: Path) -> None:
+    with start_node(tmp_path, "flow.topic_pull_messages_per_s=500") as node:
+        with Producer(node=node.address) as producer:
+            for queue in (0, 1):
+                producer.send_batch("slow", [Message(b"x")] * 400, queue=queue)
+        wait_until_shown(node.address)
+        # Each queue is a pull, and the first one leaves no token for a third.
+        for _ in range(2):
+            assert len(read_table(("body",), node=node.address, topics="slow", transfer="pull")) == 800
+        with Admin(node.address) as admin:
+            refused = {row["role"]: row.get("refused") for row in admin.status()["processes"]}
+        assert refused["reader-0"]

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from commitmq.errors import CorruptRecordError, NodeUnavailableError
+from commitmq.errors import CorruptRecordError, NodeUnavailableError, ProtocolError
 from commitmq.format.constants import MIN_RECORD_BYTES
 from commitmq.format.units import UNIT
 from commitmq.kernels import arrow as kernel
@@ -102,6 +102,12 @@ class RecordPuller:
                 if self._channel is None:
                     self._channel, _ = self._directory.connect("reader", time.monotonic() + _CONNECT_S)
                 return self._channel.request("pull", fields, timeout_s=_ANSWER_S)
+            except ProtocolError as error:
+                # A node with rates ([flow]) says when to ask again. That is no failure, however long it takes.
+                if error.code != "SYSTEM_BUSY" or error.retry_after_ms is None:
+                    raise
+                time.sleep(error.retry_after_ms / 1000)
+                deadline = time.monotonic() + _PATIENCE_S
             except NodeUnavailableError:
                 if self._channel is not None:
                     self._channel.close()
