@@ -29,6 +29,7 @@ from commitmq import (
     SendError,
     TransactionState,
 )
+from commitmq.client.sending.options import MessageOptions
 from delays import everything
 from nodes import Node, environment, eventually, start_node
 from transactions import QUICK
@@ -265,10 +266,13 @@ def test_a_listener_that_hangs_or_raises_harms_nobody(node: Node) -> None:
         release.set()
 
 
-def test_a_delay_begins_with_the_commit(node: Node) -> None:
+@pytest.mark.parametrize(
+    ("later", "where"), [({"delay_level": 1}, "SCHEDULE_TOPIC_XXXX"), ({"delay": 1}, "rmq_sys_wheel_timer")]
+)
+def test_a_delay_begins_with_the_commit(node: Node, later: MessageOptions, where: str) -> None:
     with Producer(node.address, group="delays") as producer:
-        with producer.transaction(TOPIC, b"delayed", delay=1) as transaction:
+        with producer.transaction(TOPIC, where.encode(), **later) as transaction:
             pass
         assert transaction.committed is not None
-        assert transaction.committed.stored_topic == "SCHEDULE_TOPIC_XXXX"
-    has(node, b"delayed")
+        assert transaction.committed.stored_topic == where
+    has(node, where.encode())
