@@ -21,7 +21,7 @@ from nodes import Node, eventually, started
 from semantics_model import ORDERED, PRODUCERS, QUEUES, SHARED, WORK, Fleet, Ledger, Sender, check, unfinished
 
 pytestmark = pytest.mark.timeout(420)
-KINDS = ("plain", "batch", "level", "ordered", "shared")
+KINDS = ("plain", "batch", "level", "ordered", "shared", "transaction", "rollback")
 TOPICS = (WORK, ORDERED, SHARED)
 STEPS = 25
 SETTINGS = (
@@ -31,11 +31,20 @@ SETTINGS = (
     "groups.session_timeout_ms=3000",
     "groups.disconnect_grace_ms=500",
     "schedule.persist_interval_ms=200",
+    "transaction.timeout_ms=1000",
+    "transaction.check_interval_ms=1000",
+    "transaction.op_interval_ms=300",
 )
 PLACES = (
     "schedule.before_put",
     "schedule.after_put",
     "schedule.between_files",
+    "transaction.before_commit",
+    "transaction.after_commit",
+    "transaction.before_op",
+    "transaction.after_op",
+    "transaction.before_answer",
+    "transaction.after_positions",
     "pop.before_put",
     "pop.after_put",
     "pop.before_copy",

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from commitmq import Admin, Producer, SendError
+from commitmq import Admin, HalfMessage, Producer, SendError, TransactionState
 from commitmq.errors import CommitMQError
 from delays import everything
 from nodes import Node
@@ -131,10 +131,10 @@ class Sender(threading.Thread):
     def _options(self) -> dict[str, Any]:
         return {"group": "senders", "transaction_listener": self._check} if "transaction" in self._kinds else {}
 
-    def _check(self, message: Any) -> Any:
-        """A check-back: a transaction whose end was lost. The ledger says what its sender wanted."""
+    def _check(self, message: HalfMessage) -> TransactionState:
+        """A check: a transaction whose end was lost. The ledger says what its sender wanted."""
         entry = self._ledger.entries[json.loads(message.body)["id"]]
-        return entry.outcome == "stored" or entry.kind == "transaction"
+        return TransactionState.COMMIT if entry.kind == "transaction" else TransactionState.ROLLBACK
 
     def _fails(self) -> int:
         return self._chance.choice([0, 0, 0, 0, 1, 1, -1])
@@ -180,7 +180,7 @@ class Sender(threading.Thread):
         entry = self._ledger.new(WORK, "timer", due_s=due_ms / 1000, fails=self._fails())
         self._send(producer, [entry], deliver_at=due_ms)
 
-    def _transaction(self, producer: Any) -> None:
+    def _transaction(self, producer: Producer) -> None:
         entry = self._ledger.new(WORK, "transaction")
         try:
             with producer.transaction(WORK, entry.body()):
@@ -189,7 +189,7 @@ class Sender(threading.Thread):
             return  # a lost commit is found by a check-back; a half message that was not stored is none
         entry.outcome = "stored"
 
-    def _rollback(self, producer: Any) -> None:
+    def _rollback(self, producer: Producer) -> None:
         entry = self._ledger.new(WORK, "rollback", outcome="never")
         with contextlib.suppress(CommitMQError, ZeroDivisionError), producer.transaction(WORK, entry.body()):
             raise ZeroDivisionError
