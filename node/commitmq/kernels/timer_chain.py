@@ -35,7 +35,7 @@ def walk_chain(data, base, position, stop, slot_ms, positions):  # type: ignore[
         magic = load4(data, at + _MAGIC_AT)
         due = load8(data, at + _WRITE_AT) + load4(data, at + _DELAY_AT)
         previous = load8(data, at + _PREVIOUS_AT)
-        if magic & 1 == 0 or magic > 15 or due // 1000 != slot_ms // 1000 or previous >= position:
+        if magic & 1 == 0 or magic < 0 or magic > 15 or due // 1000 != slot_ms // 1000 or previous >= position:
             positions[0], positions[1] = count - 2, position
             return 1
         positions[count] = position

@@ -1,0 +1,149 @@
+"""Goal: wheel and timer log keep what is put into them in RocketMQ's bytes, in slots and chains, across files and openings.
+
+Method: hypothesis puts messages into slots in batches, with files of a few units, and cuts the log at an earlier end, as a
+restart does; a dictionary is the model. The columns of numbers are compared with Python's own parsing.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from commitmq.format.timer_log import TimerFiller, TimerUnit, decode_unit
+from commitmq.format.timer_wheel import WHEEL_BYTES, decode_slot
+from commitmq.semantics.timer import TimerRules, slot_index, slot_time
+from commitmq.store.layout import StoreLayout
+from commitmq.store.log.property_numbers import longs
+from commitmq.workers.timer.incoming import Incoming, slots_of
+from commitmq.workers.timer.index import TimerIndex
+from commitmq.workers.timer.progress import Progress, ProgressFiles
+from commitmq.workers.timer.unit_log import DamagedTimerLogError
+
+START_MS = 1_795_000_000_000
+FILE_BYTES = 52 * 5 + 20
+
+
+def incoming(count: int, first: int) -> Incoming:
+    numbers = first + np.arange(count, dtype=np.int64)
+    zeros = np.zeros(count, np.int64)
+    return Incoming(
+        first + count, numbers, numbers * 100, zeros + 100, zeros, zeros, zeros + 7, zeros.astype(np.bool_), [], zeros
+    )
+
+
+def chain(index: TimerIndex, slot_ms: int) -> list[int]:
+    """Physical offsets of the messages of a slot, the oldest first."""
+    positions = index.log.chain(index.newest(slot_ms), slot_ms)
+    return [int(one) for one in index.log.units(positions)["physical_offset"]][::-1]
+
+
+BATCHES = st.lists(st.lists(st.integers(0, 8), min_size=1, max_size=9), min_size=1, max_size=6)
+
+
+@settings(max_examples=12, deadline=None)
+@given(batches=BATCHES, cut=st.integers(0, 6))
+def test_slots_and_chains(tmp_path_factory: pytest.TempPathFactory, batches: list[list[int]], cut: int) -> None:
+    layout = StoreLayout(tmp_path_factory.mktemp("timer"))
+    index = TimerIndex.make_empty(layout, FILE_BYTES)
+    model: dict[int, list[int]] = {}
+    done, kept, end = 0, {}, 0
+    for number, batch in enumerate(batches):
+        if number == cut:
+            index.flush()
+            kept, end = {slot: list(messages) for slot, messages in model.items()}, index.log.end
+        slots = START_MS + 1000 * np.array(batch, np.int64)
+        index.add(incoming(len(batch), done), slots, np.zeros(len(batch), np.bool_), START_MS)
+        for offset, slot in enumerate(slots.tolist()):
+            model.setdefault(slot, []).append((done + offset) * 100)
+        done += len(batch)
+    for slot, messages in model.items():
+        assert chain(index, slot) == messages
+    assert index.wheel.count(START_MS // 1000) == done
+    assert index.next_slot_ms(START_MS, START_MS + 20_000) == min(model)
+    index.flush()
+    check_bytes(layout, model)
+    if cut >= len(batches):
+        kept, end = model, index.log.end
+    again = TimerIndex.open(layout, FILE_BYTES, Progress(START_MS, log_end=end, is_whole=True))
+    for slot in range(START_MS, START_MS + 9_000, 1000):
+        assert (chain(again, slot) if again.newest(slot) >= 0 else []) == kept.get(slot, [])
+    assert again.wheel.count(START_MS // 1000) == sum(map(len, kept.values()))
+    check_bytes(layout, kept)
+
+
+def check_bytes(layout: StoreLayout, model: dict[int, list[int]]) -> None:
+    """Read with the decoders of single slots and units: every unit, and no other, in files that end with a filler."""
+    wheel = (layout.root / "timerwheel").read_bytes()
+    assert len(wheel) == WHEEL_BYTES
+    found = []
+    files = sorted((layout.root / "timerlog").iterdir())
+    for path in files:
+        data = path.read_bytes()
+        assert len(data) == FILE_BYTES
+        for at in range(0, len(data), 52):
+            unit = decode_unit(data, at)
+            if not isinstance(unit, TimerUnit):
+                assert unit is None or isinstance(unit, TimerFiller)
+                assert (unit is None) == (path == files[-1]), "a filler where another file follows"
+                break
+            found.append(unit.physical_offset)
+    assert sorted(found) == sorted(one for messages in model.values() for one in messages)
+    for slot_ms, messages in model.items():
+        slot = decode_slot(wheel, slot_index(slot_ms))
+        assert (slot.time, slot.messages, slot.magic) == (slot_ms // 1000, len(messages), 0)
+
+
+def test_a_damaged_unit_is_found(tmp_path: Path) -> None:
+    layout = StoreLayout(tmp_path)
+    index = TimerIndex.make_empty(layout, FILE_BYTES)
+    index.add(incoming(3, 0), np.full(3, START_MS), np.zeros(3, np.bool_), START_MS)
+    index.flush()
+    path = layout.root / "timerlog" / f"{0:020d}"
+    data = bytearray(path.read_bytes())
+    data[52 + 12 : 52 + 16] = b"\xff" * 4
+    path.write_bytes(data)
+    again = TimerIndex.open(layout, FILE_BYTES, Progress(START_MS, log_end=index.log.end, is_whole=True))
+    with pytest.raises(DamagedTimerLogError):
+        chain(again, START_MS)
+
+
+@given(st.lists(st.integers(0, 8 * 86_400_000), min_size=1), st.sampled_from([2, 21_600, 172_800]))
+def test_rolls_are_the_rule(ahead: list[int], window: int) -> None:
+    rules = TimerRules(roll_window_slots=window)
+    out = START_MS + np.array(ahead, np.int64) // 1000 * 1000
+    times, rolls = slots_of(out, START_MS, rules)
+    assert list(zip(times.tolist(), rolls.tolist(), strict=True)) == [
+        slot_time(one, START_MS, rules) for one in out.tolist()
+    ]
+
+
+@given(st.lists(st.one_of(st.integers(-(1 << 64), 1 << 64).map(str), st.text("+-0123456789 x", max_size=22))))
+def test_numbers_are_javas(texts: list[str]) -> None:
+    encoded = [text.encode() for text in texts]
+    lengths = np.array([len(one) for one in encoded], np.int64)
+    starts = np.cumsum(lengths) - lengths
+    numbers, good = longs(np.frombuffer(b"".join(encoded) + b"?", np.uint8), starts, lengths)
+    for text, number, is_good in zip(texts, numbers.tolist(), good.tolist(), strict=True):
+        digits = text[1:] if text[:1] in ("+", "-") else text
+        wanted = digits.isdigit() and -(1 << 63) <= int(text) < 1 << 63
+        assert (is_good, number) == (wanted, int(text) if wanted else 0), text
+
+
+def test_rocketmqs_positions_count_where_its_version_is_newer(tmp_path: Path) -> None:
+    layout = StoreLayout(tmp_path)
+    layout.config.mkdir()
+    layout.own.mkdir()
+    files = ProgressFiles(layout)
+    assert files.load() == Progress()
+    mine = Progress(5_000, 7, 100, 520, is_whole=True)
+    files.store(mine)
+    assert ProgressFiles(layout).load() == mine
+    check = bytearray((layout.config / "timercheck").read_bytes())
+    assert len(check) == 4_096
+    check[40:48] = b"\0" * 8
+    (layout.config / "timercheck").write_bytes(check)
+    assert ProgressFiles(layout).load() == Progress(5_000, 7)
