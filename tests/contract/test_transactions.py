@@ -13,7 +13,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from commitmq import Admin, HalfMessage, Producer, ProtocolError, Reader, TransactionState
+from commitmq import Admin, HalfMessage, OpenTransaction, Producer, ProtocolError, Reader, TransactionState
 from commitmq.semantics.transaction import DISCARD_TOPIC, HALF_TOPIC, OP_TOPIC
 from commitmq.store.metadata import json_config
 from delays import Peer, everything
@@ -277,7 +277,12 @@ def test_a_node_without_the_process_refuses(tmp_path: Path) -> None:
 def test_a_person_ends_transactions(node: Node) -> None:
     with Admin(node.address) as admin, Peer(node) as peer:
         halves = [send_half(peer, TOPIC, b"by hand %d" % number, group="nobody", KEYS="k") for number in range(3)]
-        mine = [one for one in admin.transactions() if one.group == "nobody"]
+
+        def listed_ones() -> list[OpenTransaction]:
+            return [one for one in admin.transactions() if one.group == "nobody"]
+
+        eventually(lambda: len(listed_ones()) == 3, "they are dispatched")
+        mine = listed_ones()
         assert {one.unique_id for one in mine} == {half["unique_id"] for half in halves}
         assert (mine[0].topic, mine[0].keys, mine[0].body_bytes) == (TOPIC, "k", 9)
         done = admin.transaction_resolve(halves[0]["unique_id"], "commit")

@@ -49,9 +49,13 @@ Ask = Callable[[str, dict[str, Any]], dict[str, Any]]
 def open_transactions(ask: Ask) -> Iterator[OpenTransaction]:
     """All open transactions, oldest first."""
     after: int | None = None
+    seen: set[str] = set()  # one that a check puts back between two pages is on both
     while True:
         page = ask("transaction.list", {} if after is None else {"after": after})
-        yield from map(OpenTransaction.of, page["transactions"])
+        for one in map(OpenTransaction.of, page["transactions"]):
+            if one.unique_id not in seen:
+                seen.add(one.unique_id)
+                yield one
         after = page["next"]
         if after is None:
             return

@@ -76,6 +76,10 @@ class Ledger:
         place = self._now_at.get(key_of(half))
         return place if place is not None and self.is_open(place.offset) else None
 
+    def put_back_from(self, offset: int) -> list[Place]:
+        """Open half messages at or behind ``offset`` that were put back, in their order."""
+        return sorted(one for one in self._now_at.values() if one.offset >= offset and self.is_open(one.offset))
+
     def note_end(self, half: Record, place: Place, decision: int) -> None:
         """The transaction of ``half``, now at ``place``, ended: an op message will say so."""
         self._ended[place.offset] = decision

@@ -25,9 +25,13 @@ def list_open(header: dict[str, Any], queues: HalfQueues, ledger: Ledger, now_ms
     behind, halves = queues.records(HALF_TOPIC, at, _READ, lambda offset, _: ledger.is_open(offset))
     shown = halves[:limit]
     following = shown[-1].queue_offset + 1 if len(halves) > limit else behind
+    is_last = following >= high or behind <= at
+    if is_last:  # what a check put back a moment ago is not in the queue yet
+        late = [queues.record(place.physical) for place in ledger.put_back_from(high)]
+        shown += [half for half in late if half is not None]
     return {
         "transactions": [_described(half, now_ms) for half in shown],
-        "next": following if following < high and behind > at else None,
+        "next": None if is_last else following,
     }
 
 

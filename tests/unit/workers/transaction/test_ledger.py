@@ -40,6 +40,7 @@ def test_any_place_ends_a_transaction_that_was_put_back() -> None:
     first = half(0)
     second = put_back(ledger, first, 7)
     assert ledger.newest(first) == ledger.newest(second) == Place(7, 7_000)
+    assert (ledger.put_back_from(7), ledger.put_back_from(8)) == ([Place(7, 7_000)], [])
     ledger.note_end(first, Place(7, 7_000), int(COMMIT))
     assert ledger.newest(first) is None
     assert ledger.newest(second) is None
